@@ -1,0 +1,44 @@
+"""accumviz records what every `backward()` does to every `.grad`, and replays it.
+
+>>> import accumviz as av
+>>> sorted(av.__all__)
+['Graph', 'Ledger', 'load', 'record', 'timeline', 'trace']
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accumviz.files import load as load
+    from accumviz.graph import Graph as Graph
+    from accumviz.instruments.record import record as record
+    from accumviz.instruments.trace import trace as trace
+    from accumviz.ledger import Ledger as Ledger
+    from accumviz.views.timeline import timeline as timeline
+
+__version__ = "0.1.0"
+
+# verb -> module: loaded on first use, so that looking at a ledger brings in neither torch nor matplotlib
+_HOME = {
+    "Graph": "accumviz.graph",
+    "Ledger": "accumviz.ledger",
+    "load": "accumviz.files",
+    "record": "accumviz.instruments.record",
+    "timeline": "accumviz.views.timeline",
+    "trace": "accumviz.instruments.trace",
+}
+__all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one list of public names
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'accumviz' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

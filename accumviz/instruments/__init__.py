@@ -1,0 +1,1 @@
+"""Observe torch, never steer it: the only place that imports torch."""

@@ -1,0 +1,1 @@
+"""Draw, never import torch: data in, something to look at out."""

@@ -1,0 +1,85 @@
+"""One place for what things look like: colours, number formats and the CSS variables of both themes."""
+
+from __future__ import annotations
+
+import math
+
+# Okabe & Ito, "Color Universal Design" (2008): told apart with every common colour vision.
+CYCLE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+
+KIND = {
+    "backward": "#0072B2",
+    "zero_grad": "#D55E00",
+    "step": "#009E73",
+    "clip": "#CC79A7",
+    "unscale": "#E69F00",
+    "sync": "#56B4E9",
+    "edit": "#9A7D0A",
+}
+
+FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
+MONO = "ui-monospace, 'SF Mono', Menlo, 'DejaVu Sans Mono', monospace"
+
+# Hosts name their colours differently; each variable falls back to the next host's, then to the page's own.
+CSS = """
+.accumviz {
+  --av-text: var(--pst-color-text-base, var(--jp-ui-font-color0, currentColor));
+  --av-muted: var(--pst-color-text-muted, var(--jp-ui-font-color2, #5f6b76));
+  --av-surface: var(--pst-color-surface, var(--jp-layout-color2, rgba(127, 127, 127, 0.12)));
+  --av-line: var(--pst-color-border, var(--jp-border-color2, rgba(127, 127, 127, 0.4)));
+  --av-accent: var(--pst-color-primary, var(--jp-brand-color1, #0072B2));
+  color: var(--av-text);
+  font-family: %(font)s;
+  font-size: 0.875rem;
+  line-height: 1.4;
+}
+.accumviz code, .accumviz .mono { font-family: %(mono)s; }
+""" % {"font": FONT, "mono": MONO}
+
+
+def label_colors(labels: tuple[str, ...] | list[str]) -> dict[str, str]:
+    """Give each loss label its colour, in order of first appearance.
+
+    >>> label_colors(["loss", "g_loss"])
+    {'loss': '#0072B2', 'g_loss': '#E69F00'}
+    """
+    unique = dict.fromkeys(labels)
+    return {label: CYCLE[i % len(CYCLE)] for i, label in enumerate(unique)}
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Write a number as a person would: a true minus sign, few digits, no needless zeros.
+
+    >>> number(-16.0), number(0.123456), number(1234567.0), number(float("nan"))
+    ('−16', '0.1235', '1.235e6', 'NaN')
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    magnitude = abs(value)
+    if 1e-3 <= magnitude < 1e5:
+        text = f"{magnitude:.{digits}g}"
+        if "e" in text:
+            text = f"{magnitude:.0f}"
+    else:
+        mantissa, exponent = f"{magnitude:.{digits - 1}e}".split("e")
+        text = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return ("−" if value < 0 else "") + text.replace("e-", "e−")
+
+
+def size(count: float) -> str:
+    """Write a number of bytes with binary units.
+
+    >>> size(0), size(96), size(1536), size(3 * 2**20)
+    ('0 B', '96 B', '1.5 KiB', '3 MiB')
+    """
+    if math.isnan(count):
+        return "not measured"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
