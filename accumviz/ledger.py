@@ -1,0 +1,412 @@
+"""The ledger: the immutable record of everything that happened to `.grad`. Pure: stdlib and numpy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from accumviz import files
+from accumviz.display import Displayed
+
+# Bits of `Ledger.state`, one byte per event and parameter.
+PRESENT, CONTRIBUTED, CHANGED = 1, 2, 4
+KINDS = ("backward", "zero_grad", "step", "unscale", "clip", "sync", "edit")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A recorded leaf: its name, shape, dtype and the optimizers that own it (indices)."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    device: str = "cpu"
+    group: str = ""
+    aliases: tuple[str, ...] = ()
+    optimizers: tuple[int, ...] = ()
+    requires_grad: bool = True
+
+    @property
+    def numel(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to `.grad`, and the line of the user's code that did it.
+
+    `loss` is the value backward started from (NaN if it was not one number), `scale` the
+    product of the constants it was multiplied by or divided by on the way there, `saved_before`
+    and `saved_after` the bytes of saved tensors alive around a backward (NaN if not measured),
+    `time` seconds since the recording began. `within` names the event this one ran inside
+    (`"step"` for a closure, `"backward"` for an optimizer that steps in a hook).
+    """
+
+    index: int
+    kind: str
+    label: str = ""
+    file: str = ""
+    line: int = 0
+    source: str = ""
+    time: float = 0.0
+    loss: float = float("nan")
+    scale: float = 1.0
+    saved_before: float = float("nan")
+    saved_after: float = float("nan")
+    within: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether this is a step that changed no weight (the gradient scaler found inf or NaN)."""
+        return bool(self.details.get("skipped"))
+
+
+class Fates(NamedTuple):
+    """What became of each contribution: arrays of events × parameters.
+
+    `erased` is the event that removed it from `.grad`, `consumed` the first step that used it
+    (-1: none), `steps` how many steps used it. Entries without a contribution hold -1, -1, 0.
+    """
+
+    erased: np.ndarray
+    consumed: np.ndarray
+    steps: np.ndarray
+
+
+class Window(NamedTuple):
+    """One accumulation window: an optimizer step and the backwards whose contributions it consumed."""
+
+    step: int
+    optimizer: str
+    backwards: tuple[int, ...]
+    weight: float
+
+
+class Provenance(NamedTuple):
+    """The loss × parameter matrix: summed contribution norms, and how many contributions there were."""
+
+    labels: tuple[str, ...]
+    parameters: tuple[str, ...]
+    total: np.ndarray
+    count: np.ndarray
+
+
+_FLOATS = ("time", "loss", "scale", "saved_before", "saved_after")
+
+
+class Ledger(Displayed):
+    """Events × parameters: what each event added to, and left in, every `.grad`.
+
+    `contribution` and `grad` are float32 arrays (events × parameters) of 2-norms: what a
+    backward added, and `.grad` after the event; NaN where there is none. `state` holds the
+    bits PRESENT (`.grad` is not None), CONTRIBUTED and CHANGED. `exact` maps a parameter's
+    index to two float64 arrays (events × elements): contribution and `.grad`, element by element.
+
+    >>> w = Parameter("w", shape=(1,), optimizers=(0,))
+    >>> ledger = Ledger.build([w], [
+    ...     dict(kind="backward", label="loss", contribution={"w": -16.0}, grad={"w": -16.0}),
+    ...     dict(kind="backward", label="loss", contribution={"w": -4.0}, grad={"w": -20.0}),
+    ...     dict(kind="step", details={"optimizer": "SGD"}, grad={"w": -20.0}),
+    ... ])
+    >>> ledger.windows()
+    [Window(step=2, optimizer='SGD', backwards=(0, 1), weight=2.0)]
+    >>> ledger.running_sum("w").ravel().tolist()
+    [-16.0, -20.0, -20.0]
+    """
+
+    def __init__(
+        self,
+        parameters: tuple[Parameter, ...],
+        events: tuple[Event, ...],
+        contribution: np.ndarray,
+        grad: np.ndarray,
+        state: np.ndarray,
+        exact: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None,
+        *,
+        sources: Mapping[str, str] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        complete: bool = True,
+    ) -> None:
+        expected = (len(events), len(parameters))
+        for name, array in (("contribution", contribution), ("grad", grad), ("state", state)):
+            if array.shape != expected:
+                raise ValueError(f"{name} has shape {array.shape}, expected events × parameters {expected}")
+        self.parameters = parameters
+        self.events = events
+        self.contribution = contribution.astype(np.float32, copy=False)
+        self.grad = grad.astype(np.float32, copy=False)
+        self.state = state.astype(np.uint8, copy=False)
+        self.exact = dict(exact or {})
+        self.sources = dict(sources or {})
+        self.meta = dict(meta or {})
+        self.complete = complete
+        for array in (self.contribution, self.grad, self.state, *(a for pair in self.exact.values() for a in pair)):
+            array.flags.writeable = False
+
+    @classmethod
+    def build(cls, parameters: list[Parameter], rows: list[dict[str, Any]], **kwargs: Any) -> Ledger:
+        """Make a ledger by hand, one dict per event: the fields of `Event`, and by parameter name
+        `contribution` (a number or a list, element by element) and `grad` (the same; absent: None).
+        """
+        shape = (len(rows), len(parameters))
+        norms = {name: np.full(shape, np.nan, np.float32) for name in ("contribution", "grad")}
+        exact = {i: (np.full((len(rows), p.numel), np.nan), np.full((len(rows), p.numel), np.nan))
+                 for i, p in enumerate(parameters)}
+        state = np.zeros(shape, np.uint8)
+        events = []
+        for e, row in enumerate(rows):
+            for which, name in enumerate(("contribution", "grad")):
+                for key, value in row.get(name, {}).items():
+                    p = next(i for i, parameter in enumerate(parameters) if parameter.name == key)
+                    values = np.broadcast_to(np.ravel(np.asarray(value, float)), (parameters[p].numel,))
+                    norms[name][e, p] = np.sqrt((values**2).sum())
+                    exact[p][which][e] = values
+                    state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
+            events.append(Event(e, **{k: v for k, v in row.items() if k not in norms}))
+        return cls(tuple(parameters), tuple(events), norms["contribution"], norms["grad"], state, exact, **kwargs)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __getitem__(self, index: int) -> Event:
+        return self.events[index]
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of all losses, in order of first appearance."""
+        return tuple(dict.fromkeys(event.label for event in self.events if event.kind == "backward"))
+
+    def of(self, kind: str) -> list[Event]:
+        """The events of one kind.
+
+        Raises `ValueError` for a kind that does not exist.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"no event kind {kind!r}; expected one of {', '.join(KINDS)}")
+        return [event for event in self.events if event.kind == kind]
+
+    def index(self, parameter: str | int) -> int:
+        """The column of a parameter, by name, alias or index.
+
+        Raises `KeyError` with the nearest names when there is none.
+        """
+        if isinstance(parameter, int):
+            return range(len(self.parameters))[parameter]
+        for i, candidate in enumerate(self.parameters):
+            if parameter == candidate.name or parameter in candidate.aliases:
+                return i
+        names = [p.name for p in self.parameters]
+        near = difflib.get_close_matches(parameter, names, n=3, cutoff=0.3) or names[:3]
+        raise KeyError(f"no parameter {parameter!r} in this ledger; nearest: {', '.join(near)}")
+
+    def values(self, parameter: str | int, of: str = "grad") -> np.ndarray:
+        """Element by element, what `.grad` held after each event (or `of="contribution"`).
+
+        Returns float64, events × elements; NaN where there was none. Raises `KeyError` when
+        the parameter was too large for its elements to be kept: its norms are in `ledger.grad`.
+        """
+        p = self.index(parameter)
+        if of not in ("grad", "contribution"):
+            raise ValueError(f"of={of!r}; expected 'grad' or 'contribution'")
+        if p not in self.exact:
+            raise KeyError(
+                f"{self.parameters[p].name!r} has {self.parameters[p].numel} elements, of which only norms were "
+                "recorded (ledger.grad, ledger.contribution); record(..., exact=N) keeps the elements of larger tensors"
+            )
+        return self.exact[p][of == "grad"]
+
+    @cached_property
+    def fates(self) -> Fates:
+        """What became of each contribution: erased by which event, consumed by which steps."""
+        shape = self.state.shape
+        erased, consumed = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
+        steps = np.zeros(shape, np.int32)
+        contributed = (self.state & CONTRIBUTED).astype(bool)
+        zeroed = np.array([event.kind in ("zero_grad", "edit") for event in self.events], bool)
+        gone = (self.state & PRESENT == 0) | (zeroed[:, None] & (self.grad == 0))
+        inside = np.array([event.kind == "backward" and event.within == "step" for event in self.events], bool)
+        owned: dict[tuple[int, ...], np.ndarray] = {}
+        for p, parameter in enumerate(self.parameters):
+            born = np.flatnonzero(contributed[:, p])
+            if not born.size:
+                continue
+            if parameter.optimizers not in owned:
+                owned[parameter.optimizers] = self._steps_of(parameter.optimizers)
+            ends, mine = np.flatnonzero(gone[:, p]), owned[parameter.optimizers]
+            after = np.searchsorted(ends, born, side="right")
+            end = np.where(after < ends.size, np.append(ends, 0)[after], len(self))
+            erased[born, p] = np.where(end < len(self), end, -1)
+            first = np.searchsorted(mine, born, side="right")
+            # A closure's backward is used by the step around it, even when the closure zeroes again.
+            until = np.searchsorted(mine, end, side="left")
+            until = np.where(inside[born], np.maximum(until, np.minimum(first + 1, mine.size)), until)
+            steps[born, p] = until - first
+            consumed[born, p] = np.where(until > first, np.append(mine, -1)[np.minimum(first, mine.size)], -1)
+        return Fates(erased, consumed, steps)
+
+    def _steps_of(self, optimizers: tuple[int, ...]) -> np.ndarray:
+        return np.array(
+            [e.index for e in self.events
+             if e.kind == "step" and not e.skipped and e.details.get("optimizer_index", 0) in optimizers],
+            np.int64,
+        )
+
+    def live(self, event: int, parameter: str | int) -> list[int]:
+        """The backwards whose contributions are in this parameter's `.grad` after the event."""
+        p = self.index(parameter)
+        event = range(len(self))[event]
+        born = np.flatnonzero(self.state[: event + 1, p] & CONTRIBUTED)
+        erased = self.fates.erased[born, p]
+        return [int(b) for b in born[(erased < 0) | (erased > event)]]
+
+    def unconsumed(self, event: int) -> dict[str, list[int]]:
+        """The contributions, by parameter, that this event erased before any step had used them."""
+        hit = (self.fates.erased == range(len(self))[event]) & (self.fates.steps == 0)
+        return {self.parameters[p].name: [int(b) for b in np.flatnonzero(hit[:, p])]
+                for p in np.flatnonzero(hit.any(axis=0))}
+
+    def windows(self) -> list[Window]:
+        """The accumulation window of every step: which backwards it consumed.
+
+        `weight` is the sum of their scales: 1.0 when K losses were each divided by K.
+        """
+        contributed = (self.state & CONTRIBUTED).astype(bool)
+        erased = np.where(self.fates.erased < 0, len(self), self.fates.erased)
+        result = []
+        for event in self.of("step"):
+            if event.skipped:
+                continue
+            mine = [i for i, p in enumerate(self.parameters) if event.details.get("optimizer_index", 0) in p.optimizers]
+            here = contributed[: event.index, mine] & (
+                (erased[: event.index, mine] > event.index)
+                | (self.fates.consumed[: event.index, mine] == event.index)
+            )
+            backwards = tuple(int(b) for b in np.flatnonzero(here.any(axis=1)))
+            weight = float(sum(self.events[b].scale for b in backwards))
+            result.append(Window(event.index, str(event.details.get("optimizer", "")), backwards, weight))
+        return result
+
+    def running_sum(self, parameter: str | int) -> np.ndarray:
+        """Element by element, the sum of the live contributions after each event.
+
+        Returns float64, events × elements: equal to `.grad` up to rounding as long as nothing
+        but backward and zero_grad touched it. Raises `KeyError` as `values` does.
+        """
+        p = self.index(parameter)
+        parts = self.values(p, "contribution")
+        total = np.zeros_like(parts)
+        for b in np.flatnonzero(self.state[:, p] & CONTRIBUTED):
+            end = self.fates.erased[b, p]
+            total[b : len(self) if end < 0 else end] += parts[b]
+        return total
+
+    def provenance(self) -> Provenance:
+        """Which loss wrote into which parameter, and how much: the loss × parameter matrix."""
+        rows = {label: [e.index for e in self.of("backward") if e.label == label] for label in self.labels}
+        total = np.array([np.nansum(self.contribution[r], axis=0, dtype=np.float64) for r in rows.values()])
+        count = np.array([(self.state[r] & CONTRIBUTED > 0).sum(axis=0) for r in rows.values()])
+        shape = (len(rows), len(self.parameters))
+        names = tuple(p.name for p in self.parameters)
+        return Provenance(self.labels, names, total.reshape(shape), count.reshape(shape).astype(np.int64))
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame, one row per event and parameter.
+
+        Raises `ImportError`, with the command that installs it, when pandas is not there.
+        """
+        try:
+            import pandas
+        except ImportError as missing:
+            raise ImportError("to_pandas() needs pandas: pip install pandas") from missing
+        e, p = (a.ravel() for a in np.indices(self.state.shape))
+        columns: dict[str, Any] = {
+            name: np.array([getattr(event, name) for event in self.events], dtype)[e]
+            for name, dtype in (("kind", object), ("label", object), ("file", object), ("line", int),
+                                ("loss", float), ("scale", float), ("saved_before", float), ("saved_after", float))
+        }
+        return pandas.DataFrame({
+            "event": e, **columns,
+            "parameter": np.array([x.name for x in self.parameters], object)[p],
+            "contribution": self.contribution.ravel(), "grad": self.grad.ravel(),
+            "present": (self.state & PRESENT > 0).ravel(), "changed": (self.state & CHANGED > 0).ravel(),
+            "consumed_by": self.fates.consumed.ravel(), "erased_by": self.fates.erased.ravel(),
+        })
+
+    def save(self, path: str | Path) -> None:
+        """Write the ledger to a file that `av.load` reads, or a page (`.html`) that any browser opens."""
+        if str(path).endswith(".html"):
+            page = self._repr_mimebundle_().get("text/html", "")
+            Path(path).write_text(f'<!doctype html><meta charset="utf-8"><title>Ledger</title>{page}', "utf-8")
+            return
+        with files.Writer(path, "ledger") as writer:
+            writer.append(self.header())
+            writer.append(*self.chunk())
+
+    def header(self) -> dict[str, Any]:
+        """What a file says once: the parameters and where the recording was made."""
+        return {"parameters": [asdict(p) for p in self.parameters], "meta": self.meta}
+
+    def chunk(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The events and their arrays, as one chunk of a file."""
+        rows = [{k: v for k, v in vars(e).items() if k not in (*_FLOATS, "index")} for e in self.events]
+        arrays = {"contribution": self.contribution, "grad": self.grad, "state": self.state}
+        arrays |= {name: np.array([getattr(e, name) for e in self.events], np.float64) for name in _FLOATS}
+        for p, (contribution, grad) in self.exact.items():
+            arrays |= {f"contribution/{p}": contribution, f"grad/{p}": grad}
+        return {"events": rows, "sources": self.sources}, arrays
+
+    @classmethod
+    def from_contents(cls, contents: files.Contents) -> Ledger:
+        """The ledger in a file's chunks."""
+        header, parameters = contents.chunks[0][0], []
+        for row in header["parameters"]:
+            parameters.append(Parameter(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}))
+        events: list[Event] = []
+        sources: dict[str, str] = {}
+        parts: dict[str, list[np.ndarray]] = {}
+        for meta, arrays in contents.chunks[1:]:
+            floats = [arrays[name].tolist() for name in _FLOATS]
+            for row, *numbers in zip(meta["events"], *floats, strict=True):
+                events.append(Event(len(events), **row, **dict(zip(_FLOATS, numbers, strict=True))))
+            sources |= meta["sources"]
+            for name, array in arrays.items():
+                parts.setdefault(name, []).append(array)
+        empty = np.zeros((0, len(parameters)))
+        joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        exact = {int(name.split("/")[1]): (array, joined["grad/" + name.split("/")[1]])
+                 for name, array in joined.items() if name.startswith("contribution/")}
+        return cls(
+            tuple(parameters), tuple(events),
+            *(joined.get(name, empty) for name in ("contribution", "grad", "state")), exact,
+            sources=sources, meta=header["meta"], complete=contents.complete,
+        )
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{len(self.of(k))} {k}" for k in KINDS if self.of(k)) or "no events"
+        lines = [f"Ledger: {len(self)} events × {len(self.parameters)} parameters ({counts})"]
+        if not self.complete:
+            lines[0] += " - incomplete: its process ended before the recording was closed"
+        names = [p.name for p in self.parameters[:4]]
+        width = max([9, *(len(name) for name in names)])
+        lines.append("  #  event      label        " + "  ".join(f"{name:>{width}}" for name in names))
+        for event in self.events[:12]:
+            cells = []
+            for p in range(len(names)):
+                there = self.state[event.index, p] & PRESENT
+                value = self.values(p)[event.index] if p in self.exact else self.grad[event.index, p : p + 1]
+                shown = f"{value[0]:.4g}" if value.size == 1 else f"|{self.grad[event.index, p]:.4g}|"
+                cells.append(f"{shown if there else 'None':>{width}}")
+            lines.append(f"{event.index:>3}  {event.kind:<9}  {event.label[:11]:<11}  " + "  ".join(cells))
+        if len(self) > 12 or len(self.parameters) > 4:
+            lines.append(f"  … {max(len(self) - 12, 0)} more events, {max(len(self.parameters) - 4, 0)} more parameters")
+        return "\n".join(lines)
