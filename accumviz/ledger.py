@@ -282,19 +282,29 @@ class Ledger(Displayed):
         """
         contributed = (self.state & CONTRIBUTED).astype(bool)
         erased = np.where(self.fates.erased < 0, len(self), self.fates.erased)
+        # One column per optimizer, not per parameter and step: the latest end of each backward's contributions.
+        ends: dict[int, np.ndarray] = {}
+        first: dict[int, dict[int, set[int]]] = {}
         result = []
         for event in self.of("step"):
             if event.skipped:
                 continue
-            mine = [i for i, p in enumerate(self.parameters) if event.details.get("optimizer_index", 0) in p.optimizers]
-            here = contributed[: event.index, mine] & (
-                (erased[: event.index, mine] > event.index)
-                | (self.fates.consumed[: event.index, mine] == event.index)
-            )
-            backwards = tuple(int(b) for b in np.flatnonzero(here.any(axis=1)))
+            optimizer = event.details.get("optimizer_index", 0)
+            if optimizer not in ends:
+                mine = np.array([optimizer in p.optimizers for p in self.parameters], bool)
+                ends[optimizer] = np.where(contributed[:, mine], erased[:, mine], -1).max(axis=1, initial=-1)
+                first[optimizer] = {}
+                for b, s in zip(*self._consumptions(mine), strict=True):
+                    first[optimizer].setdefault(s, set()).add(b)
+            here = set(np.flatnonzero(ends[optimizer][: event.index] > event.index).tolist())
+            backwards = tuple(sorted(here | first[optimizer].get(event.index, set())))
             weight = float(sum(self.events[b].scale for b in backwards))
             result.append(Window(event.index, str(event.details.get("optimizer", "")), backwards, weight))
         return result
+
+    def _consumptions(self, mine: np.ndarray) -> tuple[list[int], list[int]]:
+        backwards, columns = np.nonzero((self.fates.consumed >= 0) & mine)
+        return backwards.tolist(), self.fates.consumed[backwards, columns].tolist()
 
     def running_sum(self, parameter: str | int) -> np.ndarray:
         """Element by element, the sum of the live contributions after each event.
@@ -368,9 +378,8 @@ class Ledger(Displayed):
     @classmethod
     def from_contents(cls, contents: files.Contents) -> Ledger:
         """The ledger in a file's chunks."""
-        header, parameters = contents.chunks[0][0], []
-        for row in header["parameters"]:
-            parameters.append(Parameter(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}))
+        header = contents.chunks[0][0]
+        rows = header["parameters"]
         events: list[Event] = []
         sources: dict[str, str] = {}
         parts: dict[str, list[np.ndarray]] = {}
@@ -379,8 +388,10 @@ class Ledger(Displayed):
             for row, *numbers in zip(meta["events"], *floats, strict=True):
                 events.append(Event(len(events), **row, **dict(zip(_FLOATS, numbers, strict=True))))
             sources |= meta["sources"]
+            rows = meta.get("parameters", rows)
             for name, array in arrays.items():
                 parts.setdefault(name, []).append(array)
+        parameters = [Parameter(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
         empty = np.zeros((0, len(parameters)))
         joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
         exact = {int(name.split("/")[1]): (array, joined["grad/" + name.split("/")[1]])
