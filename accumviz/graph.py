@@ -1,0 +1,461 @@
+"""The autograd graph as plain data: stable ids, no tensors, nothing that keeps a graph alive."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accumviz import files
+from accumviz.display import VIEWS, Displayed
+
+_REPR_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One tensor an operation keeps for its backward.
+
+    `shape` is None once the tensor was freed. `bytes` is the whole storage it holds on to, and
+    `storage` tells equal storages apart (-1: no storage is known). A parameter's storage is
+    there anyway, so `parameter` excludes it from every sum.
+    """
+
+    attr: str
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    bytes: int = 0
+    storage: int = -1
+    parameter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One backward operation, or a group of them after folding.
+
+    `op` is autograd's own name; `name` is the variable's or the parameter's, `module` the dotted
+    path of the module that ran it; both are empty when unknown. `shape` and `dtype` are those of
+    the operation's first forward output. `value` and `grad` (the derivative of the roots with
+    respect to it) are nested lists of floats, None when unknown. `alive` is False once a
+    backward has freed what it saved. `operations` and `parameters` count what a folded node holds.
+
+    >>> Node(0, "MulBackward0", name="y_hat", shape=(4,)).kind
+    'operation'
+    """
+
+    id: int
+    op: str
+    name: str = ""
+    module: str = ""
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    saved: tuple[Saved, ...] = ()
+    alive: bool = True
+    value: Any = None
+    grad: Any = None
+    operations: int = 1
+    parameters: int = 0
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the distinct storages it keeps, parameters excluded."""
+        return _distinct_bytes([self])
+
+    @property
+    def kind(self) -> str:
+        """Which of `accumulate` (a leaf's AccumulateGrad), `operation` and `fold` it is."""
+        if self.operations + self.parameters > 1:
+            return "fold"
+        return "accumulate" if self.op == "AccumulateGrad" else "operation"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A gradient's way: from the operation `source` to `target`, one of its `next_functions`.
+
+    Data went the other way in the forward. `input` is the position in `next_functions`,
+    `output` says which output of `target` it was.
+    """
+
+    source: int
+    target: int
+    input: int = 0
+    output: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What changed from one graph to another; nodes are matched by module, operation and name."""
+
+    removed: tuple[Node, ...]
+    added: tuple[Node, ...]
+    changed: tuple[tuple[Node, Node], ...]
+    saved_bytes: int
+
+    def __repr__(self) -> str:
+        lines = [f"- {_title(node)}" for node in self.removed]
+        lines += [f"+ {_title(node)}" for node in self.added]
+        lines += [f"~ {_title(new)}: {', '.join(_changes(old, new))}" for old, new in self.changed]
+        return "\n".join([*(lines or ["no difference"]), f"saved bytes: {self.saved_bytes:+,}"])
+
+
+@dataclass(frozen=True, repr=False)
+class Graph(Displayed):
+    """An autograd graph: nodes, edges, the ids of its roots, and notes in `meta`.
+
+    >>> graph = Graph((Node(0, "MulBackward0", "c"), Node(1, "AccumulateGrad", "a")), (Edge(0, 1),), (0,))
+    >>> graph
+    Graph: 2 nodes, 1 edge, saves 0 B; root c
+      id  operation       name
+       0  MulBackward0    c
+       1  AccumulateGrad  a
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...] = ()
+    roots: tuple[int, ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes the graph keeps alive: each storage once, parameters excluded."""
+        return _distinct_bytes(self.nodes)
+
+    @property
+    def alive(self) -> bool:
+        """False when a backward has freed any of what the graph had saved."""
+        return all(node.alive for node in self.nodes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know about this graph, in sentences."""
+        return tuple(self.meta.get("notes", ()))
+
+    def chain(self) -> list[str]:
+        """Name the operations from the root down, when the graph is a single path.
+
+        Raises ValueError where it branches.
+
+        >>> Graph((Node(0, "PowBackward0"), Node(1, "AccumulateGrad")), (Edge(0, 1),), (0,)).chain()
+        ['PowBackward0', 'AccumulateGrad']
+        """
+        following: dict[int, set[int]] = {}
+        for edge in self.edges:
+            following.setdefault(edge.source, set()).add(edge.target)
+        branch = next((i for i, targets in following.items() if len(targets) > 1), None)
+        if branch is not None or len(self.roots) != 1:
+            where = f"{len(self.roots)} roots" if branch is None else f"a branch at {self.nodes[branch].op}"
+            raise ValueError(f"the graph is not a single path: it has {where}; look at .nodes and .edges instead")
+        names, at = [], self.roots[0]
+        while True:
+            names.append(self.nodes[at].op)
+            if at not in following:
+                return names
+            (at,) = following[at]
+
+    def diff(self, other: Graph) -> Difference:
+        """Say what `other` has that this graph has not, and the reverse.
+
+        >>> a = Graph((Node(0, "MulBackward0"),))
+        >>> a.diff(Graph((Node(0, "AddBackward0"),)))
+        - MulBackward0
+        + AddBackward0
+        saved bytes: +0
+        """
+        mine, theirs = _keyed(self.nodes), _keyed(other.nodes)
+        both = [(node, theirs[key]) for key, node in mine.items() if key in theirs]
+        return Difference(
+            removed=tuple(node for key, node in mine.items() if key not in theirs),
+            added=tuple(node for key, node in theirs.items() if key not in mine),
+            changed=tuple(pair for pair in both if _changes(*pair)),
+            saved_bytes=other.saved_bytes - self.saved_bytes,
+        )
+
+    def collapse_modules(self, depth: int = 1) -> Graph:
+        """Fold each module, down to `depth` levels of its dotted path, into one node with its parameters.
+
+        Operations that ran in no module stay as they are. Raises ValueError for a depth below 1.
+
+        >>> inside = (Node(0, "ReluBackward0", module="act"), Node(1, "AddmmBackward0", module="fc"),
+        ...           Node(2, "AccumulateGrad", "fc.bias", module="fc"))
+        >>> [node.operations for node in Graph(inside, (Edge(0, 1), Edge(1, 2)), (0,)).collapse_modules()]
+        [1, 1]
+        """
+        if depth < 1:
+            raise ValueError(f"depth is {depth}; expected 1 (the outermost modules) or more")
+        classes: dict[str, str] = self.meta.get("classes", {})
+
+        def module(node: Node) -> tuple[str, str]:
+            path = ".".join(node.module.split(".")[:depth])
+            return path, classes.get(path, "module") if path else ""
+
+        return self._fold(module)
+
+    def collapse_runs(self) -> Graph:
+        """Fold each run of operations that has one way in and one way out into one node."""
+        targets: dict[int, set[int]] = {}
+        sources: dict[int, set[int]] = {}
+        for edge in self.edges:
+            targets.setdefault(edge.source, set()).add(edge.target)
+            sources.setdefault(edge.target, set()).add(edge.source)
+        start: dict[int, int] = {}
+        for node in self.nodes:
+            at = node.id
+            while at not in start:  # walk to the end of the run; each node is visited once
+                start[at] = node.id
+                onward = targets.get(at, set())
+                if len(onward) != 1 or node.kind == "accumulate":
+                    break
+                (following,) = onward
+                joins = len(sources[following]) > 1 or following in self.roots
+                if joins or self.nodes[following].kind == "accumulate":
+                    break
+                at = following
+        return self._fold(lambda node: (f"#{start[node.id]}", "run") if node.kind == "operation" else ("", ""))
+
+    def collapse_slices(self, count: int = 100) -> Graph:
+        """Fold the graph into at most `count` nodes: equal slices of an order in which gradients flow."""
+        indegree = Counter(edge.target for edge in self.edges)
+        targets: dict[int, list[int]] = {}
+        for edge in self.edges:
+            targets.setdefault(edge.source, []).append(edge.target)
+        order = [node.id for node in self.nodes if not indegree[node.id]]
+        for at in order:
+            for target in targets.get(at, ()):
+                indegree[target] -= 1
+                if not indegree[target]:
+                    order.append(target)
+        # folded modules can form a cycle; its nodes come last, in their own order
+        rank = {at: position for position, at in enumerate(dict.fromkeys([*order, *range(len(self.nodes))]))}
+        width = -(-len(self.nodes) // count)
+        return self._fold(lambda node: (f"#{rank[node.id] // width}", "slice"))
+
+    def _fold(self, group: Callable[[Node], tuple[str, str]]) -> Graph:
+        """Fold nodes of one group (key, what to call it) into one; the empty key stays alone."""
+        members: list[list[Node]] = []
+        place: dict[str, int] = {}
+        called: list[str] = []
+        new: list[int] = []
+        for node in self.nodes:
+            key, label = group(node)
+            at = place.setdefault(key, len(members)) if key else len(members)
+            if at == len(members):
+                members.append([])
+                called.append(label)
+            members[at].append(node)
+            new.append(at)
+        nodes = [_join(i, nodes, label) for i, (nodes, label) in enumerate(zip(members, called, strict=True))]
+        for key, i in place.items():
+            if not key.startswith("#") and nodes[i].kind == "fold":
+                nodes[i] = replace(nodes[i], module=key, name="")
+        edges: dict[tuple[int, int], Edge] = {}
+        for edge in self.edges:
+            source, target = new[edge.source], new[edge.target]
+            if source != target:
+                edges.setdefault((source, target), Edge(source, target, edge.input, edge.output))
+        roots = tuple(dict.fromkeys(new[root] for root in self.roots))
+        return Graph(tuple(nodes), tuple(edges.values()), roots, dict(self.meta))
+
+    def save(self, path: str | Path) -> None:
+        """Write the graph to a file: `.html` a page, `.svg` a drawing, else a file that `av.load` reads."""
+        suffix = Path(path).suffix.lower()
+        if suffix in (".html", ".svg"):
+            view = import_module(VIEWS["Graph"][0])
+            if suffix == ".svg":
+                text = view.to_svg(self)
+            else:
+                title = html.escape(f"Autograd graph: {_plural(len(self), 'node')}")
+                text = (
+                    f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+                    '<meta name="viewport" content="width=device-width"></head>'
+                    f"<body>\n{view.graph_html(self)}\n</body></html>\n"
+                )
+            Path(path).write_text(text, encoding="utf-8")
+            return
+        with files.Writer(path, kind="graph") as writer:
+            writer.append(*_encode(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Graph:
+        """Read a graph written by `save`. Raises `accumviz.files.LedgerFileError` for any other file.
+
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "c.graph")
+        >>> graph = Graph((Node(0, "MulBackward0", value=float("inf"), shape=()),))
+        >>> graph.save(path); Graph.load(path) == graph
+        True
+        """
+        graph = files.load(path)
+        if not isinstance(graph, cls):
+            raise files.LedgerFileError(f"{Path(path).name!r} holds a ledger; open it with av.load(...)")
+        return graph
+
+    @classmethod
+    def from_contents(cls, contents: files.Contents) -> Graph:
+        """Build a graph from a file's contents; raises ValueError or KeyError when they do not fit together."""
+        return _decode(*contents.chunks[0])
+
+    def __repr__(self) -> str:
+        roots = ", ".join(_title(self.nodes[root]) for root in self.roots[:3])
+        head = (
+            f"Graph: {_plural(len(self), 'node')}, {_plural(len(self.edges), 'edge')}, "
+            f"saves {self.saved_bytes:,} B; root{'s' if len(self.roots) > 1 else ''} {roots or 'unknown'}"
+        )
+        columns = ("id", "operation", "name", "module", "shape", "dtype", "saved", "state", "value", "grad")
+        rows = [columns, *(_row(node) for node in self.nodes[:_REPR_ROWS])]
+        kept = [i for i in range(len(columns)) if i < 2 or any(row[i] for row in rows[1:])]
+        widths = {i: max(len(row[i]) for row in rows) for i in kept}
+        lines = [
+            "  " + "  ".join(row[i].rjust(widths[i]) if i == 0 else row[i].ljust(widths[i]) for i in kept).rstrip()
+            for row in rows
+        ]
+        if len(self) > _REPR_ROWS:
+            lines.append(f"  … and {len(self) - _REPR_ROWS:,} more; .collapse_modules() folds them")
+        return "\n".join([head, *lines, *(f"note: {note}" for note in self.notes)])
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def _title(node: Node) -> str:
+    return node.name or (node.module if node.kind == "fold" else "") or node.op
+
+
+def _row(node: Node) -> tuple[str, ...]:
+    held = node.saved_bytes
+    return (
+        str(node.id),
+        node.op if node.kind != "fold" else f"{node.op} ({node.operations} operations, {node.parameters} parameters)",
+        node.name,
+        node.module,
+        "" if node.shape is None else str(node.shape),
+        node.dtype,
+        f"{held:,} B" if held else "",
+        "" if node.alive else "freed",
+        _short(node.value),
+        _short(node.grad),
+    )
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (list, tuple)):
+        text = "[" + ", ".join(map(_short, value)) + "]"
+        return text if len(text) <= 40 else text[:38] + "…]"
+    return f"{value:.4g}"
+
+
+def _distinct_bytes(nodes: list[Node] | tuple[Node, ...]) -> int:
+    parameters = {saved.storage for node in nodes for saved in node.saved if saved.parameter}
+    held = {saved.storage: saved.bytes for node in nodes for saved in node.saved if saved.storage >= 0}
+    return sum(count for storage, count in held.items() if storage not in parameters)
+
+
+def _join(at: int, nodes: list[Node], label: str) -> Node:
+    if len(nodes) == 1:
+        return replace(nodes[0], id=at)
+    # the first in traversal order is the one nearest the loss: what the group hands on
+    first = next((node for node in nodes if node.kind != "accumulate"), nodes[0])
+    return Node(
+        at,
+        label,
+        shape=first.shape,
+        dtype=first.dtype,
+        saved=tuple(saved for node in nodes for saved in node.saved),
+        alive=all(node.alive for node in nodes),
+        operations=sum(node.operations for node in nodes if node.kind != "accumulate"),
+        parameters=sum(1 if node.kind == "accumulate" else node.parameters for node in nodes),
+    )
+
+
+def _keyed(nodes: tuple[Node, ...]) -> dict[tuple[str, str, str, int], Node]:
+    seen: Counter[tuple[str, str, str]] = Counter()
+    keyed = {}
+    for node in nodes:
+        key = (node.module, node.op, node.name)
+        keyed[(*key, seen[key])] = node
+        seen[key] += 1
+    return keyed
+
+
+def _changes(old: Node, new: Node) -> list[str]:
+    compared = ("shape", "dtype", "alive", "saved_bytes", "value", "grad", "operations", "parameters")
+    pairs = [(name, getattr(old, name), getattr(new, name)) for name in compared]
+    # repr, because NaN differs from itself
+    return [f"{name} {a} → {b}" for name, a, b in pairs if repr(a) != repr(b)]
+
+
+class _Table:
+    """Distinct things in order of first appearance, so that a column is small integers."""
+
+    def __init__(self) -> None:
+        self.index: dict[Any, int] = {}
+
+    def __call__(self, thing: Any) -> int:
+        return self.index.setdefault(thing, len(self.index))
+
+
+_COLUMNS = ("op", "name", "module", "shape", "dtype")
+
+
+def _encode(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    table = _Table()
+    nodes = [[table(getattr(n, c)) for c in _COLUMNS] + [n.alive, n.operations, n.parameters] for n in graph]
+    saved = [
+        (n.id, table(s.attr), table(s.shape), table(s.dtype), s.bytes, s.storage, s.parameter)
+        for n in graph
+        for s in n.saved
+    ]
+    numbers: dict[str, np.ndarray] = {}
+    for what in ("value", "grad"):
+        known = [(n.id, np.asarray(getattr(n, what), "<f8")) for n in graph if getattr(n, what) is not None]
+        numbers[f"{what}_at"] = np.array([(i, table(array.shape), array.size) for i, array in known], "<i4").reshape(-1, 3)
+        numbers[what] = np.concatenate([np.zeros(0, "<f8"), *(array.ravel() for _, array in known)])
+    arrays = {
+        "nodes": np.array(nodes, "<i4").reshape(-1, len(_COLUMNS) + 3),
+        "edges": np.array([(e.source, e.target, e.input, e.output) for e in graph.edges], "<i4").reshape(-1, 4),
+        "saved": np.array(saved, "<i8").reshape(-1, 7),
+        **numbers,
+    }
+    return {"roots": list(graph.roots), "table": list(table.index), "meta": graph.meta}, arrays
+
+
+def _decode(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graph:
+    table = [tuple(map(int, thing)) if isinstance(thing, list) else thing for thing in meta["table"]]
+    count = len(arrays["nodes"])
+    saved: dict[int, list[Saved]] = {}
+    for i, attr, shape, dtype, size, storage, parameter in arrays["saved"].tolist():
+        saved.setdefault(i, []).append(
+            Saved(table[attr], table[shape], table[dtype], size, storage, bool(parameter))
+        )
+    numbers: dict[str, dict[int, Any]] = {"value": {}, "grad": {}}
+    for what, known in numbers.items():
+        at = 0
+        for i, shape, length in arrays[f"{what}_at"].tolist():
+            known[i] = arrays[what][at : at + length].reshape(table[shape]).tolist()
+            at += length
+    nodes = []
+    for i, (*row, alive, operations, parameters) in enumerate(arrays["nodes"].tolist()):
+        op, name, module, shape, dtype = (table[j] for j in row)
+        kept = tuple(saved.get(i, ()))
+        value, grad = numbers["value"].get(i), numbers["grad"].get(i)
+        nodes.append(Node(i, op, name, module, shape, dtype, kept, bool(alive), value, grad, operations, parameters))
+    edges = tuple(Edge(*row) for row in arrays["edges"].tolist())
+    roots = tuple(int(root) for root in meta["roots"])
+    if not all(0 <= i < count for i in (*roots, *(j for e in edges for j in (e.source, e.target)))):
+        raise ValueError("an edge or a root names a node that is not there")
+    return Graph(tuple(nodes), edges, roots, dict(meta["meta"]))

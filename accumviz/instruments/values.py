@@ -1,0 +1,215 @@
+"""Forward values and gradients of a tiny graph, known for certain or not at all, and nothing disturbed."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from accumviz.instruments import memory
+
+ELEMENTS_LIMIT = 64
+_WATCH_LIMIT = 1000
+_UNKNOWN = object()
+
+
+class Watch(TorchFunctionMode):  # type: ignore[misc]
+    """See each operation's result while a function runs, and the function's own variables."""
+
+    def __init__(self, code: CodeType | None, values: bool) -> None:
+        super().__init__()
+        self.code = code
+        self.values = values
+        self.useful = values or code is not None
+        self.frames: list[FrameType] = []
+        self.results: dict[Any, Any] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.code is not None and not self.frames:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_code is not self.code:
+                frame = frame.f_back
+            if frame is not None:  # kept, it still has its variables after the function has returned
+                self.frames.append(frame)
+        if self.values and isinstance(result, torch.Tensor) and len(self.results) < _WATCH_LIMIT:
+            node = result.grad_fn
+            if node is not None and result.output_nr == 0 and result.numel() <= ELEMENTS_LIMIT:
+                self.results[node] = numbers(result)
+        return result
+
+
+def numbers(tensor: Any) -> Any:
+    """Turn a tiny real tensor into nested lists of floats, None when it is neither."""
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() > ELEMENTS_LIMIT or tensor.dtype.is_complex:
+        return None
+    try:
+        plain = tensor.detach()
+        if plain.layout is not torch.strided:
+            plain = plain.to_dense()
+        return plain.to("cpu", torch.float64).tolist()
+    except (RuntimeError, NotImplementedError, TypeError):  # meta, fake and opaque tensors hold no numbers
+        return None
+
+
+def forward_values(
+    order: list[Any],
+    roots: list[torch.Tensor],
+    variables: Mapping[Any, tuple[str, torch.Tensor]],
+    watched: Watch | None,
+) -> dict[Any, Any]:
+    """Find what each operation gave: from the run, the caller's variables, what was saved, or one exact replay."""
+    found: dict[Any, Any] = dict(watched.results) if watched else {}
+    inside = set(order)
+    tensors = {root.grad_fn: root for root in roots if root.output_nr == 0}
+    tensors |= {node: tensor for node, (_, tensor) in variables.items() if node in inside}
+    tensors |= {fn: fn.variable for fn in order if hasattr(fn, "variable")}
+    for fn in order:
+        for tensor in _checked_saved(fn):
+            if tensor.output_nr == 0 and tensor.grad_fn in inside:
+                tensors.setdefault(tensor.grad_fn, tensor)
+    for fn in reversed(order):
+        if fn not in tensors and fn not in found and (again := _replay(fn, tensors)) is not None:
+            tensors[fn] = again
+    for fn, tensor in tensors.items():
+        if found.get(fn) is None:
+            found[fn] = numbers(tensor)
+    return found
+
+
+def _checked_saved(fn: Any) -> list[torch.Tensor]:
+    """Read what was saved through autograd's own getter, which refuses a tensor changed in place since."""
+    if isinstance(fn, BackwardCFunction) or not _unpacks_plainly(fn):
+        return []
+    kept: list[torch.Tensor] = []
+    for slot in memory.slots(fn):
+        try:
+            value = getattr(fn, slot.replace("_raw_saved_", "_saved_"))
+        except (RuntimeError, AttributeError):
+            continue
+        kept += [t for t in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(t, torch.Tensor)]
+    return kept
+
+
+def _unpacks_plainly(fn: Any) -> bool:
+    """Tell whether reading what a node saved runs nobody's code (a checkpoint's hook would recompute)."""
+    return all(raw is not None and raw.unpack_hook is None for _, raw in memory.raw_saved(fn))
+
+
+def _both(fn: Any, first: str, second: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    a, b = getattr(fn, first), getattr(fn, second)
+    return None if a is None or b is None else (a, b)
+
+
+def _large(operands: tuple[Any, Any]) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.numel() > ELEMENTS_LIMIT for t in operands)
+
+
+_FROM_SAVED: dict[str, tuple[str, str, Callable[..., torch.Tensor]]] = {
+    "PowBackward0": ("_saved_self", "_saved_exponent", torch.pow),
+    "MulBackward0": ("_saved_self", "_saved_other", torch.mul),
+    "DivBackward0": ("_saved_self", "_saved_other", torch.div),
+    "MmBackward0": ("_saved_self", "_saved_mat2", torch.mm),
+    "DotBackward0": ("_saved_self", "_saved_tensor", torch.dot),
+}
+_FROM_INPUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "MeanBackward0": torch.mean,
+    "SumBackward0": torch.sum,
+    "NegBackward0": torch.neg,
+}
+
+
+def _replay(fn: Any, known: Mapping[Any, torch.Tensor]) -> torch.Tensor | None:
+    """Run an operation again where its node holds everything it was run with."""
+    op = type(fn).__name__
+    try:
+        if op in _FROM_SAVED and _unpacks_plainly(fn):
+            first, second, function = _FROM_SAVED[op]
+            pair = _both(fn, first, second)
+            return None if pair is None or _large(pair) else function(*pair)
+        if op in _FROM_INPUT:
+            ((source, output),) = fn.next_functions
+            value = known.get(source)
+            if value is not None and output == 0 and value.numel() <= ELEMENTS_LIMIT:
+                return _FROM_INPUT[op](value)
+    except (RuntimeError, ValueError, AttributeError):
+        return None
+    return None
+
+
+def gradients(order: list[Any], roots: list[torch.Tensor]) -> tuple[dict[Any, Any], str]:
+    """Call each node's own formula once, roots first, and return d(roots)/d(node) by node, and a note.
+
+    This is not `torch.autograd.grad`: the engine would run the user's hooks. A node is left out,
+    with all that depends on it, where calling it would run someone's code (a custom Function, a
+    checkpoint) or where it was freed.
+    """
+    if any(root.numel() != 1 or root.dtype.is_complex for root in roots):
+        return {}, "gradients are left out: they are defined for a loss of one real number"
+    incoming: dict[Any, list[Any]] = {fn: [None] * len(fn._input_metadata) for fn in order}
+    for root in roots:
+        _add(incoming[root.grad_fn], root.output_nr, torch.ones_like(root))
+    silent = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for fn in _topological(order):
+            if hasattr(fn, "variable"):
+                continue
+            given = incoming[fn]
+            try:
+                if any(g is _UNKNOWN for g in given) or not _callable_safely(fn):
+                    raise RuntimeError("unknown")
+                results = fn(*given)
+                results = results if isinstance(results, tuple) else (results,)
+            except (RuntimeError, NotImplementedError, TypeError):
+                silent.append(type(fn).__name__)
+                results = tuple(_UNKNOWN for _ in fn.next_functions)
+            for (target, output), result in zip(fn.next_functions, results, strict=False):
+                if target is not None and result is not None:
+                    _add(incoming[target], output, _fit(result, target._input_metadata[output]))
+    known = {fn: numbers(given[0]) for fn, given in incoming.items() if len(given) == 1 and given[0] is not _UNKNOWN}
+    note = f"gradients stop at {', '.join(dict.fromkeys(silent))}: they are not known without running it" if silent else ""
+    return known, note
+
+
+def _callable_safely(fn: Any) -> bool:
+    return not isinstance(fn, BackwardCFunction) and _unpacks_plainly(fn)
+
+
+def _fit(gradient: Any, expected: Any) -> Any:
+    """Sum a broadcast gradient back to its input's shape and dtype, as the engine does between nodes."""
+    if gradient is _UNKNOWN:
+        return gradient
+    if tuple(gradient.shape) != tuple(expected.shape):
+        gradient = gradient.sum_to_size(tuple(expected.shape))
+    if gradient.dtype != expected.dtype:
+        gradient = (gradient.real if gradient.is_complex() and not expected.dtype.is_complex else gradient).to(expected.dtype)
+    return gradient
+
+
+def _add(buffer: list[Any], at: int, gradient: Any) -> None:
+    if gradient is _UNKNOWN or buffer[at] is _UNKNOWN:
+        buffer[at] = _UNKNOWN
+    else:
+        buffer[at] = gradient if buffer[at] is None else buffer[at] + gradient
+
+
+def _topological(order: list[Any]) -> list[Any]:
+    waiting = Counter(target for fn in order for target, _ in fn.next_functions if target is not None)
+    ready = [fn for fn in order if not waiting[fn]]
+    for fn in ready:
+        for target, _ in fn.next_functions:
+            if target is not None:
+                waiting[target] -= 1
+                if not waiting[target]:
+                    ready.append(target)
+    return ready
