@@ -1,0 +1,81 @@
+# Two commands: `make book`, `make test`. Nothing but make and a Python between 3.11 and 3.13 is needed.
+# Written for any POSIX sh and for GNU make from 3.81 on, which is what macOS has.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+
+# The first Python in range wins; `make PYTHON=/path/to/python book` overrides.
+PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
+	$$p -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo $$p; exit; }; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help book test lab bench lint screenshots clean FORCE
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+book: $(VENV)/.book ## execute every chapter and build the site: _build/html/index.html
+	@$(PY) _ext/make_book.py
+
+test: $(VENV)/.tests book ## every test, the built book in a browser included
+	@$(PY) tests/book/chromium.py --install
+	@$(PY) -m pytest -n auto $(PYTEST)
+
+lab: $(VENV)/.tests ## the chapters as notebooks, in JupyterLab
+	@mkdir -p $(VENV)/share/jupyter/lab/settings
+	@echo '{"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Jupytext Notebook"}}}' \
+		> $(VENV)/share/jupyter/lab/settings/overrides.json
+	@$(PY) -m jupyterlab chapters/01_graphs.md
+
+bench: $(VENV)/.tests ## speed and size, each against what one would do instead
+	@$(PY) -m benchmarks
+
+lint: $(VENV)/.tests ## ruff and mypy
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+screenshots: $(VENV)/.tests book ## every page in light, dark and 375 px, into screenshots/
+	@$(PY) tests/book/chromium.py --install
+	@$(PY) tests/book/screenshots.py
+
+clean: ## forget the built book, the recorded outputs and the environment
+	rm -rf _build $(VENV) screenshots
+
+# An environment is trusted only if the last run that changed it came to its end in this very folder:
+# an interrupted pip leaves packages that look installed and are not.
+$(VENV)/.python: FORCE
+	@if [ -n "$$($(PY) -c '$(SUPPORTED)' >/dev/null 2>&1 && $(PY) -m pip --version 2>/dev/null)" ] \
+		&& [ ! -e $(VENV)/.unfinished ] \
+		&& { [ ! -e $@ ] || [ "$$(cat $@)" = "$(CURDIR)" ]; }; then \
+		[ -e $@ ] || echo "$(CURDIR)" > $@; exit 0; fi; \
+	if [ -z "$(PYTHON)" ] || ! "$(PYTHON)" -c '$(SUPPORTED)' 2>/dev/null; then \
+		echo "The book needs Python 3.11, 3.12 or 3.13." >&2; \
+		echo "Found: $$("$(or $(PYTHON),python3)" --version 2>&1 || true)" >&2; \
+		echo "Install one of them, or name it: make PYTHON=/path/to/python3.12 $(or $(MAKECMDGOALS),book)" >&2; \
+		exit 1; fi; \
+	echo "Creating $(VENV) with $$("$(PYTHON)" --version)"; \
+	rm -f $(VENV)/.book $(VENV)/.tests; \
+	"$(PYTHON)" -m venv --clear $(VENV) || { \
+		echo "This Python cannot make environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }; \
+	echo "$(CURDIR)" > $@
+FORCE:
+
+# setuptools is pinned with the rest, so the editable install needs no download of its own
+$(VENV)/.book: $(VENV)/.python requirements.txt pyproject.toml
+	@echo "Installing requirements.txt (torch is the large one)"
+	@touch $(VENV)/.unfinished
+	@$(PIP) -r requirements.txt
+	@$(PIP) --no-build-isolation --no-deps --editable .
+	@rm $(VENV)/.unfinished
+	@touch $@
+
+$(VENV)/.tests: $(VENV)/.book tests/requirements.txt
+	@echo "Installing tests/requirements.txt"
+	@touch $(VENV)/.unfinished
+	@$(PIP) -r tests/requirements.txt
+	@rm $(VENV)/.unfinished
+	@touch $@

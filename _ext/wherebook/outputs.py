@@ -1,0 +1,59 @@
+"""Cell outputs on a page: what they share stands there once, and a cell that raised is no page at all."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+# JSON payloads are data, and two equal ones may feed two players; only code and style may be shared.
+ASSET = re.compile(
+    r"<(?P<tag>style|script)\b(?P<attributes>[^>]*)>(?P<text>.*?)</(?P=tag)\s*>",
+    re.DOTALL | re.IGNORECASE,
+)
+
+
+def share_assets(html: str) -> str:
+    """Keep the first of equal styles and scripts of accumviz; every output carries its own, to live alone elsewhere.
+
+    >>> ours, other = "<style>.accumviz{}</style>", "<style>.other{}</style>"
+    >>> share_assets(ours + "1" + ours + "2" + other + other)
+    '<style>.accumviz{}</style>12<style>.other{}</style><style>.other{}</style>'
+    """
+    seen: set[tuple[str, str]] = set()
+
+    def keep(match: re.Match[str]) -> str:
+        whole, attributes = match[0], match["attributes"].lower()
+        if "accumviz" not in whole or "json" in attributes:
+            return whole
+        key = (match["tag"].lower(), match["text"].strip())
+        if key in seen:
+            return ""
+        seen.add(key)
+        return whole
+
+    return ASSET.sub(keep, html)
+
+
+def share_on_page(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    if "accumviz" in context.get("body", ""):
+        context["body"] = share_assets(context["body"])
+
+
+def no_failed_cells(app: Sphinx, env: Any) -> None:
+    """A cell that raised fails the build also where warnings are not errors: a reader must never meet a broken page."""
+    failed = [
+        docname
+        for docname, data in getattr(env, "nb_metadata", {}).items()
+        if data.get("exec_data") and not data["exec_data"]["succeeded"]
+    ]
+    if failed:
+        raise ExtensionError(f"a cell raised an error in: {', '.join(sorted(failed))} (the traceback stands above)")
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("html-page-context", share_on_page)
+    app.connect("env-check-consistency", no_failed_cells)
