@@ -1,0 +1,305 @@
+"""The timeline of a ledger too large for bars: hue is the loss, opacity the norm; nothing is left out silently."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from accumviz.ledger import CONTRIBUTED, PRESENT, Ledger
+from accumviz.views import style, words
+from accumviz.views.marks import DASH, Key, draw_heading, draw_legend, heading_height, legend_height
+from accumviz.views.sheet import INK, LINE, MUTED, Sheet, text_width
+
+_BODY, _STRIP, _RIGHT = 440.0, 52.0, 18.0
+_DECADES, _FAINTEST = 6.0, 0.14
+_SAVED = ("saved_before", "saved_after")
+_HELD = (0.5, 0.5, 0.5, 0.13)
+
+
+class Cells(NamedTuple):
+    """Rows × columns of a heat map: largest finite norm (NaN: none), its label, what else is there."""
+
+    norm: np.ndarray
+    label: np.ndarray
+    broken: np.ndarray
+    present: np.ndarray
+
+
+def cells(ledger: Ledger, columns: Sequence[int], events: Sequence[int], per_row: int, per_column: int) -> Cells:
+    """Gather contribution norms, the largest of each `per_row` parameters × `per_column` events.
+
+    The largest, not the mean: a single spike must survive thinning.
+    """
+    where = np.ix_(list(events), list(columns))
+    added, state = ledger.contribution[where], ledger.state[where]
+    there = (state & CONTRIBUTED) > 0
+
+    def thin(array: np.ndarray) -> np.ndarray:
+        across = np.maximum.reduceat(array, np.arange(0, len(events), per_column), axis=0)
+        return np.maximum.reduceat(across, np.arange(0, len(columns), per_row), axis=1).T
+
+    norm, label = None, None
+    for i, name in enumerate(ledger.labels or ("",)):
+        mine = np.array([ledger[e].label == name for e in events])[:, None]
+        part = thin(np.where(there & mine & np.isfinite(added), added, -1.0))
+        if norm is None or label is None:
+            norm, label = part, np.zeros(part.shape, int)
+        else:
+            label, norm = np.where(part > norm, i, label), np.maximum(part, norm)
+    assert norm is not None and label is not None
+    norm = np.where(norm < 0, np.nan, norm)
+    return Cells(norm, label, thin(there & ~np.isfinite(added)), thin((state & PRESENT) > 0))
+
+
+def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Sheet:
+    """Draw the heat map of these parameters (columns of the ledger) and events."""
+    groups = group_rows([ledger.parameters[p].name for p in columns])
+    left = min(196.0, max(72.0, *(text_width(words.shorten(g.name, 24), 11.5, mono=True) + 24 for g in groups)))
+    room = width - left - _RIGHT
+    per_column, per_row = math.ceil(len(events) / room), math.ceil(len(columns) / _BODY)
+    data = cells(ledger, columns, events, per_row, per_column)
+    wide = min(room / data.norm.shape[1], 84.0)
+    tall = min(max(_BODY / data.norm.shape[0], 1.0), 26.0)
+    plot, body = wide * data.norm.shape[1], tall * data.norm.shape[0]
+    per_event = wide / per_column
+    named = per_event >= 15
+    top = 26 + (heading_height(ledger, events, per_event) if named else 16)
+    measured = any(np.isfinite(ledger[e].saved_before) for e in events)
+    numbers = per_column == per_row == 1 and wide >= 46 and tall >= 15
+    low, high = _range(data.norm)
+    keys, notes = _legend(ledger, data, columns, events, per_row=per_row, per_column=per_column, low=low)
+    bottom = top + body + _STRIP * (1 + measured) + 30
+    total = max(left + plot + _RIGHT, 480.0)
+    sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 22)
+
+    colors = list(style.label_colors(ledger.labels).values()) or [style.CYCLE[0]]
+    pixels = paint(data, colors, low, high, 0.5 if numbers else 1.0)
+    sheet.text(12, 11, _summary(ledger, columns, events), color=MUTED)
+    sheet.image(left, top, plot, body, pixels)
+    sheet.box(left, top, plot, body, edge=LINE, line=0.8, z=4)
+    at = _Plot(left, top, wide, tall, top + body, [left + per_event * i for i in range(len(events) + 1)])
+    if numbers:
+        _write(sheet, ledger, columns, events, at)
+    _crosses(sheet, data, at)
+    _rows(sheet, groups, at, tall / per_row)
+    _columns(sheet, ledger, events, at, named)
+    _norms(sheet, ledger, columns, events, at)
+    if measured:
+        _saved(sheet, ledger, events, at)
+    if not named:
+        _ticks(sheet, events, at.x, bottom - 30)
+    _scale(sheet, colors[0], low, high, bottom)
+    draw_legend(sheet, keys, notes, bottom + 22)
+    return sheet
+
+
+def _range(norm: np.ndarray) -> tuple[float, float]:
+    positive = norm[norm > 0]
+    if not positive.size:
+        return -1.0, 0.0
+    high = float(np.log10(positive.max()))
+    low = max(float(np.log10(positive.min())), high - _DECADES)
+    return (low, high) if high - low > 0.01 else (high - 1.0, high)
+
+
+def paint(data: Cells, colors: Sequence[str], low: float, high: float, most: float = 1.0) -> np.ndarray:
+    """Colour the cells, RGBA: hue is the label, opacity the logarithm of the norm.
+
+    Opacity, because it works on a light and on a dark page alike. A cell that only held
+    `.grad` is a faint grey; one where `.grad` was None is clear.
+    """
+    palette = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in colors])
+    pixels = np.zeros((*data.norm.shape, 4))
+    pixels[data.present] = _HELD
+    with np.errstate(divide="ignore"):
+        share = np.clip((np.log10(data.norm) - low) / (high - low), 0, 1)
+    # More steps than an eye can tell apart would only make the page heavier.
+    share = np.round(share * 23) / 23
+    there = ~np.isnan(data.norm)
+    pixels[there, :3] = palette[data.label[there] % len(palette)]
+    pixels[there, 3] = (_FAINTEST + (1 - _FAINTEST) * share[there]) * most
+    return pixels
+
+
+class _Plot(NamedTuple):
+    """Where the heat map stands, in pixels: its corner, the size of a cell, and the left edge of each event."""
+
+    left: float
+    top: float
+    wide: float
+    tall: float
+    bottom: float
+    x: list[float]
+
+
+class Group(NamedTuple):
+    """Neighbouring rows under one name."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def group_rows(names: Sequence[str], most: int = 26) -> list[Group]:
+    """Group neighbouring parameters by the deepest module prefix that gives at most `most` groups.
+
+    >>> group_rows(["a.weight", "a.bias", "b.weight"], most=2)
+    [Group(name='a', start=0, stop=2), Group(name='b', start=2, stop=3)]
+    """
+    parts = [name.split(".") for name in names]
+    best: list[Group] = []
+    for depth in range(1, max((len(p) for p in parts), default=1) + 1):
+        # A name stays whole only when it is all there is; otherwise its last part is inside the group.
+        keys = [".".join(p[:depth]) for p in parts]
+        groups, start = [], 0
+        for key, rows in itertools.groupby(keys):
+            count = len(list(rows))
+            groups.append(Group(key, start, start + count))
+            start += count
+        if best and len(groups) > most:
+            break
+        best = groups
+    return best
+
+
+def _rows(sheet: Sheet, groups: list[Group], at: _Plot, tall: float) -> None:
+    taken: list[float] = []
+    # The largest groups get their names first; a name with no room is left to its neighbours.
+    for group in sorted(groups, key=lambda g: g.start - g.stop):
+        first, last = at.top + group.start * tall, at.top + group.stop * tall
+        if group.start and last - first >= 4:
+            sheet.line([at.left - 7, at.x[-1]], [first, first], color=LINE, width=0.6, alpha=0.9)
+        middle = (first + last) / 2
+        if all(abs(middle - other) >= 13 for other in taken):
+            taken.append(middle)
+            sheet.text(at.left - 9, middle, words.shorten(group.name, 24), points=11.5, mono=True, ha="right")
+
+
+def _columns(sheet: Sheet, ledger: Ledger, events: list[int], plot: _Plot, named: bool) -> None:
+    at, x, top, bottom = {e: i for i, e in enumerate(events)}, plot.x, plot.top, plot.bottom
+    each = x[1] - x[0]
+    steps = [w for w in ledger.windows() if w.step in at and w.backwards]
+    if len(steps) * 3 <= x[-1] - x[0]:
+        for i, window in enumerate(steps):
+            first = x[at.get(window.backwards[0], 0)]
+            sheet.box(first, top - 9, max(x[at[window.step]] - first, 1.0), 6, fill=MUTED, alpha=(0.75, 0.35)[i % 2])
+    ruled = [e for e in events if ledger[e].kind != "backward"]
+    if named:
+        for e in events:
+            draw_heading(sheet, ledger[e], x[at[e]], each, top=top - 12, bottom=bottom, above=24)
+    elif len(ruled) * 2.5 <= x[-1] - x[0]:
+        for e in ruled:
+            kind = ledger[e].kind
+            sheet.line([x[at[e]]] * 2, [top - 3, bottom], color=style.KIND[kind], width=0.9, dash=DASH[kind])
+
+
+def _write(sheet: Sheet, ledger: Ledger, columns: list[int], events: list[int], at: _Plot) -> None:
+    for (i, e), (row, p) in itertools.product(enumerate(events), enumerate(columns)):
+        if ledger.state[e, p] & CONTRIBUTED:
+            told = style.number(float(ledger.contribution[e, p]), 3)
+            x, y = at.left + at.wide * (i + 0.5), at.top + at.tall * (row + 0.5)
+            sheet.text(x, y, told, points=11, ha="center")
+
+
+def _crosses(sheet: Sheet, data: Cells, at: _Plot) -> None:
+    rows, columns = np.nonzero(data.broken)
+    if len(rows) > 400:  # a wall of crosses says no more than its outline
+        rows, columns = rows[:: len(rows) // 400], columns[:: len(columns) // 400]
+    x, y = at.left + at.wide * (columns + 0.5), at.top + at.tall * (rows + 0.5)
+    sheet.points(x.tolist(), y.tolist(), marker="x", size=6)
+
+
+def _norms(sheet: Sheet, ledger: Ledger, columns: list[int], events: list[int], at: _Plot) -> None:
+    part = ledger.grad[np.ix_(events, columns)].astype(float)
+    with np.errstate(over="ignore"):
+        norm = np.sqrt(np.nansum(np.where(np.isfinite(part), part, np.nan) ** 2, axis=1))
+    most = float(norm.max()) or 1.0
+    x, base, room = at.x, at.bottom + _STRIP - 4, _STRIP - 14
+    per_column = round(at.wide / (x[1] - x[0]))
+    starts = np.arange(0, len(events), per_column)
+    # A step ends its column: `.grad` stays as it is until the next event.
+    high = np.repeat(base - room * np.maximum.reduceat(norm, starts) / most, 2).tolist()
+    low = np.repeat(base - room * np.minimum.reduceat(norm, starts) / most, 2).tolist()
+    edges = np.append(np.array(x)[starts], x[-1])
+    across = np.repeat(edges, 2)[1:-1].tolist()
+    flat = [base] * len(across)
+    sheet.area(across, flat, high, color=MUTED, alpha=0.3)
+    sheet.line(across, high, color=INK, width=0.9)
+    if per_column > 1:
+        sheet.line(across, low, color=MUTED, width=0.7)
+    sheet.line([x[0], x[-1]], [base, base], color=LINE, width=0.8)
+    sheet.text(x[0] - 9, base - room / 2 - 7, "‖.grad‖", points=11.5, mono=True, ha="right")
+    sheet.text(x[0] - 9, base - room / 2 + 8, f"0 to {style.number(most, 3)}", points=11, color=MUTED, ha="right")
+
+
+def _saved(sheet: Sheet, ledger: Ledger, events: list[int], at: _Plot) -> None:
+    x, base, room = at.x, at.bottom + 2 * _STRIP - 4, _STRIP - 14
+    before, after = (np.nan_to_num([getattr(ledger[e], name) for e in events]) for name in _SAVED)
+    most = float(max(before.max(), after.max())) or 1.0
+    edges = np.repeat(x, 2)[1:-1].tolist()
+    for bytes_, alpha in ((before, 0.35), (after, 0.75)):
+        heights = np.repeat(base - room * bytes_ / most, 2).tolist()
+        sheet.area(edges, [base] * len(edges), heights, color=MUTED, alpha=alpha)
+    sheet.line([x[0], x[-1]], [base, base], color=LINE, width=0.8)
+    sheet.text(x[0] - 9, base - room / 2 - 7, "saved tensors", points=11.5, ha="right")
+    sheet.text(x[0] - 9, base - room / 2 + 8, f"0 to {style.size(most)}", points=11, color=MUTED, ha="right")
+
+
+def _ticks(sheet: Sheet, events: list[int], x: list[float], top: float) -> None:
+    span = len(events)
+    step = next(s for k in itertools.count() for s in (10**k, 2 * 10**k, 5 * 10**k) if span / s <= 8)
+    for i in range(0, span, step):
+        at = (x[i] + x[min(i + 1, span)]) / 2
+        sheet.line([at, at], [top, top + 4], color=MUTED, width=0.8)
+        sheet.text(at, top + 13, f"{events[i]:,}", points=11, color=MUTED, ha="center")
+    sheet.text(x[0] - 9, top + 13, "event", points=11, color=MUTED, ha="right")
+
+
+def _scale(sheet: Sheet, color: str, low: float, high: float, top: float) -> None:
+    rgb = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    strip = np.zeros((1, 64, 4))
+    strip[0, :, :3], strip[0, :, 3] = rgb, np.linspace(_FAINTEST, 1, 64)
+    words_ = "norm of the contribution (logarithmic)"
+    sheet.text(12, top + 9, words_, points=11.5)
+    x = 18 + text_width(words_, 11.5) * 0.95
+    sheet.text(x + 42, top + 9, style.number(10**low, 2), points=11.5, ha="right")
+    sheet.image(x + 48, top + 3, 96, 12, strip)
+    sheet.text(x + 150, top + 9, style.number(10**high, 2), points=11.5)
+
+
+def _summary(ledger: Ledger, columns: list[int], events: list[int]) -> str:
+    counts = f"{words.counted(len(columns), 'parameter')} × {words.counted(len(events), 'event')}"
+    return f"{counts}, {words.window_summary(ledger)}"
+
+
+def _legend(
+    ledger: Ledger, data: Cells, columns: list[int], events: list[int], *, per_row: int, per_column: int, low: float
+) -> tuple[list[Key], list[str]]:
+    colors = style.label_colors(ledger.labels)
+    keys = [Key(words.shorten(label or "backward", 24), color) for label, color in list(colors.items())[:6]]
+    keys += [Key(".grad held, nothing added", "#7f7f7f", 0.2)]
+    kinds = dict.fromkeys(ledger[e].kind for e in events if ledger[e].kind != "backward")
+    keys += [Key(kind, style.KIND[kind], kind=DASH[kind]) for kind in kinds]
+    if any(np.isfinite(ledger[e].saved_before) for e in events):
+        keys += [Key("saved before backward", MUTED, 0.35), Key("after", MUTED, 0.75)]
+    notes = []
+    if len(colors) > 6:
+        notes.append(f"{len(colors)} losses; colours repeat after the sixth.")
+    if data.broken.any():
+        part = ledger.contribution[np.ix_(events, columns)]
+        there = (ledger.state[np.ix_(events, columns)] & CONTRIBUTED) > 0
+        keys.append(Key(f"not finite ({words.counted(int((there & ~np.isfinite(part)).sum()), 'contribution')})", INK,
+                        kind="cross"))
+    if per_column > 1 or per_row > 1:
+        thinned = [words.counted(n, what) for n, what in ((per_row, "parameter"), (per_column, "event")) if n > 1]
+        notes.append(f"Thinned: each cell shows the largest contribution of {' × '.join(thinned)}.")
+    smallest = data.norm[data.norm > 0]
+    if smallest.size and np.log10(smallest.min()) < low - 1e-6:
+        notes.append(f"The faintest colour also stands for smaller norms, down to {style.number(smallest.min(), 2)}.")
+    if not ledger.complete:
+        notes.append("The recording is incomplete.")
+    return keys, notes

@@ -1,0 +1,185 @@
+"""A matplotlib figure, drawn in pixels, that a page shows in its own colours: no pyplot, no changed defaults."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import itertools
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from accumviz.views import style
+
+# Sentinels: what a saved file shows in these inks, a page shows in its own.
+INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
+_PAGE_INKS = {INK: "currentColor", MUTED: "var(--av-muted)", LINE: "var(--av-line)"}
+_SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
+# DejaVu is among the widest fonts: a text that fits in it fits in what the page uses.
+_EM = {False: 0.61, True: 0.61}
+_SETTINGS: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "accumviz", "savefig.bbox": None, "path.sketch": None, "path.effects": [],
+}
+_CSS = """
+.accumviz .av-scroll { overflow-x: auto; max-width: 100%; }
+.accumviz .av-figure { display: block; height: auto; max-width: 100%; }
+.accumviz details.av-words { font-size: 0.8125rem; color: var(--av-muted); margin-top: 0.25rem; }
+.accumviz details.av-words summary { cursor: pointer; width: max-content; }
+.accumviz details.av-words li { overflow-wrap: anywhere; }
+"""
+_shown = itertools.count()
+
+
+class ThemedFigure(Figure):
+    """An ordinary matplotlib figure that notebooks show as inline SVG in the page's colours.
+
+    `words` is its text alternative: sentences, the first of which says what is seen.
+    """
+
+    words: list[str]
+
+    def save(self, path: str | Path) -> None:
+        """Write a self-contained page (`.html`), or any format that `savefig` knows."""
+        if str(path).endswith(".html"):
+            head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Timeline</title>'
+            Path(path).write_text(head + self.to_html() + "</html>", "utf-8")
+        else:
+            self.savefig(path)
+
+    def to_svg(self) -> str:
+        """The figure as inline SVG: the page's text colour, no ids that another figure could have."""
+        buffer = io.StringIO()
+        with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+            # The page's fonts draw the text, so glyphs that matplotlib's font lacks are no loss.
+            warnings.filterwarnings("ignore", "Glyph .* missing")
+            self.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None})
+        raw = buffer.getvalue()
+        body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", raw[raw.index("<svg") :], flags=re.DOTALL)
+        body = body[body.index(">") + 1 :]
+        used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', body))
+        # One process can show a figure twice; a page can hold figures of two processes.
+        prefix = f"av{hashlib.sha256(raw.encode()).hexdigest()[:6]}-{next(_shown)}-"
+        # Only inside tags: a parameter may be called anything.
+        body = re.sub(r"<[^>]*>", lambda tag: _themed(tag[0], used, prefix), body)
+        body = re.sub(r"\n\s*", " ", body)
+        width, height = (float(side) * 72 for side in self.get_size_inches())
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="av-figure" '
+            f'role="img" aria-label="{html.escape(" ".join(self.words))}" viewBox="0 0 {width:g} {height:g}" '
+            f'width="{width:g}" height="{height:g}" '
+            f'style="stroke-linejoin: round; stroke-linecap: butt; min-width: {0.93 * width:.0f}px">{body.strip()}'
+        )
+
+    def to_html(self) -> str:
+        """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
+        items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
+        return (
+            f'<div class="accumviz av-timeline"><style>{style.CSS}{_CSS}</style>'
+            f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{self.to_svg()}</div>'
+            f'<details class="av-words"><summary>In words</summary><ul>{items}</ul></details></div>'
+        )
+
+    def _repr_mimebundle_(self, **_formats: Any) -> dict[str, str]:
+        png = io.BytesIO()
+        with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")
+            self.savefig(png, format="png", dpi=108)
+        return {
+            "text/html": self.to_html(),
+            "image/png": base64.b64encode(png.getvalue()).decode(),
+            "text/plain": "\n".join(self.words),
+        }
+
+
+def _themed(tag: str, used: set[str], prefix: str) -> str:
+    tag = re.sub(r' id="([\w-]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", tag)
+    tag = re.sub(r'(url\(|href=")#', rf"\1#{prefix}", tag)
+    # In style declarations, not in presentation attributes: those know no var().
+    for ink, page in _PAGE_INKS.items():
+        tag = tag.replace(f": {ink}", f": {page}")
+    return re.sub(r"'DejaVu Sans( Mono)?'[^;\"]*", lambda m: style.MONO if m[1] else style.FONT, tag)
+
+
+def text_width(text: str, points: float = 12, *, mono: bool = False) -> float:
+    """How wide a text is at most, in pixels: room for it, whatever font the page has."""
+    return len(text) * points * _EM[mono]
+
+
+class Sheet:
+    """A figure whose coordinates are CSS pixels, from the top left.
+
+    One unit is a point of the figure (1/72 inch) and a pixel of the page, so that a font of 12 is 12 px.
+    """
+
+    def __init__(self, width: float, height: float) -> None:
+        self.width, self.height = width, height
+        self.figure = ThemedFigure(figsize=(width / 72, height / 72), facecolor="white")
+        # A user's `figure.autolayout` must not move what is placed by hand.
+        self.figure.set_layout_engine("none")
+        self.figure.words = []
+        self.axes = self.figure.add_axes((0, 0, 1, 1))
+        self.axes.set_axis_off()
+        self._frame()
+
+    def _frame(self) -> None:
+        self.axes.set_xlim(0, self.width)
+        self.axes.set_ylim(self.height, 0)
+
+    def text(
+        self, x: float, y: float, text: str, *, points: float = 12, color: str = INK, ha: str = "left",
+        va: str = "center", bold: bool = False, italic: bool = False, mono: bool = False, turned: bool = False,
+    ) -> None:
+        """Write a text as it is: a `$` is a dollar."""
+        self.axes.text(
+            x, y, text, fontsize=points, color=color, ha=ha, va=va, parse_math=False, usetex=False,
+            family=_MONO if mono else _SANS, weight="bold" if bold else "normal",
+            style="italic" if italic else "normal", rotation=90 if turned else 0, rotation_mode="anchor",
+        )
+
+    def box(
+        self, x: float, y: float, width: float, height: float, *, fill: str = "none", edge: str = "none",
+        alpha: float = 1.0, hatch: str | None = None, line: float = 1.0, dash: str = "-", z: float = 2,
+    ) -> None:
+        """Draw a rectangle; `alpha` is of its fill, so that the page's background shines through."""
+        self.axes.add_patch(Rectangle(
+            (x, y), width, height, facecolor=(fill, alpha) if fill != "none" else "none", edgecolor=edge,
+            linewidth=line, linestyle=dash, hatch=hatch, clip_on=False, zorder=z, antialiased=True,
+        ))
+
+    def line(
+        self, xs: list[float], ys: list[float], *, color: str = INK, width: float = 1.0, dash: Any = "-",
+        alpha: float = 1.0, z: float = 3,
+    ) -> None:
+        """Draw a line through points."""
+        self.axes.add_line(Line2D(
+            xs, ys, color=color, linewidth=width, linestyle=dash, alpha=alpha, clip_on=False, zorder=z,
+            marker="None", solid_capstyle="butt", dash_capstyle="butt",
+        ))
+
+    def area(self, xs: list[float], low: list[float], high: list[float], *, color: str, alpha: float) -> None:
+        """Fill the room between two lines."""
+        self.axes.fill_between(xs, low, high, facecolor=color, alpha=alpha, linewidth=0, clip_on=False, zorder=2)
+        self._frame()
+
+    def image(self, x: float, y: float, width: float, height: float, pixels: np.ndarray) -> None:
+        """Lay an RGBA image, rows × columns × 4, over a rectangle; its cells keep sharp edges."""
+        self.axes.imshow(
+            pixels, extent=(x, x + width, y + height, y), interpolation="none", aspect="auto", clip_on=False, zorder=1
+        )
+        self._frame()
+
+    def points(self, xs: list[float], ys: list[float], *, marker: str, size: float, color: str = INK) -> None:
+        """Mark points."""
+        self.axes.add_line(Line2D(
+            xs, ys, color=color, linestyle="None", marker=marker, markersize=size, markeredgecolor=color,
+            markeredgewidth=1.6, clip_on=False, zorder=5,
+        ))

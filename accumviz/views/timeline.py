@@ -1,0 +1,339 @@
+"""Ledger -> matplotlib: exact bars while every number can be written, a heat map beyond; never torch, never pyplot."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from accumviz.ledger import PRESENT, Event, Ledger, Parameter
+from accumviz.views import heatmap, style, words
+from accumviz.views.marks import Key, draw_heading, draw_legend, draw_rule, heading_height, legend_height
+from accumviz.views.sheet import INK, LINE, MUTED, Sheet, ThemedFigure, text_width
+
+_MOST_LANES, _NARROWEST = 8, 27.0
+_STRIP = 44.0
+
+
+def timeline(
+    ledger: Ledger,
+    *,
+    parameters: str | int | Iterable[str | int] | None = None,
+    events: slice | Iterable[int] | None = None,
+    width: float = 720,
+) -> ThemedFigure:
+    """Draw what every event added to, and left in, each `.grad`.
+
+    A small ledger becomes one lane per parameter, with the contributions live in `.grad` as
+    stacked bars and every number written; a large one a heat map of contribution norms.
+    `parameters` are names, indices or patterns (`"encoder.*"`), `events` a slice or indices,
+    `width` the most CSS pixels it may take (72 to the inch in a saved file). Raises `KeyError`
+    for an unknown parameter, `IndexError` for an unknown event.
+
+    >>> from accumviz.ledger import Parameter
+    >>> w = Parameter("w", shape=(1,))
+    >>> figure = timeline(Ledger.build([w], [dict(kind="backward", contribution={"w": -16}, grad={"w": -16})]))
+    >>> figure.words[1]
+    'Event 0, backward: w receives −16, .grad −16.'
+    """
+    columns, chosen = _columns(ledger, parameters), _events(ledger, events)
+    if not columns or not chosen:
+        sheet = Sheet(min(width, 420), 40)
+        what = "no event" if not chosen else "no parameter"
+        sheet.text(12, 20, f"Nothing to show: this ledger has {what}.", color=MUTED)
+    elif len(columns) <= _MOST_LANES and (width - _left(ledger, columns) - 24) / len(chosen) >= _NARROWEST:
+        sheet = _lanes(ledger, columns, chosen, width)
+    else:
+        sheet = heatmap.draw(ledger, columns, chosen, width)
+    sheet.figure.words = words.story(ledger, chosen, columns)
+    return sheet.figure
+
+
+def _columns(ledger: Ledger, wanted: str | int | Iterable[str | int] | None) -> list[int]:
+    if wanted is None:
+        return list(range(len(ledger.parameters)))
+    chosen: list[int] = []
+    for one in [wanted] if isinstance(wanted, (str, int)) else wanted:
+        matches = [i for i, p in enumerate(ledger.parameters) if isinstance(one, str) and fnmatch.fnmatch(p.name, one)]
+        chosen += matches or [ledger.index(one)]
+    return list(dict.fromkeys(chosen))
+
+
+def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
+    every = range(len(ledger))
+    if wanted is None or isinstance(wanted, slice):
+        return list(every[wanted or slice(None)])
+    try:
+        return sorted({every[e] for e in wanted})
+    except IndexError:
+        raise IndexError(f"events={wanted!r}; expected indices of this ledger's {len(ledger)} events") from None
+
+
+class Segment(NamedTuple):
+    """A part of `.grad` after an event: which backward put it there, how much, and its state then.
+
+    `born` is -1 for what no recorded backward put there.
+    """
+
+    born: int
+    amount: float
+    new: bool
+    used: bool
+
+
+def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list[Segment]]:
+    """Split `.grad` after each event into the contributions live in it.
+
+    Amounts are signed for a parameter of one recorded element, 2-norms else; what a clip, an
+    unscale or an all-reduce did to the whole of `.grad` is applied to each part.
+
+    >>> from accumviz.ledger import Parameter
+    >>> ledger = Ledger.build([Parameter("w", (1,))], [
+    ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
+    ...     dict(kind="clip", grad={"w": -1}),
+    ... ])
+    >>> [[part.amount for part in parts] for parts in segments(ledger, 0, [0, 1])]
+    [[-16.0], [-1.0]]
+    """
+    signed = words.is_signed(ledger, parameter)
+    if signed:
+        added, grad = (array[:, 0].astype(float) for array in ledger.exact[parameter])
+    else:
+        added, grad = (a[:, parameter].astype(float) for a in (ledger.contribution, ledger.grad))
+    factor = np.ones(len(ledger))
+    for event in ledger:
+        before = grad[event.index - 1] if event.index else np.nan
+        known = np.isfinite([before, grad[event.index]]).all() and before != 0 and grad[event.index] != 0
+        if event.kind in ("clip", "unscale", "sync") and known:
+            factor[event.index] = grad[event.index] / before
+    scale, fates = np.cumprod(factor), ledger.fates
+    result = []
+    for e in events:
+        births = ledger.live(e, parameter)
+        parts = [
+            Segment(b, float(added[b] * scale[e] / scale[b]), b == e, 0 <= fates.consumed[b, parameter] <= e)
+            for b in births
+        ]
+        unseen = float(grad[e]) - sum(part.amount for part in parts) if signed and _present(ledger, e, parameter) else 0
+        if abs(unseen) > 1e-4 * max(abs(float(grad[e])), *(abs(part.amount) for part in parts), 0.0):
+            parts.insert(0, Segment(-1, unseen, False, False))
+        result.append(parts)
+    return result
+
+
+def _present(ledger: Ledger, event: int, parameter: int) -> bool:
+    return bool(ledger.state[event, parameter] & PRESENT)
+
+
+def _left(ledger: Ledger, columns: Sequence[int]) -> float:
+    names = [words.shorten(ledger.parameters[p].name, 18) for p in columns]
+    return max(64.0, *(text_width(name, 12.5, mono=True) + 26 for name in names))
+
+
+def _foreign(event: Event, parameter: Parameter) -> bool:
+    """Whether this is a step of an optimizer that does not own the parameter."""
+    return event.kind == "step" and event.details.get("optimizer_index", 0) not in parameter.optimizers
+
+
+class _Grid(NamedTuple):
+    """Where columns (events) and lanes (parameters) stand, in pixels."""
+
+    left: float
+    top: float
+    column: float
+    lane: float
+    events: list[int]
+
+    def x(self, position: int) -> float:
+        return self.left + position * self.column
+
+
+def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Sheet:
+    left = _left(ledger, columns)
+    column = float(np.clip((width - left - 24) / len(events), _NARROWEST, 112))
+    lane = 132.0 if len(columns) == 1 else 108.0 if len(columns) <= 3 else 84.0
+    top = heading_height(ledger, events, column)
+    measured = any(np.isfinite(ledger[e].saved_before) for e in events)
+    total = max(left + column * len(events) + 24, 400.0)
+    keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
+    bottom = top + lane * len(columns) + (_STRIP if measured else 0) + 12
+    sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 6)
+    grid = _Grid(left, top, column, lane, events)
+    for i, e in enumerate(events):
+        foreign = [p for p in columns if _foreign(ledger[e], ledger.parameters[p])]
+        below = top + lane * len(columns)
+        draw_heading(sheet, ledger[e], grid.x(i), column, top=top, bottom=below, faint=bool(foreign))
+        for row, p in enumerate(columns if foreign else []):
+            y, alpha = top + lane * row, 0.25 if p in foreign else 1.0
+            draw_rule(sheet, ledger[e], grid.x(i), top=y, bottom=y + lane, alpha=alpha)
+    for row, p in enumerate(columns):
+        _lane(sheet, grid, ledger, row, p)
+    if measured:
+        _saved(sheet, grid, ledger, top + lane * len(columns))
+    draw_legend(sheet, keys, notes, bottom)
+    return sheet
+
+
+class _Slot(NamedTuple):
+    """Where one bar stands: its column's room, its lane, its zero line and pixels per unit."""
+
+    x: float
+    bar: float
+    room: float
+    top: float
+    lane: float
+    zero: float
+    scale: float
+
+    @property
+    def middle(self) -> float:
+        return self.x + self.bar / 2
+
+
+def _lane(sheet: Sheet, grid: _Grid, ledger: Ledger, row: int, p: int) -> None:
+    parameter, top = ledger.parameters[p], grid.top + grid.lane * row
+    signed, stacks = words.is_signed(ledger, p), segments(ledger, p, grid.events)
+    grads = (ledger.exact[p][1][:, 0] if signed else ledger.grad[:, p])[grid.events].astype(float)
+    finite = [[s.amount for s in stack if np.isfinite(s.amount)] for stack in stacks]
+    extremes = [sum(a for a in amounts if a > 0) for amounts in finite], [sum(a for a in s if a < 0) for s in finite]
+    known = grads[np.isfinite(grads)]
+    high, low = max([0.0, *extremes[0], *known]), min([0.0, *extremes[1], *known])
+    span = (high - low) or 1.0
+    # Room for a total beyond the end of a bar, on the sides that have bars.
+    over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)
+    scale = (grid.lane - over - under - 6) / span
+    zero = top + over + 3 + high * scale
+
+    end = grid.x(len(grid.events))
+    sheet.line([grid.left, end], [zero, zero], color=MUTED, width=0.9, z=1)
+    if row:
+        sheet.line([10, end], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
+    middle = top + grid.lane / 2
+    sheet.text(grid.left - 14, middle - 8, words.shorten(parameter.name, 18), points=12.5, mono=True, ha="right")
+    what = "number" if signed else "norm ‖·‖"
+    sheet.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
+
+    bar = min(grid.column * 0.66, 52.0)
+    for i, (e, stack) in enumerate(zip(grid.events, stacks, strict=True)):
+        slot = _Slot(grid.x(i) + (grid.column - bar) / 2, bar, grid.column, top, grid.lane, zero, scale)
+        grad = float(grads[i])
+        if not _present(ledger, e, p):
+            _absent(sheet, slot, below=high == 0 and low < 0)
+        elif not np.isfinite(grad) or any(not np.isfinite(s.amount) for s in stack):
+            _broken(sheet, slot, grad)
+        else:
+            # Where columns are narrow, a total that did not change is not said twice.
+            quiet = grid.column < 44 and i > 0 and _present(ledger, e - 1, p) and grads[i - 1] == grad
+            _bar(sheet, ledger, slot, stack, grad, quiet=quiet)
+        lost = ledger.unconsumed(e).get(parameter.name)
+        if lost:
+            told = "×" if grid.column < 80 else f"× {_lost(ledger, p, lost)}"
+            at = middle + (18 if zero < middle else -18)
+            sheet.text(slot.middle, at, told, points=11, ha="center")
+
+
+def _lost(ledger: Ledger, p: int, births: list[int]) -> str:
+    told = words.value(ledger, births[0], p, "contribution", 3) if len(births) == 1 else ""
+    return told if 0 < len(told) <= 9 else words.counted(len(births), "part")
+
+
+def _absent(sheet: Sheet, at: _Slot, below: bool) -> None:
+    sheet.line([at.x, at.x + at.bar], [at.zero, at.zero], color=MUTED, width=2.2, dash=":", z=3)
+    text = "None" if at.room >= 36 else "∅"
+    y = at.zero + (12 if below else -12)
+    sheet.text(at.middle, y, text, points=11.5, italic=True, color=MUTED, ha="center")
+
+
+def _broken(sheet: Sheet, at: _Slot, grad: float) -> None:
+    sheet.box(at.x, at.top + 26, at.bar, at.lane - 36, edge=INK, hatch="///", line=1.2, z=3)
+    sheet.text(at.middle, at.top + 14, style.number(grad), points=12, bold=True, ha="center")
+
+
+def _bar(sheet: Sheet, ledger: Ledger, at: _Slot, stack: list[Segment], grad: float, *, quiet: bool) -> None:
+    colors = style.label_colors(ledger.labels)
+    net, ends = at.zero - grad * at.scale, {True: at.zero, False: at.zero}
+    # Old parts first: the newest sits at the end, where the total is written.
+    for part in stack:
+        height, up = abs(part.amount) * at.scale, part.amount >= 0
+        y = ends[up] - height if up else ends[up]
+        ends[up] += -height if up else height
+        color = colors[ledger[part.born].label] if part.born >= 0 else MUTED
+        alpha, hatch = 1.0 if part.new else 0.0 if part.used else 0.36, "xx" if part.born < 0 else None
+        sheet.box(at.x, y + 0.6, at.bar, max(height - 1.2, 0.8), fill=color, alpha=alpha, edge=color, line=1.2,
+                  hatch=hatch)
+        told, ink = _fitting(part.amount, at.bar - 3, 11), _ink_on(color) if part.new else INK
+        # A lone part is its own total, which stands at the end of the bar.
+        if height >= 14 and told and part.born >= 0 and (part.new or len(stack) > 1):
+            sheet.text(at.middle, y + height / 2, told, points=11, ha="center", color=ink)
+    inside = ends[True] + 1 < net < ends[False] - 1
+    # Parts that cancel leave the total inside the bar: there only its ends are marked, to spare the numbers.
+    for x, to in [(at.x - 8, at.x), (at.x + at.bar, at.x + at.bar + 8)] if inside else [
+        (at.x - 4, at.x + at.bar + 4)
+    ]:
+        sheet.line([x, to], [net, net], width=2.6, z=4)
+    edge = max(ends[False], net) + 12 if grad < 0 else min(ends[True], net) - 11
+    total = _fitting(grad, at.room - 1, 12 if at.room >= 44 else 11)
+    if total and not quiet:
+        sheet.text(at.middle, edge, total, points=12 if at.room >= 44 else 11, bold=True, ha="center")
+
+
+def _fitting(amount: float, room: float, points: float) -> str:
+    """The number with as many digits as there is room for; empty when not even two fit."""
+    for digits in (4, 3, 2):
+        told = style.number(amount, digits)
+        if text_width(told, points) <= room:
+            return told
+    return ""
+
+
+def _ink_on(color: str) -> str:
+    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+
+
+def _saved(sheet: Sheet, grid: _Grid, ledger: Ledger, top: float) -> None:
+    end, base = grid.x(len(grid.events)), top + _STRIP - 4
+    sheet.line([10, end], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
+    sheet.text(grid.left - 14, top + 14, "saved", points=11.5, ha="right")
+    sheet.text(grid.left - 14, top + 29, "tensors", points=11.5, ha="right")
+    most = max([1.0, *(ledger[e].saved_before for e in grid.events if np.isfinite(ledger[e].saved_before))])
+    bar = min(grid.column * 0.62, 52.0)
+    for i, e in enumerate(grid.events):
+        event = ledger[e]
+        if not np.isfinite(event.saved_before):
+            continue
+        x = grid.x(i) + (grid.column - bar) / 2
+        for bytes_, offset in ((event.saved_before, 0.0), (event.saved_after, bar / 2)):
+            height = (_STRIP - 24) * (bytes_ if np.isfinite(bytes_) else 0) / most
+            sheet.box(x + offset, base - height, bar / 2, height, fill=MUTED, alpha=0.55 if offset else 0.9)
+        sheet.line([x, x + bar], [base, base], color=MUTED, width=0.9)
+        told = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
+        if text_width(told, 11) <= grid.column - 4:
+            sheet.text(x + bar / 2, top + 10, told, points=11, ha="center")
+
+
+def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
+    """The entries of the legend: only what this figure shows."""
+    stacks = [stack for p in columns for stack in segments(ledger, p, events)]
+    parts = [part for stack in stacks for part in stack]
+    colors = style.label_colors(ledger.labels)
+    shown = {ledger[part.born].label for part in parts if part.born >= 0}
+    seen = [label for label in ledger.labels if label in shown]
+    keys = [Key(words.shorten(label or "backward", 28), colors[label]) for label in seen] if len(seen) > 1 else []
+    own = colors[seen[0]] if len(seen) == 1 else MUTED
+    keys += [Key("added by this backward", own)] if any(s.new for s in parts) else []
+    keys += [Key("already in .grad", own, 0.36)] if any(not s.new and not s.used and s.born >= 0 for s in parts) else []
+    keys += [Key("already used by a step", own, 0.0)] if any(s.used for s in parts) else []
+    keys += [Key("not from a recorded backward", MUTED, 0.36, "xx")] if any(s.born < 0 for s in parts) else []
+    keys += [Key(".grad after the event", INK, kind="total")]
+    if any(ledger.unconsumed(e) for e in events):
+        keys += [Key("erased before any step used it", INK, kind="cross")]
+    if any(not np.isfinite(part.amount) for part in parts):
+        keys += [Key("not finite", INK, 0.0, "///")]
+    if any(not _present(ledger, e, p) for e in events for p in columns):
+        keys += [Key("no .grad (None)", MUTED, kind="dots")]
+    if any(np.isfinite(ledger[e].saved_before) for e in events):
+        keys += [Key("bytes before → after backward", MUTED, 0.7)]
+    return keys

@@ -1,0 +1,157 @@
+"""Names, numbers and events in words, the same in every view: literal, short, readable without colour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.views.style import number, size
+
+_MOST_SENTENCES = 40
+_MOST_NAMES = 6
+
+
+def literal(text: str) -> str:
+    """Make a text safe to draw: white space becomes a blank, other unprintable characters visible.
+
+    >>> literal("a\\tb\\u202ec")
+    'a b�c'
+    """
+    return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(text))
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cut a long name in the middle: both of its ends tell it apart from others.
+
+    >>> shorten("encoder.layers.11.self_attn.weight", 17)
+    'encoder.…n.weight'
+    """
+    text = literal(text)
+    if len(text) <= limit:
+        return text
+    tail = (limit - 1 + 1) // 2
+    return text[: max(limit - 1 - tail, 1)] + "…" + text[len(text) - tail :]
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a count and its noun.
+
+    >>> counted(1, "event"), counted(10000, "event")
+    ('1 event', '10,000 events')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def action(event: Event) -> str:
+    """Name an event as a reader would: its kind, or that a step was skipped.
+
+    >>> action(Event(0, "step", details={"skipped": True}))
+    'step skipped'
+    """
+    return f"{event.kind} skipped" if event.skipped else event.kind
+
+
+def subject(event: Event) -> str:
+    """What an event acted on or came from: the loss label of a backward, the optimizer of a step.
+
+    >>> subject(Event(0, "step", details={"optimizer": "SGD"})), subject(Event(0, "backward", "g_loss"))
+    ('SGD', 'g_loss')
+    """
+    return literal(event.label or str(event.details.get("optimizer", "")))
+
+
+def place(event: Event) -> str:
+    """The user's line, or nothing when it is not known.
+
+    >>> place(Event(0, "step", line=12))
+    'line 12'
+    """
+    return f"line {event.line}" if event.line else ""
+
+
+def is_signed(ledger: Ledger, parameter: int) -> bool:
+    """Whether a parameter is one number of which the sign was recorded."""
+    return ledger.parameters[parameter].numel == 1 and parameter in ledger.exact
+
+
+def value(ledger: Ledger, event: int, parameter: int, of: str = "grad", digits: int = 4) -> str:
+    """Write a contribution (empty if there was none) or a `.grad` ("None" if there was none).
+
+    One element is written as it is, up to four as a vector, more as their 2-norm, `‖·‖`.
+    Contributions carry their sign, because they are added.
+    """
+    if not ledger.state[event, parameter] & (PRESENT if of == "grad" else CONTRIBUTED):
+        return "None" if of == "grad" else ""
+    norm = float((ledger.grad if of == "grad" else ledger.contribution)[event, parameter])
+    elements = ledger.exact[parameter][of == "grad"][event] if parameter in ledger.exact else np.empty(0)
+    if elements.size == 1:
+        sign = "+" if of == "contribution" and elements[0] > 0 else ""
+        return sign + number(float(elements[0]), digits)
+    if 0 < elements.size <= 4:
+        return "(" + ", ".join(number(float(x), digits) for x in elements) + ")"
+    return f"‖·‖ {number(norm, digits)}"
+
+
+def window_summary(ledger: Ledger) -> str:
+    """Say how many accumulation windows there are and how many backwards each consumed.
+
+    >>> window_summary(Ledger.build([], []))
+    'no optimizer step'
+    """
+    lengths = [len(window.backwards) for window in ledger.windows()]
+    if not lengths:
+        return "no optimizer step"
+    low, high = min(lengths), max(lengths)
+    each = counted(low, "backward") if low == high else f"{low}-{high} backwards"
+    return f"{counted(len(lengths), 'accumulation window')} of {each}"
+
+
+def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
+    """Tell one event in words, with the numbers of the given parameters."""
+    # The subject of a step is the optimizer that took it; of a backward, the loss it came from.
+    link = {"backward": "of", "step": "by"}.get(event.kind, "on")
+    told = f"Event {event.index}, {action(event)}"
+    told += f" {link} {shorten(subject(event), 40)}" if subject(event) else ""
+    told += f", {place(event)}" if event.line else ""
+    if not math.isnan(event.loss):
+        told += f", loss {number(event.loss)}"
+    lost = ledger.unconsumed(event.index)
+    parts = []
+    for p in parameters[:_MOST_NAMES]:
+        added = value(ledger, event.index, p, "contribution")
+        part = shorten(ledger.parameters[p].name, 40) + (f" receives {added}," if added else "")
+        part += f" .grad {value(ledger, event.index, p)}"
+        erased = [value(ledger, b, p, "contribution") for b in lost.get(ledger.parameters[p].name, [])]
+        parts.append(part + (f" (erased {', '.join(erased)} before any step used it)" if erased else ""))
+    if len(parameters) > _MOST_NAMES:
+        parts.append(f"and {counted(len(parameters) - _MOST_NAMES, 'more parameter')}")
+    if not math.isnan(event.saved_before):
+        parts.append(f"saved tensors {size(event.saved_before)} before, {size(event.saved_after)} after")
+    return f"{told}: {'; '.join(parts)}." if parts else f"{told}."
+
+
+def overview(ledger: Ledger, events: Sequence[int], parameters: Sequence[int]) -> str:
+    """Say in one sentence what a ledger, or a part of it, holds."""
+    part = ledger.contribution[np.ix_(list(events), list(parameters))]
+    there = (ledger.state[np.ix_(list(events), list(parameters))] & CONTRIBUTED) > 0
+    told = f"{counted(len(parameters), 'parameter')} × {counted(len(events), 'event')}, {window_summary(ledger)}"
+    finite = part[there & np.isfinite(part)]
+    if finite.size:
+        told += f"; contribution norms from {number(float(finite.min()))} to {number(float(finite.max()))}"
+    broken = int((there & ~np.isfinite(part)).sum())
+    if broken:
+        told += f"; {counted(broken, 'contribution')} not finite"
+    return told + ("" if ledger.complete else "; the recording is incomplete") + "."
+
+
+def story(ledger: Ledger, events: Sequence[int], parameters: Sequence[int]) -> list[str]:
+    """Tell a ledger in sentences: what it holds, then event by event (the first and last of many)."""
+    told, half = [overview(ledger, events, parameters)], _MOST_SENTENCES // 2
+    chosen = list(events)
+    if len(chosen) > _MOST_SENTENCES:
+        told.append(f"The first {half} and the last {half} of {len(chosen):,} events:")
+        chosen = [*chosen[:half], *chosen[-half:]]
+    return told + [sentence(ledger, ledger[e], parameters) for e in chosen]
