@@ -186,7 +186,8 @@ class Graph(Displayed):
     def collapse_modules(self, depth: int = 1) -> Graph:
         """Fold each module, down to `depth` levels of its dotted path, into one node with its parameters.
 
-        Operations that ran in no module stay as they are. Raises ValueError for a depth below 1.
+        Operations that ran in no module, or between the folded modules (a residual addition),
+        stay as they are. Raises ValueError for a depth below 1.
 
         >>> inside = (Node(0, "ReluBackward0", module="act"), Node(1, "AddmmBackward0", module="fc"),
         ...           Node(2, "AccumulateGrad", "fc.bias", module="fc"))
@@ -197,8 +198,13 @@ class Graph(Displayed):
             raise ValueError(f"depth is {depth}; expected 1 (the outermost modules) or more")
         classes: dict[str, str] = self.meta.get("classes", {})
 
+        paths = {node.module: node.module.split(".") for node in self.nodes if node.module}
+        containers = {".".join(path[:i]) for path in paths.values() for i in range(1, min(len(path), depth))}
+
         def module(node: Node) -> tuple[str, str]:
-            path = ".".join(node.module.split(".")[:depth])
+            path = ".".join(paths.get(node.module, ())[:depth])
+            if path in containers:  # folding what runs before and after its parts would draw a cycle
+                return "", ""
             return path, classes.get(path, "module") if path else ""
 
         return self._fold(module)

@@ -46,10 +46,10 @@ def trace(
     >>> loss = (w * 2) ** 2
     >>> trace(loss, values=True)
     Graph: 3 nodes, 2 edges, saves 12 B; root loss
-      id  operation      name  shape  dtype    saved  value  grad
-       0  PowBackward0   loss  ()     float32  4 B    36     1
-       1  MulBackward0         ()     float32  8 B    6      12
-       2  AccumulateGrad  w    ()     float32         3      24
+      id  operation       name  shape  dtype    saved  value  grad
+       0  PowBackward0    loss  ()     float32  4 B    36     1
+       1  MulBackward0          ()     float32  8 B    6      12
+       2  AccumulateGrad  w     ()     float32         3      24
     """
     frame = sys._getframe(1)
     with torch._C.DisableTorchFunctionSubclass():
@@ -257,12 +257,12 @@ def _read(
     places, prefix, classes = _places(scopes, leaves, order)
     storages: dict[int, int] = {}
     notes = []
+    stopped = ""
     numbers: dict[Any, Any] = {}
     slopes: dict[Any, Any] = {}
     if values and len(order) <= VALUES_LIMIT:
         numbers = forward_values(order, roots, labels.tensors, watched)
-        slopes, note = gradients(order, roots)
-        notes += [note] if note else []
+        slopes, stopped = gradients(order, roots)
     elif values:
         notes.append(f"values are left out: the graph has {len(order):,} nodes, they are shown up to {VALUES_LIMIT}")
 
@@ -283,6 +283,8 @@ def _read(
         nodes.append(Node(i, op, name, place, shape, dtype, saved, alive, numbers.get(fn), slopes.get(fn)))
     if not all(node.alive for node in nodes):
         notes.append(_FREED)
+    elif stopped:
+        notes.append(stopped)
     meta = {"torch": torch.__version__, "notes": notes, "classes": classes}
     return Graph(tuple(nodes), tuple(edges), top, meta)
 

@@ -165,24 +165,25 @@ def gradients(order: list[Any], roots: list[torch.Tensor]) -> tuple[dict[Any, An
             if hasattr(fn, "variable"):
                 continue
             given = incoming[fn]
-            try:
-                if any(g is _UNKNOWN for g in given) or not _callable_safely(fn):
-                    raise RuntimeError("unknown")
-                results = fn(*given)
-                results = results if isinstance(results, tuple) else (results,)
-            except (RuntimeError, NotImplementedError, TypeError):
-                silent.append(type(fn).__name__)
-                results = tuple(_UNKNOWN for _ in fn.next_functions)
+            results = tuple(_UNKNOWN for _ in fn.next_functions)
+            if not any(g is _UNKNOWN for g in given):
+                try:
+                    results = _call(fn, given)
+                except (RuntimeError, NotImplementedError, TypeError):
+                    silent.append(type(fn).__name__)
             for (target, output), result in zip(fn.next_functions, results, strict=False):
                 if target is not None and result is not None:
                     _add(incoming[target], output, _fit(result, target._input_metadata[output]))
     known = {fn: numbers(given[0]) for fn, given in incoming.items() if len(given) == 1 and given[0] is not _UNKNOWN}
-    note = f"gradients stop at {', '.join(dict.fromkeys(silent))}: they are not known without running it" if silent else ""
+    note = f"gradients stop at {', '.join(dict.fromkeys(silent))}: its gradient is not known without running more than a formula" if silent else ""
     return known, note
 
 
-def _callable_safely(fn: Any) -> bool:
-    return not isinstance(fn, BackwardCFunction) and _unpacks_plainly(fn)
+def _call(fn: Any, given: list[Any]) -> tuple[Any, ...]:
+    if isinstance(fn, BackwardCFunction) or not _unpacks_plainly(fn):
+        raise RuntimeError("calling it would run code that is not its own formula")
+    results = fn(*given)
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _fit(gradient: Any, expected: Any) -> Any:

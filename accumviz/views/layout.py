@@ -1,0 +1,48 @@
+"""Graphviz in process or on PATH, whichever is there; nothing else knows which one it was."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from contextlib import redirect_stderr
+from io import StringIO
+
+_TIMEOUT = 300  # seconds; the largest drawing anyone should wait for
+
+
+class LayoutError(ImportError):
+    """No layout engine is there, or it refused; the message says what to do."""
+
+
+def graphviz(source: str, form: str) -> str:
+    """Lay out DOT source with Graphviz's `dot` and return it as `json`, `svg`, ...
+
+    Uses `pygraphviz`, whose wheel carries Graphviz, else a `dot` on PATH. Raises LayoutError
+    when neither is there or the source is not DOT.
+    """
+    try:
+        from pygraphviz import AGraph
+    except ImportError:
+        return _on_path(source, form)
+    try:
+        with redirect_stderr(StringIO()):  # it warns about every graph of more than 1,000 nodes
+            drawn: bytes = AGraph(string=source).draw(format=form, prog="dot")
+    except Exception as error:  # its C layer raises several unrelated types
+        raise LayoutError(f"Graphviz could not draw this: {error}") from error
+    return drawn.decode("utf-8", "replace")
+
+
+def _on_path(source: str, form: str) -> str:
+    dot = shutil.which("dot")
+    if dot is None:
+        raise LayoutError(
+            "drawing a graph needs a layout engine, and there is neither pygraphviz nor a `dot` on PATH; "
+            "install one: `pip install pygraphviz` (its wheel carries Graphviz), "
+            "or Graphviz itself: `apt install graphviz`, `brew install graphviz`"
+        )
+    done = subprocess.run(
+        [dot, f"-T{form}"], input=source.encode(), capture_output=True, timeout=_TIMEOUT, check=False
+    )
+    if done.returncode or not done.stdout:
+        raise LayoutError(f"`dot` could not draw this: {done.stderr.decode('utf-8', 'replace').strip()[:300]}")
+    return done.stdout.decode("utf-8", "replace")

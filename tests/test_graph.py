@@ -1,0 +1,182 @@
+"""The graph as data: built by hand, without torch."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accumviz import files
+from accumviz.graph import Edge, Graph, Node, Saved
+
+CHAIN = Graph(
+    (
+        Node(0, "MeanBackward0", "loss", shape=(), dtype="float32", value=2.5, grad=1.0),
+        Node(1, "PowBackward0", saved=(Saved("self", (2,), "float32", 8, 0),), shape=(2,), value=[1.0, 4.0]),
+        Node(2, "MulBackward0", "y_hat", saved=(Saved("self", (2,), "float32", 8, 0), Saved("other", (), "float32", 4, 1, True))),
+        Node(3, "AccumulateGrad", "w", shape=(), grad=float("nan")),
+    ),
+    (Edge(0, 1), Edge(1, 2), Edge(2, 3, 1)),
+    (0,),
+    {"notes": ["a note"]},
+)
+
+
+def modules() -> Graph:
+    """Two layers with a residual addition between them, and a loss outside."""
+    return Graph(
+        (
+            Node(0, "MeanBackward0", "loss"),
+            Node(1, "AddBackward0", module="layers"),
+            Node(2, "ReluBackward0", module="layers.1", saved=(Saved("result", (4,), "float32", 16, 0),)),
+            Node(3, "AddmmBackward0", module="layers.1.fc", saved=(Saved("mat1", (4,), "float32", 16, 1),)),
+            Node(4, "AccumulateGrad", "layers.1.fc.bias", module="layers.1.fc"),
+            Node(5, "AddmmBackward0", module="layers.0", saved=(Saved("mat1", (4,), "float32", 16, 1),)),
+            Node(6, "AccumulateGrad", "layers.0.weight", module="layers.0"),
+        ),
+        (Edge(0, 1), Edge(1, 2), Edge(1, 5, 1), Edge(2, 3), Edge(3, 4), Edge(3, 5, 1), Edge(5, 6)),
+        (0,),
+        {"classes": {"layers": "ModuleList", "layers.0": "Linear", "layers.1": "Block"}},
+    )
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    count = draw(st.integers(1, 12))
+    number = st.one_of(st.none(), st.floats(width=64))
+    nodes = tuple(
+        Node(
+            i,
+            draw(st.sampled_from(["MulBackward0", "AddBackward0", "AccumulateGrad"])),
+            draw(st.text(max_size=8)),
+            draw(st.sampled_from(["", "a", "a.b", "a.b.c", "d"])),
+            draw(st.sampled_from([None, (), (3,), (2, 0)])),
+            saved=tuple(Saved("self", (3,), "float32", 12, s, s == 2) for s in draw(st.lists(st.integers(-1, 4), max_size=3))),
+            alive=draw(st.booleans()),
+            value=draw(number),
+            grad=draw(st.one_of(st.none(), st.lists(st.floats(), max_size=3))),
+        )
+        for i in range(count)
+    )
+    pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda p: p[0] < p[1])
+    edges = draw(st.lists(pairs, max_size=20, unique=True)) if count > 1 else []
+    return Graph(nodes, tuple(Edge(a, b) for a, b in edges), (0,))
+
+
+def test_a_chain_is_named_from_the_root_down() -> None:
+    assert CHAIN.chain() == ["MeanBackward0", "PowBackward0", "MulBackward0", "AccumulateGrad"]
+
+
+def test_a_branching_graph_has_no_chain_and_says_where() -> None:
+    with pytest.raises(ValueError, match="a branch at AddBackward0"):
+        modules().chain()
+
+
+def test_a_storage_saved_twice_counts_once_and_parameters_not_at_all() -> None:
+    assert CHAIN.saved_bytes == 8
+    assert CHAIN.nodes[2].saved_bytes == 8
+
+
+def test_modules_fold_with_their_parameters_and_what_runs_between_them_stays() -> None:
+    folded = modules().collapse_modules(2)
+    assert [(n.op, n.module, n.operations, n.parameters) for n in folded] == [
+        ("MeanBackward0", "", 1, 0),
+        ("AddBackward0", "layers", 1, 0),
+        ("Block", "layers.1", 2, 1),
+        ("Linear", "layers.0", 1, 1),
+    ]
+    assert {(e.source, e.target) for e in folded.edges} == {(0, 1), (1, 2), (1, 3), (2, 3)}
+
+
+def test_folding_at_depth_one_keeps_one_node_per_outermost_module() -> None:
+    folded = modules().collapse_modules()
+    assert [n.kind for n in folded] == ["operation", "fold"]
+    assert folded.nodes[1].saved_bytes == 32
+
+
+def test_folding_needs_a_depth_of_at_least_one() -> None:
+    with pytest.raises(ValueError, match="expected 1"):
+        modules().collapse_modules(0)
+
+
+def test_runs_fold_between_branches_and_leaves_stay() -> None:
+    folded = CHAIN.collapse_runs()
+    assert [(n.op, n.operations) for n in folded] == [("run", 3), ("AccumulateGrad", 1)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs())
+def test_folding_loses_no_operation_no_parameter_and_no_byte(graph: Graph) -> None:
+    leaves = sum(n.kind == "accumulate" for n in graph)
+    folds = [graph.collapse_modules(1), graph.collapse_modules(3), graph.collapse_runs(), graph.collapse_slices(3)]
+    for folded in folds:
+        assert sum(n.operations for n in folded if n.kind != "accumulate") == len(graph) - leaves
+        assert sum(n.parameters if n.kind == "fold" else n.kind == "accumulate" for n in folded) == leaves
+        assert folded.saved_bytes == graph.saved_bytes
+        assert [n.id for n in folded] == list(range(len(folded)))
+        assert all(e.source != e.target for e in folded.edges)
+    assert len(folds[-1]) <= 3
+    assert all(e.source < e.target for e in folds[-1].edges) or len(folds[-1].edges) > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs())
+def test_a_graph_survives_its_file_with_nan_infinity_and_any_name(tmp_path_factory: pytest.TempPathFactory, graph: Graph) -> None:
+    path = tmp_path_factory.mktemp("graphs") / "x.graph"
+    shaped = Graph(
+        tuple(
+            Node(n.id, n.op, n.name, n.module, n.shape, n.dtype, n.saved, n.alive, n.value, n.grad) for n in graph
+        ),
+        graph.edges,
+        graph.roots,
+        {"notes": ["one"]},
+    )
+    shaped.save(path)
+    assert repr(Graph.load(path)) == repr(shaped)
+    assert [str(n) for n in Graph.load(path)] == [str(n) for n in shaped]
+
+
+def test_an_infinite_value_keeps_its_sign(tmp_path: Path) -> None:
+    Graph((Node(0, "MulBackward0", value=[-math.inf, math.nan, math.inf]),)).save(tmp_path / "x")
+    assert str(Graph.load(tmp_path / "x").nodes[0].value) == "[-inf, nan, inf]"
+
+
+def test_a_file_that_holds_no_graph_is_refused_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"hello")
+    with pytest.raises(files.LedgerFileError, match="not an accumviz file"):
+        Graph.load(tmp_path / "x")
+
+
+def test_a_file_whose_edges_point_nowhere_is_refused(tmp_path: Path) -> None:
+    Graph((Node(0, "MulBackward0"),), (Edge(0, 7),)).save(tmp_path / "x")
+    with pytest.raises(files.LedgerFileError, match="not a valid graph"):
+        Graph.load(tmp_path / "x")
+
+
+def test_a_difference_names_what_came_went_and_changed() -> None:
+    other = Graph((*CHAIN.nodes[:3], Node(3, "AccumulateGrad", "b")), CHAIN.edges, (0,))
+    shown = repr(CHAIN.diff(other))
+    assert shown.splitlines() == ["- w", "+ b", "saved bytes: +0"]
+    freed = Graph((CHAIN.nodes[0], Node(1, "PowBackward0", alive=False), *CHAIN.nodes[2:]), CHAIN.edges, (0,))
+    assert "~ PowBackward0" in repr(CHAIN.diff(freed))
+    assert repr(CHAIN.diff(CHAIN)).startswith("no difference")
+
+
+def test_the_repr_is_a_table_with_the_notes_below() -> None:
+    text = repr(CHAIN)
+    assert text.startswith("Graph: 4 nodes, 3 edges, saves 8 B; root loss")
+    assert text.endswith("note: a note")
+    assert "nan" in text
+
+
+def test_a_graph_needs_neither_torch_nor_a_layout_engine() -> None:
+    code = (
+        "import sys, accumviz, accumviz.graph, accumviz.views.dot;"
+        "bad = {'torch', 'pygraphviz', 'matplotlib'} & set(sys.modules); assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
