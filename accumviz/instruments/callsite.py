@@ -1,0 +1,142 @@
+"""Where in the user's code something happened, found from the stack once per place and then remembered."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import site
+import sys
+import sysconfig
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+_LIBRARIES = tuple(
+    os.path.normcase(path) + os.sep
+    for path in {*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib")}
+)
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LONGEST = 80
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """A line of the user's code: file (as a person would name it), line, source text and the call's subject."""
+
+    file: str = ""
+    line: int = 0
+    source: str = ""
+    subject: str = ""
+    path: str = ""
+
+
+class CallSites:
+    """Find the user's line for the call being made now; each place is parsed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], CallSite] = {}
+        self._mine: dict[int, int] = {}
+        # A code object's id may be reused once it is gone: hold those that were met.
+        self._codes: list[CodeType] = []
+
+    def find(self, frame: FrameType | None) -> CallSite:
+        """The nearest frame that belongs to the user, not to torch, accumviz or another library."""
+        fallback: FrameType | None = None
+        below: FrameType | None = None
+        while frame is not None:
+            distance = self._distance(frame)
+            if distance == 0:
+                return self._site(frame, below)
+            if distance == 1 and fallback is None:
+                fallback = frame
+            below, frame = frame, frame.f_back
+        return self._site(fallback, None) if fallback is not None else CallSite()
+
+    def _distance(self, frame: FrameType) -> int:
+        """0: the user's; 1: some library's; 2: torch's or ours."""
+        code = frame.f_code
+        known = self._mine.get(id(code))
+        if known is not None:
+            return known
+        self._codes.append(code)
+        path = os.path.normcase(os.path.abspath(code.co_filename))
+        name = frame.f_globals.get("__name__", "")
+        if path.startswith(_HERE) or name == "torch" or name.startswith("torch."):
+            known = 2
+        else:
+            known = int(path.startswith(_LIBRARIES) or code.co_filename.startswith("<frozen"))
+        self._mine[id(code)] = known
+        return known
+
+    def _site(self, frame: FrameType, below: FrameType | None) -> CallSite:
+        key = (id(frame.f_code), frame.f_lasti)
+        found = self._known.get(key)
+        if found is None:
+            self._codes.append(frame.f_code)
+            method = below is not None and below.f_code.co_qualname == "Tensor.backward"
+            found = self._known[key] = _describe(frame, method)
+        return found
+
+
+def _describe(frame: FrameType, method: bool) -> CallSite:
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    lines = linecache.getlines(path, frame.f_globals)
+    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    subject = ""
+    if lines:
+        subject = _subject(_segment(frame, lines), method)
+    return CallSite(_readable(path), line, source[:200], _shorten(subject), path)
+
+
+def _segment(frame: FrameType, lines: list[str]) -> str:
+    """The source text of the call the frame is making now."""
+    position = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    first, last, start, end = position
+    if first is None or last is None or start is None or end is None or last > len(lines):
+        return lines[frame.f_lineno - 1].strip() if frame.f_lineno <= len(lines) else ""
+    text = [line.encode() for line in lines[first - 1 : last]]
+    text[-1] = text[-1][:end]
+    text[0] = text[0][start:]
+    return b"".join(text).decode(errors="replace")
+
+
+def _subject(segment: str, method: bool) -> str:
+    """What the call is about: `loss` in `loss.backward()` and in `accelerator.backward(loss)`."""
+    try:
+        call = ast.parse(f"({segment})", mode="eval").body
+    except (SyntaxError, ValueError):
+        return segment.split(".backward(")[0].strip() if ".backward(" in segment else ""
+    if not isinstance(call, ast.Call):
+        return ""
+    if not method and call.args and "backward" in ast.unparse(call.func):
+        return ast.unparse(call.args[0])
+    return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _readable(path: str) -> str:
+    """A file's name without anything private: the notebook cell, or the path below the working folder."""
+    if "IPython" in sys.modules:
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        name = getattr(shell, "compile", None) and shell.compile.format_code_name(path)
+        if name:
+            return str(name[1]) if name[0] == "Cell" else path
+    relative = os.path.relpath(path) if os.path.isabs(path) else path
+    return os.path.basename(path) if relative.startswith("..") else relative
+
+
+def variable(frame: FrameType | None, value: object) -> str:
+    """The name by which the frame knows this object, or an empty string."""
+    if frame is None:
+        return ""
+    for scope in (frame.f_locals, frame.f_globals):
+        for name, candidate in list(scope.items()):
+            if candidate is value and not name.startswith("_"):
+                return str(name)
+    return ""

@@ -1,0 +1,120 @@
+"""What to record, and by which names: modules, optimizers, parameters, dicts of tensors, groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+
+from accumviz.instruments.callsite import variable
+
+_EXPECTED = (
+    "expected a module, an optimizer, a parameter, a dict of named tensors, or a list of these, "
+    "for example record(model, optimizer) or record(G=generator, D=discriminator)"
+)
+
+
+@dataclass
+class Named:
+    """The tensors to record, in order, with their names; and the optimizers met on the way."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    aliases: list[list[str]] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    _index: dict[int, int] = field(default_factory=dict)
+
+    def add(self, name: str, tensor: torch.Tensor, group: str) -> None:
+        """A tensor that is there already (a tied weight) keeps its first name and gains an alias."""
+        known = self._index.get(id(tensor))
+        if known is not None:
+            if name and name != self.names[known] and name not in self.aliases[known]:
+                self.aliases[known].append(name)
+            return
+        if not tensor.is_leaf:
+            raise ValueError(
+                f"{name!r} is not a leaf (it was computed by {tensor.grad_fn}), so backward does not keep "
+                "its .grad; pass the parameters it was computed from"
+            )
+        if name in self.names:
+            name = next(f"{name}#{n}" for n in range(2, len(self.names) + 3) if f"{name}#{n}" not in self.names)
+        self._index[id(tensor)] = len(self.tensors)
+        self.tensors.append(tensor)
+        self.names.append(name)
+        self.groups.append(group)
+        self.aliases.append([])
+
+
+def collect(objects: tuple[Any, ...], groups: Mapping[str, Any], frame: FrameType | None) -> Named:
+    """Name everything that was passed to `record`.
+
+    Raises `TypeError` for something that holds no parameters, `ValueError` when nothing is
+    left to record.
+    """
+    named = Named()
+    modules = [item for item in objects if isinstance(item, torch.nn.Module)]
+    # Optimizers last: a module knows better names for the same parameters.
+    for item in sorted(objects, key=lambda item: isinstance(item, torch.optim.Optimizer)):
+        prefix = (variable(frame, item) or type(item).__name__) if len(modules) > 1 and item in modules else ""
+        _add(named, item, prefix, prefix, frame)
+    for group, item in groups.items():
+        _add(named, item, group, group, frame)
+    if not named.tensors:
+        got = ", ".join(type(item).__name__ for item in (*objects, *groups.values())) or "no arguments"
+        raise ValueError(f"nothing to record in {got}; {_EXPECTED}")
+    if not any(tensor.requires_grad for tensor in named.tensors):
+        raise ValueError(
+            f"none of the {len(named.tensors)} tensors passed to record requires grad, so no backward will ever "
+            "write to them; unfreeze some (tensor.requires_grad_()) or pass others"
+        )
+    return named
+
+
+def _add(named: Named, item: Any, prefix: str, group: str, frame: FrameType | None) -> None:
+    def join(name: str) -> str:
+        return ".".join(part for part in (prefix, name) if part)
+
+    if isinstance(item, torch.nn.Module):
+        for name, tensor in item.named_parameters(remove_duplicate=False):
+            named.add(join(name), tensor, group)
+    elif isinstance(item, torch.optim.Optimizer):
+        named.optimizers.append(item)
+        _add_optimizer(named, item, prefix, group, frame)
+    elif isinstance(item, torch.Tensor):
+        named.add(join(variable(frame, item)) or f"tensor{len(named.tensors)}", item, group)
+    elif isinstance(item, Mapping):
+        for name, value in item.items():
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"cannot record {name!r}, a {type(value).__name__}; expected a tensor in the dict")
+            named.add(join(str(name)), value, group)
+    elif isinstance(item, Iterable) and not isinstance(item, str | bytes):
+        for n, value in enumerate(item):
+            if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+                _add(named, {value[0]: value[1]}, prefix, group, frame)
+            elif isinstance(value, torch.Tensor):
+                named.add(join(variable(frame, value) or str(n)), value, group)
+            else:
+                _add(named, value, prefix, group, frame)
+    else:
+        raise TypeError(f"cannot record {item!r:.80}, a {type(item).__name__}; {_EXPECTED}")
+
+
+def _add_optimizer(
+    named: Named, optimizer: torch.optim.Optimizer, prefix: str, group: str, frame: FrameType | None
+) -> None:
+    for g, options in enumerate(optimizer.param_groups):
+        known = options.get("param_names")
+        for n, tensor in enumerate(options["params"]):
+            name = known[n] if known else variable(frame, tensor) or f"group{g}.param{n}"
+            if id(tensor) not in named._index:
+                named.add(".".join(part for part in (prefix, name) if part), tensor, group)
+
+
+def optimizer_name(optimizer: torch.optim.Optimizer, frame: FrameType | None, taken: list[str]) -> str:
+    """The caller's own name for an optimizer, else its class, kept apart from those already taken."""
+    name = variable(frame, optimizer) or type(optimizer).__name__
+    return name if name not in taken else f"{name}#{taken.count(name) + 1}"
