@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Polygon, Rectangle
 
 from accumviz.views import style
 
@@ -36,6 +36,7 @@ _CSS = """
 .accumviz details.av-words summary { cursor: pointer; width: max-content; }
 .accumviz details.av-words li { overflow-wrap: anywhere; }
 """
+_SPOKEN = 1600
 _shown = itertools.count()
 
 
@@ -74,10 +75,16 @@ class ThemedFigure(Figure):
         width, height = (float(side) * 72 for side in self.get_size_inches())
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="av-figure" '
-            f'role="img" aria-label="{html.escape(" ".join(self.words))}" viewBox="0 0 {width:g} {height:g}" '
+            f'role="img" aria-label="{html.escape(self._label())}" viewBox="0 0 {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}" '
             f'style="stroke-linejoin: round; stroke-linecap: butt; min-width: {0.93 * width:.0f}px">{body.strip()}'
         )
+
+    def _label(self) -> str:
+        """As many sentences as one can listen to; all of them stand below the figure."""
+        lengths = itertools.accumulate(len(word) + 1 for word in self.words)
+        spoken = [word for word, length in zip(self.words, lengths, strict=True) if length <= _SPOKEN]
+        return " ".join(spoken) + (" More below, in words." if len(spoken) < len(self.words) else "")
 
     def to_html(self) -> str:
         """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
@@ -106,6 +113,7 @@ def _themed(tag: str, used: set[str], prefix: str) -> str:
     # In style declarations, not in presentation attributes: those know no var().
     for ink, page in _PAGE_INKS.items():
         tag = tag.replace(f": {ink}", f": {page}")
+    tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag) if " d=" in tag else tag  # a hundredth of a pixel is enough
     return re.sub(r"'DejaVu Sans( Mono)?'[^;\"]*", lambda m: style.MONO if m[1] else style.FONT, tag)
 
 
@@ -167,8 +175,8 @@ class Sheet:
 
     def area(self, xs: list[float], low: list[float], high: list[float], *, color: str, alpha: float) -> None:
         """Fill the room between two lines."""
-        self.axes.fill_between(xs, low, high, facecolor=color, alpha=alpha, linewidth=0, clip_on=False, zorder=2)
-        self._frame()
+        outline = np.column_stack([[*xs, *reversed(xs)], [*high, *reversed(low)]])
+        self.axes.add_patch(Polygon(outline, facecolor=color, edgecolor="none", alpha=alpha, clip_on=False, zorder=2))
 
     def image(self, x: float, y: float, width: float, height: float, pixels: np.ndarray) -> None:
         """Lay an RGBA image, rows × columns × 4, over a rectangle; its cells keep sharp edges."""

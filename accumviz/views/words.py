@@ -77,6 +77,11 @@ def is_signed(ledger: Ledger, parameter: int) -> bool:
     return ledger.parameters[parameter].numel == 1 and parameter in ledger.exact
 
 
+def is_vector(ledger: Ledger, parameter: int) -> bool:
+    """Whether a parameter is so small, and recorded so exactly, that all of its elements are written."""
+    return parameter in ledger.exact and 0 < ledger.parameters[parameter].numel <= 4
+
+
 def value(ledger: Ledger, event: int, parameter: int, of: str = "grad", digits: int = 4) -> str:
     """Write a contribution (empty if there was none) or a `.grad` ("None" if there was none).
 
