@@ -22,11 +22,11 @@ CODE = ("accumviz", "requirements.txt", "pyproject.toml", "chapters/recordings")
 PAGES = ("chapters", "_ext", "_static", "_config.yml", "_toc.yml", "references.bib", "*.md")
 
 
-def files(patterns: Iterable[str], root: Path = ROOT) -> list[Path]:
+def files(patterns: Iterable[str]) -> list[Path]:
     """Every source file under the patterns, in a fixed order, leaving out what Python and notebooks write."""
     found: set[Path] = set()
     for pattern in patterns:
-        for path in root.glob(pattern):
+        for path in ROOT.glob(pattern):
             found.update(path.rglob("*") if path.is_dir() else [path])
     return sorted(
         path
@@ -35,11 +35,11 @@ def files(patterns: Iterable[str], root: Path = ROOT) -> list[Path]:
     )
 
 
-def fingerprint(patterns: Iterable[str], root: Path = ROOT) -> str:
+def fingerprint(patterns: Iterable[str]) -> str:
     """A hash of names and contents, and of the Python that runs them."""
     digest = hashlib.sha256(sys.version.encode())
-    for path in files(patterns, root):
-        digest.update(str(path.relative_to(root)).encode())
+    for path in files(patterns):
+        digest.update(str(path.relative_to(ROOT)).encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

@@ -13,6 +13,7 @@ from html import escape, unescape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from docutils import nodes
 from fontTools.subset import Options, Subsetter
@@ -33,6 +34,7 @@ ALIGNMENT = re.compile(r"\\(begin|end)\{(?:align|aligned|split|gather|gathered)\
 EQUATION = re.compile(r"\\(?:begin|end)\{equation\*?\}")
 # Inside parentheses or after another operator a minus is a sign; browsers would space it as a subtraction.
 SIGN = re.compile(r"(<mo(?: [^>]*)?>(?!\)|\]|&#x0005D;|&#x00029;|!)[^<]*</mo>)<mo>(&#x02212;|&#x0002B;)</mo>")
+PARTS = {"mfrac": 2, "msub": 2, "msup": 2, "munder": 2, "mover": 2, "msubsup": 3, "munderover": 3, "mroot": 2}
 UNKNOWN = re.compile(r"<mi>&(?:amp;)?</mi>|<mspace linebreak|<mi>\\")
 
 
@@ -48,11 +50,26 @@ def mathml(tex: str, display: str, node: nodes.Element) -> str:
     except Exception as problem:  # the converter's errors have no common base
         math, trouble = "", repr(problem)
     else:
-        trouble = "a command or environment that latex2mathml does not know" if UNKNOWN.search(math) else ""
+        trouble = defect(math)
     if trouble:
         logger.warning("math that cannot be converted: %s (%s)", tex, trouble, location=node, type="mathml")
         return f"<code>{escape(tex)}</code>"
     return SIGN.sub(r'\1<mo form="prefix" lspace="0" rspace="0">\2</mo>', math)
+
+
+def defect(math: str) -> str:
+    """What is wrong with converted math: the converter leaves out silently what it does not understand.
+
+    >>> defect("<math><mfrac><mi>a</mi></mfrac></math>")
+    'mfrac has 1 part'
+    """
+    if UNKNOWN.search(math):
+        return "a command or environment that latex2mathml does not know"
+    for element in ElementTree.fromstring(math).iter():  # noqa: S314 - our own sources, a moment ago
+        name = element.tag.rpartition("}")[2]
+        if len(element) != PARTS.get(name, len(element)):
+            return f"{name} has {len(element)} part{'s' * (len(element) != 1)}"
+    return ""
 
 
 def aligned(tex: str) -> str:

@@ -15,10 +15,10 @@ SEARCH_AS_FILE = 'if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_
 
 
 def drop_unused_scripts(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    if pagename == "search":
+        app.add_js_file(None, body=SEARCH_AS_FILE)  # before the lists are copied below
     for kind in ("script_files", "css_files"):
         context[kind] = [file for file in context[kind] if not UNUSED.search(described(file))]
-    if pagename == "search":
-        app.add_js_file(None, body=SEARCH_AS_FILE)
 
 
 def described(file: Any) -> str:

@@ -1,0 +1,122 @@
+"""One browser for each test process, and the built book in it as files and from a server."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+HERE = Path(__file__).parent
+SITE = HERE.parents[1] / "_build" / "html"
+
+
+def load_chromium() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("book_chromium", HERE / "chromium.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def built_pages() -> list[str]:
+    """Every page of the book; the theme leaves two of its templates under _static, which no reader meets."""
+    return sorted(
+        path.relative_to(SITE).as_posix()
+        for path in SITE.rglob("*.html")
+        if "_static" not in path.relative_to(SITE).parts
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "page_name" in metafunc.fixturenames:
+        metafunc.parametrize("page_name", built_pages() or ["index.html"])
+    if "scheme" in metafunc.fixturenames:
+        metafunc.parametrize("scheme", ["file", "http"])
+    if "mode" in metafunc.fixturenames:
+        metafunc.parametrize("mode", ["light", "dark"])
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    chromium = load_chromium()
+    path = chromium.find()
+    if path is None:
+        pytest.fail(chromium.HELP, pytrace=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(chromium.FLAGS))
+        yield browser
+        browser.close()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        """A request per line would bury what pytest says."""
+
+
+@pytest.fixture(scope="session")
+def server(site: Path) -> Iterator[str]:
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{httpd.server_address[1]}"
+    httpd.shutdown()
+    httpd.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def address(site: Path, request: pytest.FixtureRequest) -> Callable[[str, str], str]:
+    """The address of a page, as a file or from the server."""
+
+    def find(page_name: str, scheme: str) -> str:
+        return (site / page_name).as_uri() if scheme == "file" else f"{request.getfixturevalue('server')}/{page_name}"
+
+    return find
+
+
+@dataclass
+class Watched:
+    """A page, and everything it did that a reader's browser would show or send."""
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    @property
+    def foreign(self) -> list[str]:
+        own = ("file://", "http://127.0.0.1:", "data:", "blob:")
+        return [url for url in self.requests if not url.startswith(own)]
+
+
+@pytest.fixture
+def watch(browser: Browser, site: Path) -> Iterator[Callable[..., Watched]]:
+    """Open new pages, with `mode` light or dark and a `width`."""
+    contexts = []
+
+    def open_page(mode: str = "light", width: int = 1280, **options: object) -> Watched:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=mode, **options)
+        contexts.append(context)
+        watched = Watched(context.new_page())
+        page = watched.page
+        page.on("request", lambda request: watched.requests.append(request.url))
+        page.on("pageerror", lambda error: watched.complaints.append(f"page error: {error}"))
+        page.on("requestfailed", lambda request: watched.complaints.append(f"failed: {request.url}"))
+        page.on(
+            "console",
+            lambda message: (
+                message.type in {"error", "warning"} and watched.complaints.append(f"{message.type}: {message.text}")
+            ),
+        )
+        return watched
+
+    yield open_page
+    for context in contexts:
+        context.close()

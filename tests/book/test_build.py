@@ -1,0 +1,158 @@
+"""The build itself: math, shared assets, notebooks, and what makes it start over."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from docutils import nodes
+from sphinx.errors import ExtensionError
+from wherebook import mathml, notebooks, outputs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def make_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The build script, at work in a folder of its own, with a builder that only leaves a mark."""
+    spec = importlib.util.spec_from_file_location("make_book_here", ROOT / "_ext" / "make_book.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "BUILD", tmp_path / "_build")
+    monkeypatch.setattr(module, "INDEX", tmp_path / "_build" / "html" / "index.html")
+    (tmp_path / "accumviz").mkdir()
+    (tmp_path / "accumviz" / "ledger.py").write_text("one = 1\n")
+    (tmp_path / "chapters").mkdir()
+    (tmp_path / "chapters" / "01_graphs.md").write_text("# Graphs\n")
+    module.built = []
+
+    def build(command: list[str], **kwargs: object) -> SimpleNamespace:
+        module.built.append(command)
+        (tmp_path / "_build" / ".jupyter_cache").mkdir(parents=True, exist_ok=True)
+        if module.writes_index:
+            module.INDEX.parent.mkdir(parents=True, exist_ok=True)
+            module.INDEX.write_text("the book")
+        return SimpleNamespace(returncode=module.status)
+
+    module.status, module.writes_index = 0, True
+    monkeypatch.setattr(module.subprocess, "run", build)
+    return module
+
+
+def test_an_unchanged_book_is_not_built_again(make_book: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert make_book.main() == 0
+    assert make_book.main() == 0
+    assert len(make_book.built) == 1
+    assert "index.html" in capsys.readouterr().out
+
+
+def test_a_changed_chapter_keeps_what_the_others_computed(make_book: ModuleType) -> None:
+    make_book.main()
+    (make_book.ROOT / "chapters" / "01_graphs.md").write_text("# Other graphs\n")
+    kept = make_book.BUILD / ".jupyter_cache" / "kept"
+    kept.write_text("")
+    make_book.main()
+    assert len(make_book.built) == 2
+    assert kept.exists()
+
+
+@pytest.mark.parametrize("change", ["edit", "add", "remove"])
+def test_a_change_inside_accumviz_runs_every_chapter_again(make_book: ModuleType, change: str) -> None:
+    make_book.main()
+    old = make_book.BUILD / ".jupyter_cache" / "old"
+    old.write_text("")
+    module = make_book.ROOT / "accumviz" / "ledger.py"
+    if change == "edit":
+        module.write_text("one = 2\n")
+    elif change == "add":
+        (make_book.ROOT / "accumviz" / "graph.py").write_text("")
+    else:
+        module.unlink()
+    make_book.main()
+    assert not old.exists()
+
+
+def test_a_build_with_warnings_fails_again_when_it_is_repeated(make_book: ModuleType) -> None:
+    make_book.status = 1
+    assert make_book.main() == 1
+    assert make_book.main() == 1
+    assert len(make_book.built) == 2
+    assert {"-n", "-W", "--keep-going"} <= set(make_book.built[0])
+
+
+def test_a_build_that_wrote_no_index_fails(make_book: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    make_book.writes_index = False
+    assert make_book.main() == 1
+    assert "index.html" in capsys.readouterr().err
+
+
+def test_a_page_that_left_the_book_leaves_the_site(make_book: ModuleType) -> None:
+    make_book.main()
+    stale = make_book.INDEX.with_name("removed.html")
+    stale.write_text("")
+    (make_book.ROOT / "chapters" / "01_graphs.md").write_text("# Other graphs\n")
+    make_book.main()
+    assert not stale.exists()
+
+
+@pytest.mark.parametrize(
+    ("tex", "expected"),
+    [
+        (r"\frac{a}{b}", "<mfrac>"),
+        (r"\hat y", "<mover"),
+        (r"\begin{aligned} a &= b \\ &= c \end{aligned}", "<mtable"),
+        (r"\begin{align} a &= b \\ &= c \end{align}", "<mtable"),
+        (r"\begin{cases} a & b \\ c & d \end{cases}", "<mtable"),
+        (r"1 - 0.01 \cdot (-20)", 'form="prefix"'),
+    ],
+)
+def test_math_becomes_mathml(tex: str, expected: str) -> None:
+    assert expected in mathml.mathml(tex, "block", nodes.math_block())
+
+
+@pytest.mark.parametrize("tex", [r"\frac{a}", r"\nosuchcommand x", r"\begin{nosuch} a & b \end{nosuch}"])
+def test_math_that_cannot_be_converted_is_a_warning_and_stays_readable(
+    tex: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[object] = []
+    monkeypatch.setattr(mathml.logger, "warning", lambda *arguments, **_: warned.append(arguments))
+    html = mathml.mathml(tex, "inline", nodes.math())
+    assert warned
+    assert html.startswith("<code>")
+    assert "&amp;" in html or "&" not in html
+
+
+def test_payloads_of_two_players_both_stay_though_they_are_equal() -> None:
+    payload = '<script type="application/json" data-accumviz>{"events": 3}</script>'
+    module = '<script type="module" data-accumviz>mount()</script>'
+    assert outputs.share_assets(payload + module + payload + module) == payload + module + payload
+
+
+def test_a_cell_that_raised_fails_the_build_also_without_warnings_as_errors() -> None:
+    environment = SimpleNamespace(nb_metadata={"chapters/01": {"exec_data": {"succeeded": False}}})
+    with pytest.raises(ExtensionError, match="chapters/01"):
+        outputs.no_failed_cells(SimpleNamespace(), environment)
+
+
+def test_a_notebook_is_the_same_from_one_build_to_the_next() -> None:
+    source = ROOT / "chapters" / "01_graphs.md"
+    assert notebooks.to_notebook(source) == notebooks.to_notebook(source)
+
+
+def test_the_browser_finder_says_what_to_do_when_there_is_none() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "book" / "chromium.py"), "--install"],
+        env={"CHROMIUM": "no-such-browser", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "CHROMIUM=" in done.stderr
+    assert "playwright install" in done.stderr
