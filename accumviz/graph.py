@@ -10,9 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from accumviz import files
+from accumviz import files, graphfile
 from accumviz.display import VIEWS, Displayed
 
 _REPR_ROWS = 16
@@ -291,7 +289,7 @@ class Graph(Displayed):
             Path(path).write_text(text, encoding="utf-8")
             return
         with files.Writer(path, kind="graph") as writer:
-            writer.append(*_encode(self))
+            writer.append(*graphfile.encode(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
@@ -311,7 +309,7 @@ class Graph(Displayed):
     @classmethod
     def from_contents(cls, contents: files.Contents) -> Graph:
         """Build a graph from a file's contents; raises ValueError or KeyError when they do not fit together."""
-        return _decode(*contents.chunks[0])
+        return graphfile.decode(*contents.chunks[0])
 
     def __repr__(self) -> str:
         roots = ", ".join(_title(self.nodes[root]) for root in self.roots[:3])
@@ -403,65 +401,3 @@ def _changes(old: Node, new: Node) -> list[str]:
     pairs = [(name, getattr(old, name), getattr(new, name)) for name in compared]
     # repr, because NaN differs from itself
     return [f"{name} {a} → {b}" for name, a, b in pairs if repr(a) != repr(b)]
-
-
-class _Table:
-    """Distinct things in order of first appearance, so that a column is small integers."""
-
-    def __init__(self) -> None:
-        self.index: dict[Any, int] = {}
-
-    def __call__(self, thing: Any) -> int:
-        return self.index.setdefault(thing, len(self.index))
-
-
-_COLUMNS = ("op", "name", "module", "shape", "dtype")
-
-
-def _encode(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    table = _Table()
-    nodes = [[table(getattr(n, c)) for c in _COLUMNS] + [n.alive, n.operations, n.parameters] for n in graph]
-    saved = [
-        (n.id, table(s.attr), table(s.shape), table(s.dtype), s.bytes, s.storage, s.parameter)
-        for n in graph
-        for s in n.saved
-    ]
-    numbers: dict[str, np.ndarray] = {}
-    for what in ("value", "grad"):
-        known = [(n.id, np.asarray(getattr(n, what), "<f8")) for n in graph if getattr(n, what) is not None]
-        numbers[f"{what}_at"] = np.array([(i, table(array.shape), array.size) for i, array in known], "<i4").reshape(-1, 3)
-        numbers[what] = np.concatenate([np.zeros(0, "<f8"), *(array.ravel() for _, array in known)])
-    arrays = {
-        "nodes": np.array(nodes, "<i4").reshape(-1, len(_COLUMNS) + 3),
-        "edges": np.array([(e.source, e.target, e.input, e.output) for e in graph.edges], "<i4").reshape(-1, 4),
-        "saved": np.array(saved, "<i8").reshape(-1, 7),
-        **numbers,
-    }
-    return {"roots": list(graph.roots), "table": list(table.index), "meta": graph.meta}, arrays
-
-
-def _decode(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graph:
-    table = [tuple(map(int, thing)) if isinstance(thing, list) else thing for thing in meta["table"]]
-    count = len(arrays["nodes"])
-    saved: dict[int, list[Saved]] = {}
-    for i, attr, shape, dtype, size, storage, parameter in arrays["saved"].tolist():
-        saved.setdefault(i, []).append(
-            Saved(table[attr], table[shape], table[dtype], size, storage, bool(parameter))
-        )
-    numbers: dict[str, dict[int, Any]] = {"value": {}, "grad": {}}
-    for what, known in numbers.items():
-        at = 0
-        for i, shape, length in arrays[f"{what}_at"].tolist():
-            known[i] = arrays[what][at : at + length].reshape(table[shape]).tolist()
-            at += length
-    nodes = []
-    for i, (*row, alive, operations, parameters) in enumerate(arrays["nodes"].tolist()):
-        op, name, module, shape, dtype = (table[j] for j in row)
-        kept = tuple(saved.get(i, ()))
-        value, grad = numbers["value"].get(i), numbers["grad"].get(i)
-        nodes.append(Node(i, op, name, module, shape, dtype, kept, bool(alive), value, grad, operations, parameters))
-    edges = tuple(Edge(*row) for row in arrays["edges"].tolist())
-    roots = tuple(int(root) for root in meta["roots"])
-    if not all(0 <= i < count for i in (*roots, *(j for e in edges for j in (e.source, e.target)))):
-        raise ValueError("an edge or a root names a node that is not there")
-    return Graph(tuple(nodes), edges, roots, dict(meta["meta"]))

@@ -18,7 +18,12 @@ CHAIN = Graph(
     (
         Node(0, "MeanBackward0", "loss", shape=(), dtype="float32", value=2.5, grad=1.0),
         Node(1, "PowBackward0", saved=(Saved("self", (2,), "float32", 8, 0),), shape=(2,), value=[1.0, 4.0]),
-        Node(2, "MulBackward0", "y_hat", saved=(Saved("self", (2,), "float32", 8, 0), Saved("other", (), "float32", 4, 1, True))),
+        Node(
+            2,
+            "MulBackward0",
+            "y_hat",
+            saved=(Saved("self", (2,), "float32", 8, 0), Saved("other", (), "float32", 4, 1, True)),
+        ),
         Node(3, "AccumulateGrad", "w", shape=(), grad=float("nan")),
     ),
     (Edge(0, 1), Edge(1, 2), Edge(2, 3, 1)),
@@ -56,7 +61,9 @@ def graphs(draw: st.DrawFn) -> Graph:
             draw(st.text(max_size=8)),
             draw(st.sampled_from(["", "a", "a.b", "a.b.c", "d"])),
             draw(st.sampled_from([None, (), (3,), (2, 0)])),
-            saved=tuple(Saved("self", (3,), "float32", 12, s, s == 2) for s in draw(st.lists(st.integers(-1, 4), max_size=3))),
+            saved=tuple(
+                Saved("self", (3,), "float32", 12, s, s == 2) for s in draw(st.lists(st.integers(-1, 4), max_size=3))
+            ),
             alive=draw(st.booleans()),
             value=draw(number),
             grad=draw(st.one_of(st.none(), st.lists(st.floats(), max_size=3))),
@@ -126,12 +133,12 @@ def test_folding_loses_no_operation_no_parameter_and_no_byte(graph: Graph) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(graphs())
-def test_a_graph_survives_its_file_with_nan_infinity_and_any_name(tmp_path_factory: pytest.TempPathFactory, graph: Graph) -> None:
+def test_a_graph_survives_its_file_with_nan_infinity_and_any_name(
+    tmp_path_factory: pytest.TempPathFactory, graph: Graph
+) -> None:
     path = tmp_path_factory.mktemp("graphs") / "x.graph"
     shaped = Graph(
-        tuple(
-            Node(n.id, n.op, n.name, n.module, n.shape, n.dtype, n.saved, n.alive, n.value, n.grad) for n in graph
-        ),
+        tuple(Node(n.id, n.op, n.name, n.module, n.shape, n.dtype, n.saved, n.alive, n.value, n.grad) for n in graph),
         graph.edges,
         graph.roots,
         {"notes": ["one"]},

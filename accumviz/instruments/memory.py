@@ -11,6 +11,9 @@ from torch.autograd.function import BackwardCFunction
 # `dir()` of a node takes longer than reading all it saved, and the answer is the same for its class.
 _slots: dict[type, tuple[str, ...]] = {}
 _CUSTOM = ("_raw_saved_tensors",)
+# Older versions of PyTorch show what was saved only by unpacking it, which may run someone's hook.
+READABLE = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+_ACCUMULATE = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
 def slots(node: Any) -> tuple[str, ...]:
@@ -44,7 +47,7 @@ def raw_saved(node: Any) -> list[tuple[str, Any]]:
 
 def held(raw: Any) -> torch.Tensor | None:
     """Return the tensor a SavedTensor really holds, None when it was freed or packed into something else."""
-    data = None if raw is None else raw.data
+    data = raw.data if READABLE and raw is not None else None
     if isinstance(data, torch.Tensor):
         return data
     if isinstance(data, tuple):  # save_on_cpu packs (device, copy)
@@ -96,11 +99,44 @@ def is_parameter(tensor: torch.Tensor) -> bool:
     return type(base) is torch.nn.Parameter or (base is not None and base.is_leaf and base.requires_grad)
 
 
+class _Dismantling:
+    """Nodes of a deep graph, let go one by one from the top when the last root goes."""
+
+    def __init__(self, below: list[Any]) -> None:
+        self.below = below
+
+    def __del__(self) -> None:
+        self.below.reverse()
+        while self.below:
+            self.below.pop()
+
+
+DEEP = 10_000  # nodes; the crash below was seen from about 50,000 in a row
+
+
+def keep_deletable(order: list[Any], roots: list[Any]) -> None:
+    """See to it that a deep graph which was walked can still be freed.
+
+    A node that Python has seen keeps its wrapper, and PyTorch frees a chain of such nodes by
+    recursion in C: past some 50,000 of them, `del loss` ends the process. So the roots carry a
+    list of what is below them, which lets go in an order without recursion.
+    """
+    if len(order) <= DEEP:
+        return
+    targets = {following for node in order for following, _ in node.next_functions}
+    tops = [root for root in roots if root not in targets]  # a lower root would hold itself alive
+    held_by_caller = set(roots)
+    dismantling = _Dismantling([node for node in order if node not in held_by_caller])
+    for top in tops:
+        top.metadata["accumviz"] = dismantling
+
+
 def saved_bytes(roots: Iterable[Any], limit: int | None = None) -> int | None:
     """Sum the bytes of the distinct storages that the graph below these grad_fns keeps alive.
 
     Parameters (leaves that require grad, and frozen `nn.Parameter`s) are excluded. Returns None
-    when the graph has more than `limit` nodes. Costs about half a microsecond per node.
+    when the graph has more than `limit` nodes, or on a PyTorch that cannot tell. Costs about a
+    microsecond per node.
 
     >>> x = torch.ones(1000, requires_grad=True)
     >>> saved_bytes([x.exp().sum().grad_fn])
@@ -112,12 +148,19 @@ def saved_bytes(roots: Iterable[Any], limit: int | None = None) -> int | None:
 
 def saved_storages(roots: Iterable[Any], limit: int | None = None) -> dict[int, int] | None:
     """Map each storage that `saved_bytes` counts to its bytes (parameters to 0)."""
-    order = [root for root in dict.fromkeys(roots) if root is not None]
+    if not READABLE:
+        return None
+    tops = [root for root in dict.fromkeys(roots) if root is not None]
+    order = list(tops)
     seen = set(order)
     storages: dict[int, int] = {}
+    own: list[torch.Tensor] = []
     known = _slots
     address = torch._C._storage_address  # type: ignore[attr-defined]
     for node in order:
+        if type(node) is _ACCUMULATE:
+            own.append(node.variable)
+            continue
         names = known.get(type(node))
         if names is None:
             names = slots(node)
@@ -144,5 +187,11 @@ def saved_storages(roots: Iterable[Any], limit: int | None = None) -> dict[int, 
                 seen.add(following)
                 order.append(following)
         if limit is not None and len(order) > limit:
+            keep_deletable(order, tops)
             return None
+    for leaf in own:  # a hook that packs a detached tensor hides that it was a parameter
+        key = storage(leaf)[0]
+        if key in storages:
+            storages[key] = 0
+    keep_deletable(order, tops)
     return storages

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from accumviz.graph import Edge, Graph, Node, Saved
 from accumviz.instruments import memory
-from accumviz.instruments.values import Watch, forward_values, gradients
+from accumviz.instruments.values import Watch, forward_values, gradients, variables_of
 
 VALUES_LIMIT = 200  # nodes; beyond it nobody follows the numbers, and calling every backward costs
 _FREED = (
@@ -54,7 +54,8 @@ def trace(
     frame = sys._getframe(1)
     with torch._C.DisableTorchFunctionSubclass():
         scopes = module if isinstance(module, Scopes) else Scopes(_roots_of(module, frame))
-    frames, watched = [frame], None
+    frames: list[FrameType] = [frame]
+    watched: Watch | None = None
     if len(tensors) == 1 and callable(tensors[0]) and not isinstance(tensors[0], (torch.Tensor, Module)):
         tensors, frames, watched = _run(tensors[0], scopes, frame, values)
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
@@ -63,7 +64,7 @@ def trace(
         roots = [_check(tensor, where, labels) for tensor, where in flat]
         if not roots:
             raise ValueError("nothing to trace; pass the tensor you call backward on, as in av.trace(loss)")
-        return _read(roots, labels, scopes, watched if values else None, values)
+        return _read(roots, labels, scopes, watched, values)
 
 
 @dataclass
@@ -164,11 +165,19 @@ def _roots_of(module: Module | Mapping[str, Module] | None, frame: FrameType) ->
     return {name: v for name, v in found.items() if unique.get(id(v)) == name}
 
 
-def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
+def _variables(frame: FrameType) -> list[tuple[str, Any]]:
     local, outer = frame.f_locals, frame.f_globals
-    yield from ((k, v) for k, v in list(local.items()) if not k.startswith("_"))
-    if outer is not local:
-        yield from ((k, v) for k, v in list(outer.items()) if not k.startswith("_") and k not in local)
+    found = {**outer, **local} if outer is not local else local
+    order = dict.fromkeys([*local, *outer])
+    pairs = [(name, found[name]) for name in order if not name.startswith("_")]
+    # Before Python 3.13 the frame keeps this copy of its variables, which would hold a tensor alive
+    # after its `del`; three references mean that nobody else has asked for it with locals().
+    if type(local) is dict and outer is not local and sys.getrefcount(local) <= _OWN_REFERENCES:
+        local.clear()
+    return pairs
+
+
+_OWN_REFERENCES = 3  # the frame's, this function's variable, getrefcount's argument
 
 
 class _Labels:
@@ -197,12 +206,12 @@ class _Labels:
 
 def _run(
     function: Callable[[], Any], scopes: Scopes, frame: FrameType, values: bool
-) -> tuple[tuple[Any, ...], list[FrameType], Watch]:
-    watch = Watch(getattr(function, "__code__", None), values)
-    with _hooked(scopes), watch if watch.useful else nullcontext():
+) -> tuple[tuple[Any, ...], list[FrameType], Watch | None]:
+    frames: list[FrameType] = []
+    watch = Watch() if values else None
+    with _hooked(scopes), watch or nullcontext(), variables_of(getattr(function, "__code__", None), frames):
         result = function()
-    given = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    return given, [*watch.frames, frame], watch
+    return (result,), [*frames, frame], watch
 
 
 def _flatten(given: Any) -> list[Any]:
@@ -225,7 +234,9 @@ def _check(tensor: Any, where: str, labels: _Labels) -> torch.Tensor:
     key = memory.storage(tensor)[0]
     source = next((n for n, t in labels.found if t.requires_grad and memory.storage(t)[0] == key), None)
     if source:
-        raise ValueError(f"{name} was detached from {source}: it holds the same numbers without the graph; trace {source}")
+        raise ValueError(
+            f"{name} was detached from {source}: it holds the same numbers without the graph; trace {source}"
+        )
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         raise ValueError(f"{name} is {tensor.dtype}: only floating-point tensors have gradients, so it has no graph")
     raise ValueError(
@@ -234,9 +245,7 @@ def _check(tensor: Any, where: str, labels: _Labels) -> torch.Tensor:
     )
 
 
-def _read(
-    roots: list[torch.Tensor], labels: _Labels, scopes: Scopes, watched: Watch | None, values: bool
-) -> Graph:
+def _read(roots: list[torch.Tensor], labels: _Labels, scopes: Scopes, watched: Watch | None, values: bool) -> Graph:
     order: list[Any] = list(dict.fromkeys(root.grad_fn for root in roots))
     index: dict[Any, int] = {fn: i for i, fn in enumerate(order)}
     top = tuple(range(len(order)))
@@ -254,8 +263,11 @@ def _read(
                 order.append(following)
             edges.append(Edge(source, target, position, output))
 
-    places, prefix, classes = _places(scopes, leaves, order)
+    memory.keep_deletable(order, [order[i] for i in top])
+
+    places, prefix, classes = _places(scopes, leaves)
     storages: dict[int, int] = {}
+    own = {memory.storage(leaf)[0] for leaf in leaves.values()}
     notes = []
     stopped = ""
     numbers: dict[Any, Any] = {}
@@ -267,6 +279,8 @@ def _read(
         notes.append(f"values are left out: the graph has {len(order):,} nodes, they are shown up to {VALUES_LIMIT}")
 
     nodes = []
+    shape: tuple[int, ...] | None
+    saved: tuple[Saved, ...]
     for i, fn in enumerate(order):
         leaf = leaves.get(i)
         if leaf is not None:
@@ -278,7 +292,7 @@ def _read(
             name = labels.tensors[fn][0] if fn in labels.tensors else ""
             shape, dtype = _metadata(fn)
             place = prefix(scopes.at(fn._sequence_nr())) if scopes.starts else ""
-            saved, alive = _saved(fn, storages)
+            saved, alive = _saved(fn, storages, own)
         op = type(fn).__name__
         nodes.append(Node(i, op, name, place, shape, dtype, saved, alive, numbers.get(fn), slopes.get(fn)))
     if not all(node.alive for node in nodes):
@@ -290,7 +304,7 @@ def _read(
 
 
 def _places(
-    scopes: Scopes, leaves: dict[int, torch.Tensor], order: list[Any]
+    scopes: Scopes, leaves: dict[int, torch.Tensor]
 ) -> tuple[dict[int, str], Callable[[tuple[str, str]], str], dict[str, str]]:
     """Give each parameter its path; the module's own name leads it only where there are several modules."""
     reached = {id(leaf) for leaf in leaves.values()}
@@ -307,9 +321,7 @@ def _places(
         return ".".join(filter(None, (place[0], path))) if len(used) > 1 else path
 
     classes = {
-        join((root, path)): type(inner).__name__
-        for root in used
-        for path, inner in _submodules(scopes.modules[root])
+        join((root, path)): type(inner).__name__ for root in used for path, inner in _submodules(scopes.modules[root])
     }
     return {key: join(place) for key, place in paths.items()}, join, classes
 
@@ -326,7 +338,7 @@ def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _saved(fn: Any, storages: dict[int, int]) -> tuple[tuple[Saved, ...], bool]:
+def _saved(fn: Any, storages: dict[int, int], own: set[int]) -> tuple[tuple[Saved, ...], bool]:
     """List what a node keeps, and whether it still has it."""
     saved, alive = [], True
     for attr, raw in memory.raw_saved(fn):
@@ -338,10 +350,11 @@ def _saved(fn: Any, storages: dict[int, int]) -> tuple[tuple[Saved, ...], bool]:
                 shape = tuple(map(int, tensor.shape))
             except RuntimeError:  # a nested tensor
                 shape = None
-            saved.append(Saved(attr, shape, _dtype(tensor.dtype), size, number, memory.is_parameter(tensor)))
-        elif raw is not None and (raw.data is not None or raw.unpack_hook is not None):
+            parameter = key in own or memory.is_parameter(tensor)
+            saved.append(Saved(attr, shape, _dtype(tensor.dtype), size, number, parameter))
+        elif memory.READABLE and raw is not None and (raw.data is not None or raw.unpack_hook is not None):
             saved.append(Saved(attr, dtype="packed by a hook"))
-        elif raw is None or _was_freed(fn, attr):
+        elif raw is None or (memory.READABLE and _was_freed(fn, attr)):
             saved.append(Saved(attr))
             alive = False
     return tuple(saved), alive

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
@@ -20,32 +21,42 @@ _WATCH_LIMIT = 1000
 _UNKNOWN = object()
 
 
-class Watch(TorchFunctionMode):  # type: ignore[misc]
-    """See each operation's result while a function runs, and the function's own variables."""
+class Watch(TorchFunctionMode):
+    """See each operation's result while a function runs."""
 
-    def __init__(self, code: CodeType | None, values: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.code = code
-        self.values = values
-        self.useful = values or code is not None
-        self.frames: list[FrameType] = []
         self.results: dict[Any, Any] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.code is not None and not self.frames:
-            frame: FrameType | None = sys._getframe(1)
-            while frame is not None and frame.f_code is not self.code:
-                frame = frame.f_back
-            if frame is not None:  # kept, it still has its variables after the function has returned
-                self.frames.append(frame)
-        if self.values and isinstance(result, torch.Tensor) and len(self.results) < _WATCH_LIMIT:
+        if torch.compiler.is_compiling():  # the compiler runs this too, and its tensors hold no numbers
+            return result
+        if isinstance(result, torch.Tensor) and len(self.results) < _WATCH_LIMIT:
             node = result.grad_fn
             if node is not None and result.output_nr == 0 and result.numel() <= ELEMENTS_LIMIT:
                 self.results[node] = numbers(result)
         return result
+
+
+@contextmanager
+def variables_of(code: CodeType | None, into: list[FrameType]) -> Iterator[None]:
+    """Keep the frame in which this code returns: it still has its variables afterwards."""
+
+    def keep(frame: FrameType, event: str, _: Any) -> None:
+        if event == "return" and frame.f_code is code:
+            into[:] = [frame]
+
+    if code is None or sys.getprofile() is not None:  # a profiler is at work: names matter less
+        yield
+        return
+    sys.setprofile(keep)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 def numbers(tensor: Any) -> Any:
@@ -102,7 +113,7 @@ def _checked_saved(fn: Any) -> list[torch.Tensor]:
 
 def _unpacks_plainly(fn: Any) -> bool:
     """Tell whether reading what a node saved runs nobody's code (a checkpoint's hook would recompute)."""
-    return all(raw is not None and raw.unpack_hook is None for _, raw in memory.raw_saved(fn))
+    return memory.READABLE and all(raw is not None and raw.unpack_hook is None for _, raw in memory.raw_saved(fn))
 
 
 def _both(fn: Any, first: str, second: str) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -175,7 +186,8 @@ def gradients(order: list[Any], roots: list[torch.Tensor]) -> tuple[dict[Any, An
                 if target is not None and result is not None:
                     _add(incoming[target], output, _fit(result, target._input_metadata[output]))
     known = {fn: numbers(given[0]) for fn, given in incoming.items() if len(given) == 1 and given[0] is not _UNKNOWN}
-    note = f"gradients stop at {', '.join(dict.fromkeys(silent))}: its gradient is not known without running more than a formula" if silent else ""
+    stops = ", ".join(dict.fromkeys(silent))
+    note = f"gradients stop at {stops}: to know more, code other than a formula would have to run" if silent else ""
     return known, note
 
 
@@ -193,7 +205,8 @@ def _fit(gradient: Any, expected: Any) -> Any:
     if tuple(gradient.shape) != tuple(expected.shape):
         gradient = gradient.sum_to_size(tuple(expected.shape))
     if gradient.dtype != expected.dtype:
-        gradient = (gradient.real if gradient.is_complex() and not expected.dtype.is_complex else gradient).to(expected.dtype)
+        real = gradient.is_complex() and not expected.dtype.is_complex
+        gradient = (gradient.real if real else gradient).to(expected.dtype)
     return gradient
 
 

@@ -2,75 +2,24 @@
 
 from __future__ import annotations
 
-import html
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from accumviz.graph import Graph, Node
+from accumviz.views.drawing import Drawing, clean, escape, svg_from_dot
+from accumviz.views.graphcss import SMALL, STYLE, TITLE
 from accumviz.views.layout import LayoutError, graphviz
-from accumviz.views.style import CSS, CYCLE, MONO, number, size
+from accumviz.views.style import number, size
 
 __all__ = ["Drawing", "LayoutError", "graph_html", "simplify", "svg_from_dot", "to_dot", "to_svg"]
 
 NODES_LIMIT = 150
 _READABLE = 60  # once folded, a reader wants an overview
-_TITLE, _SMALL = 14.0, 12.5  # px
-_SHRINK = 0.88  # the smallest text stays 11 px
 _LINE, _PAD, _LABEL = 19.0, 11.0, 48.0  # px
 _EM = 0.625  # a monospace advance, with room for fonts wider than the common 0.60
 _LONGEST, _LONGEST_NUMBERS = 30, 36  # characters in a row
-
-_STYLE = (
-    CSS
-    + """
-.av-graph { margin: 0.75rem 0; --av-leaf: %(leaf)s; --av-root: %(root)s; }
-html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --av-leaf: %(leaf_dark)s; }
-.av-graph .av-scroll { overflow: auto; max-height: 75rem; }
-.av-graph svg { display: block; height: auto; margin: 0 auto;
-  width: var(--av-width); max-width: 100%%; min-width: calc(var(--av-width) * %(shrink)s); }
-:where(.av-graph:not(.av-drawn)) text { font-size: %(small)spx; fill: var(--av-text); unicode-bidi: isolate; }
-.av-graph .av-mono { font-family: %(mono)s; }
-.av-graph .av-title { font-family: %(mono)s; font-size: %(title)spx; font-weight: 600; }
-.av-graph .av-quiet { fill: var(--av-muted); }
-.av-graph .av-box { fill: var(--av-surface); stroke: var(--av-line); stroke-width: 1.2; }
-.av-graph .av-behind { fill: var(--av-surface); stroke: var(--av-line); opacity: 0.75; }
-.av-graph .av-rule { stroke: var(--av-line); }
-.av-graph .av-accumulate .av-box { fill: var(--av-leaf); fill-opacity: 0.13; stroke: var(--av-leaf); }
-.av-graph .av-root .av-box { fill: var(--av-root); fill-opacity: 0.13; stroke: var(--av-root); stroke-width: 2.2; }
-.av-graph .av-freed .av-box { fill: none; stroke-dasharray: 5 4; }
-.av-graph .av-freed:not(.av-root) .av-box { stroke: var(--av-muted); }
-.av-graph .av-freed text { fill: var(--av-muted); }
-.av-graph .av-edge { fill: none; stroke: var(--av-muted); stroke-width: 1.4; }
-.av-graph .av-tip { fill: var(--av-muted); stroke: none; }
-.av-graph figcaption { color: var(--av-muted); font-size: 0.8125rem; text-align: center; margin-top: 0.5rem; }
-.av-graph .av-key { display: inline-block; margin: 0 0.6em; }
-.av-graph .av-key i { display: inline-block; width: 1.1em; height: 0.8em; margin-right: 0.4em;
-  border: 1.5px solid var(--av-line); border-radius: 3px; vertical-align: -0.05em; }
-.av-graph .av-key .av-accumulate { border-color: var(--av-leaf); border-radius: 0.4em; }
-.av-graph .av-key .av-root { border-color: var(--av-root); border-width: 2px; }
-.av-graph .av-key .av-freed { border: 1.5px dashed var(--av-muted); }
-.av-graph .av-key .av-fold { box-shadow: 3px 3px 0 -1px var(--av-line); }
-.av-graph details { font-size: 0.8125rem; margin-top: 0.25rem; text-align: left; }
-.av-graph summary { cursor: pointer; color: var(--av-muted); text-align: center; }
-@media print {
-  html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --av-leaf: %(leaf_dark)s; }
-.av-graph .av-scroll { overflow: visible; max-height: none; }
-  .av-graph svg { min-width: 0; }
-}
-"""
-    % {
-        "leaf": CYCLE[0],
-        "leaf_dark": CYCLE[4],
-        "root": CYCLE[2],
-        "shrink": _SHRINK,
-        "small": _SMALL,
-        "title": _TITLE,
-        "mono": MONO,
-    }
-)
 
 
 @dataclass
@@ -87,9 +36,9 @@ class _Card:
     height: float = field(init=False)
 
     def __post_init__(self) -> None:
-        widths = [_width(self.title, _TITLE) + _width(self.shape and f"  {self.shape}", _SMALL)]
-        widths += [_width(label and f"{label} ", _SMALL) + _width(text, _SMALL) for label, text in self.rows]
-        widths += [_LABEL + _width(text, _SMALL) for _, text in self.numbers]
+        widths = [_width(self.title, TITLE) + _width(self.shape and f"  {self.shape}", SMALL)]
+        widths += [_width(label and f"{label} ", SMALL) + _width(text, SMALL) for label, text in self.rows]
+        widths += [_LABEL + _width(text, SMALL) for _, text in self.numbers]
         self.width = round(max([*widths, 70.0]) + 2 * _PAD + 4)
         self.height = _LINE * (1 + len(self.rows) + len(self.numbers)) + 2 * 8 + (7 if self.numbers else 0)
 
@@ -104,8 +53,8 @@ def to_dot(graph: Graph) -> str:
     }
     """
     boxes = [
-        f"  n{node.id} [label={_quoted([card.title, *(' '.join(filter(None, row)) for row in card.rows + card.numbers)])}]"
-        for node, card in zip(graph, _cards(graph), strict=True)
+        f"  n{i} [label={_quoted([card.title, *(' '.join(filter(None, row)) for row in card.rows + card.numbers)])}]"
+        for i, card in enumerate(_cards(graph))
     ]
     return "\n".join(
         ["digraph {", "  node [shape=box, style=rounded, fontname=monospace]", *boxes, *_arrows(graph), "}"]
@@ -117,7 +66,7 @@ def to_svg(graph: Graph) -> str:
 
     More than 150 nodes are folded first (see `simplify`). Raises LayoutError without Graphviz.
     """
-    return _svg(simplify(graph), style=_STYLE)
+    return _svg(simplify(graph), style=STYLE)
 
 
 def graph_html(graph: Graph) -> str:
@@ -128,12 +77,12 @@ def graph_html(graph: Graph) -> str:
     kinds = {kind for card in cards for kind in card.kinds}
     keys = [f'<span class="av-key"><i class="av-{k}"></i>{text}</span>' for k, text in _KEYS if k in kinds]
     flow = "↓ data flows down from the leaves; ↑ gradients flow back up"
-    notes = "".join(f"<br>{_escape(note)}" for note in shown.notes)
+    notes = "".join(f"<br>{escape(note)}" for note in shown.notes)
     if any(node.grad is not None for node in shown):
         notes = "<br>grad: derivative of the root with respect to the value above it" + notes
     items = "\n".join(f"<li>{line}</li>" for line in _lines(shown))
     return (
-        f'<figure class="accumviz av-graph"><style>{_STYLE}</style>\n'
+        f'<figure class="accumviz av-graph"><style>{STYLE}</style>\n'
         f'<div class="av-scroll" tabindex="0" role="group" aria-label="Autograd graph, scrollable">{drawing}</div>\n'
         f'<figcaption><span class="av-key">{flow}</span> {" ".join(keys)}{notes}</figcaption>\n'
         f"<details><summary>The graph as text ({len(shown)} node{'s' * (len(shown) != 1)})</summary>\n"
@@ -200,7 +149,8 @@ def _card(node: Node, root: bool) -> _Card:
     numbers = [*_numbers("value", node.value), *_numbers("grad", node.grad)]
     shape = "" if node.shape is None else f"[{' × '.join(map(str, node.shape))}]" if node.shape else "scalar"
     kinds = [node.kind, *(["root"] if root else []), *([] if node.alive else ["freed"])]
-    return _Card(_clip(_clean(title)), shape, [(a, _clean(b)) for a, b in rows], numbers, kinds, node.name or node.module)
+    rows = [(label, clean(text)) for label, text in rows]
+    return _Card(_clip(clean(title)), shape, rows, numbers, kinds, node.name or node.module)
 
 
 def _numbers(label: str, value: Any) -> list[tuple[str, str]]:
@@ -238,7 +188,7 @@ def _svg(graph: Graph, style: str = "") -> str:
     root = "accumviz av-graph" if style else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg"{f" class={chr(34)}{root}{chr(34)}" if root else ""} role="img" '
-        f'aria-label="{_escape(_summary(graph))}" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'aria-label="{escape(_summary(graph))}" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" style="--av-width:{width:.0f}px">'
         + (f"<style>{style}</style>" if style else "")
         + "\n".join(parts)
@@ -274,13 +224,13 @@ def _card_svg(card: _Card, x: float, y: float) -> list[str]:
     rect = f'width="{card.width:.0f}" height="{card.height:.0f}" rx="{radius}"'
     parts = [f'<g class="{" ".join(f"av-{kind}" for kind in card.kinds)}">']
     if card.full and card.full not in (card.title, ""):
-        parts.append(f"<title>{_escape(card.full)}</title>")
+        parts.append(f"<title>{escape(card.full)}</title>")
     if "fold" in card.kinds:
         parts.append(f'<rect class="av-behind" x="{left + 4:.1f}" y="{top + 4:.1f}" {rect}/>')
     parts.append(f'<rect class="av-box" x="{left:.1f}" y="{top:.1f}" {rect}/>')
     line = top + 8 + 14
     inner = left + _PAD
-    parts.append(f'<text class="av-title" x="{inner:.1f}" y="{line:.1f}">{_escape(card.title)}</text>')
+    parts.append(f'<text class="av-title" x="{inner:.1f}" y="{line:.1f}">{escape(card.title)}</text>')
     if card.shape:
         right = left + card.width - _PAD
         parts.append(
@@ -288,8 +238,8 @@ def _card_svg(card: _Card, x: float, y: float) -> list[str]:
         )
     for label, text in card.rows:
         line += _LINE
-        quiet = f'<tspan class="av-quiet">{_escape(label)}{" " * bool(label and text)}</tspan>' if label else ""
-        mono = f'<tspan class="av-mono av-quiet">{_escape(text)}</tspan>' if text else ""
+        quiet = f'<tspan class="av-quiet">{escape(label)}{" " * bool(label and text)}</tspan>' if label else ""
+        mono = f'<tspan class="av-mono av-quiet">{escape(text)}</tspan>' if text else ""
         parts.append(f'<text x="{inner:.1f}" y="{line:.1f}">{quiet}{mono}</text>')
     if card.numbers:
         line += 7
@@ -301,14 +251,16 @@ def _card_svg(card: _Card, x: float, y: float) -> list[str]:
         line += _LINE
         parts.append(
             (f'<text class="av-quiet" x="{inner:.1f}" y="{line:.1f}">{label}</text>' if label else "")
-            + f'<text class="av-mono" x="{inner + _LABEL:.1f}" y="{line:.1f}">{_escape(text)}</text>'
+            + f'<text class="av-mono" x="{inner + _LABEL:.1f}" y="{line:.1f}">{escape(text)}</text>'
         )
     return [*parts, "</g>"]
 
 
 def _summary(graph: Graph) -> str:
     def name(node: Node) -> str:
-        return f"{node.name} ({node.op})" if node.name else node.module if node.kind == "fold" and node.module else node.op
+        if node.name:
+            return f"{node.name} ({node.op})"
+        return (node.module if node.kind == "fold" else "") or node.op
 
     roots = ", ".join(name(graph.nodes[root]) for root in graph.roots)
     text = f"Autograd graph of {roots or 'no root'}: {len(graph)} node{'s' * (len(graph) != 1)}"
@@ -326,8 +278,8 @@ def _lines(graph: Graph) -> Iterator[str]:
         rows = [" ".join(filter(None, row)) for row in [*card.rows, *card.numbers]]
         rows = [f"shape {card.shape}", *rows] if card.shape else rows
         came = ", ".join(str(i + 1) for i in sources.get(node.id, ()))
-        text = f"<code><bdi>{_escape(card.full or card.title)}</bdi></code> "
-        text += _escape("; ".join([*rows, *([f"from {came}"] if came else [])]))
+        text = f"<code><bdi>{escape(card.full or card.title)}</bdi></code> "
+        text += escape("; ".join([*rows, *([f"from {came}"] if came else [])]))
         yield text
 
 
@@ -338,84 +290,11 @@ def _clip(text: str, longest: int = _LONGEST) -> str:
     return f"{text[: longest - 1 - half]}…{text[-half:]}"
 
 
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-
-
-def _clean(text: str) -> str:
-    """Show what XML forbids and what would turn the line around as a visible mark."""
-    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _escape(text: str) -> str:
-    return html.escape(_clean(text))
-
-
 def _quoted(lines: list[str]) -> str:
     # Graphviz reads entities and backslash escapes inside a label
-    safe = [_clean(line).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    safe = [clean(line).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"') for line in lines]
     return '"' + "\\n".join(safe) + '"'
 
 
 def _width(text: str, px: float) -> float:
     return sum(_EM * (2 if ord(char) > 0x1100 and char not in "−×…" else 1) for char in text) * px
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """An SVG with a text alternative, shown by a notebook in the page's own colours."""
-
-    svg: str
-    alt: str
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        fragment = f'<figure class="accumviz av-graph av-drawn"><style>{_STYLE}</style>\n<div class="av-scroll">{self.svg}</div></figure>'
-        return {"text/plain": self.alt, "text/html": fragment}
-
-    def __repr__(self) -> str:
-        return self.alt
-
-
-def svg_from_dot(source: Any, alt: str = "") -> Drawing:
-    """Draw DOT source (text, or an object with `.source` such as torchviz's) for any theme, with no `dot`.
-
-    `alt` is the text alternative; without it, the drawing's own labels are listed.
-    Raises LayoutError without Graphviz.
-    """
-    text = getattr(source, "source", source)
-    if not isinstance(text, str):
-        raise TypeError(f"source is a {type(source).__name__}; expected DOT text or an object with .source")
-    # Graphviz knows how wide Courier is; of "monospace" it knows nothing and leaves too little room
-    drawn = graphviz(re.sub(r'fontname="?monospace"?', "fontname=Courier", text), "svg")
-    labels = [html.unescape(label) for label in re.findall(r"<text[^>]*>([^<]*)</text>", drawn)]
-    alt = alt or "Graph with the labels " + ", ".join(label.strip() for label in labels if label.strip())
-    return Drawing(_themed(drawn, alt), alt)
-
-
-_BLACK = re.compile(r'(fill|stroke)="(?:black|#000000)"')
-
-
-def _themed(drawn: str, alt: str) -> str:
-    """Keep Graphviz's shapes; give lines and free text the page's colour, text on a coloured box a dark one."""
-    head, _, body = drawn[drawn.index("<svg") :].partition(">")
-    box = [float(part) for part in re.search(r'viewBox="([^"]*)"', head).group(1).split()]  # type: ignore[union-attr]
-    body = re.sub(r"<!--.*?-->|<title>.*?</title>|</?a\b[^>]*>", "", body, flags=re.DOTALL)
-    body = re.sub(r' (?:id|xlink:\w+)="[^"]*"', "", body)
-    body = re.sub(r'<polygon fill="(?:white|#ffffff|transparent)" stroke="(?:none|transparent)"[^>]*/>\s*', "", body, count=2)
-
-    def node(match: re.Match[str]) -> str:
-        group = match.group(0)
-        colored = re.search(r'<(?:polygon|ellipse|path) fill="(?!none|transparent|black)', group)
-        return re.sub(r"<text ", '<text style="fill:#1a1a1a" ', group) if colored else group
-
-    body = re.sub(r'<g class="node">.*?</g>', node, body, flags=re.DOTALL)
-    body = re.sub(r'font-family="Courier[^"]*"', 'class="av-mono"', body)
-    body = _BLACK.sub(r'\1="currentColor"', body)
-    smallest = min((float(px) for px in re.findall(r'font-size="([\d.]+)', body)), default=14.0)
-    scale = re.search(r"scale\(([\d.]+)", body)
-    factor = max(1.0, 12.5 / (smallest * (float(scale.group(1)) if scale else 1.0)))
-    width, height = box[2] * factor, box[3] * factor
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{_escape(alt)}" '
-        f'viewBox="{" ".join(f"{part:g}" for part in box)}" width="{width:.0f}" height="{height:.0f}" '
-        f'style="--av-width:{width:.0f}px">{body.strip()}'
-    )

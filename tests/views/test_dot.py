@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from accumviz.graph import Edge, Graph, Node, Saved
-from accumviz.views import dot, layout
+from accumviz.views import dot, graphcss, layout
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
@@ -32,7 +32,14 @@ def chain(**last: object) -> Graph:
     return Graph(
         (
             Node(0, "MeanBackward0", "loss", shape=(), value=30.0, grad=1.0),
-            Node(1, "PowBackward0", "temp2", shape=(4,), saved=(Saved("self", (4,), "float32", 16, 0),), value=[4.0, 16.0, 36.0, 64.0]),
+            Node(
+                1,
+                "PowBackward0",
+                "temp2",
+                shape=(4,),
+                saved=(Saved("self", (4,), "float32", 16, 0),),
+                value=[4.0, 16.0, 36.0, 64.0],
+            ),
             Node(2, "AccumulateGrad", "w", **{"shape": (), "value": 0.0, "grad": -30.0, **last}),  # type: ignore[arg-type]
         ),
         (Edge(0, 1), Edge(1, 2)),
@@ -119,8 +126,8 @@ def test_a_long_name_is_shortened_in_the_box_and_whole_in_its_title() -> None:
 
 
 def test_text_never_gets_smaller_than_eleven_pixels() -> None:
-    assert dot._SMALL * dot._SHRINK >= 11
-    assert f"min-width: calc(var(--av-width) * {dot._SHRINK})" in dot.to_svg(chain())
+    assert graphcss.SMALL * graphcss.SHRINK >= 11
+    assert f"min-width: calc(var(--av-width) * {graphcss.SHRINK})" in dot.to_svg(chain())
 
 
 def test_the_same_content_stands_as_a_list_when_the_drawing_is_stripped() -> None:
@@ -185,7 +192,8 @@ def test_without_a_layout_engine_a_notebook_still_shows_the_table(monkeypatch: p
 
 def test_a_dot_on_the_path_draws_when_pygraphviz_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     # a stand-in for the executable that uses the real engine, so that the way through a process is run
-    script = f"#!{sys.executable}\nimport sys, pygraphviz\n" + (
+    script = (
+        f"#!{sys.executable}\nimport sys, pygraphviz\n"
         "sys.stdout.buffer.write(pygraphviz.AGraph(string=sys.stdin.read()).draw(format=sys.argv[1][2:], prog='dot'))\n"
     )
     path = tmp_path / "dot"  # type: ignore[operator]
@@ -206,12 +214,14 @@ def test_source_that_is_not_dot_is_refused() -> None:
 
 
 def test_a_foreign_drawing_follows_the_page_and_keeps_its_own_colours() -> None:
-    drawn = dot.svg_from_dot('digraph { node [style=filled, fontname=monospace]; a [fillcolor=lightblue, label="<w>"]; a -> b }')
+    drawn = dot.svg_from_dot(
+        'digraph { node [style=filled, fontname=monospace]; a [fillcolor=lightblue, label="<w>"]; a -> b }'
+    )
     ET.fromstring(drawn.svg)
     assert 'stroke="currentColor"' in drawn.svg and 'fill="lightblue"' in drawn.svg
     assert not re.search(r'\sid=|<title>|"black"|"white"', drawn.svg)
     assert drawn.alt == "Graph with the labels <w>, b"
-    assert "&lt;w&gt;" in drawn._repr_mimebundle_()["text/html"]
+    assert "&lt;w&gt;" in drawn._repr_html_()
 
 
 def test_a_graph_saves_itself_as_page_and_as_drawing(tmp_path: object) -> None:
