@@ -128,7 +128,7 @@ def keep_deletable(order: list[Any], roots: list[Any]) -> None:
     held_by_caller = set(roots)
     dismantling = _Dismantling([node for node in order if node not in held_by_caller])
     for top in tops:
-        top.metadata["accumviz"] = dismantling
+        top.metadata["accumviz: nodes below"] = dismantling
 
 
 def saved_bytes(roots: Iterable[Any], limit: int | None = None) -> int | None:

@@ -16,7 +16,7 @@ from accumviz.views.style import number, size
 __all__ = ["Drawing", "LayoutError", "graph_html", "simplify", "svg_from_dot", "to_dot", "to_svg"]
 
 NODES_LIMIT = 150
-_READABLE = 60  # once folded, a reader wants an overview
+_OVERVIEW = (12, 60)  # once folded, a reader wants neither a single box nor a hundred
 _LINE, _PAD, _LABEL = 19.0, 11.0, 48.0  # px
 _EM = 0.625  # a monospace advance, with room for fonts wider than the common 0.60
 _LONGEST, _LONGEST_NUMBERS = 30, 36  # characters in a row
@@ -100,8 +100,10 @@ def simplify(graph: Graph, limit: int = NODES_LIMIT) -> Graph:
     was, how, shown = len(graph), "", graph
     known = [node.module for node in graph if node.module and node.kind != "accumulate"]
     for depth in range(max((path.count(".") + 1 for path in known), default=0), 0, -1):
-        shown, how = graph.collapse_modules(depth), f"modules folded at depth {depth}"
-        if len(shown) <= min(limit, _READABLE):
+        folded = graph.collapse_modules(depth)
+        if len(shown) > limit or _OVERVIEW[0] <= len(folded):
+            shown, how = folded, f"modules folded at depth {depth}"
+        if len(shown) <= _OVERVIEW[1]:
             break
     if len(shown) > limit:
         shown, how = shown.collapse_runs(), f"{how}, runs of operations folded".strip(", ")

@@ -32,10 +32,10 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 .av-graph figcaption { color: var(--av-muted); font-size: 0.8125rem; text-align: center; margin-top: 0.5rem; }
 .av-graph .av-key { display: inline-block; margin: 0 0.6em; }
 .av-graph .av-key i { display: inline-block; width: 1.1em; height: 0.8em; margin-right: 0.4em;
-  border: 1.5px solid var(--av-line); border-radius: 3px; vertical-align: -0.05em; }
+  border: 1.5px solid var(--av-muted); background: var(--av-surface); border-radius: 3px; vertical-align: -0.05em; }
 .av-graph .av-key .av-accumulate { border-color: var(--av-leaf); border-radius: 0.4em; }
 .av-graph .av-key .av-root { border-color: var(--av-root); border-width: 2px; }
-.av-graph .av-key .av-freed { border: 1.5px dashed var(--av-muted); }
+.av-graph .av-key .av-freed { border: 1.5px dashed var(--av-muted); background: none; }
 .av-graph .av-key .av-fold { box-shadow: 3px 3px 0 -1px var(--av-line); }
 .av-graph details { font-size: 0.8125rem; margin-top: 0.25rem; text-align: left; }
 .av-graph summary { cursor: pointer; color: var(--av-muted); text-align: center; }

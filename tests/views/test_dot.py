@@ -230,3 +230,12 @@ def test_a_graph_saves_itself_as_page_and_as_drawing(tmp_path: object) -> None:
     chain().save(drawing)
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert ET.fromstring(drawing.read_text(encoding="utf-8")).tag == f"{SVG}svg"
+
+
+def test_folding_is_as_deep_as_gives_an_overview() -> None:
+    nodes = [Node(i, "MulBackward0", module=f"layers.{i // 60}.{'abc'[i // 20 % 3]}") for i in range(1200)]
+    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(1199)), (0,))
+    assert len(dot.simplify(graph)) == 60
+    twice = [Node(i, "MulBackward0", module=f"layers.{i // 60}.{'abc'[i // 20 % 3]}") for i in range(4800)]
+    graph = Graph(tuple(twice), tuple(Edge(i, i + 1) for i in range(4799)), (0,))
+    assert len(dot.simplify(graph)) == 80
