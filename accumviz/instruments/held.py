@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any
 
 from accumviz.instruments.memory import saved_storages
 
-# A graph of so many nodes is walked in about a millisecond; larger ones only when asked for.
-_LIMIT = 2000
+# Unless asked for every time, walks may take this share of the loop's time, after so many that are free.
+_SHARE, _FREE = 0.01, 100
 _UNKNOWN = float("nan")
 
 
@@ -24,17 +25,20 @@ class Held:
 
     def __init__(self, wanted: bool | None) -> None:
         self._wanted = wanted
-        self._too_large: set[Any] = set()
+        self._walks, self._spent, self._start = 0, 0.0, time.perf_counter()
         self._retained: list[tuple[weakref.ref[_Mark], dict[int, int]]] = []
 
-    def before(self, nodes: list[Any], place: Any) -> dict[int, int] | None:
+    def before(self, nodes: list[Any]) -> dict[int, int] | None:
         """The storages of this backward's graph, or None where they are not measured."""
-        if self._wanted is False or (self._wanted is None and place in self._too_large):
+        now = time.perf_counter()
+        if not self._wanted and (
+            self._wanted is False or (self._walks >= _FREE and self._spent > _SHARE * (now - self._start))
+        ):
             return None
-        storages = saved_storages(nodes, None if self._wanted else _LIMIT)
-        if storages is None:
-            self._too_large.add(place)
+        storages = saved_storages(nodes)
         self._retained = [(mark, held) for mark, held in self._retained if mark() is not None]
+        self._walks += 1
+        self._spent += time.perf_counter() - now
         return storages
 
     def total(self, storages: dict[int, int] | None) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -17,6 +17,9 @@ from accumviz.ledger import PRESENT, Parameter
 _EXACT_TOTAL = 1024
 
 
+Hook = Callable[[torch.Tensor | None], None]
+
+
 class Leaves:
     """Parameters by index: hooked, watched for changes of `.grad`, and reduced to numbers.
 
@@ -25,14 +28,14 @@ class Leaves:
     model takes half a millisecond.
     """
 
-    def __init__(self, named: Named, exact: int, receive: Callable[[int, torch.Tensor], None]) -> None:
+    def __init__(self, named: Named, exact: int, hook_of: Callable[[int], Hook]) -> None:
         self.named, self.tensors = named, named.tensors
         self.present = bytearray(len(self.tensors))
-        self._receive = receive
+        self._hook_of = hook_of
         self._index = {id(tensor): i for i, tensor in enumerate(self.tensors)}
         self._handles: dict[int, Any] = {}
         self._hooks = [0] * len(self.tensors)
-        self._grads: list[weakref.ref[torch.Tensor] | None] = [None] * len(self.tensors)
+        self._grads: list[ref[torch.Tensor] | None] = [None] * len(self.tensors)
         self._versions = [0] * len(self.tensors)
         self.small: dict[int, None] = {}
         total = 0
@@ -41,8 +44,7 @@ class Leaves:
             if fits and tensor.is_floating_point():
                 total += tensor.numel()
                 self.small[i] = None
-        for i in self.changed():
-            self.note(i)
+        self.note(self.changed())
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -67,15 +69,6 @@ class Leaves:
             handle.remove()
         self._handles.clear()
 
-    def _hook_of(self, i: int) -> Callable[[torch.Tensor | None], None]:
-        receive = self._receive
-
-        def hook(grad: torch.Tensor | None) -> None:
-            if grad is not None:
-                receive(i, grad)
-
-        return hook
-
     def changed(self) -> list[int]:
         """The leaves whose `.grad` is another tensor, or another version of it, than when last noted."""
         found = []
@@ -89,12 +82,14 @@ class Leaves:
                 found.append(i)
         return found
 
-    def note(self, i: int) -> None:
-        """Take this leaf's `.grad` as seen."""
-        grad = self.tensors[i].grad
-        self._grads[i] = None if grad is None else weakref.ref(grad)
-        self._versions[i] = 0 if grad is None else grad._version
-        self.present[i] = 0 if grad is None else PRESENT
+    def note(self, indices: Iterable[int]) -> None:
+        """Take the `.grad` of these leaves as seen."""
+        for i in indices:
+            grad = self.tensors[i].grad
+            if grad is None:
+                self._grads[i], self.present[i] = None, 0
+            else:
+                self._grads[i], self._versions[i], self.present[i] = ref(grad), grad._version, PRESENT
 
     def owned(self, optimizer: torch.optim.Optimizer) -> list[int]:
         """The recorded leaves among an optimizer's parameters."""

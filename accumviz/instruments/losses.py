@@ -2,90 +2,86 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from accumviz.instruments import watch
 from accumviz.instruments.memory import held
+from accumviz.instruments.rows import Backward
 
 _SCALING = {"MulBackward0": 1, "DivBackward0": -1}
 
 
-@dataclass
-class Root:
-    """The tensors of one `backward` call, described: `numbers` are targets and tensors still on a device."""
-
-    nodes: list[Any]
-    label: str = ""
-    scale: float = 1.0
-    loss: float = float("nan")
-    details: dict[str, Any] = field(default_factory=dict)
-    numbers: list[tuple[tuple[str, Any], torch.Tensor]] = field(default_factory=list)
-    keeps: bool = False
-
-
-def describe_root(roots: tuple[Any, ...], options: dict[str, Any]) -> Root:
-    """Describe what `torch.autograd.backward` was called on, and how."""
-    nodes = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
-    result = Root([node for node in nodes if node is not None])
-    retain, create = options.get("retain_graph"), bool(options.get("create_graph"))
-    result.keeps = create if retain is None else bool(retain)
-    for name, value in (("retain_graph", bool(retain)), ("create_graph", create)):
-        if value:
-            result.details[name] = True
-    inputs = options.get("inputs")
-    if inputs is not None:
-        result.details["inputs"] = 1 if isinstance(inputs, torch.Tensor) else len(inputs)
+def describe_root(row: Backward, roots: Sequence[Any], options: dict[str, Any]) -> None:
+    """Write into the row what `torch.autograd.backward` was called on, and how."""
+    for root in roots:
+        node = getattr(root, "grad_fn", None) or getattr(root, "node", None)
+        if node is not None:
+            row.nodes.append(node)
+    if options:
+        _describe_options(row, options)
     if len(roots) != 1:
-        result.details["roots"] = len(roots)
-        return result
+        row.details["roots"] = len(roots)
+        return
     root = roots[0]
     if isinstance(root, torch.Tensor):
         if root.numel() != 1:
-            result.details["root_shape"] = list(root.shape)
-        elif root.device.type == "cpu" and not root.is_complex():
-            result.loss = float(root.detach())
+            row.details["root_shape"] = list(root.shape)
+        elif root.is_cpu and not root.is_complex():
+            row.loss = root.item()
         elif not root.is_complex():
-            result.numbers.append((("loss", None), root.detach().clone()))
-    if result.nodes:
-        _walk_scale(result, result.nodes[0])
-    return result
+            row.expect(("loss", None), root)
+    if row.nodes:
+        _walk_scale(row, row.nodes[0])
 
 
-def _walk_scale(result: Root, node: Any) -> None:
+def _describe_options(row: Backward, options: dict[str, Any]) -> None:
+    create = bool(options.get("create_graph"))
+    retain = options.get("retain_graph")
+    row.keeps = create if retain is None else bool(retain)
+    if retain:
+        row.details["retain_graph"] = True
+    if create:
+        row.details["create_graph"] = True
+    inputs = options.get("inputs")
+    if inputs is not None:
+        row.details["inputs"] = 1 if isinstance(inputs, torch.Tensor) else len(inputs)
+
+
+def _walk_scale(row: Backward, node: Any) -> None:
     """Multiply the constants between the root and the loss proper: `loss / 4` has scale 1/4.
 
     The gradient scaler's factor is no part of it: `amp_scale` keeps that one.
     """
-    while (sign := _SCALING.get(node.name())) is not None:
+    name = node.name()
+    while (sign := _SCALING.get(name)) is not None:
         parents = [fn for fn, _ in node.next_functions if fn is not None]
         factor = _factor(node)
         if len(parents) != 1 or factor is None or factor.numel() != 1 or factor.is_complex():
             break
         amp = any(_is_scale_of(scaler, factor) for scaler in watch.scalers)
-        if factor.device.type == "cpu":
-            value = float(factor.detach()) ** sign if float(factor.detach()) else float("inf")
-            if amp:
-                result.details["amp_scale"] = value
-            else:
-                result.scale *= value
+        if not factor.is_cpu:
+            row.expect(("detail", "amp_scale") if amp else ("scale", sign), factor)
+        elif amp:
+            row.details["amp_scale"] = factor.item()
+        elif sign > 0 or factor.item():
+            row.scale *= factor.item() ** sign
         else:
-            target = ("detail", "amp_scale") if amp else ("scale", sign)
-            result.numbers.append((target, factor.detach().clone()))
+            row.scale = float("inf")
         node = parents[0]
-    result.details["root"] = node.name()
-    result.label = node.name()
+        name = node.name()
+    row.details["root"] = name
 
 
 def _factor(node: Any) -> torch.Tensor | None:
-    # Which operand is the constant: the one that has no gradient of its own.
+    # The constant is the operand without a gradient of its own; it is saved for the other one's.
+    functions = node.next_functions
     for slot, position in (("_raw_saved_other", 0), ("_raw_saved_self", 1)):
-        functions = node.next_functions
         if len(functions) > position and functions[position][0] is not None:
             raw = getattr(node, slot, None)
-            found = held(raw) if raw is not None else None
+            found = None if raw is None else held(raw)
             if found is not None:
                 return found
     return None

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 _HALF = (torch.float16, torch.bfloat16)
+_STRIDED = torch.strided
 
 
 class Numbers:
@@ -19,18 +20,24 @@ class Numbers:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._sent: list[torch.cuda.Event] = []
-        self._host = tensors if all(tensor.is_cpu for tensor in tensors) else self._send(tensors)
+        self._host = tensors
+        for tensor in tensors:
+            if not tensor.is_cpu:
+                self._host = self._send(tensors)
+                break
 
     def _send(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        host = []
+        host: list[torch.Tensor] = []
+        devices = set()
         for tensor in tensors:
             if tensor.is_cuda:
+                devices.add(tensor.device)
                 # Only a copy into pinned memory is asynchronous.
                 pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 host.append(pinned.copy_(tensor, non_blocking=True))
             else:
                 host.append(tensor.cpu())
-        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        for device in devices:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
             self._sent.append(event)
@@ -62,16 +69,15 @@ def norms(tensors: list[torch.Tensor]) -> list[tuple[list[int], torch.Tensor]]:
     >>> norms([torch.tensor([3.0, 4.0]), torch.ones(4)])
     [([0, 1], tensor([5., 2.]))]
     """
-    groups: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[torch.Tensor]]] = {}
-    result = []
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    result: list[tuple[list[int], torch.Tensor]] = []
     for position, tensor in enumerate(tensors):
-        if tensor.layout is not torch.strided:
+        if tensor.layout is _STRIDED:
+            groups.setdefault((tensor.device, tensor.dtype), []).append(position)
+        else:
             result.append(([position], torch.linalg.vector_norm(_values(tensor)).reshape(1)))
-            continue
-        positions, members = groups.setdefault((tensor.device, tensor.dtype), ([], []))
-        positions.append(position)
-        members.append(tensor)
-    for (_, dtype), (positions, members) in groups.items():
+    for (_, dtype), positions in groups.items():
+        members = tensors if len(positions) == len(tensors) else [tensors[position] for position in positions]
         reduced = torch._foreach_norm(members, 2.0, dtype=torch.float32 if dtype in _HALF else None)
         result.append((positions, torch.stack(reduced)))
     return result

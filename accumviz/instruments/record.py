@@ -19,14 +19,17 @@ from accumviz import __version__
 from accumviz.instruments import watch
 from accumviz.instruments.callsite import CallSite, CallSites
 from accumviz.instruments.held import Held
-from accumviz.instruments.leaves import Leaves
-from accumviz.instruments.losses import Root, describe_root
+from accumviz.instruments.leaves import Hook, Leaves
+from accumviz.instruments.losses import describe_root
 from accumviz.instruments.naming import Named, collect, optimizer_name
-from accumviz.instruments.rows import Row, Rows, Target
+from accumviz.instruments.numbers import Numbers
+from accumviz.instruments.rows import Backward, Row, Rows, Target
 from accumviz.ledger import PRESENT, Ledger, Parameter
 
 # Contributions are reduced in bulk; beyond this many bytes held at once, in several bulks.
 _BULK_BYTES = 64 << 20
+# Details of an event that may be tensors on a device.
+_LATE = ("max_norm", "total_norm", "clip_value", "amp_scale", "found_inf")
 
 
 def record(
@@ -41,8 +44,9 @@ def record(
     `objects` are modules, optimizers, parameters, dicts of named tensors, or lists of these;
     keywords name groups, as in `record(G=generator, D=discriminator)`. With `path` the ledger
     is also written there as it grows. Tensors of at most `exact` elements keep every element,
-    larger ones their 2-norm. `memory` measures the bytes of saved tensors alive around each
-    backward: always (True), never (False), or where the graph is small (None).
+    larger ones their 2-norm. `memory` measures the bytes of saved tensors alive around a
+    backward: each one (True), none (False), or the first hundred and then as many as fit into
+    one per cent of the loop's time (None).
 
     Raises `TypeError` for something that holds no parameters, and `ValueError` when nothing
     would be recorded. Source of the hooks used: "Backward Hooks execution" in the PyTorch
@@ -64,55 +68,19 @@ def record(
     return Recording(collect(objects, groups, frame), frame, path=path, exact=exact, memory=memory)
 
 
-class _Backward:
-    """A backward that is running: what has reached which parameter so far."""
-
-    def __init__(self, row: Row, pieces: list[torch.Tensor], root: Root, had: bytes) -> None:
-        self.row, self.pieces, self.root, self.had = row, pieces, root, had
-        self.thread = threading.get_ident()
-        self.targets: list[Target] = []
-        self.storages: dict[int, int] | None = None
-        self.fresh: dict[int, None] = {}
-        self.held: dict[int, torch.Tensor] = {}
-        self.bytes = 0
-        self.settled: dict[int, None] = {}
-        self.unknown: set[int] = set()
-
-    def receive(self, i: int, grad: torch.Tensor) -> None:
-        if i in self.settled:  # a reentrant checkpoint brings contributions in parts; this one came too late
-            self.unknown.add(i)
-        elif not self.had[i]:
-            # Kept nowhere: autograd may then hand this very tensor to `.grad` without a copy.
-            self.fresh[i] = None
-        elif i in self.held:
-            self.held[i] = self.held[i] + grad.detach()
-        else:
-            self.held[i] = grad.detach()
-            if grad.layout is torch.strided:
-                self.bytes += grad.numel() * grad.element_size()
-
-
 class Recording:
     """The open recording: mutable while the loop runs; `recording.ledger` is its frozen ledger."""
 
     def __init__(
         self, named: Named, frame: FrameType | None, *, path: str | Path | None, exact: int, memory: bool | None
     ) -> None:
-        # The hooks live on the tensors: one that held the recording would keep both alive for ever.
-        here = weakref.ref(self)
-
-        def receive(i: int, grad: torch.Tensor) -> None:
-            recording = here()
-            if recording is not None and recording._open:  # autograd.grad runs hooks too, but writes no `.grad`
-                recording._receive(i, grad)
-
-        self._leaves = Leaves(named, exact, receive)
+        self._open: list[Backward] = []
+        self._leaves = Leaves(named, exact, self._hook_of)
         self._frame: FrameType | None = frame
         self._optimizers: list[torch.optim.Optimizer] = []
         self._optimizer_names: list[str] = []
         self._memory = Held(memory)
         self._sites = CallSites()
-        self._open: list[_Backward] = []
         self._steps: list[tuple[Any, FrameType]] = []
         self._entered = self._closed = False
         self._failure = ""
@@ -128,8 +96,7 @@ class Recording:
             raise RuntimeError("this recording has been used already; call record(...) again for a new one")
         self._entered = True
         self._start = time.perf_counter()
-        for i in self._leaves.changed():
-            self._leaves.note(i)
+        self._leaves.note(self._leaves.changed())
         self._leaves.hook()
         self._rows.begin(self._parameters(), self._meta())
         watch.enter(self)
@@ -172,55 +139,71 @@ class Recording:
         with contextlib.suppress(Exception):
             self._close()
 
-    def backward_begins(self, frame: FrameType, roots: tuple[Any, ...], options: dict[str, Any]) -> _Backward:
-        self._leaves.hook()
-        if threading.get_ident() == self._thread and not self._running():
-            self._edits()
+    def backward_begins(self, frame: FrameType, roots: tuple[Any, ...], options: dict[str, Any]) -> Backward:
+        leaves = self._leaves
+        leaves.hook()
+        within = ""
+        if self._open or self._steps or threading.get_ident() != self._thread:
+            within = self._within()
+        elif changed := leaves.changed():
+            self._emit("edit", CallSite(), "", {}, changed)
         site = self._sites.find(frame)
-        root = describe_root(roots, options)
-        row = self._row("backward", site, site.subject or root.label)
-        row.loss, row.scale = root.loss, root.scale
-        row.details |= root.details
-        row.targets += [target for target, _ in root.numbers]
-        running = _Backward(row, [piece for _, piece in root.numbers], root, bytes(self._leaves.present))
-        running.storages = self._memory.before(root.nodes, (site.path, site.line))
-        row.before = self._memory.total(running.storages)
+        running = Backward(site.subject, site, time.perf_counter() - self._start, within, bytearray(leaves.present))
+        describe_root(running, roots, options)
+        self._rows.pending.append(running)
+        running.storages = self._memory.before(running.nodes)
+        if running.storages is not None:
+            running.before = self._memory.total(running.storages)
         self._open.append(running)
         return running
 
-    def backward_ends(self, running: _Backward, error: BaseException | None) -> None:
+    def backward_ends(self, running: Backward, error: BaseException | None) -> None:
         if running not in self._open:
             return
-        leaves, row, root = self._leaves, running.row, running.root
+        leaves = self._leaves
         self._settle(running)
         self._open.remove(running)
-        # Freed by a hook before we could read it: that something arrived is known, not how much.
-        running.unknown |= running.fresh.keys() - running.settled.keys()
-        row.contributed = list(running.fresh | running.settled)
-        if not row.contributed and running.thread != self._thread:
-            self._rows.pending.remove(row)  # another thread's training, not of these parameters
-            return
-        row.after = self._memory.after(root.nodes, running.storages, keeps=root.keeps, failed=error is not None)
         if error is not None:
-            row.details["error"] = f"{type(error).__name__}: {error}"[:500]
-        if running.unknown:
-            row.unmeasured = sorted(running.unknown)
-            row.details["unmeasured"] = [leaves.named.names[i] for i in row.unmeasured]
-        for i in row.contributed:
-            leaves.note(i)
+            running.details["error"] = f"{type(error).__name__}: {error}"[:500]
+        if running.storages is not None:
+            running.after = self._memory.after(
+                running.nodes, running.storages, keeps=running.keeps, failed=error is not None
+            )
+            running.storages = None
+        touched = list(running.settled)
+        if len(running.fresh.keys() - running.settled.keys()):
+            # Freed by a hook before we could read it: that something arrived is known, not how much.
+            running.unknown |= running.fresh.keys() - running.settled.keys()
+            touched = list(running.fresh | running.settled)
+        if not touched and running.thread != self._thread:
+            self._rows.pending.remove(running)  # another thread's training, not of these parameters
+            return
+        leaves.note(touched)
         others = leaves.changed()
-        for i in others:
-            leaves.note(i)
-        present = leaves.present.copy()
+        running.contributed = running.changed = touched
+        running.same = list(running.fresh)
+        if others or running.unknown or len(running.fresh) < len(touched):
+            self._read_summed(running, touched, others)
+        present = bytearray(leaves.present)
         for i in running.settled:  # an optimizer that steps in a hook may have freed it since
             present[i] = PRESENT
-        row.present = bytes(present)
-        row.changed = row.contributed + others
-        row.same = [i for i in running.fresh if i not in running.unknown]
-        summed = [i for i in row.contributed if running.had[i] or i in running.unknown]
-        targets, grads = leaves.read(summed + others)
-        row.targets += running.targets + targets
-        self._finish(row, running.pieces + grads)
+        running.present = bytes(present)
+        pieces, running.pieces, running.nodes = running.pieces, [], []
+        self._finish(running, pieces)
+
+    def _read_summed(self, running: Backward, touched: list[int], others: list[int]) -> None:
+        """Where `.grad` is not just what this backward brought, read it."""
+        unknown = running.unknown
+        running.unmeasured = sorted(unknown)
+        if unknown:
+            running.details["unmeasured"] = [self._leaves.named.names[i] for i in running.unmeasured]
+        running.same = [i for i in running.fresh if i not in unknown]
+        self._leaves.note(others)
+        running.changed = touched + others
+        summed = [i for i in touched if running.had[i] or i in unknown]
+        targets, grads = self._leaves.read(summed + others)
+        running.targets += targets
+        running.pieces += grads
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         running = self._running()
@@ -281,67 +264,80 @@ class Recording:
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
         self._emit("step", self._sites.find(frame), self._optimizer_names[index], details, changed)
 
-    def _row(self, kind: str, site: CallSite, label: str) -> Row:
-        """An event takes its place when it begins to take effect."""
+    def _within(self) -> str:
+        """What the caller is inside of: a step (its closure), a backward (its hooks), or nothing."""
         if self._steps:
             self._drop_stale_steps()
-        within = ""
-        if self._open or self._steps:
-            within = "backward" if self._running() else "step" if self._steps and kind != "step" else ""
-        row = Row(kind, label, site, time.perf_counter() - self._start, within)
-        self._rows.pending.append(row)
-        return row
+        return "backward" if self._running() else "step" if self._steps else ""
 
     def _emit(self, kind: str, site: CallSite, label: str, details: dict[str, Any], changed: list[int]) -> None:
-        row = self._row(kind, site, label)
-        pieces = []
-        for name, value in details.items():
+        within = self._within() if self._open or (self._steps and kind != "step") else ""
+        # An event takes its place when it begins to take effect.
+        row = Row(kind, label, site, time.perf_counter() - self._start, within, details)
+        self._rows.pending.append(row)
+        targets: list[Target] = []
+        pieces: list[torch.Tensor] = []
+        for name in _LATE:
+            value = details.get(name)
             if isinstance(value, torch.Tensor):
-                row.targets.append(("detail", name))
+                del details[name]
+                targets.append(("detail", name))
                 pieces.append(value.detach().reshape(-1).clone())
-            else:
-                row.details[name] = value if isinstance(value, bool | int | float | str | list) else repr(value)
-        row.changed = changed
         if changed:
-            for i in changed:
-                self._leaves.note(i)
-            targets, grads = self._leaves.read(changed)
-            row.targets += targets
+            self._leaves.note(changed)
+            found, grads = self._leaves.read(changed)
+            targets += found
             pieces += grads
-        row.present = bytes(self._leaves.present)
+        row.changed, row.targets, row.present = changed, targets, bytes(self._leaves.present)
         self._finish(row, pieces)
 
     def _finish(self, row: Row, pieces: list[torch.Tensor]) -> None:
-        row.finish(pieces)
+        if pieces:
+            row.numbers = Numbers(pieces)
+        row.done = True
         if self._rows.due():
             self._rows.settle(self._parameters)
 
-    def _settle(self, running: _Backward) -> None:
+    def _settle(self, running: Backward) -> None:
         """Reduce what has reached parameters so far, while it is there to be read."""
         arrived = list(running.held.items())
         for i in running.fresh:
             grad = self._leaves.tensors[i].grad
             if grad is not None and i not in running.settled:
                 arrived.append((i, grad.detach()))
-        running.held.clear()
+        if not arrived:
+            return
+        running.held = {}
         running.bytes = 0
         for i, _ in arrived:
             running.settled[i] = None
-            self._leaves.note(i)
+        self._leaves.note(running.settled)
         targets, pieces = self._leaves.reduce("contribution", arrived)
         running.targets += targets
         running.pieces += pieces
 
-    def _receive(self, i: int, grad: torch.Tensor) -> None:
-        try:
-            running = self._open[-1] if len(self._open) == 1 else self._running() or self._open[-1]
-            running.receive(i, grad)
-            if running.bytes > _BULK_BYTES:
-                self._settle(running)
-        except Exception as error:  # a hook that raises would end the user's backward
-            self.failed(error)
+    def _hook_of(self, i: int) -> Hook:
+        # The tensor holds its hook: one that held the recording would keep both alive for ever.
+        here, running_now = weakref.ref(self), self._open
 
-    def _running(self) -> _Backward | None:
+        def hook(grad: torch.Tensor | None) -> None:
+            if not running_now or grad is None:  # autograd.grad runs hooks too, but writes no `.grad`
+                return
+            recording = here()
+            try:
+                running = running_now[-1]
+                if len(running_now) > 1 and recording is not None:
+                    running = recording._running() or running
+                running.receive(i, grad)
+                if running.bytes > _BULK_BYTES and recording is not None:
+                    recording._settle(running)
+            except Exception as error:  # a hook that raises would end the user's backward
+                if recording is not None:
+                    recording.failed(error)
+
+        return hook
+
+    def _running(self) -> Backward | None:
         """The backward that the caller is inside of, if any; on a device, hooks run on the engine's threads."""
         if not self._open:
             return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,36 +30,68 @@ Target = tuple[str, Any]
 class Row:
     """One event before it is frozen: what is known of it, and which numbers are still to come."""
 
-    __slots__ = (
-        "kind", "label", "site", "time", "loss", "scale", "before", "after", "within", "details",
-        "present", "changed", "contributed", "same", "unmeasured", "targets", "numbers", "done",
-    )
+    # Class attributes, because most events need few of them and a row is made in the training loop.
+    loss, scale = float("nan"), 1.0
+    before = after = float("nan")
+    present = b""
+    changed: Sequence[int] = ()
+    contributed: Sequence[int] = ()
+    same: Sequence[int] = ()
+    unmeasured: Sequence[int] = ()
+    targets: Sequence[Target] = ()
+    numbers: Numbers | None = None
+    done = False
 
-    def __init__(self, kind: str, label: str, site: CallSite, time: float, within: str) -> None:
-        self.kind, self.label, self.site, self.time, self.within = kind, label, site, time, within
-        self.loss, self.scale = float("nan"), 1.0
-        self.before = self.after = float("nan")
-        self.details: dict[str, Any] = {}
-        self.present = b""
-        self.changed: list[int] = []
-        self.contributed: list[int] = []
-        self.same: list[int] = []
-        self.unmeasured: list[int] = []
-        self.targets: list[Target] = []
-        self.numbers: Numbers | None = None
-        self.done = False
-
-    def finish(self, pieces: list[torch.Tensor]) -> None:
-        if pieces:
-            self.numbers = Numbers(pieces)
-        self.done = True
+    def __init__(self, kind: str, label: str, site: CallSite, time: float, within: str, details: dict[str, Any]):
+        self.kind, self.label, self.site, self.time = kind, label, site, time
+        self.within, self.details = within, details
 
     def event(self, index: int) -> Event:
         site = self.site
+        plain = {k: v if isinstance(v, bool | int | float | str | list) else repr(v) for k, v in self.details.items()}
         return Event(
             index, self.kind, self.label, site.file, site.line, site.source, self.time, self.loss, self.scale,
-            self.before, self.after, self.within, self.details,
+            self.before, self.after, self.within, plain,
         )
+
+
+class Backward(Row):
+    """A backward that is running: what it started from, and what has reached which leaf so far."""
+
+    keeps = False
+    storages: dict[int, int] | None = None
+    bytes = 0
+
+    def __init__(self, label: str, site: CallSite, time: float, within: str, had: bytearray) -> None:
+        super().__init__("backward", label, site, time, within, {})
+        self.had = had
+        self.thread = threading.get_ident()
+        self.nodes: list[Any] = []
+        self.targets: list[Target] = []
+        self.pieces: list[torch.Tensor] = []
+        self.fresh: dict[int, None] = {}
+        self.settled: dict[int, None] = {}
+        self.held: dict[int, torch.Tensor] = {}
+        self.unknown: set[int] = set()
+
+    def expect(self, target: Target, tensor: torch.Tensor) -> None:
+        """Take a number that is still on a device, as it is now."""
+        self.targets.append(target)
+        self.pieces.append(tensor.detach().clone())
+
+    def receive(self, i: int, grad: torch.Tensor) -> None:
+        """Take note of what autograd is about to add to a leaf's `.grad`."""
+        if i in self.settled:  # a reentrant checkpoint brings contributions in parts; this one came too late
+            self.unknown.add(i)
+        elif not self.had[i]:
+            # Kept nowhere: autograd may then hand this very tensor to `.grad` without a copy.
+            self.fresh[i] = None
+        elif i in self.held:
+            self.held[i] = self.held[i] + grad.detach()
+        else:
+            self.held[i] = grad.detach()
+            if grad.layout is torch.strided:
+                self.bytes += grad.numel() * grad.element_size()
 
 
 class Columns:
@@ -123,9 +156,10 @@ class Rows:
         for r, row in enumerate(rows):
             base = r * self._count
             bits[CHANGED] += [base + p for p in row.changed]
-            bits[CONTRIBUTED] += [base + p for p in row.contributed]
-            places["same"] += [base + p for p in row.same]
-            places["lost"] += [base + p for p in row.unmeasured]
+            if row.contributed:
+                bits[CONTRIBUTED] += [base + p for p in row.contributed]
+                places["same"] += [base + p for p in row.same]
+                places["lost"] += [base + p for p in row.unmeasured]
             if row.numbers is not None:
                 for (what, where), array in zip(row.targets, row.numbers.read(), strict=True):
                     if what in values:

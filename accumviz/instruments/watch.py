@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, Protocol
 
@@ -71,8 +71,8 @@ def _tell(observer: Observer, what: str, *args: Any) -> Any:
 
 def _install() -> None:
     _wrap(torch.autograd, "backward", _backward)
-    _wrap(torch.optim.Optimizer, "zero_grad", functools.partial(_zeroing, parameters=_optimizer_parameters))
-    _wrap(torch.nn.Module, "zero_grad", functools.partial(_zeroing, parameters=torch.nn.Module.parameters))
+    _wrap(torch.optim.Optimizer, "zero_grad", _zeroing_optimizer)
+    _wrap(torch.nn.Module, "zero_grad", _zeroing_module)
     # clip_grad_norm_ is often imported by name: what it calls inside its own module is not.
     _wrap(clip_grad, "_clip_grads_with_norm_", _clipping)
     for module in (clip_grad, torch.nn.utils):
@@ -113,7 +113,9 @@ def _backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     tensors = args[0] if args else kwargs.get("tensors", ())
     roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-    options = dict(zip(("grad_tensors", "retain_graph", "create_graph"), args[1:4], strict=False)) | kwargs
+    options = {name: value for name, value in kwargs.items() if value is not None}
+    if len(args) > 2:
+        options |= dict(zip(("retain_graph", "create_graph"), args[2:4], strict=False))
     frame = sys._getframe(1)
     tokens = [(observer, _tell(observer, "backward_begins", frame, roots, options)) for observer in tuple(_open)]
     error: BaseException | None = None
@@ -138,41 +140,39 @@ def _step_ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None
         _tell(observer, "step_ends", optimizer, sys._getframe(1))
 
 
-def _optimizer_parameters(optimizer: torch.optim.Optimizer) -> Any:
-    return (p for group in optimizer.param_groups for p in group["params"])
-
-
 def _observed(
-    kind: str, tensors: Callable[[], Any], owner: Any, details: dict[str, Any], call: Callable[[], Any]
+    kind: str, tensors: Iterable[Any], owner: Any, details: dict[str, Any], original: Callable[..., Any], *args: Any
 ) -> Any:
     """Run a call that changes `.grad` in place, and tell those recordings whose tensors it may touch."""
     if getattr(_inside, kind, False):
-        return call()
-    observers = [observer for observer in tuple(_open) if _tell(observer, "change_begins", tensors())]
+        return original(*args)
+    observers = [observer for observer in tuple(_open) if _tell(observer, "change_begins", tensors)]
     setattr(_inside, kind, True)
     try:
-        return call()
+        return original(*args)
     finally:
         setattr(_inside, kind, False)
         for observer in observers:
             _tell(observer, "change_ends", kind, sys._getframe(2), owner, details)
 
 
-def _zeroing(
-    original: Callable[..., Any], owner: Any, *args: Any, parameters: Callable[[Any], Any], **kwargs: Any
-) -> Any:
-    call = functools.partial(original, owner, *args, **kwargs)
-    to_none = args[0] if args else kwargs.get("set_to_none", True)
-    return _observed("zero_grad", lambda: parameters(owner), owner, {"set_to_none": bool(to_none)}, call)
+def _zeroing_optimizer(original: Callable[..., Any], owner: Any, set_to_none: bool = True) -> Any:
+    tensors = [p for group in owner.param_groups for p in group["params"]]
+    return _observed("zero_grad", tensors, owner, {"set_to_none": set_to_none}, original, owner, set_to_none)
+
+
+def _zeroing_module(original: Callable[..., Any], owner: Any, set_to_none: bool = True) -> Any:
+    tensors = list(owner.parameters())
+    return _observed("zero_grad", tensors, owner, {"set_to_none": set_to_none}, original, owner, set_to_none)
 
 
 def _clipping(original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
     tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    names = {"_clip_grads_with_norm_": ("max_norm", "total_norm"), "clip_grad_value_": ("clip_value",)}
-    name = original.__name__
-    details = dict(zip(names[name], args, strict=False)) | {k: v for k, v in kwargs.items() if k in names[name]}
-    details["by"] = "value" if name == "clip_grad_value_" else "norm"
-    return _observed("clip", lambda: tensors, None, details, lambda: original(tensors, *args, **kwargs))
+    value = original.__name__ == "clip_grad_value_"
+    names = ("clip_value",) if value else ("max_norm", "total_norm")
+    details = {"by": "value" if value else "norm"} | dict(zip(names, args, strict=False))
+    details |= {k: v for k, v in kwargs.items() if k in names}
+    return _observed("clip", tensors, None, details, functools.partial(original, **kwargs), tensors, *args)
 
 
 def _scaling(original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -181,10 +181,9 @@ def _scaling(original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: An
 
 
 def _unscaling(original: Callable[..., Any], scaler: Any, optimizer: torch.optim.Optimizer) -> Any:
+    tensors = [p for group in optimizer.param_groups for p in group["params"]]
     details = {"amp_scale": getattr(scaler, "_scale", None)}
-    return _observed(
-        "unscale", lambda: _optimizer_parameters(optimizer), optimizer, details, lambda: original(scaler, optimizer)
-    )
+    return _observed("unscale", tensors, optimizer, details, original, scaler, optimizer)
 
 
 def _maybe_stepping(
