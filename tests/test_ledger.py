@@ -1,0 +1,299 @@
+"""What a ledger says of contributions: against a `.grad` that is really accumulated, and a slow reference."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
+
+W = Parameter("w", (1,), optimizers=(0,))
+
+
+def backward(grad: float, contribution: float, **fields: Any) -> dict[str, Any]:
+    return {"kind": "backward", "label": "loss", "contribution": {"w": contribution}, "grad": {"w": grad}, **fields}
+
+
+def step(grad: float | None = None, **details: Any) -> dict[str, Any]:
+    return {"kind": "step", "details": {"optimizer": "SGD", **details}, "grad": {} if grad is None else {"w": grad}}
+
+
+ZERO: dict[str, Any] = {"kind": "zero_grad"}
+
+
+@pytest.fixture
+def toy() -> Ledger:
+    return Ledger.build([W], [backward(-16, -16, scale=0.5), backward(-20, -4, scale=0.5), step(-20), ZERO])
+
+
+def test_both_contributions_are_consumed_by_the_step_and_erased_by_the_zero(toy: Ledger) -> None:
+    assert toy.fates.consumed[:, 0].tolist() == [2, 2, -1, -1]
+    assert toy.fates.erased[:, 0].tolist() == [3, 3, -1, -1]
+    assert toy.fates.steps[:, 0].tolist() == [1, 1, 0, 0]
+
+
+def test_a_window_holds_its_backwards_and_the_sum_of_their_scales(toy: Ledger) -> None:
+    assert [tuple(w) for w in toy.windows()] == [(2, "SGD", (0, 1), 1.0)]
+
+
+def test_live_contributions_leave_when_erased(toy: Ledger) -> None:
+    assert [toy.live(e, "w") for e in range(4)] == [[0], [0, 1], [0, 1], []]
+    assert toy.live(-2, 0) == [0, 1]
+
+
+def test_the_running_sum_is_the_accumulated_grad(toy: Ledger) -> None:
+    assert toy.running_sum("w").ravel().tolist() == [-16, -20, -20, 0]
+
+
+def test_a_zero_inside_the_window_erases_unconsumed() -> None:
+    ledger = Ledger.build([W], [backward(-16, -16), ZERO, backward(-4, -4), step(-4)])
+    assert ledger.unconsumed(1) == {"w": [0]}
+    assert ledger.unconsumed(0) == ledger.unconsumed(3) == {}
+    assert ledger.windows()[0].backwards == (2,)
+
+
+def test_zeroing_to_zeros_erases_as_zeroing_to_none_does() -> None:
+    ledger = Ledger.build([W], [backward(-16, -16), ZERO | {"grad": {"w": 0.0}}, backward(-4, -4)])
+    assert ledger.fates.erased[0, 0] == 1
+    assert ledger.state[1, 0] & PRESENT
+
+
+def test_a_backward_whose_sum_happens_to_be_zero_erases_nothing() -> None:
+    ledger = Ledger.build([W], [backward(4, 4), backward(0, -4), step(0)])
+    assert ledger.live(2, "w") == [0, 1]
+
+
+def test_without_a_zero_one_contribution_is_used_by_several_steps() -> None:
+    ledger = Ledger.build([W], [backward(1, 1), step(1), backward(3, 2), step(3)])
+    assert ledger.fates.steps[:, 0].tolist() == [2, 0, 1, 0]
+    assert [w.backwards for w in ledger.windows()] == [(0,), (0, 2)]
+
+
+def test_a_skipped_step_consumes_nothing_and_opens_no_window() -> None:
+    ledger = Ledger.build([W], [backward(1, 1), step(1, skipped=True), ZERO])
+    assert ledger.windows() == []
+    assert ledger.unconsumed(2) == {"w": [0]}
+
+
+def test_an_optimizer_consumes_only_what_it_owns() -> None:
+    g, d, frozen = Parameter("g", optimizers=(0,)), Parameter("d", optimizers=(1,)), Parameter("f")
+    rows = [
+        {"kind": "backward", "contribution": {"g": 1, "d": 2, "f": 3}, "grad": {"g": 1, "d": 2, "f": 3}},
+        {"kind": "step", "details": {"optimizer": "Adam", "optimizer_index": 1}, "grad": {"g": 1, "d": 2, "f": 3}},
+        {"kind": "step", "details": {"optimizer": "SGD", "optimizer_index": 0}, "grad": {"g": 1, "d": 2, "f": 3}},
+    ]
+    ledger = Ledger.build([g, d, frozen], rows)
+    assert ledger.fates.consumed[0].tolist() == [2, 1, -1]
+    assert [(w.optimizer, w.backwards) for w in ledger.windows()] == [("Adam", (0,)), ("SGD", (0,))]
+
+
+def test_a_closure_that_zeroes_before_its_step_has_ended_is_consumed_by_that_step() -> None:
+    rows = [ZERO | {"within": "step"}, backward(1, 1, within="step"), ZERO | {"within": "step"},
+            backward(2, 2, within="step"), step(2)]
+    ledger = Ledger.build([W], rows)
+    assert ledger.fates.consumed[:, 0].tolist() == [-1, 4, -1, 4, -1]
+    assert ledger.fates.erased[:, 0].tolist() == [-1, 2, -1, -1, -1]
+    assert ledger.windows()[0].backwards == (1, 3)
+    assert ledger.unconsumed(2) == {}
+
+
+def test_an_optimizer_that_steps_inside_backward_consumes_that_backward() -> None:
+    rows = [backward(1, 1), step(1) | {"within": "backward"}, ZERO | {"within": "backward"}, backward(2, 2)]
+    ledger = Ledger.build([W], rows)
+    assert ledger.windows()[0].backwards == (0,)
+    assert ledger.live(3, "w") == [3]
+
+
+def test_provenance_tells_which_loss_wrote_where() -> None:
+    a, b = Parameter("a"), Parameter("b")
+    rows = [
+        {"kind": "backward", "label": "d_loss", "contribution": {"a": -3}, "grad": {"a": -3}},
+        {"kind": "backward", "label": "g_loss", "contribution": {"a": 1, "b": 2}, "grad": {"a": -2, "b": 2}},
+        {"kind": "backward", "label": "d_loss", "contribution": {"a": 4}, "grad": {"a": 2, "b": 2}},
+    ]
+    provenance = Ledger.build([a, b], rows).provenance()
+    assert provenance.labels == ("d_loss", "g_loss")
+    assert provenance.total.tolist() == [[7, 0], [1, 2]]
+    assert provenance.count.tolist() == [[2, 0], [1, 1]]
+
+
+def test_an_empty_ledger_answers_every_question() -> None:
+    ledger = Ledger.build([], [])
+    assert (len(ledger), ledger.windows(), ledger.labels) == (0, [], ())
+    assert ledger.provenance().total.shape == (0, 0)
+    assert "no events" in repr(ledger)
+
+
+def test_nothing_in_a_ledger_can_be_changed(toy: Ledger) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        toy.contribution[0, 0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        toy.values("w")[0] = 1
+
+
+def test_an_unknown_parameter_names_its_neighbours(toy: Ledger) -> None:
+    with pytest.raises(KeyError, match=r"no parameter 'weight'.*nearest: w"):
+        toy.index("weight")
+
+
+def test_an_alias_finds_its_parameter() -> None:
+    tied = Parameter("embedding.weight", aliases=("head.weight",))
+    assert Ledger.build([tied], []).index("head.weight") == 0
+
+
+def test_an_unknown_kind_names_those_that_exist(toy: Ledger) -> None:
+    with pytest.raises(ValueError, match=r"no event kind 'forward'.*backward"):
+        toy.of("forward")
+
+
+def test_elements_that_were_not_kept_say_how_to_keep_them() -> None:
+    shape = (0, 1)
+    ledger = Ledger((Parameter("w", (9, 9)),), (), np.zeros(shape), np.zeros(shape), np.zeros(shape, np.uint8))
+    with pytest.raises(KeyError, match=r"81 elements.*exact=N"):
+        ledger.values("w")
+
+
+def test_arrays_of_the_wrong_shape_are_refused() -> None:
+    good = np.zeros((1, 1))
+    with pytest.raises(ValueError, match=r"grad has shape \(2, 1\)"):
+        Ledger((W,), (Event(0, "step"),), good, np.zeros((2, 1)), good)
+
+
+def test_the_repr_shows_none_as_none_and_marks_norms() -> None:
+    v = Parameter("v", (2,))
+    ledger = Ledger.build([W, v], [backward(-16, -16), ZERO | {"grad": {"v": [3.0, 4.0]}}], complete=False)
+    assert "None" in repr(ledger)
+    assert "|5|" in repr(ledger)
+    assert "incomplete" in repr(ledger)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is an extra")
+def test_pandas_gets_one_row_per_event_and_parameter(toy: Ledger) -> None:
+    frame = toy.to_pandas()
+    assert len(frame) == 4
+    assert frame.loc[frame.kind == "backward", "contribution"].tolist() == [16, 4]
+    assert frame.loc[0, ["consumed_by", "erased_by"]].tolist() == [2, 3]
+    assert not frame.present.iloc[3]
+
+
+def test_a_missing_pandas_says_how_to_install_it(toy: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        toy.to_pandas()
+
+
+# --- any loop at all: a `.grad` that is really accumulated, and fates found by walking event by event
+
+
+class Loop(NamedTuple):
+    ledger: Ledger
+    grads: np.ndarray  # events × parameters; NaN: None
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> Loop:
+    owners = draw(st.lists(st.sampled_from([(), (0,), (1,), (0, 1)]), min_size=1, max_size=3))
+    parameters = [Parameter(f"p{i}", (1,), optimizers=owner) for i, owner in enumerate(owners)]
+    held: dict[str, float] = {}
+    rows, grads = [], []
+    for kind in draw(st.lists(st.sampled_from(["backward", "backward", "step", "zero", "none"]), max_size=24)):
+        if kind == "backward":
+            names = draw(st.sets(st.sampled_from([p.name for p in parameters])))
+            # Whole numbers, so that sums are exact.
+            added = {name: float(draw(st.integers(-9, 9))) for name in sorted(names)}
+            held = held | {name: held.get(name, 0.0) + value for name, value in added.items()}
+            label = draw(st.sampled_from(["a", "b"]))
+            rows.append({"kind": kind, "label": label, "contribution": added, "grad": dict(held)})
+        elif kind == "step":
+            details = {"optimizer_index": draw(st.integers(0, 1)), "skipped": draw(st.integers(0, 4)) == 0}
+            rows.append({"kind": "step", "details": details, "grad": dict(held)})
+        else:
+            held = dict.fromkeys(held, 0.0) if kind == "zero" else {}
+            rows.append({"kind": "zero_grad", "grad": dict(held)})
+        grads.append([held.get(p.name, np.nan) for p in parameters])
+    return Loop(Ledger.build(parameters, rows), np.array(grads).reshape(len(rows), len(parameters)))
+
+
+def walked(ledger: Ledger, p: int) -> Iterator[tuple[int, int, list[int]]]:
+    """Backward, what erased it, the steps that used it: found by walking on from the backward, one event at a time."""
+    for born in range(len(ledger)):
+        if not ledger.state[born, p] & CONTRIBUTED:
+            continue
+        erased, used = -1, []
+        for event in ledger.events[born + 1 :]:
+            if event.kind == "zero_grad":
+                erased = event.index
+                break
+            mine = event.details.get("optimizer_index") in ledger.parameters[p].optimizers
+            if event.kind == "step" and mine and not event.skipped:
+                used.append(event.index)
+        yield born, erased, used
+
+
+@settings(max_examples=200, deadline=None)
+@given(loops())
+def test_the_running_sum_equals_the_simulated_grad(loop: Loop) -> None:
+    for p in range(len(loop.ledger.parameters)):
+        assert np.array_equal(loop.ledger.running_sum(p)[:, 0], np.nan_to_num(loop.grads[:, p]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(loops())
+def test_fates_agree_with_walking_event_by_event(loop: Loop) -> None:
+    fates = loop.ledger.fates
+    for p in range(len(loop.ledger.parameters)):
+        seen = set()
+        for born, erased, used in walked(loop.ledger, p):
+            seen.add(born)
+            found = (fates.erased[born, p], fates.consumed[born, p], fates.steps[born, p])
+            assert found == (erased, used[0] if used else -1, len(used))
+        for e in set(range(len(loop.ledger))) - seen:
+            assert (fates.erased[e, p], fates.consumed[e, p], fates.steps[e, p]) == (-1, -1, 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(loops())
+def test_windows_hold_exactly_the_backwards_their_step_used(loop: Loop) -> None:
+    ledger = loop.ledger
+    for window in ledger.windows():
+        optimizer = ledger[window.step].details["optimizer_index"]
+        expected = {born for p, parameter in enumerate(ledger.parameters) if optimizer in parameter.optimizers
+                    for born, _, used in walked(ledger, p) if window.step in used}
+        assert set(window.backwards) == expected
+    assert [w.step for w in ledger.windows()] == [e.index for e in ledger.of("step") if not e.skipped]
+
+
+@settings(max_examples=200, deadline=None)
+@given(loops())
+def test_each_contribution_is_live_until_erased_and_reported_unconsumed_at_most_once(loop: Loop) -> None:
+    ledger = loop.ledger
+    for p, parameter in enumerate(ledger.parameters):
+        lost = [b for e in range(len(ledger)) for b in ledger.unconsumed(e).get(parameter.name, [])]
+        assert len(lost) == len(set(lost))
+        assert sorted(lost) == [born for born, erased, used in walked(ledger, p) if erased >= 0 and not used]
+        for e in range(len(ledger)):
+            expected = [born for born, erased, _ in walked(ledger, p) if born <= e and not 0 <= erased <= e]
+            assert ledger.live(e, p) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(loops())
+def test_provenance_counts_every_contribution_once(loop: Loop) -> None:
+    ledger = loop.ledger
+    counted = (ledger.state & CONTRIBUTED > 0).sum(axis=0)
+    assert np.array_equal(ledger.provenance().count.sum(axis=0), counted)
+    norms = np.nansum(ledger.contribution, axis=0, dtype=float)
+    assert np.allclose(ledger.provenance().total.sum(axis=0), norms)
+
+
+@settings(max_examples=100, deadline=None)
+@given(loops())
+def test_every_event_belongs_to_one_kind(loop: Loop) -> None:
+    by_kind = [event.index for kind in KINDS for event in loop.ledger.of(kind)]
+    assert sorted(by_kind) == list(range(len(loop.ledger)))
