@@ -45,6 +45,8 @@ def share_on_page(app: Sphinx, pagename: str, template: str, context: dict[str, 
 
 def no_failed_cells(app: Sphinx, env: Any) -> None:
     """A cell that raised fails the build also where warnings are not errors: a reader must never meet a broken page."""
+    if app.warningiserror or app.keep_going:  # myst-nb has warned already, with the traceback
+        return
     failed = [
         docname
         for docname, data in getattr(env, "nb_metadata", {}).items()

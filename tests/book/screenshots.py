@@ -1,4 +1,7 @@
-"""Save every page of the built book in light, in dark and at 375 px, to be looked at: screenshots/<page>.<view>.png."""
+"""Pictures of the built book, to be looked at: every page in light, in dark and at 375 px, into screenshots/.
+
+With --readme PAGE#PLACE: the one picture that README.md shows, assets/book.png, of that place in the book.
+"""
 
 from __future__ import annotations
 
@@ -39,5 +42,19 @@ def main(target: Path = ROOT / "screenshots") -> None:
     print(f"{len(list(target.glob('*.png')))} pictures in {target}")
 
 
+def readme(place: str) -> None:
+    page_name, _, anchor = place.partition("#")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
+        page = browser.new_page(viewport={"width": 1200, "height": 800}, device_scale_factor=1.5)
+        page.goto(f"{(SITE / page_name).as_uri()}#{anchor}")
+        page.wait_for_timeout(500)
+        page.screenshot(path=ROOT / "assets" / "book.png")
+        browser.close()
+
+
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    if sys.argv[1:2] == ["--readme"]:
+        readme(sys.argv[2])
+    else:
+        main(*map(Path, sys.argv[1:]))

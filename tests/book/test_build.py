@@ -137,7 +137,7 @@ def test_payloads_of_two_players_both_stay_though_they_are_equal() -> None:
 def test_a_cell_that_raised_fails_the_build_also_without_warnings_as_errors() -> None:
     environment = SimpleNamespace(nb_metadata={"chapters/01": {"exec_data": {"succeeded": False}}})
     with pytest.raises(ExtensionError, match="chapters/01"):
-        outputs.no_failed_cells(SimpleNamespace(), environment)
+        outputs.no_failed_cells(SimpleNamespace(warningiserror=False, keep_going=False), environment)
 
 
 def test_a_notebook_is_the_same_from_one_build_to_the_next() -> None:
