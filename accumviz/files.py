@@ -44,7 +44,7 @@ class Writer:
     """Write chunks to a file as they come; each is on disk when `append` returns."""
 
     def __init__(self, path: str | Path, kind: str) -> None:
-        self._file: BinaryIO = Path(path).open("wb")
+        self._file: BinaryIO = Path(path).open("wb")  # noqa: SIM115 - the writer is itself the context manager
         self._file.write(MAGIC)
         self.append({"format": FORMAT, "kind": kind})
 
@@ -103,7 +103,7 @@ def read(path: str | Path, *, repair: bool = False) -> Contents:
             if zlib.crc32(body) != checksum:
                 raise ValueError("its checksum does not match")
             meta, arrays = _unpack(body)
-        except (ValueError, KeyError, TypeError, struct.error, zlib.error) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error, zlib.error) as error:
             if repair and number:
                 return contents
             raise LedgerFileError(
@@ -157,12 +157,12 @@ def _check_format(path: Path, meta: dict[str, Any]) -> None:
 def _pack(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
     columns, parts = [], []
     for name, array in arrays.items():
-        array = np.ascontiguousarray(array)
         if array.dtype.str not in _DTYPES:
             raise TypeError(f"array {name!r} has dtype {array.dtype}, expected one of {_DTYPES}")
         columns.append([name, array.dtype.str, list(array.shape)])
         # Bytes of equal weight side by side: exponents repeat, so zlib finds much more.
-        parts.append(array.view(np.uint8).reshape(-1, array.itemsize).T.tobytes() if array.size else b"")
+        flat = np.ascontiguousarray(array).view(np.uint8)
+        parts.append(flat.reshape(-1, array.itemsize).T.tobytes() if array.size else b"")
     head = json.dumps({"meta": meta, "arrays": columns}, separators=(",", ":")).encode()
     return zlib.compress(_HEAD.pack(len(head)) + head + b"".join(parts), 1)
 
@@ -174,6 +174,8 @@ def _unpack(body: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise ValueError("it is larger than any recording")
     (length,) = _HEAD.unpack_from(raw)
     header = json.loads(raw[_HEAD.size : _HEAD.size + length])
+    if not isinstance(header, dict) or not isinstance(header.get("meta"), dict):
+        raise TypeError("its header is no JSON object")
     position, arrays = _HEAD.size + length, {}
     for name, dtype, shape in header["arrays"]:
         if dtype not in _DTYPES:

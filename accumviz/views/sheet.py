@@ -75,12 +75,12 @@ class ThemedFigure(Figure):
         width, height = (float(side) * 72 for side in self.get_size_inches())
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="av-figure" '
-            f'role="img" aria-label="{html.escape(self._label())}" viewBox="0 0 {width:g} {height:g}" '
+            f'role="img" aria-label="{html.escape(self._spoken())}" viewBox="0 0 {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}" '
             f'style="stroke-linejoin: round; stroke-linecap: butt; min-width: {0.93 * width:.0f}px">{body.strip()}'
         )
 
-    def _label(self) -> str:
+    def _spoken(self) -> str:
         """As many sentences as one can listen to; all of them stand below the figure."""
         lengths = itertools.accumulate(len(word) + 1 for word in self.words)
         spoken = [word for word, length in zip(self.words, lengths, strict=True) if length <= _SPOKEN]

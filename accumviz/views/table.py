@@ -76,11 +76,7 @@ def ledger_html(ledger: Ledger) -> str:
     told = "".join(f"<p>{note}</p>" for note in notes)
     inside = f"{_head(ledger, shown)}<tbody>{''.join(body)}</tbody>" if len(ledger) else ""
     caption = f"Ledger: {words.overview(ledger, range(len(ledger)), range(len(ledger.parameters)))}"
-    return (
-        f'<div class="accumviz av-ledger"><style>{style.CSS}{_CSS}</style>'
-        f'<div class="av-scroll" tabindex="0" role="group" aria-label="ledger"><table>'
-        f"<caption><span>{html.escape(caption)}</span></caption>{inside}</table></div>{told}</div>"
-    )
+    return _framed(f"<table><caption><span>{html.escape(caption)}</span></caption>{inside}</table>", "ledger", told)
 
 
 def _head(ledger: Ledger, shown: Iterable[int]) -> str:
@@ -195,9 +191,17 @@ def provenance_html(ledger: Ledger) -> str:
         f'<th class="av-n" scope="col"><span class="av-label" style="background:{colors[label]}"></span>'
         f"<code><bdi>{html.escape(words.shorten(label or 'backward', 28))}</bdi></code></th>" for label in labels
     )
+    caption = "What each loss added to each .grad: the sum of the norms of its contributions, and their number."
+    table = (
+        f'<table><caption><span>{caption}</span></caption><thead><tr><th scope="col">parameter</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+    return _framed(table, "which loss wrote where", note)
+
+
+def _framed(table: str, label: str, notes: str) -> str:
+    """A table in a box that scrolls by itself, so that a narrow page does not."""
     return (
-        f'<div class="accumviz av-ledger"><style>{style.CSS}{_CSS}</style><div class="av-scroll" tabindex="0" '
-        f'role="group" aria-label="which loss wrote where"><table><caption><span>What each loss added to each .grad: the sum of the norms '
-        f'of its contributions, and their number.</span></caption><thead><tr><th scope="col">parameter</th>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>{note}</div>"
+        f'<div class="accumviz av-ledger"><style>{style.CSS}{_CSS}</style>'
+        f'<div class="av-scroll" tabindex="0" role="group" aria-label="{label}">{table}</div>{notes}</div>'
     )

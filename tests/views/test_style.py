@@ -1,0 +1,80 @@
+"""Names and numbers look the same everywhere, and the palette can be told apart."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accumviz.ledger import KINDS
+from accumviz.views import style, words
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of an sRGB colour, as WCAG 2 defines it."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_every_event_kind_has_its_own_colour() -> None:
+    assert set(style.KIND) == set(KINDS)
+    assert len(set(style.KIND.values())) == len(KINDS)
+
+
+def test_no_two_colours_of_the_cycle_are_alike_without_red_and_green() -> None:
+    # A crude deuteranope: red and green merge, so that only their mean and blue are left.
+    for a, b in itertools.combinations(style.CYCLE, 2):
+        first, second = (np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)], float) for c in (a, b))
+        merged = [np.array([x[:2].mean(), x[2]]) for x in (first, second)]
+        assert np.abs(merged[0] - merged[1]).max() > 20, (a, b)
+
+
+@pytest.mark.parametrize("color", [*style.CYCLE, *style.KIND.values()])
+def test_marks_stand_out_from_a_dark_and_a_light_page(color: str) -> None:
+    for page in ("#ffffff", "#14181e"):
+        bright, dim = sorted((luminance(color), luminance(page)), reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) > 2, page
+
+
+def test_labels_keep_their_colour_when_another_follows() -> None:
+    assert style.label_colors(["a", "b", "a"]) == {"a": style.CYCLE[0], "b": style.CYCLE[1]}
+    assert style.label_colors([str(i) for i in range(7)])["6"] == style.CYCLE[0]
+
+
+@given(st.floats(-1e300, 1e300))
+def test_a_written_number_reads_back_to_four_digits(value: float) -> None:
+    written = style.number(value)
+    assert "-" not in written
+    assert math.isclose(float(written.replace("−", "-")), value, rel_tol=5.1e-4, abs_tol=5e-324)
+
+
+@pytest.mark.parametrize(("value", "written"), [
+    (-20.0, "−20"), (-0.0, "0"), (99999.4, "99999"), (1e5, "1e5"), (1e-3, "0.001"), (-math.inf, "−∞"),
+    (1 / 3, "0.3333"),
+])
+def test_numbers_are_written_as_a_person_would(value: float, written: str) -> None:
+    assert style.number(value) == written
+
+
+def test_bytes_have_binary_units() -> None:
+    assert [style.size(x) for x in (1023, 1024, 5 * 2**30, math.nan)] == ["1023 B", "1 KiB", "5 GiB", "not measured"]
+
+
+@given(st.text(max_size=60), st.integers(3, 30))
+def test_a_shortened_name_is_short_printable_and_keeps_both_ends(text: str, limit: int) -> None:
+    short = words.shorten(text, limit)
+    assert len(short) <= limit
+    assert short.isprintable()
+    if len(text) > limit:
+        assert short[0] == words.literal(text)[0]
+        assert short[-1] == words.literal(text)[-1]
+        assert "…" in short
+
+
+def test_a_name_cannot_reverse_the_text_after_it() -> None:
+    assert "\u202e" not in words.literal("a\u202eb")

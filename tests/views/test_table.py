@@ -1,0 +1,145 @@
+"""The table a ledger shows in a notebook: every number, nothing that needs colour, nothing unescaped."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.views.table import ledger_html, provenance_html
+
+W = Parameter("w", (1,), optimizers=(0,))
+TOY: list[dict[str, Any]] = [
+    {"kind": "backward", "label": "loss", "line": 7, "source": "loss.backward()", "loss": 16.0,
+     "contribution": {"w": -16}, "grad": {"w": -16}},
+    {"kind": "backward", "label": "loss", "line": 7, "source": "loss.backward()", "loss": 1.0,
+     "contribution": {"w": -4}, "grad": {"w": -20}},
+    {"kind": "step", "line": 8, "source": "optimizer.step()", "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
+    {"kind": "zero_grad", "line": 9, "source": "optimizer.zero_grad()"},
+]
+
+
+def rows(html: str) -> list[str]:
+    """Each row as text, without tags."""
+    return [re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", row)).strip() for row in re.findall(r"<tr.*?</tr>", html)]
+
+
+def large(events: int, parameters: int) -> Ledger:
+    shape = (events, parameters)
+    state = np.full(shape, PRESENT | CONTRIBUTED, np.uint8)
+    names = tuple(Parameter(f"layer.{p}.weight", (8, 8)) for p in range(parameters))
+    rows = tuple(Event(e, "backward", "loss") for e in range(events))
+    return Ledger(names, rows, np.ones(shape), np.ones(shape), state)
+
+
+def test_each_row_says_event_line_code_loss_contribution_and_grad() -> None:
+    assert rows(ledger_html(Ledger.build([W], TOY)))[2:] == [
+        "0 backward loss 7 loss.backward() 16 −16 −16",
+        "1 backward loss 7 loss.backward() 1 −4 −20",
+        "2 step SGD 8 optimizer.step() −20",
+        "3 zero_grad 9 optimizer.zero_grad() None",
+    ]
+
+
+def test_none_is_not_zero() -> None:
+    ledger = Ledger.build([W], [{"kind": "zero_grad"}, {"kind": "zero_grad", "grad": {"w": 0}}])
+    assert [row.split()[-1] for row in rows(ledger_html(ledger))[2:]] == ["None", "0"]
+
+
+def test_small_vectors_are_written_out_and_large_tensors_as_norms() -> None:
+    v, m = Parameter("v", (2,)), Parameter("m", (3, 3))
+    added = {"v": [1.5, -2], "m": np.ones(9)}
+    html = ledger_html(Ledger.build([v, m], [{"kind": "backward", "contribution": added, "grad": added}]))
+    assert "(1.5, −2)" in html
+    assert "‖contribution‖" in html
+    assert ">3<" in html
+
+
+def test_what_is_erased_unused_is_said_in_words() -> None:
+    html = ledger_html(Ledger.build([W], [TOY[0], {"kind": "zero_grad"}]))
+    assert "erased before any step used it: 1 backward (#0) in 1 parameter" in html
+    assert "erased −16, unused" in html
+
+
+def test_a_skipped_step_is_said_in_words() -> None:
+    html = ledger_html(Ledger.build([W], [TOY[0], {"kind": "step", "details": {"skipped": True}, "grad": {"w": -16}}]))
+    assert "skipped: no weight changed" in html
+
+
+def test_an_event_inside_another_says_so() -> None:
+    assert "inside a step" in ledger_html(Ledger.build([W], [TOY[0] | {"within": "step"}]))
+
+
+def test_an_incomplete_ledger_says_so() -> None:
+    assert "Incomplete: the process ended before" in ledger_html(Ledger.build([W], TOY, complete=False))
+
+
+def test_what_is_left_out_is_counted() -> None:
+    html = ledger_html(large(1000, 150))
+    assert len(rows(html)) == 2 + 40 + 1
+    assert "960 events between are not shown" in html
+    assert "the first 20 and the last 20 of 1,000 events" in html
+    assert "the first 6 of 150 parameters" in html
+    assert len(html) < 60_000
+
+
+def test_nothing_is_left_out_of_a_table_that_just_fits() -> None:
+    html = ledger_html(large(40, 6))
+    assert "Shown" not in html
+    assert len(rows(html)) == 2 + 40
+
+
+def test_every_text_is_escaped() -> None:
+    evil = '<script>alert("1")</script>'
+    parameter = Parameter(evil, (1,), optimizers=(0,))
+    row = {"kind": "backward", "label": evil, "source": evil, "contribution": {evil: 1}, "grad": {evil: 1}}
+    second = row | {"label": "other"}
+    step = {"kind": "step", "details": {"optimizer": evil}, "within": evil}
+    for html in (ledger_html(ledger := Ledger.build([parameter], [row, second, step])), provenance_html(ledger)):
+        assert "<script" not in html
+        assert '"1"' not in html
+
+
+def test_values_that_are_not_finite_are_written() -> None:
+    added = {"w": float("inf")}
+    html = ledger_html(Ledger.build([W], [{"kind": "backward", "contribution": added, "grad": {"w": float("nan")}}]))
+    assert "+∞" in html
+    assert "NaN" in html
+
+
+def test_the_table_has_a_caption_scopes_and_a_box_that_scrolls_by_itself() -> None:
+    html = ledger_html(Ledger.build([W], TOY))
+    assert html.startswith('<div class="accumviz av-ledger"><style>')
+    assert html.count("<caption>") == 1
+    assert re.findall(r"<th(?![^>]*scope=)", html.replace("<thead", "")) == []
+    assert 'class="av-scroll" tabindex="0"' in html
+    assert not re.findall(r"https?://|<script|url\(", html)
+
+
+def test_rows_are_as_wide_as_the_head() -> None:
+    html = ledger_html(large(60, 3))
+    width = 3 + 2 * 3
+    for row in re.findall(r"<tr.*?</tr>", html)[2:]:
+        spans = [int(s) for s in re.findall(r'colspan="(\d+)"', row)]
+        assert len(re.findall(r"<t[dh][ >]", row)) + sum(spans) - len(spans) == width
+
+
+def test_an_empty_ledger_is_a_sentence() -> None:
+    assert "0 parameters × 0 events, no optimizer step" in ledger_html(Ledger.build([], []))
+
+
+def test_a_ledger_displays_itself_with_its_repr_as_text() -> None:
+    ledger = Ledger.build([W], TOY)
+    bundle = ledger._repr_mimebundle_()
+    assert bundle == {"text/html": ledger_html(ledger), "text/plain": repr(ledger)}
+
+
+def test_provenance_says_nothing_where_a_loss_wrote_nothing() -> None:
+    a, b = Parameter("a", (1,)), Parameter("b", (1,))
+    ledger = Ledger.build([a, b], [
+        {"kind": "backward", "label": "d_loss", "contribution": {"a": -3}, "grad": {"a": -3}},
+        {"kind": "backward", "label": "g_loss", "contribution": {"a": 1, "b": 2}, "grad": {"a": -2, "b": 2}},
+    ])
+    assert rows(provenance_html(ledger)) == ["parameter d_loss g_loss", "a 3 (1 ×) 1 (1 ×)", "b nothing 2 (1 ×)"]

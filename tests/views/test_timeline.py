@@ -1,0 +1,332 @@
+"""The timeline: exact where it is small, honest where it is large, and at home on any page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import accumviz as av
+from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.views import heatmap, style
+from accumviz.views.sheet import ThemedFigure
+from accumviz.views.timeline import segments, timeline
+
+W = Parameter("w", (1,), optimizers=(0,))
+TOY: list[dict[str, Any]] = [
+    {"kind": "backward", "label": "loss", "line": 7, "contribution": {"w": -16}, "grad": {"w": -16},
+     "saved_before": 96.0, "saved_after": 0.0},
+    {"kind": "backward", "label": "loss", "line": 7, "contribution": {"w": -4}, "grad": {"w": -20},
+     "saved_before": 96.0, "saved_after": 0.0},
+    {"kind": "step", "line": 8, "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
+]
+
+
+@pytest.fixture
+def toy() -> Ledger:
+    return Ledger.build([W], TOY)
+
+
+def large(events: int, parameters: int, *, broken: bool = False) -> Ledger:
+    """Four backwards, a step, a zero: a run with structure, two losses and (if wanted) two infinite contributions."""
+    kinds = [("zero_grad", "backward", "backward", "backward", "backward", "step")[e % 6] for e in range(events)]
+    born, empty = (np.array([kind == wanted for kind in kinds])[:, None] for wanted in ("backward", "zero_grad"))
+    norm = np.outer(np.exp(-np.arange(events) / events), 10.0 ** -(np.arange(parameters) % 12 / 4))
+    added, grad = np.where(born, norm, np.nan), np.where(empty, np.nan, 2 * norm)
+    if broken:
+        added[events // 6 * 3 + 1 - events // 6 * 3 % 6, :2] = np.inf
+    state = (born * CONTRIBUTED + ~empty * PRESENT).astype(np.uint8).repeat(parameters, 1)
+    names = [Parameter(f"blocks.{p // 12}.part{p % 12}.weight", (8, 8), optimizers=(0,)) for p in range(parameters)]
+    rows = [Event(e, kind, label=("d_loss", "g_loss")[e % 2] if kind == "backward" else "") for e, kind in
+            enumerate(kinds)]
+    return Ledger(tuple(names), tuple(rows), added, grad, state)
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_the_toy_shows_each_contribution_and_each_sum(toy: Ledger) -> None:
+    shown = texts(timeline(toy))
+    assert [shown.count(number) for number in ("−16", "−4", "−20")] == [4, 2, 2]
+    assert {"backward", "step", "loss", "SGD", "line 7", "line 8", "w", "96 B → 0 B"} <= set(shown)
+
+
+def test_the_words_say_the_same_numbers(toy: Ledger) -> None:
+    assert timeline(toy).words == [
+        "1 parameter × 3 events, 1 accumulation window of 2 backwards; contribution norms from 4 to 16.",
+        "Event 0, backward of loss, line 7: w receives −16, .grad −16; saved tensors 96 B before, 0 B after.",
+        "Event 1, backward of loss, line 7: w receives −4, .grad −20; saved tensors 96 B before, 0 B after.",
+        "Event 2, step by SGD, line 8: w .grad −20.",
+    ]
+
+
+def test_segments_are_new_then_live_then_used(toy: Ledger) -> None:
+    states = [[(part.amount, part.new, part.used) for part in stack] for stack in segments(toy, 0, [0, 1, 2])]
+    assert states == [
+        [(-16, True, False)], [(-16, False, False), (-4, True, False)], [(-16, False, True), (-4, False, True)],
+    ]
+
+
+def test_what_no_backward_added_is_a_segment_of_its_own() -> None:
+    ledger = Ledger.build([W], [TOY[0], {"kind": "edit", "grad": {"w": 4}}])
+    assert [(part.born, part.amount) for part in segments(ledger, 0, [1])[0]] == [(-1, 20), (0, -16)]
+    assert "not from a recorded backward" in texts(timeline(ledger))
+
+
+def test_none_and_zero_look_different() -> None:
+    ledger = Ledger.build([W], [{"kind": "zero_grad"}, {"kind": "zero_grad", "grad": {"w": 0}}])
+    shown = texts(timeline(ledger))
+    assert shown.count("None") == 1
+    assert shown.count("0") == 1
+
+
+def test_a_norm_is_said_to_be_one() -> None:
+    m = Parameter("m", (3, 3))
+    ledger = Ledger.build([m], [{"kind": "backward", "contribution": {"m": np.ones(9)}, "grad": {"m": np.ones(9)}}])
+    assert {"norm ‖·‖", "3"} <= set(texts(timeline(ledger)))
+
+
+def test_what_is_erased_unused_is_marked() -> None:
+    shown = texts(timeline(Ledger.build([W], [TOY[0], {"kind": "zero_grad"}])))
+    assert "× −16" in shown
+    assert "erased before any step used it" in shown
+
+
+def test_infinite_and_undefined_values_are_visible() -> None:
+    inf = {"w": float("inf")}
+    ledger = Ledger.build([W], [
+        {"kind": "backward", "contribution": inf, "grad": inf},
+        {"kind": "backward", "contribution": {"w": -float("inf")}, "grad": {"w": float("nan")}},
+    ])
+    assert {"∞", "NaN", "not finite"} <= set(texts(timeline(ledger)))
+
+
+def test_a_skipped_step_says_so() -> None:
+    row = {"kind": "step", "details": {"skipped": True, "optimizer": "SGD"}, "grad": {"w": -16}}
+    assert "skipped" in texts(timeline(Ledger.build([W], [TOY[0], row])))
+
+
+def test_losses_have_the_colours_they_have_everywhere() -> None:
+    ledger = Ledger.build([W], [TOY[0], TOY[1] | {"label": "g_loss"}])
+    faces = {mpl.colors.to_hex(patch.get_facecolor()).upper() for patch in timeline(ledger).axes[0].patches}
+    assert set(style.label_colors(ledger.labels).values()) <= faces
+
+
+def test_parameters_and_events_can_be_chosen() -> None:
+    ledger = large(600, 24)
+    assert "blocks.1.part0.weight" in timeline(ledger, parameters="blocks.1.*", events=slice(6)).words[1]
+    figure = timeline(ledger, parameters=[0, "blocks.1.part3.weight"], events=range(-6, 0))
+    assert figure.words[1].startswith("Event 594, zero_grad: blocks.0.part0.weight .grad None; blocks.1.part3")
+    assert len(figure.words) == 7
+
+
+def test_an_unknown_choice_says_what_there_is(toy: Ledger) -> None:
+    with pytest.raises(KeyError, match=r"no parameter 'v'.*nearest: w"):
+        timeline(toy, parameters=["v"])
+    with pytest.raises(IndexError, match=r"expected indices of this ledger's 3 events"):
+        timeline(toy, events=[7])
+
+
+def test_nothing_recorded_is_a_sentence_not_an_error(toy: Ledger) -> None:
+    assert texts(timeline(Ledger.build([W], []))) == ["Nothing to show: this ledger has no event."]
+    assert texts(timeline(toy, parameters=[])) == ["Nothing to show: this ledger has no parameter."]
+
+
+def test_an_incomplete_recording_says_so() -> None:
+    assert "The recording is incomplete." in texts(timeline(Ledger.build([W], TOY, complete=False)))
+
+
+# --- the heat map
+
+
+def test_a_thousand_events_of_150_parameters_have_few_labels_that_do_not_touch() -> None:
+    figure = timeline(large(1000, 150))
+    figure.canvas.draw()
+    shown = texts(figure)
+    assert len(shown) < 60
+    assert {"blocks.0", "blocks.12"} <= set(shown)
+    assert "150 parameters × 1,000 events, 166 accumulation windows of 4 backwards" in shown
+    assert any(text.startswith("Thinned: each cell shows the largest contribution of 2 events") for text in shown)
+
+
+def test_thinning_ten_thousand_events_is_said_and_keeps_the_largest() -> None:
+    ledger = large(10_000, 150)
+    figure = timeline(ledger)
+    assert any("largest contribution of" in text and "events" in text for text in texts(figure))
+    data = heatmap.cells(ledger, range(150), range(10_000), 1, 20)
+    assert data.norm.shape == (150, 500)
+    assert np.nanmax(data.norm) == np.nanmax(ledger.contribution)
+
+
+def test_an_event_has_a_column_of_its_own_while_there_is_room() -> None:
+    figure = timeline(large(120, 20))
+    assert figure.axes[0].images[0].get_array().shape == (20, 120, 4)
+    assert not any("Thinned" in text for text in texts(figure))
+
+
+def test_one_infinite_contribution_among_many_survives_thinning() -> None:
+    figure = timeline(large(10_000, 150, broken=True))
+    assert "not finite (2 contributions)" in texts(figure)
+    assert "2 contributions not finite" in figure.words[0]
+    assert any(line.get_marker() == "x" and len(line.get_xdata()) == 2 for line in figure.axes[0].lines)
+
+
+def test_cells_tell_a_contribution_from_a_grad_that_was_held_and_from_none() -> None:
+    ledger = large(6, 20)
+    pixels = heatmap.paint(heatmap.cells(ledger, range(20), range(6), 1, 1), style.CYCLE, -3, 0)
+    none, added, held = pixels[0, 0], pixels[0, 1], pixels[0, 5]
+    assert none[3] == 0
+    assert held[:3].tolist() == [0.5, 0.5, 0.5]
+    assert 0 < held[3] < added[3]
+
+
+def test_opacity_grows_with_the_norm() -> None:
+    data = heatmap.Cells(np.array([[1e-3, 1e-2, 1e-1, 1.0]]), np.zeros((1, 4), int), *np.zeros((2, 1, 4), bool))
+    opacity = heatmap.paint(data, style.CYCLE, -3, 0)[0, :, 3]
+    assert (np.diff(opacity) > 0.2).all()
+    assert opacity[-1] == 1
+
+
+def test_every_step_and_zero_rules_through_all_rows() -> None:
+    ledger = large(60, 20)
+    image = timeline(ledger).axes[0].images[0]
+    _, _, bottom, top = image.get_extent()
+    rules = [line for line in timeline(ledger).axes[0].lines
+             if len(set(line.get_xdata())) == 1 and min(line.get_ydata()) <= top and max(line.get_ydata()) >= bottom]
+    assert len(rules) == len(ledger.of("step")) + len(ledger.of("zero_grad"))
+
+
+def test_a_thousand_parameters_are_thinned_and_it_is_said() -> None:
+    figure = timeline(large(30, 1000))
+    assert any("largest contribution of 3 parameters" in text for text in texts(figure))
+
+
+# --- on a page, and elsewhere
+
+
+def test_no_text_is_smaller_than_eleven_pixels_even_on_a_phone(toy: Ledger) -> None:
+    for ledger in (toy, large(9, 20), large(60, 20), large(1000, 150)):
+        figure = timeline(ledger)
+        assert min(text.get_fontsize() for text in figure.axes[0].texts) >= 11
+        width = figure.get_size_inches()[0] * 72
+        shrunk = float(re.findall(r"min-width: (\d+)px", figure.to_svg())[0])
+        assert shrunk / width >= 0.92
+
+
+@pytest.mark.parametrize(("events", "parameters"), [(9, 2), (22, 3), (9, 14), (60, 20), (1000, 150)])
+def test_every_text_stands_inside_the_figure_and_on_no_other(events: int, parameters: int) -> None:
+    figure = timeline(large(events, parameters))
+    figure.set_dpi(72)
+    figure.canvas.draw()
+    boxes = [(text.get_text(), text.get_window_extent()) for text in figure.axes[0].texts if text.get_text()]
+    width, height = figure.get_size_inches() * 72
+    for told, box in boxes:
+        assert box.x0 >= -1 and box.x1 <= width + 1 and box.y0 >= -1 and box.y1 <= height + 1, told
+    for i, (told, box) in enumerate(boxes):
+        for other, another in boxes[i + 1 :]:
+            wide = min(box.x1, another.x1) - max(box.x0, another.x0)
+            tall = min(box.y1, another.y1) - max(box.y0, another.y0)
+            assert wide < 2 or tall < 3, f"{told!r} lies on {other!r}"
+
+
+def test_the_page_shows_svg_in_its_own_colours(toy: Ledger) -> None:
+    html = timeline(toy).to_html()
+    assert html.startswith('<div class="accumviz av-timeline">')
+    svg = html[html.index("<svg") : html.index("</svg>") + 6]
+    ET.fromstring(svg)
+    assert 'role="img"' in svg
+    assert "w receives −16, .grad −16" in re.findall(r'aria-label="([^"]*)"', svg)[0]
+    assert "currentColor" in svg
+    assert "var(--av-muted)" in svg
+    # What would show as a pale box in the dark, or leak into the page.
+    assert not re.findall(r"fill: (?:#ffffff|white)(?=[^>]*><?/?path)|<style|<metadata|<title", svg)
+    assert "#1a1f26" not in svg
+    assert not re.findall(r"https?://(?!www\.w3\.org)", html)
+
+
+def test_two_figures_on_one_page_share_no_id() -> None:
+    inf = {"w": float("inf")}
+    ledger = Ledger.build([W], [{"kind": "backward", "contribution": inf, "grad": inf}])
+    figure = timeline(ledger)
+    first, second = (set(re.findall(r' id="([^"]*)"', figure.to_html())) for _ in range(2))
+    assert first
+    assert not first & second
+    html = figure.to_html()
+    assert set(re.findall(r"url\(#([^)]*)\)", html)) <= set(re.findall(r' id="([^"]*)"', html))
+
+
+def test_names_are_shown_as_they_are() -> None:
+    evil = '<script>$x_1$</script>"\u202e url(#a) #1a1f26'
+    ledger = Ledger.build([Parameter(evil, (1,))], [
+        {"kind": "backward", "label": evil, "contribution": {evil: 1}, "grad": {evil: 1}},
+        {"kind": "backward", "label": "b", "contribution": {evil: 1}, "grad": {evil: 2}},
+    ])
+    html = timeline(ledger).to_html()
+    assert "<script" not in html
+    assert "\u202e" not in html
+    svg = ET.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
+    shown = [element.text or "" for element in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert any(text.startswith("<script>") for text in shown)
+    assert all(len(text) < 60 for text in shown)
+
+
+def test_a_name_may_be_in_any_script(recwarn: pytest.WarningsRecorder) -> None:
+    ledger = Ledger.build([Parameter("משקל.重み", (1,))], [{"kind": "step", "grad": {"משקל.重み": 1}}])
+    bundle = timeline(ledger)._repr_mimebundle_()
+    assert "משקל.重み" in bundle["text/html"]
+    assert not recwarn.list
+
+
+def test_the_notebook_gets_html_a_picture_and_words(toy: Ledger) -> None:
+    figure = timeline(toy)
+    bundle = figure._repr_mimebundle_(include=None, exclude=None)
+    assert set(bundle) == {"text/html", "image/png", "text/plain"}
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert bundle["text/plain"].splitlines() == figure.words
+    assert len(bundle["text/html"]) < 20_000
+
+
+def test_elsewhere_it_is_an_ordinary_figure(toy: Ledger, tmp_path: Path) -> None:
+    figure = timeline(toy)
+    assert isinstance(figure, Figure)
+    for name in ("x.png", "x.svg", "x.pdf"):
+        figure.savefig(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
+    figure.save(tmp_path / "x.html")
+    assert "<svg" in (tmp_path / "x.html").read_text("utf-8")
+
+
+def test_drawing_changes_no_defaults_and_no_defaults_change_the_drawing(toy: Ledger) -> None:
+    before = dict(mpl.rcParams)
+    buffer, plain = io.BytesIO(), re.sub(r"av[0-9a-f]{6}-\d+-", "", timeline(toy).to_svg())
+    timeline(toy).savefig(buffer)
+    assert dict(mpl.rcParams) == before
+    with mpl.rc_context({"savefig.bbox": "tight", "figure.autolayout": True, "font.size": 30, "svg.fonttype": "path",
+                         "figure.facecolor": "black", "text.color": "white", "lines.marker": "o"}):
+        assert re.sub(r"av[0-9a-f]{6}-\d+-", "", timeline(toy).to_svg()) == plain
+
+
+def test_drawing_needs_neither_pyplot_nor_torch() -> None:
+    code = (
+        "import sys; from accumviz.ledger import *; from accumviz.views.timeline import timeline\n"
+        "w = Parameter('w', (1,)); row = dict(kind='backward', contribution={'w': 1}, grad={'w': 1})\n"
+        "timeline(Ledger.build([w], [row]))._repr_mimebundle_()\n"
+        "print(sorted({'torch', 'matplotlib.pyplot'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_verb_is_public(toy: Ledger) -> None:
+    assert isinstance(av.timeline(toy), ThemedFigure)
