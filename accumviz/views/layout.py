@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from contextlib import redirect_stderr
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 
 _TIMEOUT = 300  # seconds; the largest drawing anyone should wait for
@@ -25,11 +29,29 @@ def graphviz(source: str, form: str) -> str:
     except ImportError:
         return _on_path(source, form)
     try:
-        with redirect_stderr(StringIO()):  # it warns about every graph of more than 1,000 nodes
+        # pygraphviz warns about every graph of more than 1,000 nodes
+        with redirect_stderr(StringIO()), _without_font_warnings():
             drawn: bytes = AGraph(string=source).draw(format=form, prog="dot")
     except Exception as error:  # its C layer raises several unrelated types
         raise LayoutError(f"Graphviz could not draw this: {error}") from error
     return drawn.decode("utf-8", "replace")
+
+
+@contextmanager
+def _without_font_warnings() -> Iterator[None]:
+    """The wheel's fontconfig complains, from C, about settings of the system's newer one; pass on the rest."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            caught.seek(0)
+            rest = [line for line in caught.read().splitlines(keepends=True) if b"Fontconfig" not in line]
+            os.write(2, b"".join(rest))
 
 
 def _on_path(source: str, form: str) -> str:
