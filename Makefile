@@ -26,9 +26,12 @@ test: $(VENV)/.tests book ## every test, the built book in a browser included
 
 lab: $(VENV)/.tests ## the chapters as notebooks, in JupyterLab
 	@mkdir -p $(VENV)/share/jupyter/lab/settings
-	@echo '{"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Jupytext Notebook"}}}' \
+	@printf '%s\n' \
+		'{"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Jupytext Notebook", "myst": "Jupytext Notebook"}},' \
+		'"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
 		> $(VENV)/share/jupyter/lab/settings/overrides.json
-	@$(PY) -m jupyterlab chapters/01_graphs.md
+	@echo "Double-click a chapter: it opens as a notebook, and is saved as Markdown."
+	@$(PY) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/chapters $(LAB)
 
 bench: $(VENV)/.tests ## speed and size, each against what one would do instead
 	@$(PY) -m benchmarks
