@@ -16,6 +16,8 @@ from accumviz.views.sheet import INK, LINE, MUTED, Sheet, text_width
 
 _BODY, _STRIP, _RIGHT = 440.0, 52.0, 18.0
 _DECADES, _FAINTEST = 6.0, 0.14
+# Rules closer than this many pixels would hide what they divide.
+_RULE, _BAND = 2.5, 3.0
 _SAVED = ("saved_before", "saved_after")
 _HELD = (0.5, 0.5, 0.5, 0.13)
 
@@ -71,7 +73,9 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
     measured = any(np.isfinite(ledger[e].saved_before) for e in events)
     numbers = per_column == per_row == 1 and wide >= 46 and tall >= 15
     low, high = _range(data.norm)
-    keys, notes = _legend(ledger, data, columns, events, per_row=per_row, per_column=per_column, low=low)
+    keys, notes = _legend(
+        ledger, data, columns, events, per_row=per_row, per_column=per_column, low=low, plot=plot
+    )
     bottom = top + body + _STRIP * (1 + measured) + 30
     total = max(left + plot + _RIGHT, 480.0)
     sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 22)
@@ -183,7 +187,7 @@ def _columns(sheet: Sheet, ledger: Ledger, events: list[int], plot: _Plot, named
     at, x, top, bottom = {e: i for i, e in enumerate(events)}, plot.x, plot.top, plot.bottom
     each = x[1] - x[0]
     steps = [w for w in ledger.windows() if w.step in at and w.backwards]
-    if len(steps) * 3 <= x[-1] - x[0]:
+    if len(steps) <= (x[-1] - x[0]) / _BAND:
         for i, window in enumerate(steps):
             first = x[at.get(window.backwards[0], 0)]
             sheet.box(first, top - 9, max(x[at[window.step]] - first, 1.0), 6, fill=MUTED, alpha=(0.75, 0.35)[i % 2])
@@ -191,7 +195,7 @@ def _columns(sheet: Sheet, ledger: Ledger, events: list[int], plot: _Plot, named
     if named:
         for e in events:
             draw_heading(sheet, ledger[e], x[at[e]], each, top=top - 12, bottom=bottom, above=24)
-    elif len(ruled) * 2.5 <= x[-1] - x[0]:
+    elif len(ruled) <= (x[-1] - x[0]) / _RULE:
         for e in ruled:
             kind = ledger[e].kind
             sheet.line([x[at[e]]] * 2, [top - 3, bottom], color=style.KIND[kind], width=0.9, dash=DASH[kind])
@@ -271,22 +275,32 @@ def _scale(sheet: Sheet, color: str, low: float, high: float, top: float) -> Non
     sheet.text(x + 150, top + 9, style.number(10**high, 2), points=11.5)
 
 
+def _counted_kinds(kinds: list[str]) -> str:
+    return ", ".join(f"{kinds.count(kind):,} × {kind}" for kind in dict.fromkeys(kinds))
+
+
 def _summary(ledger: Ledger, columns: list[int], events: list[int]) -> str:
     counts = f"{words.counted(len(columns), 'parameter')} × {words.counted(len(events), 'event')}"
     return f"{counts}, {words.window_summary(ledger)}"
 
 
 def _legend(
-    ledger: Ledger, data: Cells, columns: list[int], events: list[int], *, per_row: int, per_column: int, low: float
+    ledger: Ledger, data: Cells, columns: list[int], events: list[int], *, per_row: int, per_column: int, low: float,
+    plot: float,
 ) -> tuple[list[Key], list[str]]:
     colors = style.label_colors(ledger.labels)
     keys = [Key(words.shorten(label or "backward", 24), color) for label, color in list(colors.items())[:6]]
     keys += [Key(".grad held, nothing added", "#7f7f7f", 0.2)]
-    kinds = dict.fromkeys(ledger[e].kind for e in events if ledger[e].kind != "backward")
-    keys += [Key(kind, style.KIND[kind], kind=DASH[kind]) for kind in kinds]
+    chosen = set(events)
+    if 0 < sum(window.step in chosen and bool(window.backwards) for window in ledger.windows()) <= plot / _BAND:
+        keys += [Key("accumulation window", MUTED, 0.75)]
+    ruled, notes = [ledger[e].kind for e in events if ledger[e].kind != "backward"], []
+    if len(ruled) <= plot / _RULE:
+        keys += [Key(kind, style.KIND[kind], kind=DASH[kind]) for kind in dict.fromkeys(ruled)]
+    else:
+        notes.append(f"Too many for a line each: {_counted_kinds(ruled)}. events=slice(0, 60) shows a part of them.")
     if any(np.isfinite(ledger[e].saved_before) for e in events):
         keys += [Key("saved before backward", MUTED, 0.35), Key("after", MUTED, 0.75)]
-    notes = []
     if len(colors) > 6:
         notes.append(f"{len(colors)} losses; colours repeat after the sixth.")
     if data.broken.any():

@@ -153,11 +153,14 @@ class _Grid(NamedTuple):
 def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Sheet:
     left = _left(ledger, columns)
     column = float(np.clip((width - left - 24) / len(events), _NARROWEST, 112))
-    lane = 132.0 if len(columns) == 1 else 108.0 if len(columns) <= 3 else 84.0
+    lane = _lane_height(ledger, columns, events)
     top = heading_height(ledger, events, column)
     measured = any(np.isfinite(ledger[e].saved_before) for e in events)
     total = max(left + column * len(events) + 24, 400.0)
     keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
+    grads = (grad for p in columns for grad in _grads(ledger, p)[events] if np.isfinite(grad))
+    if not all(_fitting(float(grad), column - 1, 11) for grad in grads):
+        notes.append("Totals without room are left out here; they stand in the words below.")
     bottom = top + lane * len(columns) + (_STRIP if measured else 0) + 12
     sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 6)
     grid = _Grid(left, top, column, lane, events)
@@ -192,14 +195,37 @@ class _Slot(NamedTuple):
         return self.x + self.bar / 2
 
 
+def _grads(ledger: Ledger, p: int) -> np.ndarray:
+    """`.grad` after each event: the number where it is one, the norm else."""
+    return (ledger.exact[p][1][:, 0] if words.is_signed(ledger, p) else ledger.grad[:, p]).astype(float)
+
+
+def _extent(stacks: list[list[Segment]], grads: np.ndarray) -> tuple[float, float]:
+    """How far bars and totals reach below and above zero."""
+    finite = [[part.amount for part in stack if np.isfinite(part.amount)] for stack in stacks]
+    known = grads[np.isfinite(grads)].tolist()
+    low = min([0.0, *known, *(sum(a for a in amounts if a < 0) for amounts in finite)])
+    return low, max([0.0, *known, *(sum(a for a in amounts if a > 0) for amounts in finite)])
+
+
+def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float:
+    """Tall enough to write a number into the smallest contribution, if that is not too tall."""
+    base = 132.0 if len(columns) == 1 else 104.0 if len(columns) <= 3 else 84.0
+    most, needed = base * 1.4, base
+    for p in columns:
+        stacks = segments(ledger, p, events)
+        low, high = _extent(stacks, _grads(ledger, p)[events])
+        for part in (part for stack in stacks for part in stack if part.new and part.amount):
+            height = 14.5 * (high - low) / abs(part.amount) + 30 + 12 * (low < 0) + 12 * (high > 0)
+            needed = max(needed, height if height <= most else base)
+    return needed
+
+
 def _lane(sheet: Sheet, grid: _Grid, ledger: Ledger, row: int, p: int) -> None:
     parameter, top = ledger.parameters[p], grid.top + grid.lane * row
     signed, stacks = words.is_signed(ledger, p), segments(ledger, p, grid.events)
-    grads = (ledger.exact[p][1][:, 0] if signed else ledger.grad[:, p])[grid.events].astype(float)
-    finite = [[s.amount for s in stack if np.isfinite(s.amount)] for stack in stacks]
-    extremes = [sum(a for a in amounts if a > 0) for amounts in finite], [sum(a for a in s if a < 0) for s in finite]
-    known = grads[np.isfinite(grads)]
-    high, low = max([0.0, *extremes[0], *known]), min([0.0, *extremes[1], *known])
+    grads = _grads(ledger, p)[grid.events]
+    low, high = _extent(stacks, grads)
     span = (high - low) or 1.0
     # Room for a total beyond the end of a bar, on the sides that have bars.
     over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)

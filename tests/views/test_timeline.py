@@ -160,6 +160,18 @@ def test_a_thousand_events_of_150_parameters_have_few_labels_that_do_not_touch()
     assert any(text.startswith("Thinned: each cell shows the largest contribution of 2 events") for text in shown)
 
 
+def test_rules_that_are_too_many_to_draw_are_counted_instead() -> None:
+    shown = texts(timeline(large(1000, 150)))
+    assert "step" not in shown
+    assert any("167 × zero_grad, 166 × step" in text for text in shown)
+
+
+def test_totals_that_have_no_room_are_said_to_be_left_out() -> None:
+    row = TOY[0] | {"contribution": {"w": -0.12345}, "grad": {"w": -0.12345}}
+    assert not any("left out" in text for text in texts(timeline(Ledger.build([W], [row]))))
+    assert any("left out" in text for text in texts(timeline(Ledger.build([W], [row] * 22))))
+
+
 def test_thinning_ten_thousand_events_is_said_and_keeps_the_largest() -> None:
     ledger = large(10_000, 150)
     figure = timeline(ledger)
