@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 # class name -> (view module, function): html and text of one object; resolved only when a notebook asks.
 VIEWS = {
     "Ledger": ("accumviz.views.table", "ledger_html"),
     "Graph": ("accumviz.views.dot", "graph_html"),
+    "Provenance": ("accumviz.views.table", "provenance_html"),
 }
 
 
@@ -16,10 +18,24 @@ class Displayed:
     """Something a notebook shows as static, self-contained HTML, with its `repr` as the text fallback."""
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        module, function = VIEWS[type(self).__name__]
         bundle = {"text/plain": repr(self)}
         try:
-            bundle["text/html"] = getattr(import_module(module), function)(self)
+            bundle["text/html"] = self.to_html()
         except ImportError as missing:  # a view's own library is not there: the text still says everything
             bundle["text/plain"] += f"\n({missing})"
         return bundle
+
+    def to_html(self) -> str:
+        """What a notebook shows: a fragment of HTML that needs nothing else.
+
+        Raises `ImportError` when the view lacks a library; the message says which.
+        """
+        module, function = VIEWS[type(self).__name__]
+        html: str = getattr(import_module(module), function)(self)
+        return html
+
+    def save_page(self, path: str | Path, title: str) -> None:
+        """Write `to_html` as a page that any browser opens."""
+        head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        head += '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
+        Path(path).write_text(f"{head}<body>{self.to_html()}</body></html>", "utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -275,18 +274,11 @@ class Graph(Displayed):
     def save(self, path: str | Path) -> None:
         """Write the graph to a file: `.html` a page, `.svg` a drawing, else a file that `av.load` reads."""
         suffix = Path(path).suffix.lower()
-        if suffix in (".html", ".svg"):
-            view = import_module(VIEWS["Graph"][0])
-            if suffix == ".svg":
-                text = view.to_svg(self)
-            else:
-                title = html.escape(f"Autograd graph: {_plural(len(self), 'node')}")
-                text = (
-                    f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-                    '<meta name="viewport" content="width=device-width"></head>'
-                    f"<body>\n{view.graph_html(self)}\n</body></html>\n"
-                )
-            Path(path).write_text(text, encoding="utf-8")
+        if suffix == ".html":
+            self.save_page(path, f"Autograd graph: {_plural(len(self), 'node')}")
+            return
+        if suffix == ".svg":
+            Path(path).write_text(import_module(VIEWS["Graph"][0]).to_svg(self), encoding="utf-8")
             return
         with files.Writer(path, kind="graph") as writer:
             writer.append(*graphfile.encode(self))

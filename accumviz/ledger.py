@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz import files
+from accumviz import files, ledgerfile
 from accumviz.display import Displayed
 
 # Bits of `Ledger.state`, one byte per event and parameter.
@@ -89,16 +89,14 @@ class Window(NamedTuple):
     weight: float
 
 
-class Provenance(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Provenance(Displayed):
     """The loss × parameter matrix: summed contribution norms, and how many contributions there were."""
 
     labels: tuple[str, ...]
     parameters: tuple[str, ...]
     total: np.ndarray
     count: np.ndarray
-
-
-_FLOATS = ("time", "loss", "scale", "saved_before", "saved_after")
 
 
 class Ledger(Displayed):
@@ -147,7 +145,8 @@ class Ledger(Displayed):
         self.sources = dict(sources or {})
         self.meta = dict(meta or {})
         self.complete = complete
-        for array in (self.contribution, self.grad, self.state, *(a for pair in self.exact.values() for a in pair)):
+        arrays = [self.contribution, self.grad, self.state]
+        for array in arrays + [array for pair in self.exact.values() for array in pair]:
             array.flags.writeable = False
 
     @classmethod
@@ -157,8 +156,10 @@ class Ledger(Displayed):
         """
         shape = (len(rows), len(parameters))
         norms = {name: np.full(shape, np.nan, np.float32) for name in ("contribution", "grad")}
-        exact = {i: (np.full((len(rows), p.numel), np.nan), np.full((len(rows), p.numel), np.nan))
-                 for i, p in enumerate(parameters)}
+        exact = {
+            i: (np.full((len(rows), p.numel), np.nan), np.full((len(rows), p.numel), np.nan))
+            for i, p in enumerate(parameters)
+        }
         state = np.zeros(shape, np.uint8)
         events = []
         for e, row in enumerate(rows):
@@ -355,8 +356,7 @@ class Ledger(Displayed):
     def save(self, path: str | Path) -> None:
         """Write the ledger to a file that `av.load` reads, or a page (`.html`) that any browser opens."""
         if str(path).endswith(".html"):
-            page = self._repr_mimebundle_().get("text/html", "")
-            Path(path).write_text(f'<!doctype html><meta charset="utf-8"><title>Ledger</title>{page}', "utf-8")
+            self.save_page(path, "Ledger")
             return
         with files.Writer(path, "ledger") as writer:
             writer.append(self.header())
@@ -364,43 +364,16 @@ class Ledger(Displayed):
 
     def header(self) -> dict[str, Any]:
         """What a file says once: the parameters and where the recording was made."""
-        return {"parameters": [asdict(p) for p in self.parameters], "meta": self.meta}
+        return ledgerfile.header(self)
 
     def chunk(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The events and their arrays, as one chunk of a file."""
-        rows = [{k: v for k, v in vars(e).items() if k not in (*_FLOATS, "index")} for e in self.events]
-        arrays = {"contribution": self.contribution, "grad": self.grad, "state": self.state}
-        arrays |= {name: np.array([getattr(e, name) for e in self.events], np.float64) for name in _FLOATS}
-        for p, (contribution, grad) in self.exact.items():
-            arrays |= {f"contribution/{p}": contribution, f"grad/{p}": grad}
-        return {"events": rows, "sources": self.sources}, arrays
+        return ledgerfile.chunk(self)
 
     @classmethod
     def from_contents(cls, contents: files.Contents) -> Ledger:
         """The ledger in a file's chunks."""
-        header = contents.chunks[0][0]
-        rows = header["parameters"]
-        events: list[Event] = []
-        sources: dict[str, str] = {}
-        parts: dict[str, list[np.ndarray]] = {}
-        for meta, arrays in contents.chunks[1:]:
-            floats = [arrays[name].tolist() for name in _FLOATS]
-            for row, *numbers in zip(meta["events"], *floats, strict=True):
-                events.append(Event(len(events), **row, **dict(zip(_FLOATS, numbers, strict=True))))
-            sources |= meta["sources"]
-            rows = meta.get("parameters", rows)
-            for name, array in arrays.items():
-                parts.setdefault(name, []).append(array)
-        parameters = [Parameter(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
-        empty = np.zeros((0, len(parameters)))
-        joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
-        exact = {int(name.split("/")[1]): (array, joined["grad/" + name.split("/")[1]])
-                 for name, array in joined.items() if name.startswith("contribution/")}
-        return cls(
-            tuple(parameters), tuple(events),
-            *(joined.get(name, empty) for name in ("contribution", "grad", "state")), exact,
-            sources=sources, meta=header["meta"], complete=contents.complete,
-        )
+        return ledgerfile.decode(contents)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{len(self.of(k))} {k}" for k in KINDS if self.of(k)) or "no events"
@@ -419,5 +392,6 @@ class Ledger(Displayed):
                 cells.append(f"{shown if there else 'None':>{width}}")
             lines.append(f"{event.index:>3}  {event.kind:<9}  {event.label[:11]:<11}  " + "  ".join(cells))
         if len(self) > 12 or len(self.parameters) > 4:
-            lines.append(f"  … {max(len(self) - 12, 0)} more events, {max(len(self.parameters) - 4, 0)} more parameters")
+            more = max(len(self) - 12, 0), max(len(self.parameters) - 4, 0)
+            lines.append("  … {} more events, {} more parameters".format(*more))
         return "\n".join(lines)

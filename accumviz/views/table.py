@@ -6,7 +6,7 @@ import html
 import math
 from collections.abc import Iterable
 
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Provenance
 from accumviz.views import style, words
 
 _MOST_ROWS, _MOST_PARAMETERS = 40, 6
@@ -92,12 +92,18 @@ def _head(ledger: Ledger, shown: Iterable[int]) -> str:
         bar = "" if words.is_vector(ledger, p) else "‖"
         columns += f'<th class="av-n av-first" scope="col">{bar}contribution{bar}</th>'
         columns += f'<th class="av-n" scope="col">{bar}.grad{bar}</th>'
-    fixed = "".join(
-        f'<th scope="col" rowspan="2"{extra}>{name}</th>'
-        for name, extra in (("#", ' class="av-n"'), ("event", ""), ("code", ""), ("loss", ' class="av-n"'))
-        if name != "loss" or _has_loss(ledger)
+    first, last = (
+        "".join(
+            f'<th scope="col" rowspan="2"{extra}>{name}</th>'
+            for name, extra in heads
+            if name != "loss" or _has_loss(ledger)
+        )
+        for heads in (
+            (("#", ' class="av-n"'), ("event", "")),
+            (("loss", ' class="av-n av-first"'), ("code", ' class="av-first"')),
+        )
     )
-    return f"<thead><tr>{fixed}{names}</tr><tr>{columns}</tr></thead>"
+    return f"<thead><tr>{first}{names}{last}</tr><tr>{columns}</tr></thead>"
 
 
 def _has_loss(ledger: Ledger) -> bool:
@@ -109,11 +115,11 @@ def _row(ledger: Ledger, event: Event, shown: Iterable[int]) -> str:
     cells = "".join(_cells(ledger, event.index, p, lost.get(ledger.parameters[p].name, [])) for p in shown)
     loss = "" if math.isnan(event.loss) else style.number(event.loss)
     if _has_loss(ledger):
-        cells = f'<td class="av-n">{loss}</td>{cells}'
+        cells += f'<td class="av-n av-first">{loss}</td>'
     step = ' class="av-step"' if event.kind == "step" else ""
     return (
         f'<tr{step}><th class="av-n av-quiet" scope="row">{event.index}</th>'
-        f"<td>{_event(ledger, event, lost)}</td><td>{_code(event)}</td>{cells}</tr>"
+        f'<td>{_event(ledger, event, lost)}</td>{cells}<td class="av-first">{_code(event)}</td></tr>'
     )
 
 
@@ -161,12 +167,13 @@ def _plain(ledger: Ledger, event: int, p: int, of: str) -> str:
     return html.escape(words.value(ledger, event, p, of).removeprefix("‖·‖ "))
 
 
-def provenance_html(ledger: Ledger) -> str:
+def provenance_html(provenance: Provenance) -> str:
     """Show which loss wrote into which parameter: the loss × parameter matrix of summed contribution norms.
 
     Parameters are rows, losses columns; at most 40 parameters (the first and the last), with a note about the rest.
     """
-    labels, names, total, count = ledger.provenance()
+    labels, names = provenance.labels, provenance.parameters
+    total, count = provenance.total, provenance.count
     colors, most = style.label_colors(labels), max(float(total.max(initial=0)), 1e-300)
     half, rows = _MOST_ROWS // 2, []
     chosen = list(range(len(names)))

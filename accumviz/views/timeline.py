@@ -22,7 +22,7 @@ def timeline(
     *,
     parameters: str | int | Iterable[str | int] | None = None,
     events: slice | Iterable[int] | None = None,
-    width: float = 720,
+    width: float = 640,
 ) -> ThemedFigure:
     """Draw what every event added to, and left in, each `.grad`.
 

@@ -169,7 +169,7 @@ def test_rules_that_are_too_many_to_draw_are_counted_instead() -> None:
 def test_totals_that_have_no_room_are_said_to_be_left_out() -> None:
     row = TOY[0] | {"contribution": {"w": -0.12345}, "grad": {"w": -0.12345}}
     assert not any("left out" in text for text in texts(timeline(Ledger.build([W], [row]))))
-    assert any("left out" in text for text in texts(timeline(Ledger.build([W], [row] * 22))))
+    assert any("left out" in text for text in texts(timeline(Ledger.build([W], [row] * 19))))
 
 
 def test_thinning_ten_thousand_events_is_said_and_keeps_the_largest() -> None:

@@ -1,0 +1,169 @@
+"""The claims of the articles that the book reproduces, computed here from recordings and by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import accumviz as av
+
+
+def weight() -> torch.Tensor:
+    return torch.tensor([1.0], requires_grad=True)
+
+
+def square_error(w: torch.Tensor, *samples: float) -> torch.Tensor:
+    x = torch.tensor(samples)
+    return ((2 * x - w * x) ** 2).mean()
+
+
+def hand_gradient(samples: tuple[float, ...], w: float = 1.0) -> float:
+    """d/dw of the mean of (2x - wx)^2, without autograd."""
+    return sum(-2 * x * (2 * x - w * x) for x in samples) / len(samples)
+
+
+def test_claim_1_of_a_plus_b_only_a_is_in_the_graph() -> None:
+    a, b = torch.tensor(2.0, requires_grad=True), torch.tensor(4.0)
+    c = a + b
+    graph = av.trace(c, values=True)
+    assert [(node.op, node.name, node.value) for node in graph] == [("AddBackward0", "c", 6.0), ("AccumulateGrad", "a", 2.0)]
+    assert [(t.requires_grad, t.is_leaf) for t in (a, b, c)] == [(True, True), (False, True), (True, False)]
+
+
+def test_claim_2_the_full_batch_gives_minus_20_through_four_operations() -> None:
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    with av.record(w, optimizer) as recording:
+        loss = square_error(w, 4.0, 2.0)
+        chain = av.trace(loss).chain()
+        loss.backward()
+        optimizer.step()
+    assert chain == ["MeanBackward0", "PowBackward0", "SubBackward0", "MulBackward0", "AccumulateGrad"]
+    assert recording.ledger.values("w").ravel().tolist() == [-20.0, -20.0]
+    assert hand_gradient((4.0, 2.0)) == -20.0
+    assert w.item() == pytest.approx(1.2)
+
+
+def test_claim_3_one_graph_of_two_samples_is_one_contribution_and_frees_nothing_in_between() -> None:
+    w = weight()
+    losses = [square_error(w, x) for x in (4.0, 2.0)]
+    with av.record(w, memory=True) as recording:
+        (sum(losses) / 2).backward()
+    ledger = recording.ledger
+    assert [loss.item() for loss in losses] == [16.0, 4.0]
+    assert ledger.values("w", of="contribution").ravel().tolist() == [-20.0]
+    with av.record(full := weight(), memory=True) as recording:
+        square_error(full, 4.0, 2.0).backward()
+    batch = recording.ledger
+    # The same four floats for two samples; the loop adds the divisor of its mean.
+    assert ledger[0].saved_before - batch[0].saved_before == 8
+    assert ledger[0].saved_after == batch[0].saved_after == 0
+
+
+def test_claim_4_accumulation_gives_minus_16_then_minus_20_and_one_step() -> None:
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    weights = []
+    with av.record(w, optimizer) as recording:
+        for x in (4.0, 2.0):
+            (square_error(w, x) / 2).backward()
+            weights.append(w.item())
+        optimizer.step()
+    ledger = recording.ledger
+    assert ledger.values("w").ravel().tolist() == [-16.0, -20.0, -20.0]
+    assert ledger.running_sum("w").ravel().tolist() == [-16.0, -20.0, -20.0]
+    assert hand_gradient((4.0,)) / 2 == -16.0
+    assert weights == [1.0, 1.0] and w.item() == pytest.approx(1.2)
+    assert ledger.windows()[0].backwards == (0, 1) and ledger.windows()[0].weight == 1.0
+
+
+def test_claim_4_undivided_losses_give_twice_the_gradient_and_a_window_of_weight_2() -> None:
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    with av.record(w, optimizer) as recording:
+        for x in (4.0, 2.0):
+            square_error(w, x).backward()
+        optimizer.step()
+    assert recording.ledger.values("w")[-1].item() == -40.0
+    assert recording.ledger.windows()[0].weight == 2.0
+
+
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_claim_5_the_first_zero_grad_changes_nothing_but_a_missing_later_one_does(backwards: int) -> None:
+    def train(zero: bool) -> torch.Tensor:
+        w = weight()
+        optimizer = torch.optim.SGD([w], lr=0.01)
+        for _ in range(backwards):
+            if zero:
+                optimizer.zero_grad()
+            square_error(w, 4.0, 2.0).backward()
+            optimizer.step()
+        return w
+
+    assert torch.equal(train(True), train(False)) is (backwards == 1)
+
+
+def test_claim_6_backward_frees_the_graph_unless_told_to_retain_it() -> None:
+    w = weight()
+    loss = square_error(w, 4.0, 2.0)
+    with av.record(w, memory=True) as recording:
+        loss.backward(retain_graph=True)
+        assert av.trace(loss).alive
+        loss.backward()
+        assert not av.trace(loss).alive
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+    first, second, third = recording.ledger
+    assert first.saved_before == first.saved_after > 0
+    assert second.saved_before == first.saved_after and second.saved_after == 0
+    assert "second time" in third.details["error"]
+    assert recording.ledger.values("w").ravel().tolist() == [-20.0, -40.0, -40.0]
+
+
+def test_claim_7_many_small_backwards_take_longer_than_one_large() -> None:
+    from statistics import median
+    from time import perf_counter
+
+    model = torch.nn.Linear(64, 64)
+    data = torch.randn(64, 64)
+
+    def seconds(parts: int) -> float:
+        start = perf_counter()
+        for part in data.chunk(parts):
+            (model(part).square().mean() / parts).backward()
+        return perf_counter() - start
+
+    ratios = [seconds(64) / seconds(1) for _ in range(9)]
+    assert median(ratios) > 2
+
+
+def test_claim_8_the_recipe_leaves_the_last_partial_window_unconsumed() -> None:
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    with av.record(w, optimizer) as recording:
+        for i in range(10):
+            (square_error(w, 1.0 + i / 9) / 4).backward()
+            if (i + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    ledger = recording.ledger
+    assert [len(window.backwards) for window in ledger.windows()] == [4, 4]
+    assert ledger.live(-1, "w") == [12, 13]
+    assert (ledger.fates.steps[[12, 13], 0] == 0).all()
+
+
+def test_claim_9_every_intermediate_derivative_stands_on_the_graph() -> None:
+    w = weight()
+    x = torch.tensor([4.0])
+    y_hat = w * x
+    temp1 = 2 * x - y_hat
+    temp2 = temp1**2
+    loss = temp2 / 2
+    graph = av.trace(loss, values=True)
+    by_hand = {"loss": 1.0, "temp2": 1 / 2, "temp1": 1 / 2 * 2 * 4, "y_hat": -(1 / 2 * 2 * 4), "w": -(1 / 2 * 2 * 4) * 4}
+    assert {node.name: node.grad[0] for node in graph} == by_hand
+    values = {"loss": 8.0, "temp2": 16.0, "temp1": 4.0, "y_hat": 4.0, "w": 1.0}
+    assert {node.name: node.value[0] for node in graph} == values
+    with av.record(w) as recording:
+        loss.backward()
+    assert recording.ledger.values("w").item() == by_hand["w"]
