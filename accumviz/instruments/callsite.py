@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any
 
 _LIBRARIES = tuple(
     os.path.normcase(path) + os.sep
@@ -82,34 +83,34 @@ def _describe(frame: FrameType, method: bool) -> CallSite:
     path, line = frame.f_code.co_filename, frame.f_lineno
     lines = linecache.getlines(path, frame.f_globals)
     source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    subject = ""
-    if lines:
-        subject = _subject(_segment(frame, lines), method)
+    subject, call = "", _call(frame, lines)
+    if call is not None:
+        subject = _subject(call, method)
+        if call.end_lineno != call.lineno:  # one line of several says little
+            source = _shorten(ast.get_source_segment("".join(lines), call) or source)
+    elif ".backward(" in source:
+        subject = source.split(".backward(", maxsplit=1)[0].strip()
     return CallSite(_readable(path), line, source[:200], _shorten(subject), path)
 
 
-def _segment(frame: FrameType, lines: list[str]) -> str:
-    """The source text of the call the frame is making now."""
-    position = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    first, last, start, end = position
-    if first is None or last is None or start is None or end is None or last > len(lines):
-        return lines[frame.f_lineno - 1].strip() if frame.f_lineno <= len(lines) else ""
-    text = [line.encode() for line in lines[first - 1 : last]]
-    text[-1] = text[-1][:end]
-    text[0] = text[0][start:]
-    return b"".join(text).decode(errors="replace")
-
-
-def _subject(segment: str, method: bool) -> str:
-    """What the call is about: `loss` in `loss.backward()` and in `accelerator.backward(loss)`."""
+def _call(frame: FrameType, lines: list[str]) -> ast.Call | None:
+    """The call that the frame is making now. Where a call starts is told apart by no position, its end is."""
+    _, line, _, column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     try:
-        call = ast.parse(f"({segment})", mode="eval").body
+        tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
-        return segment.split(".backward(")[0].strip() if ".backward(" in segment else ""
-    if not isinstance(call, ast.Call):
-        return ""
-    if not method and call.args and "backward" in ast.unparse(call.func):
-        return ast.unparse(call.args[0])
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (line, column):
+            return node
+    return None
+
+
+def _subject(call: ast.Call, method: bool) -> str:
+    """What the call is about: `loss` in `loss.backward()` and in `accelerator.backward(loss)`."""
+    if not method and "backward" in ast.unparse(call.func):
+        for value in (*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "tensors")):
+            return ast.unparse(value)
     return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
@@ -123,7 +124,7 @@ def _readable(path: str) -> str:
     if "IPython" in sys.modules:
         from IPython.core.getipython import get_ipython
 
-        shell = get_ipython()
+        shell: Any = get_ipython()
         name = getattr(shell, "compile", None) and shell.compile.format_code_name(path)
         if name:
             return str(name[1]) if name[0] == "Cell" else path

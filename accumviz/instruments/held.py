@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from accumviz.instruments.memory import saved_storages
@@ -28,7 +29,7 @@ class Held:
         self._walks, self._spent, self._start = 0, 0.0, time.perf_counter()
         self._retained: list[tuple[weakref.ref[_Mark], dict[int, int]]] = []
 
-    def before(self, nodes: list[Any]) -> dict[int, int] | None:
+    def before(self, nodes: Sequence[Any]) -> dict[int, int] | None:
         """The storages of this backward's graph, or None where they are not measured."""
         now = time.perf_counter()
         if not self._wanted and (
@@ -52,7 +53,7 @@ class Held:
             union |= held
         return float(sum((union | storages).values()))
 
-    def after(self, nodes: list[Any], storages: dict[int, int] | None, *, keeps: bool, failed: bool) -> float:
+    def after(self, nodes: Sequence[Any], storages: dict[int, int] | None, *, keeps: bool, failed: bool) -> float:
         """Bytes alive once the backward is over; unknown when it failed half-way."""
         if storages is None or failed:
             return _UNKNOWN

@@ -1,4 +1,4 @@
-"""The recorded leaves: our hook on each, and what its `.grad` was when we last looked."""
+"""The recorded leaves: our hook where it is needed, and what each `.grad` was when we last looked."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 
 from accumviz.instruments.naming import Named
 from accumviz.instruments.numbers import norms
-from accumviz.instruments.rows import Target
+from accumviz.instruments.rows import Row
 from accumviz.ledger import PRESENT, Parameter
 
 # In all, so many elements of small tensors are kept one by one: a teaching example, not a ResNet's biases.
 _EXACT_TOTAL = 1024
-
 
 Hook = Callable[[torch.Tensor | None], None]
 
@@ -23,20 +22,26 @@ Hook = Callable[[torch.Tensor | None], None]
 class Leaves:
     """Parameters by index: hooked, watched for changes of `.grad`, and reduced to numbers.
 
-    `small` are those whose elements are kept one by one; `present` holds the PRESENT bit of
-    each, one byte a leaf. What runs once per event is written for speed: a step of a small
-    model takes half a millisecond.
+    A leaf without a `.grad` needs no hook: what backward adds is what is there afterwards. So a
+    leaf gets ours only once it goes into a backward with a `.grad`, or when a hook of the user's
+    may change or free that `.grad` before we see it.
+
+    `small` are the leaves whose elements are kept one by one; `present` holds the PRESENT bit of
+    each, one byte a leaf. What runs once per event is written for speed: a step of a small model
+    takes half a millisecond.
     """
 
     def __init__(self, named: Named, exact: int, hook_of: Callable[[int], Hook]) -> None:
         self.named, self.tensors = named, named.tensors
-        self.present = bytearray(len(self.tensors))
+        count = len(self.tensors)
+        self.present = bytearray(count)
+        self.unhooked = dict.fromkeys(range(count))
         self._hook_of = hook_of
         self._index = {id(tensor): i for i, tensor in enumerate(self.tensors)}
         self._handles: dict[int, Any] = {}
-        self._hooks = [0] * len(self.tensors)
-        self._grads: list[ref[torch.Tensor] | None] = [None] * len(self.tensors)
-        self._versions = [0] * len(self.tensors)
+        self._hooks: list[int | None] = [None] * count
+        self._grads: list[ref[torch.Tensor] | None] = [None] * count
+        self._versions = [0] * count
         self.small: dict[int, None] = {}
         total = 0
         for i, tensor in enumerate(self.tensors):
@@ -44,7 +49,7 @@ class Leaves:
             if fits and tensor.is_floating_point():
                 total += tensor.numel()
                 self.small[i] = None
-        self.note(self.changed())
+        self.update()
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -52,33 +57,46 @@ class Leaves:
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._index
 
-    def hook(self) -> None:
-        """Put our hook on every leaf that requires grad, behind the hooks that users add to it."""
+    def hook(self, *, every: bool = False) -> None:
+        """Put our hook where this backward needs it, behind the hooks that users added meanwhile."""
+        hooks, present = self._hooks, self.present
         for i, tensor in enumerate(self.tensors):
-            hooks = tensor._backward_hooks
-            if hooks is not None and len(hooks) == self._hooks[i]:
-                continue
-            if i in self._handles:
-                self._handles.pop(i).remove()
-            if tensor.requires_grad:
-                self._handles[i] = tensor.register_hook(self._hook_of(i))  # type: ignore[no-untyped-call]
-                self._hooks[i] = len(tensor._backward_hooks or ())
+            if present[i] or every or tensor._post_accumulate_grad_hooks or hooks[i] is not None:
+                there = tensor._backward_hooks
+                if not there or next(reversed(there)) != hooks[i]:
+                    self._hook(i, tensor)
+
+    def _hook(self, i: int, tensor: torch.Tensor) -> None:
+        if i in self._handles:
+            self._handles.pop(i).remove()
+        self._hooks[i] = None
+        self.unhooked[i] = None
+        if tensor.requires_grad:
+            handle = tensor.register_hook(self._hook_of(i))  # type: ignore[no-untyped-call]
+            self._handles[i], self._hooks[i] = handle, handle.id
+            del self.unhooked[i]
 
     def unhook(self) -> None:
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
 
-    def changed(self) -> list[int]:
-        """The leaves whose `.grad` is another tensor, or another version of it, than when last noted."""
+    def freed_by_user(self, i: int) -> bool:
+        """Whether a hook of the user's runs between autograd's writing this `.grad` and our reading it."""
+        return bool(self.tensors[i]._post_accumulate_grad_hooks)
+
+    def update(self) -> list[int]:
+        """The leaves whose `.grad` is another tensor, or another version of it, than the last time."""
         found = []
-        grads, versions = self._grads, self._versions
+        grads, versions, present = self._grads, self._versions, self.present
         for i, tensor in enumerate(self.tensors):
             grad, known = tensor.grad, grads[i]
             if grad is None:
                 if known is not None:
+                    grads[i], present[i] = None, 0
                     found.append(i)
             elif known is None or known() is not grad or grad._version != versions[i]:
+                grads[i], versions[i], present[i] = ref(grad), grad._version, PRESENT
                 found.append(i)
         return found
 
@@ -91,34 +109,35 @@ class Leaves:
             else:
                 self._grads[i], self._versions[i], self.present[i] = ref(grad), grad._version, PRESENT
 
+    def owns(self, tensors: Iterable[Any]) -> bool:
+        """Whether any of these is recorded."""
+        index = self._index
+        return any(id(tensor) in index for tensor in tensors)
+
     def owned(self, optimizer: torch.optim.Optimizer) -> list[int]:
         """The recorded leaves among an optimizer's parameters."""
         index = self._index
         return [index[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in index]
 
-    def read(self, indices: list[int]) -> tuple[list[Target], list[torch.Tensor]]:
-        """The `.grad` of these leaves, reduced."""
-        there = [(i, grad.detach()) for i in indices if (grad := self.tensors[i].grad) is not None]
-        return self.reduce("grad", there)
+    def read(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
+        """Reduce the `.grad` of these leaves into a row."""
+        tensors = self.tensors
+        self.reduce(row, what, [(i, grad) for i in indices if (grad := tensors[i].grad) is not None])
 
-    def reduce(self, what: str, found: list[tuple[int, torch.Tensor]]) -> tuple[list[Target], list[torch.Tensor]]:
-        """The elements of small tensors and the norms of large ones, each with where it goes in a row."""
-        targets: list[Target] = []
-        pieces: list[torch.Tensor] = []
+    def reduce(self, row: Row, what: str, found: list[tuple[int, torch.Tensor]]) -> None:
+        """Give a row the elements of small tensors and the norms of large ones."""
         small = self.small
-        large = [(i, tensor) for i, tensor in found if i not in small] if small else found
-        if large:
-            for positions, reduced in norms([tensor for _, tensor in large]):
-                targets.append((what, [large[k][0] for k in positions]))
-                pieces.append(reduced)
-        if len(large) < len(found):
-            for i, tensor in found:
-                if i in small:
-                    targets.append((f"exact {what}", i))
-                    # Copied now: it may be the `.grad` that the next event changes in place.
-                    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-                    pieces.append(dense.reshape(-1).clone())
-        return targets, pieces
+        indices, tensors = [], []
+        for i, tensor in found:
+            plain = tensor.detach() if tensor.requires_grad else tensor
+            if i in small:
+                row.take((f"exact {what}", i), plain)
+            else:
+                indices.append(i)
+                tensors.append(plain)
+        if tensors:
+            for leaves, reduced in norms(indices, tensors):
+                row.take_all((what, leaves), reduced)
 
     def parameters(self, optimizers: list[torch.optim.Optimizer]) -> list[Parameter]:
         """The leaves as data, as they are now."""

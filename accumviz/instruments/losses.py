@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,73 +11,81 @@ from accumviz.instruments.memory import held
 from accumviz.instruments.rows import Backward
 
 _SCALING = {"MulBackward0": 1, "DivBackward0": -1}
+_LEAF = "torch::autograd::AccumulateGrad"
 
 
-def describe_root(row: Backward, roots: Sequence[Any], options: dict[str, Any]) -> None:
+def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write into the row what `torch.autograd.backward` was called on, and how."""
-    for root in roots:
-        node = getattr(root, "grad_fn", None) or getattr(root, "node", None)
-        if node is not None:
-            row.nodes.append(node)
-    if options:
-        _describe_options(row, options)
-    if len(roots) != 1:
-        row.details["roots"] = len(roots)
-        return
-    root = roots[0]
+    root = args[0] if args else kwargs.get("tensors", ())
+    retain = args[2] if len(args) > 2 else kwargs.get("retain_graph")
+    create = args[3] if len(args) > 3 else kwargs.get("create_graph")
+    inputs = args[5] if len(args) > 5 else kwargs.get("inputs")
+    details = row.details
+    if retain or create:
+        row.keeps = bool(create if retain is None else retain)
+        details |= {"retain_graph": True} if retain else {}
+        details |= {"create_graph": True} if create else {}
+    if inputs is not None:
+        details["inputs"] = len(inputs) if isinstance(inputs, list | tuple | dict) else 1
+    if not isinstance(root, torch.Tensor) and isinstance(root, list | tuple) and not hasattr(root, "node"):
+        row.nodes = tuple(node for node in map(_node, root) if node is not None)
+        if len(root) != 1:
+            details["roots"] = len(root)
+            return
+        root = root[0]
+    node = _node(root)
     if isinstance(root, torch.Tensor):
         if root.numel() != 1:
-            row.details["root_shape"] = list(root.shape)
+            details["root_shape"] = list(root.shape)
         elif root.is_cpu and not root.is_complex():
             row.loss = root.item()
         elif not root.is_complex():
-            row.expect(("loss", None), root)
-    if row.nodes:
-        _walk_scale(row, row.nodes[0])
+            row.take(("loss", None), root)
+    if node is not None:
+        row.nodes = (node,)
+        name = node.name()
+        if name in _SCALING:
+            name = _walk_scale(row, node, name)
+        details["root"] = name
 
 
-def _describe_options(row: Backward, options: dict[str, Any]) -> None:
-    create = bool(options.get("create_graph"))
-    retain = options.get("retain_graph")
-    row.keeps = create if retain is None else bool(retain)
-    if retain:
-        row.details["retain_graph"] = True
-    if create:
-        row.details["create_graph"] = True
-    inputs = options.get("inputs")
-    if inputs is not None:
-        row.details["inputs"] = 1 if isinstance(inputs, torch.Tensor) else len(inputs)
+def _node(root: Any) -> Any:
+    # a tensor, or a GradientEdge
+    return root.grad_fn if isinstance(root, torch.Tensor) else getattr(root, "node", None)
 
 
-def _walk_scale(row: Backward, node: Any) -> None:
+def _walk_scale(row: Backward, node: Any, name: str) -> str:
     """Multiply the constants between the root and the loss proper: `loss / 4` has scale 1/4.
 
-    The gradient scaler's factor is no part of it: `amp_scale` keeps that one.
+    The gradient scaler's factor is no part of it: `amp_scale` keeps that one. Returns the
+    name of the operation that made the loss proper.
     """
-    name = node.name()
     while (sign := _SCALING.get(name)) is not None:
         parents = [fn for fn, _ in node.next_functions if fn is not None]
-        factor = _factor(node)
+        factor = _factor(node, sign)
         if len(parents) != 1 or factor is None or factor.numel() != 1 or factor.is_complex():
+            break
+        above = parents[0].name()
+        if above == _LEAF:  # a constant times a parameter is a loss, not a scaled one
             break
         amp = any(_is_scale_of(scaler, factor) for scaler in watch.scalers)
         if not factor.is_cpu:
-            row.expect(("detail", "amp_scale") if amp else ("scale", sign), factor)
+            row.take(("detail", "amp_scale") if amp else ("scale", sign), factor)
         elif amp:
             row.details["amp_scale"] = factor.item()
         elif sign > 0 or factor.item():
             row.scale *= factor.item() ** sign
         else:
             row.scale = float("inf")
-        node = parents[0]
-        name = node.name()
-    row.details["root"] = name
+        node, name = parents[0], above
+    return str(name)
 
 
-def _factor(node: Any) -> torch.Tensor | None:
+def _factor(node: Any, sign: int) -> torch.Tensor | None:
     # The constant is the operand without a gradient of its own; it is saved for the other one's.
+    # A constant divided by a loss scales nothing.
     functions = node.next_functions
-    for slot, position in (("_raw_saved_other", 0), ("_raw_saved_self", 1)):
+    for slot, position in (("_raw_saved_other", 0), ("_raw_saved_self", 1))[: 2 if sign > 0 else 1]:
         if len(functions) > position and functions[position][0] is not None:
             raw = getattr(node, slot, None)
             found = None if raw is None else held(raw)

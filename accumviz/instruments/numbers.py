@@ -10,7 +10,7 @@ _STRIDED = torch.strided
 
 
 class Numbers:
-    """A few tensors that nobody else will change, copied to the host without waiting for the device.
+    """A few tensors on devices that nobody else will change, copied to the host without waiting.
 
     >>> Numbers([torch.tensor([1.0, 2.0]), torch.tensor(3.0)]).read()
     [array([1., 2.], dtype=float32), array([3.], dtype=float32)]
@@ -20,28 +20,20 @@ class Numbers:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._sent: list[torch.cuda.Event] = []
-        self._host = tensors
-        for tensor in tensors:
-            if not tensor.is_cpu:
-                self._host = self._send(tensors)
-                break
-
-    def _send(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        host: list[torch.Tensor] = []
+        self._host: list[torch.Tensor] = []
         devices = set()
         for tensor in tensors:
             if tensor.is_cuda:
                 devices.add(tensor.device)
                 # Only a copy into pinned memory is asynchronous.
                 pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                host.append(pinned.copy_(tensor, non_blocking=True))
+                self._host.append(pinned.copy_(tensor, non_blocking=True))
             else:
-                host.append(tensor.cpu())
+                self._host.append(tensor.cpu())
         for device in devices:
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(device))
             self._sent.append(event)
-        return host
 
     def ready(self) -> bool:
         """Whether reading would not wait."""
@@ -51,35 +43,39 @@ class Numbers:
         """The numbers as flat arrays; waits for the device if they are not there yet."""
         for event in self._sent:
             event.synchronize()
-        return [_array(tensor) for tensor in self._host]
+        # numpy knows no bfloat16
+        host = [tensor.float() if tensor.dtype is torch.bfloat16 else tensor for tensor in self._host]
+        return [np.asarray(tensor.numpy()).reshape(-1) for tensor in host]
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    # numpy knows no bfloat16
-    return np.asarray((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()).reshape(-1)
-
-
-def norms(tensors: list[torch.Tensor]) -> list[tuple[list[int], torch.Tensor]]:
+def norms(indices: list[int], tensors: list[torch.Tensor]) -> list[tuple[list[int], list[torch.Tensor]]]:
     """The 2-norm of each tensor, on its device, in few kernels.
 
-    Returns pairs (positions in the list, one-dimensional tensor of norms). Half precision is
+    Returns pairs (indices, their norms), one for each device and dtype. Half precision is
     summed in float32, where its squares fit. Sparse gradients are coalesced first, because
     the norm of duplicate entries is not the norm of the gradient.
 
-    >>> norms([torch.tensor([3.0, 4.0]), torch.ones(4)])
-    [([0, 1], tensor([5., 2.]))]
+    >>> norms([7, 8], [torch.tensor([3.0, 4.0]), torch.ones(4)])
+    [([7, 8], [tensor(5.), tensor(2.)])]
     """
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    result: list[tuple[list[int], torch.Tensor]] = []
+    groups: dict[tuple[int, torch.dtype], list[int]] = {}
     for position, tensor in enumerate(tensors):
-        if tensor.layout is _STRIDED:
-            groups.setdefault((tensor.device, tensor.dtype), []).append(position)
+        if tensor.layout is not _STRIDED:
+            tensors[position] = _values(tensor)
+        key = (tensor.get_device(), tensor.dtype)
+        if key in groups:
+            groups[key].append(position)
         else:
-            result.append(([position], torch.linalg.vector_norm(_values(tensor)).reshape(1)))
+            groups[key] = [position]
+    result = []
     for (_, dtype), positions in groups.items():
-        members = tensors if len(positions) == len(tensors) else [tensors[position] for position in positions]
-        reduced = torch._foreach_norm(members, 2.0, dtype=torch.float32 if dtype in _HALF else None)
-        result.append((positions, torch.stack(reduced)))
+        whole = len(groups) == 1
+        members = tensors if whole else [tensors[position] for position in positions]
+        if dtype in _HALF:
+            reduced = torch._foreach_norm(members, 2.0, dtype=torch.float32)
+        else:
+            reduced = torch._foreach_norm(members, 2.0)
+        result.append((indices if whole else [indices[position] for position in positions], list(reduced)))
     return result
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
-import time
 import warnings
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
+from threading import get_ident
+from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,7 +22,7 @@ from accumviz.instruments.leaves import Hook, Leaves
 from accumviz.instruments.losses import describe_root
 from accumviz.instruments.naming import Named, collect, optimizer_name
 from accumviz.instruments.numbers import Numbers
-from accumviz.instruments.rows import Backward, Row, Rows, Target
+from accumviz.instruments.rows import Backward, Row, Rows
 from accumviz.ledger import PRESENT, Ledger, Parameter
 
 # Contributions are reduced in bulk; beyond this many bytes held at once, in several bulks.
@@ -84,8 +83,8 @@ class Recording:
         self._steps: list[tuple[Any, FrameType]] = []
         self._entered = self._closed = False
         self._failure = ""
-        self._thread = threading.get_ident()
-        self._start = time.perf_counter()
+        self._thread = get_ident()
+        self._start = perf_counter()
         small = list(self._leaves.small)
         self._rows = Rows([tensor.numel() for tensor in named.tensors], small, path)
         for optimizer in named.optimizers:
@@ -95,9 +94,8 @@ class Recording:
         if self._entered:
             raise RuntimeError("this recording has been used already; call record(...) again for a new one")
         self._entered = True
-        self._start = time.perf_counter()
-        self._leaves.note(self._leaves.changed())
-        self._leaves.hook()
+        self._start = perf_counter()
+        self._leaves.update()
         self._rows.begin(self._parameters(), self._meta())
         watch.enter(self)
         return self
@@ -105,51 +103,69 @@ class Recording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        try:
+            self._close()
+        except Exception as failure:
+            self.failed(failure)
 
     def _close(self) -> None:
         watch.leave(self)
         self._leaves.unhook()
         if not self._closed:
-            self._edits()
             self._closed = True
+            self._edits()
             self._frame = None
-            self._rows.settle(self._parameters, wait=True)
+            self._rows.settle(self._parameters, self._meta, wait=True)
             self._rows.close()
 
     @property
     def ledger(self) -> Ledger:
         """Everything recorded so far, frozen; waits for numbers still on their way from a device."""
-        self._rows.settle(self._parameters, wait=True)
+        if self._entered and not self._closed and not self._open:
+            self._edits()
+        self._rows.settle(self._parameters, self._meta, wait=True)
         return self._rows.ledger(self._parameters(), self._meta())
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._entered else "not entered: use it in a with statement"
+        state = f"stopped by {self._failure}" if self._failure else state
         return f"Recording ({state}): {len(self._rows)} events × {len(self._leaves)} parameters"
 
     # --- what watch tells us -------------------------------------------------------------------
 
     def failed(self, error: Exception) -> None:
         """Stop observing, keep what is recorded, and say so once: training goes on as if we were not there."""
+        if self._failure:
+            return
         self._failure = f"{type(error).__name__}: {error}"
         self._open.clear()
-        warnings.warn(f"accumviz stopped recording after {len(self._rows)} events: {self._failure}", stacklevel=3)
-        for row in self._rows.pending:
-            row.done = True
-        with contextlib.suppress(Exception):
-            self._close()
+        self._closed = True
+        watch.leave(self)
+        self._leaves.unhook()
+        self._rows.give_up()
+        said = f"accumviz stopped recording after {len(self._rows)} events, training goes on: {self._failure}"
+        try:
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
+        except Warning:  # made an error by the user's filters, it would end the training that we must not disturb
+            print(said, file=sys.stderr)
 
-    def backward_begins(self, frame: FrameType, roots: tuple[Any, ...], options: dict[str, Any]) -> Backward:
+    def backward_begins(self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Backward:
         leaves = self._leaves
-        leaves.hook()
-        within = ""
-        if self._open or self._steps or threading.get_ident() != self._thread:
+        within, thread = "", get_ident()
+        if thread != self._thread:
             within = self._within()
-        elif changed := leaves.changed():
-            self._emit("edit", CallSite(), "", {}, changed)
-        site = self._sites.find(frame)
-        running = Backward(site.subject, site, time.perf_counter() - self._start, within, bytearray(leaves.present))
-        describe_root(running, roots, options)
+            self._two_threads()
+        elif self._open:
+            within = self._within()
+        else:
+            if self._steps:
+                within = self._within()
+            self._edits()
+        leaves.hook()
+        running = Backward(
+            self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread
+        )
+        describe_root(running, args, kwargs)
         self._rows.pending.append(running)
         running.storages = self._memory.before(running.nodes)
         if running.storages is not None:
@@ -157,83 +173,97 @@ class Recording:
         self._open.append(running)
         return running
 
-    def backward_ends(self, running: Backward, error: BaseException | None) -> None:
-        if running not in self._open:
+    def _two_threads(self) -> None:
+        """Which backward wrote a `.grad` is told by our hooks alone from now on: they run in its thread."""
+        for running in self._open:
+            running.fresh |= dict.fromkeys(self._arrived_unhooked(running))
+        self._leaves.hook(every=True)
+
+    def _arrived_unhooked(self, running: Backward) -> list[int]:
+        leaves, had = self._leaves, running.had
+        return [i for i in leaves.unhooked if not had[i] and leaves.tensors[i].grad is not None]
+
+    def backward_ends(self, running: Backward, error: str) -> None:
+        if self._closed:
             return
-        leaves = self._leaves
-        self._settle(running)
         self._open.remove(running)
-        if error is not None:
-            running.details["error"] = f"{type(error).__name__}: {error}"[:500]
+        leaves = self._leaves
         if running.storages is not None:
-            running.after = self._memory.after(
-                running.nodes, running.storages, keeps=running.keeps, failed=error is not None
-            )
+            running.after = self._memory.after(running.nodes, running.storages, keeps=running.keeps, failed=bool(error))
             running.storages = None
-        touched = list(running.settled)
-        if len(running.fresh.keys() - running.settled.keys()):
-            # Freed by a hook before we could read it: that something arrived is known, not how much.
-            running.unknown |= running.fresh.keys() - running.settled.keys()
-            touched = list(running.fresh | running.settled)
-        if not touched and running.thread != self._thread:
+        running.nodes = ()
+        if error:
+            running.details["error"] = error[:500]
+        had, unhooked = running.had, leaves.unhooked
+        changed = leaves.update()
+        touched = [i for i in changed if not had[i] and i in unhooked and leaves.present[i]]
+        if len(touched) < len(changed) or running.fresh or running.held or running.settled:
+            self._read_summed(running, touched, changed)
+        elif not touched and running.thread != self._thread:
             self._rows.pending.remove(running)  # another thread's training, not of these parameters
             return
-        leaves.note(touched)
-        others = leaves.changed()
-        running.contributed = running.changed = touched
-        running.same = list(running.fresh)
-        if others or running.unknown or len(running.fresh) < len(touched):
-            self._read_summed(running, touched, others)
+        else:
+            running.same = running.contributed = running.changed = touched
+            leaves.read(running, touched, "contribution")
+            running.present = bytes(leaves.present)
+        self._finish(running)
+
+    def _read_summed(self, running: Backward, fresh: list[int], changed: list[int]) -> None:
+        """Where `.grad` is not just what this backward brought, or was changed while it ran, read both."""
+        leaves = self._leaves
+        early = list(running.settled)
+        fresh = [i for i in dict.fromkeys([*fresh, *running.fresh]) if i not in running.settled]
+        leaves.read(running, fresh, "contribution")
+        self._reduce_held(running)
+        # Freed before we could read it: that something arrived is known, not how much.
+        lost = [i for i in fresh if not leaves.present[i]]
+        unknown = running.unknown | dict.fromkeys(lost)
+        touched = [*fresh, *(i for i in running.settled if i not in fresh)]
+        running.contributed = touched
+        others = [i for i in changed if i not in running.settled and i not in running.fresh and i not in fresh]
+        running.changed = touched + others
+        running.same = [i for i in fresh if i not in unknown]
+        leaves.read(running, [i for i in touched if i not in running.same] + others)
+        if unknown:
+            running.unmeasured = list(unknown)
+            running.details["unmeasured"] = [leaves.named.names[i] for i in unknown]
         present = bytearray(leaves.present)
-        for i in running.settled:  # an optimizer that steps in a hook may have freed it since
+        for i in early:  # an optimizer that steps in a hook may have freed it since
             present[i] = PRESENT
         running.present = bytes(present)
-        pieces, running.pieces, running.nodes = running.pieces, [], []
-        self._finish(running, pieces)
-
-    def _read_summed(self, running: Backward, touched: list[int], others: list[int]) -> None:
-        """Where `.grad` is not just what this backward brought, read it."""
-        unknown = running.unknown
-        running.unmeasured = sorted(unknown)
-        if unknown:
-            running.details["unmeasured"] = [self._leaves.named.names[i] for i in running.unmeasured]
-        running.same = [i for i in running.fresh if i not in unknown]
-        self._leaves.note(others)
-        running.changed = touched + others
-        summed = [i for i in touched if running.had[i] or i in unknown]
-        targets, grads = self._leaves.read(summed + others)
-        running.targets += targets
-        running.pieces += grads
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
-        running = self._running()
-        if running is not None:
-            self._settle(running)
-        elif self._leaves.owned(optimizer):
-            self._edits()
+        self._before_change()
         self._steps.append((optimizer, frame))
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
-        self._steps = [(o, f) for o, f in self._steps if f is not frame]
-        if self._leaves.owned(optimizer):
+        if self._steps and self._steps[-1][1] is frame:
+            self._steps.pop()
+        else:
+            self._steps = [(o, f) for o, f in self._steps if f is not frame]
+        if self._leaves.owns(p for group in optimizer.param_groups for p in group["params"]):
             self._step(optimizer, frame, {})
 
     def step_skipped(self, optimizer: Any, frame: FrameType) -> None:
         if self._leaves.owned(optimizer):
             self._step(optimizer, frame, {"skipped": True})
 
-    def change_begins(self, tensors: Iterable[torch.Tensor]) -> bool:
-        if not any(tensor in self._leaves for tensor in tensors):
+    def change_begins(self, tensors: Iterable[Any]) -> bool:
+        if not self._leaves.owns(tensors):
             return False
-        running = self._running()
-        if running is not None:
-            self._settle(running)
-        else:
-            self._edits()
+        self._before_change()
         return True
 
+    def _before_change(self) -> None:
+        if self._open:
+            running = self._running()
+            if running is not None:
+                self._settle(running)
+            return
+        self._edits()
+
     def change_ends(self, kind: str, frame: FrameType, owner: Any, details: dict[str, Any]) -> None:
-        changed = self._leaves.changed()
+        changed = self._leaves.update()
         if kind == "unscale":  # it does not bump versions
             changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
         site, label = self._sites.find(frame), ""
@@ -246,7 +276,7 @@ class Recording:
     # --- events --------------------------------------------------------------------------------
 
     def _edits(self) -> None:
-        changed = self._leaves.changed()
+        changed = self._leaves.update()
         if changed:
             self._emit("edit", CallSite(), "", {}, changed)
 
@@ -259,7 +289,7 @@ class Recording:
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, torch.Tensor):
             details["found_inf"] = found
-        changed = self._leaves.changed()
+        changed = self._leaves.update()
         if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
         self._emit("step", self._sites.find(frame), self._optimizer_names[index], details, changed)
@@ -273,48 +303,45 @@ class Recording:
     def _emit(self, kind: str, site: CallSite, label: str, details: dict[str, Any], changed: list[int]) -> None:
         within = self._within() if self._open or (self._steps and kind != "step") else ""
         # An event takes its place when it begins to take effect.
-        row = Row(kind, label, site, time.perf_counter() - self._start, within, details)
+        row = Row(kind, label, site, perf_counter() - self._start, within, details)
         self._rows.pending.append(row)
-        targets: list[Target] = []
-        pieces: list[torch.Tensor] = []
         for name in _LATE:
             value = details.get(name)
             if isinstance(value, torch.Tensor):
                 del details[name]
-                targets.append(("detail", name))
-                pieces.append(value.detach().reshape(-1).clone())
+                row.take(("detail", name), value)
         if changed:
-            self._leaves.note(changed)
-            found, grads = self._leaves.read(changed)
-            targets += found
-            pieces += grads
-        row.changed, row.targets, row.present = changed, targets, bytes(self._leaves.present)
-        self._finish(row, pieces)
+            row.changed = changed
+            self._leaves.read(row, changed)
+        row.present = bytes(self._leaves.present)
+        self._finish(row)
 
-    def _finish(self, row: Row, pieces: list[torch.Tensor]) -> None:
-        if pieces:
-            row.numbers = Numbers(pieces)
+    def _finish(self, row: Row) -> None:
+        if row.late:
+            row.numbers = Numbers([tensor for _, tensor in row.late])
         row.done = True
         if self._rows.due():
-            self._rows.settle(self._parameters)
+            self._rows.settle(self._parameters, self._meta)
 
     def _settle(self, running: Backward) -> None:
         """Reduce what has reached parameters so far, while it is there to be read."""
-        arrived = list(running.held.items())
-        for i in running.fresh:
-            grad = self._leaves.tensors[i].grad
-            if grad is not None and i not in running.settled:
-                arrived.append((i, grad.detach()))
-        if not arrived:
-            return
-        running.held = {}
-        running.bytes = 0
-        for i, _ in arrived:
+        fresh = [i for i in (*running.fresh, *self._arrived_unhooked(running)) if i not in running.settled]
+        self._leaves.read(running, fresh, "contribution")
+        self._take_as_settled(running, fresh)
+        arrived = [*fresh, *running.held]
+        self._reduce_held(running)
+        self._leaves.read(running, arrived)
+
+    def _reduce_held(self, running: Backward) -> None:
+        held, running.held, running.waiting = running.held, {}, 0
+        if held:
+            self._leaves.reduce(running, "contribution", list(held.items()))
+            self._take_as_settled(running, held)
+
+    def _take_as_settled(self, running: Backward, indices: Iterable[int]) -> None:
+        for i in indices:
             running.settled[i] = None
-        self._leaves.note(running.settled)
-        targets, pieces = self._leaves.reduce("contribution", arrived)
-        running.targets += targets
-        running.pieces += pieces
+        self._leaves.note(indices)
 
     def _hook_of(self, i: int) -> Hook:
         # The tensor holds its hook: one that held the recording would keep both alive for ever.
@@ -328,9 +355,10 @@ class Recording:
                 running = running_now[-1]
                 if len(running_now) > 1 and recording is not None:
                     running = recording._running() or running
-                running.receive(i, grad)
-                if running.bytes > _BULK_BYTES and recording is not None:
-                    recording._settle(running)
+                if recording is not None:
+                    running.receive(i, grad, recording._leaves.freed_by_user(i))
+                    if running.waiting > _BULK_BYTES:
+                        recording._reduce_held(running)
             except Exception as error:  # a hook that raises would end the user's backward
                 if recording is not None:
                     recording.failed(error)
@@ -341,7 +369,7 @@ class Recording:
         """The backward that the caller is inside of, if any; on a device, hooks run on the engine's threads."""
         if not self._open:
             return None
-        thread = threading.get_ident()
+        thread = get_ident()
         mine = next((running for running in reversed(self._open) if running.thread == thread), None)
         return self._open[-1] if mine is None and torch._C._current_graph_task_id() != -1 else mine
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from accumviz import ledgerfile
 from accumviz.files import Writer
 from accumviz.instruments.callsite import CallSite
 from accumviz.instruments.numbers import Numbers
@@ -19,8 +21,9 @@ from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger, Parame
 
 # A cell or a script, not a generated file: the player shows the code beside what it did.
 _LONGEST_SOURCE = 200_000
-# Freezing costs a few array operations however many rows there are: so seldom, unless a file waits.
-_BULK, _FILE_BULK, _SECONDS = 2048, 256, 1.0
+# Freezing costs a few array operations however many rows there are: so seldom, but before they take
+# much memory, and soon if a file waits.
+_BULK, _BULK_NUMBERS, _FILE_BULK, _SECONDS = 2048, 200_000, 256, 1.0
 
 # What a number is, and where it goes: ("contribution" or "grad", leaves), ("exact contribution" or
 # "exact grad", leaf), ("loss", None), ("scale", its power) or ("detail", its name).
@@ -33,18 +36,48 @@ class Row:
     # Class attributes, because most events need few of them and a row is made in the training loop.
     loss, scale = float("nan"), 1.0
     before = after = float("nan")
-    present = b""
+    present: bytes | bytearray = b""
     changed: Sequence[int] = ()
     contributed: Sequence[int] = ()
     same: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
-    targets: Sequence[Target] = ()
     numbers: Numbers | None = None
     done = False
 
     def __init__(self, kind: str, label: str, site: CallSite, time: float, within: str, details: dict[str, Any]):
         self.kind, self.label, self.site, self.time = kind, label, site, time
         self.within, self.details = within, details
+        self.values: list[tuple[Target, Any]] = []
+        self.late: list[tuple[Target, torch.Tensor]] = []
+
+    def take(self, target: Target, tensor: torch.Tensor) -> None:
+        """Take the elements of a tensor as they are now; from a device, when they arrive."""
+        if tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
+        flat = tensor if tensor.dim() == 1 else tensor.reshape(-1)
+        if tensor.is_cpu:
+            self.values.append((target, flat.tolist()))
+        else:
+            self.late.append((target, flat.detach().clone()))
+
+    def take_all(self, target: Target, tensors: list[torch.Tensor]) -> None:
+        """Take several numbers that nobody will change."""
+        if tensors[0].is_cpu:
+            self.values.append((target, [tensor.item() for tensor in tensors]))
+        else:
+            self.late.append((target, torch.stack(tensors)))
+
+    def arrivals(self) -> Iterable[tuple[Target, Any]]:
+        """All numbers, waiting for those that are not there yet."""
+        if self.numbers is None:
+            return self.values
+        return [*self.values, *zip((target for target, _ in self.late), self.numbers.read(), strict=True)]
+
+    def strip(self) -> None:
+        """Let go of what is in the columns now."""
+        self.changed = self.contributed = self.same = ()
+        self.values, self.late = _NOTHING, _NOTHING
+        self.numbers, self.present = None, b""
 
     def event(self, index: int) -> Event:
         site = self.site
@@ -56,42 +89,50 @@ class Row:
 
 
 class Backward(Row):
-    """A backward that is running: what it started from, and what has reached which leaf so far."""
+    """A backward that is running: what it started from, and what has reached which leaf so far.
+
+    `had` are the PRESENT bits when it began. Of a leaf that had no `.grad`, nothing is kept while
+    it runs (autograd may then hand it the very tensor that comes, without a copy); such a leaf is
+    in `fresh` if it has our hook. What comes to the others is `held` until it is reduced.
+    """
 
     keeps = False
     storages: dict[int, int] | None = None
-    bytes = 0
+    waiting = 0  # bytes in `held`
+    nodes: Sequence[Any] = ()
 
-    def __init__(self, label: str, site: CallSite, time: float, within: str, had: bytearray) -> None:
-        super().__init__("backward", label, site, time, within, {})
-        self.had = had
-        self.thread = threading.get_ident()
-        self.nodes: list[Any] = []
-        self.targets: list[Target] = []
-        self.pieces: list[torch.Tensor] = []
+    def __init__(self, site: CallSite, time: float, within: str, had: bytes, thread: int) -> None:
+        self.kind, self.label, self.site, self.time, self.within = "backward", site.subject, site, time, within
+        self.details, self.values, self.late = {}, [], []
+        self.had, self.thread = had, thread
         self.fresh: dict[int, None] = {}
         self.settled: dict[int, None] = {}
         self.held: dict[int, torch.Tensor] = {}
-        self.unknown: set[int] = set()
+        self.unknown: dict[int, None] = {}
 
-    def expect(self, target: Target, tensor: torch.Tensor) -> None:
-        """Take a number that is still on a device, as it is now."""
-        self.targets.append(target)
-        self.pieces.append(tensor.detach().clone())
-
-    def receive(self, i: int, grad: torch.Tensor) -> None:
+    def receive(self, i: int, grad: torch.Tensor, freed: bool) -> None:
         """Take note of what autograd is about to add to a leaf's `.grad`."""
         if i in self.settled:  # a reentrant checkpoint brings contributions in parts; this one came too late
-            self.unknown.add(i)
-        elif not self.had[i]:
-            # Kept nowhere: autograd may then hand this very tensor to `.grad` without a copy.
-            self.fresh[i] = None
+            self.unknown[i] = None
         elif i in self.held:
             self.held[i] = self.held[i] + grad.detach()
-        else:
-            self.held[i] = grad.detach()
+        elif self.had[i] or freed:
+            # Detached where `.grad` is another tensor anyway; else the reference keeps it another tensor.
+            self.held[i] = grad.detach() if self.had[i] else grad
             if grad.layout is torch.strided:
-                self.bytes += grad.numel() * grad.element_size()
+                self.waiting += grad.numel() * grad.element_size()
+        else:
+            self.fresh[i] = None
+
+    def strip(self) -> None:
+        super().strip()
+        self.fresh = self.settled = self.unknown = self.held = _EMPTY
+        self.had, self.nodes = b"", ()
+
+
+# What a stripped row holds instead of containers of its own.
+_EMPTY: dict[int, Any] = {}
+_NOTHING: list[Any] = []
 
 
 class Columns:
@@ -117,10 +158,12 @@ class Rows:
         ends = np.cumsum([sizes[p] for p in small]).tolist()
         self._slices = {p: slice(end - sizes[p], end) for p, end in zip(small, ends, strict=True)}
         self._elements = ends[-1] if ends else 0
-        self._sources: dict[str, str] = {}
+        self._lock = threading.Lock()
         self._writer = None if path is None else Writer(path, "ledger")
-        self._written, self._since = 0, time.monotonic()
-        self._header: list[Parameter] = []
+        self._bulk = max(64, min(_BULK, _BULK_NUMBERS // max(self._count, 1)))
+        self._written, self._written_parts, self._since = 0, 0, time.monotonic()
+        self._told: set[str] = set()
+        self._header: tuple[list[Parameter], dict[str, Any]] = ([], {})
 
     def __len__(self) -> int:
         return len(self._frozen) + len(self.pending)
@@ -128,22 +171,28 @@ class Rows:
     def due(self) -> bool:
         """Whether enough rows are waiting to freeze, or a file has waited long enough."""
         if self._writer is None:
-            return len(self.pending) >= _BULK
+            return len(self.pending) >= self._bulk
         return len(self.pending) >= _FILE_BULK or time.monotonic() - self._since > _SECONDS
 
-    def settle(self, parameters: Callable[[], list[Parameter]], *, wait: bool = False) -> None:
+    def settle(
+        self, parameters: Callable[[], list[Parameter]], meta: Callable[[], dict[str, Any]], *, wait: bool = False
+    ) -> None:
         """Freeze the rows whose numbers have arrived; with `wait`, all that are done."""
-        rows = []
-        for row in self.pending:
-            if not row.done or not (wait or row.numbers is None or row.numbers.ready()):
-                break
-            rows.append(row)
-        if rows:
-            self._parts.append(self._freeze(rows))
-            self._frozen += rows
-            del self.pending[: len(rows)]
-        if self._writer is not None and self._written < len(self._frozen):
-            self._write(parameters())
+        with self._lock:
+            rows = []
+            for row in self.pending:
+                if not row.done or not (wait or row.numbers is None or row.numbers.ready()):
+                    break
+                rows.append(row)
+            if rows:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    self._parts.append(self._freeze(rows))
+                self._frozen += rows
+                del self.pending[: len(rows)]
+                for row in rows:
+                    row.strip()
+            if self._writer is not None and self._written < len(self._frozen):
+                self._write(parameters(), meta())
 
     def _freeze(self, rows: list[Row]) -> Columns:
         new = Columns(len(rows), self._count, self._elements)
@@ -160,18 +209,17 @@ class Rows:
                 bits[CONTRIBUTED] += [base + p for p in row.contributed]
                 places["same"] += [base + p for p in row.same]
                 places["lost"] += [base + p for p in row.unmeasured]
-            if row.numbers is not None:
-                for (what, where), array in zip(row.targets, row.numbers.read(), strict=True):
-                    if what in values:
-                        places[what] += [base + p for p in where]
-                        values[what].append(array)
-                    elif what == "exact contribution":
-                        new.exact[r, self._slices[where]] = array
-                    elif what == "exact grad":
-                        new.exact_grad[r + 1, self._slices[where]] = array
-                        fresh[r + 1, where] = True
-                    else:
-                        self._fill(row, what, where, float(array.sum()))
+            for (what, where), array in row.arrivals():
+                if what in values:
+                    places[what] += [base + p for p in where]
+                    values[what] += [array]
+                elif what == "exact contribution":
+                    new.exact[r, self._slices[where]] = array
+                elif what == "exact grad":
+                    new.exact_grad[r + 1, self._slices[where]] = array
+                    fresh[r + 1, where] = True
+                else:
+                    self._fill(row, what, where, float(sum(array)))
         new.state[:] = np.frombuffer(b"".join(row.present for row in rows), np.uint8).reshape(new.state.shape)
         for bit, found in bits.items():
             new.state.reshape(-1)[found] |= bit
@@ -206,8 +254,7 @@ class Rows:
 
     def _norms_of_small(self, elements: np.ndarray, norms: np.ndarray) -> None:
         for p, where in self._slices.items():
-            with np.errstate(over="ignore", invalid="ignore"):
-                norms[:, p] = np.sqrt(np.square(elements[:, where]).sum(axis=1))
+            norms[:, p] = np.sqrt(np.square(elements[:, where]).sum(axis=1))
 
     def _fill(self, row: Row, what: str, where: Any, value: float) -> None:
         if what == "loss":
@@ -219,42 +266,54 @@ class Rows:
         else:
             row.details[where] = value
 
-    def ledger(self, parameters: list[Parameter], meta: dict[str, Any], *, start: int = 0) -> Ledger:
-        """The frozen rows, from `start` on, as a ledger."""
-        parts = self._parts or [Columns(0, self._count, self._elements)]
+    def ledger(self, parameters: list[Parameter], meta: dict[str, Any], *, rows: int = 0, parts: int = 0) -> Ledger:
+        """The frozen rows as a ledger, leaving out so many rows, which are so many parts."""
+        kept = self._parts[parts:] or [Columns(0, self._count, self._elements)]
         joined = {
-            name: np.concatenate([getattr(part, name)[skip:] for part in parts])[start:]
+            name: np.concatenate([getattr(part, name)[skip:] for part in kept])
             for name, skip in (("contribution", 0), ("state", 0), ("exact", 0), ("grad", 1), ("exact_grad", 1))
         }
         exact = {p: (joined["exact"][:, s].copy(), joined["exact_grad"][:, s].copy()) for p, s in self._slices.items()}
-        events = tuple(row.event(i) for i, row in enumerate(self._frozen[start:]))
+        frozen = self._frozen[rows:]
         return Ledger(
-            tuple(parameters), events, joined["contribution"], joined["grad"], joined["state"], exact,
-            sources=self._read_sources(), meta=meta,
+            tuple(parameters), tuple(row.event(i) for i, row in enumerate(frozen)),
+            joined["contribution"], joined["grad"], joined["state"], exact,
+            sources=self._read_sources(frozen), meta=meta,
         )
 
-    def _read_sources(self) -> dict[str, str]:
-        for name, path in dict.fromkeys((row.site.file, row.site.path) for row in self._frozen):
-            if path and name not in self._sources:
-                text = "".join(linecache.getlines(path))
-                self._sources[name] = text if len(text) <= _LONGEST_SOURCE else ""
-        return dict(self._sources)
+    def _read_sources(self, rows: list[Row]) -> dict[str, str]:
+        sources = {}
+        for site in dict.fromkeys(row.site for row in rows):
+            if site.path and site.file not in sources:
+                text = "".join(linecache.getlines(site.path))
+                sources[site.file] = text if len(text) <= _LONGEST_SOURCE else ""
+        return sources
 
     def begin(self, parameters: list[Parameter], meta: dict[str, Any]) -> None:
         """Write what is known before the first event, so that even an early kill leaves a ledger."""
         if self._writer is not None:
-            self._header = parameters
-            self._writer.append(self.ledger(parameters, meta).header())
+            self._header = parameters, meta
+            self._writer.append(ledgerfile.header(self.ledger(parameters, meta)))
 
-    def _write(self, parameters: list[Parameter]) -> None:
+    def _write(self, parameters: list[Parameter], meta: dict[str, Any]) -> None:
         assert self._writer is not None
-        part = self.ledger(parameters, {}, start=self._written)
-        meta, arrays = part.chunk()
-        if parameters != self._header:  # an optimizer was met, or a dtype changed, since the file began
-            meta["parameters"] = part.header()["parameters"]
-            self._header = parameters
-        self._writer.append(meta, arrays)
-        self._written, self._since = len(self._frozen), time.monotonic()
+        part = self.ledger(parameters, meta, rows=self._written, parts=self._written_parts)
+        head, arrays = ledgerfile.chunk(part)
+        head["sources"] = {name: text for name, text in part.sources.items() if name not in self._told}
+        self._told |= part.sources.keys()
+        if (parameters, meta) != self._header:  # an optimizer was met, or a dtype changed, since the file began
+            head |= ledgerfile.header(part)
+            self._header = parameters, meta
+        self._writer.append(head, arrays)
+        self._written, self._written_parts, self._since = len(self._frozen), len(self._parts), time.monotonic()
+
+    def give_up(self) -> None:
+        """Keep what is whole, drop what is not, and write no more."""
+        self.pending = [row for row in self.pending if row.done]
+        if self._writer is not None:
+            with contextlib.suppress(Exception):
+                self._writer.close()
+            self._writer = None
 
     def close(self) -> None:
         if self._writer is not None:

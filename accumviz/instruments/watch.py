@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, Protocol
 
@@ -24,16 +24,17 @@ class Observer(Protocol):
     """What an open recording is told; `frame` is where to start looking for the user's line."""
 
     def failed(self, error: Exception) -> None: ...
-    def backward_begins(self, frame: FrameType, roots: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
-    def backward_ends(self, token: Any, error: BaseException | None) -> None: ...
+    def backward_begins(self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def backward_ends(self, token: Any, error: str) -> None: ...
     def step_begins(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
     def step_ends(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
     def step_skipped(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
-    def change_begins(self, tensors: Any) -> bool: ...
+    def change_begins(self, tensors: Iterable[Any]) -> bool: ...
     def change_ends(self, kind: str, frame: FrameType, owner: Any, details: dict[str, Any]) -> None: ...
 
 
-_open: list[Observer] = []
+# Replaced, never changed: whoever is told goes through the recordings that were open when it happened.
+_open: tuple[Observer, ...] = ()
 _lock = threading.Lock()
 _undo: list[Callable[[], None]] = []
 # Within zero_grad and clip, further calls of the same kind are the same event.
@@ -43,60 +44,52 @@ scalers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def enter(observer: Observer) -> None:
     """Tell this observer what happens from now on."""
+    global _open  # noqa: PLW0603 - torch is patched once for the whole process
     with _lock:
         if not _open:
             _install()
-        _open.append(observer)
+        _open = (*_open, observer)
 
 
 def leave(observer: Observer) -> None:
     """Stop telling it; the last one out leaves torch as it was."""
+    global _open  # noqa: PLW0603 - as above
     with _lock:
-        if observer in _open:
-            _open.remove(observer)
+        _open = tuple(other for other in _open if other is not observer)
         if not _open:
             while _undo:
                 _undo.pop()()
-
-
-def _tell(observer: Observer, what: str, *args: Any) -> Any:
-    """Call one observer; its failure is its own, never the training's."""
-    if observer in _open:
-        try:
-            return getattr(observer, what)(*args)
-        except Exception as error:
-            observer.failed(error)
-    return None
 
 
 def _install() -> None:
     _wrap(torch.autograd, "backward", _backward)
     _wrap(torch.optim.Optimizer, "zero_grad", _zeroing_optimizer)
     _wrap(torch.nn.Module, "zero_grad", _zeroing_module)
-    # clip_grad_norm_ is often imported by name: what it calls inside its own module is not.
-    _wrap(clip_grad, "_clip_grads_with_norm_", _clipping)
-    for module in (clip_grad, torch.nn.utils):
-        _wrap(module, "clip_grad_value_", _clipping)
+    # clip_grad_norm_ ends in a function of its own that changes the grads
+    for name in ("_clip_grads_with_norm_", "clip_grad_value_"):
+        _wrap_decorated(getattr(clip_grad, name, None), _clipping)
     _wrap(torch.amp.GradScaler, "scale", _scaling)
     _wrap(torch.amp.GradScaler, "unscale_", _unscaling)
     _wrap(torch.amp.GradScaler, "_maybe_opt_step", _maybe_stepping)
-    for handle in (
-        register_optimizer_step_pre_hook(_step_begins),
-        register_optimizer_step_post_hook(_step_ends),
-    ):
-        _undo.append(handle.remove)
+    _undo.append(register_optimizer_step_pre_hook(_step_begins).remove)
+    _undo.append(register_optimizer_step_post_hook(_step_ends).remove)
+
+
+def _wrapper(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not _open:
+            return original(*args, **kwargs)
+        return around(original, *args, **kwargs)
+
+    return wrapper
 
 
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     original = getattr(owner, name, None)
     if original is None:  # a private helper that another torch version lacks: the change is still seen as an edit
         return
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not _open:
-            return original(*args, **kwargs)
-        return around(original, *args, **kwargs)
+    wrapper = _wrapper(original, around)
 
     def undo() -> None:
         # Somebody who wrapped ours in the meantime keeps working: ours passes straight through.
@@ -107,37 +100,57 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     _undo.append(undo)
 
 
+def _wrap_decorated(decorated: Any, around: Callable[..., Any]) -> None:
+    """Wrap a function inside its `no_grad` decorator, where those who imported it by name call it too."""
+    original = getattr(decorated, "__wrapped__", None)
+    for cell in getattr(decorated, "__closure__", None) or ():
+        if original is not None and cell.cell_contents is original:
+            cell.cell_contents = _wrapper(original, around)
+            _undo.append(functools.partial(setattr, cell, "cell_contents", original))
+
+
 def _backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     # Inside the engine (a reentrant checkpoint), a backward is part of the one that is running.
     if torch._C._current_graph_task_id() != -1:
         return original(*args, **kwargs)
-    tensors = args[0] if args else kwargs.get("tensors", ())
-    roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-    options = {name: value for name, value in kwargs.items() if value is not None}
-    if len(args) > 2:
-        options |= dict(zip(("retain_graph", "create_graph"), args[2:4], strict=False))
-    frame = sys._getframe(1)
-    tokens = [(observer, _tell(observer, "backward_begins", frame, roots, options)) for observer in tuple(_open)]
-    error: BaseException | None = None
+    if args and isinstance(args[0], Iterator):  # it can be read once, and torch has to read it
+        args = (tuple(args[0]), *args[1:])
+    observers, tokens, error = _open, [], ""
+    frame = sys._getframe(2)
+    for observer in observers:
+        try:
+            tokens.append(observer.backward_begins(frame, args, kwargs))
+        except Exception as failure:
+            tokens.append(None)
+            observer.failed(failure)
     try:
         return original(*args, **kwargs)
     except BaseException as caught:
-        error = caught
+        error = f"{type(caught).__name__}: {caught}"
         raise
     finally:
-        for observer, token in reversed(tokens):
+        for observer, token in zip(observers, tokens, strict=True):
             if token is not None:
-                _tell(observer, "backward_ends", token, error)
+                try:
+                    observer.backward_ends(token, error)
+                except Exception as failure:
+                    observer.failed(failure)
 
 
 def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for observer in tuple(_open):
-        _tell(observer, "step_begins", optimizer, sys._getframe(1))
+    for observer in _open:
+        try:
+            observer.step_begins(optimizer, sys._getframe(1))
+        except Exception as failure:
+            observer.failed(failure)
 
 
 def _step_ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for observer in tuple(_open):
-        _tell(observer, "step_ends", optimizer, sys._getframe(1))
+    for observer in _open:
+        try:
+            observer.step_ends(optimizer, sys._getframe(1))
+        except Exception as failure:
+            observer.failed(failure)
 
 
 def _observed(
@@ -146,24 +159,53 @@ def _observed(
     """Run a call that changes `.grad` in place, and tell those recordings whose tensors it may touch."""
     if getattr(_inside, kind, False):
         return original(*args)
-    observers = [observer for observer in tuple(_open) if _tell(observer, "change_begins", tensors)]
+    concerned = []
+    for observer in _open:
+        try:
+            if observer.change_begins(tensors):
+                concerned.append(observer)
+        except Exception as failure:
+            observer.failed(failure)
     setattr(_inside, kind, True)
     try:
         return original(*args)
     finally:
         setattr(_inside, kind, False)
-        for observer in observers:
-            _tell(observer, "change_ends", kind, sys._getframe(2), owner, details)
+        for observer in concerned:
+            try:
+                observer.change_ends(kind, sys._getframe(3), owner, dict(details))
+            except Exception as failure:
+                observer.failed(failure)
+
+
+class _Owned:
+    """An optimizer's tensors, to go through as often as somebody asks."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = optimizer.param_groups
+
+    def __iter__(self) -> Iterator[Any]:
+        return (tensor for group in self._groups for tensor in group["params"])
+
+
+class _Parameters:
+    """A module's tensors, likewise."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._module.parameters()
 
 
 def _zeroing_optimizer(original: Callable[..., Any], owner: Any, set_to_none: bool = True) -> Any:
-    tensors = [p for group in owner.param_groups for p in group["params"]]
-    return _observed("zero_grad", tensors, owner, {"set_to_none": set_to_none}, original, owner, set_to_none)
+    details = {"set_to_none": set_to_none}
+    return _observed("zero_grad", _Owned(owner), owner, details, original, owner, set_to_none)
 
 
 def _zeroing_module(original: Callable[..., Any], owner: Any, set_to_none: bool = True) -> Any:
-    tensors = list(owner.parameters())
-    return _observed("zero_grad", tensors, owner, {"set_to_none": set_to_none}, original, owner, set_to_none)
+    details = {"set_to_none": set_to_none}
+    return _observed("zero_grad", _Parameters(owner), owner, details, original, owner, set_to_none)
 
 
 def _clipping(original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
@@ -181,9 +223,8 @@ def _scaling(original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: An
 
 
 def _unscaling(original: Callable[..., Any], scaler: Any, optimizer: torch.optim.Optimizer) -> Any:
-    tensors = [p for group in optimizer.param_groups for p in group["params"]]
     details = {"amp_scale": getattr(scaler, "_scale", None)}
-    return _observed("unscale", tensors, optimizer, details, original, scaler, optimizer)
+    return _observed("unscale", _Owned(optimizer), optimizer, details, original, scaler, optimizer)
 
 
 def _maybe_stepping(
@@ -201,5 +242,8 @@ def _maybe_stepping(
     finally:
         handle.remove()
         if not stepped:
-            for observer in tuple(_open):
-                _tell(observer, "step_skipped", optimizer, sys._getframe(1))
+            for observer in _open:
+                try:
+                    observer.step_skipped(optimizer, sys._getframe(2))
+                except Exception as failure:
+                    observer.failed(failure)

@@ -40,7 +40,7 @@ def _nothing_left_behind() -> Iterator[None]:
     yield
     after = _patchable()
     assert [name for name in before if after[name] != before[name]] == []
-    assert watch._open == []
+    assert watch._open == ()
     assert watch._undo == []
     ours = [
         hook
