@@ -1,6 +1,6 @@
 """Pictures of the built book, to be looked at: every page in light, in dark and at 375 px, into screenshots/.
 
-With --readme PAGE#PLACE: the one picture that README.md shows, assets/book.png, of that place in the book.
+With --readme PAGE#ID: the one picture that README.md shows, assets/book.png, ending at that element.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ def readme(place: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
         page = browser.new_page(viewport={"width": 1200, "height": 800}, device_scale_factor=1.5)
-        page.goto(f"{(SITE / page_name).as_uri()}#{anchor}")
+        page.goto((SITE / page_name).as_uri())
         page.wait_for_timeout(500)
+        page.evaluate("id => document.getElementById(id).scrollIntoView({block: 'end', behavior: 'instant'})", anchor)
+        page.mouse.wheel(0, 24)  # room below the last line
+        page.wait_for_timeout(300)
         page.screenshot(path=ROOT / "assets" / "book.png")
         browser.close()
 
