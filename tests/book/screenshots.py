@@ -46,7 +46,7 @@ def readme(place: str) -> None:
     page_name, _, anchor = place.partition("#")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
-        page = browser.new_page(viewport={"width": 1200, "height": 800}, device_scale_factor=1.5)
+        page = browser.new_page(viewport={"width": 1200, "height": 960}, device_scale_factor=1.5)
         page.goto((SITE / page_name).as_uri())
         page.wait_for_timeout(500)
         page.evaluate("id => document.getElementById(id).scrollIntoView({block: 'end', behavior: 'instant'})", anchor)
