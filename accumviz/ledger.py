@@ -86,7 +86,7 @@ class Window(NamedTuple):
     step: int
     optimizer: str
     backwards: tuple[int, ...]
-    weight: float
+    scale: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class Ledger(Displayed):
     ...     dict(kind="step", details={"optimizer": "SGD"}, grad={"w": -20.0}),
     ... ])
     >>> ledger.windows()
-    [Window(step=2, optimizer='SGD', backwards=(0, 1), weight=2.0)]
+    [Window(step=2, optimizer='SGD', backwards=(0, 1), scale=2.0)]
     >>> ledger.running_sum("w").ravel().tolist()
     [-16.0, -20.0, -20.0]
     """
@@ -133,20 +133,21 @@ class Ledger(Displayed):
         complete: bool = True,
     ) -> None:
         expected = (len(events), len(parameters))
-        for name, array in (("contribution", contribution), ("grad", grad), ("state", state)):
-            if array.shape != expected:
-                raise ValueError(f"{name} has shape {array.shape}, expected events × parameters {expected}")
+        for name, given in (("contribution", contribution), ("grad", grad), ("state", state)):
+            if given.shape != expected:
+                raise ValueError(f"{name} has shape {given.shape}, expected events × parameters {expected}")
         self.parameters = parameters
         self.events = events
         self.contribution = contribution.astype(np.float32, copy=False)
         self.grad = grad.astype(np.float32, copy=False)
         self.state = state.astype(np.uint8, copy=False)
-        self.exact = dict(exact or {})
+        self.exact: dict[int, tuple[np.ndarray, np.ndarray]] = dict(exact or {})
         self.sources = dict(sources or {})
         self.meta = dict(meta or {})
         self.complete = complete
-        arrays = [self.contribution, self.grad, self.state]
-        for array in arrays + [array for pair in self.exact.values() for array in pair]:
+        for array in (self.contribution, self.grad, self.state):
+            array.flags.writeable = False
+        for array in (array for pair in self.exact.values() for array in pair):
             array.flags.writeable = False
 
     @classmethod
@@ -279,7 +280,7 @@ class Ledger(Displayed):
     def windows(self) -> list[Window]:
         """The accumulation window of every step: which backwards it consumed.
 
-        `weight` is the sum of their scales: 1.0 when K losses were each divided by K.
+        `scale` is the sum of their scales: 1.0 when K losses were each divided by K.
         """
         contributed = (self.state & CONTRIBUTED).astype(bool)
         erased = np.where(self.fates.erased < 0, len(self), self.fates.erased)
@@ -299,8 +300,8 @@ class Ledger(Displayed):
                     first[optimizer].setdefault(s, set()).add(b)
             here = set(np.flatnonzero(ends[optimizer][: event.index] > event.index).tolist())
             backwards = tuple(sorted(here | first[optimizer].get(event.index, set())))
-            weight = float(sum(self.events[b].scale for b in backwards))
-            result.append(Window(event.index, str(event.details.get("optimizer", "")), backwards, weight))
+            scale = float(sum(self.events[b].scale for b in backwards))
+            result.append(Window(event.index, str(event.details.get("optimizer", "")), backwards, scale))
         return result
 
     def _consumptions(self, mine: np.ndarray) -> tuple[list[int], list[int]]:

@@ -161,6 +161,8 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     grads = (grad for p in columns for grad in _grads(ledger, p)[events] if np.isfinite(grad))
     if not all(_fitting(float(grad), column - 1, 11) for grad in grads):
         notes.append("Totals without room are left out here; they stand in the words below.")
+    if any(not words.is_signed(ledger, p) and any(len(parts) > 1 for parts in segments(ledger, p, events)) for p in columns):
+        notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
     bottom = top + lane * len(columns) + (_STRIP if measured else 0) + 12
     sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 6)
     grid = _Grid(left, top, column, lane, events)
@@ -200,9 +202,18 @@ def _grads(ledger: Ledger, p: int) -> np.ndarray:
     return (ledger.exact[p][1][:, 0] if words.is_signed(ledger, p) else ledger.grad[:, p]).astype(float)
 
 
-def _extent(stacks: list[list[Segment]], grads: np.ndarray) -> tuple[float, float]:
+def _heights(stack: list[Segment], grad: float, signed: bool) -> list[float]:
+    """How tall each part is drawn. Norms do not add up, so parts of a tensor share the height of its `‖.grad‖`."""
+    amounts = [part.amount for part in stack]
+    whole = sum(amounts)
+    if signed or not np.isfinite(whole) or not np.isfinite(grad) or whole == 0:
+        return amounts
+    return [amount * grad / whole for amount in amounts]
+
+
+def _extent(stacks: list[list[float]], grads: np.ndarray) -> tuple[float, float]:
     """How far bars and totals reach below and above zero."""
-    finite = [[part.amount for part in stack if np.isfinite(part.amount)] for stack in stacks]
+    finite = [[amount for amount in stack if np.isfinite(amount)] for stack in stacks]
     known = grads[np.isfinite(grads)].tolist()
     low = min([0.0, *known, *(sum(a for a in amounts if a < 0) for amounts in finite)])
     return low, max([0.0, *known, *(sum(a for a in amounts if a > 0) for amounts in finite)])
@@ -213,10 +224,12 @@ def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float
     base = 132.0 if len(columns) == 1 else 104.0 if len(columns) <= 3 else 84.0
     most, needed = base * 1.4, base
     for p in columns:
-        stacks = segments(ledger, p, events)
-        low, high = _extent(stacks, _grads(ledger, p)[events])
-        for part in (part for stack in stacks for part in stack if part.new and part.amount):
-            height = 14.5 * (high - low) / abs(part.amount) + 30 + 12 * (low < 0) + 12 * (high > 0)
+        signed, stacks, grads = words.is_signed(ledger, p), segments(ledger, p, events), _grads(ledger, p)[events]
+        drawn = [_heights(stack, float(grad), signed) for stack, grad in zip(stacks, grads, strict=True)]
+        low, high = _extent(drawn, grads)
+        parts = (pair for stack, heights in zip(stacks, drawn, strict=True) for pair in zip(stack, heights, strict=True))
+        for amount in (amount for part, amount in parts if part.new and amount):
+            height = 14.5 * (high - low) / abs(amount) + 30 + 12 * (low < 0) + 12 * (high > 0)
             needed = max(needed, height if height <= most else base)
     return needed
 
@@ -225,7 +238,7 @@ def _lane(sheet: Sheet, grid: _Grid, ledger: Ledger, row: int, p: int) -> None:
     parameter, top = ledger.parameters[p], grid.top + grid.lane * row
     signed, stacks = words.is_signed(ledger, p), segments(ledger, p, grid.events)
     grads = _grads(ledger, p)[grid.events]
-    low, high = _extent(stacks, grads)
+    low, high = _extent([_heights(stack, float(g), signed) for stack, g in zip(stacks, grads, strict=True)], grads)
     span = (high - low) or 1.0
     # Room for a total beyond the end of a bar, on the sides that have bars.
     over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)
@@ -251,8 +264,8 @@ def _lane(sheet: Sheet, grid: _Grid, ledger: Ledger, row: int, p: int) -> None:
             _broken(sheet, slot, grad)
         else:
             # Where columns are narrow, a total that did not change is not said twice.
-            quiet = grid.column < 44 and i > 0 and _present(ledger, e - 1, p) and grads[i - 1] == grad
-            _bar(sheet, ledger, slot, stack, grad, quiet=quiet)
+            quiet = grid.column < 52 and i > 0 and _present(ledger, e - 1, p) and grads[i - 1] == grad
+            _bar(sheet, ledger, slot, stack, _heights(stack, grad, signed), grad, quiet=quiet)
         lost = ledger.unconsumed(e).get(parameter.name)
         if lost:
             told = "×" if grid.column < 80 else f"× {_lost(ledger, p, lost)}"
@@ -277,12 +290,14 @@ def _broken(sheet: Sheet, at: _Slot, grad: float) -> None:
     sheet.text(at.middle, at.top + 14, style.number(grad), points=12, bold=True, ha="center")
 
 
-def _bar(sheet: Sheet, ledger: Ledger, at: _Slot, stack: list[Segment], grad: float, *, quiet: bool) -> None:
+def _bar(
+    sheet: Sheet, ledger: Ledger, at: _Slot, stack: list[Segment], heights: list[float], grad: float, *, quiet: bool
+) -> None:
     colors = style.label_colors(ledger.labels)
     net, ends = at.zero - grad * at.scale, {True: at.zero, False: at.zero}
     # Old parts first: the newest sits at the end, where the total is written.
-    for part in stack:
-        height, up = abs(part.amount) * at.scale, part.amount >= 0
+    for part, drawn in zip(stack, heights, strict=True):
+        height, up = abs(drawn) * at.scale, drawn >= 0
         y = ends[up] - height if up else ends[up]
         ends[up] += -height if up else height
         color = colors[ledger[part.born].label] if part.born >= 0 else MUTED
