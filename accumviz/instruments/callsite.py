@@ -42,16 +42,21 @@ class CallSites:
 
     def find(self, frame: FrameType | None) -> CallSite:
         """The nearest frame that belongs to the user, not to torch, accumviz or another library."""
+        known = self._known
         fallback: FrameType | None = None
         below: FrameType | None = None
         while frame is not None:
+            found = known.get((id(frame.f_code), frame.f_lasti))
+            if found is not None:
+                return found
             distance = self._distance(frame)
             if distance == 0:
-                return self._site(frame, below)
+                found = known[id(frame.f_code), frame.f_lasti] = _describe(frame, below)
+                return found
             if distance == 1 and fallback is None:
                 fallback = frame
             below, frame = frame, frame.f_back
-        return self._site(fallback, None) if fallback is not None else CallSite()
+        return _describe(fallback, None) if fallback is not None else CallSite()
 
     def _distance(self, frame: FrameType) -> int:
         """0: the user's; 1: some library's; 2: torch's or ours."""
@@ -69,17 +74,9 @@ class CallSites:
         self._mine[id(code)] = known
         return known
 
-    def _site(self, frame: FrameType, below: FrameType | None) -> CallSite:
-        key = (id(frame.f_code), frame.f_lasti)
-        found = self._known.get(key)
-        if found is None:
-            self._codes.append(frame.f_code)
-            method = below is not None and below.f_code.co_qualname == "Tensor.backward"
-            found = self._known[key] = _describe(frame, method)
-        return found
 
-
-def _describe(frame: FrameType, method: bool) -> CallSite:
+def _describe(frame: FrameType, below: FrameType | None) -> CallSite:
+    method = below is not None and below.f_code.co_qualname == "Tensor.backward"
     path, line = frame.f_code.co_filename, frame.f_lineno
     lines = linecache.getlines(path, frame.f_globals)
     source = lines[line - 1].strip() if 0 < line <= len(lines) else ""

@@ -10,7 +10,7 @@ from typing import Any
 from accumviz.instruments.memory import saved_storages
 
 # Unless asked for every time, walks may take this share of the loop's time, after so many that are free.
-_SHARE, _FREE = 0.01, 100
+_SHARE, _FREE = 0.002, 100
 _UNKNOWN = float("nan")
 
 

@@ -16,6 +16,7 @@ from accumviz.ledger import PRESENT, Parameter
 # In all, so many elements of small tensors are kept one by one: a teaching example, not a ResNet's biases.
 _EXACT_TOTAL = 1024
 
+_FLOAT, _STRIDED = torch.float32, torch.strided
 Hook = Callable[[torch.Tensor | None], None]
 
 
@@ -57,14 +58,12 @@ class Leaves:
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._index
 
-    def hook(self, *, every: bool = False) -> None:
-        """Put our hook where this backward needs it, behind the hooks that users added meanwhile."""
-        hooks, present = self._hooks, self.present
+    def hook(self) -> None:
+        """Put our hook on every leaf, last."""
         for i, tensor in enumerate(self.tensors):
-            if present[i] or every or tensor._post_accumulate_grad_hooks or hooks[i] is not None:
-                there = tensor._backward_hooks
-                if not there or next(reversed(there)) != hooks[i]:
-                    self._hook(i, tensor)
+            there = tensor._backward_hooks
+            if not there or next(reversed(there)) != self._hooks[i]:
+                self._hook(i, tensor)
 
     def _hook(self, i: int, tensor: torch.Tensor) -> None:
         if i in self._handles:
@@ -85,19 +84,29 @@ class Leaves:
         """Whether a hook of the user's runs between autograd's writing this `.grad` and our reading it."""
         return bool(self.tensors[i]._post_accumulate_grad_hooks)
 
-    def update(self) -> list[int]:
-        """The leaves whose `.grad` is another tensor, or another version of it, than the last time."""
+    def update(self, *, hook: bool = False) -> list[int]:
+        """The leaves whose `.grad` is another tensor, or another version of it, than the last time.
+
+        With `hook`, also see to it that ours is where a backward needs it, behind the hooks that
+        users added meanwhile.
+        """
         found = []
-        grads, versions, present = self._grads, self._versions, self.present
+        grads, versions, present, hooks = self._grads, self._versions, self.present, self._hooks
         for i, tensor in enumerate(self.tensors):
             grad, known = tensor.grad, grads[i]
             if grad is None:
                 if known is not None:
                     grads[i], present[i] = None, 0
                     found.append(i)
+                if not hook or (hooks[i] is None and not tensor._post_accumulate_grad_hooks):
+                    continue
             elif known is None or known() is not grad or grad._version != versions[i]:
                 grads[i], versions[i], present[i] = ref(grad), grad._version, PRESENT
                 found.append(i)
+            if hook:
+                there = tensor._backward_hooks
+                if not there or next(reversed(there)) != hooks[i]:
+                    self._hook(i, tensor)
         return found
 
     def note(self, indices: Iterable[int]) -> None:
@@ -109,9 +118,16 @@ class Leaves:
             else:
                 self._grads[i], self._versions[i], self.present[i] = ref(grad), grad._version, PRESENT
 
-    def owns(self, tensors: Iterable[Any]) -> bool:
-        """Whether any of these is recorded."""
+    def owns(self, owner: Any) -> bool:
+        """Whether any of an optimizer's, a module's or a list's tensors is recorded."""
         index = self._index
+        if isinstance(owner, torch.optim.Optimizer):
+            for group in owner.param_groups:
+                for tensor in group["params"]:
+                    if id(tensor) in index:
+                        return True
+            return False
+        tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else owner
         return any(id(tensor) in index for tensor in tensors)
 
     def owned(self, optimizer: torch.optim.Optimizer) -> list[int]:
@@ -120,24 +136,30 @@ class Leaves:
         return [index[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in index]
 
     def read(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
-        """Reduce the `.grad` of these leaves into a row."""
+        """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
         tensors = self.tensors
         self.reduce(row, what, [(i, grad) for i in indices if (grad := tensors[i].grad) is not None])
 
     def reduce(self, row: Row, what: str, found: list[tuple[int, torch.Tensor]]) -> None:
-        """Give a row the elements of small tensors and the norms of large ones."""
+        """Give a row these tensors, likewise."""
         small = self.small
         indices, tensors = [], []
+        # One call for all where it can be: CPU, single precision, dense.
+        alike = True
         for i, tensor in found:
-            plain = tensor.detach() if tensor.requires_grad else tensor
             if i in small:
-                row.take((f"exact {what}", i), plain)
-            else:
-                indices.append(i)
-                tensors.append(plain)
-        if tensors:
-            for leaves, reduced in norms(indices, tensors):
-                row.take_all((what, leaves), reduced)
+                row.take((f"exact {what}", i), tensor)
+                continue
+            indices.append(i)
+            tensors.append(tensor)
+            alike = alike and tensor.dtype is _FLOAT and tensor.is_cpu and tensor.layout is _STRIDED
+        if not tensors:
+            return
+        if alike:
+            row.values.append(((what, indices), [norm.item() for norm in torch._foreach_norm(tensors, 2.0)]))
+            return
+        for leaves, reduced in norms(indices, tensors):
+            row.take_all((what, leaves), reduced)
 
     def parameters(self, optimizers: list[torch.optim.Optimizer]) -> list[Parameter]:
         """The leaves as data, as they are now."""

@@ -33,14 +33,18 @@ def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             details["roots"] = len(root)
             return
         root = root[0]
-    node = _node(root)
     if isinstance(root, torch.Tensor):
+        node = root.grad_fn
         if root.numel() != 1:
             details["root_shape"] = list(root.shape)
-        elif root.is_cpu and not root.is_complex():
+        elif root.is_complex():
+            pass
+        elif root.is_cpu:
             row.loss = root.item()
-        elif not root.is_complex():
+        else:
             row.take(("loss", None), root)
+    else:
+        node = _node(root)
     if node is not None:
         row.nodes = (node,)
         name = node.name()

@@ -27,8 +27,6 @@ from accumviz.ledger import PRESENT, Ledger, Parameter
 
 # Contributions are reduced in bulk; beyond this many bytes held at once, in several bulks.
 _BULK_BYTES = 64 << 20
-# Details of an event that may be tensors on a device.
-_LATE = ("max_norm", "total_norm", "clip_value", "amp_scale", "found_inf")
 
 
 def record(
@@ -45,7 +43,7 @@ def record(
     is also written there as it grows. Tensors of at most `exact` elements keep every element,
     larger ones their 2-norm. `memory` measures the bytes of saved tensors alive around a
     backward: each one (True), none (False), or the first hundred and then as many as fit into
-    one per cent of the loop's time (None).
+    two thousandths of the loop's time (None).
 
     Raises `TypeError` for something that holds no parameters, and `ValueError` when nothing
     would be recorded. Source of the hooks used: "Backward Hooks execution" in the PyTorch
@@ -160,8 +158,9 @@ class Recording:
         else:
             if self._steps:
                 within = self._within()
-            self._edits()
-        leaves.hook()
+            changed = leaves.update(hook=True)
+            if changed:
+                self._emit("edit", CallSite(), "", {}, changed)
         running = Backward(
             self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread
         )
@@ -177,7 +176,7 @@ class Recording:
         """Which backward wrote a `.grad` is told by our hooks alone from now on: they run in its thread."""
         for running in self._open:
             running.fresh |= dict.fromkeys(self._arrived_unhooked(running))
-        self._leaves.hook(every=True)
+        self._leaves.hook()
 
     def _arrived_unhooked(self, running: Backward) -> list[int]:
         leaves, had = self._leaves, running.had
@@ -211,7 +210,7 @@ class Recording:
     def _read_summed(self, running: Backward, fresh: list[int], changed: list[int]) -> None:
         """Where `.grad` is not just what this backward brought, or was changed while it ran, read both."""
         leaves = self._leaves
-        early = list(running.settled)
+        early = dict(running.settled)
         fresh = [i for i in dict.fromkeys([*fresh, *running.fresh]) if i not in running.settled]
         leaves.read(running, fresh, "contribution")
         self._reduce_held(running)
@@ -231,6 +230,8 @@ class Recording:
         for i in early:  # an optimizer that steps in a hook may have freed it since
             present[i] = PRESENT
         running.present = bytes(present)
+        if early:
+            self._rows.expect(running, touched)
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         self._before_change()
@@ -241,14 +242,14 @@ class Recording:
             self._steps.pop()
         else:
             self._steps = [(o, f) for o, f in self._steps if f is not frame]
-        if self._leaves.owns(p for group in optimizer.param_groups for p in group["params"]):
+        if self._leaves.owns(optimizer):
             self._step(optimizer, frame, {})
 
     def step_skipped(self, optimizer: Any, frame: FrameType) -> None:
-        if self._leaves.owned(optimizer):
+        if self._leaves.owns(optimizer):
             self._step(optimizer, frame, {"skipped": True})
 
-    def change_begins(self, tensors: Iterable[Any]) -> bool:
+    def change_begins(self, tensors: Any) -> bool:
         if not self._leaves.owns(tensors):
             return False
         self._before_change()
@@ -283,8 +284,8 @@ class Recording:
     def _step(self, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
         index = self._meet(optimizer)
         details |= {"optimizer": self._optimizer_names[index], "optimizer_index": index}
-        lr = [group.get("lr", float("nan")) for group in optimizer.param_groups]
-        details["lr"] = [float(x) if not isinstance(x, torch.Tensor) or x.device.type == "cpu" else None for x in lr]
+        lr = [group.get("lr") for group in optimizer.param_groups]
+        details["lr"] = [x if type(x) is float else _number(x) for x in lr]
         # A fused optimizer is called even when the scaler found inf; it then changes nothing.
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, torch.Tensor):
@@ -305,11 +306,8 @@ class Recording:
         # An event takes its place when it begins to take effect.
         row = Row(kind, label, site, perf_counter() - self._start, within, details)
         self._rows.pending.append(row)
-        for name in _LATE:
-            value = details.get(name)
-            if isinstance(value, torch.Tensor):
-                del details[name]
-                row.take(("detail", name), value)
+        for name in [name for name, value in details.items() if isinstance(value, torch.Tensor)]:
+            row.take(("detail", name), details.pop(name))
         if changed:
             row.changed = changed
             self._leaves.read(row, changed)
@@ -339,8 +337,7 @@ class Recording:
             self._take_as_settled(running, held)
 
     def _take_as_settled(self, running: Backward, indices: Iterable[int]) -> None:
-        for i in indices:
-            running.settled[i] = None
+        running.settled |= dict.fromkeys(indices, len(self._rows))
         self._leaves.note(indices)
 
     def _hook_of(self, i: int) -> Hook:
@@ -398,3 +395,13 @@ class Recording:
     def _meta(self) -> dict[str, Any]:
         meta = {"accumviz": __version__, "torch": torch.__version__, "optimizers": list(self._optimizer_names)}
         return meta | ({"stopped": self._failure} if self._failure else {})
+
+
+def _number(value: Any) -> float | None:
+    """A learning rate, unless reading it would wait for a device."""
+    if isinstance(value, torch.Tensor) and not value.is_cpu:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

@@ -52,10 +52,10 @@ class Row:
 
     def take(self, target: Target, tensor: torch.Tensor) -> None:
         """Take the elements of a tensor as they are now; from a device, when they arrive."""
-        if tensor.layout is not torch.strided:
-            tensor = tensor.to_dense()
-        flat = tensor if tensor.dim() == 1 else tensor.reshape(-1)
-        if tensor.is_cpu:
+        flat = tensor if tensor.layout is torch.strided else tensor.to_dense()
+        if flat.dim() != 1:
+            flat = flat.reshape(-1)
+        if flat.is_cpu:
             self.values.append((target, flat.tolist()))
         else:
             self.late.append((target, flat.detach().clone()))
@@ -65,7 +65,7 @@ class Row:
         if tensors[0].is_cpu:
             self.values.append((target, [tensor.item() for tensor in tensors]))
         else:
-            self.late.append((target, torch.stack(tensors)))
+            self.late.append((target, torch.stack(tensors).detach()))
 
     def arrivals(self) -> Iterable[tuple[Target, Any]]:
         """All numbers, waiting for those that are not there yet."""
@@ -93,7 +93,8 @@ class Backward(Row):
 
     `had` are the PRESENT bits when it began. Of a leaf that had no `.grad`, nothing is kept while
     it runs (autograd may then hand it the very tensor that comes, without a copy); such a leaf is
-    in `fresh` if it has our hook. What comes to the others is `held` until it is reduced.
+    in `fresh` if it has our hook. What comes to the others is `held` until it is reduced; then the
+    leaf is `settled`, before the row of that number.
     """
 
     keeps = False
@@ -106,7 +107,7 @@ class Backward(Row):
         self.details, self.values, self.late = {}, [], []
         self.had, self.thread = had, thread
         self.fresh: dict[int, None] = {}
-        self.settled: dict[int, None] = {}
+        self.settled: dict[int, int] = {}
         self.held: dict[int, torch.Tensor] = {}
         self.unknown: dict[int, None] = {}
 
@@ -173,6 +174,25 @@ class Rows:
         if self._writer is None:
             return len(self.pending) >= self._bulk
         return len(self.pending) >= _FILE_BULK or time.monotonic() - self._since > _SECONDS
+
+    def expect(self, running: Backward, touched: Iterable[int]) -> None:
+        """In rows that happened inside this backward, what it had yet to bring counts as there already.
+
+        Its own row stands before them with all it brought: a `.grad` may not be gone in between.
+        """
+        position = self.pending.index(running)
+        last = len(self)
+        arrivals = sorted((running.settled.get(i, last), i) for i in touched if not running.had[i])
+        missing, arrived = bytearray(self._count), 0
+        for _, i in arrivals:
+            missing[i] = PRESENT
+        for number, row in enumerate(self.pending[position + 1 :], len(self._frozen) + position + 1):
+            while arrived < len(arrivals) and arrivals[arrived][0] <= number:
+                missing[arrivals[arrived][1]] = 0
+                arrived += 1
+            if row.within == "backward" and row.done:
+                both = int.from_bytes(row.present, "little") | int.from_bytes(missing, "little")
+                row.present = both.to_bytes(self._count, "little")
 
     def settle(
         self, parameters: Callable[[], list[Parameter]], meta: Callable[[], dict[str, Any]], *, wait: bool = False

@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Protocol
 
@@ -29,10 +29,11 @@ class Observer(Protocol):
     def step_begins(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
     def step_ends(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
     def step_skipped(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
-    def change_begins(self, tensors: Iterable[Any]) -> bool: ...
+    def change_begins(self, tensors: Any) -> bool: ...
     def change_ends(self, kind: str, frame: FrameType, owner: Any, details: dict[str, Any]) -> None: ...
 
 
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 # Replaced, never changed: whoever is told goes through the recordings that were open when it happened.
 _open: tuple[Observer, ...] = ()
 _lock = threading.Lock()
@@ -63,8 +64,8 @@ def leave(observer: Observer) -> None:
 
 def _install() -> None:
     _wrap(torch.autograd, "backward", _backward)
-    _wrap(torch.optim.Optimizer, "zero_grad", _zeroing_optimizer)
-    _wrap(torch.nn.Module, "zero_grad", _zeroing_module)
+    _wrap(torch.optim.Optimizer, "zero_grad", _zeroing)
+    _wrap(torch.nn.Module, "zero_grad", _zeroing)
     # clip_grad_norm_ ends in a function of its own that changes the grads
     for name in ("_clip_grads_with_norm_", "clip_grad_value_"):
         _wrap_decorated(getattr(clip_grad, name, None), _clipping)
@@ -75,21 +76,11 @@ def _install() -> None:
     _undo.append(register_optimizer_step_post_hook(_step_ends).remove)
 
 
-def _wrapper(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not _open:
-            return original(*args, **kwargs)
-        return around(original, *args, **kwargs)
-
-    return wrapper
-
-
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+def _wrap(owner: Any, name: str, around: Around) -> None:
     original = getattr(owner, name, None)
     if original is None:  # a private helper that another torch version lacks: the change is still seen as an edit
         return
-    wrapper = _wrapper(original, around)
+    wrapper = functools.update_wrapper(around(original), original)
 
     def undo() -> None:
         # Somebody who wrapped ours in the meantime keeps working: ours passes straight through.
@@ -100,41 +91,47 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     _undo.append(undo)
 
 
-def _wrap_decorated(decorated: Any, around: Callable[..., Any]) -> None:
+def _wrap_decorated(decorated: Any, around: Around) -> None:
     """Wrap a function inside its `no_grad` decorator, where those who imported it by name call it too."""
     original = getattr(decorated, "__wrapped__", None)
     for cell in getattr(decorated, "__closure__", None) or ():
         if original is not None and cell.cell_contents is original:
-            cell.cell_contents = _wrapper(original, around)
+            cell.cell_contents = around(original)
             _undo.append(functools.partial(setattr, cell, "cell_contents", original))
 
 
-def _backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # Inside the engine (a reentrant checkpoint), a backward is part of the one that is running.
-    if torch._C._current_graph_task_id() != -1:
-        return original(*args, **kwargs)
-    if args and isinstance(args[0], Iterator):  # it can be read once, and torch has to read it
-        args = (tuple(args[0]), *args[1:])
-    observers, tokens, error = _open, [], ""
-    frame = sys._getframe(2)
-    for observer in observers:
+def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    inside = torch._C._current_graph_task_id
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        observers = _open
+        # Inside the engine (a reentrant checkpoint), a backward is part of the one that is running.
+        if not observers or inside() != -1:
+            return original(*args, **kwargs)
+        if args and type(args[0]) is not torch.Tensor and isinstance(args[0], Iterator):
+            args = (tuple(args[0]), *args[1:])  # it can be read once, and torch has to read it
+        tokens, error = [], ""
+        frame = sys._getframe(1)
+        for observer in observers:
+            try:
+                tokens.append(observer.backward_begins(frame, args, kwargs))
+            except Exception as failure:
+                tokens.append(None)
+                observer.failed(failure)
         try:
-            tokens.append(observer.backward_begins(frame, args, kwargs))
-        except Exception as failure:
-            tokens.append(None)
-            observer.failed(failure)
-    try:
-        return original(*args, **kwargs)
-    except BaseException as caught:
-        error = f"{type(caught).__name__}: {caught}"
-        raise
-    finally:
-        for observer, token in zip(observers, tokens, strict=True):
-            if token is not None:
-                try:
-                    observer.backward_ends(token, error)
-                except Exception as failure:
-                    observer.failed(failure)
+            return original(*args, **kwargs)
+        except BaseException as caught:
+            error = f"{type(caught).__name__}: {caught}"
+            raise
+        finally:
+            for observer, token in zip(observers, tokens, strict=True):
+                if token is not None:
+                    try:
+                        observer.backward_ends(token, error)
+                    except Exception as failure:
+                        observer.failed(failure)
+
+    return backward
 
 
 def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -154,11 +151,9 @@ def _step_ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None
 
 
 def _observed(
-    kind: str, tensors: Iterable[Any], owner: Any, details: dict[str, Any], original: Callable[..., Any], *args: Any
+    kind: str, owner: Any, tensors: Any, details: dict[str, Any], original: Callable[..., Any], *args: Any
 ) -> Any:
     """Run a call that changes `.grad` in place, and tell those recordings whose tensors it may touch."""
-    if getattr(_inside, kind, False):
-        return original(*args)
     concerned = []
     for observer in _open:
         try:
@@ -173,77 +168,70 @@ def _observed(
         setattr(_inside, kind, False)
         for observer in concerned:
             try:
-                observer.change_ends(kind, sys._getframe(3), owner, dict(details))
+                observer.change_ends(kind, sys._getframe(2), owner, dict(details))
             except Exception as failure:
                 observer.failed(failure)
 
 
-class _Owned:
-    """An optimizer's tensors, to go through as often as somebody asks."""
+def _zeroing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def zero_grad(owner: Any, set_to_none: bool = True) -> Any:
+        if not _open or getattr(_inside, "zero_grad", False):
+            return original(owner, set_to_none)
+        return _observed("zero_grad", owner, owner, {"set_to_none": set_to_none}, original, owner, set_to_none)
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._groups = optimizer.param_groups
-
-    def __iter__(self) -> Iterator[Any]:
-        return (tensor for group in self._groups for tensor in group["params"])
-
-
-class _Parameters:
-    """A module's tensors, likewise."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._module.parameters()
+    return zero_grad
 
 
-def _zeroing_optimizer(original: Callable[..., Any], owner: Any, set_to_none: bool = True) -> Any:
-    details = {"set_to_none": set_to_none}
-    return _observed("zero_grad", _Owned(owner), owner, details, original, owner, set_to_none)
-
-
-def _zeroing_module(original: Callable[..., Any], owner: Any, set_to_none: bool = True) -> Any:
-    details = {"set_to_none": set_to_none}
-    return _observed("zero_grad", _Parameters(owner), owner, details, original, owner, set_to_none)
-
-
-def _clipping(original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
-    tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+def _clipping(original: Callable[..., Any]) -> Callable[..., Any]:
     value = original.__name__ == "clip_grad_value_"
     names = ("clip_value",) if value else ("max_norm", "total_norm")
-    details = {"by": "value" if value else "norm"} | dict(zip(names, args, strict=False))
-    details |= {k: v for k, v in kwargs.items() if k in names}
-    return _observed("clip", tensors, None, details, functools.partial(original, **kwargs), tensors, *args)
+
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _open or getattr(_inside, "clip", False):
+            return original(parameters, *args, **kwargs)
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        details = {"by": "value" if value else "norm"} | dict(zip(names, args, strict=False))
+        details |= {k: v for k, v in kwargs.items() if k in names}
+        return _observed("clip", None, tensors, details, functools.partial(original, **kwargs), tensors, *args)
+
+    return clip
 
 
-def _scaling(original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
-    scalers.add(scaler)
-    return original(scaler, *args, **kwargs)
+def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        scalers.add(scaler)
+        return original(scaler, *args, **kwargs)
+
+    return scale
 
 
-def _unscaling(original: Callable[..., Any], scaler: Any, optimizer: torch.optim.Optimizer) -> Any:
-    details = {"amp_scale": getattr(scaler, "_scale", None)}
-    return _observed("unscale", _Owned(optimizer), optimizer, details, original, scaler, optimizer)
+def _unscaling(original: Callable[..., Any]) -> Callable[..., Any]:
+    def unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> Any:
+        if not _open:
+            return original(scaler, optimizer)
+        details = {"amp_scale": getattr(scaler, "_scale", None)}
+        return _observed("unscale", optimizer, optimizer, details, original, scaler, optimizer)
+
+    return unscale
 
 
-def _maybe_stepping(
-    original: Callable[..., Any], scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
-) -> Any:
-    stepped = False
+def _maybe_stepping(original: Callable[..., Any]) -> Callable[..., Any]:
+    def maybe_step(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        stepped = False
 
-    def note(*_: Any) -> None:
-        nonlocal stepped
-        stepped = True
+        def note(*_: Any) -> None:
+            nonlocal stepped
+            stepped = True
 
-    handle = optimizer.register_step_pre_hook(note)
-    try:
-        return original(scaler, optimizer, *args, **kwargs)
-    finally:
-        handle.remove()
-        if not stepped:
-            for observer in _open:
+        handle = optimizer.register_step_pre_hook(note)
+        try:
+            return original(scaler, optimizer, *args, **kwargs)
+        finally:
+            handle.remove()
+            for observer in () if stepped else _open:
                 try:
-                    observer.step_skipped(optimizer, sys._getframe(2))
+                    observer.step_skipped(optimizer, sys._getframe(1))
                 except Exception as failure:
                     observer.failed(failure)
+
+    return maybe_step

@@ -357,9 +357,8 @@ def check(ledger: Any, witness: Witness) -> None:
                 scale = float(max(new.norm(), added.norm()))
                 close(ledger.contribution[event.index, p], added.norm(), where, scale)
                 if p in ledger.exact and np.isfinite(scale):
-                    np.testing.assert_allclose(
-                        ledger.values(p, "contribution")[event.index], added.ravel().numpy(), rtol=1e-5, atol=1e-6 * scale
-                    )
+                    elements = ledger.values(p, "contribution")[event.index]
+                    np.testing.assert_allclose(elements, added.ravel().numpy(), rtol=1e-5, atol=1e-6 * scale)
             if p in ledger.exact:
                 np.testing.assert_array_equal(ledger.values(p)[event.index], new.ravel().numpy())
 
