@@ -55,8 +55,10 @@ class Writer:
 
     def close(self) -> None:
         if not self._file.closed:
-            self.append({"end": True})
-            self._file.close()
+            try:
+                self.append({"end": True})
+            finally:
+                self._file.close()
 
     def __enter__(self) -> Writer:
         return self

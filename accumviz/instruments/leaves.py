@@ -35,6 +35,7 @@ class Leaves:
     def __init__(self, named: Named, exact: int, hook_of: Callable[[int], Hook]) -> None:
         self.named, self.tensors = named, named.tensors
         count = len(self.tensors)
+        self._all = range(count)
         self.present = bytearray(count)
         self.unhooked = dict.fromkeys(range(count))
         self._hook_of = hook_of
@@ -84,15 +85,17 @@ class Leaves:
         """Whether a hook of the user's runs between autograd's writing this `.grad` and our reading it."""
         return bool(self.tensors[i]._post_accumulate_grad_hooks)
 
-    def update(self, *, hook: bool = False) -> list[int]:
-        """The leaves whose `.grad` is another tensor, or another version of it, than the last time.
+    def update(self, only: Iterable[int] | None = None, *, hook: bool = False) -> list[int]:
+        """The leaves (or `only` these) whose `.grad` is not the tensor, or the version of it, that it was.
 
         With `hook`, also see to it that ours is where a backward needs it, behind the hooks that
         users added meanwhile.
         """
         found = []
-        grads, versions, present, hooks = self._grads, self._versions, self.present, self._hooks
-        for i, tensor in enumerate(self.tensors):
+        tensors, grads, versions = self.tensors, self._grads, self._versions
+        present, hooks = self.present, self._hooks
+        for i in self._all if only is None else only:
+            tensor = tensors[i]
             grad, known = tensor.grad, grads[i]
             if grad is None:
                 if known is not None:
@@ -130,10 +133,13 @@ class Leaves:
         tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else owner
         return any(id(tensor) in index for tensor in tensors)
 
-    def owned(self, optimizer: torch.optim.Optimizer) -> list[int]:
-        """The recorded leaves among an optimizer's parameters."""
+    def owned(self, owner: Any) -> list[int]:
+        """The recorded leaves among an optimizer's, a module's or a list's tensors."""
         index = self._index
-        return [index[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in index]
+        if isinstance(owner, torch.optim.Optimizer):
+            return [index[id(p)] for group in owner.param_groups for p in group["params"] if id(p) in index]
+        tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else owner
+        return [index[id(tensor)] for tensor in tensors if id(tensor) in index]
 
     def read(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""

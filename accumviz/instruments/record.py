@@ -78,10 +78,10 @@ class Recording:
         self._optimizer_names: list[str] = []
         self._memory = Held(memory)
         self._sites = CallSites()
-        self._steps: list[tuple[Any, FrameType]] = []
+        self._steps: list[tuple[Any, FrameType, int]] = []
         self._entered = self._closed = False
         self._failure = ""
-        self._thread = get_ident()
+        self._opener, self._thread, self._threads = get_ident(), 0, False
         self._start = perf_counter()
         small = list(self._leaves.small)
         self._rows = Rows([tensor.numel() for tensor in named.tensors], small, path)
@@ -150,17 +150,13 @@ class Recording:
     def backward_begins(self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Backward:
         leaves = self._leaves
         within, thread = "", get_ident()
-        if thread != self._thread:
+        if self._steps:
             within = self._within()
-            self._two_threads()
-        elif self._open:
-            within = self._within()
-        else:
-            if self._steps:
-                within = self._within()
-            changed = leaves.update(hook=True)
-            if changed:
-                self._emit("edit", CallSite(), "", {}, changed)
+        if thread != self._thread and not self._threads:
+            self._meet_thread(thread)
+        changed = [] if self._threads else leaves.update(hook=True)
+        if changed:
+            self._emit("edit", CallSite(), "", {}, changed)
         running = Backward(
             self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread
         )
@@ -172,14 +168,25 @@ class Recording:
         self._open.append(running)
         return running
 
-    def _two_threads(self) -> None:
-        """Which backward wrote a `.grad` is told by our hooks alone from now on: they run in its thread."""
-        for running in self._open:
-            running.fresh |= dict.fromkeys(self._arrived_unhooked(running))
+    def _meet_thread(self, thread: int) -> None:
+        """One thread trains, or several.
+
+        With several, what belongs to which is told by our hooks alone (they run in the backward's own
+        thread), and nobody may look at a `.grad` that another thread's backward may be writing: it
+        would end the process. So edits go unseen then.
+        """
+        if not self._thread:
+            self._thread = thread
+            return
+        self._threads = True
+        for running in self._open:  # what has reached its leaves so far was not told by hooks
+            running.details["unmeasured"] = ["what came before another thread began"]
         self._leaves.hook()
 
     def _arrived_unhooked(self, running: Backward) -> list[int]:
         leaves, had = self._leaves, running.had
+        if self._threads:
+            return []
         return [i for i in leaves.unhooked if not had[i] and leaves.tensors[i].grad is not None]
 
     def backward_ends(self, running: Backward, error: str) -> None:
@@ -194,11 +201,13 @@ class Recording:
         if error:
             running.details["error"] = error[:500]
         had, unhooked = running.had, leaves.unhooked
-        changed = leaves.update()
+        changed = leaves.update([*running.fresh, *running.held, *running.settled] if self._threads else None)
         touched = [i for i in changed if not had[i] and i in unhooked and leaves.present[i]]
         if len(touched) < len(changed) or running.fresh or running.held or running.settled:
             self._read_summed(running, touched, changed)
-        elif not touched and running.thread != self._thread:
+        elif not touched and running.thread != self._opener:
+            if not self._threads:
+                self._thread = 0
             self._rows.pending.remove(running)  # another thread's training, not of these parameters
             return
         else:
@@ -235,13 +244,13 @@ class Recording:
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         self._before_change()
-        self._steps.append((optimizer, frame))
+        self._steps.append((optimizer, frame, get_ident()))
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
         if self._steps and self._steps[-1][1] is frame:
             self._steps.pop()
         else:
-            self._steps = [(o, f) for o, f in self._steps if f is not frame]
+            self._steps = [step for step in self._steps if step[1] is not frame]
         if self._leaves.owns(optimizer):
             self._step(optimizer, frame, {})
 
@@ -263,8 +272,8 @@ class Recording:
             return
         self._edits()
 
-    def change_ends(self, kind: str, frame: FrameType, owner: Any, details: dict[str, Any]) -> None:
-        changed = self._leaves.update()
+    def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
+        changed = self._leaves.update(self._leaves.owned(tensors) if self._threads else None)
         if kind == "unscale":  # it does not bump versions
             changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
         site, label = self._sites.find(frame), ""
@@ -277,6 +286,8 @@ class Recording:
     # --- events --------------------------------------------------------------------------------
 
     def _edits(self) -> None:
+        if self._threads:
+            return
         changed = self._leaves.update()
         if changed:
             self._emit("edit", CallSite(), "", {}, changed)
@@ -290,7 +301,7 @@ class Recording:
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, torch.Tensor):
             details["found_inf"] = found
-        changed = self._leaves.update()
+        changed = self._leaves.update(self._leaves.owned(optimizer) if self._threads else None)
         if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
         self._emit("step", self._sites.find(frame), self._optimizer_names[index], details, changed)
@@ -299,7 +310,10 @@ class Recording:
         """What the caller is inside of: a step (its closure), a backward (its hooks), or nothing."""
         if self._steps:
             self._drop_stale_steps()
-        return "backward" if self._running() else "step" if self._steps else ""
+        if self._running():
+            return "backward"
+        thread = get_ident()
+        return "step" if any(step[2] == thread for step in self._steps) else ""
 
     def _emit(self, kind: str, site: CallSite, label: str, details: dict[str, Any], changed: list[int]) -> None:
         within = self._within() if self._open or (self._steps and kind != "step") else ""
@@ -353,7 +367,7 @@ class Recording:
                 if len(running_now) > 1 and recording is not None:
                     running = recording._running() or running
                 if recording is not None:
-                    running.receive(i, grad, recording._leaves.freed_by_user(i))
+                    running.receive(i, grad, recording._threads or recording._leaves.freed_by_user(i))
                     if running.waiting > _BULK_BYTES:
                         recording._reduce_held(running)
             except Exception as error:  # a hook that raises would end the user's backward
@@ -387,7 +401,7 @@ class Recording:
         while frame is not None:
             stack.add(id(frame))
             frame = frame.f_back
-        self._steps = [(optimizer, frame) for optimizer, frame in self._steps if id(frame) in stack]
+        self._steps = [step for step in self._steps if step[2] != get_ident() or id(step[1]) in stack]
 
     def _parameters(self) -> list[Parameter]:
         return self._leaves.parameters(self._optimizers)

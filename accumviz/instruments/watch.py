@@ -30,7 +30,7 @@ class Observer(Protocol):
     def step_ends(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
     def step_skipped(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
     def change_begins(self, tensors: Any) -> bool: ...
-    def change_ends(self, kind: str, frame: FrameType, owner: Any, details: dict[str, Any]) -> None: ...
+    def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None: ...
 
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -168,7 +168,7 @@ def _observed(
         setattr(_inside, kind, False)
         for observer in concerned:
             try:
-                observer.change_ends(kind, sys._getframe(2), owner, dict(details))
+                observer.change_ends(kind, sys._getframe(2), owner, tensors, dict(details))
             except Exception as failure:
                 observer.failed(failure)
 

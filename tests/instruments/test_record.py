@@ -109,14 +109,16 @@ def test_code_without_a_source_still_has_a_line() -> None:
 
 def test_a_notebook_cell_is_named_by_its_number(tmp_path: Path) -> None:
     pytest.importorskip("IPython")
-    script = """
+    cell = """w = torch.ones(2, requires_grad=True)
+with av.record(w) as recording:
+    loss = (w * w).sum()
+    loss.backward()"""
+    script = f"""
+    cell = {cell!r}
     from IPython.core.interactiveshell import InteractiveShell
     shell = InteractiveShell.instance()
     shell.run_cell("import torch, accumviz as av", store_history=True)
-    shell.run_cell('''w = torch.ones(2, requires_grad=True)
-with av.record(w) as recording:
-    loss = (w * w).sum()
-    loss.backward()''', store_history=True)
+    shell.run_cell(cell, store_history=True)
     event = shell.user_ns["recording"].ledger[0]
     print(event.file, event.line, event.label, event.source, sep="|")
     """
