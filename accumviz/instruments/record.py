@@ -81,7 +81,9 @@ class Recording:
         self._steps: list[tuple[Any, FrameType, int]] = []
         self._entered = self._closed = False
         self._failure = ""
-        self._opener, self._thread, self._threads = get_ident(), 0, False
+        # Threads other than the one we were opened in, and the leaves that their backwards reach.
+        self._opener, self._shared = get_ident(), False
+        self._theirs: set[int] = set()
         self._start = perf_counter()
         small = list(self._leaves.small)
         self._rows = Rows([tensor.numel() for tensor in named.tensors], small, path)
@@ -112,9 +114,20 @@ class Recording:
         if not self._closed:
             self._closed = True
             self._edits()
+            self._leave_running()
             self._frame = None
             self._rows.settle(self._parameters, self._meta, wait=True)
             self._rows.close()
+
+    def _leave_running(self) -> None:
+        """What still runs, on another thread or around a hook that closes us, is not waited for."""
+        for running in self._open:
+            if running.fresh or running.held or running.settled:
+                running.details["error"] = "the recording was closed while this backward ran"
+                running.present, running.done = bytes(self._leaves.present), True
+            else:
+                self._rows.pending.remove(running)
+        self._open.clear()
 
     @property
     def ledger(self) -> Ledger:
@@ -152,9 +165,11 @@ class Recording:
         within, thread = "", get_ident()
         if self._steps:
             within = self._within()
-        if thread != self._thread and not self._threads:
-            self._meet_thread(thread)
-        changed = [] if self._threads else leaves.update(hook=True)
+        if thread == self._opener:
+            changed = leaves.update(self._mine(), hook=True)
+        else:
+            changed = []
+            self._share_with_threads()
         if changed:
             self._emit("edit", CallSite(), "", {}, changed)
         running = Backward(
@@ -168,24 +183,24 @@ class Recording:
         self._open.append(running)
         return running
 
-    def _meet_thread(self, thread: int) -> None:
-        """One thread trains, or several.
-
-        With several, what belongs to which is told by our hooks alone (they run in the backward's own
-        thread), and nobody may look at a `.grad` that another thread's backward may be writing: it
-        would end the process. So edits go unseen then.
-        """
-        if not self._thread:
-            self._thread = thread
-            return
-        self._threads = True
-        for running in self._open:  # what has reached its leaves so far was not told by hooks
-            running.details["unmeasured"] = ["what came before another thread began"]
+    def _share_with_threads(self) -> None:
+        """From now on our hooks tell which thread's backward reached a leaf: they are called inside it."""
+        if not self._shared:
+            self._shared = True
+            for running in self._open:
+                running.loose = True
         self._leaves.hook()
+
+    def _mine(self) -> list[int] | None:
+        """The leaves (None: all) that the thread we were opened in may look at.
+
+        Reading a `.grad` while another thread's backward writes it can end the process.
+        """
+        return [i for i in range(len(self._leaves)) if i not in self._theirs] if self._theirs else None
 
     def _arrived_unhooked(self, running: Backward) -> list[int]:
         leaves, had = self._leaves, running.had
-        if self._threads:
+        if self._shared:
             return []
         return [i for i in leaves.unhooked if not had[i] and leaves.tensors[i].grad is not None]
 
@@ -201,13 +216,14 @@ class Recording:
         if error:
             running.details["error"] = error[:500]
         had, unhooked = running.had, leaves.unhooked
-        changed = leaves.update([*running.fresh, *running.held, *running.settled] if self._threads else None)
+        mine = running.thread == self._opener
+        changed = leaves.update(self._mine() if mine else [*running.held, *running.settled])
         touched = [i for i in changed if not had[i] and i in unhooked and leaves.present[i]]
+        if running.loose:
+            touched = [i for i in changed if not had[i] and i not in running.held and leaves.present[i]]
         if len(touched) < len(changed) or running.fresh or running.held or running.settled:
             self._read_summed(running, touched, changed)
-        elif not touched and running.thread != self._opener:
-            if not self._threads:
-                self._thread = 0
+        elif not touched and not mine:
             self._rows.pending.remove(running)  # another thread's training, not of these parameters
             return
         else:
@@ -243,6 +259,8 @@ class Recording:
             self._rows.expect(running, touched)
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
+        if not self._leaves.owns(optimizer):
+            return
         self._before_change()
         self._steps.append((optimizer, frame, get_ident()))
 
@@ -265,15 +283,14 @@ class Recording:
         return True
 
     def _before_change(self) -> None:
-        if self._open:
-            running = self._running()
-            if running is not None:
-                self._settle(running)
-            return
-        self._edits()
+        running = self._running()
+        if running is not None:
+            self._settle(running)
+        else:
+            self._edits()
 
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
-        changed = self._leaves.update(self._leaves.owned(tensors) if self._threads else None)
+        changed = self._leaves.update(self._leaves.owned(tensors) if self._shared else None)
         if kind == "unscale":  # it does not bump versions
             changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
         site, label = self._sites.find(frame), ""
@@ -286,9 +303,9 @@ class Recording:
     # --- events --------------------------------------------------------------------------------
 
     def _edits(self) -> None:
-        if self._threads:
+        if get_ident() != self._opener:
             return
-        changed = self._leaves.update()
+        changed = self._leaves.update(self._mine())
         if changed:
             self._emit("edit", CallSite(), "", {}, changed)
 
@@ -301,7 +318,7 @@ class Recording:
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, torch.Tensor):
             details["found_inf"] = found
-        changed = self._leaves.update(self._leaves.owned(optimizer) if self._threads else None)
+        changed = self._leaves.update(self._leaves.owned(optimizer) if self._shared else None)
         if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
         self._emit("step", self._sites.find(frame), self._optimizer_names[index], details, changed)
@@ -367,7 +384,10 @@ class Recording:
                 if len(running_now) > 1 and recording is not None:
                     running = recording._running() or running
                 if recording is not None:
-                    running.receive(i, grad, recording._threads or recording._leaves.freed_by_user(i))
+                    theirs = running.thread != recording._opener
+                    if theirs:
+                        recording._theirs.add(i)
+                    running.receive(i, grad, theirs or recording._leaves.freed_by_user(i))
                     if running.waiting > _BULK_BYTES:
                         recording._reduce_held(running)
             except Exception as error:  # a hook that raises would end the user's backward

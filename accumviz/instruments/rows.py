@@ -94,10 +94,11 @@ class Backward(Row):
     `had` are the PRESENT bits when it began. Of a leaf that had no `.grad`, nothing is kept while
     it runs (autograd may then hand it the very tensor that comes, without a copy); such a leaf is
     in `fresh` if it has our hook. What comes to the others is `held` until it is reduced; then the
-    leaf is `settled`, before the row of that number.
+    leaf is `settled`, before the row of that number. It is `loose` when our hooks came too late to
+    tell all that reached a leaf.
     """
 
-    keeps = False
+    keeps = loose = False
     storages: dict[int, int] | None = None
     waiting = 0  # bytes in `held`
     nodes: Sequence[Any] = ()
