@@ -110,6 +110,8 @@ def window_summary(ledger: Ledger) -> str:
     if not lengths:
         return "no optimizer step"
     low, high = min(lengths), max(lengths)
+    if high == 0:
+        return f"{counted(len(lengths), 'step')} that consumed nothing"
     each = counted(low, "backward") if low == high else f"{low}-{high} backwards"
     return f"{counted(len(lengths), 'accumulation window')} of {each}"
 
