@@ -1,0 +1,295 @@
+"""A question, its recorded answer and a figure -> HTML that asks before it shows; the answer is never typed twice."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from accumviz.display import Displayed
+from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.views import style, words
+
+Value: TypeAlias = "float | bool | str | None"
+
+_STATIC = Path(__file__).with_name("static")
+_NO_NUMBER_NEAR_ZERO = 1e-9
+_REPRS = ("_repr_mimebundle_", "_repr_html_", "_repr_svg_")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction(Displayed):
+    """A question that is answered before its figure is seen; `answer` is what was recorded."""
+
+    question: str
+    answer: Value
+    choices: tuple[Value, ...]
+    because: tuple[tuple[Value, str], ...]
+    why: str
+    hint: str
+    reveal: Any
+    tolerance: float
+
+    def __repr__(self) -> str:
+        lines = [f"Prediction: {words.literal(self.question)}"]
+        lines += [f"  - {_said(choice)}" for choice in self.choices]
+        lines += [f"  Hint: {words.literal(self.hint)}"] if self.hint else []
+        return "\n".join([*lines, "  (.answer is what was recorded)"])
+
+    def save(self, path: str | Path) -> None:
+        """Write a self-contained page that asks, and remembers, without Python."""
+        self.save_page(path, "Prediction")
+
+
+def predict(
+    question: str,
+    answer_from: Any,
+    *,
+    choices: Iterable[Any] | None = None,
+    because: Mapping[Any, str] | None = None,
+    why: str = "",
+    hint: str = "",
+    reveal: Any = None,
+    tolerance: float = 0.005,
+) -> Prediction:
+    """Ask for a prediction, and show a figure once the reader has committed to an answer.
+
+    `answer_from` is what was recorded: a number or a tensor of one element, None (which is not 0),
+    a bool (asked as yes or no), one of the `choices`, a function that returns one of these (called
+    once), or `(ledger, event, parameter)`: what that `.grad` held after that event, to which
+    "contribution" may be added as a fourth. `because` maps wrong answers to the misconception behind
+    each, `why` explains the right one, and `reveal` is anything that notebooks display, or a text. Numbers
+    count as right within the relative `tolerance`, 0 only as 0. In every text `` `code` `` is code, and
+    nothing else is markup. Raises `ValueError` and `TypeError` for what cannot be asked or answered so,
+    among them a key of `because` that is the right answer.
+
+    >>> from accumviz.ledger import Parameter
+    >>> ledger = Ledger.build([Parameter("w", (1,))], [
+    ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
+    ...     dict(kind="backward", contribution={"w": -4}, grad={"w": -20}),
+    ... ])
+    >>> question = "What is `w.grad` after the second backward?"
+    >>> prediction = predict(question, (ledger, 1, "w"), because={-4: "`backward` adds to what is there."})
+    >>> prediction.answer
+    -20.0
+    >>> predict(question, (ledger, 1, "w"), because={-20: "It was overwritten."})
+    Traceback (most recent call last):
+    ValueError: because has the key -20, but that is the right answer (recorded: −20); `why` explains the right one
+    """
+    for name, text in (("question", question), ("why", why), ("hint", hint)):
+        if not isinstance(text, str):
+            raise TypeError(f"{name}={text!r}; expected a text, in which `code` stands in backticks")
+    if not question.strip():
+        raise ValueError("the question is empty; expected a text such as 'What is `w.grad` after the second backward?'")
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance={tolerance!r}; expected a share of the answer from 0 to below 1, as in 0.005")
+    if not (reveal is None or isinstance(reveal, str) or any(hasattr(reveal, name) for name in _REPRS)):
+        raise TypeError(
+            f"reveal is a {type(reveal).__name__}, which shows no HTML ({', '.join(_REPRS)}); "
+            "expected something like accumviz.timeline(ledger), or a text"
+        )
+    answer = _recorded(answer_from)
+    offered = _offered(choices, answer, tolerance)
+    return Prediction(
+        question, answer, offered, _reasons(because, answer, offered, tolerance), why, hint, reveal, float(tolerance)
+    )
+
+
+def _recorded(source: Any) -> Value:
+    if isinstance(source, tuple):
+        return _from_ledger(source)
+    if callable(source) and not hasattr(source, "item"):
+        source = source()
+        if callable(source):
+            raise TypeError(f"answer_from returned a {type(source).__name__}; expected a function that returns a value")
+        return _recorded(source)
+    answer = _value(source, "answer_from")
+    if isinstance(answer, float) and math.isnan(answer):
+        raise ValueError(
+            "the answer is NaN, which in ledger.values stands where there is no .grad; "
+            "pass answer_from=(ledger, event, parameter), which tells None from NaN"
+        )
+    return answer
+
+
+def _from_ledger(source: tuple[Any, ...]) -> Value:
+    what: Any = source[3] if len(source) == 4 else "grad"
+    if len(source) not in (3, 4) or not isinstance(source[0], Ledger) or what not in ("grad", "contribution"):
+        raise TypeError(
+            f"answer_from is a tuple of {', '.join(type(part).__name__ for part in source) or 'nothing'}; expected "
+            "(ledger, event, parameter), and perhaps 'contribution', as in (ledger, 1, 'w')"
+        )
+    ledger, event, parameter = source[:3]
+    column = ledger.index(parameter)
+    try:
+        row = range(len(ledger))[event.index if isinstance(event, Event) else event]
+    except (IndexError, TypeError):
+        raise ValueError(
+            f"answer_from asks for event {event!r}; the ledger has {len(ledger)}, counted from 0"
+        ) from None
+    if not ledger.state[row, column] & (PRESENT if what == "grad" else CONTRIBUTED):
+        return None
+    return _value(ledger.values(column, what)[row], f"{what} of {ledger.parameters[column].name!r}")
+
+
+def _value(source: Any, name: str) -> Value:
+    """A plain value: tensors and arrays of one element give theirs, without this module knowing what they are."""
+    if source is None or isinstance(source, (bool, str)):
+        return source
+    try:
+        plain = source.item() if hasattr(source, "item") else float(source)
+        return plain if isinstance(plain, bool) else float(plain)
+    except (TypeError, ValueError, RuntimeError):
+        shape = f" of shape {tuple(source.shape)}" if hasattr(source, "shape") else ""
+        raise TypeError(
+            f"{name} is a {type(source).__name__}{shape}; expected one number, None, a bool or one of the choices: "
+            "pick one element, as in ledger.values('w')[1][0]"
+        ) from None
+
+
+def _offered(choices: Iterable[Any] | None, answer: Value, tolerance: float) -> tuple[Value, ...]:
+    if choices is None:
+        if isinstance(answer, str):
+            raise ValueError(f"the answer is the text {answer!r}; expected choices=[...] with it among them")
+        return (True, False) if isinstance(answer, bool) else ()
+    if isinstance(choices, (str, bytes)):
+        raise TypeError(f"choices={choices!r} is one text; expected a list of answers")
+    offered = tuple(_value(choice, "a choice") for choice in choices)
+    if len({_said(choice) for choice in offered}) < max(2, len(offered)):
+        shown = ", ".join(map(_said, offered)) or "nothing"
+        raise ValueError(f"choices are {shown}; expected two or more that differ")
+    right = [choice for choice in offered if _same(choice, answer, tolerance)]
+    if len(right) != 1:
+        how = "is not among" if not right else "is more than one of"
+        raise ValueError(
+            f"the recorded answer, {_said(answer)}, {how} the choices: {', '.join(map(_said, offered))}; "
+            "mend the choices, or the program that was recorded"
+        )
+    return offered
+
+
+def _reasons(
+    because: Mapping[Any, str] | None, answer: Value, offered: tuple[Value, ...], tolerance: float
+) -> tuple[tuple[Value, str], ...]:
+    if because is not None and not isinstance(because, Mapping):
+        raise TypeError(f"because is a {type(because).__name__}; expected {{wrong answer: what lies behind it}}")
+    reasons: list[tuple[Value, str]] = []
+    for key, text in (because or {}).items():
+        if not isinstance(text, str) or not text.strip():
+            raise TypeError(f"because[{key!r}] is {text!r}; expected a text that names the misconception")
+        value = _value(key, "a key of because")
+        if _same(value, answer, tolerance):
+            raise ValueError(
+                f"because has the key {key!r}, but that is the right answer (recorded: {_said(answer)}); "
+                "`why` explains the right one"
+            )
+        if offered and not any(_same(value, choice, tolerance) for choice in offered):
+            raise ValueError(f"because has the key {key!r}, which is no choice: {', '.join(map(_said, offered))}")
+        if not offered and isinstance(value, (bool, str)):
+            raise ValueError(f"because has the key {key!r}; expected a number or None, as the answer is one")
+        if any(_same(value, earlier, tolerance) for earlier, _ in reasons):
+            raise ValueError(f"because has {key!r} and another key within the tolerance of {tolerance:g}; keep one")
+        reasons.append((value, text))
+    return tuple(reasons)
+
+
+def _same(said: Value, answer: Value, tolerance: float) -> bool:
+    """Whether an answer counts as another one; the page's script decides in the same way."""
+    if type(said) is not type(answer) or not isinstance(said, float) or not isinstance(answer, float):
+        return type(said) is type(answer) and said == answer
+    if not math.isfinite(answer) or not math.isfinite(said):
+        return said == answer or (math.isnan(said) and math.isnan(answer))
+    if answer == 0:
+        return abs(said) <= _NO_NUMBER_NEAR_ZERO
+    return abs(said - answer) <= (tolerance + 1e-12) * abs(answer)
+
+
+def _said(value: Value) -> str:
+    if isinstance(value, bool):
+        return "Yes" if value else "No"
+    return style.number(value) if isinstance(value, float) else words.literal(str(value))
+
+
+def prediction_html(prediction: Prediction) -> str:
+    """Show a prediction: the question, and below a fold the recorded answer, the misconceptions and the figure.
+
+    A script turns it into a form that opens the fold; without one, the fold is a fold.
+
+    >>> "<code>w.grad</code>" in prediction_html(predict("What is `w.grad`?", -20, reveal="It is the sum."))
+    True
+    """
+    p = prediction
+    offered = "".join(f"<li>{_marked(_said(choice))}</li>" for choice in p.choices)
+    hint = f'<details class="av-hint"><summary>Hint</summary><p>{_marked(p.hint)}</p></details>' if p.hint else ""
+    others = "".join(
+        f'<tr><th scope="row">{_marked(_said(value), veiled=True)}</th><td>{_marked(text, veiled=True)}</td></tr>'
+        for value, text in p.because
+    )
+    if others:
+        head = '<tr><th scope="col">Another answer</th><th scope="col">What lies behind it</th></tr>'
+        others = f'<table class="av-others"><thead>{head}</thead><tbody>{others}</tbody></table>'
+    recorded = f"Recorded: <b>{_marked(_said(p.answer), veiled=True)}</b>"
+    recorded += f"<br>{_marked(p.why, veiled=True)}" if p.why else ""
+    figure = "" if p.reveal is None else f'<div class="av-shown">{_figure(p.reveal)}</div>'
+    return (
+        f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><style>{style.CSS}{_static("predict.css")}'
+        f'</style><div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{_marked(p.question)}</p>'
+        f'{f"<ul>{offered}</ul>" if offered else ""}{hint}<p class="av-space"></p></div>'
+        f'<details class="av-reveal"><summary>Show me</summary><p class="av-recorded">{recorded}</p>{others}{figure}'
+        f'</details><script type="module">{_static("predict.js")}</script></div>'
+    )
+
+
+@cache
+def _static(name: str) -> str:
+    return (_STATIC / name).read_text("utf-8")
+
+
+def _payload(p: Prediction) -> str:
+    """What the script grades with, in a form that no eye reads in passing; the words stand in the fold already."""
+    if p.choices:
+        right = next(i for i, choice in enumerate(p.choices) if _same(choice, p.answer, p.tolerance))
+        keys = [
+            next(i for i, choice in enumerate(p.choices) if _same(value, choice, p.tolerance)) for value, _ in p.because
+        ]
+        answer: dict[str, Any] = {"right": right, "keys": keys}
+    else:
+        # As texts: JSON has no NaN, and the script reads them as it reads what the reader types.
+        answer = {"right": str(p.answer), "keys": [str(value) for value, _ in p.because], "tolerance": p.tolerance}
+    told = json.dumps([p.question, [_said(choice) for choice in p.choices], answer])
+    answer["id"] = hashlib.sha256(told.encode()).hexdigest()[:16]
+    return base64.b64encode(json.dumps(answer).encode()).decode()
+
+
+def _marked(text: str, *, veiled: bool = False) -> str:
+    """A text with `code` in backticks, as HTML; veiled, each character as a number that only browsers read."""
+    # Printable throughout, so that no character turns the direction of what follows.
+    parts = re.split(r"`([^`]+)`", words.literal(text))
+    write: Callable[[str], str] = (lambda part: "".join(f"&#{ord(c)};" for c in part)) if veiled else html.escape
+    return "".join(f"<code>{write(part)}</code>" if i % 2 else write(part) for i, part in enumerate(parts))
+
+
+def _figure(reveal: Any) -> str:
+    if isinstance(reveal, str):
+        return f"<p>{_marked(reveal)}</p>"
+    bundle: Any = {}
+    if hasattr(reveal, "_repr_mimebundle_"):
+        bundle = reveal._repr_mimebundle_()
+        bundle = bundle[0] if isinstance(bundle, tuple) else bundle or {}
+    for mime, method in (("text/html", "_repr_html_"), ("image/svg+xml", "_repr_svg_")):
+        shown = bundle.get(mime) or (getattr(reveal, method)() if hasattr(reveal, method) else None)
+        if shown:
+            return str(shown)
+    text = words.literal(bundle.get("text/plain", "")) or "a figure"
+    if "image/png" in bundle:
+        data = html.escape(str(bundle["image/png"]).strip())
+        return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+    return f"<pre>{html.escape(str(bundle.get('text/plain') or repr(reveal)))}</pre>"
