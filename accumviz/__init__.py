@@ -2,7 +2,7 @@
 
 >>> import accumviz as av
 >>> sorted(av.__all__)
-['Graph', 'Ledger', 'load', 'predict', 'record', 'timeline', 'trace']
+['Graph', 'Ledger', 'load', 'play', 'predict', 'record', 'timeline', 'trace']
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from accumviz.instruments.record import record as record
     from accumviz.instruments.trace import trace as trace
     from accumviz.ledger import Ledger as Ledger
+    from accumviz.views.player import play as play
     from accumviz.views.predict import predict as predict
     from accumviz.views.timeline import timeline as timeline
 
@@ -26,6 +27,7 @@ _HOME = {
     "Graph": "accumviz.graph",
     "Ledger": "accumviz.ledger",
     "load": "accumviz.files",
+    "play": "accumviz.views.player",
     "predict": "accumviz.views.predict",
     "record": "accumviz.instruments.record",
     "timeline": "accumviz.views.timeline",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from accumviz.graph import Graph, Node
 from accumviz.views.drawing import Drawing, clean, escape, svg_from_dot
@@ -23,7 +23,7 @@ _LONGEST, _LONGEST_NUMBERS = 30, 36  # characters in a row
 
 
 @dataclass
-class _Card:
+class Card:
     """One node as rows of text, and the box they need."""
 
     title: str
@@ -54,7 +54,7 @@ def to_dot(graph: Graph) -> str:
     """
     boxes = [
         f"  n{i} [label={_quoted([card.title, *(' '.join(filter(None, row)) for row in card.rows + card.numbers)])}]"
-        for i, card in enumerate(_cards(graph))
+        for i, card in enumerate(cards_of(graph))
     ]
     return "\n".join(
         ["digraph {", "  node [shape=box, style=rounded, fontname=monospace]", *boxes, *_arrows(graph), "}"]
@@ -72,7 +72,7 @@ def to_svg(graph: Graph) -> str:
 def graph_html(graph: Graph) -> str:
     """Draw the graph as a self-contained HTML figure with a legend and the same content as text."""
     shown = simplify(graph)
-    cards = _cards(shown)
+    cards = cards_of(shown)
     drawing = _svg(shown)
     kinds = {kind for card in cards for kind in card.kinds}
     keys = [f'<span class="av-key"><i class="av-{k}"></i>{text}</span>' for k, text in _KEYS if k in kinds]
@@ -80,7 +80,7 @@ def graph_html(graph: Graph) -> str:
     notes = "".join(f"<br>{escape(note)}" for note in shown.notes)
     if any(node.grad is not None for node in shown):
         notes = "<br>grad: derivative of the root with respect to the value above it" + notes
-    items = "\n".join(f"<li>{line}</li>" for line in _lines(shown))
+    items = "\n".join(f"<li>{line}</li>" for line in lines_of(shown))
     return (
         f'<figure class="accumviz av-graph"><style>{STYLE}</style>\n'
         f'<div class="av-scroll" tabindex="0" role="group" aria-label="Autograd graph, scrollable">{drawing}</div>\n'
@@ -122,11 +122,11 @@ _KEYS = (
 )
 
 
-def _cards(graph: Graph) -> list[_Card]:
+def cards_of(graph: Graph) -> list[Card]:
     return [_card(node, node.id in graph.roots) for node in graph]
 
 
-def _card(node: Node, root: bool) -> _Card:
+def _card(node: Node, root: bool) -> Card:
     rows: list[tuple[str, str]] = []
     title = node.name or node.op
     if node.kind == "fold":
@@ -152,7 +152,7 @@ def _card(node: Node, root: bool) -> _Card:
     shape = "" if node.shape is None else f"[{' × '.join(map(str, node.shape))}]" if node.shape else "scalar"
     kinds = [node.kind, *(["root"] if root else []), *([] if node.alive else ["freed"])]
     rows = [(label, clean(text)) for label, text in rows]
-    return _Card(_clip(clean(title)), shape, rows, numbers, kinds, node.name or node.module)
+    return Card(_clip(clean(title)), shape, rows, numbers, kinds, node.name or node.module)
 
 
 def _numbers(label: str, value: Any) -> list[tuple[str, str]]:
@@ -172,21 +172,46 @@ def _value(value: Any) -> str:
     return number(float(value))
 
 
-def _svg(graph: Graph, style: str = "") -> str:
-    cards = _cards(graph)
+class Placed(NamedTuple):
+    """A drawing's size, its cards with their centres, and its edges: (source, target, curve, arrowhead)."""
+
+    width: float
+    height: float
+    cards: list[tuple[Card, float, float]]
+    edges: list[tuple[int, int, str, str]]
+
+
+def place(graph: Graph, cards: list[Card]) -> Placed:
+    """Let Graphviz give each card its place. Raises LayoutError without Graphviz."""
     layout = json.loads(graphviz(_layout_source(graph, cards), "json"))
     margin = 6.0
     _, _, wide, tall = (float(part) for part in layout["bb"].split(","))
-    width, height = max(wide, 40) + 2 * margin, max(tall, 20) + 2 * margin
 
     def at(point: str) -> tuple[float, float]:
         x, y = point.split(",")
         return float(x) + margin, tall - float(y) + margin
 
-    parts = [line for edge in layout.get("edges", ()) for line in _edge_svg([*edge["pos"].split()], at)]
-    for box in layout.get("objects", ()):
-        x, y = at(box["pos"])
-        parts += _card_svg(cards[int(box["name"][1:])], x, y)
+    boxes = layout.get("objects", ())
+    which = [int(box["name"][1:]) for box in boxes]
+    return Placed(
+        max(wide, 40) + 2 * margin,
+        max(tall, 20) + 2 * margin,
+        [(cards[i], *at(box["pos"])) for i, box in sorted(zip(which, boxes, strict=True), key=lambda pair: pair[0])],
+        [
+            (which[edge["head"]], which[edge["tail"]], *_paths([*edge["pos"].split()], at))
+            for edge in layout.get("edges", ())
+        ],
+    )
+
+
+def _svg(graph: Graph, style: str = "") -> str:
+    width, height, cards, edges = place(graph, cards_of(graph))
+    parts = [
+        f'<path class="av-edge" d="{curve}"/>' + (f'\n<path class="av-tip" d="{tip}"/>' if tip else "")
+        for _, _, curve, tip in edges
+    ]
+    for card, x, y in cards:
+        parts += _card_svg(card, x, y)
     root = "accumviz av-graph" if style else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg"{f" class={chr(34)}{root}{chr(34)}" if root else ""} role="img" '
@@ -198,7 +223,7 @@ def _svg(graph: Graph, style: str = "") -> str:
     )
 
 
-def _layout_source(graph: Graph, cards: list[_Card]) -> str:
+def _layout_source(graph: Graph, cards: list[Card]) -> str:
     boxes = [f"n{i} [width={c.width / 72:.3f}, height={c.height / 72:.3f}]" for i, c in enumerate(cards)]
     head = ["digraph {", "graph [nodesep=0.3, ranksep=0.36]", 'node [shape=box, fixedsize=true, label=""]']
     return "\n".join([*head, *boxes, *_arrows(graph), "}"])
@@ -208,19 +233,21 @@ def _arrows(graph: Graph) -> list[str]:
     return [f"  n{edge.target} -> n{edge.source}" for edge in graph.edges]
 
 
-def _edge_svg(pos: list[str], at: Any) -> Iterator[str]:
+def _paths(pos: list[str], at: Any) -> tuple[str, str]:
+    """The curve of an edge and its arrowhead, as SVG paths."""
     tips = [point[2:] for point in pos if point.startswith("e,")]
     (x0, y0), *curve = [at(point) for point in pos if "e," not in point and "s," not in point]
     path = f"M{x0:.1f} {y0:.1f}C" + " ".join(f"{x:.1f} {y:.1f}" for x, y in curve)
-    yield f'<path class="av-edge" d="{path}"/>'
+    heads = ""
     for tip in tips:
         (x, y), (bx, by) = at(tip), curve[-1]
         length = max(((x - bx) ** 2 + (y - by) ** 2) ** 0.5, 0.1)
         ux, uy = 4.2 * (x - bx) / length, 4.2 * (y - by) / length
-        yield f'<path class="av-tip" d="M{x:.1f} {y:.1f}L{bx - uy:.1f} {by + ux:.1f} {bx + uy:.1f} {by - ux:.1f}Z"/>'
+        heads += f"M{x:.1f} {y:.1f}L{bx - uy:.1f} {by + ux:.1f} {bx + uy:.1f} {by - ux:.1f}Z"
+    return path, heads
 
 
-def _card_svg(card: _Card, x: float, y: float) -> list[str]:
+def _card_svg(card: Card, x: float, y: float) -> list[str]:
     left, top = x - card.width / 2, y - card.height / 2
     radius = 15 if "accumulate" in card.kinds else 7
     rect = f'width="{card.width:.0f}" height="{card.height:.0f}" rx="{radius}"'
@@ -271,12 +298,12 @@ def _summary(graph: Graph) -> str:
     return ". ".join([text, *graph.notes])
 
 
-def _lines(graph: Graph) -> Iterator[str]:
+def lines_of(graph: Graph) -> Iterator[str]:
     """Say each node in one line, with the nodes its data came from by number."""
     sources: dict[int, list[int]] = {}
     for edge in graph.edges:
         sources.setdefault(edge.source, []).append(edge.target)
-    for node, card in zip(graph, _cards(graph), strict=True):
+    for node, card in zip(graph, cards_of(graph), strict=True):
         rows = [" ".join(filter(None, row)) for row in [*card.rows, *card.numbers]]
         rows = [f"shape {card.shape}", *rows] if card.shape else rows
         came = ", ".join(str(i + 1) for i in sources.get(node.id, ()))

@@ -11,6 +11,7 @@ import numpy as np
 
 from accumviz.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.views import style, words
+from accumviz.views.groups import Group, group_rows
 from accumviz.views.marks import DASH, Key, draw_heading, draw_legend, heading_height, legend_height
 from accumviz.views.sheet import INK, LINE, MUTED, Sheet, text_width
 
@@ -138,36 +139,6 @@ class _Plot(NamedTuple):
     tall: float
     bottom: float
     x: list[float]
-
-
-class Group(NamedTuple):
-    """Neighbouring rows under one name."""
-
-    name: str
-    start: int
-    stop: int
-
-
-def group_rows(names: Sequence[str], most: int = 26) -> list[Group]:
-    """Group neighbouring parameters by the deepest module prefix that gives at most `most` groups.
-
-    >>> group_rows(["a.weight", "a.bias", "b.weight"], most=2)
-    [Group(name='a', start=0, stop=2), Group(name='b', start=2, stop=3)]
-    """
-    parts = [name.split(".") for name in names]
-    best: list[Group] = []
-    for depth in range(1, max((len(p) for p in parts), default=1) + 1):
-        # A name stays whole only when it is all there is; otherwise its last part is inside the group.
-        keys = [".".join(p[:depth]) for p in parts]
-        groups, start = [], 0
-        for key, rows in itertools.groupby(keys):
-            count = len(list(rows))
-            groups.append(Group(key, start, start + count))
-            start += count
-        if best and len(groups) > most:
-            break
-        best = groups
-    return best
 
 
 def _rows(sheet: Sheet, groups: list[Group], at: _Plot, tall: float) -> None:

@@ -1,0 +1,276 @@
+"""The player as data and as HTML: what goes into a page, how large it is, and that none of it can run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import struct
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accumviz.graph import Edge, Graph, Node, Saved
+from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.views import layout, payload
+from accumviz.views.listing import listing
+from accumviz.views.player import Player, play
+from accumviz.views.scene import order, scenes
+
+W = Parameter("w", (1,), optimizers=(0,))
+CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()\n"
+TOY: list[dict[str, Any]] = [
+    {"kind": "backward", "label": "loss", "file": "a.py", "line": 3, "loss": 16.0, "saved_before": 20.0,
+     "saved_after": 0.0, "contribution": {"w": -16}, "grad": {"w": -16}},
+    {"kind": "backward", "label": "loss", "file": "a.py", "line": 3, "loss": 1.0, "saved_before": 20.0,
+     "saved_after": 0.0, "contribution": {"w": -4}, "grad": {"w": -20}},
+    {"kind": "step", "file": "a.py", "line": 4, "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
+    {"kind": "zero_grad", "file": "a.py", "line": 5},
+]
+EVIL = '</script><script>alert(1)</script>"\'<img src=x onerror=alert(2)>\u202e'
+
+
+def toy(**changes: Any) -> Ledger:
+    return Ledger.build([W], TOY, sources={"a.py": CODE}, **changes)
+
+
+def chain(grad: float = -16.0, **meta: Any) -> Graph:
+    kept = (Saved("_saved_self", (1,), "float32", 4, 1),)
+    return Graph(
+        (
+            Node(0, "PowBackward0", "loss", shape=(1,), saved=kept, value=[16.0], grad=[1.0]),
+            Node(1, "SubBackward0", shape=(1,), value=[4.0], grad=[8.0]),
+            Node(2, "AccumulateGrad", "w", shape=(1,), value=[1.0], grad=[grad]),
+        ),
+        (Edge(0, 1), Edge(1, 2)),
+        (0,),
+        meta,
+    )
+
+
+def large(events: int, parameters: int) -> Ledger:
+    """Windows of four backwards, a step and a zero_grad."""
+    rng = np.random.default_rng(0)
+    kinds = ["backward"] * 4 + ["step", "zero_grad"]
+    rows = tuple(Event(e, kinds[e % 6], "loss" if e % 6 < 4 else "AdamW", "a.py", 3) for e in range(events))
+    backward = np.array([e % 6 < 4 for e in range(events)])[:, None]
+    held = np.array([e % 6 < 5 for e in range(events)])[:, None]
+    added = np.where(backward, np.exp(rng.normal(-2, 1, (events, parameters))), np.nan)
+    grad = np.where(held, np.exp(rng.normal(-1, 1, (events, parameters))), np.nan)
+    state = np.where(backward, CONTRIBUTED, 0) + np.where(held, PRESENT, 0) + np.zeros((1, parameters), int)
+    names = tuple(Parameter(f"layers.{p // 12}.{p % 12}.weight", (8, 8), optimizers=(0,)) for p in range(parameters))
+    return Ledger(names, rows, added, grad, state)
+
+
+def carried(player: Player) -> tuple[dict[str, Any], bytes]:
+    """What a browser reads out of the page."""
+    text = re.search(r'<script type="application/json">(.*?)</script>', player.to_html(), re.DOTALL)
+    assert text
+    data = json.loads(text[1], parse_constant=lambda name: pytest.fail(f"bare {name}"))
+    if "z" not in data:
+        return data, b""
+    raw = zlib.decompress(base64.b64decode(data["z"]))
+    (length,) = struct.unpack("<I", raw[:4])
+    return json.loads(raw[4 : 4 + length]), raw[4 + length :]
+
+
+def test_a_player_says_what_it_holds() -> None:
+    assert repr(play(toy(), {0: chain(), 1: chain(-4.0)})).startswith("Player: 4 events, 1 parameter, 2 graphs;")
+
+
+def test_a_notebook_gets_html_and_the_same_in_words() -> None:
+    bundle = play(toy())._repr_mimebundle_()
+    assert "Event 1, backward of loss, line 3, loss 1: w receives −4, .grad −20" in bundle["text/plain"]
+    assert 'class="accumviz av-player"' in bundle["text/html"]
+
+
+def test_without_scripts_and_styles_a_list_of_all_events_remains() -> None:
+    bare = re.sub(r"<(script|style).*?</\1>", "", play(toy()).to_html(), flags=re.DOTALL)
+    assert "<details" in bare
+    assert " open>" in bare
+    assert len(re.findall("<li>", bare)) == 4
+    assert "w receives −4, .grad −20" in bare
+
+
+def test_exact_numbers_of_small_parameters_go_along() -> None:
+    data, _ = carried(play(toy()))
+    assert data["x"]["0"] == [[[-16], [-4], None, None], [[-16], [-20], [-20], None]]
+
+
+def test_none_is_not_zero() -> None:
+    data, _ = carried(play(Ledger.build([W], [{"kind": "zero_grad"}, {"kind": "zero_grad", "grad": {"w": 0}}])))
+    assert data["g"] == [-1, 0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_never_bare(value: float) -> None:
+    rows = [{"kind": "backward", "loss": value, "contribution": {"w": value}, "grad": {"w": value}}]
+    data, _ = carried(play(Ledger.build([W], rows)))
+    assert data["x"]["0"][0] == [[payload.plain([value])[0]]]
+    assert data["e"].get("loss") == (None if math.isnan(value) else [payload.plain([value])[0]])
+
+
+def test_packed_numbers_come_back_to_three_digits() -> None:
+    rng = np.random.default_rng(1)
+    column = np.exp(rng.normal(0, 8, 5000))
+    column[:4] = [-1, 0, np.nan, np.inf]
+    packed, low, step = payload.pack(column)
+    assert np.allclose(payload.unpack(packed, low, step), column, rtol=2e-3, atol=0, equal_nan=True)
+
+
+def test_large_ledgers_are_packed_parameter_by_parameter() -> None:
+    ledger = large(600, 20)
+    data, blob = carried(play(ledger))
+    at = data["c"]
+    back = payload.unpack(blob[at["at"] : at["at"] + 2 * at["size"]], at["low"], at["step"]).reshape(20, 600)
+    assert np.allclose(back[3][:4], ledger.contribution[:4, 3], rtol=1e-3)
+    assert back[3][4] == -1
+
+
+class Seen(HTMLParser):
+    """The elements and attributes that a browser would make of a text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+
+
+def test_hostile_names_stay_text() -> None:
+    rows = [{"kind": "backward", "label": EVIL, "file": EVIL, "line": 1, "source": EVIL,
+             "contribution": {EVIL: 1}, "grad": {EVIL: 1}}]
+    ledger = Ledger.build([Parameter(EVIL, (1,))], rows, sources={EVIL: EVIL})
+    graph = Graph((Node(0, EVIL, EVIL, EVIL), Node(1, "AccumulateGrad", EVIL)), (Edge(0, 1),), (0,), {"notes": [EVIL]})
+    for player in (play(ledger, graph), play(None, graph)):
+        seen = Seen(player.to_html())
+        assert seen.tags.count("script") == 2
+        assert "img" not in seen.tags
+        assert seen.handlers == []
+
+
+def test_fields_of_a_foreign_type_do_not_break_the_page() -> None:
+    rows = [{"kind": "step", "line": "<b>", "file": 3, "source": None, "details": {"optimizer_index": "x"}}]
+    data, _ = carried(play(Ledger.build([W], rows)))
+    assert data["e"]["n"] == [0]
+    assert data["e"]["by"] == [[0, 0]]
+
+
+def test_only_the_stretch_of_code_in_which_something_happened_is_shown() -> None:
+    text = "\n".join(f"line {n}" for n in range(1, 2001))
+    rows = [{"kind": "step", "file": "a.py", "line": 1000}, {"kind": "step", "file": "a.py", "line": 1900}]
+    ledger = Ledger.build([], rows, sources={"a.py": text})
+    (file,) = listing(ledger, ledger.events)
+    numbers = [n for n, _ in file["lines"]]
+    assert numbers == [*range(996, 1005), 0, *range(1896, 1905)]
+
+
+def test_code_without_its_file_is_the_lines_of_the_events() -> None:
+    ledger = Ledger.build([], [{"kind": "step", "file": "gone.py", "line": 7, "source": "opt.step()"}])
+    assert listing(ledger, ledger.events) == [{"name": "gone.py", "lines": [[7, "opt.step()"]]}]
+
+
+def test_graphs_of_one_form_share_a_layout_and_keep_their_numbers() -> None:
+    drawn = scenes({0: chain(-16.0), 1: chain(-4.0)})
+    assert len(drawn["layouts"]) == 1
+    assert [graph["v"][2][1] for graph in drawn["graphs"]] == ["[−16]", "[−4]"]
+    assert drawn["of"] == {0: 0, 1: 1}
+
+
+def test_the_order_of_the_engine_is_kept_when_it_is_known() -> None:
+    assert order(chain(order=[0, 2, 1])) == [0, 2, 1]
+    assert order(chain()) == [0, 1, 2]
+    assert order(chain(order=[7, "x"])) == [0, 1, 2]
+
+
+def test_one_graph_stands_for_all_backwards_and_says_so() -> None:
+    data, _ = carried(play(toy(), chain()))
+    assert data["of"] == {"0": 0, "1": 0}
+    assert "every backward shows it" in data["remark"]
+
+
+def test_without_graphviz_the_player_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> str:
+        raise layout.LayoutError("install one: `pip install pygraphviz`")
+
+    monkeypatch.setattr("accumviz.views.dot.graphviz", missing)
+    data, _ = carried(play(toy(), {0: chain()}))
+    assert "pip install pygraphviz" in data["undrawn"]["0"]
+
+
+def test_graphs_without_a_ledger_and_ledgers_without_events() -> None:
+    assert carried(play(chain()))[0]["of"] == {"0": 0}
+    assert carried(play(None, chain()))[0]["of"] == {"0": 0}
+    assert carried(play(Ledger.build([W], [])))[0]["e"]["k"] == []
+    assert carried(play(Ledger.build([], [{"kind": "step"}])))[0]["p"] == []
+
+
+def test_what_cannot_be_played_is_named() -> None:
+    with pytest.raises(TypeError, match="a dict; expected a ledger"):
+        play({"not": "a ledger"})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="nothing"):
+        play(None)
+    with pytest.raises(TypeError, match="expected a Graph"):
+        play(toy(), [chain()])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="2, which is no backward"):
+        play(toy(), {2: chain()})
+    with pytest.raises(ValueError, match=r"\.html"):
+        play(toy()).save("run.ledger")
+
+
+def test_too_many_events_are_thinned_by_whole_windows_and_a_note_says_so() -> None:
+    ledger = large(100_002, 10)
+    chosen, note = payload.thin(ledger)
+    assert len(chosen) <= payload.MOST_EVENTS
+    assert len(chosen) >= payload.MOST_EVENTS * 0.7
+    assert np.array_equal(chosen.reshape(-1, 6) % 6, np.tile(np.arange(6), (len(chosen) // 6, 1)))
+    assert "of 100,002 events are shown" in note
+    data, _ = carried(play(ledger))
+    assert data["note"] == note
+    assert data["e"]["i"] == chosen.tolist()
+
+
+def test_thinning_keeps_what_went_wrong() -> None:
+    ledger = large(60_000, 1)
+    added = ledger.contribution.copy()
+    added[31_202] = np.inf
+    broken = Ledger(ledger.parameters, ledger.events, added, ledger.grad, ledger.state)
+    chosen, note = payload.thin(broken)
+    assert 31_202 in chosen
+    assert "not finite" in note
+
+
+def test_events_without_windows_are_thinned_evenly() -> None:
+    rows = tuple(Event(e, "backward", "loss") for e in range(20_000))
+    there = np.ones((20_000, 1))
+    chosen, note = payload.thin(Ledger((W,), rows, there, there, np.full((20_000, 1), PRESENT | CONTRIBUTED)))
+    assert (len(chosen), chosen[0], chosen[-1]) == (payload.MOST_EVENTS, 0, 19_999)
+    assert "evenly spaced" in note
+
+
+def test_the_same_content_has_the_same_name_and_another_another() -> None:
+    assert play(toy()).id == play(toy()).id
+    assert play(toy()).id != play(Ledger.build([W], TOY[:2])).id
+    assert re.fullmatch(r"av[0-9a-f]{6}", play(toy()).id)
+
+
+def test_a_saved_page_stands_alone(tmp_path: Path) -> None:
+    play(toy(), {0: chain()}).save(tmp_path / "run.html")
+    page = (tmp_path / "run.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert not re.search(r'(?:src|href)="https?:|url\(|@import|\bimport\s', page.partition("av-words")[0])
+
+
+def test_a_teaching_player_is_small() -> None:
+    text = re.search(r'json">(.*?)</script>', play(toy(), {0: chain(), 1: chain(-4.0)}).to_html(), re.DOTALL)
+    assert text
+    assert len(text[1].encode()) <= 15_000
