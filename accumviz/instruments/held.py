@@ -9,8 +9,8 @@ from typing import Any
 
 from accumviz.instruments.memory import saved_storages
 
-# Unless asked for every time, walks may take this share of the loop's time, after so many that are free.
-_SHARE, _FREE = 0.002, 100
+# Unless asked for every time, walks may take this share of the loop's time, after so many seconds that are free.
+_SHARE, _FREE = 0.002, 0.01
 _UNKNOWN = float("nan")
 
 
@@ -26,19 +26,18 @@ class Held:
 
     def __init__(self, wanted: bool | None) -> None:
         self._wanted = wanted
-        self._walks, self._spent, self._start = 0, 0.0, time.perf_counter()
+        self._spent, self._start = 0.0, time.perf_counter()
         self._retained: list[tuple[weakref.ref[_Mark], dict[int, int]]] = []
 
     def before(self, nodes: Sequence[Any]) -> dict[int, int] | None:
         """The storages of this backward's graph, or None where they are not measured."""
         now = time.perf_counter()
         if not self._wanted and (
-            self._wanted is False or (self._walks >= _FREE and self._spent > _SHARE * (now - self._start))
+            self._wanted is False or self._spent > _FREE + _SHARE * (now - self._start)
         ):
             return None
         storages = saved_storages(nodes)
         self._retained = [(mark, held) for mark, held in self._retained if mark() is not None]
-        self._walks += 1
         self._spent += time.perf_counter() - now
         return storages
 

@@ -42,8 +42,8 @@ def record(
     keywords name groups, as in `record(G=generator, D=discriminator)`. With `path` the ledger
     is also written there as it grows. Tensors of at most `exact` elements keep every element,
     larger ones their 2-norm. `memory` measures the bytes of saved tensors alive around a
-    backward: each one (True), none (False), or the first hundred and then as many as fit into
-    two thousandths of the loop's time (None).
+    backward: each one (True), none (False), or as many as fit into a hundredth of a second and
+    then two thousandths of the loop's time (None).
 
     Raises `TypeError` for something that holds no parameters, and `ValueError` when nothing
     would be recorded. Source of the hooks used: "Backward Hooks execution" in the PyTorch

@@ -225,10 +225,12 @@ class Rows:
         bits: dict[int, list[int]] = {CHANGED: [], CONTRIBUTED: []}
         for r, row in enumerate(rows):
             base = r * self._count
-            bits[CHANGED] += [base + p for p in row.changed]
+            changed = [base + p for p in row.changed]
+            bits[CHANGED] += changed
             if row.contributed:
-                bits[CONTRIBUTED] += [base + p for p in row.contributed]
-                places["same"] += [base + p for p in row.same]
+                alike = row.contributed is row.changed
+                bits[CONTRIBUTED] += changed if alike else [base + p for p in row.contributed]
+                places["same"] += changed if row.same is row.changed else [base + p for p in row.same]
                 places["lost"] += [base + p for p in row.unmeasured]
             for (what, where), array in row.arrivals():
                 if what in values:
