@@ -243,7 +243,7 @@ def prediction_html(prediction: Prediction) -> str:
         f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><style>{style.CSS}{_static("predict.css")}'
         f'</style><div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{_marked(p.question)}</p>'
         f'{f"<ul>{offered}</ul>" if offered else ""}{hint}<p class="av-space"></p></div>'
-        f'<details class="av-reveal"><summary>Show me</summary><p class="av-recorded">{recorded}</p>{others}{figure}'
+        f'<details class="av-reveal"><summary>Show me</summary><p class="av-recorded">{recorded}</p>{figure}{others}'
         f'</details><script type="module">{_static("predict.js")}</script></div>'
     )
 

@@ -1,0 +1,461 @@
+"""Predictions in a browser: from a file, in a sandbox, without scripts, by mouse, keyboard and touch."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accumviz.ledger import Ledger, Parameter
+from accumviz.views.predict import Prediction, _same, predict, prediction_html
+from accumviz.views.timeline import timeline
+
+Open = Callable[..., Any]
+Show = Callable[..., Any]
+LEDGER = Ledger.build([Parameter("w", (1,), optimizers=(0,))], [
+    {"kind": "backward", "label": "loss", "contribution": {"w": -16}, "grad": {"w": -16}},
+    {"kind": "backward", "label": "loss", "contribution": {"w": -4}, "grad": {"w": -20}},
+    {"kind": "zero_grad"},
+])
+SUM = predict(
+    "What is `w.grad` after the second `backward`?",
+    (LEDGER, 1, "w"),
+    because={-16: "That is the first contribution alone: `backward` adds.", -4: "That is the second alone."},
+    why="−16 − 4.",
+    hint="What was there before?",
+    reveal=timeline(LEDGER),
+)
+NOTHING = predict("What is `w.grad` after `zero_grad`?", (LEDGER, 2, "w"))
+PLACE = predict(
+    "Where may `zero_grad` not stand?",
+    "before `step`",
+    choices=["at the start", "before `step`", "after `step`"],
+    because={"after `step`": "The step has used the sum by then."},
+    reveal=LEDGER,
+)
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Predict</title>
+<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
+<body>{}</body></html>"""
+BLOCKED = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError'); }})"
+NUMBERS = ["-20", "−20", " -20.0 ", "-2e1", "- 20", "-40/2", "-40 / 2", "-20.05", "–20", "-2E+1"]
+
+
+def page_of(*predictions: Prediction) -> str:
+    return PAGE.format("".join(map(prediction_html, predictions)))
+
+
+@pytest.fixture
+def show(watch: Open, tmp_path: Path) -> Show:
+    """Open a page with these predictions, as a file."""
+
+    def open_page(*predictions: Prediction, **options: Any) -> Any:
+        path = tmp_path / "page.html"
+        path.write_text(page_of(*predictions), "utf-8")
+        watched = watch(**options)
+        watched.page.goto(path.as_uri())
+        return watched
+
+    return open_page
+
+
+class Asked:
+    """One prediction on a page, as a reader meets it."""
+
+    def __init__(self, page: Any, index: int = 0) -> None:
+        self.page, self.root = page, page.locator(".av-predict").nth(index)
+
+    def answer(self, text: str) -> None:
+        self.root.get_by_role("textbox").fill(text)
+        self.root.get_by_role("button", name="Check").click()
+
+    @property
+    def state(self) -> str:
+        return self.root.get_attribute("data-av-state")
+
+    @property
+    def verdict(self) -> str:
+        return re.sub(r"^[✓✗→]\s*", "", self.root.locator("> .av-ask > .av-verdict").inner_text()).strip()
+
+    @property
+    def unlocked(self) -> bool:
+        return self.root.locator("> .av-reveal > .av-recorded").is_visible()
+
+
+def test_the_figure_is_folded_until_the_reader_has_answered(show: Show) -> None:
+    watched = show(SUM)
+    asked = Asked(watched.page)
+    assert (asked.state, asked.unlocked) == ("asked", False)
+    assert not watched.page.locator("svg").is_visible()
+    assert "−20" not in watched.page.locator("body").inner_text()
+    asked.answer("-20")
+    assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right.", True)
+    assert watched.page.locator("svg").is_visible()
+    assert "Recorded: −20\n−16 − 4." in asked.root.inner_text()
+    assert watched.complaints == []
+    assert watched.foreign == []
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ("-16", "You said −16. That is the first contribution alone: backward adds."),
+        ("−16.01", "You said −16.01. That is the first contribution alone: backward adds."),
+        ("-4", "You said −4. That is the second alone."),
+        ("20", "You said 20. The size is right, the sign is not."),
+        ("7", "You said 7. Compare it with what was recorded."),
+        ("none", "You said None. Compare it with what was recorded."),
+        ("0", "You said 0. Compare it with what was recorded."),
+    ],
+)
+def test_a_wrong_answer_meets_the_misconception_behind_it(show: Show, said: str, verdict: str) -> None:
+    asked = Asked(show(SUM).page)
+    asked.answer(said)
+    assert (asked.state, asked.verdict, asked.unlocked) == ("wrong", verdict, True)
+    assert not asked.root.locator(".av-others").is_visible()
+
+
+@pytest.mark.parametrize("said", NUMBERS)
+def test_many_ways_of_writing_a_number_are_understood(show: Show, said: str) -> None:
+    asked = Asked(show(SUM).page)
+    asked.answer(said)
+    assert asked.state == "right"
+
+
+@pytest.mark.parametrize("said", ["", "  ", "twenty", "1/0", "1/", "--2", "1e999", "1,5", "0x10", "1 2", "<b>"])
+def test_what_is_no_number_is_not_committed_and_says_what_is(show: Show, said: str) -> None:
+    page = show(SUM).page
+    asked = Asked(page)
+    asked.answer(said)
+    assert (asked.state, asked.unlocked) == ("asked", False)
+    field = asked.root.get_by_role("textbox")
+    assert asked.root.locator(".av-help").inner_text() == "Write a number such as −2.5, 1/2 or 2e3, or None."
+    assert field.get_attribute("aria-invalid") == "true"
+    assert field.evaluate("field => field === document.activeElement")
+    field.fill("3")
+    assert field.get_attribute("aria-invalid") == "false"
+    assert asked.root.locator(".av-help").inner_text() == "A number, a fraction, or None. Within 0.5\u00a0% counts."
+
+
+def test_none_is_offered_and_is_not_zero(show: Show) -> None:
+    page = show(NOTHING).page
+    asked = Asked(page)
+    asked.answer("0")
+    assert (asked.state, asked.verdict) == ("wrong", "You said 0. None is not 0: nothing was there.")
+    asked.root.get_by_role("button", name="Ask me again").click()
+    asked.root.get_by_role("button", name="None").click()
+    assert asked.state == "asked"
+    page.keyboard.press("Enter")
+    assert (asked.state, asked.verdict) == ("right", "Right.")
+    zero = Asked(show(predict("And with zeros?", 0.0)).page)
+    zero.answer("None")
+    assert zero.verdict == "You said None. 0 is not None: a value was there."
+
+
+def test_the_script_grades_as_the_package_does(show: Show) -> None:
+    answers = [0.0, 1e-12, 0.1, -20.0, 1e20, 3e-5, inf, -inf, None]
+    said = [0.0, 1e-9, 1e-12, 0.1004, 0.1006, -19.91, -19.89, 20.0, 1.004e20, 3.01e-5, inf, -inf, None]
+    predictions = [predict(f"What is number {i}?", answer) for i, answer in enumerate(answers)]
+    page = show(*predictions).page
+    for i, answer in enumerate(answers):
+        for one in said:
+            asked = Asked(page, i)
+            asked.answer(str(one))
+            assert (asked.state == "right") == _same(one, answer, 0.005), (one, answer)
+            asked.root.get_by_role("button", name="Ask me again").click()
+
+
+def test_a_reader_may_be_shown_without_answering(show: Show) -> None:
+    page = show(SUM).page
+    asked = Asked(page)
+    page.get_by_text("Show me").click()
+    page.wait_for_selector(".av-predict[data-av-state=skipped]")
+    assert (asked.verdict, asked.unlocked) == ("Shown without a prediction.", True)
+    assert asked.root.locator(".av-others").is_visible()
+    page.reload()
+    assert (asked.state, asked.unlocked) == ("skipped", True)
+
+
+def test_choices_mark_what_was_said_and_what_was_recorded(show: Show) -> None:
+    page = show(PLACE).page
+    asked = Asked(page)
+    asked.root.get_by_role("button", name="Check").click()
+    assert asked.root.locator(".av-help").inner_text() == "Choose one first."
+    asked.root.get_by_label("after step").check()
+    asked.root.get_by_role("button", name="Check").click()
+    assert (asked.state, asked.verdict) == ("wrong", "You said after step. The step has used the sum by then.")
+    shown = [re.sub(r"\s+", " ", text).strip() for text in asked.root.locator("label").all_inner_texts()]
+    assert shown == ["at the start", "before step recorded", "after step your answer"]
+    assert asked.root.get_by_role("radio").evaluate_all("all => all.every(radio => radio.disabled)")
+    page.reload()
+    assert asked.root.get_by_label("after step").is_checked()
+    asked.root.get_by_role("button", name="Ask me again").click()
+    assert asked.root.locator(".av-mark").count() == 0
+    assert asked.root.get_by_role("radio").evaluate_all("all => all.every(radio => !radio.checked && !radio.disabled)")
+    asked.root.get_by_label("at the start").check()
+    asked.root.get_by_role("button", name="Check").click()
+    assert asked.verdict == "You said at the start. Compare it with what was recorded."
+    asked.root.get_by_role("button", name="Ask me again").click()
+    asked.root.get_by_label("before step").check()
+    asked.root.get_by_role("button", name="Check").click()
+    assert (asked.state, asked.verdict) == ("right", "Right.")
+
+
+def test_a_reload_remembers_and_asking_again_forgets(show: Show) -> None:
+    page = show(SUM, NOTHING).page
+    asked, other = Asked(page), Asked(page, 1)
+    asked.answer("-16")
+    page.reload()
+    assert (asked.state, asked.unlocked, other.state) == ("wrong", True, "asked")
+    assert asked.verdict.startswith("You said −16. That is the first")
+    assert page.evaluate("document.activeElement === document.body")
+    asked.root.get_by_role("button", name="Ask me again").click()
+    assert (asked.state, asked.unlocked) == ("asked", False)
+    assert asked.root.get_by_role("textbox").evaluate("field => field === document.activeElement && field.value === ''")
+    page.reload()
+    assert asked.state == "asked"
+
+
+@pytest.mark.parametrize("kept", ["{", "5", "null", '{"said": 7}', '{"said": "<img src=x>"}', '{"said": {"a": 1}}'])
+def test_a_memory_that_makes_no_sense_is_no_answer(show: Show, kept: str) -> None:
+    watched = show(SUM, PLACE)
+    for i in range(2):
+        Asked(watched.page, i).root.locator("> .av-reveal > summary").click()
+    watched.page.wait_for_function("localStorage.length === 2")
+    watched.page.evaluate("kept => Object.keys(localStorage).forEach(key => localStorage.setItem(key, kept))", kept)
+    watched.page.reload()
+    assert [Asked(watched.page, i).state for i in range(2)] == ["asked", "asked"]
+    assert watched.complaints == []
+
+
+def test_a_browser_that_stores_nothing_still_asks(watch: Open, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page_of(SUM), "utf-8")
+    watched = watch()
+    watched.page.add_init_script(BLOCKED)
+    watched.page.goto((tmp_path / "page.html").as_uri())
+    asked = Asked(watched.page)
+    assert asked.state == "asked"
+    asked.answer("-20")
+    assert asked.state == "right"
+    asked.root.get_by_role("button", name="Ask me again").click()
+    assert asked.state == "asked"
+    assert watched.complaints == []
+
+
+@pytest.mark.parametrize("stripped", [False, True], ids=["scripts off", "scripts and styles stripped"])
+def test_without_scripts_question_choices_and_answers_are_a_page(watch: Open, tmp_path: Path, stripped: bool) -> None:
+    text = page_of(SUM, PLACE)
+    if stripped:
+        text = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
+    (tmp_path / "page.html").write_text(text, "utf-8")
+    page = watch(java_script_enabled=stripped).page
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.get_by_text("after the second").is_visible()
+    assert page.locator(".av-ask li").first.is_visible()
+    assert page.locator("input, button").count() == 0
+    assert not page.locator("svg").is_visible()
+    for fold in page.get_by_text("Show me").all():
+        fold.click()
+    assert page.locator("svg").is_visible()
+    assert page.get_by_text("Recorded: −20").is_visible()
+    assert page.get_by_role("cell", name="That is the first contribution alone: backward adds.").is_visible()
+
+
+def test_it_works_in_a_sandboxed_frame(watch: Open, tmp_path: Path) -> None:
+    source = html.escape(page_of(SUM, PLACE))
+    frame = f'<iframe sandbox="allow-scripts" width="700" height="800" srcdoc="{source}"></iframe>'
+    (tmp_path / "page.html").write_text(PAGE.format(frame), "utf-8")
+    watched = watch()
+    watched.page.goto((tmp_path / "page.html").as_uri())
+    inside = watched.page.frame_locator("iframe")
+    inside.get_by_role("textbox").fill("-16")
+    inside.get_by_role("textbox").press("Enter")
+    inside.get_by_text("That is the first contribution alone").first.wait_for()
+    inside.get_by_label("before step").check()
+    inside.get_by_label("before step").press("Enter")
+    inside.locator(".av-predict[data-av-state=right]").wait_for()
+    assert watched.complaints == []
+
+
+def test_copies_of_an_output_are_asked_each_for_itself(show: Show) -> None:
+    watched = show(SUM, SUM, PLACE, PLACE)
+    Asked(watched.page, 1).answer("-20")
+    Asked(watched.page, 2).root.get_by_label("at the start").check()
+    assert [Asked(watched.page, i).state for i in range(4)] == ["asked", "right", "asked", "asked"]
+    assert Asked(watched.page, 3).root.locator(":checked").count() == 0
+    ids = watched.page.locator("[id]").evaluate_all("all => all.map(element => element.id)")
+    assert len(ids) == len(set(ids))
+    assert watched.page.locator(".av-field").count() == 2
+
+
+def test_a_page_saved_after_answering_asks_anew(show: Show, watch: Open, tmp_path: Path) -> None:
+    first = show(SUM, PLACE).page
+    Asked(first).answer("-16")
+    (tmp_path / "saved.html").write_text(first.content(), "utf-8")
+    watched = watch()
+    watched.page.goto((tmp_path / "saved.html").as_uri())
+    assert watched.page.locator(".av-field").count() == 1
+    assert watched.page.get_by_role("radio").count() == 3
+    asked = Asked(watched.page)
+    assert (asked.state, asked.unlocked) == ("asked", False)
+    asked.answer("-20")
+    assert asked.state == "right"
+
+
+def test_a_prediction_in_the_figure_waits_for_its_own_answer(show: Show) -> None:
+    page = show(predict("First?", 1, because={2: "a"}, reveal=predict("Then?", 2, because={1: "b"}))).page
+    outer, inner = Asked(page), Asked(page, 1)
+    outer.root.get_by_role("textbox").first.fill("1")
+    page.keyboard.press("Enter")
+    assert (outer.state, inner.state, inner.unlocked) == ("right", "asked", False)
+    inner.answer("1")
+    assert (outer.state, inner.verdict) == ("right", "You said 1. b")
+
+
+def test_the_keyboard_alone_is_enough(show: Show) -> None:
+    page = show(SUM, PLACE).page
+    for key in ("Tab", *"-16", "Enter"):
+        page.keyboard.press(key)
+    asked, choice = Asked(page), Asked(page, 1)
+    assert asked.state == "wrong"
+    assert asked.root.evaluate("root => root === document.activeElement")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Ask me again"
+    page.keyboard.press("Enter")
+    assert asked.state == "asked"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    assert page.evaluate("document.activeElement.textContent") == "Check"
+    page.keyboard.press("Space")
+    assert asked.verdict.startswith("You said None.")
+    choice.root.get_by_role("radio").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert choice.state == "right"
+
+
+def test_enter_held_down_asks_once(show: Show) -> None:
+    page = show(SUM).page
+    page.get_by_role("textbox").fill("-20")
+    for _ in range(4):
+        page.keyboard.down("Enter")
+    assert Asked(page).state == "right"
+
+
+def test_show_me_is_reached_by_the_keyboard(show: Show) -> None:
+    page = show(NOTHING).page
+    for key in ("Tab", "Tab", "Tab", "Tab", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector(".av-predict[data-av-state=skipped]")
+    assert Asked(page).root.evaluate("root => root === document.activeElement")
+
+
+def test_touch_alone_is_enough_and_finds_targets_of_40_pixels(show: Show) -> None:
+    page = show(SUM, PLACE, width=375, has_touch=True).page
+    targets = ".av-predict :is(button, label, summary, .av-field):visible"
+
+    def small() -> list[str]:
+        return [
+            one.inner_text() for one in page.locator(targets).all()
+            if one.bounding_box()["height"] < 40 and not one.evaluate("one => !!one.closest('.av-words')")
+        ]
+
+    assert small() == []
+    page.get_by_role("button", name="None").tap()
+    page.get_by_role("button", name="Check").first.tap()
+    page.get_by_label("before step").tap()
+    Asked(page, 1).root.get_by_role("button", name="Check").tap()
+    assert [Asked(page, i).state for i in range(2)] == ["wrong", "right"]
+    assert small() == []
+
+
+def test_what_is_heard_names_the_question_and_the_verdict(show: Show) -> None:
+    page = show(SUM, PLACE).page
+    question = "What is w.grad after the second backward?"
+    assert page.get_by_role("group", name=question).count() == 1
+    assert page.get_by_role("textbox", name=question).count() == 1
+    assert page.get_by_role("radiogroup", name="Where may zero_grad not stand?").count() == 1
+    assert page.locator(".av-verdict").first.get_attribute("aria-live") == "polite"
+    controls = page.locator(".av-predict input, .av-predict button")
+    assert set(controls.evaluate_all("all => all.map(one => one.dataset.lmSuppressShortcuts)")) == {"true"}
+
+
+def test_hostile_text_stays_text(show: Show) -> None:
+    evil = '</script></style><img src=x onerror="document.title=\'owned\'">"&amp;\u202e`</code><b>x`'
+    watched = show(
+        predict(evil, 1, because={2: evil}, why=evil, hint=evil, reveal=evil),
+        predict(evil, "b", choices=[evil, "b"], because={evil: evil}),
+    )
+    Asked(watched.page).answer("2")
+    choice = Asked(watched.page, 1)
+    choice.root.get_by_role("radio").first.check()
+    choice.root.get_by_role("button", name="Check").click()
+    assert choice.state == "wrong"
+    assert watched.page.locator("img, code b").count() == 0
+    assert watched.page.title() == "Predict"
+    assert "</script></style><img src=x" in choice.verdict
+    assert watched.complaints == []
+
+
+PAINTED = """(one, ground) => {
+    const canvas = document.createElement('canvas').getContext('2d');
+    for (const color of [ground, getComputedStyle(one).color]) {
+        canvas.fillStyle = color;
+        canvas.fillRect(0, 0, 1, 1);
+    }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+}"""
+
+
+def luminance(painted: list[int]) -> float:
+    parts = [part / 255 for part in painted]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("width", [375, 1000])
+@pytest.mark.parametrize("state", ["asked", "right", "wrong", "skipped"])
+def test_it_fits_and_is_readable_in_light_and_dark(show: Show, mode: str, width: int, state: str) -> None:
+    watched = show(SUM, PLACE, mode=mode, width=width)
+    page = watched.page
+    if state == "skipped":
+        for fold in page.get_by_text("Show me").all():
+            fold.click()
+    elif state != "asked":
+        Asked(page).answer("-20" if state == "right" else "-16")
+        place = Asked(page, 1).root
+        place.get_by_label("before step" if state == "right" else "at the start").check()
+        place.get_by_role("button", name="Check").click()
+    page.wait_for_selector(f".av-predict[data-av-state={state}]")
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    ground = "#121212" if mode == "dark" else "#ffffff"
+    words = page.locator(".av-predict :is(p, b, label, button, summary, td, th):visible:not(.av-shown *)")
+    for one in words.all():
+        low, high = sorted((luminance(one.evaluate(PAINTED, ground)), 0.006 if mode == "dark" else 1.0))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, one.inner_text()
+    assert watched.complaints == []
+
+
+def test_motion_is_only_for_readers_who_like_it(show: Show) -> None:
+    page = show(SUM, reduced_motion="reduce").page
+    Asked(page).answer("-20")
+    assert page.locator(".av-verdict p").evaluate("one => getComputedStyle(one).animationName") == "none"
+
+
+def test_print_has_the_question_and_room_for_an_answer(show: Show) -> None:
+    page = show(SUM, PLACE).page
+    page.emulate_media(media="print")
+    assert page.get_by_text("after the second").is_visible()
+    assert page.locator(".av-space").first.bounding_box()["height"] > 30
+    assert page.get_by_label("at the start").is_visible()
+    assert not page.locator(":is(.av-field, .av-check, summary):visible").count()
+    page.emulate_media(media="screen")
+    Asked(page).answer("-16")
+    page.emulate_media(media="print")
+    assert page.get_by_text("That is the first contribution alone").first.is_visible()
+    assert not page.locator(".av-space").first.is_visible()
+    assert page.locator("svg").is_visible()
