@@ -36,7 +36,7 @@ def decode(contents: Contents) -> Ledger:
     from accumviz.ledger import Event, Ledger
 
     first = contents.chunks[0][0]
-    described = first["parameters"]
+    described, about = first["parameters"], first["meta"]
     events: list[Event] = []
     sources: dict[str, str] = {}
     parts: dict[str, list[np.ndarray]] = {}
@@ -45,7 +45,8 @@ def decode(contents: Contents) -> Ledger:
         for row, *numbers in zip(meta["events"], *floats, strict=True):
             events.append(Event(len(events), **row, **dict(zip(_FLOATS, numbers, strict=True))))
         sources.update(meta["sources"])
-        described = meta.get("parameters", described)
+        # A recording's file says again what has changed since it began.
+        described, about = meta.get("parameters", described), meta.get("meta", about)
         for name, array in arrays.items():
             parts.setdefault(name, []).append(array)
     parameters = tuple(_parameter(row) for row in described)
@@ -59,7 +60,7 @@ def decode(contents: Contents) -> Ledger:
                 raise ValueError(f"the elements of {parameter.name!r} do not have its shape {parameter.shape}")
     return Ledger(
         parameters, tuple(events), joined.get("contribution", none), joined.get("grad", none),
-        joined.get("state", none), exact, sources=sources, meta=first["meta"], complete=contents.complete,
+        joined.get("state", none), exact, sources=sources, meta=about, complete=contents.complete,
     )
 
 
