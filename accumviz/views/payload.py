@@ -22,6 +22,8 @@ from accumviz.views.listing import listing
 MOST_EVENTS, MOST_CELLS = 10_000, 2_000_000
 # Numbers stand in the page as they are up to here; beyond, they are packed and rounded.
 _PLAIN_CELLS, _EXACT_NUMBERS, _PLAIN_TEXT = 3000, 12_000, 7000
+# So many parameters are one row each; more are grouped by module.
+_UNGROUPED = 12
 # Codes of a packed number; what lies between is a logarithm.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
 
@@ -31,28 +33,28 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     chosen, note = thin(ledger)
     events = [ledger.events[e] for e in chosen]
     names = _Names()
+    kinds = list(dict.fromkeys(str(e.kind) for e in events))
+    columns, described = _rows(ledger, chosen)
+    files, lines = listing(ledger, events)
+    colors = style.label_colors([words.literal(label) for label in ledger.labels])
     data: dict[str, Any] = {
         "about": words.overview(ledger, range(len(ledger)), range(len(ledger.parameters))),
-        "total": len(ledger),
         "note": note,
-        "kinds": {kind: style.KIND.get(kind, "#7f7f7f") for kind in dict.fromkeys(str(e.kind) for e in events)},
-        "colors": [],
-        "e": _events(events, names),
-        "p": [
-            {"n": words.literal(p.name), "d": list(p.shape), "o": list(p.optimizers)} for p in ledger.parameters
-        ],
-        "groups": [[g.name, g.start, g.stop] for g in group_rows([words.literal(p.name) for p in ledger.parameters])],
-        "code": listing(ledger, events),
+        "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
+        "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
+        "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(events, names), "c": lines},
+        "count": len(ledger.parameters),
+        "p": described,
+        "cut": _cut([row["n"] for row in described]),
+        "code": files,
+        "x": _exact(ledger, chosen),
+        "strings": names.texts,
     }
     if len(chosen) < len(ledger):
         data["e"]["i"] = chosen.tolist()
-    colors = style.label_colors([words.literal(label) for label in ledger.labels])
-    data["colors"] = [[names(label), color] for label, color in colors.items()]
+    added = columns["c"][np.isfinite(columns["c"]) & (columns["c"] > 0)]
+    data["range"] = plain([added.min(), added.max()] if added.size else [1, 1])
     blob = b""
-    columns = {
-        "c": _column(ledger.contribution[chosen], ledger.state[chosen] & CONTRIBUTED > 0),
-        "g": _column(ledger.grad[chosen], ledger.state[chosen] & PRESENT > 0),
-    }
     for name, column in columns.items():
         if column.size <= _PLAIN_CELLS:
             data[name] = plain(column)
@@ -60,8 +62,6 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
         packed, low, step = pack(column)
         data[name] = {"at": len(blob), "size": column.size, "low": low, "step": step}
         blob += packed
-    data["x"] = _exact(ledger, chosen)
-    data["strings"] = names.texts
     return data, blob
 
 
@@ -178,19 +178,17 @@ class _Names:
 def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
     """The events as columns; what most of them lack is a list of positions."""
     columns: dict[str, Any] = {
-        "k": [names(str(e.kind)) for e in events],
+        "h": [words.head(e) for e in events],
         "l": [names(words.subject(e)) for e in events],
-        "f": [names(str(e.file)) for e in events],
-        "n": [_whole(e.line) for e in events],
         "skipped": [i for i, e in enumerate(events) if e.skipped],
         "inside": [i for i, e in enumerate(events) if e.kind == "backward" and e.within == "step"],
         "retained": [i for i, e in enumerate(events) if e.details.get("retain_graph") or e.details.get("create_graph")],
         "by": [[i, _whole(e.details.get("optimizer_index", 0))] for i, e in enumerate(events) if e.kind == "step"],
     }
-    for key, name in (("loss", "loss"), ("b", "saved_before"), ("a", "saved_after")):
-        numbers = np.array([getattr(e, name) for e in events], float)
-        if np.isfinite(numbers).any() or np.isinf(numbers).any():
-            columns[key] = [None if x == "NaN" else x for x in plain(numbers)]
+    if any(not math.isnan(e.saved_before) for e in events):
+        for key, name in (("b", "saved_before"), ("a", "saved_after")):
+            columns[key] = [None if x == "NaN" else x for x in plain([getattr(e, name) for e in events])]
+        columns["t"] = [words.saved(e) for e in events]
     return columns
 
 
@@ -198,9 +196,65 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _column(norms: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Parameter by parameter; -1, which no norm is, where there is none."""
-    return np.where(there, norms, -1.0).T.ravel()
+def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+    """The columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
+
+    A row is described by its name `n`, shape `d`, optimizers `o`, reach `r` of its bars and, if
+    it is a group, the range of parameters `in` it.
+    """
+    state = ledger.state[chosen]
+    columns = {
+        "c": np.where(state & CONTRIBUTED, ledger.contribution[chosen], -1.0).T,
+        "g": np.where(state & PRESENT, ledger.grad[chosen], -1.0).T,
+    }
+    found: list[dict[str, Any]] = [
+        {"n": words.literal(p.name), "d": list(p.shape), "o": [o for o in p.optimizers if isinstance(o, int)]}
+        for p in ledger.parameters
+    ]
+    groups = group_rows([row["n"] for row in found]) if len(found) > _UNGROUPED else []
+    for group in groups:
+        inside = slice(group.start, group.stop)
+        owners = sorted({o for row in found[inside] for o in row["o"]})
+        found.append({"n": group.name, "d": [], "o": owners, "in": [group.start, group.stop]})
+    for name, column in columns.items():
+        merged = [_norm(column[group.start : group.stop]) for group in groups]
+        columns[name] = np.concatenate([column, *(row[None] for row in merged)])
+    for p, row in enumerate(found):
+        grad = columns["g"][p]
+        row["r"] = plain([0.0, grad[np.isfinite(grad)].max(initial=0.0)])
+        if p < len(ledger.parameters) and words.is_signed(ledger, p):
+            row["r"] = plain(_reach(ledger, p))
+    return {name: column.ravel() for name, column in columns.items()}, found
+
+
+def _norm(rows: np.ndarray) -> np.ndarray:
+    """The norm of tensors put together, of those that are there."""
+    whole: np.ndarray = np.sqrt((np.where(rows < 0, 0.0, rows) ** 2).sum(axis=0))
+    return np.where((rows < 0).all(axis=0), -1.0, whole)
+
+
+def _reach(ledger: Ledger, p: int) -> list[float]:
+    """How far the contributions live in a signed parameter's `.grad`, stacked by sign, reach at any time."""
+    added, grad = (values[:, 0] for values in ledger.exact[p])
+    reach = [0.0, *grad[np.isfinite(grad)]]
+    born = np.flatnonzero((ledger.state[:, p] & CONTRIBUTED > 0) & np.isfinite(added))
+    erased = ledger.fates.erased[born, p]
+    for side in (-1, 1):
+        part = np.where(added[born] * side > 0, added[born], 0.0)
+        change = np.zeros(len(ledger) + 1)
+        np.add.at(change, born, part)
+        np.add.at(change, np.where(erased < 0, len(ledger), erased), -part)
+        reach += [*np.cumsum(change)[:-1]]
+    return [min(reach), max(reach)]
+
+
+def _cut(names: Sequence[str]) -> int:
+    """How many characters all names begin with, up to the last dot but one: they tell nothing apart."""
+    parts = [name.split(".") for name in names]
+    shared = 0
+    while len(names) > 1 and len({tuple(part[: shared + 1]) for part in parts}) == 1:
+        shared += 1
+    return sum(len(part) + 1 for part in parts[0][: shared - 1]) if shared > 1 else 0
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
@@ -214,11 +268,7 @@ def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
             break
         state = ledger.state[chosen, p]
         kept[str(p)] = [
-            [row if there else None for row, there in zip(_rows(values[chosen]), state & bit, strict=True)]
+            [row if there else None for row, there in zip(map(plain, values[chosen]), state & bit, strict=True)]
             for values, bit in zip(ledger.exact[p], (CONTRIBUTED, PRESENT), strict=True)
         ]
     return kept
-
-
-def _rows(values: np.ndarray) -> list[Any]:
-    return [plain(row) for row in values]

@@ -22,7 +22,8 @@ _PAGE = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; padding: clamp(0.5rem, 2vw, 1.5rem); max-width: 84rem;
   background: light-dark(#fff, #14181d); color: light-dark(#1f262d, #e6e9ec); }
-body .accumviz { --av-muted: light-dark(#5a6570, #a4afba); --av-line: light-dark(#d3dbe1, #38424c);
+body .accumviz { --av-accent: light-dark(#0072b2, #6cb8e6); --av-ground: light-dark(#fff, #14181d);
+  --av-muted: light-dark(#5a6570, #a4afba); --av-line: light-dark(#d3dbe1, #38424c);
   --av-surface: light-dark(#f3f5f7, #20262d); }
 """
 

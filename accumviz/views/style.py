@@ -47,6 +47,16 @@ def label_colors(labels: tuple[str, ...] | list[str]) -> dict[str, str]:
     return {label: CYCLE[i % len(CYCLE)] for i, label in enumerate(unique)}
 
 
+def ink_on(color: str) -> str:
+    """Black or white, whichever is read better on a colour.
+
+    >>> ink_on("#0072B2"), ink_on("#E69F00")
+    ('#fff', '#000')
+    """
+    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "#000"
+
+
 def number(value: float, digits: int = 4) -> str:
     """Write a number as a person would: a true minus sign, few digits, no needless zeros.
 

@@ -116,15 +116,30 @@ def window_summary(ledger: Ledger) -> str:
     return f"{counted(len(lengths), 'accumulation window')} of {each}"
 
 
-def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
-    """Tell one event in words, with the numbers of the given parameters."""
+def head(event: Event) -> str:
+    """Say what happened, to or by what, where, and the loss.
+
+    >>> head(Event(0, "backward", "g_loss", line=7, loss=2.0))
+    'backward of g_loss, line 7, loss 2'
+    """
     # The subject of a step is the optimizer that took it; of a backward, the loss it came from.
     link = {"backward": "of", "step": "by"}.get(event.kind, "on")
-    told = f"Event {event.index}, {action(event)}"
+    told = action(event)
     told += f" {link} {shorten(subject(event), 40)}" if subject(event) else ""
     told += f", {place(event)}" if event.line else ""
-    if not math.isnan(event.loss):
-        told += f", loss {number(event.loss)}"
+    return told if math.isnan(event.loss) else f"{told}, loss {number(event.loss)}"
+
+
+def saved(event: Event) -> str:
+    """Say how many bytes of saved tensors were alive around a backward, if that was measured."""
+    if math.isnan(event.saved_before):
+        return ""
+    return f"saved tensors {size(event.saved_before)} before, {size(event.saved_after)} after"
+
+
+def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
+    """Tell one event in words, with the numbers of the given parameters."""
+    told = f"Event {event.index}, {head(event)}"
     lost = ledger.unconsumed(event.index)
     parts = []
     for p in parameters[:_MOST_NAMES]:
@@ -135,8 +150,7 @@ def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
         parts.append(part + (f" (erased {', '.join(erased)} before any step used it)" if erased else ""))
     if len(parameters) > _MOST_NAMES:
         parts.append(f"and {counted(len(parameters) - _MOST_NAMES, 'more parameter')}")
-    if not math.isnan(event.saved_before):
-        parts.append(f"saved tensors {size(event.saved_before)} before, {size(event.saved_after)} after")
+    parts += [saved(event)] if saved(event) else []
     return f"{told}: {'; '.join(parts)}." if parts else f"{told}."
 
 

@@ -11,31 +11,35 @@
  */
 
 const SVG = "http://www.w3.org/2000/svg";
-const DASH = { step: [], zero_grad: [6, 4], edit: [6, 3, 2, 3] };
-const ICONS = {
-  first: "M3 3h2v10H3zM13 3v10L6 8z", back: "M11 3v10L4 8z", play: "M4 2.5v11l9-5.5z", pause: "M4 3h3v10H4zM9 3h3v10H9z",
-  next: "M5 3v10l7-5z", last: "M11 3h2v10h-2zM3 3v10l7-5z",
-  link: "M6.5 9.5l3-3M7 4.5l1.6-1.6a2.6 2.6 0 0 1 3.7 3.7L10.700 8.200M9 11.500l-1.600 1.600a2.600 2.600 0 0 1-3.700-3.700L5.300 7.800",
-};
+const DASH = { step: [], zero_grad: [6, 4] };
+const ICONS = { back: "M11 3v10L4 8z", play: "M4 2.5v11l9-5.5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", next: "M5 3v10l7-5z",
+  link: "M6.5 9.5l3-3M8 5l2-2a2.1 2.1 0 0 1 3 3l-2 2M8 11l-2 2a2.1 2.1 0 0 1-3-3l2-2" };
 
 /** Make an element: its tag and classes, attributes (functions: listeners), children. */
 function h(name, attributes = {}, ...children) {
   const [tag, ...classes] = name.split(".");
-  const vector = ["svg", "g", "path", "rect", "text", "tspan", "line", "title"].includes(tag);
-  const made = vector ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  const made = document.createElementNS(/^(svg|g|path|rect|text|tspan|line|title)$/.test(tag) ? SVG : "http://www.w3.org/1999/xhtml", tag);
   if (classes.length) made.setAttribute("class", classes.join(" "));
   for (const [key, value] of Object.entries(attributes)) {
     if (typeof value === "function") made.addEventListener(key, value);
-    else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
+    else made.setAttribute(key, value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
+  made.append(...children);
   return made;
 }
 
-const icon = (name) =>
-  h("svg", { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true" },
-    h(name === "link" ? "path.av-stroke" : "path", { d: ICONS[name] }));
-const button = (name, label, click) => h(`button.av-b.av-${name}`, { type: "button", "aria-label": label, title: label, click }, icon(name));
+const scrolls = (label) => ({ tabindex: 0, role: "group", "aria-label": label });
+const icon = (name) => h("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, h(`path.av-i-${name}`, { d: ICONS[name] }));
+const button = (name, label, click, face = icon(name)) => h(`button.av-b.av-b-${name}`, { type: "button", "aria-label": label, title: label, click }, face);
+/** Inputs keep their keys to themselves in hosts that have shortcuts. */
+const input = (name, type, label, listen) => h(name, { type, min: 0, value: type === "range" ? 0 : "", "aria-label": label, "data-lm-suppress-shortcuts": "true", input: listen });
+/** Move a slider, and the part of its track that is behind it. */
+function slide(slider, value, most, text) {
+  Object.assign(slider, { max: most, value });
+  slider.style.setProperty("--av-at", `${(100 * value) / (most || 1)}%`);
+  slider.setAttribute("aria-valuetext", text);
+}
+const sum = (parts) => parts.reduce((whole, { amount }) => whole + amount, 0);
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -54,14 +58,6 @@ function number(x, digits = 4) {
   return (x < 0 ? "−" : "") + text;
 }
 
-/** Write a number of bytes; the same as `style.size`. */
-function size(count) {
-  if (count === null || Number.isNaN(count)) return "not measured";
-  if (count < 1024) return `${count.toFixed(0)} B`;
-  const unit = clamp(Math.floor(Math.log2(count) / 10), 1, 3);
-  return `${Number((count / 1024 ** unit).toPrecision(3))} ${["B", "KiB", "MiB", "GiB"][unit]}`;
-}
-
 /** Cut a long name in the middle; the same as `words.shorten`. */
 function shorten(text, limit) {
   const all = [...text];
@@ -70,21 +66,13 @@ function shorten(text, limit) {
   return `${all.slice(0, Math.max(limit - 1 - tail, 1)).join("")}…${all.slice(all.length - tail).join("")}`;
 }
 
-/** Black or white, whichever is read better on a colour. */
-function inkOn(color) {
-  const [r, g, b] = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16) / 255);
-  return 0.299 * r + 0.587 * g + 0.114 * b < 0.5 ? "#fff" : "#000";
-}
-
 /** Read a payload: JSON as it stands, or JSON and columns of bytes in one compressed block. */
 async function read(text) {
   const data = JSON.parse(text);
-  if (!data.z) return { data, bytes: new Uint8Array() };
-  const packed = Uint8Array.from(atob(data.z), (c) => c.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const raw = new Uint8Array(await new Response(stream).arrayBuffer());
-  const length = new DataView(raw.buffer).getUint32(0, true);
-  return { data: JSON.parse(new TextDecoder().decode(raw.subarray(4, 4 + length))), bytes: raw.subarray(4 + length) };
+  if (!data.z) return { data };
+  const packed = new Blob([Uint8Array.from(atob(data.z), (c) => c.charCodeAt(0))]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const raw = new Uint8Array(await new Response(packed).arrayBuffer()), end = 4 + new DataView(raw.buffer).getUint32(0, true);
+  return { data: JSON.parse(new TextDecoder().decode(raw.subarray(4, end))), bytes: raw.subarray(end) };
 }
 
 /** A column of norms, -1 for None: numbers as they are, or 16-bit logarithms with the high bytes first. */
@@ -101,894 +89,671 @@ function column(packed, bytes) {
 /** A ledger as the page has it: what was live in each `.grad` after each event. */
 class Recording {
   constructor(data, bytes) {
-    const e = data.e || { k: [], l: [], f: [], n: [], skipped: [], inside: [], retained: [], by: [] };
-    Object.assign(this, { data, e, length: e.k.length, parameters: data.p || [], rows: new Map() });
-    this.skipped = new Set(e.skipped);
-    this.inside = new Set(e.inside);
-    this.retained = new Set(e.retained);
-    this.by = new Map(e.by);
-    this.colors = new Map(data.colors || []);
-    this.kinds = e.k.map((k) => data.strings[k]);
-    this.scales = this.kinds.map((kind) => ["clip", "unscale", "sync"].includes(kind));
-    this.zeroes = this.kinds.map((kind) => kind === "zero_grad" || kind === "edit");
-    this.c = data.c ? column(data.c, bytes) : [];
-    this.g = data.g ? column(data.g, bytes) : [];
+    const e = data.e || { k: [], by: [] }, n = e.k.length;
+    Object.assign(this, { data, e, length: n, count: data.count || 0, kinds: e.k.map((k) => data.kinds[k][0]), by: new Map(e.by) });
+    [this.skipped, this.inside, this.retained] = [e.skipped, e.inside, e.retained].map((list) => new Set(list));
+    this.colors = new Map((data.colors || []).map(([label, ...color]) => [label, color]));
+    const [c, g] = [data.c, data.g].map((packed) => column(packed || [], bytes));
+    /** Parameters, then groups of them. */
+    this.rows = (data.p || []).map((row, p) => {
+      const x = data.x[p]?.map((side) => side.map((values) => values && values.map(Number))), at = p * n;
+      return { ...row, p, x, o: new Set(row.o), r: row.r.map(Number), c: c.subarray(at, at + n), g: g.subarray(at, at + n), signed: Boolean(x) && row.d.every((side) => side === 1) };
+    });
+    [this.scales, this.wipes] = [/clip|unscale|sync/, /zero_grad|edit/].map((some) => this.kinds.map((kind) => some.test(kind)));
     let last = -1;
     this.backward = this.kinds.map((kind, i) => (last = kind === "backward" ? i : last));
   }
 
   index(e) { return this.e.i ? this.e.i[e] : e; }
   label(e) { return this.data.strings[this.e.l[e]]; }
-  color(e) { return this.colors.get(this.e.l[e]) || "#0072B2"; }
-
-  /** One parameter's numbers, or those of a group (`[name, start, stop]`) as one norm. */
-  row(p) {
-    if (this.rows.has(p)) return this.rows.get(p);
-    const n = this.length, group = Array.isArray(p);
-    let row;
-    if (!group) {
-      const about = this.parameters[p], exact = this.data.x[p];
-      row = { n: about.n, d: about.d, o: new Set(about.o), c: this.c.subarray(p * n, p * n + n), g: this.g.subarray(p * n, p * n + n) };
-      if (exact) row.x = exact.map((side) => side.map((values) => values && values.map(Number)));
-      row.signed = Boolean(exact) && about.d.reduce((a, b) => a * b, 1) === 1;
-    } else {
-      const [name, start, stop] = p;
-      row = { n: name, d: null, o: new Set(), c: new Float32Array(n).fill(-1), g: new Float32Array(n).fill(-1), signed: false, group };
-      for (let i = start; i < stop; i++) {
-        this.parameters[i].o.forEach((owner) => row.o.add(owner));
-        for (const key of "cg") {
-          const from = this[key].subarray(i * n, i * n + n), to = row[key];
-          for (let e = 0; e < n; e++) if (!(from[e] < 0)) to[e] = Math.hypot(Math.max(to[e], 0), from[e]);
-        }
-      }
-    }
-    this.rows.set(p, row);
-    return row;
-  }
+  head(e) { return `Event ${this.index(e)}, ${this.e.h[e]}`; }
+  /** An event's colour by its loss, and the ink on it. */
+  color(e) { return this.colors.get(this.e.l?.[e]) || ["#0072B2", "#fff"]; }
+  kindColor(e) { return this.data.kinds[this.e.k[e]][1]; }
 
   /** What was added (null: nothing) and what `.grad` was (null: None): signed where the sign is known. */
   added(e, row) { return row.c[e] < 0 ? null : row.signed ? row.x[0][e][0] : row.c[e]; }
   grad(e, row) { return row.g[e] < 0 ? null : row.signed ? row.x[1][e][0] : row.g[e]; }
-  gone(e, row) { return row.g[e] < 0 || (this.zeroes[e] && row.g[e] === 0); }
+  gone(e, row) { return row.g[e] < 0 || (row.g[e] === 0 && this.wipes[e]); }
   steps(e, row) { return this.by.has(e) && !this.skipped.has(e) && row.o.has(this.by.get(e)); }
 
   /** Split `.grad` after an event into the contributions live in it, the oldest first. @returns {Part[]} */
   stack(e, row) {
     const parts = [];
-    let scale = 1, used = false;
-    for (let i = e; i >= 0 && parts.length < 2000; i--) {
-      const added = this.added(i, row);
-      if (added !== null) parts.push({ born: i, amount: added * scale, fresh: i === e, used });
+    for (let i = e, scale = 1, used = false; i >= 0 && parts.length < 2000; i--) {
+      const added = this.added(i, row), now = this.grad(i, row);
+      if (added !== null) parts.unshift({ born: i, amount: added * scale, fresh: i === e, used });
       if (this.gone(i, row)) break;
-      if (this.scales[i] && i) {
-        const now = this.grad(i, row), before = this.grad(i - 1, row);
-        if (now && before && Number.isFinite(now) && Number.isFinite(before)) scale *= now / before;
-      }
+      const factor = i && this.scales[i] ? now / this.grad(i - 1, row) : 1;
+      if (factor && Number.isFinite(factor)) scale *= factor;
       used ||= this.steps(i, row);
     }
-    parts.reverse();
     if (row.signed && row.g[e] >= 0) {
-      const grad = this.grad(e, row), rest = grad - parts.reduce((sum, part) => sum + part.amount, 0);
-      const most = Math.max(Math.abs(grad), ...parts.map((part) => Math.abs(part.amount)));
-      if (Math.abs(rest) > 1e-4 * most) parts.unshift({ born: -1, amount: rest, fresh: false, used: false });
+      const rest = this.grad(e, row) - sum(parts), most = Math.max(...parts.map(({ amount }) => Math.abs(amount)), Math.abs(this.grad(e, row)));
+      if (Math.abs(rest) > 1e-4 * most) parts.unshift({ born: -1, amount: rest });
     }
     return parts;
+  }
+
+  /** The same, as it is drawn: norms do not add up, so parts of a tensor share the height of its `‖.grad‖`. */
+  drawn(e, row) {
+    const grad = this.grad(e, row), parts = this.stack(e, row), whole = sum(parts);
+    const share = row.signed || !whole ? 1 : grad / whole;
+    parts.forEach((part) => { part.height = part.amount * share; });
+    return { grad, parts, absent: grad === null, broken: grad !== null && !Number.isFinite(grad + whole) };
   }
 
   /** The contributions that an event erased before any step had used them. */
   lost(e, row) {
     if (!e || !this.gone(e, row) || this.gone(e - 1, row)) return [];
-    return this.stack(e - 1, row).filter((part) => part.born >= 0 && !part.used && !this.inside.has(part.born)).map((part) => part.born);
+    return this.stack(e - 1, row).filter(({ born, used }) => born >= 0 && !used && !this.inside.has(born)).map(({ born }) => born);
   }
 
   /** A contribution or a `.grad` in words; the same as `words.value`. */
   value(e, row, of) {
-    if ((of ? row.g : row.c)[e] < 0) return of ? "None" : "";
-    const exact = row.x && row.x[of][e];
-    if (!exact) return `‖·‖ ${number((of ? row.g : row.c)[e])}`;
-    if (exact.length > 1) return `(${exact.map((x) => number(x)).join(", ")})`;
-    return (!of && exact[0] > 0 ? "+" : "") + number(exact[0]);
+    const norm = (of ? row.g : row.c)[e], exact = row.x?.[of][e];
+    if (norm < 0) return of ? "None" : "";
+    if (!exact) return `‖·‖ ${number(norm)}`;
+    return exact.length > 1 ? `(${exact.map((x) => number(x)).join(", ")})` : (!of && exact[0] > 0 ? "+" : "") + number(exact[0]);
   }
 
-  /** What was done, to or by what, where: the beginning of an event's sentence. */
-  head(e) {
-    const kind = this.kinds[e], link = { backward: "of", step: "by" }[kind] || "on", loss = this.e.loss && this.e.loss[e];
-    return `Event ${this.index(e)}, ${kind}${this.skipped.has(e) ? " skipped" : ""}` +
-      (this.label(e) ? ` ${link} ${shorten(this.label(e), 40)}` : "") +
-      (this.e.n[e] ? `, line ${this.e.n[e]}` : "") +
-      (loss !== null && loss !== undefined ? `, loss ${number(Number(loss))}` : "");
-  }
-
-  /** An event in one sentence; the same as `words.sentence`, and the selected parameter if it is not among the first. */
+  /** An event in one sentence; the same as `words.sentence` for few parameters, of many only the selected one. */
   sentence(e, chosen = -1) {
-    const shown = this.parameters.slice(0, 6).map((_, p) => p), parts = [];
-    for (const p of chosen >= 6 ? [...shown, chosen] : shown) {
-      const row = this.row(p), added = this.value(e, row, 0), lost = this.lost(e, row).map((b) => this.value(b, row, 0));
+    const P = this.count, few = P <= 4, parts = [];
+    for (const p of few ? Array(P).keys() : chosen < 0 ? [] : [chosen]) {
+      const row = this.rows[p], added = this.value(e, row, 0), lost = this.lost(e, row).map((b) => this.value(b, row, 0));
       parts.push(shorten(row.n, 40) + (added ? ` receives ${added},` : "") + ` .grad ${this.value(e, row, 1)}` +
         (lost.length ? ` (erased ${lost.join(", ")} before any step used it)` : ""));
     }
-    const more = this.parameters.length - parts.length;
-    if (more > 0) parts.push(`and ${counted(more, "more parameter")}`);
-    const { b, a } = this.e;
-    if (b && b[e] !== null) parts.push(`saved tensors ${size(b[e])} before, ${size(a ? a[e] : null)} after`);
-    return this.head(e) + (parts.length ? `: ${parts.join("; ")}.` : ".");
+    if (!few) {
+      const [adds, holds] = ["c", "g"].map((key) => this.rows.slice(0, P).filter((row) => !(row[key][e] < 0)).length);
+      parts.push(`${adds || holds} of ${counted(P, "parameter")} ${adds ? "receive a contribution" : "have a .grad"}`);
+    }
+    if (this.e.t?.[e]) parts.push(this.e.t[e]);
+    return `${this.head(e)}${parts.length ? ": " : ""}${parts.join("; ")}.`;
   }
 }
 
 /** A pane: a titled part of the player. */
 function pane(name, title, ...children) {
   const head = h("div.av-head", {}, h("span.av-name", {}, title));
-  return { el: h(`section.av-pane.av-${name}`, { "aria-label": title }, head, ...children), head };
+  return { name, head, el: h(`section.av-pane.av-${name}`, { "aria-label": title }, head, ...children) };
 }
 
-const WORDS = /(#.*$)|("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(and|as|assert|async|await|break|class|continue|def|del|elif|else|except|False|finally|for|from|global|if|import|in|is|lambda|None|nonlocal|not|or|pass|raise|return|True|try|while|with|yield)\b/g;
-
-/** A line of Python as text nodes in spans. */
-function highlighted(text) {
-  const parts = [];
-  let end = 0;
-  for (const match of text.matchAll(WORDS)) {
-    parts.push(text.slice(end, match.index), h(`span.av-${match[1] ? "comment" : match[2] ? "string" : "keyword"}`, {}, match[0]));
-    end = match.index + match[0].length;
-  }
-  return [...parts, text.slice(end)];
+/** Scroll a box, and only it, until a stretch of it is in view. */
+function reveal(box, top, height, margin = 0) {
+  box.scrollTop = clamp(box.scrollTop, top + height + margin - box.clientHeight, top - margin);
 }
 
-/** The user's code; the current event's line is marked, and a line leads to its next event. */
-function codePane(run, go, at) {
-  const { data, e } = run, lines = new Map(), at_ = new Map();
-  for (let i = 0; i < run.length; i++) {
-    const key = `${e.n[i]} ${e.f[i]}`;
-    if (!at_.has(key)) at_.set(key, []);
-    at_.get(key).push(i);
-  }
-  const files = data.code.map((file) => {
-    const name = data.strings.indexOf(file.name);
-    const list = h("ol.av-lines", { role: "list" });
-    for (const [n, text] of file.lines) {
-      const key = `${n} ${name}`, events = at_.get(key);
-      const next = () => go({ e: events.find((i) => i > at().e) ?? events[0] });
-      const line = h(events ? "li.av-line.av-has" : "li.av-line", events ? { click: next } : {},
-        events
-          ? h("button.av-no", { type: "button", "aria-label": `line ${n}: to its next event (${counted(events.length, "event")})`,
-              style: `--av-kind: ${data.kinds[run.kinds[events[0]]]}` }, String(n))
-          : h("span.av-no", { "aria-hidden": n ? null : "true" }, n ? String(n) : "⋯"),
-        h("code", {}, ...highlighted(text)));
-      lines.set(key, line);
+/** The user's code: the current event's line is marked, and a line leads to its next event. */
+function codePane({ run, data, go, at }) {
+  const box = h("div.av-box", scrolls("Code, scrollable")), lines = [], events = [];
+  run.e.c.forEach((line, e) => (events[line] ||= []).push(e));
+  for (const { name, lines: texts } of data.code) {
+    const list = h("ol.av-lines");
+    for (const [n, ...parts] of texts) {
+      const mine = events[lines.length], next = () => go({ e: mine.find((e) => e > at().e) ?? mine[0] });
+      const line = h(`li.av-line${mine ? ".av-has" : ""}`, mine ? { click: next, style: `--av-kind: ${run.kindColor(mine[0])}` } : {},
+        h(`${mine ? "button" : "span"}.av-no`, mine ? { type: "button", "aria-label": `line ${n}: to its next event (${counted(mine.length, "event")})` } : {}, String(n || "⋯")),
+        h("code", {}, ...parts.map((part) => (typeof part === "string" ? part : h(`span.av-${part[0]}`, {}, part[1])))));
+      lines.push(line);
       list.append(line);
     }
-    return h("div.av-file", {}, data.code.length > 1 ? h("p.av-path", {}, shorten(file.name, 44)) : null, list);
-  });
-  const box = h("div.av-box.av-mono", { tabindex: "0", role: "group", "aria-label": "Code, scrollable" }, ...files);
-  const made = pane("code", "Code", box);
-  let on = null;
+    box.append(h("div", {}, data.code.length > 1 ? h("p.av-note", {}, shorten(name, 44)) : "", list));
+  }
+  let on;
   return {
-    ...made,
-    draw({ e: now }) {
-      const line = lines.get(`${e.n[now]} ${e.f[now]}`) || null;
+    ...pane("code", "Code", box),
+    draw({ e }) {
+      const line = lines[run.e.c[e]];
+      line?.style.setProperty("--av-kind", run.kindColor(e));
       if (line === on) return;
-      on?.classList.remove("av-on");
       on?.removeAttribute("aria-current");
+      line?.setAttribute("aria-current", "true");
       on = line;
-      if (!line) return;
-      line.classList.add("av-on");
-      line.setAttribute("aria-current", "true");
-      line.style.setProperty("--av-kind", data.kinds[run.kinds[now]]);
-      reveal(box, line.offsetTop, line.offsetHeight, 24);
+      if (line) reveal(box, line.offsetTop, line.offsetHeight, 24);
     },
   };
 }
 
-/** Scroll a box, and only it, until a stretch of it is in view. */
-function reveal(box, top, height, margin) {
-  if (top - margin < box.scrollTop) box.scrollTop = top - margin;
-  else if (top + height + margin > box.scrollTop + box.clientHeight) box.scrollTop = top + height + margin - box.clientHeight;
-}
-
 /** One card of a graph, as `dot` draws it: a title, rows, and the numbers that have come so far. */
 function card(node, numbers) {
-  const [x, y, width, height] = node.b, leaf = node.k.includes("accumulate");
-  const made = h(`g.av-node.${node.k.map((k) => `av-${k}`).join(".")}`, { transform: `translate(${x} ${y})` });
-  const box = { width, height, rx: leaf ? 15 : 7 };
+  const [x, y, width, height] = node.b, box = { width, height, rx: node.k.includes("accumulate") ? 15 : 7 };
+  const made = h(`g.av-node.${node.k.map((kind) => `av-${kind}`).join(".")}`, { transform: `translate(${x} ${y})` });
   if (node.f) made.append(h("title", {}, node.f));
-  if (node.k.includes("fold")) made.append(h("rect.av-behind", { x: 4, y: 4, ...box }));
-  made.append(h("rect.av-card", box), h("text.av-title", { x: 11, y: 22 }, node.t));
-  if (node.d) made.append(h("text.av-quiet", { x: width - 11, y: 22, "text-anchor": "end" }, node.d));
-  let line = 22;
+  if (node.k.includes("fold")) made.append(h("rect.av-card", { x: 4, y: 4, ...box }));
+  made.append(h("rect.av-card", box), h("text.av-title", { x: 11, y: 22 }, node.t), h("text.av-quiet", { x: width - 11, y: 22, "text-anchor": "end" }, node.d));
+  let line = 22, what = "";
   for (const [label, text] of node.r) {
-    line += 19;
-    const row = h("text.av-quiet", { x: 11, y: line }, h("tspan.av-label", {}, label), label && text ? " " : "", h("tspan", {}, text));
-    made.append(row);
-    if (label.startsWith("saves")) made.saves = [row, label, text];
+    made.append(h("text.av-quiet", { x: 11, y: (line += 19) }, `${label} ${text}`.trim()));
+    if (label.startsWith("saves")) made.saves = [made.lastChild, made.lastChild.textContent];
   }
-  if (numbers.length) made.append(h("line.av-rule", { x1: 0, x2: width, y1: line + 9, y2: line + 9 }));
+  if (numbers.length) made.append(h("line.av-rule", { x2: width, y1: line + 9, y2: line + 9 }));
   line += 7;
-  let what = "";
   numbers.forEach((text, i) => {
-    line += 19;
     what = node.n[i] || what;
-    const row = h(what === "grad" ? "g.av-late" : "g", {});
-    if (node.n[i]) row.append(h("text.av-label", { x: 11, y: line }, node.n[i]));
-    row.append(h("text", { x: 59, y: line }, text));
-    made.append(row);
+    made.append(h(what === "grad" ? "g.av-late" : "g", {}, h("text.av-quiet", { x: 11, y: (line += 19) }, node.n[i]), h("text", { x: 59, y: line }, text)));
   });
   return made;
 }
 
 /** The graph of the moment: its nodes light up in the engine's order and are freed behind it. */
-function graphPane(run, go, at) {
-  const { data } = run;
-  const box = h("div.av-box", { tabindex: "0", role: "group", "aria-label": "Autograd graph, scrollable; up and down select a node" });
-  const note = h("p.av-note", {});
-  const steps = h("input", { type: "range", min: 0, value: 0, "aria-label": "nodes that have run", "data-lm-suppress-shortcuts": "true",
-    input: () => go({ e: at().e, n: Number(steps.value) }) });
-  const told = h("span.av-told", {});
-  const sub = h("label.av-sub", {}, steps, told);
-  const zoomBy = (factor) => zoom(factor ? scale * factor : Math.min(box.clientWidth / layout.w, box.clientHeight / layout.h));
-  const tools = h("span.av-tools", {}, ...[["−", "zoom out", 1 / 1.25], ["+", "zoom in", 1.25], ["fit", "fit the whole graph", 0]].map(
-    ([text, label, factor]) => h("button.av-b", { type: "button", "aria-label": label, title: label, click: () => layout && zoomBy(factor) }, text)));
-  const made = pane("graph", "Graph", box, sub, note);
+function graphPane({ run, data, go, at }) {
+  const box = h("div.av-box", scrolls("Autograd graph, scrollable; up and down select a node"));
+  const note = h("p.av-note"), told = h("span.av-told"), steps = input("input", "range", "nodes that have run", () => go({ n: Number(steps.value) }));
+  const sub = h("label.av-sub", {}, steps, told), made = pane("graph", "Graph", box, sub, note);
+  const tools = h("span.av-tools", {}, ...[["−", "zoom out", 0.8], ["+", "zoom in", 1.25], ["fit", "fit the whole graph", 0]].map(
+    ([face, label, factor]) => button("zoom", label, () => zoom(factor), face)));
   made.head.append(tools);
-  let shown = -1, layout = null, scale = 1, cards = [], edges = [], rank = [], lit = -1;
+  let shown = -1, layout, order, scale = 1, cards, edges, lit, from, moved;
 
-  function zoom(to) {
-    const middle = [(box.scrollLeft + box.clientWidth / 2) / scale, (box.scrollTop + box.clientHeight / 2) / scale];
-    scale = clamp(to, 0.1, 3);
-    box.firstChild?.setAttribute("width", layout.w * scale);
-    box.firstChild?.setAttribute("height", layout.h * scale);
-    box.scrollLeft = middle[0] * scale - box.clientWidth / 2;
-    box.scrollTop = middle[1] * scale - box.clientHeight / 2;
+  /** Zoom by a factor (0: until all is in view) around what is in the middle. */
+  function zoom(factor, least = 0.1, most = 3) {
+    if (!layout) return;
+    const { clientWidth: width, clientHeight: height } = box, middle = [(box.scrollLeft + width / 2) / scale, (box.scrollTop + height / 2) / scale];
+    scale = clamp(factor ? scale * factor : Math.min((width - 4) / layout.w, (height - 4) / layout.h), least, most);
+    box.firstChild.style.cssText = `width: ${layout.w * scale}px; height: ${layout.h * scale}px`;
+    [box.scrollLeft, box.scrollTop] = [middle[0] * scale - width / 2, middle[1] * scale - height / 2];
   }
   /** As large as fits, and never so small that it cannot be read. */
-  const fit = () => layout && zoom(clamp(Math.min((box.clientWidth - 4) / layout.w, (box.clientHeight - 4) / layout.h), 0.88, 1.15));
-
-  function build(index) {
-    const graph = data.graphs[index];
+  function fit() {
+    zoom(0, 0.88, 1.15);
+    box.scrollLeft = (box.scrollWidth - box.clientWidth) / 2;
+  }
+  function build(graph) {
+    ({ order } = graph);
     layout = data.layouts[graph.l];
     cards = layout.n.map((node, i) => card(node, graph.v[i]));
-    cards.forEach((one, i) => one.addEventListener("click", () => moved < 4 && choose(i)));
-    edges = layout.e.map(([source, target, curve, tip]) => h("g.av-edge", {}, h("path.av-curve", { d: curve }), h("path.av-tip", { d: tip })));
-    rank = layout.n.map(() => Infinity);
-    graph.order.forEach((node, i) => { rank[node] = i; });
-    box.replaceChildren(h("svg", { viewBox: `0 0 ${layout.w} ${layout.h}`, role: "img",
-      "aria-label": `Autograd graph: ${counted(layout.n.length, "node")}` }, ...edges, ...cards));
+    edges = layout.e.map(([, , curve, tip]) => h("g", {}, h("path.av-curve", { d: curve }), h("path.av-tip", { d: tip })));
+    const svg = h("svg", { viewBox: `0 0 ${layout.w} ${layout.h}`, role: "img", "aria-label": `Autograd graph: ${counted(cards.length, "node")}` }, ...edges, ...cards);
+    svg.addEventListener("click", (event) => moved < 4 && choose(cards.indexOf(event.target.closest(".av-node"))));
+    box.replaceChildren(svg);
     fit();
   }
-  const choose = (node) => {
-    const leaf = layout.n[node].leaf, p = run.parameters.findIndex((parameter) => parameter.n === leaf);
-    go({ e: at().e, n: at().n, node: at().node === node ? -1 : node, ...(p >= 0 ? { p } : {}) });
-  };
-
-  let from = null, moved = 0, pinch = 0;
-  const touches = new Map();
+  function choose(node) {
+    const p = node < 0 ? -1 : run.rows.findIndex(({ n, in: group }) => n === layout.n[node].leaf && !group);
+    go({ node: node === at().node ? -1 : node, ...(p < 0 ? {} : { p }) });
+  }
   box.addEventListener("pointerdown", (event) => {
     moved = 0;
-    if (event.pointerType === "mouse" && event.button === 0) from = [event.clientX, event.clientY, box.scrollLeft, box.scrollTop];
-    else touches.set(event.pointerId, event);
+    from = event.pointerType === "mouse" && [event.clientX + box.scrollLeft, event.clientY + box.scrollTop, event.clientX, event.clientY];
   });
   box.addEventListener("pointermove", (event) => {
-    if (from && event.buttons) {
-      const [dx, dy] = [event.clientX - from[0], event.clientY - from[1]];
-      moved = Math.max(moved, Math.hypot(dx, dy));
-      if (moved >= 4) [box.scrollLeft, box.scrollTop] = [from[2] - dx, from[3] - dy];
-    } else if (touches.has(event.pointerId)) {
-      touches.set(event.pointerId, event);
-      const [a, b] = [...touches.values()];
-      if (!b || !layout) return;
-      const apart = Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY);
-      if (pinch) zoom((scale * apart) / pinch);
-      pinch = apart;
-    }
+    if (!from || !event.buttons) return;
+    moved = Math.max(moved, Math.hypot(event.clientX - from[2], event.clientY - from[3]));
+    if (moved >= 4) [box.scrollLeft, box.scrollTop] = [from[0] - event.clientX, from[1] - event.clientY];
   });
-  for (const name of ["pointerup", "pointercancel", "pointerleave"]) box.addEventListener(name, (event) => { from = null; pinch = 0; touches.delete(event.pointerId); });
-  box.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey || !layout) return;
-    event.preventDefault();
-    zoom(scale * Math.exp(-event.deltaY / 300));
-  }, { passive: false });
   box.addEventListener("keydown", (event) => {
-    const move = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (!layout || (!move && !"+-0".includes(event.key))) return;
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key], factor = { "+": 1.25, "-": 0.8, 0: 0 }[event.key];
+    if (!layout || (!by && factor === undefined)) return;
     event.preventDefault();
     event.stopPropagation();
-    if (!move) return zoomBy({ "+": 1.25, "-": 0.8, 0: 0 }[event.key]);
-    const order = data.graphs[shown].order, here = at().node < 0 ? (move > 0 ? -1 : order.length) : order.indexOf(at().node);
-    const node = order[clamp(here + move, 0, order.length - 1)];
-    go({ e: at().e, n: at().n, node });
+    if (!by) return zoom(factor);
+    const here = order.indexOf(at().node);
+    choose(order[clamp(here < 0 && by < 0 ? order.length - 1 : here + by, 0, order.length - 1)]);
   });
 
-  /** The graph that an event shows, and how many of its nodes have run. */
-  const moment = ({ e, n }) => {
-    const owner = run.length ? run.backward[e] ?? -1 : 0, index = data.of[owner] ?? -1;
-    const total = index < 0 ? 0 : data.graphs[index].order.length, now = !run.length || owner === e;
-    return { owner, index, total, now, ran: now && n !== null ? clamp(n, 0, total) : total };
-  };
-  return {
-    ...made, moment, fit,
-    describe(state) {
-      const { index, total, now, ran, owner } = moment(state);
-      if (index < 0 || !now) return "";
-      const nodes = data.layouts[data.graphs[index].l].n, name = (i) => nodes[i].t + (nodes[i].leaf !== undefined ? " (AccumulateGrad)" : "");
-      let text = "";
-      if (ran < total) {
-        const last = ran ? data.graphs[index].order[ran - 1] : -1;
-        text = ran ? `${ran} of ${total} nodes have run, the last is ${name(last)}${this.numbers(index, last, true)}.` : `The forward has built ${counted(nodes.length, "node")}; none has run backward yet.`;
-      }
-      if (state.node >= 0 && nodes[state.node]) {
-        const node = nodes[state.node], done = data.graphs[index].order.indexOf(state.node) < ran;
-        text += ` Selected: ${name(state.node)}${node.d ? `, shape ${node.d}` : ""}${this.numbers(index, state.node, done)}` +
-          (node.s ? (done && !run.retained.has(owner) ? ", freed" : `, ${node.r.map(([label]) => label).find((label) => label.startsWith("saves")) || "freed"}`) : "") + ".";
-      }
-      return text.trim();
-    },
-    numbers(index, node, done) {
-      const graph = data.graphs[index], labels = data.layouts[graph.l].n[node].n;
-      return graph.v[node].map((text, i) => (labels[i] === "grad" && !done ? "" : `${labels[i] ? `, ${labels[i]} ` : "; "}${text}`)).join("");
-    },
-    draw(state) {
-      const { owner, index, total, now, ran } = moment(state);
-      sub.hidden = !now || index < 0;
-      tools.hidden = index < 0;
-      const notes = index < 0 ? [] : data.layouts[data.graphs[index].l].notes;
-      note.textContent = [index < 0
-        ? data.undrawn[owner] || (owner < 0 ? "No graph yet: a forward builds it." : "The graph of this backward was not kept.")
-        : now ? data.remark : `The graph of event ${run.index(owner)}${run.retained.has(owner) ? ", retained" : ", freed by its backward"}.`, ...notes].filter(Boolean).join(" ");
-      made.el.classList.toggle("av-past", !now);
-      if (index !== shown) {
-        shown = index;
-        if (index < 0) { box.replaceChildren(); layout = null; return; }
-        build(index);
-        lit = -1;
-      }
-      if (index < 0) return;
-      steps.max = total;
-      steps.value = ran;
-      told.textContent = ran === total ? `all ${total} run` : `${ran} of ${total} run`;
-      steps.setAttribute("aria-valuetext", told.textContent);
-      const color = run.length ? run.color(owner) : "#0072B2";
-      made.el.style.setProperty("--av-now", color);
-      made.el.style.setProperty("--av-on-now", inkOn(color));
-      const kept = run.retained.has(owner), last = now && ran < total ? data.graphs[index].order[ran - 1] ?? -1 : -1;
-      layout.n.forEach((node, i) => {
-        const done = rank[i] < ran, freed = done && node.s && !kept, one = cards[i];
-        one.classList.toggle("av-done", done);
-        one.classList.toggle("av-gone", Boolean(freed));
-        one.classList.toggle("av-lit", i === last);
-        one.classList.toggle("av-wrote", now && done && node.k.includes("accumulate"));
-        one.classList.toggle("av-chosen", i === state.node);
-        if (one.saves && one.gone !== freed) {
-          const [row, label, text] = one.saves;
-          one.gone = freed;
-          row.firstChild.textContent = freed ? "freed" : label;
-          row.lastChild.textContent = freed ? "" : text;
-        }
-      });
-      layout.e.forEach(([source], i) => edges[i].classList.toggle("av-flown", now && rank[source] < ran));
-      const follow = last >= 0 ? last : state.node;
-      if (follow >= 0 && follow !== lit && layout.n[follow]) {
-        const [x, y, width, height] = layout.n[follow].b.map((side) => side * scale);
-        reveal(box, y, height, 40);
-        if (x < box.scrollLeft || x + width > box.scrollLeft + box.clientWidth) box.scrollLeft = x + width / 2 - box.clientWidth / 2;
-      }
-      lit = follow;
-    },
-  };
+  /** Which graph a state shows, whether it runs right then, and how many of its nodes have. */
+  function moment({ e, n }) {
+    const owner = run.length ? run.backward[e] : 0, index = data.of[owner] ?? -1, now = owner === e && index >= 0;
+    const total = index < 0 ? 0 : data.graphs[index].order.length;
+    return { owner, index, now, total, ran: now && n !== null ? clamp(n, 0, total) : total };
+  }
+  /** The same in words. */
+  function describe(state) {
+    const { owner, index, now, total, ran } = moment(state);
+    if (!now) return ["", ""];
+    const graph = data.graphs[index], { n: nodes } = data.layouts[graph.l], { node } = state, place = graph.order.indexOf(node);
+    const about = (i, done) => nodes[i].t + (nodes[i].leaf === undefined ? "" : " (AccumulateGrad)") +
+      graph.v[i].map((text, k) => (nodes[i].n[k] === "grad" && !done ? "" : `, ${nodes[i].n[k]} ${text}`)).join("");
+    const last = ran === total ? "" : !ran ? `The forward has built ${counted(total, "node")}; none has run backward yet.`
+      : `${ran} of ${total} nodes have run, the last is ${about(graph.order[ran - 1], true)}.`;
+    const freed = place < ran && !run.retained.has(owner);
+    return [last, nodes[node] ? `Selected: ${about(node, place < ran)}${!nodes[node].s ? "" : freed ? ", freed" : ", holding what it saved"}.` : ""];
+  }
+  function draw(state) {
+    const { owner, index, now, total, ran } = moment(state), kept = run.retained.has(owner), graph = data.graphs[index];
+    sub.hidden = !now;
+    tools.hidden = !graph;
+    const about = graph ? (now ? data.remark : `The graph of event ${run.index(owner)}, ${kept ? "retained" : "freed by its backward"}.`)
+      : data.undrawn[owner] || (owner < 0 ? "No graph yet: a forward builds it." : "The graph of this backward was not kept.");
+    note.textContent = [about, ...(graph ? data.layouts[graph.l].notes : [])].join(" ").trim();
+    made.el.classList.toggle("av-past", !now);
+    if (index !== shown) {
+      shown = index;
+      layout = lit = undefined;
+      if (graph) build(graph); else box.replaceChildren();
+    }
+    if (!graph) return;
+    told.textContent = ran === total ? `all ${total} run` : `${ran} of ${total} run`;
+    slide(steps, ran, total, told.textContent);
+    const [color, ink] = run.color(owner), last = now && ran < total ? order[Math.max(ran - 1, 0)] : -1;
+    made.el.style.setProperty("--av-now", color);
+    made.el.style.setProperty("--av-on-now", ink);
+    const done = layout.n.map(() => false);
+    order.slice(0, ran).forEach((node) => { done[node] = true; });
+    layout.n.forEach((node, i) => {
+      const freed = Boolean(done[i] && node.s && !kept), { classList, saves } = cards[i];
+      const looks = { done: done[i], gone: freed, lit: ran && i === last, wrote: now && done[i] && node.leaf !== undefined, chosen: i === state.node };
+      for (const [name, on] of Object.entries(looks)) classList.toggle(`av-${name}`, Boolean(on));
+      if (saves) saves[0].textContent = freed ? "freed" : saves[1];
+    });
+    edges.forEach((edge, i) => edge.setAttribute("class", now && done[layout.e[i][0]] ? "av-flown" : ""));
+    const follow = last < 0 ? state.node : last;
+    if (follow >= 0 && follow !== lit && cards[follow]) {
+      const [x, y, width, height] = layout.n[follow].b.map((side) => side * scale);
+      reveal(box, y, height, 40);
+      if (x < box.scrollLeft || x + width > box.scrollLeft + box.clientWidth) box.scrollLeft = x + (width - box.clientWidth) / 2;
+    }
+    lit = follow;
+  }
+  return { ...made, moment, describe, fit, draw };
 }
 
+const look = (part) => (part.born < 0 ? "unseen" : part.fresh ? "new" : part.used ? "used" : "live");
+
 /** One row per parameter: a bar whose parts are the contributions live in its `.grad`; many parameters are grouped. */
-function gradPane(run, go, at, uid) {
-  const { data } = run, many = run.parameters.length > 12, tall = many ? 30 : 42;
-  const list = h("div.av-rows", {});
-  const box = h("div.av-box", { tabindex: "0", role: "listbox", "aria-label": "Parameters and their .grad", scroll: () => draw(at()) }, list);
-  const equation = h("p.av-note", {});
+function gradPane({ run, data, go, at, uid }) {
+  const P = run.count, groups = run.rows.slice(P), many = groups.length, tall = many ? 30 : 42, open = new Set(), pool = [];
+  const list = h("div.av-rows"), equation = h("p.av-note");
+  const box = h("div.av-box", { tabindex: 0, role: "listbox", "aria-label": "Parameters and their .grad", scroll: () => draw(at()) }, list);
   const made = pane("grad", ".grad", box, equation);
-  const search = h("input.av-search", { type: "search", placeholder: `search ${run.parameters.length} names`, "aria-label": "search parameters by name",
-    "data-lm-suppress-shortcuts": "true", input: () => { arrange(); box.scrollTop = 0; draw(at()); } });
+  const search = input("input.av-search", "search", "search parameters by name", () => { arrange(); draw(at()); });
+  search.placeholder = `search ${P} names`;
   if (many) made.head.append(search);
-  const open = new Set(), pool = [];
-  let rows = [];
+  let rows, cursor = -1, chosen = -1;
 
   function arrange() {
-    const wanted = search.value.trim().toLowerCase();
-    rows = run.parameters.map((_, p) => p).filter((p) => !wanted || run.parameters[p].n.toLowerCase().includes(wanted));
-    if (many && !wanted) rows = data.groups.flatMap((group) => {
-      const inside = Array.from({ length: group[2] - group[1] }, (_, i) => group[1] + i);
+    const wanted = search.value.trim().toLowerCase(), every = run.rows.slice(0, P);
+    rows = every.filter(({ n }) => n.toLowerCase().includes(wanted));
+    if (many && !wanted) rows = groups.flatMap((group) => {
+      const inside = every.slice(...group.in);
       return inside.length === 1 ? inside : open.has(group) ? [group, ...inside] : [group];
     });
     list.style.height = `${rows.length * tall}px`;
-    box.style.setProperty("--av-tall", `${rows.length * tall}px`);
+    box.style.setProperty("--av-tall", list.style.height);
     made.el.classList.toggle("av-empty", !rows.length);
   }
-  const toggle = (group) => { if (!open.delete(group)) open.add(group); arrange(); draw(at()); };
-  const choose = (key) => Array.isArray(key) ? toggle(key) : go({ e: at().e, n: at().n, p: at().p === key ? -1 : key });
-
+  function choose(row) {
+    if (!row.in) return go({ p: at().p === row.p ? -1 : row.p });
+    if (!open.delete(row)) open.add(row);
+    arrange();
+    draw(at());
+  }
   function make() {
-    const row = { name: h("span.av-of", {}), bar: h("span.av-bar", {}), total: h("span.av-total", {}), parts: [] };
-    row.zero = h("i.av-zero", {});
-    row.end = h("i.av-end", {});
-    row.bar.append(row.zero, row.end);
-    row.el = h("div.av-row", { role: "option", style: `height: ${tall}px`, click: () => { choose(row.key); } }, row.name, row.bar, row.total);
+    const row = { name: h("span.av-of"), zero: h("i.av-zero"), end: h("i.av-end"), total: h("span.av-total"), parts: [] };
+    row.bar = h("span.av-bar", {}, row.zero, row.end);
+    row.el = h("div.av-row", { role: "option", style: `height: ${tall}px`, click: () => choose(row.row) }, row.name, row.bar, row.total);
+    list.append(row.el);
     return row;
   }
-  /** How far a row's bars reach over all events, so that its scale stands still while one scrubs. */
-  function extent(row) {
-    if (row.high !== undefined) return;
-    [row.low, row.high] = [0, 0];
-    for (let e = 0; e < run.length; e++) {
-      let [down, up] = [run.grad(e, row) || 0, 0];
-      if (down > 0) [down, up] = [0, down];
-      if (row.signed && run.length <= 2000) {
-        let [under, over] = [0, 0];
-        for (const { amount } of run.stack(e, row)) if (Number.isFinite(amount)) amount < 0 ? (under += amount) : (over += amount);
-        [down, up] = [Math.min(down, under), Math.max(up, over)];
-      }
-      if (Number.isFinite(down) && down < row.low) row.low = down;
-      if (Number.isFinite(up) && up > row.high) row.high = up;
-    }
-  }
-  function fill(one, key, e, width) {
-    const row = run.row(key), grad = run.grad(e, row), group = Array.isArray(key);
-    extent(row);
-    one.key = key;
-    one.name.textContent = group ? `${open.has(key) ? "▾" : "▸"} ${row.n}` : row.n;
-    one.name.title = group ? `${row.n}: ${counted(key[2] - key[1], "parameter")}` : `${row.n}, shape (${row.d.join(", ")})`;
-    const text = group ? (grad === null ? "None" : `‖·‖ ${number(grad)}`) : run.value(e, row, 1);
-    one.total.textContent = text;
-    one.total.classList.toggle("av-none", grad === null);
-    const span = row.high - row.low || 1, x = (value) => (100 * (value - row.low)) / span;
-    const broken = grad !== null && !Number.isFinite(grad);
-    let parts = broken || grad === null ? [] : run.stack(e, row).filter((part) => Number.isFinite(part.amount));
-    const whole = parts.reduce((sum, part) => sum + part.amount, 0);
-    const share = row.signed || !whole ? 1 : grad / whole;
+  function fill(one, row, e, width) {
+    const group = row.in, [low, high] = row.r, { grad, parts: all, absent, broken } = run.drawn(e, row);
+    const span = high - low || 1, x = (value) => `${(100 * (value - low)) / span}%`, text = run.value(e, row, 1), lost = group ? [] : run.lost(e, row);
+    let parts = broken || absent ? [] : all, [under, over] = [0, 0];
     if (parts.length > 24) {
-      const early = parts.slice(0, -23);
-      parts = [{ ...early.at(-1), amount: early.reduce((sum, part) => sum + part.amount, 0), many: early.length }, ...parts.slice(-23)];
+      const early = parts.slice(0, -23), height = early.reduce((sum, part) => sum + part.height, 0);
+      parts = [{ ...early.at(-1), height, told: `${early.length} earlier` }, ...parts.slice(-23)];
     }
-    one.bar.classList.toggle("av-none", grad === null);
-    one.bar.classList.toggle("av-broken", broken);
-    one.zero.style.left = `${x(0)}%`;
-    one.end.hidden = grad === null || broken;
-    one.end.style.left = `${x(grad || 0)}%`;
-    let [under, over] = [0, 0];
-    while (one.parts.length < parts.length) {
-      one.parts.push(h("b.av-part", {}));
-      one.bar.insertBefore(one.parts.at(-1), one.end);
-    }
-    one.parts.forEach((seg, i) => {
+    one.row = row;
+    one.name.textContent = (group ? (open.has(row) ? "▾ " : "▸ ") : "") + row.n.slice(data.cut);
+    one.name.title = group ? `${row.n}: ${counted(group[1] - group[0], "parameter")}` : `${row.n}, shape (${row.d.join(", ")})`;
+    one.total.textContent = text;
+    one.bar.className = `av-bar${broken ? " av-broken" : ""}`;
+    one.el.className = `av-row${group ? " av-group" : ""}${absent ? " av-none" : ""}`;
+    one.zero.style.left = x(0);
+    one.end.hidden = absent || broken;
+    one.end.style.left = x(grad || 0);
+    while (one.parts.length < parts.length) one.end.before(one.parts[one.parts.push(h("b")) - 1]);
+    one.parts.forEach((made, i) => {
       const part = parts[i];
-      seg.hidden = !part;
+      made.hidden = !part;
       if (!part) return;
-      const amount = part.amount * share, start = amount < 0 ? under + amount : over;
-      if (amount < 0) under += amount; else over += amount;
-      const wide = (100 * Math.abs(amount)) / span, color = part.born < 0 ? "var(--av-muted)" : run.color(part.born);
-      seg.className = `av-part ${part.born < 0 ? "av-unseen" : part.fresh ? "av-new" : part.used ? "av-used" : "av-live"}`;
-      seg.style.cssText = `left: ${x(start)}%; width: ${wide}%; --av-c: ${color}; --av-ink: ${part.fresh && part.born >= 0 ? inkOn(color) : "inherit"}`;
-      const told = part.many ? `${part.many} earlier` : number(part.amount, row.signed ? 4 : 3);
-      seg.textContent = (wide * width) / 100 > told.length * 7 + 6 ? told : "";
+      const { height } = part, start = height < 0 ? (under += height) : over, color = part.born < 0 ? "var(--av-muted)" : run.color(part.born)[0];
+      if (height > 0) over += height;
+      const told = part.told || number(part.amount, row.signed ? 4 : 3), wide = Math.abs(height) / span;
+      made.className = `av-part av-${look(part)}`;
+      made.style.cssText = `left: ${x(start)}; width: ${100 * wide}%; --av-c: ${color}; color: ${part.fresh ? run.color(e)[1] : "inherit"}`;
+      made.textContent = wide * width > told.length * 7 + 6 ? told : "";
     });
-    const lost = group ? [] : run.lost(e, row);
-    one.bar.dataset.lost = lost.length ? `× ${lost.length === 1 ? run.value(lost[0], row, 0) : counted(lost.length, "contribution")} unused` : "";
-    one.el.setAttribute("aria-label", `${row.n}: .grad ${text}${parts.length > 1 ? `, ${counted(parts.length, "contribution")}` : ""}`);
-    one.el.setAttribute("aria-selected", String(at().p === key));
-    one.el.classList.toggle("av-group", group);
-    if (group) one.el.setAttribute("aria-expanded", String(open.has(key))); else one.el.removeAttribute("aria-expanded");
+    one.bar.dataset.lost = lost.length ? `× ${lost.length === 1 ? run.value(lost[0], row, 0) : counted(lost.length, "part")} unused` : "";
+    const said = { "aria-label": `${row.n}: .grad ${text}${all.length > 1 ? `, ${counted(all.length, "contribution")}` : ""}`, "aria-selected": at().p === row.p,
+      ...(group ? { "aria-expanded": open.has(row) } : {}) };
+    for (const [name, value] of Object.entries(said)) one.el.setAttribute(name, value);
   }
   box.addEventListener("keydown", (event) => {
-    const move = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (!rows.length || (!move && event.key !== "Enter")) return;
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key], enter = event.key === "Enter" && rows[cursor]?.in;
+    if (!rows.length || (!by && !enter)) return;
     event.preventDefault();
     event.stopPropagation();
-    if (!move) return Array.isArray(rows[cursor]) ? toggle(rows[cursor]) : undefined;
-    cursor = clamp(cursor + move, 0, rows.length - 1);
-    reveal(box, cursor * tall, tall, 0);
-    if (!Array.isArray(rows[cursor])) go({ e: at().e, n: at().n, p: rows[cursor] });
-    else draw(at());
+    if (enter) return choose(rows[cursor]);
+    cursor = clamp(cursor + by, 0, rows.length - 1);
+    reveal(box, cursor * tall, tall);
+    if (rows[cursor].in) draw(at()); else go({ p: rows[cursor].p });
   });
-  let cursor = -1;
 
+  /** What the selected parameter's `.grad` is made of, as a sum. */
   function explain({ e, p }) {
-    const key = p >= 0 ? p : run.parameters.length === 1 ? 0 : -1;
-    if (key < 0) return many ? "" : "Select a parameter to see what its .grad is made of.";
-    const row = run.row(key), name = `${shorten(row.n, 28)}.grad`;
+    if (p < 0 && P > 1) return many ? "" : "Select a parameter to see what its .grad is made of.";
+    const row = run.rows[Math.max(p, 0)], name = `${shorten(row.n, 28)}.grad`, parts = run.stack(e, row), total = run.value(e, row, 1);
     if (run.grad(e, row) === null) return `${name} is None: there is no tensor, which is not zero.`;
-    const parts = run.stack(e, row), shown = parts.slice(-5), total = run.value(e, row, 1);
     if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;
-    const scaled = (part) => !row.signed && part.born >= 0 && row.x ? run.value(part.born, row, 0) : number(part.amount);
-    const terms = shown.map((part, i) => {
-      const text = scaled(part), first = i === 0 && shown.length === parts.length, from = part.born < 0 ? "not recorded" : `event ${run.index(part.born)}`;
-      return (first ? text : text.startsWith("−") ? ` − ${text.slice(1)}` : ` + ${text}`) + ` (${from})`;
-    }).join("");
-    const early = parts.length - shown.length;
-    if (!row.x) return `‖${name}‖ ${number(run.grad(e, row))}, from ${counted(parts.length, "contribution")}; norms ${shown.map((part) => number(part.amount)).join(", ")}${early ? " for the latest" : ""}.`;
-    return `${name} = ${early ? `${early} earlier` : ""}${terms} = ${total}`;
+    const terms = parts.slice(-5).map((part) => {
+      const text = row.signed || !row.x || part.born < 0 ? number(part.amount) : run.value(part.born, row, 0);
+      return `${text} (${part.born < 0 ? "not recorded" : `event ${run.index(part.born)}`})`;
+    });
+    if (parts.length > 5) terms.unshift(`${parts.length - 5} earlier`);
+    return row.x ? `${name} = ${terms.join(" + ").replaceAll("+ −", "− ")} = ${total}` : `${name}: ${total}, from contributions of norms ${terms.join(", ")}`;
   }
   function draw(state) {
-    if (state.p >= 0 && state.p !== shownP) {
-      let i = rows.indexOf(state.p);
-      const group = i < 0 && data.groups.find(([, start, stop]) => start <= state.p && state.p < stop);
-      if (group && !search.value) { open.add(group); arrange(); i = rows.indexOf(state.p); }
-      if (i >= 0) { cursor = i; reveal(box, i * tall, tall, 0); }
+    if (state.p !== chosen) {
+      chosen = state.p;
+      const row = run.rows[chosen], group = groups.find(({ in: [start, stop] }) => start <= chosen && chosen < stop);
+      if (group && !rows.includes(row) && !search.value) { open.add(group); arrange(); }
+      if (rows.includes(row)) reveal(box, (cursor = rows.indexOf(row)) * tall, tall);
     }
-    shownP = state.p;
     const first = Math.floor(box.scrollTop / tall), count = Math.min(Math.ceil((box.clientHeight || 300) / tall) + 1, rows.length - first);
-    const width = pool[0]?.bar.clientWidth || 200;
     for (let i = 0; i < Math.max(pool.length, count); i++) {
-      if (i === pool.length) { pool.push(make()); list.append(pool[i].el); }
-      pool[i].el.hidden = i >= count;
+      const one = (pool[i] ||= make()), at = first + i, { el } = one;
+      el.hidden = i >= count;
       if (i >= count) continue;
-      pool[i].el.style.top = `${(first + i) * tall}px`;
-      pool[i].el.id = `${uid}-${first + i}`;
-      pool[i].el.classList.toggle("av-cursor", first + i === cursor);
-      pool[i].el.setAttribute("aria-setsize", rows.length);
-      pool[i].el.setAttribute("aria-posinset", first + i + 1);
-      fill(pool[i], rows[first + i], state.e, width);
+      fill(one, rows[at], state.e, pool[0].bar.clientWidth);
+      el.style.top = `${at * tall}px`;
+      el.id = `${uid}-${at}`;
+      el.classList.toggle("av-cursor", at === cursor);
+      el.setAttribute("aria-setsize", rows.length);
+      el.setAttribute("aria-posinset", at + 1);
     }
-    if (cursor >= first && cursor < first + count) box.setAttribute("aria-activedescendant", `${uid}-${cursor}`);
+    box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
     equation.textContent = explain(state);
   }
-  let shownP = -1;
   arrange();
   return { ...made, draw };
 }
 
 /** Parameters × events: bars while there is room, else a heat map of norms; events that are no backward rule through it. */
-function timePane(run, go, at) {
-  const { data, e: columns } = run, P = run.parameters.length, N = run.length, saved = columns.b;
-  const canvas = h("canvas", { role: "img", "aria-label": `Timeline: ${data.about}` });
-  const head = h("i.av-playhead", {}), lane = h("i.av-lane", {});
-  const plot = h("div.av-plot", {}, canvas, lane, head);
-  const legend = h("p.av-legend", {});
-  const made = pane("time", "Timeline", plot, legend);
-  let g = null;
+function timePane({ run, data, go, at }) {
+  const P = run.count, N = run.length, { b: before, a: after } = run.e, few = P <= 8;
+  const names = (run.rows.length > P ? run.rows.slice(P) : run.rows).map(({ n, p, in: inside = [p, p + 1] }) => [n, ...inside]);
+  const canvas = h("canvas", { role: "img", "aria-label": `Timeline: ${data.about}` }), head = h("i.av-playhead"), band = h("i.av-band");
+  const plot = h("div.av-plot", {}, canvas, band, head), legend = h("p.av-note"), context = canvas.getContext("2d");
+  let width, left, column, bars, top, lane, bottom, inks, font, mono;
 
-  function layout(width) {
-    const few = P <= 8, names = (few ? run.parameters.map((p, i) => [p.n, i, i + 1]) : data.groups);
-    const left = clamp(12 + 7.3 * Math.max(5, ...names.map(([name]) => Math.min([...name].length, 22))), 52, width < 480 ? 92 : 172);
-    const room = width - left - 2, column = Math.min(room / N, 112), bars = few && column >= 18;
-    const up = bars && column >= 74, top = up ? 38 : bars ? 84 : 14;
-    const lane = bars ? (P === 1 ? 84 : 60) : clamp(Math.floor(260 / P), 2, 22);
-    const strip = saved ? 34 : 0;
-    return { width, left, column, bars, up, top, lane, strip, names, few, bottom: top + lane * P, height: top + lane * P + strip + 4 };
+  const x = (e) => left + e * column;
+  const fill = (ink, ...box) => { context.fillStyle = ink; context.fillRect(...box); };
+  function write(text, px, py, align = "left", look = "", ink = inks[0], family = font) {
+    Object.assign(context, { font: `${look} 11px ${family}`, textAlign: align, textBaseline: "middle", fillStyle: ink });
+    context.fillText(text, px, py);
   }
-  const x = (i) => g.left + i * g.column;
-
   function paint() {
-    const width = plot.clientWidth;
+    width = plot.clientWidth;
     if (!width || !N) return;
-    g = layout(width);
-    const ratio = Math.min(globalThis.devicePixelRatio || 1, 2), context = canvas.getContext("2d");
-    canvas.width = width * ratio;
-    canvas.height = g.height * ratio;
-    canvas.style.height = `${g.height}px`;
+    left = clamp(14 + 6.8 * Math.max(5, ...names.map(([name]) => name.length - data.cut)), 52, width < 480 ? 92 : 172);
+    column = Math.min((width - left - 2) / N, 112);
+    bars = few && column >= 18;
+    top = !bars ? 6 : column >= 74 ? 38 : 76;
+    lane = bars ? (P === 1 ? 84 : 60) : clamp(Math.floor(260 / (P || 1)), 2, 22);
+    bottom = top + lane * P;
+    const height = bottom + (before ? 38 : 4), ratio = Math.min(devicePixelRatio || 1, 2);
+    Object.assign(canvas, { width: width * ratio, height: height * ratio }).style.height = `${height}px`;
     context.scale(ratio, ratio);
-    const of = (name) => { head.style.color = `var(${name})`; return getComputedStyle(head).color; };
-    const inks = { text: of("--av-text"), muted: of("--av-muted"), line: of("--av-line") };
-    head.style.color = "";
-    const font = getComputedStyle(made.el).fontFamily;
-    const write = (text, px, py, { size = 11, align = "left", ink = inks.text, bold = "", family = font } = {}) => {
-      Object.assign(context, { font: `${bold} ${size}px ${family}`, textAlign: align, textBaseline: "middle", fillStyle: ink });
-      context.fillText(text, px, py);
-    };
-    const rule = (px, from, to, color, dash = [], wide = 1) => {
-      Object.assign(context, { strokeStyle: color, lineWidth: wide });
-      context.setLineDash(dash);
-      context.beginPath();
-      context.moveTo(px, from);
-      context.lineTo(px, to);
-      context.stroke();
-      context.setLineDash([]);
-    };
-    const mono = getComputedStyle(made.el).getPropertyValue("--av-mono") || "monospace";
-    if (g.bars) bars(context, inks, write, mono); else heat(context, inks);
-    let taken = -Infinity;
-    for (const [name, start] of g.names) {
-      const stop = g.names.find((other) => other[1] === start)[2], middle = g.top + (g.lane * (start + stop)) / 2;
-      if (start && g.lane * (stop - start) > 5) { context.fillStyle = inks.line; context.fillRect(0, g.top + g.lane * start, width, 0.7); }
+    inks = ["text", "muted", "line"].map((name) => { head.style.color = `var(--av-${name})`; return getComputedStyle(head).color; });
+    font = getComputedStyle(plot).fontFamily;
+    mono = getComputedStyle(plot).getPropertyValue("--av-mono");
+    if (bars) drawBars(); else if (P) drawHeat();
+    let taken = -99;
+    for (const [name, start, stop] of names) {
+      const middle = top + (lane * (start + stop)) / 2;
+      if (start) fill(inks[2], 0, top + lane * start, width, 0.7);
       if (middle - taken < 13) continue;
       taken = middle;
-      write(shorten(name, Math.floor((g.left - 12) / 7)), g.left - 8, middle, { size: 11.5, align: "right", family: mono });
+      write(shorten(name.slice(data.cut), Math.floor((left - 12) / 6.7)), left - 8, middle, "right", "", inks[0], mono);
     }
-    const ruled = g.column >= 3;
-    for (let i = 0; i < N && (ruled || g.bars); i++) {
-      const kind = run.kinds[i];
-      if (kind !== "backward") rule(x(i) + 0.5, g.bars ? 2 : g.top, g.bottom, data.kinds[kind], DASH[kind] || [2, 3], g.column > 12 ? 1.8 : 1);
-      if (!g.bars) continue;
-      if (g.up) {
-        write(`${kind}${run.skipped.has(i) ? " skipped" : ""}`, x(i) + 6, 10, { size: 12, bold: kind === "backward" ? "600" : "600" });
-        write(shorten(run.label(i), Math.floor((g.column - 8) / 6.8)), x(i) + 6, 26, { size: 11, ink: inks.muted, family: mono });
-      } else {
-        context.save();
-        context.translate(x(i) + g.column / 2 + 1, g.top - 6);
-        context.rotate(-Math.PI / 2);
-        write(shorten(`${kind} ${run.label(i)}`.trim(), 12), 0, 0, { size: 11 });
-        context.restore();
-      }
-    }
-    if (saved) {
-      const most = Math.max(1, ...saved.map((b) => Number(b) || 0)), base = g.height - 3;
-      write("saved", g.left - 8, g.bottom + 19, { size: 11, align: "right", ink: inks.muted });
-      context.fillStyle = inks.line;
-      context.fillRect(0, g.bottom + 3, width, 0.7);
-      for (let i = 0; i < N; i++) if (saved[i] !== null) {
-        const wide = Math.max(Math.min(g.column * 0.62, 46), 0.7), start = x(i) + (g.column - wide) / 2;
-        [saved[i], columns.a ? columns.a[i] : 0].forEach((bytes, k) => {
-          const tall = (24 * (Number(bytes) || 0)) / most;
-          context.globalAlpha = k ? 0.45 : 0.85;
-          context.fillStyle = inks.muted;
-          context.fillRect(start + (k * wide) / 2, base - tall, wide / 2, tall);
-        });
-        context.globalAlpha = 1;
-      }
-      context.fillStyle = inks.muted;
-      context.fillRect(g.left, base, g.column * N, 0.8);
-    }
-    describe(ruled);
+    const ruled = column >= 3;
+    if (ruled) run.kinds.forEach(rule);
+    if (before) drawSaved(height - 3);
+    explain(ruled);
     place(at());
   }
-
-  function bars(context, inks, write) {
-    const wide = Math.min(g.column * 0.62, 46);
-    for (let p = 0; p < P; p++) {
-      const row = run.row(p), top = g.top + g.lane * p, stacks = run.kinds.map((_, e) => run.stack(e, row));
-      const heights = stacks.map((stack, e) => {
-        const whole = stack.reduce((sum, part) => sum + part.amount, 0), grad = run.grad(e, row);
-        return stack.map((part) => (row.signed || !whole ? part.amount : (part.amount * grad) / whole));
-      });
-      const sums = heights.flatMap((list) => [list.filter((v) => v < 0), list.filter((v) => v > 0)].map((half) => half.reduce((a, b) => a + b, 0)));
-      const known = [0, ...sums, ...run.kinds.map((_, e) => run.grad(e, row))].filter(Number.isFinite);
-      const [low, high] = [Math.min(...known), Math.max(...known)], over = high > 0 ? 17 : 8, under = low < 0 ? 17 : 8;
-      const scale = (g.lane - over - under) / (high - low || 1), zero = top + over + high * scale;
-      context.fillStyle = inks.muted;
-      context.fillRect(g.left, zero, g.column * N, 0.8);
-      stacks.forEach((stack, e) => {
-        const start = x(e) + (g.column - wide) / 2, grad = run.grad(e, row), middle = start + wide / 2;
-        const absent = grad === null;
-        if (absent || !Number.isFinite(grad) || heights[e].some((v) => !Number.isFinite(v))) {
-          write(absent ? (g.column >= 36 ? "None" : "∅") : number(grad), middle, high > 0 || !absent ? zero - 9 : zero + 10,
-            { align: "center", ink: absent ? inks.muted : inks.text, bold: absent ? "italic" : "bold" });
-          return;
-        }
-        let [down, up] = [zero, zero];
-        stack.forEach((part, k) => {
-          const tall = Math.abs(heights[e][k]) * scale, above = heights[e][k] >= 0, py = above ? up - tall : down;
-          if (above) up -= tall; else down += tall;
-          context.fillStyle = context.strokeStyle = part.born < 0 ? inks.muted : run.color(part.born);
-          context.globalAlpha = part.fresh ? 1 : part.used ? 0 : 0.36;
-          context.fillRect(start, py + 0.5, wide, Math.max(tall - 1, 0.8));
-          context.globalAlpha = 1;
-          context.lineWidth = 1.2;
-          context.strokeRect(start, py + 0.5, wide, Math.max(tall - 1, 0.8));
-        });
-        context.fillStyle = inks.text;
-        context.fillRect(start - 4, zero - grad * scale - 1.2, wide + 8, 2.4);
-        const text = [4, 3, 2].map((digits) => number(grad, digits)).find((told) => told.length * 7 <= g.column - 2);
-        if (text) write(text, middle, grad < 0 ? Math.max(down, zero - grad * scale) + 10 : Math.min(up, zero - grad * scale) - 9, { align: "center", bold: "600" });
-      });
+  /** An event's heading and, unless it is a backward, its line across all rows. */
+  function rule(kind, e) {
+    const backward = kind === "backward";
+    if (!backward) {
+      Object.assign(context, { strokeStyle: run.kindColor(e), lineWidth: column > 12 ? 1.8 : 1 });
+      context.setLineDash(DASH[kind] || [2, 3]);
+      context.beginPath();
+      context.moveTo(x(e) + 0.5, bars ? 2 : top);
+      context.lineTo(x(e) + 0.5, bottom);
+      context.stroke();
+      context.setLineDash([]);
+    }
+    if (top === 38) {
+      write(kind + (run.skipped.has(e) ? " skipped" : ""), x(e) + 6, 11, "left", "600");
+      write(shorten(run.label(e), Math.floor((column - 8) / 6.8)), x(e) + 6, 26, "left", "", inks[1], mono);
+    } else if (bars) {
+      context.save();
+      context.translate(x(e) + column / 2 + 1, top - 5);
+      context.rotate(-Math.PI / 2);
+      write(shorten((backward && run.label(e)) || kind, 10), 0, 0);
+      context.restore();
     }
   }
-
-  /** The largest norm of each pixel's events: a single spike must survive. */
-  function heat(context, inks) {
-    const room = Math.min(g.column * N, g.width - g.left), bins = Math.max(Math.min(N, Math.floor(room)), 1), each = N / bins;
-    const pixels = new ImageData(bins, P), ink = inks.text.match(/[\d.]+/g).slice(0, 3).map(Number);
-    let [low, high] = [Infinity, 0];
-    for (const v of run.c) if (v > 0 && v < Infinity) { if (v < low) low = v; if (v > high) high = v; }
-    low = Math.log(Math.max(low, high / 1e6));
+  function drawBars() {
+    const wide = Math.min(column * 0.62, 46);
+    for (let p = 0; p < P; p++) {
+      const row = run.rows[p], [low, high] = row.r, over = high > 0 ? 17 : 8;
+      const scale = (lane - over - (low < 0 ? 17 : 8)) / (high - low || 1), zero = top + lane * p + over + high * scale;
+      fill(inks[1], left, zero, column * N, 0.8);
+      for (let e = 0; e < N; e++) {
+        const { grad, parts, absent, broken } = run.drawn(e, row), start = x(e) + (column - wide) / 2, middle = start + wide / 2, end = zero - grad * scale;
+        let [down, up] = [zero, zero];
+        for (const part of absent || broken ? [] : parts) {
+          const tall = Math.abs(part.height) * scale, y = part.height < 0 ? down : (up -= tall), box = [start, y + 0.5, wide, Math.max(tall - 1, 0.8)];
+          if (part.height < 0) down += tall;
+          context.strokeStyle = part.born < 0 ? inks[1] : run.color(part.born)[0];
+          context.globalAlpha = { new: 1, used: 0, live: 0.36, unseen: 0.2 }[look(part)];
+          fill(context.strokeStyle, ...box);
+          Object.assign(context, { globalAlpha: 1, lineWidth: 1.2 }).strokeRect(...box);
+        }
+        const text = absent ? (column >= 36 ? "None" : "∅") : [4, 3, 2].map((digits) => number(grad, digits)).find((told) => told.length * 7 <= column - 2) || "";
+        if (!absent && !broken) fill(inks[0], start - 4, end - 1.2, wide + 8, 2.4);
+        const above = absent || broken ? high > 0 || broken : grad >= 0, at = absent || broken ? zero : above ? Math.min(up, end) : Math.max(down, end);
+        write(text, middle, at + (above ? -9 : 10), "center", absent ? "italic" : "600", inks[Number(absent)]);
+      }
+    }
+  }
+  /** Bytes of saved tensors before and after each backward. */
+  function drawSaved(base) {
+    const most = Math.max(1, ...before.map((bytes) => Number(bytes) || 0)), wide = Math.max(Math.min(column * 0.62, 46), 0.8) / 2;
+    write("saved", left - 8, bottom + 20, "right", "", inks[1]);
+    fill(inks[2], 0, bottom + 3, width, 0.7);
+    [before, after || []].forEach((bytes, k) => bytes.forEach((count, e) => {
+      const tall = (24 * Number(count)) / most || 0;
+      fill(inks[1], x(e) + column / 2 + (k - 1) * wide, base - tall, wide, tall);
+    }));
+    fill(inks[1], left, base, column * N, 0.8);
+  }
+  /** Of each pixel's events the largest norm: a single spike must survive. */
+  function drawHeat() {
+    const bins = Math.max(Math.min(N, Math.floor(column * N)), 1), each = N / bins, pixels = new ImageData(bins, P);
+    const rgb = new Map([...run.colors.values(), ["#0072B2"]].map(([color]) => [color, [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16))]));
+    const high = Number(data.range[1]), low = Math.log(Math.max(data.range[0], high / 1e6));
     const span = Math.log(high) - low || 1;
-    const paint_ = [...Array(N).keys()].map((e) => { const c = run.color(e); return [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16)); });
     for (let p = 0; p < P; p++) for (let b = 0; b < bins; b++) {
       let most = -1, from = -1, broken = false, held = false;
+      const { c, g } = run.rows[p];
       for (let e = Math.floor(b * each); e < Math.floor((b + 1) * each); e++) {
-        const v = run.c[p * N + e];
-        if (v > most && v < Infinity) { most = v; from = e; } else if (v === Infinity || Number.isNaN(v)) broken = true;
-        held ||= !(run.g[p * N + e] < 0);
+        const norm = c[e];
+        if (norm > most && norm < Infinity) { most = norm; from = e; } else broken ||= !(norm < Infinity);
+        held ||= !(g[e] < 0);
       }
-      const color = broken ? ink : from >= 0 ? paint_[from] : [127, 127, 127];
-      const alpha = broken ? 1 : most > 0 ? 0.14 + 0.86 * clamp((Math.log(most) - low) / span, 0, 1) : most === 0 ? 0.14 : held ? 0.13 : 0;
+      const color = broken ? inks[0].match(/[\d.]+/g).slice(0, 3) : from < 0 ? [127, 127, 127] : rgb.get(run.color(from)[0]);
+      const alpha = broken ? 1 : most > 0 ? 0.14 + 0.86 * clamp((Math.log(most) - low) / span, 0, 1) : held ? 0.13 : 0;
       pixels.data.set([...color, 255 * alpha], 4 * (p * bins + b));
     }
     const small = new OffscreenCanvas(bins, P);
     small.getContext("2d").putImageData(pixels, 0, 0);
     context.imageSmoothingEnabled = false;
-    context.drawImage(small, g.left, g.top, g.column * N, g.lane * P);
+    context.drawImage(small, left, top, column * N, lane * P);
   }
-
-  /** A legend of what is drawn, and of what is left out. */
-  function describe(ruled) {
-    const kinds = new Set(run.kinds), key = (mark, text) => h("span.av-key", {}, mark, text);
-    const swatch = (look, color) => h(`i.av-swatch.av-${look}`, { style: `--av-c: ${color}` });
-    const shown = [...run.colors].map(([at, color]) => [data.strings[at] || "backward", color]);
-    const own = shown.length === 1 ? shown[0][1] : "var(--av-muted)";
-    const keys = shown.length > 1 ? shown.slice(0, 8).map(([label, color]) => key(swatch("new", color), shorten(label, 28))) : [];
-    keys.push(key(swatch("new", own), "added now"), key(swatch("live", own), "already in .grad"), key(swatch("used", own), "used by a step"));
-    if (ruled || g.bars) for (const kind of kinds) if (kind !== "backward") keys.push(key(swatch(`rule.av-${kind}`, data.kinds[kind]), kind));
-    if (!g.bars) keys.push(h("span.av-key", {}, "In the timeline, darker is a larger contribution; grey: .grad is there, nothing is added."));
-    if (g.column < 1) keys.push(h("span.av-key", {}, `Each pixel is the largest of ${Math.ceil(1 / g.column)} events.`));
-    if (data.note) keys.push(h("strong.av-key", {}, data.note));
-    legend.replaceChildren(...keys);
+  /** The legend: what is drawn, and what is left out. */
+  function explain(ruled) {
+    const labels = [...run.colors].map(([label, [color]]) => [shorten(data.strings[label] || "backward", 28), "new", color]), own = labels.length === 1 ? labels[0][2] : "var(--av-muted)";
+    const keys = [...(labels.length > 1 ? labels.slice(0, 8) : []), ["added now", "new", own], ["already in .grad", "live", own], ["used by a step", "used", own],
+      ...data.kinds.filter(([kind]) => ruled && kind !== "backward").map(([kind, color]) => [kind, `rule.av-rule-${kind.replace(/\W/g, "")}`, color])];
+    const notes = [bars ? "" : "Darker is a larger contribution; grey: .grad is there, nothing is added; ink: not finite.",
+      column < 1 ? `A pixel shows the largest of ${Math.ceil(1 / column)} events.` : "", data.note];
+    legend.replaceChildren(...keys.map(([text, name, color]) => h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text)), notes.join(" "));
   }
-
-  function place(state) {
-    if (!g) return;
-    const wide = Math.max(g.column, 2);
-    head.style.transform = `translateX(${clamp(x(state.e), g.left, g.width - wide)}px)`;
-    head.style.width = `${wide}px`;
-    lane.hidden = state.p < 0;
-    lane.style.cssText = `top: ${g.top + g.lane * Math.max(state.p, 0)}px; height: ${Math.max(g.lane, 3)}px`;
+  function place({ e, p }) {
+    if (!column) return;
+    head.style.cssText = `width: ${Math.max(column, 2)}px; transform: translateX(${clamp(x(e), left, width - 2)}px)`;
+    band.style.cssText = `top: ${top + lane * p}px; height: ${p < 0 ? 0 : Math.max(lane, 3)}px`;
   }
   const point = (event) => {
-    const { left, top } = canvas.getBoundingClientRect(), i = Math.floor((event.clientX - left - g.left) / g.column);
-    const p = Math.floor((event.clientY - top - g.top) / g.lane);
-    go({ e: clamp(i, 0, N - 1), ...(event.type === "pointerdown" && p >= 0 && p < P ? { p } : {}) });
+    const box = canvas.getBoundingClientRect(), p = Math.floor((event.clientY - box.top - top) / lane);
+    go({ e: Math.floor((event.clientX - box.left - left) / column), ...(event.type === "pointerdown" && p >= 0 && p < P ? { p } : {}) });
   };
   plot.addEventListener("pointerdown", (event) => {
-    if (!g || event.button) return;
-    plot.setPointerCapture?.(event.pointerId);
+    if (event.button) return;
+    plot.setPointerCapture(event.pointerId);
     point(event);
   });
-  plot.addEventListener("pointermove", (event) => { if (g && event.buttons && plot.hasPointerCapture(event.pointerId)) point(event); });
-  return { ...made, paint, draw: place };
+  plot.addEventListener("pointermove", (event) => plot.hasPointerCapture(event.pointerId) && point(event));
+  return { ...pane("time", "Timeline", plot, legend), paint, draw: place };
 }
 
 /** Put a player into an element; the same function serves a page and a kernel. @param {{model: Model, el: HTMLElement}} host */
 async function render({ model, el }) {
-  const { data, bytes } = await read(model.get("data"));
-  const run = new Recording(data, bytes), N = run.length, uid = `av${Math.random().toString(36).slice(2, 8)}`;
-  const start = { e: 0, n: null, p: -1, node: -1 };
-  const at = () => ({ ...start, ...model.get("at") });
+  const { data, bytes } = await read(model.get("data")), uid = `av${Math.random().toString(36).slice(2, 8)}`, id = model.get("id") || uid;
+  const run = new Recording(data, bytes), N = run.length;
+  /** @returns {At} */
+  const at = () => ({ e: 0, n: null, p: -1, node: -1, ...model.get("at") });
   const go = (change) => {
-    const next = { ...at(), n: null, node: -1, ...change };
+    const next = { ...at(), ...("e" in change ? { n: null, node: -1 } : {}), ...change };
     next.e = clamp(Math.trunc(next.e) || 0, 0, Math.max(N - 1, 0));
     model.set("at", next);
     model.save_changes();
   };
+  const app = { run, data, go, at, uid };
+  const graph = data.graphs.length || Object.keys(data.undrawn).length ? graphPane(app) : null;
+  const time = N ? timePane(app) : null;
+  const parts = [N && data.code.length ? codePane(app) : null, graph, N && run.count ? gradPane(app) : null, time].filter(Boolean);
 
-  const parts = [], alone = !N && Object.keys(data.of).length;
-  const code = N && data.code.length ? codePane(run, go, at) : null;
-  const graph = data.graphs.length || Object.keys(data.undrawn).length ? graphPane(run, go, at) : null;
-  const grad = N && run.parameters.length ? gradPane(run, go, at, uid) : null;
-  const time = N ? timePane(run, go, at) : null;
-  parts.push(...[code, graph, grad, time].filter(Boolean));
-
-  const slider = h("input.av-scrub", { type: "range", min: 0, max: Math.max(N - 1, 0), value: 0, "aria-label": "event", "data-lm-suppress-shortcuts": "true",
-    input: () => { pause(); go({ e: Number(slider.value) }); } });
-  const count = h("span.av-count", {}), kind = h("strong.av-kind", {}), words = h("span", {});
-  const say = h("p.av-say", { "aria-live": "polite" }, kind, words);
-  const link = h("a.av-b.av-link", { href: "#", title: "link to this moment", "aria-label": "link to this moment", click: () => {
-    globalThis.navigator?.clipboard?.writeText(link.href).catch(() => {});
-  } }, icon("link"));
-  const toggle = button("play", "play", () => (timer ? pause() : play()));
   const move = (by) => { pause(); go({ e: at().e + by }); };
-  const bar = h("div.av-bar-top", {}, button("first", "first event", () => move(-N)), button("back", "previous event", () => move(-1)), toggle,
-    button("next", "next event", () => move(1)), button("last", "last event", () => move(N)), slider, count, link);
-  const hint = h("p.av-hint", {}, "← → events · Shift ← → nodes · Home End · Space plays");
-  const body = h("div.av-body", { class: `av-body ${parts.map((part) => part.el.classList[1].replace("av-", "av-with-")).join(" ")}` }, ...parts.map((part) => part.el));
-  const frame = h("div.av-frame", { role: "group", "aria-label": "Player" }, ...(N ? [bar] : []), say, body);
-  if (!N && !alone) say.textContent = data.e ? "Nothing to play: this ledger has no event." : "Nothing to play.";
-  if (N) frame.append(hint);
+  const slider = input("input.av-scrub", "range", "event", () => { pause(); go({ e: Number(slider.value) }); });
+  const count = h("span.av-count"), kind = h("strong.av-kind"), words = h("span"), say = h("p.av-say", { "aria-live": "polite" }, kind, words);
+  const toggle = button("play", "play", () => (timer ? pause() : play()));
+  const link = h("a.av-b", { title: "link to this moment", "aria-label": "link to this moment" }, icon("link"));
+  link.hidden = location.protocol === "about:"; // a frame without an address has no links to itself
+  const frame = h("div.av-frame", { role: "group", "aria-label": "Player" },
+    h("div.av-top", {}, button("back", "previous event", () => move(-1)), toggle, button("next", "next event", () => move(1)), slider, count, link), say,
+    h(`div.av-body${parts.map(({ name }) => `.av-with-${name}`).join("")}`, {}, ...parts.map((part) => part.el)),
+    h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays."));
+  if (!N) [frame.firstChild, frame.lastChild].forEach((part) => { part.hidden = true; });
 
-  let timer = 0;
+  let timer = 0, due = 0, width = 0;
   function pause() {
     clearTimeout(timer);
     timer = 0;
     show();
   }
   function show() {
-    toggle.replaceChildren(icon(timer ? "pause" : "play"));
-    toggle.setAttribute("aria-label", timer ? "pause" : "play");
-    toggle.title = timer ? "pause" : "play";
+    const face = timer ? "pause" : "play";
+    toggle.replaceChildren(icon(face));
+    toggle.setAttribute("aria-label", (toggle.title = face));
     say.setAttribute("aria-live", timer ? "off" : "polite");
   }
-  /** One moment after the other: nodes of a backward one by one, many events several at a time. */
+  /** One moment after the other: of a few events each node of each backward, of many several events at a time. */
   function play() {
-    if (at().e >= N - 1 && at().n === null) go({ e: 0, n: graph?.moment({ e: 0, n: null }).now ? 0 : null });
+    const slow = N <= 60, runs = (e) => slow && graph?.moment({ e, n: null }).now;
+    const enter = (e) => go({ e, n: runs(e) ? 0 : null });
     const step = () => {
-      const now = at(), { total, ran, now: own } = graph?.moment(now) || { total: 0, ran: 0, now: false };
-      const slow = N <= 60;
-      let wait = slow ? 1100 : 40;
-      if (slow && own && ran < total) {
-        const by = Math.ceil(total / 24);
-        go({ e: now.e, p: now.p, n: ran + by >= total ? null : ran + by });
-        wait = ran + by >= total ? 1100 : clamp(3600 / total, 120, 700);
-      } else if (now.e >= N - 1) return pause();
-      else {
-        const e = now.e + (slow ? 1 : Math.ceil(N / 1500)), next = graph?.moment({ e: Math.min(e, N - 1), n: null });
-        go({ e, p: now.p, n: slow && next?.now && next.total ? 0 : null });
-        if (slow && next?.now && next.total) wait = 700;
-      }
-      timer = setTimeout(step, wait);
+      const { e, n } = at(), { total } = graph?.moment({ e, n }) || {}, ran = (n ?? total) + Math.ceil(total / 24);
+      if (n !== null && runs(e)) go({ n: ran >= total ? null : ran });
+      else if (e < N - 1) enter(Math.min(e + (slow ? 1 : Math.ceil(N / 1500)), N - 1));
+      else return pause();
+      timer = setTimeout(step, !slow ? 40 : at().n === null ? 1100 : clamp(3600 / total, 120, 700));
     };
-    timer = setTimeout(step, 60);
+    if (at().e >= N - 1) enter(0);
+    timer = setTimeout(step, slow ? 500 : 40);
     show();
   }
-
   frame.addEventListener("keydown", (event) => {
-    const target = /** @type {HTMLElement} */ (event.target), slides = target.matches("input[type=range]");
-    if (target.matches("input:not([type=range])") || event.altKey || event.ctrlKey || event.metaKey) return;
-    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (by && event.shiftKey && graph) {
+    const { target, key, shiftKey } = event, slides = target.matches("input[type=range]"), by = { ArrowRight: 1, ArrowLeft: -1, Home: -N, End: N }[key];
+    if (target.matches("[type=search]") || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (by && shiftKey && graph) {
       const { ran, total, now } = graph.moment(at());
       pause();
-      if (now) go({ e: at().e, p: at().p, n: clamp(ran + by, 0, total) });
+      if (now) go({ n: clamp(ran + by, 0, total) });
     } else if (by && !slides) move(by);
-    else if (event.key === "Home" && !slides) move(-N);
-    else if (event.key === "End" && !slides) move(N);
-    else if (event.key === " " && !target.matches("button, a, summary")) timer ? pause() : play();
-    else return;
+    else if (key === " " && N && !target.matches("button, a")) { if (timer) pause(); else play(); } else return;
     event.preventDefault();
     event.stopPropagation();
   });
 
   function draw() {
-    const state = at();
-    for (const part of parts) part.draw(state);
-    const node = graph ? graph.describe(state) : "";
-    if (!N) { if (graph) words.textContent = node || `${data.about || "The graph"}`; return; }
-    slider.value = String(state.e);
-    slider.setAttribute("aria-valuetext", run.head(state.e));
-    count.textContent = `${(state.e + 1).toLocaleString("en")} / ${N.toLocaleString("en")}`;
+    due = 0;
+    const state = at(), [ran, selected] = graph?.describe(state) || ["", ""];
+    parts.forEach((part) => part.draw(state));
+    if (!N) {
+      words.textContent = data.graphs.length ? `${ran || "All nodes have run."} ${selected}`.trim() : "Nothing to play: there is no event.";
+      return;
+    }
     const name = run.kinds[state.e];
+    slide(slider, state.e, N - 1, run.head(state.e));
+    count.textContent = `${(state.e + 1).toLocaleString("en")} / ${N.toLocaleString("en")}`;
     kind.textContent = name;
-    kind.style.setProperty("--av-kind", data.kinds[name]);
-    words.textContent = node.includes("run") && !node.startsWith("Selected") ? `${run.head(state.e)}. ${node}` : `${run.sentence(state.e, state.p)} ${node}`.trim();
+    kind.style.setProperty("--av-kind", run.kindColor(state.e));
+    words.textContent = `${ran ? `${run.head(state.e)}. ${ran}` : run.sentence(state.e, state.p)} ${selected}`.trim();
     link.href = `#${id}&e=${run.index(state.e)}${state.n === null ? "" : `&n=${state.n}`}${state.p < 0 ? "" : `&p=${state.p}`}`;
   }
-  let due = 0;
-  const schedule = () => { due ||= requestAnimationFrame(() => { due = 0; draw(); }); };
-  const id = model.get("id") || uid;
-  /** A permalink names its player, so that a page may hold several and keep its own anchors. */
-  const follow = () => {
-    const [whose, ...rest] = decodeURIComponent(location.hash.slice(1)).split("&");
-    if (whose !== id) return false;
-    const told = Object.fromEntries(rest.map((pair) => pair.split("="))), index = Number(told.e) || 0;
-    const e = run.e.i ? Math.max(run.e.i.findLastIndex((i) => i <= index), 0) : index;
-    go({ e, n: told.n === undefined ? null : Number(told.n), p: clamp(Number(told.p ?? -1) | 0, -1, run.parameters.length - 1) });
+  /** A permalink names its player: a page may hold several, and has anchors of its own. */
+  function follow() {
+    const [whose, ...rest] = location.hash.slice(1).split("&"), told = Object.fromEntries(rest.map((pair) => pair.split("="))), e = Number(told.e) || 0;
+    if (whose !== id) return;
+    go({ e: run.e.i ? run.e.i.findLastIndex((index) => index <= e) : e, n: told.n === undefined ? null : Number(told.n) || 0,
+      p: clamp(Math.trunc(told.p ?? -1) || 0, -1, run.count - 1) });
     frame.scrollIntoView({ block: "nearest" });
-    return true;
-  };
-
-  el.append(frame);
-  model.on("change:at", schedule);
-  addEventListener("hashchange", follow);
+  }
   const repaint = () => { time?.paint(); draw(); };
-  let width = 0;
   const resized = new ResizeObserver(() => {
     if (frame.clientWidth === width) return;
     width = frame.clientWidth;
     graph?.fit();
     repaint();
   });
+  const themed = new MutationObserver(repaint), ended = new AbortController(), { signal } = ended;
+  for (const host of [document.documentElement, document.body]) themed.observe(host, { attributes: true, attributeFilter: ["data-theme", "data-jp-theme-light", "theme", "class"] });
+  el.append(frame);
+  model.on("change:at", () => { due ||= requestAnimationFrame(draw); });
+  addEventListener("hashchange", follow, { signal });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint, { signal });
   resized.observe(frame);
-  const themed = new MutationObserver(repaint);
-  themed.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme", "class", "data-jp-theme-light", "theme"] });
-  themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "class"] });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-  if (alone) model.set("at", { ...start });
-  if (!follow()) draw();
-  return () => { pause(); resized.disconnect(); themed.disconnect(); removeEventListener("hashchange", follow); };
+  draw();
+  follow();
+  return () => { pause(); resized.disconnect(); themed.disconnect(); ended.abort(); };
 }
 
 /** What anywidget's model is to a kernel, for a page without one. @returns {Model} */
 function still(state) {
-  const heard = {};
+  const heard = [];
   return {
     get: (key) => state[key],
-    set: (key, value) => { state[key] = value; (heard[`change:${key}`] || []).forEach((f) => f()); },
+    set: (key, value) => { state[key] = value; heard.forEach(([name, f]) => name === `change:${key}` && f()); },
+    on: (name, f) => heard.push([name, f]),
     save_changes() {}, send() {}, off() {},
-    on: (name, f) => { (heard[name] ||= []).push(f); },
   };
 }
 
-/** Find the page's own players, once each: an output may stand in a page twice, and so may this script. */
+/** The page's own players, once each: an output may stand in a page twice, and so may this script. */
 for (const el of document.querySelectorAll("div[data-accumviz-player]:not([data-done])")) {
-  el.dataset.done = "";
-  const text = el.querySelector('script[type="application/json"]')?.textContent, id = el.dataset.accumvizPlayer;
-  const before = document.querySelectorAll(`div[data-accumviz-player="${CSS.escape(id)}"][data-done]`).length - 1;
-  const mount = h("div.av-mount", {});
-  el.querySelector(".av-words").before(mount);
-  render({ model: still({ data: text, id: before ? `${id}-${before}` : id }), el: mount }).then(
-    () => el.querySelector(".av-words").removeAttribute("open"),
-    (error) => { mount.replaceChildren(h("p.av-note", {}, `The player could not start (${error.message}); the recording stands below in words.`)); });
+  const id = el.dataset.accumvizPlayer, before = document.querySelectorAll(`[data-done="${CSS.escape(id)}"]`).length;
+  const words = el.querySelector(".av-words"), data = el.querySelector('script[type="application/json"]').textContent, mount = h("div");
+  el.dataset.done = id;
+  words.before(mount);
+  render({ model: still({ data, id: before ? `${id}-${before}` : id }), el: mount }).then(() => words.removeAttribute("open"),
+    (error) => mount.append(h("p.av-note", {}, `The player could not start (${error.message}); the recording stands below in words.`)));
 }
 
 export default { render };
