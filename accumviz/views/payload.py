@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger
 from accumviz.views import style, words
 from accumviz.views.groups import group_rows
 from accumviz.views.listing import listing
+from accumviz.views.pixels import heat
 
 # What is shown at once; beyond, events are thinned, and a note says so.
 MOST_EVENTS, MOST_CELLS = 10_000, 2_000_000
@@ -24,6 +25,8 @@ MOST_EVENTS, MOST_CELLS = 10_000, 2_000_000
 _PLAIN_CELLS, _EXACT_NUMBERS, _PLAIN_TEXT = 3000, 12_000, 7000
 # So many parameters are one row each; more are grouped by module.
 _UNGROUPED = 12
+# Three digits are shown of a packed number; finer steps would only weigh.
+_FINEST = 8e-4
 # Codes of a packed number; what lies between is a logarithm.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
 
@@ -42,6 +45,7 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
         "note": note,
         "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
+        "keys": _keys(ledger, kinds),
         "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(events, names), "c": lines},
         "count": len(ledger.parameters),
         "p": described,
@@ -52,8 +56,7 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     }
     if len(chosen) < len(ledger):
         data["e"]["i"] = chosen.tolist()
-    added = columns["c"][np.isfinite(columns["c"]) & (columns["c"] > 0)]
-    data["range"] = plain([added.min(), added.max()] if added.size else [1, 1])
+    data["digits"] = 4 if columns["c"].size <= _PLAIN_CELLS else 3
     blob = b""
     for name, column in columns.items():
         if column.size <= _PLAIN_CELLS:
@@ -62,6 +65,13 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
         packed, low, step = pack(column)
         data[name] = {"at": len(blob), "size": column.size, "low": low, "step": step}
         blob += packed
+    if len(chosen) and ledger.parameters:
+        numbered = {label: i for i, label in enumerate(ledger.labels)}
+        labels = np.array([numbered.get(e.label, 0) for e in events], np.int64)
+        added, grad = (columns[name].reshape(-1, len(chosen))[: len(ledger.parameters)] for name in "cg")
+        pixels = heat(added, grad, labels)
+        data["heat"] = {"w": pixels.shape[1], **({"at": len(blob)} if blob else {"px": pixels.ravel().tolist()})}
+        blob += pixels.tobytes() if blob else b""
     return data, blob
 
 
@@ -125,7 +135,7 @@ def pack(column: np.ndarray) -> tuple[bytes, float, float]:
     logs = np.log(column, where=known, out=np.zeros(column.shape))
     low = float(logs[known].min()) if known.any() else 0.0
     high = float(logs[known].max()) if known.any() else 0.0
-    step = max(high - low, 1e-6) / (_NAN - 3)
+    step = max((high - low) / (_NAN - 3), _FINEST)
     codes = np.where(known, np.rint((logs - low) / step) + 2, _ZERO).astype(np.uint16)
     codes[column < 0] = _NONE
     codes[np.isnan(column)] = _NAN
@@ -208,14 +218,19 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
         "g": np.where(state & PRESENT, ledger.grad[chosen], -1.0).T,
     }
     found: list[dict[str, Any]] = [
-        {"n": words.literal(p.name), "d": list(p.shape), "o": [o for o in p.optimizers if isinstance(o, int)]}
+        {
+            "n": words.literal(p.name),
+            "s": words.shorten(p.name, 40),
+            "d": list(p.shape),
+            "o": [o for o in p.optimizers if isinstance(o, int)],
+        }
         for p in ledger.parameters
     ]
     groups = group_rows([row["n"] for row in found]) if len(found) > _UNGROUPED else []
     for group in groups:
         inside = slice(group.start, group.stop)
         owners = sorted({o for row in found[inside] for o in row["o"]})
-        found.append({"n": group.name, "d": [], "o": owners, "in": [group.start, group.stop]})
+        found.append({"n": group.name, "s": group.name, "d": [], "o": owners, "in": [group.start, group.stop]})
     for name, column in columns.items():
         merged = [_norm(column[group.start : group.stop]) for group in groups]
         columns[name] = np.concatenate([column, *(row[None] for row in merged)])
@@ -225,6 +240,22 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
         if p < len(ledger.parameters) and words.is_signed(ledger, p):
             row["r"] = plain(_reach(ledger, p))
     return {name: column.ravel() for name, column in columns.items()}, found
+
+
+def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:
+    """The legend: what it says, the look of its swatch, its colour."""
+    colors = [
+        [words.shorten(label or "backward", 28), "new", color]
+        for label, color in style.label_colors(ledger.labels).items()
+    ]
+    own = colors[0][2] if len(colors) == 1 else "var(--av-muted)"
+    looks = [["added now", "new", own], ["already in .grad", "live", own], ["used by a step", "used", own]]
+    rules = [
+        [words.literal(kind), f"rule.av-rule-{kind if kind in KINDS else 'other'}", style.KIND.get(kind, "#7f7f7f")]
+        for kind in kinds
+        if kind != "backward"
+    ]
+    return [*(colors[:8] if len(colors) > 1 else []), *looks, *rules]
 
 
 def _norm(rows: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from accumviz.graph import Graph
@@ -95,12 +95,11 @@ def _layout(graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]) ->
         {
             "b": [round(x - card.width / 2), round(y - card.height / 2), round(card.width), round(card.height)],
             "t": card.title,
-            "d": card.shape,
-            "r": [list(row) for row in card.rows],
             "n": [label for label, _ in card.numbers],
+            "y": 22 + 19 * len(card.rows) + 26,
             "k": card.kinds,
+            "m": list(_marks(card)),
             "s": int(held[i]),
-            **({"f": literal(card.full)} if card.full not in (card.title, "") else {}),
             **({"leaf": literal(graph.nodes[i].name)} if graph.nodes[i].kind == "accumulate" else {}),
         }
         for i, (card, x, y) in enumerate(placed)
@@ -112,3 +111,22 @@ def _layout(graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]) ->
         "e": [[source, target, curve, tip] for source, target, curve, tip in edges],
         "notes": [literal(note) for note in graph.notes],
     }
+
+
+def _marks(card: Card) -> Iterator[list[Any]]:
+    """What a card shows but for its numbers: elements with their attributes and text, as `dot` places them."""
+    box = {"width": round(card.width), "height": round(card.height), "rx": 15 if "accumulate" in card.kinds else 7}
+    if card.full not in (card.title, ""):
+        yield ["title", {}, literal(card.full)]
+    if "fold" in card.kinds:
+        yield ["rect.av-card", {"x": 4, "y": 4, **box}]
+    yield ["rect.av-card", box]
+    yield ["text.av-title", {"x": 11, "y": 22}, card.title]
+    if card.shape:
+        yield ["text.av-quiet", {"x": round(card.width) - 11, "y": 22, "text-anchor": "end"}, card.shape]
+    for i, (label, text) in enumerate(card.rows):
+        name = "text.av-quiet.av-saves" if label.startswith("saves") else "text.av-quiet"
+        yield [name, {"x": 11, "y": 41 + 19 * i}, f"{label} {text}".strip()]
+    if card.numbers:
+        line = 22 + 19 * len(card.rows) + 9
+        yield ["line.av-rule", {"x2": round(card.width), "y1": line, "y2": line}]

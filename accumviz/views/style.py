@@ -83,8 +83,8 @@ def number(value: float, digits: int = 4) -> str:
 def size(count: float) -> str:
     """Write a number of bytes with binary units.
 
-    >>> size(0), size(96), size(1536), size(3 * 2**20)
-    ('0 B', '96 B', '1.5 KiB', '3 MiB')
+    >>> size(0), size(96), size(1536), size(1e6), size(1020 * 1024), size(3 * 2**20)
+    ('0 B', '96 B', '1.5 KiB', '977 KiB', '1020 KiB', '3 MiB')
     """
     if math.isnan(count):
         return "not measured"
@@ -92,4 +92,4 @@ def size(count: float) -> str:
         if abs(count) < 1024 or unit == "GiB":
             break
         count /= 1024
-    return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+    return f"{count:.3g} {unit}" if unit != "B" and abs(count) < 999.5 else f"{count:.0f} {unit}"

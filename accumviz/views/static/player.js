@@ -1,30 +1,28 @@
 /**
- * The player: one ES module for static pages and for anywidget, with no import and no global name.
- *
- * Everything a recording says goes into the page as text nodes and attributes, never as markup.
+ * The player: one ES module for static pages and for anywidget, with no import.
+ * What a recording says becomes text nodes and attributes, never markup.
  *
  * @typedef {{e: number, n: number | null, p: number, node: number}} At  the one state: event, nodes that have run
  *   (null: all), selected parameter and selected node (-1: none)
  * @typedef {{born: number, amount: number, fresh: boolean, used: boolean}} Part
- * @typedef {{get: (k: string) => any, set: (k: string, v: any) => void, save_changes: () => void,
- *   on: (name: string, f: () => void) => void, off: (name?: string, f?: () => void) => void}} Model
+ * @typedef {{get: (key: string) => any, set: (key: string, value: any) => void, save_changes: () => void, on: Function}} Model
  */
 
-const SVG = "http://www.w3.org/2000/svg";
 const DASH = { step: [], zero_grad: [6, 4] };
 const ICONS = { back: "M11 3v10L4 8z", play: "M4 2.5v11l9-5.5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", next: "M5 3v10l7-5z",
   link: "M6.5 9.5l3-3M8 5l2-2a2.1 2.1 0 0 1 3 3l-2 2M8 11l-2 2a2.1 2.1 0 0 1-3-3l2-2" };
 
-/** Make an element: its tag and classes, attributes (functions: listeners), children. */
+/** Make an element. */
 function h(name, attributes = {}, ...children) {
   const [tag, ...classes] = name.split(".");
-  const made = document.createElementNS(/^(svg|g|path|rect|text|tspan|line|title)$/.test(tag) ? SVG : "http://www.w3.org/1999/xhtml", tag);
-  if (classes.length) made.setAttribute("class", classes.join(" "));
-  for (const [key, value] of Object.entries(attributes)) {
-    if (typeof value === "function") made.addEventListener(key, value);
-    else made.setAttribute(key, value);
-  }
-  made.append(...children);
+  const made = document.createElementNS(/^(svg|g|path|rect|text|tspan|line|title)$/.test(tag) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml", tag);
+  put(made, classes.length ? { class: classes.join(" "), ...attributes } : attributes).append(...children);
+  return made;
+}
+
+/** Give an element attributes, or listeners. */
+function put(made, attributes) {
+  for (const [key, value] of Object.entries(attributes)) typeof value === "function" ? made.addEventListener(key, value) : made.setAttribute(key, value);
   return made;
 }
 
@@ -33,6 +31,9 @@ const icon = (name) => h("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" },
 const button = (name, label, click, face = icon(name)) => h(`button.av-b.av-b-${name}`, { type: "button", "aria-label": label, title: label, click }, face);
 /** Inputs keep their keys to themselves in hosts that have shortcuts. */
 const input = (name, type, label, listen) => h(name, { type, min: 0, value: type === "range" ? 0 : "", "aria-label": label, "data-lm-suppress-shortcuts": "true", input: listen });
+const vertical = ({ key }) => ({ ArrowDown: 1, ArrowUp: -1 })[key];
+/** A key that was used goes no further. */
+const own = (event) => { event.preventDefault(); event.stopPropagation(); };
 /** Move a slider, and the part of its track that is behind it. */
 function slide(slider, value, most, text) {
   Object.assign(slider, { max: most, value });
@@ -43,7 +44,7 @@ const sum = (parts) => parts.reduce((whole, { amount }) => whole + amount, 0);
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
-/** Write a number as a person would; the same as `style.number`. */
+/** Write a number as `style.number` does. */
 function number(x, digits = 4) {
   if (Number.isNaN(x)) return "NaN";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
@@ -58,24 +59,21 @@ function number(x, digits = 4) {
   return (x < 0 ? "−" : "") + text;
 }
 
-/** Cut a long name in the middle; the same as `words.shorten`. */
-function shorten(text, limit) {
-  const all = [...text];
-  if (all.length <= limit) return text;
-  const tail = Math.floor(limit / 2);
-  return `${all.slice(0, Math.max(limit - 1 - tail, 1)).join("")}…${all.slice(all.length - tail).join("")}`;
-}
+/** Cut a long name in the middle: both ends tell it apart. */
+const shorten = (text, limit) => (text.length <= limit ? text : `${text.slice(0, (limit - 1) >> 1)}…${text.slice(-(limit >> 1))}`);
 
 /** Read a payload: JSON as it stands, or JSON and columns of bytes in one compressed block. */
-async function read(text) {
-  const data = JSON.parse(text);
+async function read(json) {
+  const data = JSON.parse(json);
   if (!data.z) return { data };
-  const packed = new Blob([Uint8Array.from(atob(data.z), (c) => c.charCodeAt(0))]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const raw = new Uint8Array(await new Response(packed).arrayBuffer()), end = 4 + new DataView(raw.buffer).getUint32(0, true);
+  const text = atob(data.z), packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
+  const whole = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const raw = new Uint8Array(await new Response(whole).arrayBuffer()), end = 4 + new DataView(raw.buffer).getUint32(0, true);
   return { data: JSON.parse(new TextDecoder().decode(raw.subarray(4, end))), bytes: raw.subarray(end) };
 }
 
-/** A column of norms, -1 for None: numbers as they are, or 16-bit logarithms with the high bytes first. */
+/** A column of norms, -1 for None: plain, or 16-bit logarithms with the high bytes first. */
 function column(packed, bytes) {
   if (Array.isArray(packed)) return Float64Array.from(packed, Number);
   const { at, size: count, low, step } = packed;
@@ -90,7 +88,7 @@ function column(packed, bytes) {
 class Recording {
   constructor(data, bytes) {
     const e = data.e || { k: [], by: [] }, n = e.k.length;
-    Object.assign(this, { data, e, length: n, count: data.count || 0, kinds: e.k.map((k) => data.kinds[k][0]), by: new Map(e.by) });
+    Object.assign(this, { data, bytes, e, length: n, count: data.count || 0, kinds: e.k.map((k) => data.kinds[k][0]), by: new Map(e.by) });
     [this.skipped, this.inside, this.retained] = [e.skipped, e.inside, e.retained].map((list) => new Set(list));
     this.colors = new Map((data.colors || []).map(([label, ...color]) => [label, color]));
     const [c, g] = [data.c, data.g].map((packed) => column(packed || [], bytes));
@@ -111,7 +109,7 @@ class Recording {
   color(e) { return this.colors.get(this.e.l?.[e]) || ["#0072B2", "#fff"]; }
   kindColor(e) { return this.data.kinds[this.e.k[e]][1]; }
 
-  /** What was added (null: nothing) and what `.grad` was (null: None): signed where the sign is known. */
+  /** What was added, and `.grad` (null: none): signed where the sign is known. */
   added(e, row) { return row.c[e] < 0 ? null : row.signed ? row.x[0][e][0] : row.c[e]; }
   grad(e, row) { return row.g[e] < 0 ? null : row.signed ? row.x[1][e][0] : row.g[e]; }
   gone(e, row) { return row.g[e] < 0 || (row.g[e] === 0 && this.wipes[e]); }
@@ -135,7 +133,7 @@ class Recording {
     return parts;
   }
 
-  /** The same, as it is drawn: norms do not add up, so parts of a tensor share the height of its `‖.grad‖`. */
+  /** As it is drawn: norms do not add up, so parts of a tensor share the height of its `‖.grad‖`. */
   drawn(e, row) {
     const grad = this.grad(e, row), parts = this.stack(e, row), whole = sum(parts);
     const share = row.signed || !whole ? 1 : grad / whole;
@@ -149,20 +147,20 @@ class Recording {
     return this.stack(e - 1, row).filter(({ born, used }) => born >= 0 && !used && !this.inside.has(born)).map(({ born }) => born);
   }
 
-  /** A contribution or a `.grad` in words; the same as `words.value`. */
+  /** A contribution or a `.grad`, as `words.value`. */
   value(e, row, of) {
     const norm = (of ? row.g : row.c)[e], exact = row.x?.[of][e];
     if (norm < 0) return of ? "None" : "";
-    if (!exact) return `‖·‖ ${number(norm)}`;
+    if (!exact) return `‖·‖ ${number(norm, this.data.digits)}`;
     return exact.length > 1 ? `(${exact.map((x) => number(x)).join(", ")})` : (!of && exact[0] > 0 ? "+" : "") + number(exact[0]);
   }
 
-  /** An event in one sentence; the same as `words.sentence` for few parameters, of many only the selected one. */
+  /** An event in one sentence, as `words.sentence`; of many parameters only the selected one. */
   sentence(e, chosen = -1) {
     const P = this.count, few = P <= 4, parts = [];
     for (const p of few ? Array(P).keys() : chosen < 0 ? [] : [chosen]) {
       const row = this.rows[p], added = this.value(e, row, 0), lost = this.lost(e, row).map((b) => this.value(b, row, 0));
-      parts.push(shorten(row.n, 40) + (added ? ` receives ${added},` : "") + ` .grad ${this.value(e, row, 1)}` +
+      parts.push(row.s + (added ? ` receives ${added},` : "") + ` .grad ${this.value(e, row, 1)}` +
         (lost.length ? ` (erased ${lost.join(", ")} before any step used it)` : ""));
     }
     if (!few) {
@@ -180,12 +178,12 @@ function pane(name, title, ...children) {
   return { name, head, el: h(`section.av-pane.av-${name}`, { "aria-label": title }, head, ...children) };
 }
 
-/** Scroll a box, and only it, until a stretch of it is in view. */
+/** Scroll a box, and only it, to a stretch of it. */
 function reveal(box, top, height, margin = 0) {
   box.scrollTop = clamp(box.scrollTop, top + height + margin - box.clientHeight, top - margin);
 }
 
-/** The user's code: the current event's line is marked, and a line leads to its next event. */
+/** The user's code: the current line is marked, and a line leads to its next event. */
 function codePane({ run, data, go, at }) {
   const box = h("div.av-box", scrolls("Code, scrollable")), lines = [], events = [];
   run.e.c.forEach((line, e) => (events[line] ||= []).push(e));
@@ -194,7 +192,7 @@ function codePane({ run, data, go, at }) {
     for (const [n, ...parts] of texts) {
       const mine = events[lines.length], next = () => go({ e: mine.find((e) => e > at().e) ?? mine[0] });
       const line = h(`li.av-line${mine ? ".av-has" : ""}`, mine ? { click: next, style: `--av-kind: ${run.kindColor(mine[0])}` } : {},
-        h(`${mine ? "button" : "span"}.av-no`, mine ? { type: "button", "aria-label": `line ${n}: to its next event (${counted(mine.length, "event")})` } : {}, String(n || "⋯")),
+        h(`${mine ? "button" : "span"}.av-no`, mine ? { type: "button", "aria-label": `line ${n}: next of ${counted(mine.length, "event")}` } : {}, String(n || "⋯")),
         h("code", {}, ...parts.map((part) => (typeof part === "string" ? part : h(`span.av-${part[0]}`, {}, part[1])))));
       lines.push(line);
       list.append(line);
@@ -216,28 +214,19 @@ function codePane({ run, data, go, at }) {
   };
 }
 
-/** One card of a graph, as `dot` draws it: a title, rows, and the numbers that have come so far. */
-function card(node, numbers) {
-  const [x, y, width, height] = node.b, box = { width, height, rx: node.k.includes("accumulate") ? 15 : 7 };
-  const made = h(`g.av-node.${node.k.map((kind) => `av-${kind}`).join(".")}`, { transform: `translate(${x} ${y})` });
-  if (node.f) made.append(h("title", {}, node.f));
-  if (node.k.includes("fold")) made.append(h("rect.av-card", { x: 4, y: 4, ...box }));
-  made.append(h("rect.av-card", box), h("text.av-title", { x: 11, y: 22 }, node.t), h("text.av-quiet", { x: width - 11, y: 22, "text-anchor": "end" }, node.d));
-  let line = 22, what = "";
-  for (const [label, text] of node.r) {
-    made.append(h("text.av-quiet", { x: 11, y: (line += 19) }, `${label} ${text}`.trim()));
-    if (label.startsWith("saves")) made.saves = [made.lastChild, made.lastChild.textContent];
-  }
-  if (numbers.length) made.append(h("line.av-rule", { x2: width, y1: line + 9, y2: line + 9 }));
-  line += 7;
+/** One card of a graph: what `scene.py` wrote on it, and the numbers that have come so far. */
+function card({ b: [x, y], k, m, n, y: under }, numbers) {
+  const made = h(`g.av-node.${k.map((kind) => `av-${kind}`).join(".")}`, { transform: `translate(${x} ${y})` }, ...m.map(([name, at, text = ""]) => h(name, at, text)));
   numbers.forEach((text, i) => {
-    what = node.n[i] || what;
-    made.append(h(what === "grad" ? "g.av-late" : "g", {}, h("text.av-quiet", { x: 11, y: (line += 19) }, node.n[i]), h("text", { x: 59, y: line }, text)));
+    const grad = n.slice(0, i + 1).findLast(Boolean) === "grad", y = under + 19 * i;
+    made.append(h(grad ? "g.av-late" : "g", {}, h("text.av-quiet", { x: 11, y }, n[i]), h("text", { x: 59, y }, text)));
   });
+  made.saves = made.querySelector(".av-saves");
+  made.told = made.saves?.textContent;
   return made;
 }
 
-/** The graph of the moment: its nodes light up in the engine's order and are freed behind it. */
+/** The graph of the moment: nodes light up in the engine's order and are then freed. */
 function graphPane({ run, data, go, at }) {
   const box = h("div.av-box", scrolls("Autograd graph, scrollable; up and down select a node"));
   const note = h("p.av-note"), told = h("span.av-told"), steps = input("input", "range", "nodes that have run", () => go({ n: Number(steps.value) }));
@@ -247,7 +236,7 @@ function graphPane({ run, data, go, at }) {
   made.head.append(tools);
   let shown = -1, layout, order, scale = 1, cards, edges, lit, from, moved;
 
-  /** Zoom by a factor (0: until all is in view) around what is in the middle. */
+  /** Zoom by a factor (0: until all is in view) around the middle. */
   function zoom(factor, least = 0.1, most = 3) {
     if (!layout) return;
     const { clientWidth: width, clientHeight: height } = box, middle = [(box.scrollLeft + width / 2) / scale, (box.scrollTop + height / 2) / scale];
@@ -255,7 +244,7 @@ function graphPane({ run, data, go, at }) {
     box.firstChild.style.cssText = `width: ${layout.w * scale}px; height: ${layout.h * scale}px`;
     [box.scrollLeft, box.scrollTop] = [middle[0] * scale - width / 2, middle[1] * scale - height / 2];
   }
-  /** As large as fits, and never so small that it cannot be read. */
+  /** As large as fits, but never too small to read. */
   function fit() {
     zoom(0, 0.88, 1.15);
     box.scrollLeft = (box.scrollWidth - box.clientWidth) / 2;
@@ -265,7 +254,7 @@ function graphPane({ run, data, go, at }) {
     layout = data.layouts[graph.l];
     cards = layout.n.map((node, i) => card(node, graph.v[i]));
     edges = layout.e.map(([, , curve, tip]) => h("g", {}, h("path.av-curve", { d: curve }), h("path.av-tip", { d: tip })));
-    const svg = h("svg", { viewBox: `0 0 ${layout.w} ${layout.h}`, role: "img", "aria-label": `Autograd graph: ${counted(cards.length, "node")}` }, ...edges, ...cards);
+    const svg = h("svg", { viewBox: `0 0 ${layout.w} ${layout.h}`, "aria-hidden": "true" }, ...edges, ...cards);
     svg.addEventListener("click", (event) => moved < 4 && choose(cards.indexOf(event.target.closest(".av-node"))));
     box.replaceChildren(svg);
     fit();
@@ -284,11 +273,9 @@ function graphPane({ run, data, go, at }) {
     if (moved >= 4) [box.scrollLeft, box.scrollTop] = [from[0] - event.clientX, from[1] - event.clientY];
   });
   box.addEventListener("keydown", (event) => {
-    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key], factor = { "+": 1.25, "-": 0.8, 0: 0 }[event.key];
-    if (!layout || (!by && factor === undefined)) return;
-    event.preventDefault();
-    event.stopPropagation();
-    if (!by) return zoom(factor);
+    const by = vertical(event);
+    if (!layout || !by) return;
+    own(event);
     const here = order.indexOf(at().node);
     choose(order[clamp(here < 0 && by < 0 ? order.length - 1 : here + by, 0, order.length - 1)]);
   });
@@ -299,7 +286,6 @@ function graphPane({ run, data, go, at }) {
     const total = index < 0 ? 0 : data.graphs[index].order.length;
     return { owner, index, now, total, ran: now && n !== null ? clamp(n, 0, total) : total };
   }
-  /** The same in words. */
   function describe(state) {
     const { owner, index, now, total, ran } = moment(state);
     if (!now) return ["", ""];
@@ -333,10 +319,10 @@ function graphPane({ run, data, go, at }) {
     const done = layout.n.map(() => false);
     order.slice(0, ran).forEach((node) => { done[node] = true; });
     layout.n.forEach((node, i) => {
-      const freed = Boolean(done[i] && node.s && !kept), { classList, saves } = cards[i];
+      const freed = Boolean(done[i] && node.s && !kept), { classList, saves, told } = cards[i];
       const looks = { done: done[i], gone: freed, lit: ran && i === last, wrote: now && done[i] && node.leaf !== undefined, chosen: i === state.node };
-      for (const [name, on] of Object.entries(looks)) classList.toggle(`av-${name}`, Boolean(on));
-      if (saves) saves[0].textContent = freed ? "freed" : saves[1];
+      for (const name in looks) classList.toggle(`av-${name}`, Boolean(looks[name]));
+      if (saves) saves.textContent = freed ? "freed" : told;
     });
     edges.forEach((edge, i) => edge.setAttribute("class", now && done[layout.e[i][0]] ? "av-flown" : ""));
     const follow = last < 0 ? state.node : last;
@@ -352,7 +338,7 @@ function graphPane({ run, data, go, at }) {
 
 const look = (part) => (part.born < 0 ? "unseen" : part.fresh ? "new" : part.used ? "used" : "live");
 
-/** One row per parameter: a bar whose parts are the contributions live in its `.grad`; many parameters are grouped. */
+/** One row per parameter, or group of them: a bar made of the contributions live in its `.grad`. */
 function gradPane({ run, data, go, at, uid }) {
   const P = run.count, groups = run.rows.slice(P), many = groups.length, tall = many ? 30 : 42, open = new Set(), pool = [];
   const list = h("div.av-rows"), equation = h("p.av-note");
@@ -417,15 +403,13 @@ function gradPane({ run, data, go, at, uid }) {
       made.textContent = wide * width > told.length * 7 + 6 ? told : "";
     });
     one.bar.dataset.lost = lost.length ? `× ${lost.length === 1 ? run.value(lost[0], row, 0) : counted(lost.length, "part")} unused` : "";
-    const said = { "aria-label": `${row.n}: .grad ${text}${all.length > 1 ? `, ${counted(all.length, "contribution")}` : ""}`, "aria-selected": at().p === row.p,
-      ...(group ? { "aria-expanded": open.has(row) } : {}) };
-    for (const [name, value] of Object.entries(said)) one.el.setAttribute(name, value);
+    put(one.el, { "aria-label": `${row.n}: .grad ${text}${all.length > 1 ? `, ${counted(all.length, "contribution")}` : ""}`, "aria-selected": at().p === row.p,
+      ...(group ? { "aria-expanded": open.has(row) } : {}) });
   }
   box.addEventListener("keydown", (event) => {
-    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key], enter = event.key === "Enter" && rows[cursor]?.in;
+    const by = vertical(event), enter = event.key === "Enter" && rows[cursor]?.in;
     if (!rows.length || (!by && !enter)) return;
-    event.preventDefault();
-    event.stopPropagation();
+    own(event);
     if (enter) return choose(rows[cursor]);
     cursor = clamp(cursor + by, 0, rows.length - 1);
     reveal(box, cursor * tall, tall);
@@ -435,12 +419,12 @@ function gradPane({ run, data, go, at, uid }) {
   /** What the selected parameter's `.grad` is made of, as a sum. */
   function explain({ e, p }) {
     if (p < 0 && P > 1) return many ? "" : "Select a parameter to see what its .grad is made of.";
-    const row = run.rows[Math.max(p, 0)], name = `${shorten(row.n, 28)}.grad`, parts = run.stack(e, row), total = run.value(e, row, 1);
+    const row = run.rows[Math.max(p, 0)], name = `${row.s}.grad`, parts = run.stack(e, row), total = run.value(e, row, 1);
     if (run.grad(e, row) === null) return `${name} is None: there is no tensor, which is not zero.`;
     if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;
-    const terms = parts.slice(-5).map((part) => {
-      const text = row.signed || !row.x || part.born < 0 ? number(part.amount) : run.value(part.born, row, 0);
-      return `${text} (${part.born < 0 ? "not recorded" : `event ${run.index(part.born)}`})`;
+    const terms = parts.slice(-5).map(({ born, amount }) => {
+      const all = row.x?.[0][born]?.map((x) => number(row.signed ? amount : (x * amount) / row.c[born] || 0)) || [number(amount)];
+      return `${all[1] ? `(${all.join(", ")})` : all[0]} (${born < 0 ? "not recorded" : `event ${run.index(born)}`})`;
     });
     if (parts.length > 5) terms.unshift(`${parts.length - 5} earlier`);
     return row.x ? `${name} = ${terms.join(" + ").replaceAll("+ −", "− ")} = ${total}` : `${name}: ${total}, from contributions of norms ${terms.join(", ")}`;
@@ -459,10 +443,8 @@ function gradPane({ run, data, go, at, uid }) {
       if (i >= count) continue;
       fill(one, rows[at], state.e, pool[0].bar.clientWidth);
       el.style.top = `${at * tall}px`;
-      el.id = `${uid}-${at}`;
       el.classList.toggle("av-cursor", at === cursor);
-      el.setAttribute("aria-setsize", rows.length);
-      el.setAttribute("aria-posinset", at + 1);
+      put(el, { id: `${uid}-${at}`, "aria-setsize": rows.length, "aria-posinset": at + 1 });
     }
     box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
     equation.textContent = explain(state);
@@ -471,19 +453,19 @@ function gradPane({ run, data, go, at, uid }) {
   return { ...made, draw };
 }
 
-/** Parameters × events: bars while there is room, else a heat map of norms; events that are no backward rule through it. */
+/** Parameters × events: bars while there is room, else a heat map of norms. */
 function timePane({ run, data, go, at }) {
   const P = run.count, N = run.length, { b: before, a: after } = run.e, few = P <= 8;
   const names = (run.rows.length > P ? run.rows.slice(P) : run.rows).map(({ n, p, in: inside = [p, p + 1] }) => [n, ...inside]);
   const canvas = h("canvas", { role: "img", "aria-label": `Timeline: ${data.about}` }), head = h("i.av-playhead"), band = h("i.av-band");
-  const plot = h("div.av-plot", {}, canvas, band, head), legend = h("p.av-note"), context = canvas.getContext("2d");
+  const plot = h("div.av-plot", {}, canvas, band, head), legend = h("p.av-note"), pen = canvas.getContext("2d");
   let width, left, column, bars, top, lane, bottom, inks, font, mono;
 
   const x = (e) => left + e * column;
-  const fill = (ink, ...box) => { context.fillStyle = ink; context.fillRect(...box); };
+  const fill = (ink, ...box) => { pen.fillStyle = ink; pen.fillRect(...box); };
   function write(text, px, py, align = "left", look = "", ink = inks[0], family = font) {
-    Object.assign(context, { font: `${look} 11px ${family}`, textAlign: align, textBaseline: "middle", fillStyle: ink });
-    context.fillText(text, px, py);
+    Object.assign(pen, { font: `${look} 11px ${family}`, textAlign: align, textBaseline: "middle", fillStyle: ink });
+    pen.fillText(text, px, py);
   }
   function paint() {
     width = plot.clientWidth;
@@ -496,7 +478,7 @@ function timePane({ run, data, go, at }) {
     bottom = top + lane * P;
     const height = bottom + (before ? 38 : 4), ratio = Math.min(devicePixelRatio || 1, 2);
     Object.assign(canvas, { width: width * ratio, height: height * ratio }).style.height = `${height}px`;
-    context.scale(ratio, ratio);
+    pen.scale(ratio, ratio);
     inks = ["text", "muted", "line"].map((name) => { head.style.color = `var(--av-${name})`; return getComputedStyle(head).color; });
     font = getComputedStyle(plot).fontFamily;
     mono = getComputedStyle(plot).getPropertyValue("--av-mono");
@@ -519,23 +501,23 @@ function timePane({ run, data, go, at }) {
   function rule(kind, e) {
     const backward = kind === "backward";
     if (!backward) {
-      Object.assign(context, { strokeStyle: run.kindColor(e), lineWidth: column > 12 ? 1.8 : 1 });
-      context.setLineDash(DASH[kind] || [2, 3]);
-      context.beginPath();
-      context.moveTo(x(e) + 0.5, bars ? 2 : top);
-      context.lineTo(x(e) + 0.5, bottom);
-      context.stroke();
-      context.setLineDash([]);
+      Object.assign(pen, { strokeStyle: run.kindColor(e), lineWidth: column > 12 ? 1.8 : 1 });
+      pen.setLineDash(DASH[kind] || [2, 3]);
+      pen.beginPath();
+      pen.moveTo(x(e) + 0.5, bars ? 2 : top);
+      pen.lineTo(x(e) + 0.5, bottom);
+      pen.stroke();
+      pen.setLineDash([]);
     }
     if (top === 38) {
       write(kind + (run.skipped.has(e) ? " skipped" : ""), x(e) + 6, 11, "left", "600");
       write(shorten(run.label(e), Math.floor((column - 8) / 6.8)), x(e) + 6, 26, "left", "", inks[1], mono);
     } else if (bars) {
-      context.save();
-      context.translate(x(e) + column / 2 + 1, top - 5);
-      context.rotate(-Math.PI / 2);
+      pen.save();
+      pen.translate(x(e) + column / 2 + 1, top - 5);
+      pen.rotate(-Math.PI / 2);
       write(shorten((backward && run.label(e)) || kind, 10), 0, 0);
-      context.restore();
+      pen.restore();
     }
   }
   function drawBars() {
@@ -545,24 +527,23 @@ function timePane({ run, data, go, at }) {
       const scale = (lane - over - (low < 0 ? 17 : 8)) / (high - low || 1), zero = top + lane * p + over + high * scale;
       fill(inks[1], left, zero, column * N, 0.8);
       for (let e = 0; e < N; e++) {
-        const { grad, parts, absent, broken } = run.drawn(e, row), start = x(e) + (column - wide) / 2, middle = start + wide / 2, end = zero - grad * scale;
+        const { grad, parts, absent, broken } = run.drawn(e, row), odd = absent || broken, start = x(e) + (column - wide) / 2, middle = start + wide / 2, end = zero - grad * scale;
         let [down, up] = [zero, zero];
-        for (const part of absent || broken ? [] : parts) {
+        for (const part of odd ? [] : parts) {
           const tall = Math.abs(part.height) * scale, y = part.height < 0 ? down : (up -= tall), box = [start, y + 0.5, wide, Math.max(tall - 1, 0.8)];
           if (part.height < 0) down += tall;
-          context.strokeStyle = part.born < 0 ? inks[1] : run.color(part.born)[0];
-          context.globalAlpha = { new: 1, used: 0, live: 0.36, unseen: 0.2 }[look(part)];
-          fill(context.strokeStyle, ...box);
-          Object.assign(context, { globalAlpha: 1, lineWidth: 1.2 }).strokeRect(...box);
+          pen.strokeStyle = part.born < 0 ? inks[1] : run.color(part.born)[0];
+          pen.globalAlpha = { new: 1, used: 0, live: 0.36, unseen: 0.2 }[look(part)];
+          fill(pen.strokeStyle, ...box);
+          Object.assign(pen, { globalAlpha: 1, lineWidth: 1.2 }).strokeRect(...box);
         }
-        const text = absent ? (column >= 36 ? "None" : "∅") : [4, 3, 2].map((digits) => number(grad, digits)).find((told) => told.length * 7 <= column - 2) || "";
-        if (!absent && !broken) fill(inks[0], start - 4, end - 1.2, wide + 8, 2.4);
-        const above = absent || broken ? high > 0 || broken : grad >= 0, at = absent || broken ? zero : above ? Math.min(up, end) : Math.max(down, end);
+        const text = absent ? (column >= 36 ? "None" : "∅") : [4, 3, 2].map((digits) => number(grad, digits)).find((told) => told.length * 7.7 <= column - 2) || "";
+        if (!odd) fill(inks[0], start - 4, end - 1.2, wide + 8, 2.4);
+        const above = odd ? high > 0 || broken : grad >= 0, at = odd ? zero : above ? Math.min(up, end) : Math.max(down, end);
         write(text, middle, at + (above ? -9 : 10), "center", absent ? "italic" : "600", inks[Number(absent)]);
       }
     }
   }
-  /** Bytes of saved tensors before and after each backward. */
   function drawSaved(base) {
     const most = Math.max(1, ...before.map((bytes) => Number(bytes) || 0)), wide = Math.max(Math.min(column * 0.62, 46), 0.8) / 2;
     write("saved", left - 8, bottom + 20, "right", "", inks[1]);
@@ -573,37 +554,24 @@ function timePane({ run, data, go, at }) {
     }));
     fill(inks[1], left, base, column * N, 0.8);
   }
-  /** Of each pixel's events the largest norm: a single spike must survive. */
+  /** The heat map, as `pixels.py` codes it. */
   function drawHeat() {
-    const bins = Math.max(Math.min(N, Math.floor(column * N)), 1), each = N / bins, pixels = new ImageData(bins, P);
-    const rgb = new Map([...run.colors.values(), ["#0072B2"]].map(([color]) => [color, [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16))]));
-    const high = Number(data.range[1]), low = Math.log(Math.max(data.range[0], high / 1e6));
-    const span = Math.log(high) - low || 1;
-    for (let p = 0; p < P; p++) for (let b = 0; b < bins; b++) {
-      let most = -1, from = -1, broken = false, held = false;
-      const { c, g } = run.rows[p];
-      for (let e = Math.floor(b * each); e < Math.floor((b + 1) * each); e++) {
-        const norm = c[e];
-        if (norm > most && norm < Infinity) { most = norm; from = e; } else broken ||= !(norm < Infinity);
-        held ||= !(g[e] < 0);
-      }
-      const color = broken ? inks[0].match(/[\d.]+/g).slice(0, 3) : from < 0 ? [127, 127, 127] : rgb.get(run.color(from)[0]);
-      const alpha = broken ? 1 : most > 0 ? 0.14 + 0.86 * clamp((Math.log(most) - low) / span, 0, 1) : held ? 0.13 : 0;
-      pixels.data.set([...color, 255 * alpha], 4 * (p * bins + b));
+    const { w, at, px = run.bytes.subarray(at) } = data.heat, pixels = new ImageData(w, P), fixed = [[0, 0, 0], [127, 127, 127], inks[0].match(/[\d.]+/g)];
+    const colors = [...run.colors.values(), ["#0072B2"]].map(([color]) => [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)));
+    for (let i = 0; i < w * P; i++) {
+      const code = px[i], [r, g, b] = fixed[code] || colors[Math.floor((code - 3) / 30)];
+      pixels.data.set([r, g, b, [0, 33, 255][code] ?? 36 + ((code - 3) % 30) * 7.5], 4 * i);
     }
-    const small = new OffscreenCanvas(bins, P);
+    const small = new OffscreenCanvas(w, P);
     small.getContext("2d").putImageData(pixels, 0, 0);
-    context.imageSmoothingEnabled = false;
-    context.drawImage(small, left, top, column * N, lane * P);
+    pen.imageSmoothingEnabled = column * N < w;
+    pen.drawImage(small, left, top, column * N, lane * P);
   }
-  /** The legend: what is drawn, and what is left out. */
   function explain(ruled) {
-    const labels = [...run.colors].map(([label, [color]]) => [shorten(data.strings[label] || "backward", 28), "new", color]), own = labels.length === 1 ? labels[0][2] : "var(--av-muted)";
-    const keys = [...(labels.length > 1 ? labels.slice(0, 8) : []), ["added now", "new", own], ["already in .grad", "live", own], ["used by a step", "used", own],
-      ...data.kinds.filter(([kind]) => ruled && kind !== "backward").map(([kind, color]) => [kind, `rule.av-rule-${kind.replace(/\W/g, "")}`, color])];
-    const notes = [bars ? "" : "Darker is a larger contribution; grey: .grad is there, nothing is added; ink: not finite.",
-      column < 1 ? `A pixel shows the largest of ${Math.ceil(1 / column)} events.` : "", data.note];
-    legend.replaceChildren(...keys.map(([text, name, color]) => h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text)), notes.join(" "));
+    const notes = [bars ? "" : "Darker: a larger contribution; grey: .grad without one; ink: not finite.",
+      !bars && data.heat?.w < N ? `A pixel shows the largest of ${Math.ceil(N / data.heat.w)} events.` : "", data.note];
+    legend.replaceChildren(...data.keys.filter(([, name]) => ruled || !name.startsWith("rule")).map(([text, name, color]) =>
+      h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text)), notes.join(" "));
   }
   function place({ e, p }) {
     if (!column) return;
@@ -623,7 +591,7 @@ function timePane({ run, data, go, at }) {
   return { ...pane("time", "Timeline", plot, legend), paint, draw: place };
 }
 
-/** Put a player into an element; the same function serves a page and a kernel. @param {{model: Model, el: HTMLElement}} host */
+/** Put a player into an element. @param {{model: Model, el: HTMLElement}} host */
 async function render({ model, el }) {
   const { data, bytes } = await read(model.get("data")), uid = `av${Math.random().toString(36).slice(2, 8)}`, id = model.get("id") || uid;
   const run = new Recording(data, bytes), N = run.length;
@@ -644,8 +612,8 @@ async function render({ model, el }) {
   const slider = input("input.av-scrub", "range", "event", () => { pause(); go({ e: Number(slider.value) }); });
   const count = h("span.av-count"), kind = h("strong.av-kind"), words = h("span"), say = h("p.av-say", { "aria-live": "polite" }, kind, words);
   const toggle = button("play", "play", () => (timer ? pause() : play()));
-  const link = h("a.av-b", { title: "link to this moment", "aria-label": "link to this moment" }, icon("link"));
-  link.hidden = location.protocol === "about:"; // a frame without an address has no links to itself
+  const link = h("a.av-b", { "aria-label": "link to this moment" }, icon("link"));
+  link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
   const frame = h("div.av-frame", { role: "group", "aria-label": "Player" },
     h("div.av-top", {}, button("back", "previous event", () => move(-1)), toggle, button("next", "next event", () => move(1)), slider, count, link), say,
     h(`div.av-body${parts.map(({ name }) => `.av-with-${name}`).join("")}`, {}, ...parts.map((part) => part.el)),
@@ -664,7 +632,7 @@ async function render({ model, el }) {
     toggle.setAttribute("aria-label", (toggle.title = face));
     say.setAttribute("aria-live", timer ? "off" : "polite");
   }
-  /** One moment after the other: of a few events each node of each backward, of many several events at a time. */
+  /** Of few events each node of each backward, of many several events at a time. */
   function play() {
     const slow = N <= 60, runs = (e) => slow && graph?.moment({ e, n: null }).now;
     const enter = (e) => go({ e, n: runs(e) ? 0 : null });
@@ -688,8 +656,7 @@ async function render({ model, el }) {
       if (now) go({ n: clamp(ran + by, 0, total) });
     } else if (by && !slides) move(by);
     else if (key === " " && N && !target.matches("button, a")) { if (timer) pause(); else play(); } else return;
-    event.preventDefault();
-    event.stopPropagation();
+    own(event);
   });
 
   function draw() {
@@ -708,12 +675,11 @@ async function render({ model, el }) {
     words.textContent = `${ran ? `${run.head(state.e)}. ${ran}` : run.sentence(state.e, state.p)} ${selected}`.trim();
     link.href = `#${id}&e=${run.index(state.e)}${state.n === null ? "" : `&n=${state.n}`}${state.p < 0 ? "" : `&p=${state.p}`}`;
   }
-  /** A permalink names its player: a page may hold several, and has anchors of its own. */
+  /** A permalink names its player: a page may hold several. */
   function follow() {
-    const [whose, ...rest] = location.hash.slice(1).split("&"), told = Object.fromEntries(rest.map((pair) => pair.split("="))), e = Number(told.e) || 0;
-    if (whose !== id) return;
-    go({ e: run.e.i ? run.e.i.findLastIndex((index) => index <= e) : e, n: told.n === undefined ? null : Number(told.n) || 0,
-      p: clamp(Math.trunc(told.p ?? -1) || 0, -1, run.count - 1) });
+    const told = new URLSearchParams(location.hash.slice(1)), [e, n, p] = ["e", "n", "p"].map((key) => (told.has(key) ? Math.trunc(told.get(key)) || 0 : null));
+    if (!told.has(id)) return;
+    go({ e: run.e.i ? run.e.i.findLastIndex((index) => index <= e) : e, n, p: clamp(p ?? -1, -1, run.count - 1) });
     frame.scrollIntoView({ block: "nearest" });
   }
   const repaint = () => { time?.paint(); draw(); };
@@ -724,7 +690,7 @@ async function render({ model, el }) {
     repaint();
   });
   const themed = new MutationObserver(repaint), ended = new AbortController(), { signal } = ended;
-  for (const host of [document.documentElement, document.body]) themed.observe(host, { attributes: true, attributeFilter: ["data-theme", "data-jp-theme-light", "theme", "class"] });
+  for (const host of [document.documentElement, document.body]) themed.observe(host, { attributeFilter: ["data-theme", "data-jp-theme-light", "theme", "class"] });
   el.append(frame);
   model.on("change:at", () => { due ||= requestAnimationFrame(draw); });
   addEventListener("hashchange", follow, { signal });
@@ -735,25 +701,25 @@ async function render({ model, el }) {
   return () => { pause(); resized.disconnect(); themed.disconnect(); ended.abort(); };
 }
 
-/** What anywidget's model is to a kernel, for a page without one. @returns {Model} */
+/** A model for a page without a kernel. @returns {Model} */
 function still(state) {
   const heard = [];
   return {
     get: (key) => state[key],
     set: (key, value) => { state[key] = value; heard.forEach(([name, f]) => name === `change:${key}` && f()); },
-    on: (name, f) => heard.push([name, f]),
-    save_changes() {}, send() {}, off() {},
+    on: (...pair) => heard.push(pair),
+    save_changes() {},
   };
 }
 
-/** The page's own players, once each: an output may stand in a page twice, and so may this script. */
+/** The page's own players, once each: outputs, and this script, may stand in a page twice. */
 for (const el of document.querySelectorAll("div[data-accumviz-player]:not([data-done])")) {
   const id = el.dataset.accumvizPlayer, before = document.querySelectorAll(`[data-done="${CSS.escape(id)}"]`).length;
   const words = el.querySelector(".av-words"), data = el.querySelector('script[type="application/json"]').textContent, mount = h("div");
   el.dataset.done = id;
   words.before(mount);
   render({ model: still({ data, id: before ? `${id}-${before}` : id }), el: mount }).then(() => words.removeAttribute("open"),
-    (error) => mount.append(h("p.av-note", {}, `The player could not start (${error.message}); the recording stands below in words.`)));
+    (error) => mount.append(h("p.av-note", {}, `The player could not start (${error.message}); below it stands in words.`)));
 }
 
 export default { render };

@@ -1,0 +1,126 @@
+"""What a player weighs, how soon its page stands and how smoothly it is scrubbed, in a headless browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accumviz.graph import Edge, Graph, Node, Saved
+from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.views.player import Player, play
+
+ROOT = Path(__file__).resolve().parents[1]
+_SCRUB = """async (steps) => {
+    const slider = document.querySelector('.av-scrub'), took = [];
+    let before = await new Promise(requestAnimationFrame);
+    for (let i = 0; i < steps; i++) {
+        slider.value = String((i * 167) % (Number(slider.max) + 1));
+        slider.dispatchEvent(new Event('input'));
+        const now = await new Promise(requestAnimationFrame);
+        await new Promise(done => setTimeout(done));
+        took.push(now - before);
+        before = now;
+    }
+    return took.slice(1).sort((a, b) => a - b);
+}"""
+
+
+def run(quick: bool = False) -> list[dict[str, Any]]:
+    """Measure, and return rows of name, value, unit, bar and whether the bar holds."""
+    static = ROOT / "accumviz" / "views" / "static"
+    script, sheet = ((static / name).stat().st_size / 1024 for name in ("player.js", "player.css"))
+    teaching = play(*_toy())
+    carried = len(_payload(teaching)) / 1024
+    rows = [
+        _row("player.js", script, "KiB", "<= 40", script <= 40),
+        _row("player.css", sheet, "KiB", "<= 10", sheet <= 10),
+        _row("payload of a teaching player", carried, "KiB", "<= 15", carried <= 15),
+    ]
+    events = 1000 if quick else 10_000
+    start = time.perf_counter()
+    large = play(_large(events, 150))
+    rows += [
+        _row(f"payload of {events:,} events × 150 parameters", len(_payload(large)) / 2**20, "MiB"),
+        _row(f"write {events:,} events × 150 parameters", time.perf_counter() - start, "s"),
+    ]
+    return rows + _browser(large, 60 if quick else 300, f"{events:,} events × 150 parameters")
+
+
+def _browser(player: Player, steps: int, name: str) -> list[dict[str, Any]]:
+    from playwright.sync_api import sync_playwright
+
+    spec = importlib.util.spec_from_file_location("chromium", ROOT / "tests" / "book" / "chromium.py")
+    assert spec and spec.loader
+    chromium = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(chromium)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        path = Path(folder) / "run.html"
+        player.save(path)
+        browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
+        opened = []
+        for _ in range(3):
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.goto(path.as_uri(), wait_until="commit")
+            page.wait_for_selector(".av-row .av-part")
+            opened.append(page.evaluate("performance.now()") / 1000)
+        frames = page.evaluate(_SCRUB, steps)
+        browser.close()
+    median, most = frames[len(frames) // 2], frames[-1]
+    return [
+        _row(f"open {name}", min(opened), "s", "<= 1", min(opened) <= 1),
+        _row(f"scrub {name}, median frame", median, "ms", "<= 17 (a frame at 60 Hz)", median <= 17),
+        _row(f"scrub {name}, longest frame", most, "ms", "<= 100", most <= 100),
+    ]
+
+
+def _payload(player: Player) -> bytes:
+    found = re.search(r'<script type="application/json">(.*?)</script>', player.to_html(), re.DOTALL)
+    assert found
+    return found[1].encode()
+
+
+def _toy() -> tuple[Ledger, dict[int, Graph]]:
+    rows: list[dict[str, Any]] = [
+        {"kind": "backward", "label": "loss", "line": 3, "contribution": {"w": -16}, "grad": {"w": -16}},
+        {"kind": "backward", "label": "loss", "line": 3, "contribution": {"w": -4}, "grad": {"w": -20}},
+        {"kind": "step", "line": 4, "grad": {"w": -20}},
+        {"kind": "zero_grad", "line": 5},
+    ]
+    kept = (Saved("_saved_self", (1,), "float32", 4, 1),)
+    names = ("DivBackward0", "PowBackward0", "SubBackward0", "MulBackward0", "AccumulateGrad")
+    nodes = tuple(Node(i, name, shape=(1,), saved=kept, value=[1.0], grad=[2.0]) for i, name in enumerate(names))
+    graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(4)), (0,))
+    return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows), {0: graph, 1: graph}
+
+
+def _large(events: int, parameters: int) -> Ledger:
+    """Windows of four backwards, a step and a zero_grad; norms that no compression can guess."""
+    rng = np.random.default_rng(0)
+    kinds = ["backward"] * 4 + ["step", "zero_grad"]
+    rows = tuple(
+        Event(e, kinds[e % 6], "loss" if e % 6 < 4 else "AdamW", loss=1.0 / (e + 1), saved_before=1e6, saved_after=0.0)
+        for e in range(events)
+    )
+    backward, held = (np.array([e % 6 < most for e in range(events)])[:, None] for most in (4, 5))
+    added = np.where(backward, np.exp(rng.normal(-2, 1, (events, parameters))), np.nan)
+    grad = np.where(held, np.exp(rng.normal(-1, 1, (events, parameters))), np.nan)
+    state = np.where(backward, CONTRIBUTED, 0) + np.where(held, PRESENT, 0) + np.zeros((1, parameters), int)
+    names = tuple(Parameter(f"layers.{p // 12}.{p % 12}.weight", (8, 8), optimizers=(0,)) for p in range(parameters))
+    return Ledger(names, rows, added, grad, state)
+
+
+def _row(name: str, value: float, unit: str, bar: str = "", holds: bool | None = None) -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "bar": bar, "holds": holds}
+
+
+if __name__ == "__main__":
+    for row in run(quick="--quick" in sys.argv):
+        print(json.dumps(row, ensure_ascii=False))
