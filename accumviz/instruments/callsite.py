@@ -131,10 +131,21 @@ def _readable(path: str) -> str:
 
 def variable(frame: FrameType | None, value: object) -> str:
     """The name by which the frame knows this object, or an empty string."""
-    if frame is None:
-        return ""
-    for scope in (frame.f_locals, frame.f_globals):
-        for name, candidate in list(scope.items()):
-            if candidate is value and not name.startswith("_"):
-                return str(name)
-    return ""
+    pairs = variables(frame) if frame is not None else []
+    return next((name for name, candidate in pairs if candidate is value), "")
+
+
+def variables(frame: FrameType) -> list[tuple[str, Any]]:
+    """The frame's variables, local before global, without those that begin with an underscore."""
+    local, outer = frame.f_locals, frame.f_globals
+    found = {**outer, **local} if outer is not local else local
+    order = dict.fromkeys([*local, *outer])
+    pairs = [(name, found[name]) for name in order if not name.startswith("_")]
+    # Before Python 3.13 the frame keeps this copy of its variables, which would hold a tensor alive
+    # after its `del`; three references mean that nobody else has asked for it with locals().
+    if type(local) is dict and outer is not local and sys.getrefcount(local) <= _OWN_REFERENCES:
+        local.clear()
+    return pairs
+
+
+_OWN_REFERENCES = 3  # the frame's, this function's variable, getrefcount's argument

@@ -15,6 +15,7 @@ from torch.nn import Module
 
 from accumviz.graph import Edge, Graph, Node, Saved
 from accumviz.instruments import memory
+from accumviz.instruments.callsite import variables
 from accumviz.instruments.values import Watch, forward_values, gradients, variables_of
 
 VALUES_LIMIT = 200  # nodes; beyond it nobody follows the numbers, and calling every backward costs
@@ -159,25 +160,10 @@ def _roots_of(module: Module | Mapping[str, Module] | None, frame: FrameType) ->
             f"module is a {type(module).__name__}; expected a torch.nn.Module, "
             "a dict of them by name, or the scopes of `with modules(model) as scopes:`"
         )
-    found = {name: v for name, v in _variables(frame) if issubclass(type(v), Module)}
+    found = {name: v for name, v in variables(frame) if issubclass(type(v), Module)}
     inner = {id(m) for v in found.values() for m in v.modules() if m is not v}
     unique = {id(v): name for name, v in reversed(found.items()) if id(v) not in inner}
     return {name: v for name, v in found.items() if unique.get(id(v)) == name}
-
-
-def _variables(frame: FrameType) -> list[tuple[str, Any]]:
-    local, outer = frame.f_locals, frame.f_globals
-    found = {**outer, **local} if outer is not local else local
-    order = dict.fromkeys([*local, *outer])
-    pairs = [(name, found[name]) for name in order if not name.startswith("_")]
-    # Before Python 3.13 the frame keeps this copy of its variables, which would hold a tensor alive
-    # after its `del`; three references mean that nobody else has asked for it with locals().
-    if type(local) is dict and outer is not local and sys.getrefcount(local) <= _OWN_REFERENCES:
-        local.clear()
-    return pairs
-
-
-_OWN_REFERENCES = 3  # the frame's, this function's variable, getrefcount's argument
 
 
 class _Labels:
@@ -187,7 +173,7 @@ class _Labels:
         self.tensors: dict[Any, tuple[str, torch.Tensor]] = {}
         self.leaves: dict[int, str] = {}
         self.found: list[tuple[str, torch.Tensor]] = []
-        for name, value in [*names.items(), *(pair for frame in frames for pair in _variables(frame))]:
+        for name, value in [*names.items(), *(pair for frame in frames for pair in variables(frame))]:
             if not issubclass(type(value), torch.Tensor):
                 continue
             self.found.append((name, value))

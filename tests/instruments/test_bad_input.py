@@ -19,7 +19,7 @@ from torch import nn
 import accumviz as av
 from accumviz.instruments import losses, watch
 from accumviz.instruments.leaves import Leaves
-from accumviz.instruments.record import Recording
+from accumviz.instruments.recording import Recording
 from accumviz.instruments.rows import Rows
 from accumviz.ledger import CONTRIBUTED, PRESENT
 

@@ -588,3 +588,17 @@ def test_recordings_print_what_they_are() -> None:
         assert repr(recording) == "Recording (open): 1 events × 1 parameters"
     assert "closed" in repr(recording)
     assert watch._open == ()
+
+
+def test_finding_names_does_not_keep_the_callers_variables_alive() -> None:
+    import weakref
+
+    def train() -> bool:
+        w = torch.ones(3, requires_grad=True)
+        other = torch.ones(2)
+        gone = weakref.ref(other)
+        with av.record(w):
+            del other
+            return gone() is None
+
+    assert train()
