@@ -120,7 +120,7 @@ def test_next_and_previous_move_code_graph_grad_and_words_together(show: Show, m
     assert "[−4]" in played.root.locator(".av-wrote").text_content()
     played.go("next event")
     assert played.root.locator(".av-line[aria-current] code").inner_text().strip() == "optimizer.step()"
-    assert "freed by its backward" in played.root.locator(".av-graph .av-note").inner_text()
+    assert "freed by its backward" in played.root.locator(".av-in-graph .av-note").inner_text()
     played.go("previous event")
     assert "Event 1" in played.said
     assert watched.complaints == watched.foreign == []
@@ -143,7 +143,7 @@ def test_the_keyboard_alone_reaches_every_event_and_node(show: Show) -> None:
 
 def test_space_plays_and_pauses(show: Show) -> None:
     played = show(play(TOY, GRAPHS), reduced_motion="reduce").played
-    played.root.locator(".av-code .av-box").focus()
+    played.root.locator(".av-in-code .av-win").focus()
     played.press(" ")
     played.root.get_by_role("button", name="pause").wait_for()
     played.page.wait_for_timeout(1500)
@@ -178,7 +178,7 @@ def test_a_node_is_lit_while_it_runs_and_freed_after(show: Show) -> None:
 
 def test_up_and_down_select_nodes_and_a_leaf_selects_its_parameter(show: Show) -> None:
     played = show(play(TOY, GRAPHS)).played
-    played.root.locator(".av-graph .av-box").focus()
+    played.root.locator(".av-in-graph .av-win").focus()
     played.press("ArrowDown", "ArrowDown", "ArrowDown")
     assert "Selected: w (AccumulateGrad), value [1], grad [−16]." in played.said
     assert played.root.locator('.av-row[aria-selected="true"]').count() == 1
@@ -228,7 +228,7 @@ def test_a_finger_does_what_a_mouse_does(show: Show) -> None:
 
 def test_the_graph_zooms_fits_and_pans(show: Show) -> None:
     played = show(play(TOY, GRAPHS)).played
-    svg, box = played.root.locator(".av-graph .av-box > svg"), played.root.locator(".av-graph .av-box")
+    svg, box = played.root.locator(".av-in-graph .av-win > svg"), played.root.locator(".av-in-graph .av-win")
     before = svg.bounding_box()["width"]
     for _ in range(4):
         played.root.get_by_role("button", name="zoom in").click()
@@ -340,7 +340,7 @@ def test_odd_recordings_are_shown_for_what_they_are(show: Show, player: Player, 
 
 def test_a_graph_alone_is_stepped_through(show: Show) -> None:
     played = show(play(chain(-4.0))).played
-    played.root.locator(".av-graph .av-box").focus()
+    played.root.locator(".av-in-graph .av-win").focus()
     played.press("Shift+ArrowLeft")
     assert "2 of 3 nodes have run" in played.said
 
@@ -406,15 +406,15 @@ def test_many_parameters_are_grouped_unfolded_and_found_by_name(show: Show) -> N
     search.fill("nothing like it")
     assert rows.count() == 0
     search.fill("")
-    played.root.locator(".av-grad .av-box").focus()
+    played.root.locator(".av-in-grad .av-win").focus()
     played.press("ArrowDown", "ArrowUp", "Enter")
     assert watched.complaints == []
 
 
 def test_thinned_recordings_say_so_on_the_page(show: Show) -> None:
     played = show(play(large(24_000, 4))).played
-    assert "of 24,000 events are shown" in played.root.locator(".av-time .av-note").inner_text()
-    played.root.locator(".av-code .av-box").focus()
+    assert "of 24,000 events are shown" in played.root.locator(".av-in-time .av-note").inner_text()
+    played.root.locator(".av-in-code .av-win").focus()
     played.press("End")
     assert "Event 23999" in played.said
 
@@ -437,7 +437,7 @@ def test_no_text_is_small_and_nothing_runs_over(show: Show, width: int, mode: st
         """() => [...document.querySelectorAll('.av-player *')].filter(element => {
             const text = [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim());
             if (!text || !element.checkVisibility() || /STYLE|SCRIPT/.test(element.tagName)) return false;
-            const svg = element.closest('.av-graph svg[viewBox]');
+            const svg = element.closest('.av-in-graph svg[viewBox]');
             const scale = svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
             return parseFloat(getComputedStyle(element).fontSize) * scale < 10.99;
         }).map(element => element.outerHTML.slice(0, 90))"""

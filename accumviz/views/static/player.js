@@ -175,7 +175,7 @@ class Recording {
 /** A pane: a titled part of the player. */
 function pane(name, title, ...children) {
   const head = h("div.av-head", {}, h("span.av-name", {}, title));
-  return { name, head, el: h(`section.av-pane.av-${name}`, { "aria-label": title }, head, ...children) };
+  return { name, head, el: h(`section.av-pane.av-in-${name}`, { "aria-label": title }, head, ...children) };
 }
 
 /** Scroll a box, and only it, to a stretch of it. */
@@ -185,7 +185,7 @@ function reveal(box, top, height, margin = 0) {
 
 /** The user's code: the current line is marked, and a line leads to its next event. */
 function codePane({ run, data, go, at }) {
-  const box = h("div.av-box", scrolls("Code, scrollable")), lines = [], events = [];
+  const box = h("div.av-win", scrolls("Code, scrollable")), lines = [], events = [];
   run.e.c.forEach((line, e) => (events[line] ||= []).push(e));
   for (const { name, lines: texts } of data.code) {
     const list = h("ol.av-lines");
@@ -228,7 +228,7 @@ function card({ b: [x, y], k, m, n, y: under }, numbers) {
 
 /** The graph of the moment: nodes light up in the engine's order and are then freed. */
 function graphPane({ run, data, go, at }) {
-  const box = h("div.av-box", scrolls("Autograd graph, scrollable; up and down select a node"));
+  const box = h("div.av-win", scrolls("Autograd graph, scrollable; up and down select a node"));
   const note = h("p.av-note"), told = h("span.av-told"), steps = input("input", "range", "nodes that have run", () => go({ n: Number(steps.value) }));
   const sub = h("label.av-sub", {}, steps, told), made = pane("graph", "Graph", box, sub, note);
   const tools = h("span.av-tools", {}, ...[["−", "zoom out", 0.8], ["+", "zoom in", 1.25], ["fit", "fit the whole graph", 0]].map(
@@ -342,7 +342,7 @@ const look = (part) => (part.born < 0 ? "unseen" : part.fresh ? "new" : part.use
 function gradPane({ run, data, go, at, uid }) {
   const P = run.count, groups = run.rows.slice(P), many = groups.length, tall = many ? 30 : 42, open = new Set(), pool = [];
   const list = h("div.av-rows"), equation = h("p.av-note");
-  const box = h("div.av-box", { tabindex: 0, role: "listbox", "aria-label": "Parameters and their .grad", scroll: () => draw(at()) }, list);
+  const box = h("div.av-win", { tabindex: 0, role: "listbox", "aria-label": "Parameters and their .grad", scroll: () => draw(at()) }, list);
   const made = pane("grad", ".grad", box, equation);
   const search = input("input.av-search", "search", "search parameters by name", () => { arrange(); draw(at()); });
   search.placeholder = `search ${P} names`;
