@@ -8,6 +8,7 @@ import os
 import site
 import sys
 import sysconfig
+import threading
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -18,6 +19,8 @@ _LIBRARIES = tuple(
 )
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LONGEST = 80
+# Before Python 3.12, two threads that parse at once may both be told that the parser is broken.
+_parsing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,9 @@ def _call(frame: FrameType, lines: list[str]) -> ast.Call | None:
     """The call that the frame is making now. Where a call starts is told apart by no position, its end is."""
     _, line, _, column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
+        with _parsing:
+            tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError, SystemError):
         return None
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (line, column):

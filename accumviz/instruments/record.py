@@ -30,6 +30,7 @@ def record(
     would be recorded. Source of the hooks used: "Backward Hooks execution" in the PyTorch
     note on autograd mechanics.
 
+    >>> import torch
     >>> w = torch.tensor([1.0], requires_grad=True)
     >>> with record(w) as recording:
     ...     for x in (4.0, 2.0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 import weakref
@@ -399,7 +400,6 @@ def _number(value: Any) -> float | None:
     """A learning rate, unless reading it would wait for a device."""
     if isinstance(value, torch.Tensor) and not value.is_cpu:
         return None
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         return float(value)
-    except (TypeError, ValueError):
-        return None
+    return None
