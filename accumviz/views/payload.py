@@ -41,7 +41,6 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     files, lines = listing(ledger, events)
     colors = style.label_colors([words.literal(label) for label in ledger.labels])
     data: dict[str, Any] = {
-        "about": words.overview(ledger, range(len(ledger)), range(len(ledger.parameters))),
         "note": note,
         "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],

@@ -40,7 +40,7 @@ class Player(Displayed):
         blob = b""
         if self.ledger is not None:
             told, blob = ledger_data(self.ledger)
-            data |= told
+            data |= told | {"about": self.words[0]}
         drawn = scenes(self.graphs)
         at = data.get("e", {}).get("i")
         where = {event: i for i, event in enumerate(at)} if at else {event: event for event in self.graphs}
@@ -58,7 +58,7 @@ class Player(Displayed):
         """The name by which a permalink finds this player on a page."""
         return self._content[0]
 
-    @property
+    @cached_property
     def words(self) -> list[str]:
         """The text alternative: what is there, then event by event."""
         if self.ledger is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from accumviz.graph import Graph
@@ -28,6 +29,8 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
             done[id(graph)].append(event)
             continue
         small = simplify(graph)
+        if small is not graph:  # the engine's order names nodes that are folded now
+            small = replace(small, meta={k: v for k, v in small.meta.items() if k != "order"})
         cards = cards_of(small)
         form = _form(small, cards)
         if form not in forms and len(forms) == _MOST_FORMS:

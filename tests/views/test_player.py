@@ -194,6 +194,14 @@ def test_the_order_of_the_engine_is_kept_when_it_is_known() -> None:
     assert order(chain(order=[7, "x"])) == [0, 1, 2]
 
 
+def test_a_folded_graph_has_an_order_of_its_own() -> None:
+    nodes = tuple(Node(i, "AddBackward0", shape=(1,)) for i in range(400))
+    graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(399)), (0,), {"order": [0, 1]})
+    drawn = scenes({0: graph})
+    assert len(drawn["graphs"][0]["order"]) == len(drawn["layouts"][0]["n"]) < 151
+    assert "400 nodes drawn as" in " ".join(drawn["layouts"][0]["notes"])
+
+
 def test_one_graph_stands_for_all_backwards_and_says_so() -> None:
     data, _ = carried(play(toy(), chain()))
     assert data["of"] == {"0": 0, "1": 0}
