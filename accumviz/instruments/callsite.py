@@ -61,6 +61,12 @@ class CallSites:
             below, frame = frame, frame.f_back
         return _describe(fallback, None) if fallback is not None else CallSite()
 
+    def owner(self, frame: FrameType | None) -> FrameType | None:
+        """The frame that `find` would describe, for its variables."""
+        while frame is not None and self._distance(frame):
+            frame = frame.f_back
+        return frame
+
     def _distance(self, frame: FrameType) -> int:
         """0: the user's; 1: some library's; 2: torch's or ours."""
         code = frame.f_code

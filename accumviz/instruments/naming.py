@@ -26,6 +26,7 @@ class Named:
     groups: list[str] = field(default_factory=list)
     aliases: list[list[str]] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     _index: dict[int, int] = field(default_factory=dict)
 
     def add(self, name: str, tensor: torch.Tensor, group: str) -> None:
@@ -79,6 +80,7 @@ def _add(named: Named, item: Any, prefix: str, group: str, frame: FrameType | No
         return ".".join(part for part in (prefix, name) if part)
 
     if isinstance(item, torch.nn.Module):
+        named.modules[prefix or f"model{len(named.modules) or ''}"] = item
         for name, tensor in item.named_parameters(remove_duplicate=False):
             named.add(join(name), tensor, group)
     elif isinstance(item, torch.optim.Optimizer):

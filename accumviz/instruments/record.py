@@ -15,6 +15,7 @@ def record(
     path: str | Path | None = None,
     exact: int = 64,
     memory: bool | None = None,
+    graphs: bool = False,
     **groups: Any,
 ) -> Recording:
     """Record what happens to the `.grad` of these parameters while the `with` block runs.
@@ -24,7 +25,8 @@ def record(
     is also written there as it grows. Tensors of at most `exact` elements keep every element,
     larger ones their 2-norm. `memory` measures the bytes of saved tensors alive around a
     backward: each one (True), none (False), or as many as fit into a hundredth of a second and
-    then two thousandths of the loop's time (None).
+    then two thousandths of the loop's time (None). `graphs=True` keeps each backward's graph in
+    `recording.graphs`, for `play`: those of at most 2,000 nodes, 100,000 nodes in all.
 
     Raises `TypeError` for something that holds no parameters, and `ValueError` when nothing
     would be recorded. Source of the hooks used: "Backward Hooks execution" in the PyTorch
@@ -44,4 +46,4 @@ def record(
     if exact < 0:
         raise ValueError(f"exact={exact}; expected the largest number of elements to keep one by one, 0 or more")
     frame = sys._getframe(1)
-    return Recording(collect(objects, groups, frame), frame, path=path, exact=exact, memory=memory)
+    return Recording(collect(objects, groups, frame), frame, path=path, exact=exact, memory=memory, graphs=graphs)

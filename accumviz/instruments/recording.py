@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from accumviz import __version__
+from accumviz.graph import Graph
 from accumviz.instruments import watch
 from accumviz.instruments.callsite import CallSite, CallSites
+from accumviz.instruments.graphs import Graphs
 from accumviz.instruments.held import Held
 from accumviz.instruments.leaves import Hook, Leaves
 from accumviz.instruments.losses import describe_root
@@ -34,7 +36,14 @@ class Recording:
     """The open recording: mutable while the loop runs; `recording.ledger` is its frozen ledger."""
 
     def __init__(
-        self, named: Named, frame: FrameType | None, *, path: str | Path | None, exact: int, memory: bool | None
+        self,
+        named: Named,
+        frame: FrameType | None,
+        *,
+        path: str | Path | None,
+        exact: int,
+        memory: bool | None,
+        graphs: bool = False,
     ) -> None:
         self._open: list[Backward] = []
         self._leaves = Leaves(named, exact, self._hook_of)
@@ -43,6 +52,7 @@ class Recording:
         self._optimizer_names: list[str] = []
         self._memory = Held(memory)
         self._sites = CallSites()
+        self._graphs = Graphs(named.modules, self._sites) if graphs else None
         self._steps: list[tuple[Any, FrameType, int]] = []
         self._entered = self._closed = False
         self._failure = ""
@@ -62,6 +72,8 @@ class Recording:
         self._start = perf_counter()
         self._leaves.update()
         self._rows.begin(self._parameters(), self._meta())
+        if self._graphs is not None:
+            self._graphs.open()
         watch.enter(self)
         return self
 
@@ -73,9 +85,14 @@ class Recording:
         except Exception as failure:
             self.failed(failure)
 
-    def _close(self) -> None:
+    def _leave(self) -> None:
         watch.leave(self)
         self._leaves.unhook()
+        if self._graphs is not None:
+            self._graphs.close()
+
+    def _close(self) -> None:
+        self._leave()
         if not self._closed:
             self._closed = True
             self._edits()
@@ -102,6 +119,15 @@ class Recording:
         self._rows.settle(self._parameters, self._meta, wait=True)
         return self._rows.ledger(self._parameters(), self._meta())
 
+    @property
+    def graphs(self) -> dict[int, Graph]:
+        """The graph that each backward ran, by its event's index; empty without `record(..., graphs=True)`.
+
+        `graph.meta["order"]` holds the ids of its nodes in the order in which the engine ran them.
+        """
+        self._rows.settle(self._parameters, self._meta, wait=True)
+        return self._rows.graphs()
+
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._entered else "not entered: use it in a with statement"
         state = f"stopped by {self._failure}" if self._failure else state
@@ -116,8 +142,7 @@ class Recording:
         self._failure = f"{type(error).__name__}: {error}"
         self._open.clear()
         self._closed = True
-        watch.leave(self)
-        self._leaves.unhook()
+        self._leave()
         self._rows.give_up()
         said = f"accumviz stopped recording after {len(self._rows)} events, training goes on: {self._failure}"
         try:
@@ -145,6 +170,8 @@ class Recording:
         running.storages = self._memory.before(running.nodes)
         if running.storages is not None:
             running.before = self._memory.total(running.storages)
+        if self._graphs is not None:
+            self._graphs.begin(running, frame, args, kwargs)
         self._open.append(running)
         return running
 
@@ -170,6 +197,8 @@ class Recording:
         return [i for i in leaves.unhooked if not had[i] and leaves.tensors[i].grad is not None]
 
     def backward_ends(self, running: Backward, error: str) -> None:
+        if running.finish_graph is not None and self._graphs is not None:
+            self._graphs.end(running)
         if self._closed:
             return
         self._open.remove(running)
@@ -392,7 +421,9 @@ class Recording:
         return self._leaves.parameters(self._optimizers)
 
     def _meta(self) -> dict[str, Any]:
-        meta = {"accumviz": __version__, "torch": torch.__version__, "optimizers": list(self._optimizer_names)}
+        meta: dict[str, Any] = {"accumviz": __version__, "torch": torch.__version__, "optimizers": list(self._optimizer_names)}
+        if self._graphs is not None and self._graphs.left_out:
+            meta["graphs_left_out"] = self._graphs.left_out
         return meta | ({"stopped": self._failure} if self._failure else {})
 
 

@@ -15,6 +15,7 @@ import torch
 
 from accumviz import ledgerfile
 from accumviz.files import Writer
+from accumviz.graph import Graph
 from accumviz.instruments.callsite import CallSite
 from accumviz.instruments.numbers import Numbers
 from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger, Parameter
@@ -102,6 +103,8 @@ class Backward(Row):
     storages: dict[int, int] | None = None
     waiting = 0  # bytes in `held`
     nodes: Sequence[Any] = ()
+    graph: Graph | None = None
+    finish_graph: Callable[[], Graph] | None = None
 
     def __init__(self, site: CallSite, time: float, within: str, had: bytes, thread: int) -> None:
         self.kind, self.label, self.site, self.time, self.within = "backward", site.subject, site, time, within
@@ -169,6 +172,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self._frozen) + len(self.pending)
+
+    def graphs(self) -> dict[int, Graph]:
+        """The graphs that frozen backwards ran, by event."""
+        rows = enumerate(self._frozen)
+        return {i: row.graph for i, row in rows if isinstance(row, Backward) and row.graph is not None}
 
     def due(self) -> bool:
         """Whether enough rows are waiting to freeze, or a file has waited long enough."""

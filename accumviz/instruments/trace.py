@@ -6,7 +6,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -65,7 +65,36 @@ def trace(
         roots = [_check(tensor, where, labels) for tensor, where in flat]
         if not roots:
             raise ValueError("nothing to trace; pass the tensor you call backward on, as in av.trace(loss)")
-        return _read(roots, labels, scopes, watched, values)
+        return _read(_walk(roots), labels, scopes, watched, values)
+
+
+def follow(
+    roots: list[torch.Tensor], frame: FrameType | None, scopes: Scopes, limit: int
+) -> tuple[Graph, Callable[[], Graph]] | None:
+    """Read a graph that the engine is about to run, of at most `limit` nodes (else None), and watch it run.
+
+    Returns the graph, and a function to call afterwards: it gives the graph with `meta["order"]`,
+    the ids of the nodes in the order in which the engine ran them.
+    """
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        walk = _walk(roots)
+        if len(walk.order) > limit:
+            return None
+        labels = _Labels([frame] if frame is not None else [], {})
+        graph = _read(walk, labels, scopes, None, len(walk.order) <= VALUES_LIMIT)
+    ran: list[int] = []
+
+    def noting(i: int) -> Callable[[Any], None]:
+        return lambda _: ran.append(i)
+
+    handles = [fn.register_prehook(noting(i)) for i, fn in enumerate(walk.order)]
+
+    def finish() -> Graph:
+        for handle in handles:
+            handle.remove()
+        return replace(graph, meta={**graph.meta, "order": ran})
+
+    return graph, finish
 
 
 @dataclass
@@ -100,12 +129,12 @@ def modules(*given: Module, **named: Module) -> Iterator[Scopes]:
     ['', '1', '0']
     """
     scopes = Scopes({**{f"model{i or ''}": module for i, module in enumerate(given)}, **named})
-    with _hooked(scopes):
+    with hooked(scopes):
         yield scopes
 
 
 @contextmanager
-def _hooked(scopes: Scopes) -> Iterator[None]:
+def hooked(scopes: Scopes) -> Iterator[None]:
     stack = [("", "")]
     handles = []
 
@@ -195,7 +224,7 @@ def _run(
 ) -> tuple[tuple[Any, ...], list[FrameType], Watch | None]:
     frames: list[FrameType] = []
     watch = Watch() if values else None
-    with _hooked(scopes), watch or nullcontext(), variables_of(getattr(function, "__code__", None), frames):
+    with hooked(scopes), watch or nullcontext(), variables_of(getattr(function, "__code__", None), frames):
         result = function()
     return (result,), [*frames, frame], watch
 
@@ -231,7 +260,18 @@ def _check(tensor: Any, where: str, labels: _Labels) -> torch.Tensor:
     )
 
 
-def _read(roots: list[torch.Tensor], labels: _Labels, scopes: Scopes, watched: Watch | None, values: bool) -> Graph:
+@dataclass
+class _Walk:
+    """The nodes below some roots, in traversal order, with their edges and leaves."""
+
+    roots: list[torch.Tensor]
+    order: list[Any]
+    edges: list[Edge]
+    leaves: dict[int, torch.Tensor]
+    top: tuple[int, ...]
+
+
+def _walk(roots: list[torch.Tensor]) -> _Walk:
     order: list[Any] = list(dict.fromkeys(root.grad_fn for root in roots))
     index: dict[Any, int] = {fn: i for i, fn in enumerate(order)}
     top = tuple(range(len(order)))
@@ -248,9 +288,12 @@ def _read(roots: list[torch.Tensor], labels: _Labels, scopes: Scopes, watched: W
                 target = index[following] = len(order)
                 order.append(following)
             edges.append(Edge(source, target, position, output))
-
     memory.keep_deletable(order, [order[i] for i in top])
+    return _Walk(roots, order, edges, leaves, top)
 
+
+def _read(walk: _Walk, labels: _Labels, scopes: Scopes, watched: Watch | None, values: bool) -> Graph:
+    roots, order, leaves = walk.roots, walk.order, walk.leaves
     places, prefix, classes = _places(scopes, leaves)
     storages: dict[int, int] = {}
     own = {memory.storage(leaf)[0] for leaf in leaves.values()}
@@ -286,7 +329,7 @@ def _read(roots: list[torch.Tensor], labels: _Labels, scopes: Scopes, watched: W
     elif stopped:
         notes.append(stopped)
     meta = {"torch": torch.__version__, "notes": notes, "classes": classes}
-    return Graph(tuple(nodes), tuple(edges), top, meta)
+    return Graph(tuple(nodes), tuple(walk.edges), walk.top, meta)
 
 
 def _places(
