@@ -258,8 +258,11 @@ class Ledger(Displayed):
 
     def _steps_of(self, optimizers: tuple[int, ...]) -> np.ndarray:
         return np.array(
-            [e.index for e in self.events
-             if e.kind == "step" and not e.skipped and e.details.get("optimizer_index", 0) in optimizers],
+            [
+                e.index
+                for e in self.events
+                if e.kind == "step" and not e.skipped and e.details.get("optimizer_index", 0) in optimizers
+            ],
             np.int64,
         )
 
@@ -274,8 +277,10 @@ class Ledger(Displayed):
     def unconsumed(self, event: int) -> dict[str, list[int]]:
         """The contributions, by parameter, that this event erased before any step had used them."""
         hit = (self.fates.erased == range(len(self))[event]) & (self.fates.steps == 0)
-        return {self.parameters[p].name: [int(b) for b in np.flatnonzero(hit[:, p])]
-                for p in np.flatnonzero(hit.any(axis=0))}
+        return {
+            self.parameters[p].name: [int(b) for b in np.flatnonzero(hit[:, p])]
+            for p in np.flatnonzero(hit.any(axis=0))
+        }
 
     def windows(self) -> list[Window]:
         """The accumulation window of every step: which backwards it consumed.
@@ -343,16 +348,30 @@ class Ledger(Displayed):
         e, p = (a.ravel() for a in np.indices(self.state.shape))
         columns: dict[str, Any] = {
             name: np.array([getattr(event, name) for event in self.events], dtype)[e]
-            for name, dtype in (("kind", object), ("label", object), ("file", object), ("line", int),
-                                ("loss", float), ("scale", float), ("saved_before", float), ("saved_after", float))
+            for name, dtype in (
+                ("kind", object),
+                ("label", object),
+                ("file", object),
+                ("line", int),
+                ("loss", float),
+                ("scale", float),
+                ("saved_before", float),
+                ("saved_after", float),
+            )
         }
-        return pandas.DataFrame({
-            "event": e, **columns,
-            "parameter": np.array([x.name for x in self.parameters], object)[p],
-            "contribution": self.contribution.ravel(), "grad": self.grad.ravel(),
-            "present": (self.state & PRESENT > 0).ravel(), "changed": (self.state & CHANGED > 0).ravel(),
-            "consumed_by": self.fates.consumed.ravel(), "erased_by": self.fates.erased.ravel(),
-        })
+        return pandas.DataFrame(
+            {
+                "event": e,
+                **columns,
+                "parameter": np.array([x.name for x in self.parameters], object)[p],
+                "contribution": self.contribution.ravel(),
+                "grad": self.grad.ravel(),
+                "present": (self.state & PRESENT > 0).ravel(),
+                "changed": (self.state & CHANGED > 0).ravel(),
+                "consumed_by": self.fates.consumed.ravel(),
+                "erased_by": self.fates.erased.ravel(),
+            }
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the ledger to a file that `av.load` reads, or a page (`.html`) that any browser opens."""

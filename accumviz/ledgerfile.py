@@ -23,7 +23,9 @@ def chunk(ledger: Ledger) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The events and their arrays."""
     rows = [{k: v for k, v in vars(e).items() if k not in (*_FLOATS, "index")} for e in ledger.events]
     arrays: dict[str, np.ndarray] = {
-        "contribution": ledger.contribution, "grad": ledger.grad, "state": ledger.state,
+        "contribution": ledger.contribution,
+        "grad": ledger.grad,
+        "state": ledger.state,
         **{name: np.array([getattr(e, name) for e in ledger.events], np.float64) for name in _FLOATS},
     }
     for p, (contribution, grad) in ledger.exact.items():
@@ -59,8 +61,15 @@ def decode(contents: Contents) -> Ledger:
             if {array.shape for array in exact[p]} != {(len(events), parameter.numel)}:
                 raise ValueError(f"the elements of {parameter.name!r} do not have its shape {parameter.shape}")
     return Ledger(
-        parameters, tuple(events), joined.get("contribution", none), joined.get("grad", none),
-        joined.get("state", none), exact, sources=sources, meta=about, complete=contents.complete,
+        parameters,
+        tuple(events),
+        joined.get("contribution", none),
+        joined.get("grad", none),
+        joined.get("state", none),
+        exact,
+        sources=sources,
+        meta=about,
+        complete=contents.complete,
     )
 
 

@@ -28,10 +28,17 @@ def random_run(events: int, parameters: int) -> Ledger:
     grown = norm * np.sqrt(np.arange(events) % len(CYCLE) + 1)[:, None]
     state = (born * (CONTRIBUTED | CHANGED) + ~empty * PRESENT).astype(np.uint8).repeat(parameters, axis=1)
     rows = tuple(
-        Event(e, kind, label="loss" if kind == "backward" else "", file="train.py", line=40 + e % len(CYCLE),
-              source="scaler.scale(loss / accumulation_steps).backward()", time=0.0123 * e,
-              loss=float(np.exp(-e / events)) if kind == "backward" else float("nan"),
-              details={"optimizer": "AdamW", "optimizer_index": 0, "lr": [3e-4]} if kind == "step" else {})
+        Event(
+            e,
+            kind,
+            label="loss" if kind == "backward" else "",
+            file="train.py",
+            line=40 + e % len(CYCLE),
+            source="scaler.scale(loss / accumulation_steps).backward()",
+            time=0.0123 * e,
+            loss=float(np.exp(-e / events)) if kind == "backward" else float("nan"),
+            details={"optimizer": "AdamW", "optimizer_index": 0, "lr": [3e-4]} if kind == "step" else {},
+        )
         for e, kind in enumerate(kinds)
     )
     names = tuple(

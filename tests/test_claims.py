@@ -26,7 +26,10 @@ def test_claim_1_of_a_plus_b_only_a_is_in_the_graph() -> None:
     a, b = torch.tensor(2.0, requires_grad=True), torch.tensor(4.0)
     c = a + b
     graph = av.trace(c, values=True)
-    assert [(node.op, node.name, node.value) for node in graph] == [("AddBackward0", "c", 6.0), ("AccumulateGrad", "a", 2.0)]
+    assert [(node.op, node.name, node.value) for node in graph] == [
+        ("AddBackward0", "c", 6.0),
+        ("AccumulateGrad", "a", 2.0),
+    ]
     assert [(t.requires_grad, t.is_leaf) for t in (a, b, c)] == [(True, True), (False, True), (True, False)]
 
 
@@ -160,7 +163,13 @@ def test_claim_9_every_intermediate_derivative_stands_on_the_graph() -> None:
     temp2 = temp1**2
     loss = temp2 / 2
     graph = av.trace(loss, values=True)
-    by_hand = {"loss": 1.0, "temp2": 1 / 2, "temp1": 1 / 2 * 2 * 4, "y_hat": -(1 / 2 * 2 * 4), "w": -(1 / 2 * 2 * 4) * 4}
+    by_hand = {
+        "loss": 1.0,
+        "temp2": 1 / 2,
+        "temp1": 1 / 2 * 2 * 4,
+        "y_hat": -(1 / 2 * 2 * 4),
+        "w": -(1 / 2 * 2 * 4) * 4,
+    }
     assert {node.name: node.grad[0] for node in graph} == by_hand
     values = {"loss": 8.0, "temp2": 16.0, "temp1": 4.0, "y_hat": 4.0, "w": 1.0}
     assert {node.name: node.value[0] for node in graph} == values

@@ -29,8 +29,15 @@ def ledger() -> Ledger:
     parameters = [Parameter("w", (1,), optimizers=(0,)), Parameter("<b>µ</b>", (2, 1), aliases=("tied",))]
     rows: list[dict[str, Any]] = [
         {"kind": "zero_grad", "file": "train.py", "line": 3, "details": {"set_to_none": True}},
-        {"kind": "backward", "label": "g_loss", "source": 'loss["a"].backward()', "loss": 2.5, "saved_before": 96.0,
-         "contribution": {"w": NAN, "<b>µ</b>": [INF, -1.0]}, "grad": {"w": NAN, "<b>µ</b>": [INF, -1.0]}},
+        {
+            "kind": "backward",
+            "label": "g_loss",
+            "source": 'loss["a"].backward()',
+            "loss": 2.5,
+            "saved_before": 96.0,
+            "contribution": {"w": NAN, "<b>µ</b>": [INF, -1.0]},
+            "grad": {"w": NAN, "<b>µ</b>": [INF, -1.0]},
+        },
         {"kind": "step", "details": {"optimizer": "SGD", "lr": [0.1]}, "grad": {"w": -0.0}},
     ]
     return Ledger.build(parameters, rows, sources={"train.py": "a\nb\n"}, meta={"torch": "2"})
@@ -255,13 +262,24 @@ def random_run(events: int, parameters: int) -> Ledger:
     shape = (events, parameters)
     kinds = [("zero_grad", "backward", "backward", "backward", "backward", "step")[e % 6] for e in range(events)]
     born, empty = (np.array([kind == wanted for kind in kinds]) for wanted in ("backward", "zero_grad"))
-    norms = np.exp(random.normal(0, 1, parameters) + np.cumsum(random.normal(0, 0.02, shape), 0) +
-                   random.normal(0, 0.3, shape)).astype(np.float32)
+    norms = np.exp(
+        random.normal(0, 1, parameters) + np.cumsum(random.normal(0, 0.02, shape), 0) + random.normal(0, 0.3, shape)
+    ).astype(np.float32)
     contribution, grad = np.where(born[:, None], norms, np.nan), np.where(empty[:, None], np.nan, norms * 1.7)
     state = (born * CONTRIBUTED + ~empty * PRESENT).astype(np.uint8)[:, None].repeat(parameters, 1)
-    rows = [Event(e, kind, label="loss" if kind == "backward" else "", file="train.py", line=10 + e % 6,
-                  source="scaler.scale(loss / accumulation_steps).backward()", time=e * 0.0123, loss=float(norms[e, 0]))
-            for e, kind in enumerate(kinds)]
+    rows = [
+        Event(
+            e,
+            kind,
+            label="loss" if kind == "backward" else "",
+            file="train.py",
+            line=10 + e % 6,
+            source="scaler.scale(loss / accumulation_steps).backward()",
+            time=e * 0.0123,
+            loss=float(norms[e, 0]),
+        )
+        for e, kind in enumerate(kinds)
+    ]
     names = [Parameter(f"blocks.{p // 12}.mlp.{p % 12}.weight", (512, 512), optimizers=(0,)) for p in range(parameters)]
     return Ledger(tuple(names), tuple(rows), contribution, grad, state)
 

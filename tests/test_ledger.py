@@ -94,8 +94,13 @@ def test_an_optimizer_consumes_only_what_it_owns() -> None:
 
 
 def test_a_closure_that_zeroes_before_its_step_has_ended_is_consumed_by_that_step() -> None:
-    rows = [ZERO | {"within": "step"}, backward(1, 1, within="step"), ZERO | {"within": "step"},
-            backward(2, 2, within="step"), step(2)]
+    rows = [
+        ZERO | {"within": "step"},
+        backward(1, 1, within="step"),
+        ZERO | {"within": "step"},
+        backward(2, 2, within="step"),
+        step(2),
+    ]
     ledger = Ledger.build([W], rows)
     assert ledger.fates.consumed[:, 0].tolist() == [-1, 4, -1, 4, -1]
     assert ledger.fates.erased[:, 0].tolist() == [-1, 2, -1, -1, -1]
@@ -263,8 +268,13 @@ def test_windows_hold_exactly_the_backwards_their_step_used(loop: Loop) -> None:
     ledger = loop.ledger
     for window in ledger.windows():
         optimizer = ledger[window.step].details["optimizer_index"]
-        expected = {born for p, parameter in enumerate(ledger.parameters) if optimizer in parameter.optimizers
-                    for born, _, used in walked(ledger, p) if window.step in used}
+        expected = {
+            born
+            for p, parameter in enumerate(ledger.parameters)
+            if optimizer in parameter.optimizers
+            for born, _, used in walked(ledger, p)
+            if window.step in used
+        }
         assert set(window.backwards) == expected
     assert [w.step for w in ledger.windows()] == [e.index for e in ledger.of("step") if not e.skipped]
 

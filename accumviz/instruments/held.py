@@ -32,9 +32,7 @@ class Held:
     def before(self, nodes: Sequence[Any]) -> dict[int, int] | None:
         """The storages of this backward's graph, or None where they are not measured."""
         now = time.perf_counter()
-        if not self._wanted and (
-            self._wanted is False or self._spent > _FREE + _SHARE * (now - self._start)
-        ):
+        if not self._wanted and (self._wanted is False or self._spent > _FREE + _SHARE * (now - self._start)):
             return None
         storages = saved_storages(nodes)
         self._retained = [(mark, held) for mark, held in self._retained if mark() is not None]

@@ -176,9 +176,14 @@ class Leaves:
         named = self.named
         return [
             Parameter(
-                name=named.names[i], shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."),
-                device=str(tensor.device), group=named.groups[i], aliases=tuple(named.aliases[i]),
-                optimizers=tuple(owners.get(i, ())), requires_grad=tensor.requires_grad,
+                name=named.names[i],
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                device=str(tensor.device),
+                group=named.groups[i],
+                aliases=tuple(named.aliases[i]),
+                optimizers=tuple(owners.get(i, ())),
+                requires_grad=tensor.requires_grad,
             )
             for i, tensor in enumerate(self.tensors)
         ]

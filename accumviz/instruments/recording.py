@@ -162,9 +162,7 @@ class Recording:
             self._share_with_threads()
         if changed:
             self._emit("edit", CallSite(), "", {}, changed)
-        running = Backward(
-            self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread
-        )
+        running = Backward(self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread)
         describe_root(running, args, kwargs)
         self._rows.pending.append(running)
         running.storages = self._memory.before(running.nodes)
@@ -421,7 +419,11 @@ class Recording:
         return self._leaves.parameters(self._optimizers)
 
     def _meta(self) -> dict[str, Any]:
-        meta: dict[str, Any] = {"accumviz": __version__, "torch": torch.__version__, "optimizers": list(self._optimizer_names)}
+        meta: dict[str, Any] = {
+            "accumviz": __version__,
+            "torch": torch.__version__,
+            "optimizers": list(self._optimizer_names),
+        }
         if self._graphs is not None and self._graphs.left_out:
             meta["graphs_left_out"] = self._graphs.left_out
         return meta | ({"stopped": self._failure} if self._failure else {})

@@ -84,8 +84,19 @@ class Row:
         site = self.site
         plain = {k: v if isinstance(v, bool | int | float | str | list) else repr(v) for k, v in self.details.items()}
         return Event(
-            index, self.kind, self.label, site.file, site.line, site.source, self.time, self.loss, self.scale,
-            self.before, self.after, self.within, plain,
+            index,
+            self.kind,
+            self.label,
+            site.file,
+            site.line,
+            site.source,
+            self.time,
+            self.loss,
+            self.scale,
+            self.before,
+            self.after,
+            self.within,
+            plain,
         )
 
 
@@ -307,9 +318,14 @@ class Rows:
         exact = {p: (joined["exact"][:, s].copy(), joined["exact_grad"][:, s].copy()) for p, s in self._slices.items()}
         frozen = self._frozen[rows:]
         return Ledger(
-            tuple(parameters), tuple(row.event(i) for i, row in enumerate(frozen)),
-            joined["contribution"], joined["grad"], joined["state"], exact,
-            sources=self._read_sources(frozen), meta=meta,
+            tuple(parameters),
+            tuple(row.event(i) for i, row in enumerate(frozen)),
+            joined["contribution"],
+            joined["grad"],
+            joined["state"],
+            exact,
+            sources=self._read_sources(frozen),
+            meta=meta,
         )
 
     def _read_sources(self, rows: list[Row]) -> dict[str, str]:

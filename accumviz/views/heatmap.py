@@ -74,9 +74,7 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
     measured = any(np.isfinite(ledger[e].saved_before) for e in events)
     numbers = per_column == per_row == 1 and wide >= 46 and tall >= 15
     low, high = _range(data.norm)
-    keys, notes = _legend(
-        ledger, data, columns, events, per_row=per_row, per_column=per_column, low=low, plot=plot
-    )
+    keys, notes = _legend(ledger, data, columns, events, per_row=per_row, per_column=per_column, low=low, plot=plot)
     bottom = top + body + _STRIP * (1 + measured) + 30
     total = max(left + plot + _RIGHT, 480.0)
     sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 22)
@@ -256,7 +254,14 @@ def _summary(ledger: Ledger, columns: list[int], events: list[int]) -> str:
 
 
 def _legend(
-    ledger: Ledger, data: Cells, columns: list[int], events: list[int], *, per_row: int, per_column: int, low: float,
+    ledger: Ledger,
+    data: Cells,
+    columns: list[int],
+    events: list[int],
+    *,
+    per_row: int,
+    per_column: int,
+    low: float,
     plot: float,
 ) -> tuple[list[Key], list[str]]:
     colors = style.label_colors(ledger.labels)
@@ -277,8 +282,13 @@ def _legend(
     if data.broken.any():
         part = ledger.contribution[np.ix_(events, columns)]
         there = (ledger.state[np.ix_(events, columns)] & CONTRIBUTED) > 0
-        keys.append(Key(f"not finite ({words.counted(int((there & ~np.isfinite(part)).sum()), 'contribution')})", INK,
-                        kind="cross"))
+        keys.append(
+            Key(
+                f"not finite ({words.counted(int((there & ~np.isfinite(part)).sum()), 'contribution')})",
+                INK,
+                kind="cross",
+            )
+        )
     if per_column > 1 or per_row > 1:
         thinned = [words.counted(n, what) for n, what in ((per_row, "parameter"), (per_column, "event")) if n > 1]
         notes.append(f"Thinned: each cell shows the largest contribution of {' × '.join(thinned)}.")

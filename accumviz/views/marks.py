@@ -84,7 +84,14 @@ def heading_height(ledger: Ledger, events: list[int], column: float) -> float:
 
 
 def draw_heading(
-    sheet: Sheet, event: Event, x: float, column: float, *, top: float, bottom: float, above: float = 0.0,
+    sheet: Sheet,
+    event: Event,
+    x: float,
+    column: float,
+    *,
+    top: float,
+    bottom: float,
+    above: float = 0.0,
     faint: bool = False,
 ) -> None:
     """Name an event above its column; all but a backward also rule through every row."""

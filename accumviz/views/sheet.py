@@ -27,7 +27,11 @@ _SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
 # DejaVu is among the widest fonts: a text that fits in it fits in what the page uses.
 _EM = {False: 0.61, True: 0.61}
 _SETTINGS: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "accumviz", "savefig.bbox": None, "path.sketch": None, "path.effects": [],
+    "svg.fonttype": "none",
+    "svg.hashsalt": "accumviz",
+    "savefig.bbox": None,
+    "path.sketch": None,
+    "path.effects": [],
 }
 _CSS = """
 .accumviz .av-scroll { overflow-x: auto; max-width: 100%; }
@@ -143,35 +147,97 @@ class Sheet:
         self.axes.set_ylim(self.height, 0)
 
     def text(
-        self, x: float, y: float, text: str, *, points: float = 12, color: str = INK, ha: str = "left",
-        va: str = "center", bold: bool = False, italic: bool = False, mono: bool = False, turned: bool = False,
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        points: float = 12,
+        color: str = INK,
+        ha: str = "left",
+        va: str = "center",
+        bold: bool = False,
+        italic: bool = False,
+        mono: bool = False,
+        turned: bool = False,
     ) -> None:
         """Write a text as it is: a `$` is a dollar."""
         self.axes.text(
-            x, y, text, fontsize=points, color=color, ha=ha, va=va, parse_math=False, usetex=False,
-            family=_MONO if mono else _SANS, weight="bold" if bold else "normal",
-            style="italic" if italic else "normal", rotation=90 if turned else 0, rotation_mode="anchor",
+            x,
+            y,
+            text,
+            fontsize=points,
+            color=color,
+            ha=ha,
+            va=va,
+            parse_math=False,
+            usetex=False,
+            family=_MONO if mono else _SANS,
+            weight="bold" if bold else "normal",
+            style="italic" if italic else "normal",
+            rotation=90 if turned else 0,
+            rotation_mode="anchor",
         )
 
     def box(
-        self, x: float, y: float, width: float, height: float, *, fill: str = "none", edge: str = "none",
-        alpha: float = 1.0, hatch: str | None = None, line: float = 1.0, dash: str = "-", z: float = 2,
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        *,
+        fill: str = "none",
+        edge: str = "none",
+        alpha: float = 1.0,
+        hatch: str | None = None,
+        line: float = 1.0,
+        dash: str = "-",
+        z: float = 2,
     ) -> None:
         """Draw a rectangle; `alpha` is of its fill, so that the page's background shines through."""
-        self.axes.add_patch(Rectangle(
-            (x, y), width, height, facecolor=(fill, alpha) if fill != "none" else "none", edgecolor=edge,
-            linewidth=line, linestyle=dash, hatch=hatch, clip_on=False, zorder=z, antialiased=True,
-        ))
+        self.axes.add_patch(
+            Rectangle(
+                (x, y),
+                width,
+                height,
+                facecolor=(fill, alpha) if fill != "none" else "none",
+                edgecolor=edge,
+                linewidth=line,
+                linestyle=dash,
+                hatch=hatch,
+                clip_on=False,
+                zorder=z,
+                antialiased=True,
+            )
+        )
 
     def line(
-        self, xs: list[float], ys: list[float], *, color: str = INK, width: float = 1.0, dash: Any = "-",
-        alpha: float = 1.0, z: float = 3,
+        self,
+        xs: list[float],
+        ys: list[float],
+        *,
+        color: str = INK,
+        width: float = 1.0,
+        dash: Any = "-",
+        alpha: float = 1.0,
+        z: float = 3,
     ) -> None:
         """Draw a line through points."""
-        self.axes.add_line(Line2D(
-            xs, ys, color=color, linewidth=width, linestyle=dash, alpha=alpha, clip_on=False, zorder=z,
-            marker="None", solid_capstyle="butt", dash_capstyle="butt",
-        ))
+        self.axes.add_line(
+            Line2D(
+                xs,
+                ys,
+                color=color,
+                linewidth=width,
+                linestyle=dash,
+                alpha=alpha,
+                clip_on=False,
+                zorder=z,
+                marker="None",
+                solid_capstyle="butt",
+                dash_capstyle="butt",
+            )
+        )
 
     def area(self, xs: list[float], low: list[float], high: list[float], *, color: str, alpha: float) -> None:
         """Fill the room between two lines."""
@@ -187,7 +253,17 @@ class Sheet:
 
     def points(self, xs: list[float], ys: list[float], *, marker: str, size: float, color: str = INK) -> None:
         """Mark points."""
-        self.axes.add_line(Line2D(
-            xs, ys, color=color, linestyle="None", marker=marker, markersize=size, markeredgecolor=color,
-            markeredgewidth=1.6, clip_on=False, zorder=5,
-        ))
+        self.axes.add_line(
+            Line2D(
+                xs,
+                ys,
+                color=color,
+                linestyle="None",
+                marker=marker,
+                markersize=size,
+                markeredgecolor=color,
+                markeredgewidth=1.6,
+                clip_on=False,
+                zorder=5,
+            )
+        )

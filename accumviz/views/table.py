@@ -186,17 +186,22 @@ def provenance_html(provenance: Provenance) -> str:
             # Transparent over the page's own background: readable in light and dark.
             shade = f"background:{colors[label]}{round(110 * share):02x} !important"
             told = f'{style.number(total[i, p])} <span class="av-quiet">({count[i, p]} ×)</span>'
-            cells += f'<td class="av-n" style="{shade}">{told}</td>' if count[i, p] else (
-                '<td class="av-n av-none">nothing</td>'
+            cells += (
+                f'<td class="av-n" style="{shade}">{told}</td>'
+                if count[i, p]
+                else ('<td class="av-n av-none">nothing</td>')
             )
         name = html.escape(words.shorten(names[p], 40))
         rows.append(f'<tr><th scope="row"><code><bdi>{name}</bdi></code></th>{cells}</tr>')
-    note = "" if len(chosen) == len(names) else (
-        f"<p>Shown: the first {half} and the last {half} of {len(names):,} parameters.</p>"
+    note = (
+        ""
+        if len(chosen) == len(names)
+        else (f"<p>Shown: the first {half} and the last {half} of {len(names):,} parameters.</p>")
     )
     head = "".join(
         f'<th class="av-n" scope="col"><span class="av-label" style="background:{colors[label]}"></span>'
-        f"<code><bdi>{html.escape(words.shorten(label or 'backward', 28))}</bdi></code></th>" for label in labels
+        f"<code><bdi>{html.escape(words.shorten(label or 'backward', 28))}</bdi></code></th>"
+        for label in labels
     )
     caption = "What each loss added to each .grad: the sum of the norms of its contributions, and their number."
     table = (

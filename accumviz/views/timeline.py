@@ -161,7 +161,9 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     grads = (grad for p in columns for grad in _grads(ledger, p)[events] if np.isfinite(grad))
     if not all(_fitting(float(grad), column - 1, 11) for grad in grads):
         notes.append("Totals without room are left out here; they stand in the words below.")
-    if any(not words.is_signed(ledger, p) and any(len(parts) > 1 for parts in segments(ledger, p, events)) for p in columns):
+    if any(
+        not words.is_signed(ledger, p) and any(len(parts) > 1 for parts in segments(ledger, p, events)) for p in columns
+    ):
         notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
     bottom = top + lane * len(columns) + (_STRIP if measured else 0) + 12
     sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 6)
@@ -227,7 +229,9 @@ def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float
         signed, stacks, grads = words.is_signed(ledger, p), segments(ledger, p, events), _grads(ledger, p)[events]
         drawn = [_heights(stack, float(grad), signed) for stack, grad in zip(stacks, grads, strict=True)]
         low, high = _extent(drawn, grads)
-        parts = (pair for stack, heights in zip(stacks, drawn, strict=True) for pair in zip(stack, heights, strict=True))
+        parts = (
+            pair for stack, heights in zip(stacks, drawn, strict=True) for pair in zip(stack, heights, strict=True)
+        )
         for amount in (amount for part, amount in parts if part.new and amount):
             height = 14.5 * (high - low) / abs(amount) + 30 + 12 * (low < 0) + 12 * (high > 0)
             needed = max(needed, height if height <= most else base)
@@ -302,17 +306,16 @@ def _bar(
         ends[up] += -height if up else height
         color = colors[ledger[part.born].label] if part.born >= 0 else MUTED
         alpha, hatch = 1.0 if part.new else 0.0 if part.used else 0.36, "xx" if part.born < 0 else None
-        sheet.box(at.x, y + 0.6, at.bar, max(height - 1.2, 0.8), fill=color, alpha=alpha, edge=color, line=1.2,
-                  hatch=hatch)
+        sheet.box(
+            at.x, y + 0.6, at.bar, max(height - 1.2, 0.8), fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch
+        )
         told, ink = _fitting(part.amount, at.bar - 3, 11), _ink_on(color) if part.new else INK
         # A lone part is its own total, which stands at the end of the bar.
         if height >= 14 and told and part.born >= 0 and (part.new or len(stack) > 1):
             sheet.text(at.middle, y + height / 2, told, points=11, ha="center", color=ink)
     inside = ends[True] + 1 < net < ends[False] - 1
     # Parts that cancel leave the total inside the bar: there only its ends are marked, to spare the numbers.
-    for x, to in [(at.x - 8, at.x), (at.x + at.bar, at.x + at.bar + 8)] if inside else [
-        (at.x - 4, at.x + at.bar + 4)
-    ]:
+    for x, to in [(at.x - 8, at.x), (at.x + at.bar, at.x + at.bar + 8)] if inside else [(at.x - 4, at.x + at.bar + 4)]:
         sheet.line([x, to], [net, net], width=2.6, z=4)
     edge = max(ends[False], net) + 12 if grad < 0 else min(ends[True], net) - 11
     total = _fitting(grad, at.room - 1, 12 if at.room >= 44 else 11)

@@ -21,10 +21,28 @@ Open = Callable[..., Any]
 W = Parameter("w", (1,), optimizers=(0,))
 CODE = "for sample in x:\n    loss = f(sample)  # one\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()\n"
 ROWS: list[dict[str, Any]] = [
-    {"kind": "backward", "label": "loss", "file": "a.py", "line": 3, "loss": 16.0, "saved_before": 2e4,
-     "saved_after": 0.0, "contribution": {"w": -16}, "grad": {"w": -16}},
-    {"kind": "backward", "label": "loss", "file": "a.py", "line": 3, "loss": 1.0, "saved_before": 20.0,
-     "saved_after": 0.0, "contribution": {"w": -4}, "grad": {"w": -20}},
+    {
+        "kind": "backward",
+        "label": "loss",
+        "file": "a.py",
+        "line": 3,
+        "loss": 16.0,
+        "saved_before": 2e4,
+        "saved_after": 0.0,
+        "contribution": {"w": -16},
+        "grad": {"w": -16},
+    },
+    {
+        "kind": "backward",
+        "label": "loss",
+        "file": "a.py",
+        "line": 3,
+        "loss": 1.0,
+        "saved_before": 20.0,
+        "saved_after": 0.0,
+        "contribution": {"w": -4},
+        "grad": {"w": -20},
+    },
     {"kind": "step", "file": "a.py", "line": 4, "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
     {"kind": "zero_grad", "file": "a.py", "line": 5},
 ]
@@ -302,8 +320,18 @@ def test_without_scripts_all_events_can_be_read(watch: Open, tmp_path: Path) -> 
 
 
 def test_nothing_of_a_hostile_ledger_runs(show: Show) -> None:
-    rows = [{"kind": "backward", "label": EVIL, "file": EVIL, "line": 1, "source": EVIL,
-             "contribution": {EVIL: 1}, "grad": {EVIL: 1}}, {"kind": EVIL, "label": EVIL}]
+    rows = [
+        {
+            "kind": "backward",
+            "label": EVIL,
+            "file": EVIL,
+            "line": 1,
+            "source": EVIL,
+            "contribution": {EVIL: 1},
+            "grad": {EVIL: 1},
+        },
+        {"kind": EVIL, "label": EVIL},
+    ]
     ledger = Ledger.build([Parameter(EVIL, (1,))], rows, sources={EVIL: EVIL})
     graph = Graph((Node(0, EVIL, EVIL, EVIL), Node(1, "AccumulateGrad", EVIL)), (Edge(0, 1),), (0,), {"notes": [EVIL]})
     watched = show(play(ledger, {0: graph}))

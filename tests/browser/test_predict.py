@@ -17,11 +17,14 @@ from accumviz.views.timeline import timeline
 
 Open = Callable[..., Any]
 Show = Callable[..., Any]
-LEDGER = Ledger.build([Parameter("w", (1,), optimizers=(0,))], [
-    {"kind": "backward", "label": "loss", "contribution": {"w": -16}, "grad": {"w": -16}},
-    {"kind": "backward", "label": "loss", "contribution": {"w": -4}, "grad": {"w": -20}},
-    {"kind": "zero_grad"},
-])
+LEDGER = Ledger.build(
+    [Parameter("w", (1,), optimizers=(0,))],
+    [
+        {"kind": "backward", "label": "loss", "contribution": {"w": -16}, "grad": {"w": -16}},
+        {"kind": "backward", "label": "loss", "contribution": {"w": -4}, "grad": {"w": -20}},
+        {"kind": "zero_grad"},
+    ],
+)
 SUM = predict(
     "What is `w.grad` after the second `backward`?",
     (LEDGER, 1, "w"),
@@ -360,7 +363,8 @@ def test_touch_alone_is_enough_and_finds_targets_of_40_pixels(show: Show) -> Non
 
     def small() -> list[str]:
         return [
-            one.inner_text() for one in page.locator(targets).all()
+            one.inner_text()
+            for one in page.locator(targets).all()
             if one.bounding_box()["height"] < 40 and not one.evaluate("one => !!one.closest('.av-words')")
         ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import nn
 
@@ -35,7 +37,7 @@ def test_the_order_is_the_one_that_the_engine_took() -> None:
         loss = (a.exp() + a.sin() * a).sum()
         todo, seen = [loss.grad_fn], {loss.grad_fn}
         for node in todo:
-            node.register_hook(lambda *_, name=node.name(): ran.append(name))
+            node.register_hook(lambda *_, ran_node=node: ran.append(ran_node.name()))
             new = [fn for fn, _ in node.next_functions if fn is not None and fn not in seen]
             seen.update(new)
             todo += new
@@ -87,10 +89,8 @@ def test_without_graphs_nothing_is_kept_and_a_failing_backward_keeps_what_was_th
     with av.record(w, graphs=True) as recording:
         loss = w.exp().sum()
         loss.backward()
-        try:
+        with contextlib.suppress(RuntimeError):
             loss.backward()
-        except RuntimeError:
-            pass
     assert list(recording.graphs) == [0, 1]
     assert recording.graphs[0].alive and not recording.graphs[1].alive
 

@@ -123,7 +123,11 @@ with av.record(w) as recording:
     print(event.file, event.line, event.label, event.source, sep="|")
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "IPYTHONDIR": str(tmp_path)},
     )
     assert done.stdout.strip().splitlines()[-1] == "In[2]|4|loss|loss.backward()"
@@ -200,9 +204,7 @@ def test_zero_grad_says_which_call_it_was_and_what_it_left() -> None:
     for event in zeros:
         present = recording.ledger.state[event.index] & PRESENT
         assert present.all() == (not event.details["set_to_none"])
-        assert recording.ledger.unconsumed(event.index) == {
-            name: [event.index - 1] for name in ("weight", "bias")
-        }
+        assert recording.ledger.unconsumed(event.index) == {name: [event.index - 1] for name in ("weight", "bias")}
     assert [event.source for event in zeros] == ["zero(set_to_none=to_none)"] * 4
 
 
@@ -233,7 +235,8 @@ def test_a_step_says_which_optimizer_and_at_what_rate() -> None:
         first.step()
     steps = recording.ledger.of("step")
     assert [(e.label, e.details["optimizer"], e.details["optimizer_index"], e.details["lr"]) for e in steps] == [
-        ("second", "second", 1, [0.25]), ("first", "first", 0, [0.1]),
+        ("second", "second", 1, [0.25]),
+        ("first", "first", 0, [0.1]),
     ]
     assert recording.ledger.windows()[0].backwards == (0,)
 

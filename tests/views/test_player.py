@@ -25,14 +25,32 @@ from accumviz.views.scene import order, scenes
 W = Parameter("w", (1,), optimizers=(0,))
 CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()\n"
 TOY: list[dict[str, Any]] = [
-    {"kind": "backward", "label": "loss", "file": "a.py", "line": 3, "loss": 16.0, "saved_before": 20.0,
-     "saved_after": 0.0, "contribution": {"w": -16}, "grad": {"w": -16}},
-    {"kind": "backward", "label": "loss", "file": "a.py", "line": 3, "loss": 1.0, "saved_before": 20.0,
-     "saved_after": 0.0, "contribution": {"w": -4}, "grad": {"w": -20}},
+    {
+        "kind": "backward",
+        "label": "loss",
+        "file": "a.py",
+        "line": 3,
+        "loss": 16.0,
+        "saved_before": 20.0,
+        "saved_after": 0.0,
+        "contribution": {"w": -16},
+        "grad": {"w": -16},
+    },
+    {
+        "kind": "backward",
+        "label": "loss",
+        "file": "a.py",
+        "line": 3,
+        "loss": 1.0,
+        "saved_before": 20.0,
+        "saved_after": 0.0,
+        "contribution": {"w": -4},
+        "grad": {"w": -20},
+    },
     {"kind": "step", "file": "a.py", "line": 4, "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
     {"kind": "zero_grad", "file": "a.py", "line": 5},
 ]
-EVIL = '</script><script>alert(1)</script>"\'<img src=x onerror=alert(2)>\u202e'
+EVIL = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>\u202e"
 
 
 def toy(**changes: Any) -> Ledger:
@@ -148,8 +166,17 @@ class Seen(HTMLParser):
 
 
 def test_hostile_names_stay_text() -> None:
-    rows = [{"kind": "backward", "label": EVIL, "file": EVIL, "line": 1, "source": EVIL,
-             "contribution": {EVIL: 1}, "grad": {EVIL: 1}}]
+    rows = [
+        {
+            "kind": "backward",
+            "label": EVIL,
+            "file": EVIL,
+            "line": 1,
+            "source": EVIL,
+            "contribution": {EVIL: 1},
+            "grad": {EVIL: 1},
+        }
+    ]
     ledger = Ledger.build([Parameter(EVIL, (1,))], rows, sources={EVIL: EVIL})
     graph = Graph((Node(0, EVIL, EVIL, EVIL), Node(1, "AccumulateGrad", EVIL)), (Edge(0, 1),), (0,), {"notes": [EVIL]})
     for player in (play(ledger, graph), play(None, graph)):

@@ -100,7 +100,10 @@ def test_a_place_in_a_ledger_knows_none_from_zero_and_grad_from_contribution(led
 
 def test_none_is_another_answer_than_zero(ledger: Ledger) -> None:
     assert secret(predict(ASK, (ledger, 2, "w"), because={0: "Nothing is there."})) | {"id": ""} == {
-        "right": "None", "keys": ["0.0"], "tolerance": 0.005, "id": "",
+        "right": "None",
+        "keys": ["0.0"],
+        "tolerance": 0.005,
+        "id": "",
     }
     assert predict(ASK, 0.0, because={None: "A zero is there."}).because == ((None, "A zero is there."),)
 
@@ -176,7 +179,9 @@ def test_choices_are_a_list_and_a_bool_is_asked_as_yes_or_no() -> None:
     assert "Which? 0 None −4 the sum" in told
     assert "Does it? Yes No" in seen(predict("Does it?", True))
     assert secret(predict("Which?", None, choices=[0, None], because={0: "a"})) | {"id": ""} == {
-        "right": 1, "keys": [0], "id": "",
+        "right": 1,
+        "keys": [0],
+        "id": "",
     }
 
 
@@ -185,7 +190,7 @@ def test_a_numpy_choice_is_the_number_it_holds() -> None:
     assert prediction.choices == (1.0, 2.0)
 
 
-HOSTILE = '</script><img src=x onerror=boom()>"\'&`<b>x</b>`\u202e'
+HOSTILE = "</script><img src=x onerror=boom()>\"'&`<b>x</b>`\u202e"
 
 
 def test_no_text_becomes_markup() -> None:
@@ -251,7 +256,11 @@ def test_another_answer_makes_another_question_so_that_no_memory_is_graded_again
 def test_the_text_form_asks_and_does_not_answer() -> None:
     prediction = predict("Which?", "b", choices=["a", "b"], hint="Not a.")
     assert repr(prediction).splitlines() == [
-        "Prediction: Which?", "  - a", "  - b", "  Hint: Not a.", "  (.answer is what was recorded)",
+        "Prediction: Which?",
+        "  - a",
+        "  - b",
+        "  Hint: Not a.",
+        "  (.answer is what was recorded)",
     ]
     bundle = prediction._repr_mimebundle_()
     assert bundle == {"text/plain": repr(prediction), "text/html": prediction_html(prediction)}

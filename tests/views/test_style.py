@@ -53,10 +53,18 @@ def test_a_written_number_reads_back_to_four_digits(value: float) -> None:
     assert math.isclose(float(written.replace("−", "-")), value, rel_tol=5.1e-4, abs_tol=5e-324)
 
 
-@pytest.mark.parametrize(("value", "written"), [
-    (-20.0, "−20"), (-0.0, "0"), (99999.4, "99999"), (1e5, "1e5"), (1e-3, "0.001"), (-math.inf, "−∞"),
-    (1 / 3, "0.3333"),
-])
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (-20.0, "−20"),
+        (-0.0, "0"),
+        (99999.4, "99999"),
+        (1e5, "1e5"),
+        (1e-3, "0.001"),
+        (-math.inf, "−∞"),
+        (1 / 3, "0.3333"),
+    ],
+)
 def test_numbers_are_written_as_a_person_would(value: float, written: str) -> None:
     assert style.number(value) == written
 

@@ -12,10 +12,24 @@ from accumviz.views.table import ledger_html, provenance_html
 
 W = Parameter("w", (1,), optimizers=(0,))
 TOY: list[dict[str, Any]] = [
-    {"kind": "backward", "label": "loss", "line": 7, "source": "loss.backward()", "loss": 16.0,
-     "contribution": {"w": -16}, "grad": {"w": -16}},
-    {"kind": "backward", "label": "loss", "line": 7, "source": "loss.backward()", "loss": 1.0,
-     "contribution": {"w": -4}, "grad": {"w": -20}},
+    {
+        "kind": "backward",
+        "label": "loss",
+        "line": 7,
+        "source": "loss.backward()",
+        "loss": 16.0,
+        "contribution": {"w": -16},
+        "grad": {"w": -16},
+    },
+    {
+        "kind": "backward",
+        "label": "loss",
+        "line": 7,
+        "source": "loss.backward()",
+        "loss": 1.0,
+        "contribution": {"w": -4},
+        "grad": {"w": -20},
+    },
     {"kind": "step", "line": 8, "source": "optimizer.step()", "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
     {"kind": "zero_grad", "line": 9, "source": "optimizer.zero_grad()"},
 ]
@@ -97,7 +111,10 @@ def test_every_text_is_escaped() -> None:
     row = {"kind": "backward", "label": evil, "source": evil, "contribution": {evil: 1}, "grad": {evil: 1}}
     second = row | {"label": "other"}
     step = {"kind": "step", "details": {"optimizer": evil}, "within": evil}
-    for html in (ledger_html(ledger := Ledger.build([parameter], [row, second, step])), provenance_html(ledger.provenance())):
+    for html in (
+        ledger_html(ledger := Ledger.build([parameter], [row, second, step])),
+        provenance_html(ledger.provenance()),
+    ):
         assert "<script" not in html
         assert '"1"' not in html
 
@@ -138,8 +155,15 @@ def test_a_ledger_displays_itself_with_its_repr_as_text() -> None:
 
 def test_provenance_says_nothing_where_a_loss_wrote_nothing() -> None:
     a, b = Parameter("a", (1,)), Parameter("b", (1,))
-    ledger = Ledger.build([a, b], [
-        {"kind": "backward", "label": "d_loss", "contribution": {"a": -3}, "grad": {"a": -3}},
-        {"kind": "backward", "label": "g_loss", "contribution": {"a": 1, "b": 2}, "grad": {"a": -2, "b": 2}},
-    ])
-    assert rows(provenance_html(ledger.provenance())) == ["parameter d_loss g_loss", "a 3 (1 ×) 1 (1 ×)", "b nothing 2 (1 ×)"]
+    ledger = Ledger.build(
+        [a, b],
+        [
+            {"kind": "backward", "label": "d_loss", "contribution": {"a": -3}, "grad": {"a": -3}},
+            {"kind": "backward", "label": "g_loss", "contribution": {"a": 1, "b": 2}, "grad": {"a": -2, "b": 2}},
+        ],
+    )
+    assert rows(provenance_html(ledger.provenance())) == [
+        "parameter d_loss g_loss",
+        "a 3 (1 ×) 1 (1 ×)",
+        "b nothing 2 (1 ×)",
+    ]

@@ -24,10 +24,24 @@ from accumviz.views.timeline import segments, timeline
 
 W = Parameter("w", (1,), optimizers=(0,))
 TOY: list[dict[str, Any]] = [
-    {"kind": "backward", "label": "loss", "line": 7, "contribution": {"w": -16}, "grad": {"w": -16},
-     "saved_before": 96.0, "saved_after": 0.0},
-    {"kind": "backward", "label": "loss", "line": 7, "contribution": {"w": -4}, "grad": {"w": -20},
-     "saved_before": 96.0, "saved_after": 0.0},
+    {
+        "kind": "backward",
+        "label": "loss",
+        "line": 7,
+        "contribution": {"w": -16},
+        "grad": {"w": -16},
+        "saved_before": 96.0,
+        "saved_after": 0.0,
+    },
+    {
+        "kind": "backward",
+        "label": "loss",
+        "line": 7,
+        "contribution": {"w": -4},
+        "grad": {"w": -20},
+        "saved_before": 96.0,
+        "saved_after": 0.0,
+    },
     {"kind": "step", "line": 8, "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
 ]
 
@@ -47,8 +61,9 @@ def large(events: int, parameters: int, *, broken: bool = False) -> Ledger:
         added[events // 6 * 3 + 1 - events // 6 * 3 % 6, :2] = np.inf
     state = (born * CONTRIBUTED + ~empty * PRESENT).astype(np.uint8).repeat(parameters, 1)
     names = [Parameter(f"blocks.{p // 12}.part{p % 12}.weight", (8, 8), optimizers=(0,)) for p in range(parameters)]
-    rows = [Event(e, kind, label=("d_loss", "g_loss")[e % 2] if kind == "backward" else "") for e, kind in
-            enumerate(kinds)]
+    rows = [
+        Event(e, kind, label=("d_loss", "g_loss")[e % 2] if kind == "backward" else "") for e, kind in enumerate(kinds)
+    ]
     return Ledger(tuple(names), tuple(rows), added, grad, state)
 
 
@@ -74,7 +89,9 @@ def test_the_words_say_the_same_numbers(toy: Ledger) -> None:
 def test_segments_are_new_then_live_then_used(toy: Ledger) -> None:
     states = [[(part.amount, part.new, part.used) for part in stack] for stack in segments(toy, 0, [0, 1, 2])]
     assert states == [
-        [(-16, True, False)], [(-16, False, False), (-4, True, False)], [(-16, False, True), (-4, False, True)],
+        [(-16, True, False)],
+        [(-16, False, False), (-4, True, False)],
+        [(-16, False, True), (-4, False, True)],
     ]
 
 
@@ -105,10 +122,13 @@ def test_what_is_erased_unused_is_marked() -> None:
 
 def test_infinite_and_undefined_values_are_visible() -> None:
     inf = {"w": float("inf")}
-    ledger = Ledger.build([W], [
-        {"kind": "backward", "contribution": inf, "grad": inf},
-        {"kind": "backward", "contribution": {"w": -float("inf")}, "grad": {"w": float("nan")}},
-    ])
+    ledger = Ledger.build(
+        [W],
+        [
+            {"kind": "backward", "contribution": inf, "grad": inf},
+            {"kind": "backward", "contribution": {"w": -float("inf")}, "grad": {"w": float("nan")}},
+        ],
+    )
     assert {"∞", "NaN", "not finite"} <= set(texts(timeline(ledger)))
 
 
@@ -214,8 +234,11 @@ def test_every_step_and_zero_rules_through_all_rows() -> None:
     ledger = large(60, 20)
     image = timeline(ledger).axes[0].images[0]
     _, _, bottom, top = image.get_extent()
-    rules = [line for line in timeline(ledger).axes[0].lines
-             if len(set(line.get_xdata())) == 1 and min(line.get_ydata()) <= top and max(line.get_ydata()) >= bottom]
+    rules = [
+        line
+        for line in timeline(ledger).axes[0].lines
+        if len(set(line.get_xdata())) == 1 and min(line.get_ydata()) <= top and max(line.get_ydata()) >= bottom
+    ]
     assert len(rules) == len(ledger.of("step")) + len(ledger.of("zero_grad"))
 
 
@@ -280,10 +303,13 @@ def test_two_figures_on_one_page_share_no_id() -> None:
 
 def test_names_are_shown_as_they_are() -> None:
     evil = '<script>$x_1$</script>"\u202e url(#a) #1a1f26'
-    ledger = Ledger.build([Parameter(evil, (1,))], [
-        {"kind": "backward", "label": evil, "contribution": {evil: 1}, "grad": {evil: 1}},
-        {"kind": "backward", "label": "b", "contribution": {evil: 1}, "grad": {evil: 2}},
-    ])
+    ledger = Ledger.build(
+        [Parameter(evil, (1,))],
+        [
+            {"kind": "backward", "label": evil, "contribution": {evil: 1}, "grad": {evil: 1}},
+            {"kind": "backward", "label": "b", "contribution": {evil: 1}, "grad": {evil: 2}},
+        ],
+    )
     html = timeline(ledger).to_html()
     assert "<script" not in html
     assert "\u202e" not in html
@@ -324,8 +350,17 @@ def test_drawing_changes_no_defaults_and_no_defaults_change_the_drawing(toy: Led
     buffer, plain = io.BytesIO(), re.sub(r"av[0-9a-f]{6}-\d+-", "", timeline(toy).to_svg())
     timeline(toy).savefig(buffer)
     assert dict(mpl.rcParams) == before
-    with mpl.rc_context({"savefig.bbox": "tight", "figure.autolayout": True, "font.size": 30, "svg.fonttype": "path",
-                         "figure.facecolor": "black", "text.color": "white", "lines.marker": "o"}):
+    with mpl.rc_context(
+        {
+            "savefig.bbox": "tight",
+            "figure.autolayout": True,
+            "font.size": 30,
+            "svg.fonttype": "path",
+            "figure.facecolor": "black",
+            "text.color": "white",
+            "lines.marker": "o",
+        }
+    ):
         assert re.sub(r"av[0-9a-f]{6}-\d+-", "", timeline(toy).to_svg()) == plain
 
 
