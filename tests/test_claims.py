@@ -124,7 +124,6 @@ def test_claim_6_backward_frees_the_graph_unless_told_to_retain_it() -> None:
 
 
 def test_claim_7_many_small_backwards_take_longer_than_one_large() -> None:
-    from statistics import median
     from time import perf_counter
 
     model = torch.nn.Linear(64, 64)
@@ -136,8 +135,9 @@ def test_claim_7_many_small_backwards_take_longer_than_one_large() -> None:
             (model(part).square().mean() / parts).backward()
         return perf_counter() - start
 
-    ratios = [seconds(64) / seconds(1) for _ in range(9)]
-    assert median(ratios) > 2
+    # The least of several: another process can only make a run longer.
+    one, many = (min(seconds(parts) for _ in range(9)) for parts in (1, 64))
+    assert many > 2 * one
 
 
 def test_claim_8_the_recipe_leaves_the_last_partial_window_unconsumed() -> None:

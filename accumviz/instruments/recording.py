@@ -58,6 +58,8 @@ class Recording:
         self._failure = ""
         # Threads other than the one we were opened in, and the leaves that their backwards reach.
         self._opener, self._shared = get_ident(), False
+        # Not empty as long as no other thread trains; a list, because the hooks hold it.
+        self._alone = [True]
         self._theirs: set[int] = set()
         self._start = perf_counter()
         small = list(self._leaves.small)
@@ -177,6 +179,7 @@ class Recording:
         """From now on our hooks tell which thread's backward reached a leaf: they are called inside it."""
         if not self._shared:
             self._shared = True
+            self._alone.clear()
             for running in self._open:
                 running.loose = True
         self._leaves.hook()
@@ -365,28 +368,44 @@ class Recording:
 
     def _hook_of(self, i: int) -> Hook:
         # The tensor holds its hook: one that held the recording would keep both alive for ever.
-        here, running_now = weakref.ref(self), self._open
+        here, running_now, alone = weakref.ref(self), self._open, self._alone
+        tensor = self._leaves.tensors[i]
+        size = tensor.numel() * tensor.element_size()
 
         def hook(grad: torch.Tensor | None) -> None:
             if not running_now or grad is None:  # autograd.grad runs hooks too, but writes no `.grad`
                 return
+            running = running_now[0]
+            # By far the most frequent case first: this runs once per parameter and backward.
+            quick = alone and running.had[i] and i not in running.held and i not in running.settled
+            if quick:
+                running.held[i] = grad.detach()
+                running.waiting += size
+                if running.waiting <= _BULK_BYTES:
+                    return
             recording = here()
+            if recording is None:
+                return
             try:
-                running = running_now[-1]
-                if len(running_now) > 1 and recording is not None:
-                    running = recording._running() or running
-                if recording is not None:
-                    theirs = running.thread != recording._opener
-                    if theirs:
-                        recording._theirs.add(i)
-                    running.receive(i, grad, theirs or recording._leaves.freed_by_user(i))
-                    if running.waiting > _BULK_BYTES:
-                        recording._reduce_held(running)
+                if quick:
+                    recording._reduce_held(running)
+                else:
+                    recording._receive(i, grad)
             except Exception as error:  # a hook that raises would end the user's backward
-                if recording is not None:
-                    recording.failed(error)
+                recording.failed(error)
 
         return hook
+
+    def _receive(self, i: int, grad: torch.Tensor) -> None:
+        running = self._open[-1]
+        if len(self._open) > 1:
+            running = self._running() or running
+        theirs = running.thread != self._opener
+        if theirs:
+            self._theirs.add(i)
+        running.receive(i, grad, theirs or self._leaves.freed_by_user(i))
+        if running.waiting > _BULK_BYTES:
+            self._reduce_held(running)
 
     def _running(self) -> Backward | None:
         """The backward that the caller is inside of, if any; on a device, hooks run on the engine's threads."""
