@@ -49,7 +49,7 @@ def readme(place: str) -> None:
         page = browser.new_page(viewport={"width": 1200, "height": 960}, device_scale_factor=1.5)
         page.goto((SITE / page_name).as_uri())
         page.wait_for_timeout(500)
-        page.evaluate("id => document.getElementById(id).scrollIntoView({block: 'end', behavior: 'instant'})", anchor)
+        page.evaluate("id => document.getElementById(id)?.scrollIntoView({block: 'end', behavior: 'instant'})", anchor)
         page.mouse.wheel(0, 24)  # room below the last line
         page.wait_for_timeout(300)
         page.screenshot(path=ROOT / "assets" / "book.png")
