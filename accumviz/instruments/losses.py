@@ -51,6 +51,8 @@ def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if name in _SCALING:
             name = _walk_scale(row, node, name)
         details["root"] = name
+        if not row.label:  # no source to read it from: the operation names it better than nothing
+            row.label = name
 
 
 def _node(root: Any) -> Any:
