@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,6 +34,29 @@ def site(root: Path) -> Path:
     if not (built / "index.html").exists():
         missing("the book is not built: run `make book`")
     return built
+
+
+def load_chromium() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("book_chromium", ROOT / "tests" / "book" / "chromium.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The one browser of this test process: two Playwrights cannot run in one thread."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = load_chromium()
+    path = chromium.find()
+    if path is None:
+        pytest.fail(chromium.HELP, pytrace=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(chromium.FLAGS))
+        yield browser
+        browser.close()
 
 
 def missing(what: str) -> None:

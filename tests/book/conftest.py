@@ -1,29 +1,18 @@
-"""One browser for each test process, and the built book in it as files and from a server."""
+"""The built book in a browser, as files and from a server."""
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
-HERE = Path(__file__).parent
-SITE = HERE.parents[1] / "_build" / "html"
-
-
-def load_chromium() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("book_chromium", HERE / "chromium.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SITE = Path(__file__).resolve().parents[2] / "_build" / "html"
 
 
 def built_pages() -> list[str]:
@@ -42,18 +31,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("scheme", ["file", "http"])
     if "mode" in metafunc.fixturenames:
         metafunc.parametrize("mode", ["light", "dark"])
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    chromium = load_chromium()
-    path = chromium.find()
-    if path is None:
-        pytest.fail(chromium.HELP, pytrace=False)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(chromium.FLAGS))
-        yield browser
-        browser.close()
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """These tests come first: one process can run one Playwright at a time, and the book's tests keep theirs open."""
-    items.sort(key=lambda item: HERE not in item.path.parents)
+from playwright.sync_api import Browser, Page
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "mode" in metafunc.fixturenames:
         metafunc.parametrize("mode", ["light", "dark"])
-
-
-def load_chromium() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("book_chromium", HERE.parent / "book" / "chromium.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")  # closed before the book's tests open theirs
-def browser() -> Iterator[Browser]:
-    chromium = load_chromium()
-    path = chromium.find()
-    if path is None:
-        pytest.fail(chromium.HELP, pytrace=False)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(chromium.FLAGS))
-        yield browser
-        browser.close()
 
 
 @dataclass
