@@ -12,7 +12,6 @@ const DASH = { step: [], zero_grad: [6, 4] };
 const ICONS = { back: "M11 3v10L4 8z", play: "M4 2.5v11l9-5.5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", next: "M5 3v10l7-5z",
   link: "M6.5 9.5l3-3M8 5l2-2a2.1 2.1 0 0 1 3 3l-2 2M8 11l-2 2a2.1 2.1 0 0 1-3-3l2-2" };
 
-/** Make an element. */
 function h(name, attributes = {}, ...children) {
   const [tag, ...classes] = name.split(".");
   const made = document.createElementNS(/^(svg|g|path|rect|text|tspan|line|title)$/.test(tag) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml", tag);
@@ -20,7 +19,6 @@ function h(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Give an element attributes, or listeners. */
 function put(made, attributes) {
   for (const [key, value] of Object.entries(attributes)) typeof value === "function" ? made.addEventListener(key, value) : made.setAttribute(key, value);
   return made;
@@ -32,7 +30,6 @@ const button = (name, label, click, face = icon(name)) => h(`button.av-b.av-b-${
 /** Inputs keep their keys to themselves in hosts that have shortcuts. */
 const input = (name, type, label, listen) => h(name, { type, min: 0, value: type === "range" ? 0 : "", "aria-label": label, "data-lm-suppress-shortcuts": "true", input: listen });
 const vertical = ({ key }) => ({ ArrowDown: 1, ArrowUp: -1 })[key];
-/** A key that was used goes no further. */
 const own = (event) => { event.preventDefault(); event.stopPropagation(); };
 /** Move a slider, and the part of its track that is behind it. */
 function slide(slider, value, most, text) {
@@ -115,7 +112,7 @@ class Recording {
   gone(e, row) { return row.g[e] < 0 || (row.g[e] === 0 && this.wipes[e]); }
   steps(e, row) { return this.by.has(e) && !this.skipped.has(e) && row.o.has(this.by.get(e)); }
 
-  /** Split `.grad` after an event into the contributions live in it, the oldest first. @returns {Part[]} */
+  /** The contributions live in `.grad` after an event, the oldest first. @returns {Part[]} */
   stack(e, row) {
     const parts = [];
     for (let i = e, scale = 1, used = false; i >= 0 && parts.length < 2000; i--) {
@@ -172,13 +169,11 @@ class Recording {
   }
 }
 
-/** A pane: a titled part of the player. */
 function pane(name, title, ...children) {
   const head = h("div.av-head", {}, h("span.av-name", {}, title));
   return { name, head, el: h(`section.av-pane.av-in-${name}`, { "aria-label": title }, head, ...children) };
 }
 
-/** Scroll a box, and only it, to a stretch of it. */
 function reveal(box, top, height, margin = 0) {
   box.scrollTop = clamp(box.scrollTop, top + height + margin - box.clientHeight, top - margin);
 }
@@ -554,7 +549,7 @@ function timePane({ run, data, go, at }) {
     }));
     fill(inks[1], left, base, column * N, 0.8);
   }
-  /** The heat map, as `pixels.py` codes it. */
+  /** As `pixels.py` codes it. */
   function drawHeat() {
     const { w, at, px = run.bytes.subarray(at) } = data.heat, pixels = new ImageData(w, P), fixed = [[0, 0, 0], [127, 127, 127], inks[0].match(/[\d.]+/g)];
     const colors = [...run.colors.values(), ["#0072B2"]].map(([color]) => [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)));
@@ -673,7 +668,7 @@ async function render({ model, el }) {
     kind.textContent = name;
     kind.style.setProperty("--av-kind", run.kindColor(state.e));
     words.textContent = `${ran ? `${run.head(state.e)}. ${ran}` : run.sentence(state.e, state.p)} ${selected}`.trim();
-    link.href = `#${id}&e=${run.index(state.e)}${state.n === null ? "" : `&n=${state.n}`}${state.p < 0 ? "" : `&p=${state.p}`}`;
+    link.href = `#${model.get("link") || id}&e=${run.index(state.e)}${state.n === null ? "" : `&n=${state.n}`}${state.p < 0 ? "" : `&p=${state.p}`}`;
   }
   /** A permalink names its player: a page may hold several. */
   function follow() {
@@ -721,5 +716,8 @@ for (const el of document.querySelectorAll("div[data-accumviz-player]:not([data-
   render({ model: still({ data, id: before ? `${id}-${before}` : id }), el: mount }).then(() => words.removeAttribute("open"),
     (error) => mount.append(h("p.av-note", {}, `The player could not start (${error.message}); below it stands in words.`)));
 }
+
+/** Explorers put players into themselves. */
+for (const el of document.querySelectorAll("[data-accumviz-explorer]")) Object.assign(el, { render, still });
 
 export default { render };
