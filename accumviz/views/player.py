@@ -25,6 +25,7 @@ body { margin: 0 auto; padding: clamp(0.5rem, 2vw, 1.5rem); max-width: 84rem;
 body .accumviz { --av-accent: light-dark(#0072b2, #6cb8e6); --av-ground: light-dark(#fff, #14181d);
   --av-muted: light-dark(#5a6570, #a4afba); --av-line: light-dark(#d3dbe1, #38424c);
   --av-surface: light-dark(#f3f5f7, #20262d); }
+h1 { font: 600 1rem system-ui, sans-serif; margin: 0 0 0.5rem; }
 """
 
 
@@ -96,7 +97,7 @@ class Player(Displayed):
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<style>{_PAGE}</style></head>"
         )
-        Path(path).write_text(f"{head}<body>{self.to_html()}</body></html>", "utf-8", "replace")
+        Path(path).write_text(f"{head}<body><main><h1>accumviz player</h1>{self.to_html()}</main></body></html>", "utf-8", "replace")
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
