@@ -97,7 +97,9 @@ class Player(Displayed):
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<style>{_PAGE}</style></head>"
         )
-        Path(path).write_text(f"{head}<body><main><h1>accumviz player</h1>{self.to_html()}</main></body></html>", "utf-8", "replace")
+        Path(path).write_text(
+            f"{head}<body><main><h1>accumviz player</h1>{self.to_html()}</main></body></html>", "utf-8", "replace"
+        )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
