@@ -60,6 +60,7 @@ const shorten = (text, limit) => (text.length <= limit ? text : `${text.slice(0,
 
 /** Read a payload: JSON as it stands, or JSON and columns of bytes in one compressed block. */
 async function read(json) {
+  if (json.data) return json;
   const data = JSON.parse(json);
   if (!data.z) return { data };
   const text = atob(data.z), packed = new Uint8Array(text.length);
@@ -191,7 +192,7 @@ function codePane({ run, data, go, at }) {
       lines.push(line);
       list.append(line);
     }
-    box.append(h("div", {}, data.code.length > 1 ? h("p.av-note", {}, shorten(name, 44)) : "", list));
+    box.append(h("div", {}, data.code.length > 1 ? h("p.av-note", {}, name) : "", list));
   }
   return {
     ...pane("code", "Code", box),
@@ -206,7 +207,7 @@ function codePane({ run, data, go, at }) {
   };
 }
 
-/** One card of a graph: what `scene.py` wrote on it, and the numbers that have come so far. */
+/** One card of a graph: what `scene.py` wrote on it, and the numbers so far. */
 function card({ b: [x, y], k, m, n, y: under }, numbers) {
   const made = h(`g.av-node.${k.map((kind) => `av-${kind}`).join(".")}`, { transform: `translate(${x} ${y})` }, ...m.map(([name, at, text = ""]) => h(name, at, text)));
   numbers.forEach((text, i) => {
@@ -269,7 +270,7 @@ function graphPane({ run, data, go, at }) {
     choose(order.at(here < 0 && by < 0 ? by : (here + by) % order.length));
   });
 
-  /** Which graph a state shows, whether it runs right then, and which of its nodes have. */
+  /** The graph of a state, whether it runs then, and which of its nodes have. */
   function moment({ e, n }) {
     const owner = run.length ? run.backward[e] : 0, graph = data.graphs[data.of[owner]], now = owner === e && Boolean(graph);
     const { order = [], l } = graph || {}, total = order.length, ran = now && n !== null ? clamp(n, 0, total) : total;
@@ -316,7 +317,7 @@ function graphPane({ run, data, go, at }) {
     }
     lit = follow;
   }
-  /** The parameters to which a backward that is stepped through has written; null: to all. */
+  /** The parameters that a backward being stepped through has written; null: all. */
   function wrote(state) {
     const { nodes, total, ran, done } = moment(state);
     return ran < total ? new Set([...done].map((i) => nodes[i].leaf)) : null;
@@ -463,7 +464,7 @@ function timePane({ run, data, go, at }) {
   }
   function paint() {
     width = plot.clientWidth;
-    if (!width || !N) return;
+    if (!width) return;
     left = clamp(14 + 6.8 * Math.max(5, ...names.map(([name]) => name.length - data.cut)), 52, width < 480 ? 92 : 172);
     column = Math.min((width - left - 2) / N, 112);
     bars = few && column >= 18;
@@ -718,6 +719,6 @@ for (const el of document.querySelectorAll("div[data-accumviz-player]:not([data-
 }
 
 /** Explorers put players into themselves. */
-for (const el of document.querySelectorAll("[data-accumviz-explorer]")) Object.assign(el, { render, still });
+for (const el of document.querySelectorAll("[data-accumviz-explorer]")) Object.assign(el, { render, still, read, h, number });
 
 export default { render };
