@@ -317,21 +317,21 @@ function graphPane({ run, data, go, at }) {
     }
     lit = follow;
   }
-  /** The parameters that a backward being stepped through has written; null: all. */
+  /** The nodes that a backward being stepped through has run; null: all. */
   function wrote(state) {
     const { nodes, total, ran, done } = moment(state);
-    return ran < total ? new Set([...done].map((i) => nodes[i].leaf)) : null;
+    return ran < total ? [...done].map((i) => nodes[i]) : null;
   }
   return { ...made, moment, describe, wrote, fit, draw };
 }
 
 const look = (part) => (part.born < 0 ? "unseen" : part.fresh ? "new" : part.used ? "used" : "live");
 
-/** One row per parameter, or group of them: a bar made of the contributions live in its `.grad`. */
+/** One row per parameter or group: a bar of the contributions live in its `.grad`. */
 function gradPane({ run, data, go, at, uid, graph }) {
   const P = run.count, groups = run.rows.slice(P), many = groups.length, tall = many ? 30 : 42, open = new Set(), pool = [];
   const list = h("div.av-rows"), equation = h("p.av-note");
-  const box = h("div.av-win", { tabindex: 0, role: many ? "tree" : "listbox", "aria-label": "Parameters and their .grad", scroll: () => draw(at()) }, list);
+  const box = h("div.av-win", { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: () => draw(at()) }, list);
   const made = pane("grad", ".grad", box, equation);
   const search = input("input.av-search", "search", "search parameters by name", () => { arrange(); draw(at()); });
   search.placeholder = `search ${P} names`;
@@ -358,16 +358,16 @@ function gradPane({ run, data, go, at, uid, graph }) {
   function make() {
     const row = { name: h("span.av-of"), zero: h("i.av-zero"), end: h("i.av-end"), total: h("span.av-total"), parts: [] };
     row.bar = h("span.av-bar", { "aria-hidden": "true" }, row.zero, row.end);
-    row.el = h("div.av-row", { role: many ? "treeitem" : "option", style: `height: ${tall}px`, click: () => choose(row.row) }, row.name, row.bar, row.total);
+    row.el = h("div.av-row", { role: "treeitem", style: `height: ${tall}px`, click: () => choose(row.row) }, row.name, row.bar, row.total);
     list.append(row.el);
     return row;
   }
-  /** While a backward is stepped through, a `.grad` is as it was until its AccumulateGrad has run. */
+  /** A `.grad` is as it was until its AccumulateGrad or module has run. */
   function seen({ e }, wrote, row) {
-    const waits = ({ n, c }) => !(c[e] < 0 || wrote.has(n)), known = e || Math.abs(row.g[0] - row.c[0]) <= 1e-3 * row.c[0];
+    const waits = ({ n, c }) => !(c[e] < 0 || wrote.some((node) => n === node.leaf || n.startsWith(`${node.in}.`))), known = e || Math.abs(row.g[0] - row.c[0]) <= 1e-3 * row.c[0];
     return wrote && known && (row.in ? run.rows.slice(...row.in) : [row]).some(waits) ? e - 1 : e;
   }
-  function fill(one, row, e, now, width) {
+  function fill(one, row, e, now, width, letters) {
     const group = row.in, [low, high] = row.r, { grad, parts: all, absent, broken } = run.drawn(e, row, now);
     const span = high - low || 1, x = (value) => `${(100 * (value - low)) / span}%`, text = run.value(e, row, 1), lost = group ? [] : run.lost(e, row);
     let parts = broken || absent ? [] : all, [under, over] = [0, 0];
@@ -376,10 +376,10 @@ function gradPane({ run, data, go, at, uid, graph }) {
       parts = [{ ...early.at(-1), height, told: `${early.length} earlier` }, ...parts.slice(-23)];
     }
     one.row = row;
-    one.name.textContent = (group ? (open.has(row) ? "▾ " : "▸ ") : "") + row.n.slice(data.cut);
-    one.name.title = group ? `${row.n}: ${counted(group[1] - group[0], "parameter")}` : `${row.n}, shape (${row.d.join(", ")})`;
+    one.name.textContent = (group ? (open.has(row) ? "▾ " : "▸ ") : "") + shorten(row.n.slice(data.cut), letters);
+    one.name.title = row.n + (group ? `: ${counted(group[1] - group[0], "parameter")}` : `, shape (${row.d.join(", ")})`);
     one.total.textContent = text;
-    one.bar.className = `av-bar${broken ? " av-broken" : ""}`;
+    one.bar.classList.toggle("av-broken", broken);
     one.el.className = `av-row${group ? " av-group" : ""}${absent ? " av-none" : ""}`;
     one.zero.style.left = x(0);
     one.end.hidden = absent || broken;
@@ -397,8 +397,7 @@ function gradPane({ run, data, go, at, uid, graph }) {
       made.textContent = wide * width > told.length * 7 + 6 ? told : "";
     });
     one.bar.dataset.lost = lost.length ? `× ${lost.length === 1 ? run.value(lost[0], row, 0) : counted(lost.length, "part")} unused` : "";
-    put(one.el, { "aria-selected": at().p === row.p,
-      ...(group ? { "aria-expanded": open.has(row) } : {}) });
+    put(one.el, { "aria-selected": at().p === row.p, "aria-expanded": group ? open.has(row) : "undefined" });
   }
   box.addEventListener("keydown", (event) => {
     const by = vertical(event), enter = event.key === "Enter" && rows[cursor]?.in;
@@ -430,13 +429,12 @@ function gradPane({ run, data, go, at, uid, graph }) {
       if (group && !rows.includes(row) && !search.value) { open.add(group); arrange(); }
       if (rows.includes(row)) reveal(box, (cursor = rows.indexOf(row)) * tall, tall);
     }
-    const wrote = graph?.wrote(state), when = (row) => seen(state, wrote, row);
+    const wrote = graph?.wrote(state), when = (row) => seen(state, wrote, row), room = [pool[0].bar.clientWidth, pool[0].name.clientWidth / 7.6];
     const first = Math.floor(box.scrollTop / tall), count = Math.min(Math.ceil((box.clientHeight || 300) / tall) + 1, rows.length - first);
     for (let i = 0; i < Math.max(pool.length, count); i++) {
       const one = (pool[i] ||= make()), at = first + i, { el } = one;
-      el.hidden = i >= count;
-      if (i >= count) continue;
-      fill(one, rows[at], when(rows[at]), state.e, pool[0].bar.clientWidth);
+      if ((el.hidden = i >= count)) continue;
+      fill(one, rows[at], when(rows[at]), state.e, ...room);
       el.style.top = `${at * tall}px`;
       el.classList.toggle("av-cursor", at === cursor);
       put(el, { id: `${uid}-${at}`, "aria-setsize": rows.length, "aria-posinset": at + 1 });
@@ -444,11 +442,12 @@ function gradPane({ run, data, go, at, uid, graph }) {
     box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
     equation.textContent = explain(state, when);
   }
+  pool.push(make());
   arrange();
   return { ...made, draw };
 }
 
-/** Parameters × events: bars while there is room, else a heat map of norms. */
+/** Parameters × events: bars while there is room, else a heat map. */
 function timePane({ run, data, go, at }) {
   const P = run.count, N = run.length, { b: before, a: after } = run.e, few = P <= 8;
   const names = (run.rows.length > P ? run.rows.slice(P) : run.rows).map(({ n, p, in: inside = [p, p + 1] }) => [n, ...inside]);
@@ -481,7 +480,7 @@ function timePane({ run, data, go, at }) {
     let taken = -99;
     for (const [name, start, stop] of names) {
       const middle = top + (lane * (start + stop)) / 2;
-      if (start) fill(inks[2], 0, top + lane * start, width, 0.7);
+      if (start) fill(inks[2], left, top + lane * start, width, 0.7);
       if (middle - taken < 13) continue;
       taken = middle;
       write(shorten(name.slice(data.cut), Math.floor((left - 12) / 6.7)), left - 8, middle, "right", "", inks[0], mono);
