@@ -83,7 +83,8 @@ ASKED = [
 
 def test_axe_finds_nothing_on_predictions_asked_and_answered(mode: str, watch: Open, tmp_path: Path) -> None:
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Two predictions</title>'
-    grounds = '<meta name="color-scheme" content="light dark"><body><main><h1>Two predictions</h1>'
+    grounds = "<style>:root { color-scheme: light dark } body { background: Canvas; color: CanvasText }</style>"
+    grounds += "<body><main><h1>Two predictions</h1>"
     shown = "".join(map(prediction_html, ASKED)) + play(ONE, GRAPH).to_html()  # on a ground that is not ours
     (tmp_path / "page.html").write_text(f"{head}{grounds}{shown}</main>", "utf-8")
     page = watch(mode, reduced_motion="reduce").page
