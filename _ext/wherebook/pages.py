@@ -44,9 +44,19 @@ def mend_every_page(app: Sphinx) -> None:
     templates.render = lambda *arguments: mend(render(*arguments))
 
 
+# Paper is light, and the theme would print its dark colours without their dark ground.
+PRINT_LIGHT = """(() => {
+  const { dataset } = document.documentElement;
+  let theme;
+  addEventListener("beforeprint", () => { theme = dataset.theme; dataset.theme = "light"; });
+  addEventListener("afterprint", () => { dataset.theme = theme; });
+})();"""
+
+
 def drop_unused_scripts(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    app.add_js_file(None, body=PRINT_LIGHT)
     if pagename == "search":
-        app.add_js_file(None, body=SEARCH_AS_FILE)  # before the lists are copied below
+        app.add_js_file(None, body=SEARCH_AS_FILE)  # all before the lists are copied below
     for kind in ("script_files", "css_files"):
         context[kind] = [file for file in context[kind] if not UNUSED.search(described(file))]
 

@@ -20,6 +20,7 @@ STATIC = Path(__file__).parent / "static"
 # On a page of its own, a player brings the two grounds that a book or a notebook has anyway.
 _PAGE = """
 :root { color-scheme: light dark; }
+@media print { :root { color-scheme: light; } }
 body { margin: 0 auto; padding: clamp(0.5rem, 2vw, 1.5rem); max-width: 84rem;
   background: light-dark(#fff, #14181d); color: light-dark(#1f262d, #e6e9ec); }
 body .accumviz { --av-accent: light-dark(#0072b2, #6cb8e6); --av-ground: light-dark(#fff, #14181d);

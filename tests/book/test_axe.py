@@ -11,7 +11,8 @@ import pytest
 
 from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import Ledger, Parameter
-from accumviz.views.player import Player, play
+from accumviz.views.explore import explore
+from accumviz.views.player import play
 from accumviz.views.predict import predict, prediction_html
 
 Open = Callable[..., Any]
@@ -54,22 +55,22 @@ ROWS = [
 MANY = Ledger.build([Parameter(name, (3, 3), optimizers=(0,)) for name in NAMES], ROWS, sources={"a.py": "a\nb\n"})
 ONE = Ledger.build([Parameter("w", (1,))], [{"kind": "backward", "contribution": {"w": -2}, "grad": {"w": -2}}])
 GRAPH = Graph((Node(0, "PowBackward0", "loss"), Node(1, "AccumulateGrad", "w")), (Edge(0, 1),), (0,))
-PLAYERS = {
+PLAYERS: dict[str, Any] = {
     "with a graph": play(ONE, GRAPH),
     "without graphs": play(ONE),
     "a graph alone": play(GRAPH),
     "grouped": play(MANY),
     "no event": play(Ledger.build([], [])),
+    "two runs beside each other": explore(lambda k: (ONE, {0: GRAPH}, {"k": k}), k=[1, 2], against={"k": 2}),
 }
 
 
 @pytest.mark.parametrize("name", PLAYERS)
 def test_axe_finds_nothing_on_a_saved_player(name: str, mode: str, watch: Open, tmp_path: Path) -> None:
-    player: Player = PLAYERS[name]
-    player.save(tmp_path / "run.html")
+    PLAYERS[name].save(tmp_path / "run.html")
     page = watch(mode, reduced_motion="reduce").page
     page.goto((tmp_path / "run.html").as_uri())
-    page.locator(".av-frame").wait_for()
+    page.locator(".av-frame").first.wait_for()
     for row in page.locator(".av-row:visible").all()[:1]:
         row.click()
     assert violations(page) == []

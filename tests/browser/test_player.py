@@ -591,6 +591,23 @@ def test_motion_stops_for_readers_who_ask(show: Show) -> None:
     assert moving == 0
 
 
+def test_a_dark_page_is_printed_dark_on_light_and_its_bars_keep_their_colours(show: Show) -> None:
+    page = show(play(TOY, GRAPHS), mode="dark").page
+    look = """() => {
+        const canvas = document.querySelector("canvas"), pixels = canvas.getContext("2d");
+        const {data} = pixels.getImageData(0, 0, canvas.width, canvas.height);
+        const solid = [...Array(data.length / 4).keys()].filter(i => data[4 * i + 3] > 250);
+        const light = solid.filter(i => data[4 * i] + data[4 * i + 1] + data[4 * i + 2] > 600).length;
+        return [getComputedStyle(document.body).color, light / solid.length > 0.05];
+    }"""
+    assert page.evaluate(look) == ["rgb(230, 233, 236)", True]
+    page.emulate_media(media="print", color_scheme="dark")
+    page.wait_for_timeout(100)
+    assert page.evaluate(look) == ["rgb(31, 38, 45)", False]
+    assert page.locator(".av-part").first.evaluate("part => getComputedStyle(part).printColorAdjust") == "exact"
+    assert not page.locator(".av-top").is_visible()
+
+
 @pytest.mark.parametrize("width", [375, 720, 1280])
 def test_no_text_is_small_and_nothing_runs_over(show: Show, width: int, mode: str) -> None:
     page = show(play(TOY, GRAPHS), play(large(600, 150)), width=width, mode=mode).page

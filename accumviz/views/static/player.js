@@ -23,7 +23,8 @@ function put(made, attributes) {
   return made;
 }
 
-const scrolls = (label) => ({ tabindex: 0, role: "group", "aria-label": label });
+const group = (label) => ({ role: "group", "aria-label": label });
+const scrolls = (label) => ({ tabindex: 0, ...group(label) });
 const icon = (name) => h("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
 const button = (name, label, click, face = icon(name)) => h(`button.av-b.av-b-${name}`, { type: "button", "aria-label": label, title: label, click }, face);
 /** Inputs keep their keys to themselves in hosts that have shortcuts. */
@@ -58,7 +59,7 @@ function number(x, digits = 4) {
 /** Cut a long name in the middle: both ends tell it apart. */
 const shorten = (text, limit) => (text.length <= limit ? text : `${text.slice(0, (limit - 1) >> 1)}…${text.slice(-(limit >> 1))}`);
 
-/** Read a payload: JSON as it stands, or JSON and columns of bytes in one compressed block. */
+/** Read a payload: JSON as it stands, or compressed with columns of bytes. */
 async function read(json) {
   if (json.data) return json;
   const data = JSON.parse(json);
@@ -171,7 +172,7 @@ class Recording {
 
 function pane(name, title, ...children) {
   const head = h("div.av-head", {}, h("span.av-name", {}, title));
-  return { name, head, el: h(`section.av-pane.av-in-${name}`, { "aria-label": title }, head, ...children) };
+  return { name, head, el: h(`div.av-pane.av-in-${name}`, group(title), head, ...children) };
 }
 
 function reveal(box, top, height, margin = 0) {
@@ -609,7 +610,7 @@ async function render({ model, el }) {
   const toggle = button("play", "play", () => (timer ? pause() : play()));
   const link = h("a.av-b", { "aria-label": "link to this moment" }, "#");
   link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
-  const frame = h("div.av-frame", { role: "group", "aria-label": "Player" },
+  const frame = h("div.av-frame", group("Player"),
     h("div.av-top", {}, button("back", "previous event", () => move(-1)), toggle, button("next", "next event", () => move(1)), slider, count, link), say,
     h(`div.av-body${parts.map(({ name }) => `.av-with-${name}`).join("")}`, {}, ...parts.map((part) => part.el)),
     h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays."));
@@ -627,7 +628,7 @@ async function render({ model, el }) {
     toggle.setAttribute("aria-label", (toggle.title = face));
     say.setAttribute("aria-live", timer ? "off" : "polite");
   }
-  /** Of few events each node of each backward, of many several events at a time. */
+  /** Of few events each node, of many several events at a time. */
   function play() {
     const slow = N <= 60, runs = (e) => slow && graph?.moment({ e, n: null }).now;
     const enter = (e) => go({ e, n: runs(e) ? 0 : null });
@@ -689,7 +690,7 @@ async function render({ model, el }) {
   el.append(frame);
   model.on("change:at", () => { due ||= requestAnimationFrame(draw); });
   addEventListener("hashchange", follow, { signal });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint, { signal });
+  for (const look of ["(prefers-color-scheme: dark)", "print"]) matchMedia(look).addEventListener("change", repaint, { signal });
   resized.observe(frame);
   draw();
   follow();
@@ -707,7 +708,7 @@ function still(state) {
   };
 }
 
-/** The page's own players, once each: outputs, and this script, may stand in a page twice. */
+/** The page's own players, once each: outputs may stand in a page twice. */
 for (const el of document.querySelectorAll("div[data-accumviz-player]:not([data-done])")) {
   const id = el.dataset.accumvizPlayer, before = document.querySelectorAll(`[data-done="${id}"]`).length;
   const words = el.querySelector(".av-words"), data = el.querySelector('script[type="application/json"]').textContent, mount = h("div");
