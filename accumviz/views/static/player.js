@@ -540,7 +540,7 @@ function timePane({ run, data, go, at }) {
     }
   }
   function drawSaved(base) {
-    const most = Math.max(1, ...before), wide = Math.max(Math.min(column * 0.62, 46), 0.8) / 2;
+    const most = Math.max(data.most || 1, ...before), wide = Math.max(Math.min(column * 0.62, 46), 0.8) / 2;
     write("saved", left - 8, bottom + 20, "right", "", inks[1]);
     fill(inks[2], 0, bottom + 3, width, 0.7);
     [before, after].forEach((bytes, k) => bytes.forEach((count, e) => {
@@ -718,7 +718,7 @@ for (const el of document.querySelectorAll("div[data-accumviz-player]:not([data-
     (error) => mount.append(h("p.av-note", {}, `The player could not start (${error.message}); below it stands in words.`)));
 }
 
-/** Explorers put players into themselves. */
+/** Explorers hold players. */
 for (const el of document.querySelectorAll("[data-accumviz-explorer]")) Object.assign(el, { render, still, read, h, number });
 
 export default { render };
