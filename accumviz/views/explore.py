@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -213,7 +214,9 @@ def explore(
     begin = positions("start", dict(start or {}), grid)
     beside = None if against is None else positions("against", dict(start or {}) | dict(against), grid)
     combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    bar = tqdm(combinations, desc="recording", unit="run", leave=False, delay=0.5)
+    # A notebook's bar does not ask the environment, as those of a terminal do.
+    silent = bool(os.environ.get("TQDM_DISABLE"))
+    bar = tqdm(combinations, desc="recording", unit="run", leave=False, delay=0.5, disable=silent)
     runs = [record_run(experiment, choice) for choice in bar]
     if all(run.failure is not None for run in runs):
         failure = runs[0].failure

@@ -81,7 +81,9 @@ async function explore(model, el, { render, still, read, h, number }) {
     if (kind === "slider") {
       const slider = field("input", { type: "range", min: 0, max: labels.length - 1, "aria-labelledby": key, input: () => choose(Number(slider.value)) });
       const value = h("output.av-xvalue"), made = h("div.av-control", {}, title, slider, value);
-      const other = live && field("input.av-other", { type: "number", step: "any", "aria-label": `${name}: another value`, placeholder: "other", change: () => other.value && choose(other.value) });
+      const take = () => other.value && choose(other.value);
+      const other = live && field("input.av-other", { type: "number", step: "any", "aria-label": `${name}: another value`, placeholder: "other", change: take,
+        keydown: (event) => { if (event.key === "Enter") take(); event.stopPropagation(); } }); // notebooks take Enter for themselves
       if (other) made.append(other);
       return { el: made, draw(place) {
         value.textContent = typeof place === "number" ? labels[place] : place;
@@ -181,7 +183,7 @@ async function explore(model, el, { render, still, read, h, number }) {
   model.on("change:at", draw);
   model.on("change:told", async () => {
     const told = model.get("told"), { data, bytes } = await read(told.run);
-    others.set(JSON.stringify(told.choice), data.data ? { ...data, whole: { data: data.data, bytes } } : data);
+    others.set(keyOf(told.choice), data.data ? { ...data, whole: { data: data.data, bytes } } : data);
     draw();
   });
   const ended = new AbortController();
