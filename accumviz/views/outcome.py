@@ -43,7 +43,7 @@ def gradients(ledger: Ledger) -> dict[str, Any]:
 
     >>> from accumviz.ledger import Parameter
     >>> gradients(Ledger.build([Parameter("w", (1,))], [dict(kind="step", grad={"w": -20})]))
-    {'of': ['w', 1], 'exact': True, 'steps': 1, 'rows': [[-20.0]]}
+    {'of': ['w', 1], 'exact': True, 'end': False, 'steps': 1, 'rows': [[-20.0]]}
     """
     room, counts = _MOST_ELEMENTS, dict.fromkeys(range(len(ledger.parameters)), 0)
     for p in sorted(ledger.exact, key=lambda p: (ledger.parameters[p].numel, p)):
@@ -55,6 +55,7 @@ def gradients(ledger: Ledger) -> dict[str, Any]:
     return {
         "of": names,
         "exact": all(counts.values()),
+        "end": not any(ledger[event].kind == "step" for event in at),
         "steps": len(at),
         "rows": [[x for p, count in counts.items() for x in _numbers(ledger, event, p, count)] for event in kept],
     }

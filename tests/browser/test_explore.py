@@ -240,3 +240,14 @@ def test_choices_work_under_reduced_motion_and_print(show: Show) -> None:
     watched.page.emulate_media(media="print")
     assert not watched.explored.root.locator(".av-compare").is_visible()
     assert watched.explored.root.locator(".av-figures").is_visible()
+
+
+def test_a_run_without_a_gradient_is_not_compared_by_its_size(show: Show) -> None:
+    def zeroed(early: bool) -> Ledger:
+        grad = {} if early else {"w": 1.0}
+        rows = [{"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}}, {"kind": "zero_grad"}]
+        rows = (rows if early else rows[:1]) + [{"kind": "step", "grad": grad}]
+        return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
+
+    explored = show(explore(zeroed, early=[True, False], against={"early": False})).explored
+    assert explored.verdict == "The gradients at the step cannot be compared: A has none."

@@ -177,7 +177,13 @@ def test_gradients_are_compared_at_steps_and_none_is_not_zero() -> None:
         {"kind": "step"},
     ]
     ledger = Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
-    assert outcome.gradients(ledger) == {"of": ["w", 1], "exact": True, "steps": 2, "rows": [[1.0], [None]]}
+    assert outcome.gradients(ledger) == {
+        "of": ["w", 1],
+        "exact": True,
+        "end": False,
+        "steps": 2,
+        "rows": [[1.0], [None]],
+    }
     assert outcome.gradients(Ledger.build([], []))["rows"] == []
 
 

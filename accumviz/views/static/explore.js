@@ -14,23 +14,26 @@ function difference(a, b, number) {
   if (JSON.stringify(a.of) !== JSON.stringify(b.of)) return { text: "The two runs have different parameters.", share: null };
   const both = Math.min(a.rows.length, b.rows.length), what = a.exact ? "gradients" : "norms of the gradients";
   if (!both) return { text: "There is no gradient to compare.", share: null };
-  let share = 0, step = 0, ratio = 1, odd = false;
+  const at = (s) => (both > 1 ? `, at step ${s + 1}` : "");
+  let share = 0, step = 0, ratio = 1, odd = false, absent = "";
   for (let s = 0; s < both; s++) {
     const rows = [a, b].map(({ rows }) => rows[s].map((x) => (x === null ? 0 : Number(x))));
     const sizes = rows.map((row) => Math.hypot(...row)), most = Math.max(...sizes);
     const gap = Math.hypot(...rows[0].map((x, i) => (Object.is(x, rows[1][i]) ? 0 : x - rows[1][i])));
     odd ||= a.rows[s].some((x, i) => (x === null) !== (b.rows[s][i] === null));
+    absent ||= odd ? [a, b].map(({ rows }, i) => (rows[s].every((x) => x === null) ? ` ${"AB"[i]} has none${at(s)}.` : "")).join("") : "";
     const now = gap === 0 ? 0 : Number.isFinite(gap / most) ? gap / most : Infinity;
     if (now > share) [share, step, ratio] = [now, s, sizes[0] / sizes[1]];
   }
-  const uneven = a.steps !== b.steps, at = both > 1 ? `, at step ${step + 1}` : "";
-  const which = uneven || both < a.steps ? `the first ${both === 1 ? "step" : `${both} steps`}` : both === 1 ? "the step" : `all ${both} steps`;
+  const uneven = a.steps !== b.steps;
+  const which = a.end || b.end ? "the end" : uneven || both < a.steps ? `the first ${both === 1 ? "step" : `${both} steps`}` : both === 1 ? "the step" : `all ${both} steps`;
   let text = `The ${what} at ${which} `;
   if (share === 0) text += odd ? "differ only in that one is None where the other is 0." : a.exact ? "are equal, bit for bit." : "are equal.";
-  else if (share <= ROUNDING) text += `are equal to rounding: they differ by ${number(share, 2)} of their size${at}.`;
-  else if (!Number.isFinite(share)) text += `cannot be compared: one is not finite${at}.`;
+  else if (absent) text += `cannot be compared:${absent}`;
+  else if (share <= ROUNDING) text += `are equal to rounding: they differ by ${number(share, 2)} of their size${at(step)}.`;
+  else if (!Number.isFinite(share)) text += `cannot be compared: one is not finite${at(step)}.`;
   else {
-    text += `differ by ${number(share, 3)} of their size${at}`;
+    text += `differ by ${number(share, 3)} of their size${at(step)}`;
     text += Number.isFinite(ratio) && ratio && Math.abs(ratio - 1) > 1e-3 ? `: A has ${number(ratio, 3)} times the norm of B.` : ".";
   }
   return { text: text + (uneven ? ` A takes ${a.steps}, B ${b.steps}.` : ""), share };
@@ -92,7 +95,7 @@ async function explore(model, el, { render, still, read, h, number }) {
         slider.setAttribute("aria-valuetext", value.textContent);
       } };
     }
-    if (labels.join("").length > 48) {
+    if (labels.join("").length > 24) {
       const list = field("select", { "aria-labelledby": key, input: () => choose(list.selectedIndex) }, ...labels.map((label) => h("option", {}, label)));
       return { el: h("div.av-control", {}, title, list), draw: (place) => { list.selectedIndex = place; } };
     }
