@@ -334,9 +334,10 @@ class Ledger(Displayed):
         # One column per optimizer, not per parameter and step: the latest end of each backward's contributions.
         ends: dict[int, np.ndarray] = {}
         first: dict[int, dict[int, set[int]]] = {}
-        behind: dict[int, set[int]] = {}
-        for sync, births, _, _ in self._scattered(self.fates.erased):
-            behind.setdefault(sync, set()).update(births.tolist())
+        behind: dict[tuple[int, int], set[int]] = {}
+        for sync, births, whole, _ in self._scattered(self.fates.erased):
+            for optimizer in self.parameters[whole].optimizers:
+                behind.setdefault((optimizer, sync), set()).update(births.tolist())
         result = []
         for event in self.of("step"):
             if event.skipped:
@@ -350,7 +351,7 @@ class Ledger(Displayed):
                     first[optimizer].setdefault(s, set()).add(b)
             here = set(np.flatnonzero(ends[optimizer][: event.index] > event.index).tolist())
             here |= first[optimizer].get(event.index, set())
-            backwards = tuple(sorted(set().union(*(behind.get(b, {b}) for b in here))))
+            backwards = tuple(sorted(set().union(*(behind.get((optimizer, b), {b}) for b in here))))
             scale = float(sum(self.events[b].scale for b in backwards))
             result.append(Window(event.index, str(event.details.get("optimizer", "")), backwards, scale))
         return result

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from accumviz.instruments.callsite import variable
-from accumviz.instruments.sharded import Shard, Shards, units
+from accumviz.instruments.sharded import Shard, Shards, local, units
 
 _EXPECTED = (
     "expected a module, an optimizer, a parameter, a dict of named tensors, or a list of these, "
@@ -129,7 +129,8 @@ def _add_wholes(named: Named, module: torch.nn.Module) -> None:
                 named.tensors[i] = Shard(named.tensors[i], unit)  # type: ignore[call-overload]
         name = " … ".join(dict.fromkeys([named.names[shards[0]], named.names[shards[-1]]]))
         named.add(f"{name} (unsharded)", whole, named.groups[shards[0]])
-        named.shards.add(unit, named._index[id(whole)], shards)
+        sizes = [local(named.tensors[i]).numel() for i in shards]
+        named.shards.add(unit, named._index[id(whole)], shards, sizes)
 
 
 def _add_optimizer(

@@ -169,11 +169,10 @@ class Shards:
     def __bool__(self) -> bool:
         return bool(self.by_id)
 
-    def add(self, unit: Any, whole: int, shards: list[int]) -> None:
-        """Note one unit's columns."""
+    def add(self, unit: Any, whole: int, shards: list[int], sizes: list[int]) -> None:
+        """Note one unit's columns; the whole goes with the first shard of which this rank has any element."""
         self.by_id[id(unit)] = whole, shards
-        if shards:
-            self.wholes[whole] = shards[0]
+        self.wholes[whole] = next((i for i, size in zip(shards, sizes, strict=True) if size), shards[0])
 
     def moving(self, frame: FrameType | None) -> list[Any] | None:
         """The objects that FSDP is gathering or scattering now; None when it is not FSDP that does."""
@@ -190,7 +189,9 @@ class Shards:
 
 
 def pieces(params: list[Any], output: torch.Tensor) -> list[torch.Tensor] | None:
-    """Where in a reduce-scatter's output each FSDP2 parameter's new shard stands; None where that is not known."""
+    """Where in a reduce-scatter's output each parameter's new shard stands; None where that is not known."""
+    if hasattr(params[0], "flat_param"):
+        return [output] if len(params) == 1 else None
     if not all(hasattr(param, "sharded_size") for param in params):
         return None
     found, at, ranks = [], 0, params[0].mesh_info.shard_mesh_size

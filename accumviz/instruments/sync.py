@@ -126,6 +126,7 @@ class Syncs:
         # The order in which the gradients of the first synchronised backward came.
         self._arrivals: dict[int, list[int]] = {}
         self._handles: list[Any] = []
+        self._ranks = 1
         self._replicated = {i for members in self._members for i in members if i >= 0}
         self.watched = self._replicated | self._shards.wholes.keys()
         self._unhooked = set(self.watched)
@@ -141,6 +142,7 @@ class Syncs:
 
             self._handles.append(replica.register_forward_pre_hook(before))
         if dist.is_available() and dist.is_initialized():
+            self._ranks = dist.get_world_size()
             listen(self)
 
     def close(self) -> None:
@@ -204,6 +206,7 @@ class Syncs:
             return
         running = recording.running_backward() if torch._C._current_graph_task_id() != -1 else None
         details: dict[str, Any] = {"op": op, "bytes": sum(t.numel() * t.element_size() for t in whole)}
+        details["ranks"] = self._ranks
         moving = self._shards.moving(frame) if self._shards else None
         arriving: dict[int, torch.Tensor | None] = {}
         leaves: list[int] = []
@@ -286,9 +289,10 @@ class Syncs:
         running.present = bytes(present)
         for row, concerned, arriving in running.syncs:
             row.changed = concerned
-            row.contributed = list(arriving)
+            row.contributed = [i for i in arriving if leaves.present[i]]
             leaves.read(row, concerned)
-            for i, new in arriving.items():
+            for i in row.contributed:
+                new = arriving[i]
                 brought = new if new is not None or present[i] else leaves.tensors[i].grad
                 if brought is None:
                     row.unmeasured = [*row.unmeasured, i]
