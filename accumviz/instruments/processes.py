@@ -79,7 +79,7 @@ def distribute(function: Callable[..., Any], *, ranks: int = 2, timeout: float =
     The function may be defined in a notebook. It is sent with what its code names: imports,
     functions, classes, and values that pickle copies. Nothing that a rank changes comes back,
     except through what it returns. The process that starts the ranks stays, idle, for the next
-    call, until this one ends or a rank fails.
+    call, which then takes no time to start; it ends with this one.
 
     `timeout` is in seconds from the moment the ranks start. Raises `RankError`, which names the
     rank and shows its traceback, when one raises, dies or has not ended by then; all are ended
@@ -101,14 +101,12 @@ def distribute(function: Callable[..., Any], *, ranks: int = 2, timeout: float =
         raise RuntimeError("distribute needs Linux or macOS; on Windows, use WSL, or torchrun with record(..., path=)")
     parcel = pack(function, kwargs)
     folder = Path(tempfile.mkdtemp(prefix="accumviz-"))
-    clean = False
     try:
         fates = _fates(folder, parcel, ranks, timeout)
-        clean = all(fate.what == "returned" for fate in fates)
         return _world(folder, fates, timeout)
     finally:
-        if not clean:
-            _end_launcher()
+        if not all(path.exists() for path in _exits(folder, ranks)):
+            _end_launcher()  # and with it all ranks
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -150,11 +148,16 @@ def _fates(folder: Path, parcel: bytes, ranks: int, timeout: float) -> list[_Fat
         time.sleep(0.005)
 
 
+def _exits(folder: Path, ranks: int) -> list[Path]:
+    """The files that say of each rank that its process is gone."""
+    return [folder / f"rank{rank}.exit" for rank in range(ranks)]
+
+
 def _stop(folder: Path, fates: list[_Fate]) -> list[_Fate]:
     """Ask the ranks that still run where they are, and end them."""
     (folder / "stop").touch()
     begun = time.monotonic()
-    exits = [folder / f"rank{rank}.exit" for rank in range(len(fates))]
+    exits = _exits(folder, len(fates))
     while not all(path.exists() for path in exits) and time.monotonic() < begun + 3 * _GRACE:
         time.sleep(0.01)
     result = []
