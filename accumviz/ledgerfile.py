@@ -35,7 +35,9 @@ def chunk(ledger: Ledger) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def _known(row: dict[str, Any]) -> dict[str, Any]:
     """Without what only ledgers of several processes have: older readers know the rest."""
-    return {name: value for name, value in row.items() if name not in ("rank", "unsharded_of") or value not in (None, "")}
+    return {
+        name: value for name, value in row.items() if name not in ("rank", "unsharded_of") or value not in (None, "")
+    }
 
 
 def decode(contents: Contents) -> Ledger:

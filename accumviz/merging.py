@@ -64,7 +64,9 @@ def merge(ledgers: Sequence[Ledger]) -> Ledger:
     return Ledger(
         tuple(parameters),
         tuple(_event(i, row, ledgers, numbers, offsets) for i, row in enumerate(rows)),
-        *(np.concatenate(columns[key], axis=1) for key in ("contribution", "grad", "state")),
+        np.concatenate(columns["contribution"], axis=1),
+        np.concatenate(columns["grad"], axis=1),
+        np.concatenate(columns["state"], axis=1),
         exact,
         sources={file: text for ledger in reversed(ledgers) for file, text in ledger.sources.items()},
         meta=_meta(ledgers, numbers),

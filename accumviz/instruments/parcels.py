@@ -59,11 +59,11 @@ class _Packer(pickle.Pickler):
         if isinstance(value, types.ModuleType):
             return import_module, (value.__name__,)
         if isinstance(value, types.CellType):
-            return types.CellType, (), _contents(value), None, None, _fill_cell
+            return _make_cell, (), _contents(value), None, None, _fill_cell
         if isinstance(value, property):
             return property, (value.fget, value.fset, value.fdel, value.__doc__)
         if isinstance(value, types.MappingProxyType):
-            return types.MappingProxyType, (dict(value),)
+            return _make_proxy, (dict(value),)
         if type(value).__module__ == "dataclasses" and not isinstance(value, dataclasses.Field | type):
             names = [name for name, known in vars(dataclasses).items() if known is value]
             if names:  # a mark that is told apart by being itself
@@ -129,6 +129,15 @@ def _contents(cell: types.CellType) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:  # not assigned yet
         return ()
+
+
+# These two types go by names that no import finds.
+def _make_cell() -> types.CellType:
+    return types.CellType()
+
+
+def _make_proxy(inside: dict[Any, Any]) -> types.MappingProxyType[Any, Any]:
+    return types.MappingProxyType(inside)
 
 
 def _fill_cell(cell: types.CellType, contents: tuple[Any, ...]) -> None:

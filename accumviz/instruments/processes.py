@@ -265,7 +265,7 @@ def _ask(asked: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 def _end_launcher() -> None:
     """End it and with it all that it started."""
-    global _launcher  # noqa: PLW0603 - as above
+    global _launcher
     launcher, _launcher = _launcher, None
     if launcher is None:
         return

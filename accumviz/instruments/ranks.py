@@ -180,7 +180,7 @@ def _run(folder: Path, rank: int, asked: dict[str, Any]) -> Any:
     function, kwargs = unpack((folder / "parcel").read_bytes())
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if gpu else "gloo",
-        store=dist.FileStore(str(folder / "store"), asked["ranks"]),  # type: ignore[no-untyped-call]
+        store=dist.FileStore(str(folder / "store"), asked["ranks"]),  # type: ignore[attr-defined]
         rank=rank,
         world_size=asked["ranks"],
         timeout=datetime.timedelta(seconds=max(asked["timeout"], 1.0)),

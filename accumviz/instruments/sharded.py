@@ -151,7 +151,7 @@ def units(module: nn.Module) -> Iterator[tuple[Any, Whole, list[torch.Tensor]]]:
             flat = handle.flat_param
             yield handle, _Whole1(handle), list(flat._params) if handle._use_orig_params else [flat]
         if "torch.distributed.fsdp" in sys.modules and hasattr(part, "_get_fsdp_state"):
-            state = part._get_fsdp_state()
+            state = part._get_fsdp_state()  # type: ignore[operator]
             groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
             for group in groups:
                 for param in group.fsdp_params if group is not None else ():

@@ -11,11 +11,11 @@ all-gather gives, what a reduce-scatter is given. What a ring or a tree sends on
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
@@ -39,7 +39,7 @@ _OPERATORS = {
 }
 _KEYS = ("AutogradCPU", "AutogradCUDA")
 # SyncBatchNorm, too, reduces inside a backward.
-_BATCH_NORM = os.path.join("nn", "modules", "_functions.py")
+_BATCH_NORM = str(Path("nn", "modules", "_functions.py"))
 
 
 class Listener(Protocol):
@@ -59,9 +59,9 @@ def listen(listener: Listener) -> None:
     global _listeners, _library  # noqa: PLW0603 - the operators are the process's
     with _lock:
         if not _listeners:
-            _library = torch.library.Library("c10d", "IMPL")
+            _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
             for name in _OPERATORS:
-                packet = getattr(torch.ops.c10d, name, None)
+                packet: Any = getattr(torch.ops.c10d, name, None)
                 for key in _KEYS if packet is not None else ():
                     _library.impl(name, _kernel(name, packet.default), key, with_keyset=True)
         _listeners = (*_listeners, listener)
@@ -309,8 +309,8 @@ class Syncs:
         manual, self._manual = self._manual, []
         recording = self._recording()
         for row, concerned in manual:
-            row.changed = [i for i in changed if i in concerned]
-            self._leaves.read(row, row.changed)
+            row.changed = concerned  # the library writes without a new version
+            self._leaves.read(row, concerned)
             row.present = bytes(self._leaves.present)
             if recording is not None:
                 recording.sync_ends(row)
@@ -327,4 +327,3 @@ def _synced(replica: Any) -> list[torch.Tensor]:
     ignored = set(getattr(replica, "parameters_to_ignore", ()))
     named = replica.module.named_parameters()
     return [tensor for name, tensor in named if tensor.requires_grad and name not in ignored]
-

@@ -121,8 +121,7 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
     for e in events:
         births = ledger.live(e, parameter)
         parts = [
-            Segment(b, float(added[b]) * share(b, e), b == e, 0 <= fates.consumed[b, parameter] <= e)
-            for b in births
+            Segment(b, float(added[b]) * share(b, e), b == e, 0 <= fates.consumed[b, parameter] <= e) for b in births
         ]
         unseen = float(grad[e]) - sum(part.amount for part in parts) if signed and _present(ledger, e, parameter) else 0
         if abs(unseen) > 1e-4 * max(abs(float(grad[e])), *(abs(part.amount) for part in parts), 0.0):

@@ -366,4 +366,6 @@ def test_torchrun_gives_the_same_ledger_as_a_notebook(tmp_path: Path) -> None:
 
 
 def described(ledger: Ledger) -> list[Any]:
-    return [(e.kind, e.rank, e.label, e.line, e.source, e.loss, dict(e.details)) for e in ledger] + [ledger.parameters]
+    return [(e.kind, e.rank, e.label, e.line, e.source, str(e.loss), dict(e.details)) for e in ledger] + [
+        ledger.parameters
+    ]
