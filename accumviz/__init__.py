@@ -2,7 +2,7 @@
 
 >>> import accumviz as av
 >>> sorted(av.__all__)
-['Graph', 'Ledger', 'distribute', 'load', 'play', 'predict', 'record', 'timeline', 'trace']
+['Graph', 'Ledger', 'distribute', 'explore', 'load', 'play', 'predict', 'record', 'timeline', 'trace']
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from accumviz.instruments.record import record as record
     from accumviz.instruments.trace import trace as trace
     from accumviz.ledger import Ledger as Ledger
+    from accumviz.views.explore import explore as explore
     from accumviz.views.player import play as play
     from accumviz.views.predict import predict as predict
     from accumviz.views.timeline import timeline as timeline
@@ -28,6 +29,7 @@ _HOME = {
     "Graph": "accumviz.graph",
     "Ledger": "accumviz.ledger",
     "distribute": "accumviz.instruments.processes",
+    "explore": "accumviz.views.explore",
     "load": "accumviz.files",
     "play": "accumviz.views.player",
     "predict": "accumviz.views.predict",

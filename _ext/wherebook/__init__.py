@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -10,6 +11,7 @@ from wherebook import mathml, notebooks, outputs, pages
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    os.environ["TQDM_DISABLE"] = "1"  # kernels inherit it; a bar that has come to its end is no output of a page
     for concern in (mathml, notebooks, outputs, pages):
         concern.setup(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -16,7 +16,7 @@ from accumviz.views.dot import lines_of, simplify
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.scene import scenes
 
-_STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parent / "static"
 # On a page of its own, a player brings the two grounds that a book or a notebook has anyway.
 _PAGE = """
 :root { color-scheme: light dark; }
@@ -35,7 +35,8 @@ class Player(Displayed):
         self.ledger, self.graphs, self.note = ledger, dict(graphs), note
 
     @cached_property
-    def _content(self) -> tuple[str, str]:
+    def content(self) -> tuple[dict[str, Any], bytes]:
+        """What the page is told: data for JSON, and the bytes of its packed columns."""
         data: dict[str, Any] = {"v": 1}
         blob = b""
         if self.ledger is not None:
@@ -51,12 +52,12 @@ class Player(Displayed):
             "undrawn": {str(where[event]): note for event, note in drawn["notes"].items() if event in where},
             "remark": self.note,
         }
-        return identity(data, blob), encode(data, blob)
+        return data, blob
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The name by which a permalink finds this player on a page."""
-        return self._content[0]
+        return identity(*self.content)
 
     @cached_property
     def words(self) -> list[str]:
@@ -67,10 +68,10 @@ class Player(Displayed):
 
     def to_html(self) -> str:
         """A fragment of HTML that needs nothing else; with its scripts stripped, a list remains."""
-        style_sheet, script = _assets()
+        style_sheet, script = assets()
         return (
             f'<div class="accumviz av-player" data-accumviz-player="{self.id}"><style>{style_sheet}</style>\n'
-            f'{self._text()}<script type="application/json">{self._content[1]}</script></div>\n'
+            f'{self._text()}<script type="application/json">{encode(*self.content)}</script></div>\n'
             f'<script type="module">{script}</script>'
         )
 
@@ -89,14 +90,16 @@ class Player(Displayed):
 
         Raises `ValueError` for a name that does not end in `.html`.
         """
-        if Path(path).suffix.lower() not in (".html", ".htm"):
-            raise ValueError(f"save({str(path)!r}); a player is saved as a page: expected a name that ends in .html")
-        head = (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>accumviz player</title>'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<style>{_PAGE}</style></head>"
-        )
-        Path(path).write_text(f"{head}<body>{self.to_html()}</body></html>", "utf-8", "replace")
+        save_alone(self, path, "accumviz player")
+
+    def live(self) -> Any:
+        """The same view as a widget, whose moment (`.at`) Python can read and set.
+
+        Raises `ImportError` when anywidget is not installed.
+        """
+        from accumviz.views.widget import live_player
+
+        return live_player(self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
@@ -145,8 +148,20 @@ def play(ledger: Ledger | Graph | None, graph: Graph | Mapping[int, Graph] | Non
     return Player(ledger, {int(event): one for event, one in graph.items()})
 
 
+def save_alone(shown: Displayed, path: str | Path, title: str) -> None:
+    """Write a page of its own, with the two grounds that a book or a notebook has anyway."""
+    if Path(path).suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"save({str(path)!r}); this is saved as a page: expected a name that ends in .html")
+    head = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_PAGE}</style></head>"
+    )
+    Path(path).write_text(f"{head}<body>{shown.to_html()}</body></html>", "utf-8", "replace")
+
+
 @cache
-def _assets() -> tuple[str, str]:
+def assets() -> tuple[str, str]:
     """The style sheet and the module, each as it stands in its file, with the names of accumviz's colours before."""
-    sheet = (_STATIC / "player.css").read_text("utf-8")
-    return style.CSS + sheet, (_STATIC / "player.js").read_text("utf-8")
+    sheet = (STATIC / "player.css").read_text("utf-8")
+    return style.CSS + sheet, (STATIC / "player.js").read_text("utf-8")

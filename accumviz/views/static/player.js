@@ -61,6 +61,7 @@ const shorten = (text, limit) => (text.length <= limit ? text : `${text.slice(0,
 
 /** Read a payload: JSON as it stands, or JSON and columns of bytes in one compressed block. */
 async function read(json) {
+  if (json.data) return json;
   const data = JSON.parse(json);
   if (!data.z) return { data };
   const text = atob(data.z), packed = new Uint8Array(text.length);
@@ -718,6 +719,6 @@ for (const el of document.querySelectorAll("div[data-accumviz-player]:not([data-
 }
 
 /** Explorers put players into themselves. */
-for (const el of document.querySelectorAll("[data-accumviz-explorer]")) Object.assign(el, { render, still });
+for (const el of document.querySelectorAll("[data-accumviz-explorer]")) Object.assign(el, { render, still, read, h, number });
 
 export default { render };

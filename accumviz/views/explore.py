@@ -1,0 +1,315 @@
+"""An experiment × choices -> Explorer: recorded once for each choice, then switched between with no kernel."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from accumviz.display import Displayed
+from accumviz.ledger import Ledger
+from accumviz.views import outcome, style, words
+from accumviz.views.payload import encode, identity
+from accumviz.views.player import STATIC, Player, assets, play, save_alone
+
+_EXPECTED = "a recording, a ledger, (ledger, graphs), or one of these followed by a dictionary of figures"
+Choices = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an experiment: what was recorded, or what was raised."""
+
+    choice: Mapping[str, Any]
+    player: Player | None = None
+    figures: Sequence[tuple[str, str]] = ()
+    failure: Exception | None = None
+
+    @property
+    def error(self) -> str:
+        """What was raised, in one sentence, and the line that raised it; empty where nothing was."""
+        if self.failure is None:
+            return ""
+        text = words.literal(str(self.failure).partition("\n")[0])
+        frames = traceback.extract_tb(self.failure.__traceback__)
+        line = words.literal(frames[-1].line or "") if frames else ""
+        return f"{type(self.failure).__name__}: {text}{f' (raised by: {line})' if line else ''}"
+
+    def content(self) -> tuple[dict[str, Any], bytes]:
+        """What a page is told of this run."""
+        if self.player is None or self.player.ledger is None:
+            return {"error": self.error}, b""
+        data, blob = self.player.content
+        told = {"figures": [list(pair) for pair in self.figures], "grad": outcome.gradients(self.player.ledger)}
+        return {**told, "data": data}, blob
+
+
+class Explorer(Displayed):
+    """The recorded runs of one experiment, and the controls that switch between them."""
+
+    def __init__(
+        self,
+        experiment: Callable[..., Any],
+        choices: Choices,
+        runs: Sequence[Run],
+        start: Sequence[int],
+        against: Sequence[int] | None,
+    ) -> None:
+        self.experiment, self.choices, self.runs = experiment, choices, runs
+        self.start, self.against = start, against
+
+    def run(self, **choice: Any) -> Ledger:
+        """The ledger of one run; choices that have a single value may be left out.
+
+        Raises what the experiment raised there, and `ValueError` for a choice that was not recorded.
+        """
+        single = {name: values[0] for name, values in self.choices.items() if len(values) == 1}
+        missing = [name for name in self.choices if name not in single | choice]
+        if missing:
+            raise ValueError(f"run() was given no {' and no '.join(missing)}; expected one value for each choice")
+        index = 0
+        for name, position in zip(self.choices, positions("run", single | choice, self.choices), strict=True):
+            index = index * len(self.choices[name]) + position
+        found = self.runs[index]
+        if found.failure is not None:
+            raise found.failure
+        assert found.player is not None and found.player.ledger is not None
+        return found.player.ledger
+
+    @cached_property
+    def content(self) -> tuple[dict[str, Any], bytes]:
+        """What the page is told: each different run once, and what runs have in common once."""
+        parts: dict[str, int] = {}
+        shown: dict[str, dict[str, Any]] = {}
+        grid, blob = [], b""
+        for run in self.runs:
+            told, packed = run.content()
+            key = hashlib.sha256(json.dumps(told, sort_keys=True).encode("utf-8", "replace") + packed).hexdigest()
+            if key not in shown:
+                if "data" in told:
+                    told["data"] = {
+                        name: parts.setdefault(json.dumps(part), len(parts)) for name, part in told["data"].items()
+                    }
+                    told["bytes"] = [len(blob), len(blob) + len(packed)]
+                    blob += packed
+                shown[key] = told
+            grid.append(list(shown).index(key))
+        data = {
+            "controls": [control(name, values) for name, values in self.choices.items()],
+            "grid": grid,
+            "runs": list(shown.values()),
+            "parts": [json.loads(part) for part in parts],
+            "start": list(self.start),
+            "against": None if self.against is None else list(self.against),
+        }
+        return data, blob
+
+    @cached_property
+    def id(self) -> str:
+        """The name by which a permalink finds this explorer on a page."""
+        return identity(*self.content)
+
+    def to_html(self) -> str:
+        """A fragment of HTML that needs nothing else; with its scripts stripped, a table of all runs remains."""
+        sheet, script = assets()
+        return (
+            f'<div class="accumviz av-explorer" data-accumviz-explorer="{self.id}"><style>{sheet}</style>'
+            f"<style>{sheet_text()}</style>\n{self._table()}"
+            f'<script type="application/json">{encode(*self.content)}</script></div>\n'
+            f'<script type="module">{script}</script><script type="module">{script_text()}</script>'
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write one self-contained page that any browser opens.
+
+        Raises `ValueError` for a name that does not end in `.html`.
+        """
+        save_alone(self, path, "accumviz explorer")
+
+    def live(self) -> Any:
+        """The same view as a widget, in which the kernel records values outside the grid.
+
+        Raises `ImportError` when anywidget is not installed.
+        """
+        from accumviz.views.widget import live_explorer
+
+        return live_explorer(self)
+
+    def _rows(self) -> list[list[str]]:
+        """The table of all runs: a heading, then one row for each."""
+        names = list(dict.fromkeys(name for run in self.runs for name, _ in run.figures))
+        rows = [[*map(words.literal, self.choices), *names]]
+        for run in self.runs:
+            told = dict(run.figures)
+            figures = [told.get(name, "") for name in names] if run.failure is None else [run.error]
+            rows.append([*map(label, run.choice.values()), *figures])
+        return rows
+
+    def _table(self) -> str:
+        head, *rows = self._rows()
+        cells = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in head)
+        body = ""
+        for row in rows:
+            wide = f' colspan="{len(head) - len(row) + 1}"' if len(row) < len(head) else ""
+            last = f"<td{wide}>{html.escape(row[-1])}</td>"
+            body += f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row[:-1])}{last}</tr>"
+        table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+        summary = f"<summary>All {words.counted(len(self.runs), 'run')} in a table</summary>"
+        return f'<details class="av-words" open>{summary}<div class="av-runs">{table}</div></details>\n'
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        bundle = super()._repr_mimebundle_(include, exclude)
+        rows = self._rows()
+        whole = [row for row in rows if len(row) == len(rows[0])]
+        widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=False)) for row in rows]
+        bundle["text/plain"] = "\n".join([repr(self), *(line.rstrip() for line in lines)])
+        return bundle
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{words.literal(name)} ({len(values)})" for name, values in self.choices.items())
+        failed = sum(run.failure is not None for run in self.runs)
+        raised = f", {failed} of which raised" if failed else ""
+        return f"Explorer: {words.counted(len(self.runs), 'run')}{raised}; {told}; .save('runs.html') writes a page"
+
+
+def explore(
+    experiment: Callable[..., Any],
+    *,
+    start: Mapping[str, Any] | None = None,
+    against: Mapping[str, Any] | None = None,
+    most: int = 64,
+    **choices: Iterable[Any],
+) -> Explorer:
+    """Record an experiment for every combination of choices, and switch between the runs with no kernel.
+
+    `experiment(**choice)` records one run and returns its recording, its ledger, or (ledger,
+    graphs); a dictionary of figures after it, such as `(recording, {"final loss": 0.3})`, is
+    shown with the run. Numbers become a slider, True and False a switch, all else a select;
+    functions go by their names. `start` is shown first, `against` opens a second run beside it.
+    A choice for which the experiment raises shows what was raised; the others work.
+
+    Raises `ValueError` for more than `most` runs and for values that are missing or repeated,
+    `TypeError` for an experiment that returns something else, and what the experiment raised when
+    every run did.
+
+    >>> from accumviz.ledger import Ledger
+    >>> explore(lambda k: Ledger.build([], [dict(kind="backward")] * k), k=[1, 2, 4])
+    Explorer: 3 runs; k (3); .save('runs.html') writes a page
+    """
+    from tqdm.auto import tqdm
+
+    if not callable(experiment):
+        raise TypeError(f"explore() was given a {type(experiment).__name__}; expected a function that records one run")
+    grid = _grid(choices, most)
+    begin = positions("start", dict(start or {}), grid)
+    beside = None if against is None else positions("against", dict(start or {}) | dict(against), grid)
+    combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    # A notebook's bar does not ask the environment, as those of a terminal do.
+    silent = bool(os.environ.get("TQDM_DISABLE"))
+    bar = tqdm(combinations, desc="recording", unit="run", leave=False, delay=0.5, disable=silent)
+    runs = [record_run(experiment, choice) for choice in bar]
+    if all(run.failure is not None for run in runs):
+        failure = runs[0].failure
+        assert failure is not None
+        failure.add_note(f"All {words.counted(len(runs), 'run')} of the experiment raised; this is the first of them.")
+        raise failure
+    return Explorer(experiment, grid, runs, begin, beside)
+
+
+def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run:
+    """Run an experiment once, and keep what it recorded or raised."""
+    try:
+        result = experiment(**choice)
+    except Exception as failure:
+        return Run(choice, failure=failure)
+    figures: Mapping[str, Any] = {}
+    parts = list(result) if isinstance(result, tuple) else [result]
+    if len(parts) > 1 and isinstance(parts[-1], Mapping) and all(isinstance(key, str) for key in parts[-1]):
+        figures = parts.pop()
+    ledger = getattr(parts[0], "ledger", parts[0]) if parts else None
+    graphs = parts[1] if len(parts) == 2 else getattr(parts[0], "graphs", None) if parts else None
+    if not isinstance(ledger, Ledger) or len(parts) > 2:
+        raise TypeError(f"the experiment returned a {type(result).__name__}; expected {_EXPECTED}")
+    told = [*outcome.figures(ledger), *((words.literal(name), label(value)) for name, value in figures.items())]
+    return Run(choice, play(ledger, graphs), told)
+
+
+def _grid(choices: Mapping[str, Iterable[Any]], most: int) -> dict[str, tuple[Any, ...]]:
+    grid: dict[str, tuple[Any, ...]] = {}
+    for name, values in choices.items():
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+            raise TypeError(f"{name}={values!r}; expected a list of values to record, as in {name}=[1, 2, 4]")
+        grid[name] = tuple(values)
+        labels = [label(value) for value in grid[name]]
+        if not labels or len(set(labels)) < len(labels):
+            raise ValueError(f"{name}={list(grid[name])!r}; expected one value or more, each of them once")
+    runs = prod(map(len, grid.values()))
+    if not grid:
+        raise ValueError("explore() was given no choices; expected lists of values by name, as in k=[1, 2, 4]")
+    if runs > most:
+        sizes = " × ".join(f"{len(values)} {name}" for name, values in grid.items())
+        raise ValueError(f"{sizes} are {runs:,} runs; expected at most {most}: leave values out, or pass most={runs}")
+    return grid
+
+
+def positions(argument: str, choice: Mapping[str, Any], choices: Choices) -> list[int]:
+    """Where the chosen values stand in their lists; 0 for a choice that is not named."""
+    for name, value in choice.items():
+        if name not in choices:
+            raise ValueError(f"{argument} names {name!r}; the choices are {', '.join(choices)}")
+        if label(value) not in map(label, choices[name]):
+            recorded = ", ".join(map(label, choices[name]))
+            raise ValueError(f"{argument} has {name}={value!r}, which is not recorded; recorded: {recorded}")
+    return [
+        list(map(label, values)).index(label(choice[name])) if name in choice else 0 for name, values in choices.items()
+    ]
+
+
+def control(name: str, values: Sequence[Any]) -> dict[str, Any]:
+    """How one choice is offered.
+
+    >>> control("k", [1, 2, 4])
+    {'name': 'k', 'kind': 'slider', 'labels': ['1', '2', '4']}
+    """
+    if len(values) == 1:
+        kind = "fixed"
+    elif set(map(type, values)) == {bool}:
+        kind = "switch"
+    else:
+        numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+        kind = "slider" if numbers and len(values) > 2 else "select"
+    return {"name": words.literal(name), "kind": kind, "labels": list(map(label, values))}
+
+
+def label(value: Any) -> str:
+    """How a value of a choice is written.
+
+    >>> label(True), label(1e-3), label(16), label(explore)
+    ('yes', '0.001', '16', 'explore')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float):
+        return style.number(value)
+    return words.literal(getattr(value, "__name__", None) or str(value))
+
+
+def sheet_text() -> str:
+    """The explorer's style sheet."""
+    return (STATIC / "explore.css").read_text("utf-8")
+
+
+def script_text() -> str:
+    """The explorer's module, which takes the player's from the page."""
+    return (STATIC / "explore.js").read_text("utf-8")

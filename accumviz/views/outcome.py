@@ -1,0 +1,75 @@
+"""What a whole run came to: a few figures that stand beside those of another run, and the gradients its steps used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from accumviz.ledger import PRESENT, Ledger
+from accumviz.views import style, words
+
+# Of larger models the norms of the larger tensors are compared, of longer runs the first steps.
+_MOST_ELEMENTS, _MOST_NUMBERS = 256, 1024
+
+
+def figures(ledger: Ledger) -> list[tuple[str, str]]:
+    """Name and value of what a reader compares first.
+
+    >>> figures(Ledger.build([], [dict(kind="backward"), dict(kind="step")]))
+    [('backwards', '1'), ('steps', '1')]
+    """
+    steps = [event for event in ledger.of("step") if not event.skipped]
+    told = [("backwards", f"{len(ledger.of('backward')):,}"), ("steps", f"{len(steps):,}")]
+    saved = np.array([[event.saved_before, event.saved_after] for event in ledger], float)
+    if np.isfinite(saved).any():
+        told.append(("saved tensors, at most", style.size(float(np.nanmax(saved)))))
+    if ledger.parameters and (at := compared(ledger)):
+        told.append((f"gradient {'of the last step' if steps else 'at the end'}", _gradient(ledger, at[-1])))
+    return told
+
+
+def compared(ledger: Ledger) -> list[int]:
+    """The events after which two runs' gradients are compared: the steps, or the end where no step was taken."""
+    steps = [event.index for event in ledger.of("step") if not event.skipped]
+    return steps or [len(ledger) - 1] * bool(len(ledger))
+
+
+def gradients(ledger: Ledger) -> dict[str, Any]:
+    """Each compared event's `.grad` as one row of numbers (null: none), the norm where elements were not kept.
+
+    `of` names what the numbers are, so that only like is compared with like. Nothing is rounded:
+    two runs that are said to be equal are.
+
+    >>> from accumviz.ledger import Parameter
+    >>> gradients(Ledger.build([Parameter("w", (1,))], [dict(kind="step", grad={"w": -20})]))
+    {'of': ['w', 1], 'exact': True, 'end': False, 'steps': 1, 'rows': [[-20.0]]}
+    """
+    room, counts = _MOST_ELEMENTS, dict.fromkeys(range(len(ledger.parameters)), 0)
+    for p in sorted(ledger.exact, key=lambda p: (ledger.parameters[p].numel, p)):
+        room -= ledger.parameters[p].numel
+        counts[p] = ledger.parameters[p].numel if room >= 0 else 0
+    at = compared(ledger)
+    kept = at[: max(_MOST_NUMBERS // max(sum(max(count, 1) for count in counts.values()), 1), 1)]
+    names = [part for p, count in counts.items() for part in (words.literal(ledger.parameters[p].name), count)]
+    return {
+        "of": names,
+        "exact": all(counts.values()),
+        "end": not any(ledger[event].kind == "step" for event in at),
+        "steps": len(at),
+        "rows": [[x for p, count in counts.items() for x in _numbers(ledger, event, p, count)] for event in kept],
+    }
+
+
+def _numbers(ledger: Ledger, event: int, p: int, count: int) -> list[float | str | None]:
+    if not ledger.state[event, p] & PRESENT:
+        return [None] * max(count, 1)
+    found = ledger.exact[p][1][event] if count else ledger.grad[event, p : p + 1]
+    return [float(x) if np.isfinite(x) else "NaN" if np.isnan(x) else f"{'-' * bool(x < 0)}Infinity" for x in found]
+
+
+def _gradient(ledger: Ledger, event: int) -> str:
+    if len(ledger.parameters) == 1:
+        return words.value(ledger, event, 0)
+    norms = ledger.grad[event][(ledger.state[event] & PRESENT) > 0]
+    return f"‖·‖ {style.number(float(np.sqrt((norms**2).sum())))}" if norms.size else "None"

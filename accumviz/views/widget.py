@@ -1,0 +1,82 @@
+"""The same views as widgets: what a page does without a kernel, with one that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from accumviz.views.explore import Explorer, record_run, script_text, sheet_text
+from accumviz.views.payload import encode
+from accumviz.views.player import Player, assets
+
+if TYPE_CHECKING:
+    from anywidget import AnyWidget
+
+_EXPORT = "export default {"
+# A page marks an element as ours before the module meets it; a widget's element is bare.
+_RENDER = """
+export default { render({ model, el }) { el.classList.add("accumviz", "%s"); return view.render({ model, el }); } };
+"""
+
+
+def live_player(player: Player) -> AnyWidget:
+    """A player as a widget; `at` is its moment, which Python may read and set."""
+    sheet, script = assets()
+    module = script.replace(_EXPORT, "const view = {") + _RENDER % "av-player"
+    widget: AnyWidget = _kind(module, sheet)(data=encode(*player.content))
+    return widget
+
+
+def live_explorer(explorer: Explorer) -> AnyWidget:
+    """An explorer as a widget, whose sliders also take values outside the grid: the kernel records them then."""
+    sheet, script = assets()
+    module = script.partition(_EXPORT)[0] + script_text().replace(_EXPORT, "const view = {")
+    kind = _kind(module + _RENDER % "av-explorer", sheet + sheet_text())
+    widget: AnyWidget = kind(data=encode(*explorer.content), live=True)
+
+    def record(change: Any) -> None:
+        asked = change["new"]["choice"]
+        choice = {
+            name: values[place] if isinstance(place, int) else number(place, values)
+            for place, (name, values) in zip(asked, explorer.choices.items(), strict=True)
+        }
+        widget.told = {"choice": asked, "run": encode(*record_run(explorer.experiment, choice).content())}
+
+    widget.observe(record, "ask")
+    return widget
+
+
+def number(text: str, values: Sequence[Any]) -> float | int:
+    """The number that a reader typed: whole where all recorded ones are.
+
+    >>> number("3", (1, 2)), number("3", (0.5, 1))
+    (3, 3.0)
+    """
+    value = float(text)
+    return int(value) if value.is_integer() and all(isinstance(known, int) for known in values) else value
+
+
+@cache
+def _kind(module: str, sheet: str) -> Any:
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as missing:
+        raise ImportError(
+            f"live() needs the package anywidget ({missing}): pip install anywidget. "
+            "What a notebook shows without live() needs nothing"
+        ) from missing
+
+    class Live(anywidget.AnyWidget):
+        """The state that page and kernel share."""
+
+        _esm, _css = module, sheet
+        data = traitlets.Unicode().tag(sync=True)
+        id = traitlets.Unicode().tag(sync=True)
+        live = traitlets.Bool(False).tag(sync=True)
+        at = traitlets.Dict().tag(sync=True)
+        ask = traitlets.Dict().tag(sync=True)
+        told = traitlets.Dict().tag(sync=True)
+
+    return Live

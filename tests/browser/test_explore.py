@@ -1,0 +1,253 @@
+"""The explorer in a browser: every control switches runs, two stand side by side, and a permalink brings them back."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accumviz.ledger import Ledger, Parameter
+from accumviz.views.explore import Explorer, explore
+
+Open = Callable[..., Any]
+Show = Callable[..., Any]
+CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\n"
+EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">\u202e'
+
+
+def experiment(way: str, k: int, divide: bool) -> tuple[Ledger, dict[str, float]]:
+    """A window of k backwards of 1 (or 1/k), and a step; one choice raises, one way rounds, one tells of evil."""
+    if k == 8 and not divide:
+        raise ValueError(f"too large {EVIL}")
+    part, rows = (1 / k if divide else 1.0), []
+    slip = 1 + 1e-7 * (way == "rounded")
+    for i in range(k):
+        added = {"w": part * slip}
+        rows.append(
+            {"kind": "backward", "label": way, "line": 3, "contribution": added, "grad": {"w": added["w"] * (i + 1)}}
+        )
+    rows.append({"kind": "step", "line": 4, "grad": {"w": part * k * slip}})
+    for row in rows:
+        row["file"] = "a.py"
+    ledger = Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, sources={"a.py": CODE})
+    return ledger, {"weight": 1 - 0.01 * part * k}
+
+
+def make(**changes: Any) -> Explorer:
+    return explore(experiment, way=["exact", "rounded", EVIL], k=[1, 2, 4, 8], divide=[True, False], **changes)
+
+
+class Explored:
+    """An explorer on a page, as a reader meets it."""
+
+    def __init__(self, page: Any, index: int = 0) -> None:
+        self.page, self.root = page, page.locator(".av-explorer").nth(index)
+        self.root.locator(".av-xframe").wait_for()
+
+    def side(self, name: str) -> Any:
+        return self.root.get_by_role("group", name=f"Run {name}", exact=True)
+
+    def total(self, index: int = 0) -> str:
+        self.page.wait_for_timeout(150)
+        return str(self.root.locator(".av-player:visible").nth(index).locator(".av-total").first.inner_text())
+
+    def figure(self, name: str) -> list[str]:
+        row = self.root.locator(".av-figures tr", has=self.page.get_by_role("rowheader", name=name, exact=True))
+        return list(row.locator("td").all_inner_texts())
+
+    @property
+    def verdict(self) -> str:
+        return str(self.root.locator(".av-verdict").inner_text())
+
+
+@pytest.fixture
+def show(watch: Open, tmp_path: Path) -> Show:
+    def open_page(explorer: Explorer, fragment: str = "", again: int = 1, **options: Any) -> Any:
+        path = tmp_path / "page.html"
+        explorer.save(path)
+        text = path.read_text("utf-8")
+        body = text.partition("<body>")[2].partition("</body>")[0]
+        path.write_text(text.replace("</body></html>", f"{body * (again - 1)}</body></html>"), "utf-8")
+        watched = watch(**options)
+        watched.page.goto(path.as_uri() + fragment)
+        watched.explored = Explored(watched.page)
+        return watched
+
+    return open_page
+
+
+def test_a_slider_a_switch_and_a_select_change_the_run(show: Show, mode: str) -> None:
+    watched = show(make(), mode=mode)
+    explored = watched.explored
+    assert (explored.total(), explored.figure("backwards")) == ("1", ["1"])
+    slider = explored.side("A").get_by_role("slider", name="k")
+    slider.fill("2")
+    assert (explored.total(), explored.figure("backwards")) == ("1", ["4"])
+    assert slider.get_attribute("aria-valuetext") == "4"
+    explored.side("A").get_by_role("switch", name="divide").click()
+    assert (explored.total(), explored.figure("weight")) == ("4", ["0.96"])
+    explored.side("A").get_by_role("combobox", name="way").select_option("rounded")
+    assert explored.figure("gradient of the last step") == ["4"]
+    explored.root.get_by_role("button", name="previous event").click()
+    explored.page.wait_for_timeout(60)
+    assert "backward of rounded" in explored.root.locator(".av-say").inner_text()
+    assert (watched.foreign, watched.complaints) == ([], [])
+
+
+def test_the_keyboard_alone_does_all_of_it(show: Show) -> None:
+    explored = show(make()).explored
+    press = explored.page.keyboard.press
+    press("Tab")
+    press("ArrowDown")
+    for _ in range(2):
+        press("Tab") if _ == 0 else press("ArrowRight")
+    press("Tab")
+    press("Space")
+    assert explored.figure("gradient of the last step") == ["2"]
+    press("Tab")
+    press("Enter")
+    assert explored.root.locator(".av-player:visible").count() == 2
+    assert explored.verdict.endswith("are equal, bit for bit.")
+
+
+def test_a_finger_does_what_a_mouse_does(show: Show) -> None:
+    explored = show(make(), width=375, has_touch=True).explored
+    explored.root.get_by_role("button", name="Compare with another run").tap()
+    explored.side("B").get_by_role("switch", name="divide").tap()
+    slider = explored.side("B").get_by_role("slider", name="k")
+    box = slider.bounding_box()
+    explored.page.touchscreen.tap(box["x"] + box["width"] * 0.66, box["y"] + box["height"] / 2)
+    assert explored.figure("backwards") == ["1", "4"]
+    widths = explored.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert widths[0] <= widths[1]
+
+
+@pytest.mark.parametrize(
+    ("against", "said", "far"),
+    [
+        ({"k": 4}, "The gradients at the step are equal, bit for bit.", False),
+        ({"k": 4, "way": "rounded"}, "are equal to rounding: they differ by 1e−7 of their size.", False),
+        ({"k": 4, "divide": False}, "differ by 0.75 of their size: A has 0.25 times the norm of B.", True),
+    ],
+)
+def test_the_meter_tells_equal_from_rounding_from_different(show: Show, against: Any, said: str, far: bool) -> None:
+    explored = show(make(against=against)).explored
+    assert said in explored.verdict
+    needle = explored.root.locator(".av-needle")
+    assert ("av-far" in needle.get_attribute("class")) is far
+    ticks = [
+        float(x.partition("left: ")[2].rstrip("%;"))
+        for x in explored.root.locator(".av-tick").evaluate_all("a => a.map(e => e.getAttribute('style'))")
+    ]
+    place = float(needle.get_attribute("style").partition("left: ")[2].rstrip("%;"))
+    assert (ticks[2] < place) is far
+
+
+def test_two_runs_are_drawn_to_one_scale(show: Show) -> None:
+    explored = show(make(against={"k": 4, "divide": False})).explored
+    explored.page.wait_for_timeout(200)
+    ends = explored.root.locator(".av-end").evaluate_all("ends => ends.map(end => parseFloat(end.style.left))")
+    zeros = explored.root.locator(".av-zero").evaluate_all("zeros => zeros.map(zero => parseFloat(zero.style.left))")
+    lengths = [end - zero for end, zero in zip(ends, zeros, strict=True)]
+    assert lengths[1] == pytest.approx(4 * lengths[0])
+
+
+def test_what_was_raised_stands_at_its_choice_and_the_rest_goes_on(show: Show) -> None:
+    watched = show(make(start={"divide": False}))
+    explored = watched.explored
+    slider = explored.side("A").get_by_role("slider", name="k")
+    slider.fill("3")
+    raised = explored.root.locator(".av-raised")
+    assert raised.inner_text().startswith("ValueError: too large </script>")
+    slider.fill("2")
+    assert not raised.is_visible()
+    assert explored.total() == "4"
+    assert watched.page.evaluate("window.ran") is None
+    assert watched.complaints == []
+
+
+def test_a_permalink_restores_both_runs_and_the_moment(show: Show, watch: Open, tmp_path: Path) -> None:
+    explorer = make(against={"k": 4, "divide": False})
+    explored = show(explorer).explored
+    explored.side("A").get_by_role("slider", name="k").fill("1")
+    explored.page.wait_for_timeout(150)
+    second = explored.root.locator(".av-player:visible").nth(1)
+    second.get_by_role("button", name="previous event").click()
+    explored.page.wait_for_timeout(100)
+    link = second.get_by_label("link to this moment").get_attribute("href")
+    before = [explored.root.locator(".av-say").nth(1).inner_text(), explored.figure("backwards"), explored.total(1)]
+    again = Explored(show(explorer, fragment=link).page)
+    again.page.wait_for_timeout(200)
+    assert [again.root.locator(".av-say").nth(1).inner_text(), again.figure("backwards"), again.total(1)] == before
+    assert before[1] == ["2", "4"]
+    for broken in ("&a=9.9.9.9", "&a=x", "&a=0.0.0&b=1", "&a=99.99.99&side=b&e=1e9"):
+        odd = show(explorer, fragment=f"#{explorer.id}{broken}")
+        odd.page.wait_for_timeout(150)
+        assert odd.explored.root.locator(".av-slots").inner_text().strip()
+        assert odd.complaints == []
+
+
+def test_switching_keeps_the_end_at_the_end_and_else_the_event(show: Show) -> None:
+    explored = show(make(start={"k": 2})).explored
+    slider, count = explored.side("A").get_by_role("slider", name="k"), explored.root.locator(".av-count")
+    explored.total()
+    assert count.inner_text() == "3 / 3"
+    slider.fill("2")
+    explored.total()
+    assert count.inner_text() == "5 / 5"
+    explored.root.get_by_role("slider", name="event").fill("1")
+    slider.fill("3")
+    explored.total()
+    assert count.inner_text() == "2 / 9"
+
+
+def test_an_output_that_stands_twice_works_twice(show: Show) -> None:
+    watched = show(make(), again=2)
+    first, second = watched.explored, Explored(watched.page, 1)
+    second.side("A").get_by_role("slider", name="k").fill("2")
+    assert second.figure("backwards") == ["4"]
+    assert first.figure("backwards") == ["1"]
+    assert watched.page.locator(".av-xframe").count() == 2
+
+
+def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
+    path, inner = tmp_path / "frame.html", html.escape(make(against={"k": 2}).to_html())
+    path.write_text(f'<iframe sandbox="allow-scripts" width=800 height=1200 srcdoc="{inner}"></iframe>', "utf-8")
+    watched = watch()
+    watched.page.goto(path.as_uri())
+    frame = watched.page.frame_locator("iframe")
+    frame.get_by_role("slider", name="k").first.fill("2")
+    assert frame.locator(".av-figures tr").nth(1).locator("td").all_inner_texts() == ["4", "2"]
+    assert watched.complaints == []
+
+
+def test_without_scripts_all_runs_can_be_read(watch: Open, tmp_path: Path) -> None:
+    make().save(tmp_path / "page.html")
+    watched = watch(java_script_enabled=False)
+    watched.page.goto((tmp_path / "page.html").as_uri())
+    rows = watched.page.locator(".av-words tbody tr")
+    assert rows.count() == 24
+    assert re.split(r"\s+", rows.nth(2).inner_text().strip()) == ["exact", "2", "yes", "2", "1", "1", "0.99"]
+
+
+def test_choices_work_under_reduced_motion_and_print(show: Show) -> None:
+    watched = show(make(against={"k": 4}), reduced_motion="reduce")
+    assert watched.page.evaluate("getComputedStyle(document.querySelector('.av-needle')).transitionDuration") == "0s"
+    watched.page.emulate_media(media="print")
+    assert not watched.explored.root.locator(".av-compare").is_visible()
+    assert watched.explored.root.locator(".av-figures").is_visible()
+
+
+def test_a_run_without_a_gradient_is_not_compared_by_its_size(show: Show) -> None:
+    def zeroed(early: bool) -> Ledger:
+        grad = {} if early else {"w": 1.0}
+        rows = [{"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}}, {"kind": "zero_grad"}]
+        rows = (rows if early else rows[:1]) + [{"kind": "step", "grad": grad}]
+        return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
+
+    explored = show(explore(zeroed, early=[True, False], against={"early": False})).explored
+    assert explored.verdict == "The gradients at the step cannot be compared: A has none."

@@ -1,0 +1,232 @@
+"""The explorer without a browser: each choice is recorded once, what runs share stands once, errors stay in place."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accumviz.ledger import Ledger, Parameter
+from accumviz.views import explore as module
+from accumviz.views import outcome, payload, widget
+from accumviz.views.explore import Explorer, explore
+
+CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\n"
+EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">'
+
+
+def toy(k: int, divide: bool = True) -> Ledger:
+    """A window of k backwards of 1 (or 1/k), and a step."""
+    part, rows = (1 / k if divide else 1.0), []
+    for i in range(k):
+        grad = {"w": part * (i + 1)}
+        rows.append({"kind": "backward", "label": "loss", "line": 3, "contribution": {"w": part}, "grad": grad})
+    rows.append({"kind": "step", "line": 4, "grad": {"w": part * k}})
+    for row in rows:
+        row["file"] = "a.py"
+    return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, sources={"a.py": CODE})
+
+
+def shown(explorer: Explorer) -> dict[str, Any]:
+    return explorer.content[0]
+
+
+def test_every_combination_is_recorded_once_and_found_again() -> None:
+    asked = []
+
+    def experiment(k: int, divide: bool) -> Ledger:
+        asked.append((k, divide))
+        return toy(k, divide)
+
+    explorer = explore(experiment, k=[1, 2, 4], divide=[True, False])
+    assert asked == [(k, divide) for k in (1, 2, 4) for divide in (True, False)]
+    for k, divide in asked:
+        ledger = explorer.run(k=k, divide=divide)
+        assert len(ledger.of("backward")) == k
+        assert ledger.values("w")[-1].tolist() == [1.0 if divide else float(k)]
+
+
+def test_equal_runs_and_equal_parts_of_runs_stand_once() -> None:
+    data = shown(explore(toy, k=[1, 2, 4], divide=[True, False]))
+    assert data["grid"] == [0, 0, 1, 2, 3, 4], "with one micro-batch, dividing changes nothing"
+    code = {run["data"]["code"] for run in data["runs"]}
+    assert len(code) == 1
+    assert data["parts"][code.pop()] == json.loads(json.dumps(payload.ledger_data(toy(2))[0]["code"]))
+    alone = sum(len(payload.encode(*run.player.content)) for run in explore(toy, k=[*range(1, 17)]).runs if run.player)
+    assert len(payload.encode(*explore(toy, k=[*range(1, 17)]).content)) < alone / 3
+
+
+def test_packed_columns_of_each_run_are_its_own() -> None:
+    def long(k: int) -> Ledger:
+        rows = [{"kind": "backward", "contribution": {"w": i + k}, "grad": {"w": i + k}} for i in range(4000)]
+        return Ledger.build([Parameter("w", (1,))], rows)
+
+    explorer = explore(long, k=[1, 5])
+    data, blob = explorer.content
+    for run, recorded in zip(data["runs"], explorer.runs, strict=True):
+        assert recorded.player is not None
+        assert blob[slice(*run["bytes"])] == recorded.player.content[1]
+
+
+def test_an_experiment_that_raises_is_shown_at_its_choice_and_the_others_work() -> None:
+    def experiment(k: int) -> Ledger:
+        if k == 2:
+            raise ValueError(f"no {EVIL}")
+        return toy(k)
+
+    explorer = explore(experiment, k=[1, 2, 4])
+    assert [bool(run.error) for run in explorer.runs] == [False, True, False]
+    assert explorer.runs[1].error.startswith("ValueError: no </script>")
+    assert "raised by: raise ValueError" in explorer.runs[1].error
+    assert "1 of which raised" in repr(explorer)
+    page = explorer.to_html()
+    assert html.escape(explorer.runs[1].error) in page
+    assert EVIL not in page
+    with pytest.raises(ValueError, match="no <"):
+        explorer.run(k=2)
+    assert len(explorer.run(k=4)) == 5
+
+
+def test_when_every_run_raises_so_does_explore() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        explore(lambda k: k / 0, k=[1, 2])
+    assert "All 2 runs" in caught.value.__notes__[0]
+
+
+def test_an_interrupt_is_not_an_outcome() -> None:
+    def experiment(k: int) -> Ledger:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        explore(experiment, k=[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: explore(toy), ValueError, "no choices"),
+        (lambda: explore(toy, k=[]), ValueError, "one value or more"),
+        (lambda: explore(toy, k=[1, 1]), ValueError, "each of them once"),
+        (lambda: explore(toy, k="abc"), TypeError, "a list of values"),
+        (lambda: explore(toy, k=4), TypeError, "a list of values"),
+        (lambda: explore(toy, k=range(100)), ValueError, "most=100"),
+        (lambda: explore(toy, k=[1, 2], start={"q": 1}), ValueError, "'q'; the choices are k"),
+        (lambda: explore(toy, k=[1, 2], against={"k": 3}), ValueError, "k=3, which is not recorded; recorded: 1, 2"),
+        (lambda: explore("toy", k=[1]), TypeError, "a str; expected a function"),
+        (lambda: explore(lambda k: None, k=[1]), TypeError, "returned a NoneType; expected a recording"),
+        (lambda: explore(lambda k: (toy(k), {}, {}, {}), k=[1]), TypeError, "returned a tuple"),
+        (lambda: explore(toy, k=[1, 2]).run(), ValueError, "no k"),
+        (lambda: explore(toy, k=[1]).save("run.txt"), ValueError, "ends in .html"),
+    ],
+)
+def test_bad_input_says_what_was_given_and_what_is_expected(call: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        call()
+
+
+def test_what_an_experiment_may_return() -> None:
+    recording = SimpleNamespace(ledger=toy(2), graphs={})
+    for given in (recording, toy(2), (toy(2), {}), (toy(2), {"weight": 1.25}), (toy(2), {}, {"weight": 1.25})):
+        run = explore(lambda k, given=given: given, k=[1]).runs[0]
+        assert run.player is not None
+        assert run.player.ledger is not None
+        assert len(run.player.ledger) == 3
+        last = given[-1] if isinstance(given, tuple) else {}
+        assert [list(pair) for pair in run.figures[3:]] == [[name, "1.25"] for name in last]
+
+
+def test_controls_follow_the_kind_of_the_values() -> None:
+    kinds = {
+        "slider": [1, 2, 4],
+        "select": [1, 2],
+        "switch": [True, False],
+        "fixed": ["only"],
+    }
+    for kind, values in kinds.items():
+        assert module.control("c", values)["kind"] == kind
+    assert module.control("way", [toy, explore])["labels"] == ["toy", "explore"]
+
+
+def test_against_begins_where_start_does_but_for_what_it_names() -> None:
+    explorer = explore(toy, k=[1, 2, 4], divide=[True, False], start={"k": 4}, against={"divide": False})
+    assert (explorer.start, explorer.against) == ([2, 0], [2, 1])
+
+
+def test_without_scripts_a_table_of_all_runs_remains() -> None:
+    explorer = explore(toy, k=[1, 2], divide=[True, False])
+    page = re.sub(r"<(script|style)\b.*?</\1>", "", explorer.to_html(), flags=re.DOTALL)
+    rows = re.findall(r"<tr>(.*?)</tr>", page)
+    assert len(rows) == 5
+    assert "<td>2</td><td>no</td><td>2</td><td>1</td><td>2</td>" in rows[-1]
+    text = explorer._repr_mimebundle_()["text/plain"].splitlines()
+    assert text[-1].split() == ["2", "no", "2", "1", "2"]
+
+
+def test_gradients_are_compared_at_steps_and_none_is_not_zero() -> None:
+    rows = [
+        {"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 1}},
+        {"kind": "step", "grad": {"w": 1}},
+        {"kind": "step", "grad": {"w": 1}, "details": {"skipped": True}},
+        {"kind": "zero_grad"},
+        {"kind": "step"},
+    ]
+    ledger = Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
+    assert outcome.gradients(ledger) == {
+        "of": ["w", 1],
+        "exact": True,
+        "end": False,
+        "steps": 2,
+        "rows": [[1.0], [None]],
+    }
+    assert outcome.gradients(Ledger.build([], []))["rows"] == []
+
+
+def test_no_bit_is_lost_before_two_gradients_are_called_equal() -> None:
+    near = [float(np.float32(1.1)), float(np.nextafter(np.float32(1.1), np.float32(2)))]
+    ledgers = [Ledger.build([Parameter("w", (1,))], [{"kind": "step", "grad": {"w": value}}]) for value in near]
+    assert [json.loads(json.dumps(outcome.gradients(ledger)))["rows"] for ledger in ledgers] == [[[x]] for x in near]
+
+
+def test_of_larger_tensors_the_norms_are_compared_and_of_long_runs_the_first_steps() -> None:
+    sizes = {"a": 200, "b": 100, "c": 3}
+    rows = [{"kind": "step", "grad": {name: np.full(n, 2.0) for name, n in sizes.items()}} for _ in range(40)]
+    ledger = Ledger.build([Parameter(name, (n,)) for name, n in sizes.items()], rows)
+    told = outcome.gradients(ledger)
+    assert (told["of"], told["exact"], told["steps"]) == (["a", 0, "b", 100, "c", 3], False, 40)
+    assert [len(row) for row in told["rows"]] == [104] * 9
+    assert told["rows"][0][0] == pytest.approx(2 * 200**0.5)
+
+
+def test_the_module_and_its_styles_are_small_and_import_nothing() -> None:
+    script, sheet = module.script_text(), module.sheet_text()
+    assert len(script.encode()) <= 20 * 1024
+    assert len(sheet.encode()) <= 10 * 1024
+    unwanted = r"^\s*import\b|\bimport\(|innerHTML|insertAdjacentHTML|document\.write|\beval\b"
+    assert not re.search(unwanted, script, re.MULTILINE)
+
+
+def test_a_widget_records_values_outside_the_grid_and_shows_what_they_raise() -> None:
+    def experiment(k: int, lr: float) -> Ledger:
+        if k == 3:
+            raise ValueError("three")
+        return toy(k)
+
+    live: Any = widget.live_explorer(explore(experiment, k=[1, 2, 4], lr=[0.1]))
+    live.ask = {"choice": ["5", 0], "n": 1}
+    assert live.told["choice"] == ["5", 0]
+    assert json.loads(live.told["run"])["figures"][0] == ["backwards", "5"]
+    live.ask = {"choice": ["3", 0], "n": 2}
+    assert json.loads(live.told["run"])["error"].startswith("ValueError: three")
+
+
+def test_a_widget_is_one_module_with_one_export(tmp_path: Path) -> None:
+    for live in (widget.live_explorer(explore(toy, k=[1, 2])), explore(toy, k=[1]).runs[0].player.live()):  # type: ignore[union-attr]
+        assert live._esm.count("export default") == 1
+        names = re.findall(r"^(?:async )?function (\w+)|^const (\w+)", live._esm, re.MULTILINE)
+        assert len(names) == len(set(names))
