@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import accumviz as av
-from accumviz.instruments import processes
 from accumviz.ledger import Ledger
 
 DATA = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_launcher_afterwards() -> Iterator[None]:
-    yield
-    processes._end_launcher()
 
 
 def make() -> torch.nn.Module:

@@ -72,7 +72,7 @@ def opened(recording: Any) -> None:
 def serve() -> None:
     """Start ranks when asked to, say how each ended, and end with the process that asks."""
     # DDP imports the compiler when it is made: a second for each rank, or once here.
-    for module in ("torch.distributed", "torch._dynamo", "accumviz.instruments.record"):
+    for module in ("torch.distributed", "torch._dynamo", "accumviz.instruments.record") if _FORK else ():
         importlib.import_module(module)
     children: dict[int, tuple[int, Path]] = {}
     waiting = b""

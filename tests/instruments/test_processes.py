@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,6 @@ from accumviz.instruments.processes import RankError, World
 from accumviz.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_launcher_afterwards() -> Iterator[None]:
-    yield
-    processes._end_launcher()
 
 
 def descendants() -> list[psutil.Process]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import accumviz as av
-from accumviz.instruments import processes, sync
+from accumviz.instruments import sync
 from accumviz.instruments.processes import World
 from accumviz.ledger import Ledger
 
 # float32, a few additions in another order
 TOLERANCE = 1e-5
 RANKS, MICRO, SAMPLES = 2, 3, 24
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_launcher_afterwards() -> Iterator[None]:
-    yield
-    processes._end_launcher()
 
 
 def make() -> nn.Module:
