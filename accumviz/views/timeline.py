@@ -110,7 +110,13 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
         if event.kind in ("clip", "unscale") and known:
             factor[event.index] = grad[event.index] / before
     scale, fates = np.cumprod(factor), ledger.fates
-    averaged = [s for s in ledger.of("sync") if ledger.state[s.index, parameter] & (CHANGED | CONTRIBUTED) == CHANGED]
+    moved = np.diff(grad, prepend=np.nan) != 0
+    averaged = [
+        s
+        for s in ledger.of("sync")
+        if not ledger.state[s.index, parameter] & CONTRIBUTED
+        and (ledger.state[s.index, parameter] & CHANGED or (moved[s.index] and _present(ledger, s.index, parameter)))
+    ]
 
     def share(born: int, event: int) -> float:
         """What a rank's own contribution counts for once it was averaged."""
