@@ -19,7 +19,9 @@ _REPR_ROWS = 16
 class Saved:
     """One tensor an operation keeps for its backward.
 
-    `attr` is the name under which the node keeps it, without `_saved_`. `shape` is None once the tensor was freed. `bytes` is the whole storage it holds on to, and
+    `attr` is the name under which the node keeps it, without `_saved_`.
+
+    `shape` is None once the tensor was freed. `bytes` is the whole storage it holds on to, and
     `storage` tells equal storages apart (-1: no storage is known). A parameter's storage is
     there anyway, so `parameter` excludes it from every sum.
     """

@@ -301,10 +301,7 @@ class Ledger(Displayed):
         return [int(b) for b in born[(erased < 0) | (erased > event)]]
 
     def unconsumed(self, event: int) -> dict[str, list[int]]:
-        """The contributions that this event erased before any step had used them.
-
-        Returns the indices of their backwards, by the parameter's name.
-        """
+        """The contributions, by parameter, that this event erased before any step had used them."""
         hit = (self.fates.erased == range(len(self))[event]) & (self.fates.steps == 0)
         return {
             self.parameters[p].name: [int(b) for b in np.flatnonzero(hit[:, p])]

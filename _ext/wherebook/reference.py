@@ -7,12 +7,13 @@ import re
 from dataclasses import is_dataclass
 from typing import Any
 
-import accumviz
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+import accumviz
 
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 CLASS = re.compile(r"[A-Z][a-z]\w+")
