@@ -17,6 +17,7 @@ import accumviz
 
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 CLASS = re.compile(r"[A-Z][a-z]\w+")
+PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param.*</dd>\n)+)</dl>')
 
 
 class Verbs(SphinxDirective):
@@ -72,9 +73,28 @@ def plain(app: Sphinx, env: Any, node: pending_xref, text: nodes.Element) -> nod
     return text if node["refdomain"] == "py" and not node["reftarget"].startswith("accumviz.") else None
 
 
+def parameters(html: str) -> str:
+    """Long signatures as plain lines: Sphinx writes a list of definitions without terms, which is no list to a reader.
+
+    >>> parameters('<dl>\\n<dd><em class="sig-param">k</em>,</dd>\\n</dl>')
+    '<div class="sig-params">\\n<div><em class="sig-param">k</em>,</div>\\n</div>'
+    """
+
+    def lines(match: re.Match[str]) -> str:
+        return f'<div class="sig-params">\n{match[1].replace("<dd>", "<div>").replace("</dd>", "</div>")}</div>'
+
+    return PARAMETERS.sub(lines, html)
+
+
+def write_parameters(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    if "sig-param" in context.get("body", ""):
+        context["body"] = parameters(context["body"])
+
+
 def setup(app: Sphinx) -> None:
     app.setup_extension("sphinx.ext.autodoc")
     app.add_directive("verbs", Verbs)
     app.connect("autodoc-process-docstring", mark)
     app.connect("autodoc-process-signature", fields_only)
     app.connect("missing-reference", plain)
+    app.connect("html-page-context", write_parameters)

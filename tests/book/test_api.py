@@ -24,10 +24,9 @@ BOOK = "\n".join(path.read_text() for pattern in PAGES for path in ROOT.glob(pat
 
 @pytest.fixture(scope="module")
 def entries(site: Path) -> dict[str, Tag]:
-    """The descriptions on the page, by every name that leads to them."""
+    """The descriptions on the page, by the name that leads to each."""
     page = BeautifulSoup((site / "api.html").read_text(), "html.parser")
-    anchors = page.select("dl.py > dt [id], dl.py > dt[id]")
-    return {str(at["id"]): at.find_parent("dl").find("dd") for at in anchors}
+    return {str(term["id"]): term.parent.select_one(":scope > dd") for term in page.select("dl.py > dt[id]")}
 
 
 def members(cls: type) -> dict[str, Any]:
