@@ -1,7 +1,7 @@
 """The audit: every claim with the verdict that a hidden cell computed, and a link to the place that decides it.
 
-A chapter marks the place with a label, `(claim-20)=`, and its hidden cell ends with the verdict as a plain value,
-`{"claim-20": "wrong: …"}`. That needs no package, so the cell runs in a downloaded notebook, too.
+A chapter marks the place with a label, `(claim-20)=`, and a hidden cell beside it ends with the verdict as a value,
+`{"claim-20": "wrong: it raises"}`. That needs no package, so the cell runs in a downloaded notebook, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 KINDS = {"right": "right", "right, if": "right under a condition", "wrong": "wrong", "outdated": "outdated"}
 VERDICT = re.compile(r"(right, if|right|wrong|outdated)\b(.*)", re.DOTALL)
-CODE = re.compile(r"`([^`]+)`")
+CHOICES = {"": "all", "right": "right", "right, if": "right, if …", "wrong": "wrong", "outdated": "outdated"}
 
 
 class claims(nodes.General, nodes.Element):
-    """What the directive leaves: the articles as paragraphs, each with its claims as a numbered list."""
+    """What the directive leaves until every chapter has run: articles as paragraphs, claims as numbered lists."""
 
 
 class Claims(SphinxDirective):
@@ -37,7 +37,7 @@ class Claims(SphinxDirective):
         place = claims()
         self.set_source_info(place)
         self.state.nested_parse(self.content, self.content_offset, place)
-        self.env.metadata[self.env.docname]["claims"] = "yes"
+        self.env.metadata[self.env.docname]["claims"] = "here"
         return [place]
 
 
@@ -51,40 +51,108 @@ def returned(notebook: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for cell in notebook["cells"]:
         if "remove-cell" in cell["metadata"].get("tags", []):
-            for output in cell.get("outputs", []):
-                text = output.get("data", {}).get("text/plain", "")
+            texts = [output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", [])]
+            for text in texts:
                 if text.startswith("{'claim-"):
                     found |= ast.literal_eval(text)
     return found
 
 
-def rows(place: claims, found: dict[str, str]) -> Iterator[tuple[int, str, nodes.list_item, str, str]]:
-    """Number, article, statement, and the verdict in two parts: its kind, and what follows."""
+def verdicts(app: Sphinx) -> dict[str, str]:
+    """Of all pages, from the executed notebooks that myst-nb keeps beside the site, also of cached pages."""
+    found: dict[str, str] = {}
+    for docname in sorted(app.env.found_docs):
+        path = Path(app.env.mystnb_config.output_folder, f"{docname}.ipynb")  # type: ignore[attr-defined]
+        if path.exists():
+            for key, verdict in returned(json.loads(path.read_text("utf-8"))).items():
+                if key in found:
+                    logger.warning("%s has a second verdict", key, location=docname)
+                found[key] = verdict
+    return found
+
+
+def stated(place: claims) -> Iterator[tuple[int, str, nodes.Element]]:
+    """Each claim's number, its article, and the statement."""
     article = ""
     for part in place.children:
-        if not isinstance(part, nodes.enumerated_list):
+        if isinstance(part, nodes.enumerated_list):
+            for number, item in enumerate(part.children, part.get("start", 1)):
+                yield number, article, item
+        else:
             article = part.astext()
-            continue
-        for number, item in enumerate(part.children, part.get("start", 1)):
-            said = found.get(f"claim-{number}", "")
-            verdict = VERDICT.match(said)
-            if not verdict:
-                logger.warning("claim %d has no verdict among %s: %r", number, [*KINDS], said, location=place)
-            yield number, article, item, *(verdict.groups() if verdict else ("", said))
 
 
-def link(app: Sphinx, docname: str, number: int, place: claims) -> nodes.Node:
-    """To the deciding place, by the number and title of its section."""
-    env = app.env
-    target, anchor = env.domaindata["std"]["anonlabels"].get(f"claim-{number}", ("", ""))
-    marked = [node for node in env.get_doctree(target).findall(nodes.Element) if anchor in node["ids"]] if target else []
-    section = next((node for node in (marked and [marked[-1]]) if node), None)
-    while section is not None and not isinstance(section, nodes.section):
-        section = section.parent
-    if section is None:
-        logger.warning("claim %d has no place: put (claim-%d)= before the deciding cell", number, number, location=place)
-        return nodes.Text("")
-    numbers = env.toc_secnumbers.get(target, {}).get(f"#{section['ids'][0]}", ())
-    text = " ".join([".".join(map(str, numbers)), section[0].astext()])
-    address = f"{app.builder.get_relative_uri(docname, target)}#{anchor}"
-    return nodes.reference("", text.strip(), refuri=address, internal=True)
+def link(app: Sphinx, docname: str, name: str) -> nodes.reference | None:
+    """To the element behind a label, called by the number and title of its section; None where nothing bears it."""
+    target, anchor = app.env.domaindata["std"]["anonlabels"].get(name, ("", ""))
+    node: Any = None
+    for element in app.env.get_doctree(target).findall(nodes.Element) if target else ():
+        if anchor in element["ids"]:
+            node = element
+    while node is not None and not isinstance(node, nodes.section):
+        node = node.parent
+    if node is None:
+        return None
+    number = app.env.toc_secnumbers.get(target, {}).get(f"#{node['ids'][0]}", ())
+    text = f"{'.'.join(map(str, number))} {node[0].astext()}".strip()
+    return nodes.reference("", text, refuri=f"{app.builder.get_relative_uri(docname, target)}#{anchor}", internal=True)
+
+
+def words(text: str) -> list[nodes.Node]:
+    """Plain text with its code marked.
+
+    >>> [str(node) for node in words("wrong: `x` stays")]
+    ['wrong: ', '<literal>x</literal>', ' stays']
+    """
+    parts = enumerate(text.split("`"))
+    return [nodes.literal(part, part) if i % 2 else nodes.Text(part) for i, part in parts if part]
+
+
+def row(cells: Iterable[Iterable[nodes.Node]], kind: str = "") -> nodes.row:
+    return nodes.row("", *(nodes.entry("", *cell) for cell in cells), classes=[nodes.make_id(f"verdict {kind}")])
+
+
+def table(app: Sphinx, docname: str, place: claims) -> list[nodes.Node]:
+    found, kinds, body = verdicts(app), Counter[str](), nodes.tbody()
+    for number, article, statement in stated(place):
+        said = found.get(f"claim-{number}", "")
+        verdict, where = VERDICT.fullmatch(said), link(app, docname, f"claim-{number}")
+        if verdict is None:
+            logger.warning("claim %d: a verdict begins with one of %s, not %r", number, [*KINDS], said, location=place)
+        if where is None:
+            logger.warning("claim %d: no (claim-%d)= stands before what decides it", number, number, location=place)
+        kind, rest = verdict.groups() if verdict else ("", said)
+        kinds[kind] += 1
+        source = nodes.paragraph("", article, classes=["article"])
+        decided = nodes.paragraph("", "", nodes.strong(kind, kind), *words(rest))
+        places = [nodes.paragraph("", "", where)] if where else []
+        body += row([[nodes.paragraph("", str(number))], [*statement.children, source], [decided, *places]], kind)
+    head = ("No.", "The claim", "The verdict, and where it is decided")
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (1, 10, 10)), cols=3)
+    group += [nodes.thead("", row([nodes.paragraph("", text)] for text in head)), body]
+    counts = ", ".join(f"{kinds[kind]} {name}" for kind, name in KINDS.items())
+    summary = nodes.paragraph("", f"Of {kinds.total()} claims: {counts}.")
+    choices = "".join(
+        f'<label><input type="radio" name="verdict" value="{nodes.make_id(kind)}"{"" if kind else " checked"}> '
+        f"{name}</label>"
+        for kind, name in CHOICES.items()
+    )
+    filters = nodes.raw("", f"<fieldset><legend>Show</legend>{choices}</fieldset>", format="html")
+    return [summary, nodes.container("", filters, nodes.table("", group, classes=["table"]), classes=["claims"])]
+
+
+def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    for place in list(doctree.findall(claims)):
+        place.replace_self(table(app, docname, place))
+
+
+def pages(app: Sphinx, env: Any) -> list[str]:
+    """What any chapter changes, is written again."""
+    return [docname for docname, data in env.metadata.items() if "claims" in data]
+
+
+def setup(app: Sphinx) -> None:
+    app.add_node(claims)
+    app.add_directive("claims", Claims)
+    app.connect("doctree-resolved", resolve)
+    app.connect("env-updated", pages)
