@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 KINDS = {"right": "right", "right, if": "right under a condition", "wrong": "wrong", "outdated": "outdated"}
 VERDICT = re.compile(r"(right, if|right|wrong|outdated)\b(.*)", re.DOTALL)
-CHOICES = {"": "all", "right": "right", "right, if": "right, if …", "wrong": "wrong", "outdated": "outdated"}
 
 
 class claims(nodes.General, nodes.Element):
@@ -109,7 +108,7 @@ def words(text: str) -> list[nodes.Node]:
 
 
 def row(cells: Iterable[Iterable[nodes.Node]], kind: str = "") -> nodes.row:
-    return nodes.row("", *(nodes.entry("", *cell) for cell in cells), classes=[nodes.make_id(f"verdict {kind}")])
+    return nodes.row("", *(nodes.entry("", *cell) for cell in cells), classes=[nodes.make_id(kind)] if kind else [])
 
 
 def table(app: Sphinx, docname: str, place: claims) -> list[nodes.Node]:
@@ -132,13 +131,7 @@ def table(app: Sphinx, docname: str, place: claims) -> list[nodes.Node]:
     group += [nodes.thead("", row([nodes.paragraph("", text)] for text in head)), body]
     counts = ", ".join(f"{kinds[kind]} {name}" for kind, name in KINDS.items())
     summary = nodes.paragraph("", f"Of {kinds.total()} claims: {counts}.")
-    choices = "".join(
-        f'<label><input type="radio" name="verdict" value="{nodes.make_id(kind)}"{"" if kind else " checked"}> '
-        f"{name}</label>"
-        for kind, name in CHOICES.items()
-    )
-    filters = nodes.raw("", f"<fieldset><legend>Show</legend>{choices}</fieldset>", format="html")
-    return [summary, nodes.container("", filters, nodes.table("", group, classes=["table"]), classes=["claims"])]
+    return [summary, nodes.table("", group, classes=["claims"])]
 
 
 def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:
