@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz import files, ledgerfile
+from accumviz import files, ledgerfile, merging
 from accumviz.display import Displayed
 
 # Bits of `Ledger.state`, one byte per event and parameter.
@@ -21,7 +21,11 @@ KINDS = ("backward", "zero_grad", "step", "unscale", "clip", "sync", "edit")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A recorded leaf: its name, shape, dtype and the optimizers that own it (indices)."""
+    """A recorded leaf: its name, shape, dtype and the optimizers that own it (indices).
+
+    In a ledger of several processes, `rank` is the one it lives in. `unsharded_of` names the
+    parameter whose whole gradient this is, kept by FSDP until it is reduced and scattered.
+    """
 
     name: str
     shape: tuple[int, ...] = ()
@@ -31,6 +35,8 @@ class Parameter:
     aliases: tuple[str, ...] = ()
     optimizers: tuple[int, ...] = ()
     requires_grad: bool = True
+    rank: int | None = None
+    unsharded_of: str = ""
 
     @property
     def numel(self) -> int:
@@ -45,7 +51,8 @@ class Event:
     product of the constants it was multiplied by or divided by on the way there, `saved_before`
     and `saved_after` the bytes of saved tensors alive around a backward (NaN if not measured),
     `time` seconds since the recording began. `within` names the event this one ran inside
-    (`"step"` for a closure, `"backward"` for an optimizer that steps in a hook).
+    (`"step"` for a closure, `"backward"` for an optimizer that steps in a hook). In a ledger of
+    several processes, `rank` is the one it happened in; None is all of them together.
     """
 
     index: int
@@ -61,6 +68,7 @@ class Event:
     saved_after: float = float("nan")
     within: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+    rank: int | None = None
 
     @property
     def skipped(self) -> bool:
@@ -174,6 +182,21 @@ class Ledger(Displayed):
             events.append(Event(e, **{k: v for k, v in row.items() if k not in norms}))
         return cls(tuple(parameters), tuple(events), norms["contribution"], norms["grad"], state, exact, **kwargs)
 
+    @classmethod
+    def merge(cls, ledgers: Iterable[Ledger | str | Path]) -> Ledger:
+        """Put the ledgers of several ranks into one, in which events and parameters say their rank.
+
+        `ledgers` are ledgers, or the files that `record(..., path=...)` wrote on each rank. Each
+        rank's events keep their order; a collective that all ranks took part in is one event.
+        Raises `ValueError` when there is none, or when two are of the same rank.
+
+        >>> rows = [dict(kind="backward", contribution={"w": 1.0}, grad={"w": 1.0})]
+        >>> one, two = (Ledger.build([Parameter("w", (1,))], rows, meta={"rank": r}) for r in (0, 1))
+        >>> [(e.kind, e.rank) for e in Ledger.merge([one, two])]
+        [('backward', 0), ('backward', 1)]
+        """
+        return merging.merge([files.load(x) if isinstance(x, str | Path) else x for x in ledgers])
+
     def __len__(self) -> int:
         return len(self.events)
 
@@ -234,8 +257,8 @@ class Ledger(Displayed):
         erased, consumed = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
         steps = np.zeros(shape, np.int32)
         contributed = (self.state & CONTRIBUTED).astype(bool)
-        zeroed = np.array([event.kind in ("zero_grad", "edit") for event in self.events], bool)
-        gone = (self.state & PRESENT == 0) | (zeroed[:, None] & (self.grad == 0))
+        zeroed = {rank: self._zeroing(rank) for rank in {p.rank for p in self.parameters}}
+        gone = self.state & PRESENT == 0
         inside = np.array([event.kind == "backward" and event.within == "step" for event in self.events], bool)
         owned: dict[tuple[int, ...], np.ndarray] = {}
         for p, parameter in enumerate(self.parameters):
@@ -244,7 +267,8 @@ class Ledger(Displayed):
                 continue
             if parameter.optimizers not in owned:
                 owned[parameter.optimizers] = self._steps_of(parameter.optimizers)
-            ends, mine = np.flatnonzero(gone[:, p]), owned[parameter.optimizers]
+            ends = np.flatnonzero(gone[:, p] | (zeroed[parameter.rank] & (self.grad[:, p] == 0)))
+            mine = owned[parameter.optimizers]
             after = np.searchsorted(ends, born, side="right")
             end = np.where(after < ends.size, np.append(ends, 0)[after], len(self))
             erased[born, p] = np.where(end < len(self), end, -1)
@@ -254,7 +278,23 @@ class Ledger(Displayed):
             until = np.where(inside[born], np.maximum(until, np.minimum(first + 1, mine.size)), until)
             steps[born, p] = until - first
             consumed[born, p] = np.where(until > first, np.append(mine, -1)[np.minimum(first, mine.size)], -1)
+        for sync, births, whole, shard in self._scattered(erased):
+            consumed[births, whole], steps[births, whole] = consumed[sync, shard], steps[sync, shard]
         return Fates(erased, consumed, steps)
+
+    def _zeroing(self, rank: int | None) -> np.ndarray:
+        kinds = ("zero_grad", "edit")
+        return np.array([e.kind in kinds and (e.rank is None or e.rank == rank) for e in self.events], bool)
+
+    def _scattered(self, erased: np.ndarray) -> Iterator[tuple[int, np.ndarray, int, int]]:
+        """The reduce-scatters: event, the contributions that it took from an unsharded gradient, and the columns."""
+        for whole, parameter in enumerate(self.parameters):
+            if not parameter.unsharded_of:
+                continue
+            shard = self.index(parameter.unsharded_of)
+            for sync in np.unique(erased[erased[:, whole] >= 0, whole]).tolist():
+                if self.events[sync].kind == "sync" and self.state[sync, shard] & CONTRIBUTED:
+                    yield sync, np.flatnonzero(erased[:, whole] == sync), whole, shard
 
     def _steps_of(self, optimizers: tuple[int, ...]) -> np.ndarray:
         return np.array(
@@ -276,6 +316,8 @@ class Ledger(Displayed):
 
     def unconsumed(self, event: int) -> dict[str, list[int]]:
         """The contributions, by parameter, that this event erased before any step had used them."""
+        if self.events[event].kind == "sync":  # it hands them on
+            return {}
         hit = (self.fates.erased == range(len(self))[event]) & (self.fates.steps == 0)
         return {
             self.parameters[p].name: [int(b) for b in np.flatnonzero(hit[:, p])]
@@ -292,6 +334,10 @@ class Ledger(Displayed):
         # One column per optimizer, not per parameter and step: the latest end of each backward's contributions.
         ends: dict[int, np.ndarray] = {}
         first: dict[int, dict[int, set[int]]] = {}
+        behind: dict[tuple[int, int], set[int]] = {}
+        for sync, births, whole, _ in self._scattered(self.fates.erased):
+            for optimizer in self.parameters[whole].optimizers:
+                behind.setdefault((optimizer, sync), set()).update(births.tolist())
         result = []
         for event in self.of("step"):
             if event.skipped:
@@ -304,7 +350,8 @@ class Ledger(Displayed):
                 for b, s in zip(*self._consumptions(mine), strict=True):
                     first[optimizer].setdefault(s, set()).add(b)
             here = set(np.flatnonzero(ends[optimizer][: event.index] > event.index).tolist())
-            backwards = tuple(sorted(here | first[optimizer].get(event.index, set())))
+            here |= first[optimizer].get(event.index, set())
+            backwards = tuple(sorted(set().union(*(behind.get((optimizer, b), {b}) for b in here))))
             scale = float(sum(self.events[b].scale for b in backwards))
             result.append(Window(event.index, str(event.details.get("optimizer", "")), backwards, scale))
         return result
