@@ -25,7 +25,7 @@ KINDS = {"right": "right", "right, if": "right under a condition", "wrong": "wro
 VERDICT = re.compile(r"(right, if|right|wrong|outdated)\b(.*)", re.DOTALL)
 
 
-class claims(nodes.General, nodes.Element):
+class Stated(nodes.General, nodes.Element):
     """What the directive leaves until every chapter has run: articles as paragraphs, claims as numbered lists."""
 
 
@@ -33,7 +33,7 @@ class Claims(SphinxDirective):
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        place = claims()
+        place = Stated()
         self.set_source_info(place)
         self.state.nested_parse(self.content, self.content_offset, place)
         self.env.metadata[self.env.docname]["claims"] = "here"
@@ -70,7 +70,7 @@ def verdicts(app: Sphinx) -> dict[str, str]:
     return found
 
 
-def stated(place: claims) -> Iterator[tuple[int, str, nodes.Element]]:
+def stated(place: Stated) -> Iterator[tuple[int, str, nodes.Element]]:
     """Each claim's number, its article, and the statement."""
     article = ""
     for part in place.children:
@@ -111,7 +111,7 @@ def row(cells: Iterable[Iterable[nodes.Node]], kind: str = "") -> nodes.row:
     return nodes.row("", *(nodes.entry("", *cell) for cell in cells), classes=[nodes.make_id(kind)] if kind else [])
 
 
-def table(app: Sphinx, docname: str, place: claims) -> list[nodes.Node]:
+def table(app: Sphinx, docname: str, place: Stated) -> list[nodes.Node]:
     found, kinds, body = verdicts(app), Counter[str](), nodes.tbody()
     for number, article, statement in stated(place):
         said = found.get(f"claim-{number}", "")
@@ -135,7 +135,7 @@ def table(app: Sphinx, docname: str, place: claims) -> list[nodes.Node]:
 
 
 def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    for place in list(doctree.findall(claims)):
+    for place in list(doctree.findall(Stated)):
         place.replace_self(table(app, docname, place))
 
 
@@ -145,7 +145,7 @@ def pages(app: Sphinx, env: Any) -> list[str]:
 
 
 def setup(app: Sphinx) -> None:
-    app.add_node(claims)
+    app.add_node(Stated)
     app.add_directive("claims", Claims)
     app.connect("doctree-resolved", resolve)
     app.connect("env-updated", pages)
