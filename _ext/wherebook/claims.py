@@ -22,6 +22,7 @@ from sphinx.util.docutils import SphinxDirective
 logger = logging.getLogger(__name__)
 
 KINDS = {"right": "right", "right, if": "right under a condition", "wrong": "wrong", "outdated": "outdated"}
+CHOICE = '<label><input type="radio" name="verdict" value="{}"{}> {}</label>'
 VERDICT = re.compile(r"(right, if|right|wrong|outdated)\b(.*)", re.DOTALL)
 
 
@@ -131,7 +132,11 @@ def table(app: Sphinx, docname: str, place: Stated) -> list[nodes.Node]:
     group += [nodes.thead("", row([nodes.paragraph("", text)] for text in head)), body]
     counts = ", ".join(f"{kinds[kind]} {name}" for kind, name in KINDS.items())
     summary = nodes.paragraph("", f"Of {kinds.total()} claims: {counts}.")
-    return [summary, nodes.table("", group, classes=["claims"])]
+    choices = CHOICE.format("all", " checked", "all") + "".join(
+        CHOICE.format(nodes.make_id(kind), "", kind.replace("if", "if …")) for kind in KINDS
+    )
+    choice = nodes.raw("", f'<fieldset class="claims"><legend>Show</legend>{choices}</fieldset>', format="html")
+    return [summary, choice, nodes.table("", group, classes=["claims"])]
 
 
 def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from docutils import nodes
+from wherebook import claims
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = range(1, 30)
@@ -72,7 +76,7 @@ def test_the_table_is_whole_on_paper(audit: Any) -> None:
     audit.get_by_label("wrong").check()
     audit.emulate_media(media="print")
     assert len(rows(audit)) == len(NUMBERS)
-    assert not audit.locator(".claims-filter").is_visible()
+    assert not audit.locator("fieldset.claims").is_visible()
 
 
 def test_every_claim_is_computed_again_by_a_test_of_its_name() -> None:
@@ -83,6 +87,28 @@ def test_every_claim_is_computed_again_by_a_test_of_its_name() -> None:
         for number in numbers.split("_and_")
     }
     assert tested == {*NUMBERS}
+
+
+@pytest.mark.parametrize("returned", [{}, {"claim-4": "true"}])
+def test_a_claim_without_a_verdict_or_a_place_is_a_warning(
+    returned: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = {"data": {"text/plain": repr(returned)}}
+    notebook = {"cells": [{"metadata": {"tags": ["remove-cell"]}, "outputs": [output]}]}
+    (tmp_path / "chapter.ipynb").write_text(json.dumps(notebook))
+    env = SimpleNamespace(
+        found_docs={"chapter"},
+        mystnb_config=SimpleNamespace(output_folder=str(tmp_path)),
+        domaindata={"std": {"anonlabels": {}}},
+    )
+    statement = nodes.list_item("", nodes.paragraph("", "The loss is divided."))
+    place = claims.Stated("", nodes.paragraph("", "An article"), nodes.enumerated_list("", statement, start=4))
+    warned: list[str] = []
+    monkeypatch.setattr(claims.logger, "warning", lambda text, *details, **_: warned.append(text % details))
+    claims.table(SimpleNamespace(env=env), "audit", place)
+    assert [text.split(":")[0] for text in warned] == ["claim 4", "claim 4"]
+    assert "verdict" in warned[0]
+    assert "(claim-4)=" in warned[1]
 
 
 def test_every_verdict_can_be_another_one() -> None:
