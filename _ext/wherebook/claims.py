@@ -44,15 +44,15 @@ class Claims(SphinxDirective):
 def returned(notebook: dict[str, Any]) -> dict[str, str]:
     """The verdicts that the hidden cells of an executed notebook end with.
 
-    >>> output = {"data": {"text/plain": "{'claim-2': 'right'}"}}
+    >>> output = {"data": {"text/plain": ["{'claim-2': 'right'}"]}}
     >>> returned({"cells": [{"metadata": {"tags": ["remove-cell"]}, "outputs": [output]}]})
     {'claim-2': 'right'}
     """
     found: dict[str, str] = {}
     for cell in notebook["cells"]:
         if "remove-cell" in cell["metadata"].get("tags", []):
-            texts = [output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", [])]
-            for text in texts:
+            for output in cell.get("outputs", []):
+                text = "".join(output.get("data", {}).get("text/plain", ""))
                 if text.startswith("{'claim-"):
                     found |= ast.literal_eval(text)
     return found

@@ -93,7 +93,7 @@ def test_every_claim_is_computed_again_by_a_test_of_its_name() -> None:
 def test_a_claim_without_a_verdict_or_a_place_is_a_warning(
     returned: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = {"data": {"text/plain": repr(returned)}}
+    output = {"data": {"text/plain": [repr(returned)]}}
     notebook = {"cells": [{"metadata": {"tags": ["remove-cell"]}, "outputs": [output]}]}
     (tmp_path / "chapter.ipynb").write_text(json.dumps(notebook))
     env = SimpleNamespace(
