@@ -41,7 +41,7 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     files, lines = listing(ledger, events)
     colors = style.label_colors([words.literal(label) for label in ledger.labels])
     data: dict[str, Any] = {
-        "note": note,
+        "note": f"{note} {_measured(events)}".strip(),
         "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, kinds),
@@ -199,6 +199,18 @@ def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
             columns[key] = [None if x == "NaN" else x for x in plain([getattr(e, name) for e in events])]
         columns["t"] = [words.saved(e) for e in events]
     return columns
+
+
+def _measured(events: Sequence[Event]) -> str:
+    """Which bars of saved bytes are missing because nobody measured: measuring a large graph each time would cost.
+
+    >>> _measured([Event(0, "backward", saved_before=8.0, saved_after=0.0), Event(1, "backward")])
+    'Saved tensors were measured at 1 of 2 backwards.'
+    """
+    known = [not math.isnan(e.saved_before) for e in events if e.kind == "backward"]
+    if all(known) or not any(known):
+        return ""
+    return f"Saved tensors were measured at {sum(known):,} of {words.counted(len(known), 'backward')}."
 
 
 def _whole(value: Any) -> int:

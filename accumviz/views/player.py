@@ -20,11 +20,13 @@ STATIC = Path(__file__).parent / "static"
 # On a page of its own, a player brings the two grounds that a book or a notebook has anyway.
 _PAGE = """
 :root { color-scheme: light dark; }
+@media print { :root { color-scheme: light; } }
 body { margin: 0 auto; padding: clamp(0.5rem, 2vw, 1.5rem); max-width: 84rem;
   background: light-dark(#fff, #14181d); color: light-dark(#1f262d, #e6e9ec); }
 body .accumviz { --av-accent: light-dark(#0072b2, #6cb8e6); --av-ground: light-dark(#fff, #14181d);
   --av-muted: light-dark(#5a6570, #a4afba); --av-line: light-dark(#d3dbe1, #38424c);
   --av-surface: light-dark(#f3f5f7, #20262d); }
+h1 { font: 600 1rem system-ui, sans-serif; margin: 0 0 0.5rem; }
 """
 
 
@@ -157,7 +159,9 @@ def save_alone(shown: Displayed, path: str | Path, title: str) -> None:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_PAGE}</style></head>"
     )
-    Path(path).write_text(f"{head}<body>{shown.to_html()}</body></html>", "utf-8", "replace")
+    Path(path).write_text(
+        f"{head}<body><main><h1>{title}</h1>{shown.to_html()}</main></body></html>", "utf-8", "replace"
+    )
 
 
 @cache

@@ -104,6 +104,7 @@ def _layout(graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]) ->
             "m": list(_marks(card)),
             "s": int(held[i]),
             **({"leaf": literal(graph.nodes[i].name)} if graph.nodes[i].kind == "accumulate" else {}),
+            **({"in": literal(graph.nodes[i].module)} if graph.nodes[i].kind == "fold" else {}),
         }
         for i, (card, x, y) in enumerate(placed)
     ]

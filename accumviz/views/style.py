@@ -24,7 +24,7 @@ MONO = "ui-monospace, 'SF Mono', Menlo, 'DejaVu Sans Mono', monospace"
 CSS = """
 .accumviz {
   --av-text: var(--pst-color-text-base, var(--jp-ui-font-color0, currentColor));
-  --av-muted: var(--pst-color-text-muted, var(--jp-ui-font-color2, #5f6b76));
+  --av-muted: var(--pst-color-text-muted, var(--jp-ui-font-color2, color-mix(in srgb, currentColor 72%%, transparent)));
   --av-surface: var(--pst-color-surface, var(--jp-layout-color2, rgba(127, 127, 127, 0.12)));
   --av-line: var(--pst-color-border, var(--jp-border-color2, rgba(127, 127, 127, 0.4)));
   --av-accent: var(--pst-color-primary, var(--jp-brand-color1, #0072B2));

@@ -188,6 +188,14 @@ def test_a_printed_page_keeps_its_text_and_leaves_out_the_controls(watch: Open, 
     assert not page.locator(".bd-sidebar-primary").first.is_visible()
 
 
+def test_a_dark_page_is_printed_light_and_then_dark_again(watch: Open, address: Address) -> None:
+    page = watch("dark").page
+    page.goto(address("chapters/01_graphs.html", "file"))
+    theme = "document.documentElement.dataset.theme"
+    seen = [page.evaluate(f"dispatchEvent(new Event('{moment}')), {theme}") for moment in ("beforeprint", "afterprint")]
+    assert seen == ["light", "dark"]
+
+
 def test_equations_are_drawn_as_math_and_numbered(watch: Open, site: Path, address: Address) -> None:
     with_math = [page for page in site.glob("chapters/*.html") if "<math" in page.read_text()]
     assert with_math, "no chapter has an equation"

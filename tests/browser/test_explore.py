@@ -251,3 +251,28 @@ def test_a_run_without_a_gradient_is_not_compared_by_its_size(show: Show) -> Non
 
     explored = show(explore(zeroed, early=[True, False], against={"early": False})).explored
     assert explored.verdict == "The gradients at the step cannot be compared: A has none."
+
+
+def test_saved_bytes_of_two_runs_are_drawn_to_one_scale(show: Show) -> None:
+    def saving(count: int) -> Ledger:
+        row = {
+            "kind": "backward",
+            "contribution": {"w": 1.0},
+            "grad": {"w": 1.0},
+            "saved_before": count,
+            "saved_after": 0,
+        }
+        return Ledger.build([Parameter("w", (1,))], [row])
+
+    explored = show(explore(saving, count=[1000, 8000], against={"count": 8000})).explored
+    explored.page.wait_for_timeout(300)
+    # The ink in the strip at the bottom, above its base line and right of the names.
+    inked = explored.root.locator(".av-player:visible canvas").evaluate_all(
+        """all => all.map(canvas => {
+            const ratio = canvas.width / canvas.clientWidth, tall = 26 * ratio, left = 90 * ratio;
+            const box = [left, canvas.height - tall - 2 * ratio, canvas.width - left, tall - 1.1 * ratio];
+            const { data } = canvas.getContext("2d").getImageData(...box);
+            return data.reduce((sum, byte, i) => sum + (i % 4 === 3) * byte, 0);
+        })"""
+    )
+    assert 4 < inked[1] / inked[0] < 16, "eight times as tall, give or take a pixel"

@@ -38,16 +38,23 @@ explorer
 BY_HAND = "sum((-2 * x * (2 * x - x)).mean() for x in torch.linspace(1, 4, 12).chunk(3)).item()"
 
 
+PLAYER = "player = av.play(explorer.run(k=4, divide=True)).live()\nplayer.at = {'e': 2}\nplayer"
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a JupyterLab of its own, with one notebook that nobody has run."""
     folder = tmp_path_factory.mktemp("lab")
-    cells = [nbformat.v4.new_code_cell(text) for text in (RECORD.strip(), "explorer.live()", f"print({BY_HAND})")]
+    texts = (RECORD.strip(), "explorer.live()", f"print({BY_HAND})", PLAYER)
+    cells = [nbformat.v4.new_code_cell(text) for text in texts]
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "run.ipynb")
     homes = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     for home in homes.values():
         Path(home).mkdir()
+    tracker = folder / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+    tracker.parent.mkdir(parents=True)
+    tracker.write_text('{"windowingMode": "none"}')  # else a cell that is out of sight is not in the page
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", f"--IdentityProvider.token={TOKEN}"]
     command += [f"--ServerApp.root_dir={folder}", "--allow-root", f"--LabApp.workspaces_dir={folder / 'workspaces'}"]
     command += [f"--LabApp.user_settings_dir={folder / 'settings'}", "--LabApp.news_url=None"]
@@ -84,7 +91,8 @@ def figure(explorer: Any, name: str) -> str:
 def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_it(lab: str, watch: Open) -> None:
     page = watch(width=1300).page
     page.goto(f"{lab}lab/tree/run.ipynb?token={TOKEN}")
-    page.locator(".jp-Notebook .jp-Cell").nth(2).wait_for(timeout=60_000)
+    page.locator(".jp-Notebook .jp-Cell").nth(3).wait_for(timeout=60_000)
+    page.get_by_text("| Idle").wait_for(timeout=60_000)  # what is run before the kernel is there is never run
     choose(page, "Run", "Run All Cells")
     outputs = page.locator(".jp-Notebook .jp-Cell")
     still, live = outputs.nth(0).locator(".av-explorer"), outputs.nth(1).locator(".av-explorer")
@@ -108,6 +116,12 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
     other.press("Enter")
     live.locator(".av-raised").wait_for()
     assert "RuntimeError" in live.locator(".av-raised").inner_text()
+
+    # Python says where a live player stands, and the page moves it.
+    player = outputs.nth(3).locator(".av-player")
+    assert "Event 2, backward" in player.locator(".av-say").inner_text(timeout=60_000)
+    player.get_by_role("button", name="previous event").click()
+    player.locator(".av-count", has_text="2 / 5").wait_for()
 
     # Arrow keys in a control move the control, not the notebook's cells.
     slider = still.get_by_role("slider", name="k").first

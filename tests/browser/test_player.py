@@ -194,6 +194,35 @@ def test_a_node_is_lit_while_it_runs_and_freed_after(show: Show) -> None:
     assert played.root.locator(".av-wrote").count() == 1
 
 
+def test_a_grad_is_as_it_was_until_its_accumulate_grad_has_run(show: Show) -> None:
+    played = show(play(TOY, GRAPHS)).played
+    steps = played.root.get_by_label("nodes that have run")
+    steps.fill("2")
+    assert "2 of 3" in played.said
+    assert played.total == "None"
+    steps.fill("3")
+    assert "w receives −16" in played.said
+    assert played.total == "−16"
+    played.go("next event")
+    assert played.total == "−20"
+    steps.fill("2")
+    assert "2 of 3" in played.said
+    assert played.total == "−16"
+    assert played.root.locator(".av-row .av-new:visible").count() == 0
+    assert "w.grad = −16 (event 0) = −16" in played.root.locator(".av-in-grad .av-note").inner_text()
+    played.press("Shift+ArrowRight")
+    assert "w receives −4" in played.said
+    assert played.root.locator(".av-row .av-new:visible").count() == 1
+
+
+def test_a_grad_that_was_there_before_the_recording_is_not_called_none(show: Show) -> None:
+    row = {"kind": "backward", "contribution": {"w": -4}, "grad": {"w": -20}}
+    played = show(play(Ledger.build([W], [row]), {0: chain(-4.0)})).played
+    played.root.get_by_label("nodes that have run").fill("1")
+    assert "1 of 3" in played.said
+    assert played.total == "−20"
+
+
 def test_up_and_down_select_nodes_and_a_leaf_selects_its_parameter(show: Show) -> None:
     played = show(play(TOY, GRAPHS)).played
     played.root.locator(".av-in-graph .av-win").focus()
@@ -439,12 +468,116 @@ def test_many_parameters_are_grouped_unfolded_and_found_by_name(show: Show) -> N
     assert watched.complaints == []
 
 
+def deep(layers: int = 14, operations: int = 40) -> tuple[Ledger, Graph]:
+    """Two backwards through a stack of modules, each with a weight and a bias."""
+    nodes, edges = [Node(0, "NllLossBackward0", "loss")], []
+    for layer in reversed(range(layers)):
+        for _ in range(operations):
+            edges.append(Edge(len(nodes) - 1 - 2 * (nodes[-1].op == "AccumulateGrad"), len(nodes)))
+            nodes.append(Node(len(nodes), "MulBackward0", module=f"layers.{layer}"))
+        last = len(nodes) - 1
+        for name in ("weight", "bias"):
+            edges.append(Edge(last, len(nodes)))
+            nodes.append(Node(len(nodes), "AccumulateGrad", f"layers.{layer}.{name}", f"layers.{layer}"))
+    names = [f"layers.{layer}.{name}" for layer in range(layers) for name in ("weight", "bias")]
+    rows = [
+        {
+            "kind": "backward",
+            "label": "loss",
+            "contribution": dict.fromkeys(names, 1),
+            "grad": dict.fromkeys(names, size),
+        }
+        for size in (1, 2)
+    ]
+    ledger = Ledger.build([Parameter(name, (8, 8)) for name in names], rows)
+    return ledger, Graph(tuple(nodes), tuple(edges), (0,))
+
+
+def test_a_deep_model_is_folded_by_module_in_graph_and_grad_alike(show: Show) -> None:
+    ledger, graph = deep()
+    watched = show(play(ledger, {0: graph, 1: graph}))
+    played = watched.played
+    rows = played.root.locator(".av-row:visible")
+    assert rows.nth(1).inner_text().startswith("▸ layers.1")
+    assert played.root.locator(".av-node").count() < 40
+    assert f"{len(graph)} nodes drawn as" in played.root.locator(".av-in-graph .av-note").inner_text()
+    played.go("next event")
+    steps = played.root.get_by_label("nodes that have run")
+    steps.fill("3")
+    box = played.root.locator(".av-in-grad .av-win")
+    box.evaluate("box => { box.scrollTop = box.scrollHeight; }")
+    played.page.wait_for_timeout(60)
+    ran = played.root.locator(".av-done .av-title").all_text_contents()
+    new = [row.inner_text().split()[1] for row in rows.all() if row.locator(".av-new:visible").count()]
+    assert "3 of" in played.said
+    assert new == sorted((name for name in ran if name.startswith("layers")), key=lambda name: int(name[7:]))
+    assert new
+    box.evaluate("box => { box.scrollTop = 0; }")
+    played.page.wait_for_timeout(60)
+    rows.nth(0).click()
+    played.page.wait_for_timeout(60)
+    assert [row.get_attribute("aria-expanded") for row in rows.all()][:4] == ["true", "undefined", "undefined", "false"]
+    played.root.get_by_role("searchbox").fill("13.b")
+    assert rows.all_inner_texts()[0].split()[0] == "layers.13.bias"
+    assert rows.count() == 1
+    rows.first.click()
+    assert "layers.13.bias receives" not in played.said
+    steps.fill(steps.get_attribute("max"))
+    assert "layers.13.bias receives" in played.said
+    assert watched.complaints == []
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_long_names_are_told_apart_wherever_they_are_cut(show: Show, width: int) -> None:
+    rows = show(play(large(12, 150)), width=width).played.root
+    rows.get_by_role("searchbox").fill(".weight")
+    rows.page.wait_for_timeout(60)
+    shown = rows.locator(".av-of:visible").all_inner_texts()
+    assert len(shown) == len(set(shown)) > 8
+
+
+def test_lines_that_are_left_out_are_named_in_the_legend(show: Show) -> None:
+    legends = [show(play(ledger)).page.locator(".av-in-time .av-note").inner_text() for ledger in (TOY, large(600, 4))]
+    assert ["left out" in legend for legend in legends] == [False, True]
+    assert ["zero_grad" in legend for legend in legends] == [True, False]
+
+
+def test_a_ledger_without_graphs_has_no_graph_pane(show: Show) -> None:
+    root = show(play(TOY)).played.root
+    assert [root.locator(f".av-in-{pane}").count() for pane in ("code", "graph", "grad", "time")] == [1, 0, 1, 1]
+
+
+def test_names_from_right_to_left_keep_their_order_and_their_numbers(show: Show) -> None:
+    name = "שכבה.משקל"
+    rows = [{"kind": "backward", "label": "שגיאה", "contribution": {name: -16}, "grad": {name: -16}}]
+    watched = show(play(Ledger.build([Parameter(name, (1,))], rows)))
+    played = watched.played
+    assert f"{name} receives −16, .grad −16" in played.said
+    row = played.root.locator(".av-row")
+    assert row.locator(".av-of").inner_text() == name
+    sides = [row.locator(part).bounding_box()["x"] for part in (".av-of", ".av-bar", ".av-total")]
+    assert sides == sorted(sides)
+    assert watched.complaints == []
+
+
+def test_a_browser_that_stores_nothing_still_plays(watch: Open, tmp_path: Path) -> None:
+    play(TOY, GRAPHS).save(tmp_path / "run.html")
+    watched = watch()
+    for name in ("localStorage", "sessionStorage", "indexedDB"):
+        watched.page.add_init_script(f"Object.defineProperty(window, '{name}', {{get() {{ throw new Error('no'); }}}})")
+    watched.page.goto((tmp_path / "run.html").as_uri())
+    played = Played(watched.page)
+    played.go("next event")
+    assert "w receives −4" in played.said
+    assert watched.complaints == []
+
+
 def test_thinned_recordings_say_so_on_the_page(show: Show) -> None:
-    played = show(play(large(24_000, 4))).played
-    assert "of 24,000 events are shown" in played.root.locator(".av-in-time .av-note").inner_text()
+    played = show(play(large(100_000, 4))).played
+    assert "of 100,000 events are shown" in played.root.locator(".av-in-time .av-note").inner_text()
     played.root.locator(".av-in-code .av-win").focus()
     played.press("End")
-    assert "Event 23999" in played.said
+    assert "Event 99999" in played.said
 
 
 def test_motion_stops_for_readers_who_ask(show: Show) -> None:
@@ -456,6 +589,23 @@ def test_motion_stops_for_readers_who_ask(show: Show) -> None:
         }).length"""
     )
     assert moving == 0
+
+
+def test_a_dark_page_is_printed_dark_on_light_and_its_bars_keep_their_colours(show: Show) -> None:
+    page = show(play(TOY, GRAPHS), mode="dark").page
+    look = """() => {
+        const canvas = document.querySelector("canvas"), pixels = canvas.getContext("2d");
+        const {data} = pixels.getImageData(0, 0, canvas.width, canvas.height);
+        const solid = [...Array(data.length / 4).keys()].filter(i => data[4 * i + 3] > 250);
+        const light = solid.filter(i => data[4 * i] + data[4 * i + 1] + data[4 * i + 2] > 600).length;
+        return [getComputedStyle(document.body).color, light / solid.length > 0.05];
+    }"""
+    assert page.evaluate(look) == ["rgb(230, 233, 236)", True]
+    page.emulate_media(media="print", color_scheme="dark")
+    page.wait_for_timeout(100)
+    assert page.evaluate(look) == ["rgb(31, 38, 45)", False]
+    assert page.locator(".av-part").first.evaluate("part => getComputedStyle(part).printColorAdjust") == "exact"
+    assert not page.locator(".av-top").is_visible()
 
 
 @pytest.mark.parametrize("width", [375, 720, 1280])

@@ -68,7 +68,8 @@ async function explore(model, el, { render, still, read, h, number }) {
       const [mine, beside] = [row.r, ranges.get(row.n) || row.r].map((range) => range.map(Number));
       return { ...row, r: [Math.min(mine[0], beside[0]), Math.max(mine[1], beside[1])] };
     });
-    return { data: { ...told, p }, bytes };
+    const most = Math.max(1, ...[run, other].flatMap((one) => one?.whole?.data.e.b || []).map((count) => Number(count) || 0));
+    return { data: { ...told, p, most }, bytes };
   }
 
   /** One control of one side; it tells what it shows. */

@@ -9,12 +9,11 @@
  */
 
 const DASH = { step: [], zero_grad: [6, 4] };
-const ICONS = { back: "M11 3v10L4 8z", play: "M4 2.5v11l9-5.5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", next: "M5 3v10l7-5z",
-  link: "M6.5 9.5l3-3M8 5l2-2a2.1 2.1 0 0 1 3 3l-2 2M8 11l-2 2a2.1 2.1 0 0 1-3-3l2-2" };
+const ICONS = { back: "M11 3v10L4 8z", play: "M4 2.5v11l9-5.5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", next: "M5 3v10l7-5z" };
 
 function h(name, attributes = {}, ...children) {
   const [tag, ...classes] = name.split(".");
-  const made = document.createElementNS(/^(svg|g|path|rect|text|tspan|line|title)$/.test(tag) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml", tag);
+  const made = document.createElementNS(/^(svg|g|path|rect|text|line|title)$/.test(tag) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml", tag);
   put(made, classes.length ? { class: classes.join(" "), ...attributes } : attributes).append(...children);
   return made;
 }
@@ -24,8 +23,9 @@ function put(made, attributes) {
   return made;
 }
 
-const scrolls = (label) => ({ tabindex: 0, role: "group", "aria-label": label });
-const icon = (name) => h("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, h(`path.av-i-${name}`, { d: ICONS[name] }));
+const group = (label) => ({ role: "group", "aria-label": label });
+const scrolls = (label) => ({ tabindex: 0, ...group(label) });
+const icon = (name) => h("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
 const button = (name, label, click, face = icon(name)) => h(`button.av-b.av-b-${name}`, { type: "button", "aria-label": label, title: label, click }, face);
 /** Inputs keep their keys to themselves in hosts that have shortcuts. */
 const input = (name, type, label, listen) => h(name, { type, min: 0, value: type === "range" ? 0 : "", "aria-label": label, "data-lm-suppress-shortcuts": "true", input: listen });
@@ -59,7 +59,7 @@ function number(x, digits = 4) {
 /** Cut a long name in the middle: both ends tell it apart. */
 const shorten = (text, limit) => (text.length <= limit ? text : `${text.slice(0, (limit - 1) >> 1)}…${text.slice(-(limit >> 1))}`);
 
-/** Read a payload: JSON as it stands, or JSON and columns of bytes in one compressed block. */
+/** Read a payload: JSON as it stands, or compressed with columns of bytes. */
 async function read(json) {
   if (json.data) return json;
   const data = JSON.parse(json);
@@ -93,7 +93,7 @@ class Recording {
     /** Parameters, then groups of them. */
     this.rows = (data.p || []).map((row, p) => {
       const x = data.x[p]?.map((side) => side.map((values) => values && values.map(Number))), at = p * n;
-      return { ...row, p, x, o: new Set(row.o), r: row.r.map(Number), c: c.subarray(at, at + n), g: g.subarray(at, at + n), signed: Boolean(x) && row.d.every((side) => side === 1) };
+      return { ...row, p, x, r: row.r.map(Number), c: c.subarray(at, at + n), g: g.subarray(at, at + n), signed: Boolean(x) && row.d.every((side) => side === 1) };
     });
     [this.scales, this.wipes] = [/clip|unscale|sync/, /zero_grad|edit/].map((some) => this.kinds.map((kind) => some.test(kind)));
     let last = -1;
@@ -109,18 +109,18 @@ class Recording {
 
   /** What was added, and `.grad` (null: none): signed where the sign is known. */
   added(e, row) { return row.c[e] < 0 ? null : row.signed ? row.x[0][e][0] : row.c[e]; }
-  grad(e, row) { return row.g[e] < 0 ? null : row.signed ? row.x[1][e][0] : row.g[e]; }
+  grad(e, row) { return e < 0 || row.g[e] < 0 ? null : row.signed ? row.x[1][e][0] : row.g[e]; }
   gone(e, row) { return row.g[e] < 0 || (row.g[e] === 0 && this.wipes[e]); }
-  steps(e, row) { return this.by.has(e) && !this.skipped.has(e) && row.o.has(this.by.get(e)); }
+  steps(e, row) { return this.by.has(e) && !this.skipped.has(e) && row.o.includes(this.by.get(e)); }
 
   /** The contributions live in `.grad` after an event, the oldest first. @returns {Part[]} */
-  stack(e, row) {
+  stack(e, row, now = e) {
     const parts = [];
     for (let i = e, scale = 1, used = false; i >= 0 && parts.length < 2000; i--) {
-      const added = this.added(i, row), now = this.grad(i, row);
-      if (added !== null) parts.unshift({ born: i, amount: added * scale, fresh: i === e, used });
+      const added = this.added(i, row), had = this.grad(i, row);
+      if (added !== null) parts.unshift({ born: i, amount: added * scale, fresh: i === now, used });
       if (this.gone(i, row)) break;
-      const factor = i && this.scales[i] ? now / this.grad(i - 1, row) : 1;
+      const factor = i && this.scales[i] ? had / this.grad(i - 1, row) : 1;
       if (factor && Number.isFinite(factor)) scale *= factor;
       used ||= this.steps(i, row);
     }
@@ -132,14 +132,14 @@ class Recording {
   }
 
   /** As it is drawn: norms do not add up, so parts of a tensor share the height of its `‖.grad‖`. */
-  drawn(e, row) {
-    const grad = this.grad(e, row), parts = this.stack(e, row), whole = sum(parts);
+  drawn(e, row, now) {
+    const grad = this.grad(e, row), parts = this.stack(e, row, now), whole = sum(parts);
     const share = row.signed || !whole ? 1 : grad / whole;
     parts.forEach((part) => { part.height = part.amount * share; });
     return { grad, parts, absent: grad === null, broken: grad !== null && !Number.isFinite(grad + whole) };
   }
 
-  /** The contributions that an event erased before any step had used them. */
+  /** The contributions erased before any step used them. */
   lost(e, row) {
     if (!e || !this.gone(e, row) || this.gone(e - 1, row)) return [];
     return this.stack(e - 1, row).filter(({ born, used }) => born >= 0 && !used && !this.inside.has(born)).map(({ born }) => born);
@@ -148,7 +148,7 @@ class Recording {
   /** A contribution or a `.grad`, as `words.value`. */
   value(e, row, of) {
     const norm = (of ? row.g : row.c)[e], exact = row.x?.[of][e];
-    if (norm < 0) return of ? "None" : "";
+    if (e < 0 || norm < 0) return of ? "None" : "";
     if (!exact) return `‖·‖ ${number(norm, this.data.digits)}`;
     return exact.length > 1 ? `(${exact.map((x) => number(x)).join(", ")})` : (!of && exact[0] > 0 ? "+" : "") + number(exact[0]);
   }
@@ -172,7 +172,7 @@ class Recording {
 
 function pane(name, title, ...children) {
   const head = h("div.av-head", {}, h("span.av-name", {}, title));
-  return { name, head, el: h(`section.av-pane.av-in-${name}`, { "aria-label": title }, head, ...children) };
+  return { name, head, el: h(`div.av-pane.av-in-${name}`, group(title), head, ...children) };
 }
 
 function reveal(box, top, height, margin = 0) {
@@ -193,24 +193,22 @@ function codePane({ run, data, go, at }) {
       lines.push(line);
       list.append(line);
     }
-    box.append(h("div", {}, data.code.length > 1 ? h("p.av-note", {}, shorten(name, 44)) : "", list));
+    box.append(h("div", {}, data.code.length > 1 ? h("p.av-note", {}, name) : "", list));
   }
-  let on;
   return {
     ...pane("code", "Code", box),
     draw({ e }) {
-      const line = lines[run.e.c[e]];
+      const line = lines[run.e.c[e]], on = box.querySelector("[aria-current]");
       line?.style.setProperty("--av-kind", run.kindColor(e));
       if (line === on) return;
       on?.removeAttribute("aria-current");
       line?.setAttribute("aria-current", "true");
-      on = line;
       if (line) reveal(box, line.offsetTop, line.offsetHeight, 24);
     },
   };
 }
 
-/** One card of a graph: what `scene.py` wrote on it, and the numbers that have come so far. */
+/** One card of a graph: what `scene.py` wrote on it, and the numbers so far. */
 function card({ b: [x, y], k, m, n, y: under }, numbers) {
   const made = h(`g.av-node.${k.map((kind) => `av-${kind}`).join(".")}`, { transform: `translate(${x} ${y})` }, ...m.map(([name, at, text = ""]) => h(name, at, text)));
   numbers.forEach((text, i) => {
@@ -230,7 +228,7 @@ function graphPane({ run, data, go, at }) {
   const tools = h("span.av-tools", {}, ...[["−", "zoom out", 0.8], ["+", "zoom in", 1.25], ["fit", "fit the whole graph", 0]].map(
     ([face, label, factor]) => button("zoom", label, () => zoom(factor), face)));
   made.head.append(tools);
-  let shown = -1, layout, order, scale = 1, cards, edges, lit, from, moved;
+  let shown, layout, order, scale = 1, cards, edges, lit, moved;
 
   /** Zoom by a factor (0: until all is in view) around the middle. */
   function zoom(factor, least = 0.1, most = 3) {
@@ -256,72 +254,63 @@ function graphPane({ run, data, go, at }) {
     fit();
   }
   function choose(node) {
-    const p = node < 0 ? -1 : run.rows.findIndex(({ n, in: group }) => n === layout.n[node].leaf && !group);
+    const p = run.rows.findIndex(({ n }) => n === layout.n[node]?.leaf);
     go({ node: node === at().node ? -1 : node, ...(p < 0 ? {} : { p }) });
   }
-  box.addEventListener("pointerdown", (event) => {
-    moved = 0;
-    from = event.pointerType === "mouse" && [event.clientX + box.scrollLeft, event.clientY + box.scrollTop, event.clientX, event.clientY];
-  });
-  box.addEventListener("pointermove", (event) => {
-    if (!from || !event.buttons) return;
-    moved = Math.max(moved, Math.hypot(event.clientX - from[2], event.clientY - from[3]));
-    if (moved >= 4) [box.scrollLeft, box.scrollTop] = [from[0] - event.clientX, from[1] - event.clientY];
+  box.addEventListener("pointerdown", () => { moved = 0; });
+  box.addEventListener("pointermove", ({ pointerType, buttons, movementX: x, movementY: y }) => {
+    if (pointerType !== "mouse" || !buttons) return;
+    moved += Math.abs(x) + Math.abs(y);
+    if (moved >= 4) box.scrollBy(-x, -y);
   });
   box.addEventListener("keydown", (event) => {
     const by = vertical(event);
     if (!layout || !by) return;
     own(event);
     const here = order.indexOf(at().node);
-    choose(order[clamp(here < 0 && by < 0 ? order.length - 1 : here + by, 0, order.length - 1)]);
+    choose(order.at(here < 0 && by < 0 ? by : (here + by) % order.length));
   });
 
-  /** Which graph a state shows, whether it runs right then, and how many of its nodes have. */
+  /** The graph of a state, whether it runs then, and which of its nodes have. */
   function moment({ e, n }) {
-    const owner = run.length ? run.backward[e] : 0, index = data.of[owner] ?? -1, now = owner === e && index >= 0;
-    const total = index < 0 ? 0 : data.graphs[index].order.length;
-    return { owner, index, now, total, ran: now && n !== null ? clamp(n, 0, total) : total };
+    const owner = run.length ? run.backward[e] : 0, graph = data.graphs[data.of[owner]], now = owner === e && Boolean(graph);
+    const { order = [], l } = graph || {}, total = order.length, ran = now && n !== null ? clamp(n, 0, total) : total;
+    return { owner, graph, nodes: data.layouts[l]?.n, now, total, ran, last: order[ran - 1], done: new Set(order.slice(0, ran)), kept: run.retained.has(owner) };
   }
   function describe(state) {
-    const { owner, index, now, total, ran } = moment(state);
+    const { graph, nodes, now, total, ran, last, done, kept } = moment(state), { node } = state;
     if (!now) return ["", ""];
-    const graph = data.graphs[index], { n: nodes } = data.layouts[graph.l], { node } = state, place = graph.order.indexOf(node);
     const about = (i, done) => nodes[i].t + (nodes[i].leaf === undefined ? "" : " (AccumulateGrad)") +
       graph.v[i].map((text, k) => (nodes[i].n[k] === "grad" && !done ? "" : `, ${nodes[i].n[k]} ${text}`)).join("");
-    const last = ran === total ? "" : !ran ? `The forward has built ${counted(total, "node")}; none has run backward yet.`
-      : `${ran} of ${total} nodes have run, the last is ${about(graph.order[ran - 1], true)}.`;
-    const freed = place < ran && !run.retained.has(owner);
-    return [last, nodes[node] ? `Selected: ${about(node, place < ran)}${!nodes[node].s ? "" : freed ? ", freed" : ", holding what it saved"}.` : ""];
+    const told = ran === total ? "" : !ran ? `The forward has built ${counted(total, "node")}; none has run backward yet.`
+      : `${ran} of ${total} nodes have run, the last is ${about(last, true)}.`;
+    return [told, nodes[node] ? `Selected: ${about(node, done.has(node))}${!nodes[node].s ? "" : done.has(node) && !kept ? ", freed" : ", holding what it saved"}.` : ""];
   }
   function draw(state) {
-    const { owner, index, now, total, ran } = moment(state), kept = run.retained.has(owner), graph = data.graphs[index];
+    const { owner, graph, now, total, ran, last, done, kept } = moment(state);
     sub.hidden = !now;
     tools.hidden = !graph;
     const about = graph ? (now ? data.remark : `The graph of event ${run.index(owner)}, ${kept ? "retained" : "freed by its backward"}.`)
       : data.undrawn[owner] || (owner < 0 ? "No graph yet: a forward builds it." : "The graph of this backward was not kept.");
     note.textContent = [about, ...(graph ? data.layouts[graph.l].notes : [])].join(" ").trim();
-    made.el.classList.toggle("av-past", !now);
-    if (index !== shown) {
-      shown = index;
+    if (graph !== shown) {
+      shown = graph;
       layout = lit = undefined;
       if (graph) build(graph); else box.replaceChildren();
     }
     if (!graph) return;
     told.textContent = ran === total ? `all ${total} run` : `${ran} of ${total} run`;
     slide(steps, ran, total, told.textContent);
-    const [color, ink] = run.color(owner), last = now && ran < total ? order[Math.max(ran - 1, 0)] : -1;
-    made.el.style.setProperty("--av-now", color);
-    made.el.style.setProperty("--av-on-now", ink);
-    const done = layout.n.map(() => false);
-    order.slice(0, ran).forEach((node) => { done[node] = true; });
+    const [color, ink] = run.color(owner);
+    made.el.style.cssText = `--av-now: ${color}; --av-on-now: ${ink}`;
     layout.n.forEach((node, i) => {
-      const freed = Boolean(done[i] && node.s && !kept), { classList, saves, told } = cards[i];
-      const looks = { done: done[i], gone: freed, lit: ran && i === last, wrote: now && done[i] && node.leaf !== undefined, chosen: i === state.node };
-      for (const name in looks) classList.toggle(`av-${name}`, Boolean(looks[name]));
+      const ready = done.has(i), freed = ready && node.s && !kept, { classList, saves, told } = cards[i];
+      const looks = { done: ready, gone: freed, lit: ran < total && i === last, wrote: now && ready && node.leaf !== undefined, chosen: i === state.node };
+      for (const name in looks) classList.toggle(`av-${name}`, looks[name]);
       if (saves) saves.textContent = freed ? "freed" : told;
     });
-    edges.forEach((edge, i) => edge.setAttribute("class", now && done[layout.e[i][0]] ? "av-flown" : ""));
-    const follow = last < 0 ? state.node : last;
+    edges.forEach((edge, i) => edge.setAttribute("class", now && done.has(layout.e[i][0]) ? "av-flown" : ""));
+    const follow = ran < total ? last ?? order[0] : state.node;
     if (follow >= 0 && follow !== lit && cards[follow]) {
       const [x, y, width, height] = layout.n[follow].b.map((side) => side * scale);
       reveal(box, y, height, 40);
@@ -329,16 +318,21 @@ function graphPane({ run, data, go, at }) {
     }
     lit = follow;
   }
-  return { ...made, moment, describe, fit, draw };
+  /** The nodes that a backward being stepped through has run; null: all. */
+  function wrote(state) {
+    const { nodes, total, ran, done } = moment(state);
+    return ran < total ? [...done].map((i) => nodes[i]) : null;
+  }
+  return { ...made, moment, describe, wrote, fit, draw };
 }
 
 const look = (part) => (part.born < 0 ? "unseen" : part.fresh ? "new" : part.used ? "used" : "live");
 
-/** One row per parameter, or group of them: a bar made of the contributions live in its `.grad`. */
-function gradPane({ run, data, go, at, uid }) {
+/** One row per parameter or group: a bar of the contributions live in its `.grad`. */
+function gradPane({ run, data, go, at, uid, graph }) {
   const P = run.count, groups = run.rows.slice(P), many = groups.length, tall = many ? 30 : 42, open = new Set(), pool = [];
   const list = h("div.av-rows"), equation = h("p.av-note");
-  const box = h("div.av-win", { tabindex: 0, role: "listbox", "aria-label": "Parameters and their .grad", scroll: () => draw(at()) }, list);
+  const box = h("div.av-win", { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: () => draw(at()) }, list);
   const made = pane("grad", ".grad", box, equation);
   const search = input("input.av-search", "search", "search parameters by name", () => { arrange(); draw(at()); });
   search.placeholder = `search ${P} names`;
@@ -364,13 +358,18 @@ function gradPane({ run, data, go, at, uid }) {
   }
   function make() {
     const row = { name: h("span.av-of"), zero: h("i.av-zero"), end: h("i.av-end"), total: h("span.av-total"), parts: [] };
-    row.bar = h("span.av-bar", {}, row.zero, row.end);
-    row.el = h("div.av-row", { role: "option", style: `height: ${tall}px`, click: () => choose(row.row) }, row.name, row.bar, row.total);
+    row.bar = h("span.av-bar", { "aria-hidden": "true" }, row.zero, row.end);
+    row.el = h("div.av-row", { role: "treeitem", style: `height: ${tall}px`, click: () => choose(row.row) }, row.name, row.bar, row.total);
     list.append(row.el);
     return row;
   }
-  function fill(one, row, e, width) {
-    const group = row.in, [low, high] = row.r, { grad, parts: all, absent, broken } = run.drawn(e, row);
+  /** A `.grad` is as it was until its AccumulateGrad or module has run. */
+  function seen({ e }, wrote, row) {
+    const waits = ({ n, c }) => !(c[e] < 0 || wrote.some((node) => n === node.leaf || n.startsWith(`${node.in}.`))), known = e || Math.abs(row.g[0] - row.c[0]) <= 1e-3 * row.c[0];
+    return wrote && known && (row.in ? run.rows.slice(...row.in) : [row]).some(waits) ? e - 1 : e;
+  }
+  function fill(one, row, e, now, width, letters) {
+    const group = row.in, [low, high] = row.r, { grad, parts: all, absent, broken } = run.drawn(e, row, now);
     const span = high - low || 1, x = (value) => `${(100 * (value - low)) / span}%`, text = run.value(e, row, 1), lost = group ? [] : run.lost(e, row);
     let parts = broken || absent ? [] : all, [under, over] = [0, 0];
     if (parts.length > 24) {
@@ -378,10 +377,10 @@ function gradPane({ run, data, go, at, uid }) {
       parts = [{ ...early.at(-1), height, told: `${early.length} earlier` }, ...parts.slice(-23)];
     }
     one.row = row;
-    one.name.textContent = (group ? (open.has(row) ? "▾ " : "▸ ") : "") + row.n.slice(data.cut);
-    one.name.title = group ? `${row.n}: ${counted(group[1] - group[0], "parameter")}` : `${row.n}, shape (${row.d.join(", ")})`;
+    one.name.textContent = (group ? (open.has(row) ? "▾ " : "▸ ") : "") + shorten(row.n.slice(data.cut), letters);
+    one.name.title = row.n + (group ? `: ${counted(group[1] - group[0], "parameter")}` : `, shape (${row.d.join(", ")})`);
     one.total.textContent = text;
-    one.bar.className = `av-bar${broken ? " av-broken" : ""}`;
+    one.bar.classList.toggle("av-broken", broken);
     one.el.className = `av-row${group ? " av-group" : ""}${absent ? " av-none" : ""}`;
     one.zero.style.left = x(0);
     one.end.hidden = absent || broken;
@@ -395,12 +394,11 @@ function gradPane({ run, data, go, at, uid }) {
       if (height > 0) over += height;
       const told = part.told || number(part.amount, row.signed ? 4 : 3), wide = Math.abs(height) / span;
       made.className = `av-part av-${look(part)}`;
-      made.style.cssText = `left: ${x(start)}; width: ${100 * wide}%; --av-c: ${color}; color: ${part.fresh ? run.color(e)[1] : "inherit"}`;
+      made.style.cssText = `left: ${x(start)}; width: ${100 * wide}%; --av-c: ${color}; color: ${part.fresh ? run.color(now)[1] : "inherit"}`;
       made.textContent = wide * width > told.length * 7 + 6 ? told : "";
     });
     one.bar.dataset.lost = lost.length ? `× ${lost.length === 1 ? run.value(lost[0], row, 0) : counted(lost.length, "part")} unused` : "";
-    put(one.el, { "aria-label": `${row.n}: .grad ${text}${all.length > 1 ? `, ${counted(all.length, "contribution")}` : ""}`, "aria-selected": at().p === row.p,
-      ...(group ? { "aria-expanded": open.has(row) } : {}) });
+    put(one.el, { "aria-selected": at().p === row.p, "aria-expanded": group ? open.has(row) : "undefined" });
   }
   box.addEventListener("keydown", (event) => {
     const by = vertical(event), enter = event.key === "Enter" && rows[cursor]?.in;
@@ -413,9 +411,9 @@ function gradPane({ run, data, go, at, uid }) {
   });
 
   /** What the selected parameter's `.grad` is made of, as a sum. */
-  function explain({ e, p }) {
+  function explain({ p }, when) {
     if (p < 0 && P > 1) return many ? "" : "Select a parameter to see what its .grad is made of.";
-    const row = run.rows[Math.max(p, 0)], name = `${row.s}.grad`, parts = run.stack(e, row), total = run.value(e, row, 1);
+    const row = run.rows[Math.max(p, 0)], e = when(row), name = `${row.s}.grad`, parts = run.stack(e, row), total = run.value(e, row, 1);
     if (run.grad(e, row) === null) return `${name} is None: there is no tensor, which is not zero.`;
     if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;
     const terms = parts.slice(-5).map(({ born, amount }) => {
@@ -432,24 +430,25 @@ function gradPane({ run, data, go, at, uid }) {
       if (group && !rows.includes(row) && !search.value) { open.add(group); arrange(); }
       if (rows.includes(row)) reveal(box, (cursor = rows.indexOf(row)) * tall, tall);
     }
+    const wrote = graph?.wrote(state), when = (row) => seen(state, wrote, row), room = [pool[0].bar.clientWidth, pool[0].name.clientWidth / 7.6];
     const first = Math.floor(box.scrollTop / tall), count = Math.min(Math.ceil((box.clientHeight || 300) / tall) + 1, rows.length - first);
     for (let i = 0; i < Math.max(pool.length, count); i++) {
       const one = (pool[i] ||= make()), at = first + i, { el } = one;
-      el.hidden = i >= count;
-      if (i >= count) continue;
-      fill(one, rows[at], state.e, pool[0].bar.clientWidth);
+      if ((el.hidden = i >= count)) continue;
+      fill(one, rows[at], when(rows[at]), state.e, ...room);
       el.style.top = `${at * tall}px`;
       el.classList.toggle("av-cursor", at === cursor);
       put(el, { id: `${uid}-${at}`, "aria-setsize": rows.length, "aria-posinset": at + 1 });
     }
     box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
-    equation.textContent = explain(state);
+    equation.textContent = explain(state, when);
   }
+  pool.push(make());
   arrange();
   return { ...made, draw };
 }
 
-/** Parameters × events: bars while there is room, else a heat map of norms. */
+/** Parameters × events: bars while there is room, else a heat map. */
 function timePane({ run, data, go, at }) {
   const P = run.count, N = run.length, { b: before, a: after } = run.e, few = P <= 8;
   const names = (run.rows.length > P ? run.rows.slice(P) : run.rows).map(({ n, p, in: inside = [p, p + 1] }) => [n, ...inside]);
@@ -465,7 +464,7 @@ function timePane({ run, data, go, at }) {
   }
   function paint() {
     width = plot.clientWidth;
-    if (!width || !N) return;
+    if (!width) return;
     left = clamp(14 + 6.8 * Math.max(5, ...names.map(([name]) => name.length - data.cut)), 52, width < 480 ? 92 : 172);
     column = Math.min((width - left - 2) / N, 112);
     bars = few && column >= 18;
@@ -482,7 +481,7 @@ function timePane({ run, data, go, at }) {
     let taken = -99;
     for (const [name, start, stop] of names) {
       const middle = top + (lane * (start + stop)) / 2;
-      if (start) fill(inks[2], 0, top + lane * start, width, 0.7);
+      if (start) fill(inks[2], left, top + lane * start, width, 0.7);
       if (middle - taken < 13) continue;
       taken = middle;
       write(shorten(name.slice(data.cut), Math.floor((left - 12) / 6.7)), left - 8, middle, "right", "", inks[0], mono);
@@ -541,11 +540,11 @@ function timePane({ run, data, go, at }) {
     }
   }
   function drawSaved(base) {
-    const most = Math.max(1, ...before.map((bytes) => Number(bytes) || 0)), wide = Math.max(Math.min(column * 0.62, 46), 0.8) / 2;
+    const most = Math.max(data.most || 1, ...before), wide = Math.max(Math.min(column * 0.62, 46), 0.8) / 2;
     write("saved", left - 8, bottom + 20, "right", "", inks[1]);
     fill(inks[2], 0, bottom + 3, width, 0.7);
-    [before, after || []].forEach((bytes, k) => bytes.forEach((count, e) => {
-      const tall = (24 * Number(count)) / most || 0;
+    [before, after].forEach((bytes, k) => bytes.forEach((count, e) => {
+      const tall = (24 * count) / most;
       fill(inks[1], x(e) + column / 2 + (k - 1) * wide, base - tall, wide, tall);
     }));
     fill(inks[1], left, base, column * N, 0.8);
@@ -564,9 +563,10 @@ function timePane({ run, data, go, at }) {
     pen.drawImage(small, left, top, column * N, lane * P);
   }
   function explain(ruled) {
-    const notes = [bars ? "" : "Darker: a larger contribution; grey: .grad without one; ink: not finite.",
+    const keys = data.keys.filter(([, name]) => ruled || !name.startsWith("rule"));
+    const notes = [keys.length < data.keys.length ? "Lines of events less than 3 px apart are left out." : "", bars ? "" : "Darker: a larger contribution; grey: .grad without one; ink: not finite.",
       !bars && data.heat?.w < N ? `A pixel shows the largest of ${Math.ceil(N / data.heat.w)} events.` : "", data.note];
-    legend.replaceChildren(...data.keys.filter(([, name]) => ruled || !name.startsWith("rule")).map(([text, name, color]) =>
+    legend.replaceChildren(...keys.map(([text, name, color]) =>
       h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text)), notes.join(" "));
   }
   function place({ e, p }) {
@@ -600,21 +600,21 @@ async function render({ model, el }) {
     model.save_changes();
   };
   const app = { run, data, go, at, uid };
-  const graph = data.graphs.length || Object.keys(data.undrawn).length ? graphPane(app) : null;
+  const graph = app.graph = data.graphs.length || Object.keys(data.undrawn).length ? graphPane(app) : null;
   const time = N ? timePane(app) : null;
-  const parts = [N && data.code.length ? codePane(app) : null, graph, N && run.count ? gradPane(app) : null, time].filter(Boolean);
+  const parts = [N && data.code.length && codePane(app), graph, N && run.count && gradPane(app), time].filter(Boolean);
 
   const move = (by) => { pause(); go({ e: at().e + by }); };
   const slider = input("input.av-scrub", "range", "event", () => { pause(); go({ e: Number(slider.value) }); });
   const count = h("span.av-count"), kind = h("strong.av-kind"), words = h("span"), say = h("p.av-say", { "aria-live": "polite" }, kind, words);
   const toggle = button("play", "play", () => (timer ? pause() : play()));
-  const link = h("a.av-b", { "aria-label": "link to this moment" }, icon("link"));
+  const link = h("a.av-b", { "aria-label": "link to this moment" }, "#");
   link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
-  const frame = h("div.av-frame", { role: "group", "aria-label": "Player" },
+  const frame = h("div.av-frame", group("Player"),
     h("div.av-top", {}, button("back", "previous event", () => move(-1)), toggle, button("next", "next event", () => move(1)), slider, count, link), say,
     h(`div.av-body${parts.map(({ name }) => `.av-with-${name}`).join("")}`, {}, ...parts.map((part) => part.el)),
     h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays."));
-  if (!N) [frame.firstChild, frame.lastChild].forEach((part) => { part.hidden = true; });
+  if (!N) frame.firstChild.hidden = frame.lastChild.hidden = true;
 
   let timer = 0, due = 0, width = 0;
   function pause() {
@@ -628,7 +628,7 @@ async function render({ model, el }) {
     toggle.setAttribute("aria-label", (toggle.title = face));
     say.setAttribute("aria-live", timer ? "off" : "polite");
   }
-  /** Of few events each node of each backward, of many several events at a time. */
+  /** Of few events each node, of many several events at a time. */
   function play() {
     const slow = N <= 60, runs = (e) => slow && graph?.moment({ e, n: null }).now;
     const enter = (e) => go({ e, n: runs(e) ? 0 : null });
@@ -651,7 +651,7 @@ async function render({ model, el }) {
       pause();
       if (now) go({ n: clamp(ran + by, 0, total) });
     } else if (by && !slides) move(by);
-    else if (key === " " && N && !target.matches("button, a")) { if (timer) pause(); else play(); } else return;
+    else if (key === " " && N && !target.matches("button, a")) toggle.click(); else return;
     own(event);
   });
 
@@ -690,7 +690,7 @@ async function render({ model, el }) {
   el.append(frame);
   model.on("change:at", () => { due ||= requestAnimationFrame(draw); });
   addEventListener("hashchange", follow, { signal });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint, { signal });
+  for (const look of ["(prefers-color-scheme: dark)", "print"]) matchMedia(look).addEventListener("change", repaint, { signal });
   resized.observe(frame);
   draw();
   follow();
@@ -708,9 +708,9 @@ function still(state) {
   };
 }
 
-/** The page's own players, once each: outputs, and this script, may stand in a page twice. */
+/** The page's own players, once each: outputs may stand in a page twice. */
 for (const el of document.querySelectorAll("div[data-accumviz-player]:not([data-done])")) {
-  const id = el.dataset.accumvizPlayer, before = document.querySelectorAll(`[data-done="${CSS.escape(id)}"]`).length;
+  const id = el.dataset.accumvizPlayer, before = document.querySelectorAll(`[data-done="${id}"]`).length;
   const words = el.querySelector(".av-words"), data = el.querySelector('script[type="application/json"]').textContent, mount = h("div");
   el.dataset.done = id;
   words.before(mount);
@@ -718,7 +718,7 @@ for (const el of document.querySelectorAll("div[data-accumviz-player]:not([data-
     (error) => mount.append(h("p.av-note", {}, `The player could not start (${error.message}); below it stands in words.`)));
 }
 
-/** Explorers put players into themselves. */
+/** Explorers hold players. */
 for (const el of document.querySelectorAll("[data-accumviz-explorer]")) Object.assign(el, { render, still, read, h, number });
 
 export default { render };

@@ -1,0 +1,223 @@
+"""Every control of every player, explorer and prediction in the book: by mouse, by finger and by keyboard alone.
+
+Nothing is listed here: what a page holds is found on the page, so that what a later chapter brings is driven too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+Open = Callable[..., Any]
+Address = Callable[[str, str], str]
+WAYS: dict[str, dict[str, Any]] = {
+    "mouse": {"mode": "light"},
+    "finger": {"mode": "dark", "width": 375, "has_touch": True},
+    "keyboard": {"mode": "light", "reduced_motion": "reduce"},
+}
+SCOPES = ".av-xtop, .av-frame"
+PREPARE = """() => {
+    const parts = "button, a[href], input, select, canvas, .av-row, .av-node, [tabindex='0']";
+    const many = /av-no|av-row|av-node/; // one stands for all of these
+    const open = element => element.checkVisibility() && element.getBoundingClientRect().width > 0;
+    window.controls = scope => {
+        const found = new Map();
+        for (const element of scope.querySelectorAll(parts)) {
+            const label = element.ariaLabel || element.getAttribute("aria-labelledby") || element.textContent;
+            const name = String(element.getAttribute("class")).match(many)?.[0] || `${element.tagName} ${label}`;
+            if (open(element) && !element.disabled && !found.has(name)) found.set(name, element);
+        }
+        return found;
+    };
+    /** All that a control can change, what is in the page and what fields hold, as a number. */
+    window.state = scope => {
+        const root = scope.closest("[data-accumviz-explorer]") || scope;
+        const fields = [...root.querySelectorAll("input, select")].map(one => `${one.value} ${one.checked}`);
+        const all = `${root.innerHTML} ${fields} ${location.hash}`;
+        return [...all].reduce((sum, letter) => (sum * 31 + letter.charCodeAt()) | 0, 0);
+    };
+    /** What is said of it without a picture. */
+    window.told = scope => [
+        ...[".av-say", ".av-in-grad > .av-note", ".av-told"].map(name => scope.querySelector(name)?.textContent),
+        scope.querySelector(".av-row[aria-selected=true] .av-of")?.title,
+        scope.querySelector(".av-line[aria-current]")?.textContent,
+    ].join("\\n");
+    /** Where slider, count, sentence and permalink do not agree. */
+    window.quarrels = scope => {
+        const one = name => scope.querySelector(name), scrub = one(".av-scrub"), found = [];
+        for (const slider of scope.querySelectorAll("[type=range]:not(.av-scrub)")) {
+            const text = slider.getAttribute("aria-valuetext"), beside = slider.parentElement.textContent;
+            if (!beside.includes(text)) found.push(`a slider says ${text}, beside it stands ${beside}`);
+        }
+        if (!scrub?.checkVisibility()) return found;
+        const said = one(".av-say").textContent, at = scrub.getAttribute("aria-valuetext"), link = one(".av-top a");
+        const count = `${Number(scrub.value) + 1} / ${Number(scrub.max) + 1}`, n = link.hash.match(/&n=(\\d+)/);
+        if (!said.includes(at)) found.push(`the slider says ${at}, the sentence ${said}`);
+        if (one(".av-count").textContent.replaceAll(",", "") !== count) found.push(`the count is not ${count}`);
+        if (n && Number(n[1]) < one(".av-sub input").max && !/run/.test(said)) found.push(`${n[0]}, but ${said}`);
+        return found;
+    };
+}"""
+SETTLE = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20))))"
+KEYS = {"checkbox": [" ", " "], "radio": ["ArrowDown", "ArrowUp"], "range": ["ArrowRight", "ArrowLeft"]}
+
+
+class Hand:
+    """Someone at a page, with one way of doing things."""
+
+    def __init__(self, page: Any, way: str) -> None:
+        self.page, self.way = page, way
+
+    def act(self, control: Any, again: bool) -> None:
+        """Use a control as it is used; the second time the other way round."""
+        tag, kind = control.evaluate("control => [control.localName, control.type || '']")
+        if kind == "search":
+            control.fill("nothing is called so" if not control.input_value() else "")
+        elif self.way == "keyboard":
+            self.press(control, tag, kind, again)
+        elif tag == "select":  # its list is the browser's own
+            control.select_option(index=int(again))
+        else:
+            place: dict[str, Any] = {}
+            if tag == "canvas" or kind == "range":
+                box = control.bounding_box()
+                place = {"position": {"x": box["width"] * (0.45 if again else 0.9), "y": box["height"] / 2}}
+            (control.tap if self.way == "finger" else control.click)(**place)
+        self.page.evaluate(SETTLE)
+
+    def press(self, control: Any, tag: str, kind: str, again: bool) -> None:
+        control.focus()
+        usual = ["Enter", " "] if tag in {"button", "a"} else ["ArrowDown", "ArrowUp"]
+        self.page.keyboard.press(KEYS.get(kind, usual)[again])
+
+    def named(self, scope: Any, name: str) -> Any:
+        return scope.evaluate_handle("(scope, name) => window.controls(scope).get(name)", name).as_element()
+
+    def drive(self, scope: Any) -> Iterator[str]:
+        """Use every control of a scope; yields what is wrong."""
+        names = scope.evaluate("scope => [...window.controls(scope).keys()]")
+        for name in names:
+            control = self.named(scope, name)
+            if control is None or self.skips(control):
+                continue
+            for again in (False, True):
+                before, said, link = self.look(scope)
+                self.act(control, again)
+                after, says, leads = self.look(scope)
+                if before != after:
+                    break
+                self.nudge(scope, names, name)
+                control = self.named(scope, name) or control
+            else:
+                yield f"{name!r} does nothing"
+            if link != leads and said == says:
+                yield f"{name!r} leads from {link} to {leads}, and nothing says so: {says[:200]}"
+            yield from (f"after {name!r}: {quarrel}" for quarrel in scope.evaluate("scope => window.quarrels(scope)"))
+            playing = scope.query_selector("button[aria-label=pause]")
+            if playing:
+                self.act(playing, again=False)
+
+    def skips(self, control: Any) -> bool:
+        """Rows, nodes and the timeline are a mouse's; the keyboard has the list, the graph and the slider."""
+        reached, scrolls = control.evaluate(
+            "control => [control.tabIndex >= 0, control.matches('[role=group][tabindex]:not(.av-in-graph *)')]"
+        )
+        if self.way == "keyboard":
+            return not reached or scrolls
+        return bool(control.evaluate("control => control.matches('[tabindex]')"))
+
+    def look(self, scope: Any) -> list[Any]:
+        link = "(scope.querySelector('.av-top a')?.hash || '').replace(/.*?&/, '')"
+        return list(scope.evaluate(f"scope => [state(scope), told(scope), {link}]"))
+
+    def nudge(self, scope: Any, names: list[str], name: str) -> None:
+        """A button that has nothing to do, such as 'previous' at the start, gets something to do."""
+        other = "BUTTON previous event" if "next" in name else "BUTTON next event"
+        beside = {"BUTTON fit the whole graph": "BUTTON zoom in"}.get(name, other)
+        control = self.named(scope, beside if beside in names else names[names.index(name) - 1])
+        if control is not None:
+            self.act(control, again=False)
+
+
+def ready(page: Any) -> None:
+    page.evaluate(PREPARE)
+    page.evaluate(SETTLE)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_players_and_explorers_obey_and_their_permalinks_restore_them(
+    page_name: str, way: str, watch: Open, address: Address
+) -> None:
+    watched = watch(**WAYS[way])
+    page = watched.page
+    page.goto(address(page_name, "file"))
+    scopes = page.locator(SCOPES)
+    if not scopes.count():
+        pytest.skip("nothing to drive on this page")
+    ready(page)
+    page.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+    hand, links = Hand(page, way), []
+    for i in range(scopes.count()):
+        if i >= scopes.count() or not scopes.nth(i).is_visible():
+            continue
+        scope = scopes.nth(i).element_handle()
+        assert list(hand.drive(scope)) == []
+    for i in range(scopes.count()):
+        link = scopes.nth(i).locator(".av-top a")
+        if link.count() and link.is_visible():
+            links.append((i, link.get_attribute("href"), scopes.nth(i).evaluate("scope => told(scope)")))
+    assert watched.complaints == []
+    for i, link, told in links:
+        fresh = watch(**WAYS[way]).page
+        fresh.goto(address(page_name, "file") + link)
+        fresh.locator(SCOPES).nth(i).locator(".av-say").wait_for(state="attached")
+        ready(fresh)
+        assert fresh.locator(SCOPES).nth(i).evaluate("scope => told(scope)") == told, link
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_predictions_are_answered_remembered_and_asked_again(
+    page_name: str, way: str, watch: Open, address: Address
+) -> None:
+    watched = watch(**WAYS[way])
+    page = watched.page
+    page.goto(address(page_name, "file"))
+    asked = page.locator(".av-predict[data-av-state]")
+    if not asked.count():
+        pytest.skip("nothing to predict on this page")
+    hand, states = Hand(page, way), []
+    for i in range(asked.count()):
+        root = asked.nth(i)
+        for fold in root.locator("> .av-ask > .av-hint > summary").all():
+            hand.act(fold.element_handle(), again=False) if way != "keyboard" else fold.press("Enter")
+            assert fold.locator("..").get_attribute("open") is not None
+        if root.locator("> .av-ask .av-field").count():
+            hand.act(root.locator(".av-nothing").element_handle(), again=False)
+            assert root.locator(".av-field").input_value() == "None"
+            root.locator(".av-field").fill("123.456")
+        else:
+            radio = root.locator("> .av-ask .av-choice input").first
+            radio.press(" ") if way == "keyboard" else hand.act(radio.element_handle(), again=False)
+        hand.act(root.locator("> .av-ask .av-check").element_handle(), again=False)
+        states.append((root.get_attribute("data-av-state"), root.locator("> .av-ask > .av-verdict").inner_text()))
+        assert states[-1][0] in {"right", "wrong"}
+        assert ("Right." in states[-1][1]) == (states[-1][0] == "right")
+        assert ("You said" in states[-1][1]) == (states[-1][0] == "wrong")
+        assert root.locator("> .av-reveal > .av-recorded").is_visible()
+    page.reload()
+    for i, (state, verdict) in enumerate(states):
+        root = asked.nth(i)
+        assert (root.get_attribute("data-av-state"), root.locator("> .av-ask > .av-verdict").inner_text()) == (
+            state,
+            verdict,
+        )
+        hand.act(root.locator("> .av-ask > .av-again").element_handle(), again=False)
+        assert root.get_attribute("data-av-state") == "asked"
+        assert not root.locator("> .av-reveal > .av-recorded").is_visible()
+        fold = root.locator("> .av-reveal > summary")
+        fold.press("Enter") if way == "keyboard" else hand.act(fold.element_handle(), again=False)
+        page.wait_for_function("root => root.dataset.avState === 'skipped'", arg=root.element_handle())
+        assert "Shown without a prediction" in root.locator("> .av-ask > .av-verdict").inner_text()
+    assert watched.complaints == []
