@@ -25,6 +25,8 @@ from accumviz.ledger import Ledger
 
 _STARTING, _GRACE = 120.0, 1.0
 _launcher: subprocess.Popen[bytes] | None = None
+# The variables that it was started with.
+_known: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,10 @@ def distribute(function: Callable[..., Any], *, ranks: int = 2, timeout: float =
 def _fates(folder: Path, parcel: bytes, ranks: int, timeout: float) -> list[_Fate]:
     (folder / "parcel").write_bytes(parcel)
     gpu = _gpus() >= ranks
-    env = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    # What was set since the launcher began; the rest its children have anyway.
+    known = _known if _launcher is not None and _launcher.poll() is None else os.environ
+    env = {name: value for name, value in os.environ.items() if known.get(name) != value}
+    env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     env |= {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     env["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
     heavy = ("torch.nn.parallel", "torch.distributed.fsdp", "torch.distributed.device_mesh")
@@ -236,7 +241,7 @@ def _gpus() -> int:
 
 def _ask(asked: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Have the launcher start these ranks; start itself first if there is none, or it has died."""
-    global _launcher  # noqa: PLW0603 - one per process, kept for the next call
+    global _launcher, _known  # noqa: PLW0603 - one per process, kept for the next call
     line = json.dumps(asked).encode() + b"\n"
     for _ in range(2):
         if _launcher is None or _launcher.poll() is not None:
@@ -252,6 +257,7 @@ def _ask(asked: dict[str, Any]) -> subprocess.Popen[bytes]:
                 env=os.environ | threads | {"PYTHONPATH": paths.rstrip(os.pathsep)},
             )
             log.close()
+            _known = dict(os.environ)
         assert _launcher.stdin is not None
         try:
             _launcher.stdin.write(line)

@@ -83,11 +83,7 @@ def serve() -> None:
                 break
             *lines, waiting = (waiting + got).split(b"\n")
             for line in lines:
-                asked = json.loads(line)
-                if "folder" in asked:
-                    children |= _start(asked)
-                else:
-                    _kill(children)
+                children |= _start(json.loads(line))
         _reap(children)
     _kill(children)
     while children:

@@ -84,7 +84,8 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         for listener in _listeners:
             try:
-                listener.collective(op, _tensors(args[whole]), _tensors(args[0]), sys._getframe(1))
+                # A device's thread has no frame below this one.
+                listener.collective(op, _tensors(args[whole]), _tensors(args[0]), sys._getframe())
             except Exception as error:
                 listener.failed(error)
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
@@ -246,8 +247,11 @@ class Syncs:
         backward on in the order in which the gradients of the first came. (DDP cannot be asked:
         it holds its lock.)
         """
-        if frame.f_code.co_filename.endswith(_BATCH_NORM):
-            return []
+        above: FrameType | None = frame
+        while above is not None:
+            if above.f_code.co_filename.endswith(_BATCH_NORM):
+                return []
+            above = above.f_back
         count = sum(tensor.numel() for tensor in whole)
         arrived = [i for i in running.settled if i in self._replicated]
         left = [i for i in arrived if i not in running.synced]

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import accumviz as av
-from accumviz.instruments import processes
+from accumviz.instruments import processes, ranks
 from accumviz.instruments.processes import RankError, World
 from accumviz.ledger import Ledger
 
@@ -125,6 +125,24 @@ def test_a_second_call_starts_much_faster_than_the_first() -> None:
     processes._end_launcher()
     first = seconds()
     assert min(seconds() for _ in range(3)) < first / 2
+
+
+def test_a_variable_of_the_environment_set_between_two_calls_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look() -> str:
+        return os.environ.get("ACCUMVIZ_TEST", "")
+
+    for value in ("", "one", "two"):
+        monkeypatch.setenv("ACCUMVIZ_TEST", value)
+        assert av.distribute(look, ranks=1).returned == (value,)
+
+
+def test_where_fork_is_not_safe_each_rank_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes._end_launcher()
+    start = "import accumviz.instruments.ranks as ranks; ranks._FORK = False; ranks.serve()"
+    monkeypatch.setattr(ranks, "_START", start)
+    assert av.distribute(train, ranks=2).ledger.values("rank 1 · w").ravel()[-1] == -8.0
+    processes._end_launcher()
+    assert descendants() == []
 
 
 def test_what_ranks_print_follows_rank_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
