@@ -85,10 +85,8 @@ def stated(place: Stated) -> Iterator[tuple[int, str, nodes.Element]]:
 def link(app: Sphinx, docname: str, name: str) -> nodes.reference | None:
     """To the element behind a label, called by the number and title of its section; None where nothing bears it."""
     target, anchor = app.env.domaindata["std"]["anonlabels"].get(name, ("", ""))
-    node: Any = None
-    for element in app.env.get_doctree(target).findall(nodes.Element) if target else ():
-        if anchor in element["ids"]:
-            node = element
+    elements = app.env.get_doctree(target).findall(nodes.Element) if target else ()
+    node: Any = next((element for element in elements if anchor in element["ids"]), None)
     while node is not None and not isinstance(node, nodes.section):
         node = node.parent
     if node is None:

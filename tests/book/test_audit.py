@@ -72,6 +72,13 @@ def test_the_radio_buttons_show_the_rows_of_one_verdict_by_keyboard_alone(audit:
     assert rows(audit) == whole
 
 
+def test_the_table_fits_a_phone(watch: Open, address: Address) -> None:
+    page = watch(width=375, has_touch=True).page
+    page.goto(address(PAGE, "file"))
+    table = page.locator("table.claims")
+    assert table.evaluate("table => table.offsetWidth <= table.parentElement.clientWidth")
+
+
 def test_the_table_is_whole_on_paper(audit: Any) -> None:
     audit.get_by_label("wrong").check()
     audit.emulate_media(media="print")
