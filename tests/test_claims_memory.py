@@ -171,7 +171,7 @@ def hand(scale: float = 1.0) -> list[float]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0, 1024.0, 65536.0])
-def test_claims_16_and_29_unscaled_once_at_the_end_a_window_is_that_without_a_scaler(scale: float) -> None:
+def test_claim_16_and_29_unscaled_once_at_the_end_a_window_is_that_without_a_scaler(scale: float) -> None:
     w, ledger = scaled_window("unscale, clip", scale)
     first, second = hand(scale)
     assert [event.kind for event in ledger] == ["backward", "backward", "unscale", "clip", "step"]
