@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz import files, ledgerfile
+from accumviz import files, ledgerfile, merging
 from accumviz.display import Displayed
 
 # Bits of `Ledger.state`, one byte per event and parameter.
@@ -21,7 +21,11 @@ KINDS = ("backward", "zero_grad", "step", "unscale", "clip", "sync", "edit")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A recorded leaf: its name, shape, dtype and the optimizers that own it (indices)."""
+    """A recorded leaf: its name, shape, dtype and the optimizers that own it (indices).
+
+    In a ledger of several processes, `rank` is the one it lives in. `unsharded_of` names the
+    parameter whose whole gradient this is, kept by FSDP until it is reduced and scattered.
+    """
 
     name: str
     shape: tuple[int, ...] = ()
@@ -31,9 +35,12 @@ class Parameter:
     aliases: tuple[str, ...] = ()
     optimizers: tuple[int, ...] = ()
     requires_grad: bool = True
+    rank: int | None = None
+    unsharded_of: str = ""
 
     @property
     def numel(self) -> int:
+        """How many elements it has."""
         return int(np.prod(self.shape, dtype=np.int64))
 
 
@@ -41,11 +48,17 @@ class Parameter:
 class Event:
     """One thing that happened to `.grad`, and the line of the user's code that did it.
 
+    `index` is its place in the ledger, `kind` one of `"backward"`, `"zero_grad"`, `"step"`,
+    `"unscale"`, `"clip"`, `"sync"` and `"edit"`. `label` is what a loss or an optimizer is called
+    there; `file`, `line` and `source` are where. `details` holds what only its kind has, such as
+    the `lr` of a step.
+
     `loss` is the value backward started from (NaN if it was not one number), `scale` the
     product of the constants it was multiplied by or divided by on the way there, `saved_before`
     and `saved_after` the bytes of saved tensors alive around a backward (NaN if not measured),
     `time` seconds since the recording began. `within` names the event this one ran inside
-    (`"step"` for a closure, `"backward"` for an optimizer that steps in a hook).
+    (`"step"` for a closure, `"backward"` for an optimizer that steps in a hook). In a ledger of
+    several processes, `rank` is the one it happened in; None is all of them together.
     """
 
     index: int
@@ -61,6 +74,7 @@ class Event:
     saved_after: float = float("nan")
     within: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+    rank: int | None = None
 
     @property
     def skipped(self) -> bool:
@@ -81,7 +95,11 @@ class Fates(NamedTuple):
 
 
 class Window(NamedTuple):
-    """One accumulation window: an optimizer step and the backwards whose contributions it consumed."""
+    """One accumulation window: an optimizer step and the backwards whose contributions it consumed.
+
+    `step` and `backwards` are indices of events, `optimizer` is the name of the one that stepped.
+    `scale` is the sum of the scales of the losses: 1.0 when K mean losses were each divided by K.
+    """
 
     step: int
     optimizer: str
@@ -91,7 +109,10 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Provenance(Displayed):
-    """The loss × parameter matrix: summed contribution norms, and how many contributions there were."""
+    """The loss × parameter matrix: summed contribution norms, and how many contributions there were.
+
+    `labels` name the rows of `total` and `count`, `parameters` their columns.
+    """
 
     labels: tuple[str, ...]
     parameters: tuple[str, ...]
@@ -102,21 +123,29 @@ class Provenance(Displayed):
 class Ledger(Displayed):
     """Events × parameters: what each event added to, and left in, every `.grad`.
 
+    It is the sequence of its events: `len(ledger)`, `ledger[3]` and `for event in ledger` are what
+    they are for a list. `parameters` are its columns, `sources` the texts of the files that the
+    events point into, `meta` says with what it was recorded, and `complete` is False when the
+    recording's process ended before it was closed.
+
     `contribution` and `grad` are float32 arrays (events × parameters) of 2-norms: what a
     backward added, and `.grad` after the event; NaN where there is none. `state` holds the
-    bits PRESENT (`.grad` is not None), CONTRIBUTED and CHANGED. `exact` maps a parameter's
+    bits `PRESENT` (`.grad` is not None), `CONTRIBUTED` and `CHANGED`. `exact` maps a parameter's
     index to two float64 arrays (events × elements): contribution and `.grad`, element by element.
 
+    >>> from accumviz.ledger import Ledger, Parameter
     >>> w = Parameter("w", shape=(1,), optimizers=(0,))
     >>> ledger = Ledger.build([w], [
-    ...     dict(kind="backward", label="loss", contribution={"w": -16.0}, grad={"w": -16.0}),
-    ...     dict(kind="backward", label="loss", contribution={"w": -4.0}, grad={"w": -20.0}),
+    ...     dict(kind="backward", contribution={"w": -16.0}, grad={"w": -16.0}),
+    ...     dict(kind="backward", contribution={"w": -4.0}, grad={"w": -20.0}),
     ...     dict(kind="step", details={"optimizer": "SGD"}, grad={"w": -20.0}),
     ... ])
     >>> ledger.windows()
     [Window(step=2, optimizer='SGD', backwards=(0, 1), scale=2.0)]
     >>> ledger.running_sum("w").ravel().tolist()
     [-16.0, -20.0, -20.0]
+    >>> ledger.live(1, "w")
+    [0, 1]
     """
 
     def __init__(
@@ -152,8 +181,10 @@ class Ledger(Displayed):
 
     @classmethod
     def build(cls, parameters: list[Parameter], rows: list[dict[str, Any]], **kwargs: Any) -> Ledger:
-        """Make a ledger by hand, one dict per event: the fields of `Event`, and by parameter name
-        `contribution` (a number or a list, element by element) and `grad` (the same; absent: None).
+        """Make a ledger by hand, as a test or an example needs it.
+
+        `rows` holds one dict per event: the fields of `Event`, and by parameter name `contribution`
+        (a number or a list, element by element) and `grad` (the same; absent: None).
         """
         shape = (len(rows), len(parameters))
         norms = {name: np.full(shape, np.nan, np.float32) for name in ("contribution", "grad")}
@@ -173,6 +204,21 @@ class Ledger(Displayed):
                     state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
             events.append(Event(e, **{k: v for k, v in row.items() if k not in norms}))
         return cls(tuple(parameters), tuple(events), norms["contribution"], norms["grad"], state, exact, **kwargs)
+
+    @classmethod
+    def merge(cls, ledgers: Iterable[Ledger | str | Path]) -> Ledger:
+        """Put the ledgers of several ranks into one, in which events and parameters say their rank.
+
+        `ledgers` are ledgers, or the files that `record(..., path=...)` wrote on each rank. Each
+        rank's events keep their order; a collective that all ranks took part in is one event.
+        Raises `ValueError` when there is none, or when two are of the same rank.
+
+        >>> rows = [dict(kind="backward", contribution={"w": 1.0}, grad={"w": 1.0})]
+        >>> one, two = (Ledger.build([Parameter("w", (1,))], rows, meta={"rank": r}) for r in (0, 1))
+        >>> [(e.kind, e.rank) for e in Ledger.merge([one, two])]
+        [('backward', 0), ('backward', 1)]
+        """
+        return merging.merge([files.load(x) if isinstance(x, str | Path) else x for x in ledgers])
 
     def __len__(self) -> int:
         return len(self.events)
@@ -234,8 +280,8 @@ class Ledger(Displayed):
         erased, consumed = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
         steps = np.zeros(shape, np.int32)
         contributed = (self.state & CONTRIBUTED).astype(bool)
-        zeroed = np.array([event.kind in ("zero_grad", "edit") for event in self.events], bool)
-        gone = (self.state & PRESENT == 0) | (zeroed[:, None] & (self.grad == 0))
+        zeroed = {rank: self._zeroing(rank) for rank in {p.rank for p in self.parameters}}
+        gone = self.state & PRESENT == 0
         inside = np.array([event.kind == "backward" and event.within == "step" for event in self.events], bool)
         owned: dict[tuple[int, ...], np.ndarray] = {}
         for p, parameter in enumerate(self.parameters):
@@ -244,7 +290,8 @@ class Ledger(Displayed):
                 continue
             if parameter.optimizers not in owned:
                 owned[parameter.optimizers] = self._steps_of(parameter.optimizers)
-            ends, mine = np.flatnonzero(gone[:, p]), owned[parameter.optimizers]
+            ends = np.flatnonzero(gone[:, p] | (zeroed[parameter.rank] & (self.grad[:, p] == 0)))
+            mine = owned[parameter.optimizers]
             after = np.searchsorted(ends, born, side="right")
             end = np.where(after < ends.size, np.append(ends, 0)[after], len(self))
             erased[born, p] = np.where(end < len(self), end, -1)
@@ -254,7 +301,23 @@ class Ledger(Displayed):
             until = np.where(inside[born], np.maximum(until, np.minimum(first + 1, mine.size)), until)
             steps[born, p] = until - first
             consumed[born, p] = np.where(until > first, np.append(mine, -1)[np.minimum(first, mine.size)], -1)
+        for sync, births, whole, shard in self._scattered(erased):
+            consumed[births, whole], steps[births, whole] = consumed[sync, shard], steps[sync, shard]
         return Fates(erased, consumed, steps)
+
+    def _zeroing(self, rank: int | None) -> np.ndarray:
+        kinds = ("zero_grad", "edit")
+        return np.array([e.kind in kinds and (e.rank is None or e.rank == rank) for e in self.events], bool)
+
+    def _scattered(self, erased: np.ndarray) -> Iterator[tuple[int, np.ndarray, int, int]]:
+        """The reduce-scatters: event, the contributions that it took from an unsharded gradient, and the columns."""
+        for whole, parameter in enumerate(self.parameters):
+            if not parameter.unsharded_of:
+                continue
+            shard = self.index(parameter.unsharded_of)
+            for sync in np.unique(erased[erased[:, whole] >= 0, whole]).tolist():
+                if self.events[sync].kind == "sync" and self.state[sync, shard] & CONTRIBUTED:
+                    yield sync, np.flatnonzero(erased[:, whole] == sync), whole, shard
 
     def _steps_of(self, optimizers: tuple[int, ...]) -> np.ndarray:
         return np.array(
@@ -267,7 +330,10 @@ class Ledger(Displayed):
         )
 
     def live(self, event: int, parameter: str | int) -> list[int]:
-        """The backwards whose contributions are in this parameter's `.grad` after the event."""
+        """The backwards whose contributions are in this parameter's `.grad` after the event.
+
+        Returns indices of events; -1 is the last event, as in a list.
+        """
         p = self.index(parameter)
         event = range(len(self))[event]
         born = np.flatnonzero(self.state[: event + 1, p] & CONTRIBUTED)
@@ -276,6 +342,8 @@ class Ledger(Displayed):
 
     def unconsumed(self, event: int) -> dict[str, list[int]]:
         """The contributions, by parameter, that this event erased before any step had used them."""
+        if self.events[event].kind == "sync":  # it hands them on
+            return {}
         hit = (self.fates.erased == range(len(self))[event]) & (self.fates.steps == 0)
         return {
             self.parameters[p].name: [int(b) for b in np.flatnonzero(hit[:, p])]
@@ -292,6 +360,10 @@ class Ledger(Displayed):
         # One column per optimizer, not per parameter and step: the latest end of each backward's contributions.
         ends: dict[int, np.ndarray] = {}
         first: dict[int, dict[int, set[int]]] = {}
+        behind: dict[tuple[int, int], set[int]] = {}
+        for sync, births, whole, _ in self._scattered(self.fates.erased):
+            for optimizer in self.parameters[whole].optimizers:
+                behind.setdefault((optimizer, sync), set()).update(births.tolist())
         result = []
         for event in self.of("step"):
             if event.skipped:
@@ -304,7 +376,8 @@ class Ledger(Displayed):
                 for b, s in zip(*self._consumptions(mine), strict=True):
                     first[optimizer].setdefault(s, set()).add(b)
             here = set(np.flatnonzero(ends[optimizer][: event.index] > event.index).tolist())
-            backwards = tuple(sorted(here | first[optimizer].get(event.index, set())))
+            here |= first[optimizer].get(event.index, set())
+            backwards = tuple(sorted(set().union(*(behind.get((optimizer, b), {b}) for b in here))))
             scale = float(sum(self.events[b].scale for b in backwards))
             result.append(Window(event.index, str(event.details.get("optimizer", "")), backwards, scale))
         return result
@@ -337,7 +410,7 @@ class Ledger(Displayed):
         return Provenance(self.labels, names, total.reshape(shape), count.reshape(shape).astype(np.int64))
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame, one row per event and parameter.
+        """A pandas `DataFrame`, one row per event and parameter.
 
         Raises `ImportError`, with the command that installs it, when pandas is not there.
         """

@@ -16,12 +16,12 @@ _FLOATS = ("time", "loss", "scale", "saved_before", "saved_after")
 
 def header(ledger: Ledger) -> dict[str, Any]:
     """What a file says once: the parameters and where the recording was made."""
-    return {"parameters": [asdict(p) for p in ledger.parameters], "meta": ledger.meta}
+    return {"parameters": [_known(asdict(p)) for p in ledger.parameters], "meta": ledger.meta}
 
 
 def chunk(ledger: Ledger) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The events and their arrays."""
-    rows = [{k: v for k, v in vars(e).items() if k not in (*_FLOATS, "index")} for e in ledger.events]
+    rows = [_known({k: v for k, v in vars(e).items() if k not in (*_FLOATS, "index")}) for e in ledger.events]
     arrays: dict[str, np.ndarray] = {
         "contribution": ledger.contribution,
         "grad": ledger.grad,
@@ -31,6 +31,13 @@ def chunk(ledger: Ledger) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     for p, (contribution, grad) in ledger.exact.items():
         arrays |= {f"contribution/{p}": contribution, f"grad/{p}": grad}
     return {"events": rows, "sources": ledger.sources}, arrays
+
+
+def _known(row: dict[str, Any]) -> dict[str, Any]:
+    """Without what only ledgers of several processes have: older readers know the rest."""
+    return {
+        name: value for name, value in row.items() if name not in ("rank", "unsharded_of") or value not in (None, "")
+    }
 
 
 def decode(contents: Contents) -> Ledger:

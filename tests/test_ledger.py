@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import accumviz as av
 from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
 
 W = Parameter("w", (1,), optimizers=(0,))
@@ -307,3 +309,123 @@ def test_provenance_counts_every_contribution_once(loop: Loop) -> None:
 def test_every_event_belongs_to_one_kind(loop: Loop) -> None:
     by_kind = [event.index for kind in KINDS for event in loop.ledger.of(kind)]
     assert sorted(by_kind) == list(range(len(loop.ledger)))
+
+
+# --- several ranks --------------------------------------------------------------------------------
+
+
+def of_rank(rank: int, rows: list[dict[str, Any]], names: tuple[str, ...] = ("w",)) -> Ledger:
+    parameters = [Parameter(name, (1,), optimizers=(0,)) for name in names]
+    return Ledger.build(parameters, rows, meta={"rank": rank, "optimizers": ["SGD"]})
+
+
+def adds(value: float, total: float | None = None) -> dict[str, Any]:
+    return {"kind": "backward", "label": "loss", "contribution": {"w": value}, "grad": {"w": total or value}}
+
+
+def reduces(mean: float, **details: Any) -> dict[str, Any]:
+    return {"kind": "sync", "details": {"op": "all-reduce", "bytes": 4, **details}, "grad": {"w": mean}}
+
+
+def steps(value: float) -> dict[str, Any]:
+    return {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": value}}
+
+
+ZERO: dict[str, Any] = {"kind": "zero_grad"}
+
+
+def test_ranks_take_turns_between_collectives_and_meet_in_them() -> None:
+    one = of_rank(0, [adds(1), adds(1, 2), reduces(3), steps(3), ZERO])
+    two = of_rank(1, [adds(4), reduces(3), steps(3), ZERO])
+    merged = Ledger.merge([two, one])
+    assert [(e.kind, e.rank) for e in merged] == [
+        ("backward", 0),
+        ("backward", 1),
+        ("backward", 0),
+        ("sync", None),
+        ("step", 0),
+        ("step", 1),
+        ("zero_grad", 0),
+        ("zero_grad", 1),
+    ]
+    assert merged.values("rank 0 · w").ravel()[:6].tolist() == [1, 1, 2, 3, 3, 3]
+    assert np.isnan(merged.values("rank 1 · w")[0, 0])
+    assert merged.values("rank 1 · w").ravel()[1:7].tolist() == [4, 4, 3, 3, 3, 3]
+
+
+def test_each_ranks_windows_and_fates_are_its_own() -> None:
+    one = of_rank(0, [adds(1), adds(1, 2), reduces(3), steps(3), ZERO])
+    two = of_rank(1, [adds(4), reduces(3), steps(3), ZERO])
+    merged = Ledger.merge([one, two])
+    assert [(w.step, w.backwards) for w in merged.windows()] == [(4, (0, 2)), (5, (1,))]
+    assert merged.live(6, "rank 0 · w") == []
+    assert merged.live(6, "rank 1 · w") == [1]
+    assert merged.fates.erased[1].tolist() == [-1, 7]
+
+
+def test_a_zero_grad_of_one_rank_erases_nothing_on_another_even_where_grad_is_zero() -> None:
+    one = of_rank(0, [adds(1), ZERO | {"grad": {"w": 0.0}}])
+    two = of_rank(1, [adds(0.0), steps(0.0)])
+    merged = Ledger.merge([one, two])
+    assert [e.kind for e in merged] == ["backward", "backward", "zero_grad", "step"]
+    assert merged.live(-1, "rank 1 · w") == [1]
+    assert merged.windows()[0].backwards == (1,)
+
+
+def test_collectives_that_do_not_fit_together_stay_apart() -> None:
+    merged = Ledger.merge([of_rank(0, [reduces(1, parameters=["w"])]), of_rank(1, [reduces(1, parameters=["b"])])])
+    assert [(e.kind, e.rank) for e in merged] == [("sync", 0), ("sync", 1)]
+
+
+def test_a_merged_ledger_survives_a_round_trip(tmp_path: Path) -> None:
+    merged = Ledger.merge([of_rank(r, [adds(1 + r), reduces(1.5), steps(1.5)]) for r in range(3)])
+    merged.save(tmp_path / "merged.ledger")
+    again = av.load(tmp_path / "merged.ledger")
+    assert again.parameters == merged.parameters
+    # nan is not equal to itself, so by their words
+    assert repr(again.events) == repr(merged.events)
+    np.testing.assert_array_equal(again.grad, merged.grad)
+
+
+def test_files_are_merged_as_ledgers_are(tmp_path: Path) -> None:
+    ledgers = [of_rank(r, [adds(1 + r)]) for r in range(2)]
+    for rank, ledger in enumerate(ledgers):
+        ledger.save(tmp_path / f"run.rank{rank}.ledger")
+    merged = Ledger.merge(sorted(tmp_path.glob("*.ledger")))
+    np.testing.assert_array_equal(merged.grad, Ledger.merge(ledgers).grad)
+
+
+def test_a_ledger_of_one_process_is_written_as_before_there_were_ranks() -> None:
+    ledger = of_rank(0, [adds(1)])
+    head, (chunk, _) = ledger.header(), ledger.chunk()
+    assert "rank" not in head["parameters"][0]
+    assert "unsharded_of" not in head["parameters"][0]
+    assert "rank" not in chunk["events"][0]
+
+
+def test_ledgers_that_cannot_be_merged_are_refused() -> None:
+    with pytest.raises(ValueError, match="no ledger to merge"):
+        Ledger.merge([])
+    with pytest.raises(ValueError, match=r"ranks \[1, 1\]"):
+        Ledger.merge([of_rank(1, []), of_rank(1, [])])
+
+
+def test_what_a_reduce_scatter_takes_from_a_whole_gradient_is_consumed_with_the_shard() -> None:
+    parameters = [
+        Parameter("w", (1,), optimizers=(0,)),
+        Parameter("w (unsharded)", (2,), optimizers=(0,), unsharded_of="w"),
+    ]
+    whole = "w (unsharded)"
+    rows: list[dict[str, Any]] = [
+        {"kind": "backward", "contribution": {whole: [1, 2]}, "grad": {whole: [1, 2]}},
+        {"kind": "backward", "contribution": {whole: [1, 2]}, "grad": {whole: [2, 4]}},
+        {"kind": "sync", "contribution": {"w": 2}, "grad": {"w": 2}},
+        {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": 2}},
+        {"kind": "zero_grad"},
+    ]
+    ledger = Ledger.build(parameters, rows)
+    assert ledger.windows()[0].backwards == (0, 1)
+    assert ledger.live(1, whole) == [0, 1]
+    assert ledger.live(2, whole) == []
+    assert ledger.fates.consumed[:2, 1].tolist() == [3, 3]
+    assert [ledger.unconsumed(e) for e in range(5)] == [{}] * 5

@@ -96,7 +96,7 @@ def _describe(frame: FrameType, below: FrameType | None) -> CallSite:
             source = _shorten(ast.get_source_segment("".join(lines), call) or source)
     elif ".backward(" in source:
         subject = source.split(".backward(", maxsplit=1)[0].strip()
-    return CallSite(_readable(path), line, source[:200], _shorten(subject), path)
+    return CallSite(readable(path), line, source[:200], _shorten(subject), path)
 
 
 def _call(frame: FrameType, lines: list[str]) -> ast.Call | None:
@@ -126,7 +126,7 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-def _readable(path: str) -> str:
+def readable(path: str) -> str:
     """A file's name without anything private: the notebook cell, or the path below the working folder."""
     if "IPython" in sys.modules:
         from IPython.core.getipython import get_ipython

@@ -11,12 +11,13 @@ import torch
 from accumviz.instruments.naming import Named
 from accumviz.instruments.numbers import norms
 from accumviz.instruments.rows import Row
+from accumviz.instruments.sharded import local
 from accumviz.ledger import PRESENT, Parameter
 
 # In all, so many elements of small tensors are kept one by one: a teaching example, not a ResNet's biases.
 _EXACT_TOTAL = 1024
 
-_FLOAT, _STRIDED = torch.float32, torch.strided
+_FLOAT, _STRIDED, _TENSOR = torch.float32, torch.strided, torch.Tensor
 Hook = Callable[[torch.Tensor | None], None]
 
 
@@ -39,7 +40,8 @@ class Leaves:
         self.present = bytearray(count)
         self.unhooked = dict.fromkeys(range(count))
         self._hook_of = hook_of
-        self._index = {id(tensor): i for i, tensor in enumerate(self.tensors)}
+        self._index = named.index
+        self.sizes = [local(tensor).numel() for tensor in self.tensors]
         self._handles: dict[int, Any] = {}
         self._hooks: list[int | None] = [None] * count
         self._grads: list[ref[torch.Tensor] | None] = [None] * count
@@ -47,9 +49,10 @@ class Leaves:
         self.small: dict[int, None] = {}
         total = 0
         for i, tensor in enumerate(self.tensors):
-            fits = tensor.numel() <= exact and total + tensor.numel() <= max(_EXACT_TOTAL, exact)
+            size = self.sizes[i]
+            fits = size <= exact and total + size <= max(_EXACT_TOTAL, exact)
             if fits and tensor.is_floating_point():
-                total += tensor.numel()
+                total += size
                 self.small[i] = None
         self.update()
 
@@ -97,6 +100,8 @@ class Leaves:
         for i in self._all if only is None else only:
             tensor = tensors[i]
             grad, known = tensor.grad, grads[i]
+            if type(grad) is not _TENSOR and grad is not None:
+                grad = local(grad)
             if grad is None:
                 if known is not None:
                     grads[i], present[i] = None, 0
@@ -119,6 +124,7 @@ class Leaves:
             if grad is None:
                 self._grads[i], self.present[i] = None, 0
             else:
+                grad = local(grad)
                 self._grads[i], self._versions[i], self.present[i] = ref(grad), grad._version, PRESENT
 
     def owns(self, owner: Any) -> bool:
@@ -152,7 +158,8 @@ class Leaves:
         indices, tensors = [], []
         # One call for all where it can be: CPU, single precision, dense.
         alike = True
-        for i, tensor in found:
+        for i, given in found:
+            tensor = given if type(given) is _TENSOR else local(given)
             if i in small:
                 row.take((f"exact {what}", i), tensor)
                 continue
@@ -174,16 +181,19 @@ class Leaves:
             for i in dict.fromkeys(self.owned(optimizer)):
                 owners.setdefault(i, []).append(index)
         named = self.named
+        for whole, shard in named.shards.wholes.items():
+            owners[whole] = owners.get(shard, [])
         return [
             Parameter(
                 name=named.names[i],
-                shape=tuple(tensor.shape),
+                shape=tuple(local(tensor).shape),
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 device=str(tensor.device),
                 group=named.groups[i],
                 aliases=tuple(named.aliases[i]),
                 optimizers=tuple(owners.get(i, ())),
-                requires_grad=tensor.requires_grad,
+                requires_grad=tensor.requires_grad or i in named.shards.wholes,
+                unsharded_of=named.names[named.shards.wholes[i]] if i in named.shards.wholes else "",
             )
             for i, tensor in enumerate(self.tensors)
         ]

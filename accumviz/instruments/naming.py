@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accumviz.instruments.callsite import variable
+from accumviz.instruments.sharded import Shard, Shards, local, units
 
 _EXPECTED = (
     "expected a module, an optimizer, a parameter, a dict of named tensors, or a list of these, "
@@ -27,9 +28,16 @@ class Named:
     aliases: list[list[str]] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+    wrapped: list[torch.nn.Module] = field(default_factory=list)
+    shards: Shards = field(default_factory=Shards)
     _index: dict[int, int] = field(default_factory=dict)
 
-    def add(self, name: str, tensor: torch.Tensor, group: str) -> None:
+    @property
+    def index(self) -> dict[int, int]:
+        """The number of each tensor, by its id."""
+        return dict(self._index)
+
+    def add(self, name: str, tensor: Any, group: str) -> None:
         """A tensor that is there already (a tied weight) keeps its first name and gains an alias."""
         known = self._index.get(id(tensor))
         if known is not None:
@@ -64,6 +72,8 @@ def collect(objects: tuple[Any, ...], groups: Mapping[str, Any], frame: FrameTyp
         _add(named, item, prefix, prefix, frame)
     for group, item in groups.items():
         _add(named, item, group, group, frame)
+    for module in named.wrapped:
+        _add_wholes(named, module)
     if not named.tensors:
         got = ", ".join(type(item).__name__ for item in (*objects, *groups.values())) or "no arguments"
         raise ValueError(f"nothing to record in {got}; {_EXPECTED}")
@@ -80,9 +90,12 @@ def _add(named: Named, item: Any, prefix: str, group: str, frame: FrameType | No
         return ".".join(part for part in (prefix, name) if part)
 
     if isinstance(item, torch.nn.Module):
+        named.wrapped.append(item)
+        if isinstance(item, torch.nn.parallel.DistributedDataParallel):
+            item = item.module  # names as in the model that was wrapped
         named.modules[prefix or f"model{len(named.modules) or ''}"] = item
         for name, tensor in item.named_parameters(remove_duplicate=False):
-            named.add(join(name), tensor, group)
+            named.add(join(name.replace("_fsdp_wrapped_module.", "")), tensor, group)
     elif isinstance(item, torch.optim.Optimizer):
         named.optimizers.append(item)
         _add_optimizer(named, item, prefix, group, frame)
@@ -103,6 +116,21 @@ def _add(named: Named, item: Any, prefix: str, group: str, frame: FrameType | No
                 _add(named, value, prefix, group, frame)
     else:
         raise TypeError(f"cannot record {item!r:.80}, a {type(item).__name__}; {_EXPECTED}")
+
+
+def _add_wholes(named: Named, module: torch.nn.Module) -> None:
+    """Beside the shards that FSDP shows, the whole gradients that it keeps until they are scattered."""
+    for unit, whole, tensors in units(module):
+        shards = [named._index[id(tensor)] for tensor in tensors if id(tensor) in named._index]
+        if not shards or id(unit) in named.shards.by_id:
+            continue
+        if hasattr(unit, "flat_param"):
+            for i in shards:
+                named.tensors[i] = Shard(named.tensors[i], unit)  # type: ignore[call-overload]
+        name = " … ".join(dict.fromkeys([named.names[shards[0]], named.names[shards[-1]]]))
+        named.add(f"{name} (unsharded)", whole, named.groups[shards[0]])
+        sizes = [local(named.tensors[i]).numel() for i in shards]
+        named.shards.add(unit, named._index[id(whole)], shards, sizes)
 
 
 def _add_optimizer(

@@ -17,7 +17,7 @@ import torch
 
 from accumviz import __version__
 from accumviz.graph import Graph
-from accumviz.instruments import watch
+from accumviz.instruments import ranks, watch
 from accumviz.instruments.callsite import CallSite, CallSites
 from accumviz.instruments.graphs import Graphs
 from accumviz.instruments.held import Held
@@ -26,6 +26,7 @@ from accumviz.instruments.losses import describe_root
 from accumviz.instruments.naming import Named, optimizer_name
 from accumviz.instruments.numbers import Numbers
 from accumviz.instruments.rows import Backward, Row, Rows
+from accumviz.instruments.sync import Syncs
 from accumviz.ledger import PRESENT, Ledger, Parameter
 
 # Contributions are reduced in bulk; beyond this many bytes held at once, in several bulks.
@@ -33,7 +34,12 @@ _BULK_BYTES = 64 << 20
 
 
 class Recording:
-    """The open recording: mutable while the loop runs; `recording.ledger` is its frozen ledger."""
+    """The open recording: mutable while the loop runs; `recording.ledger` is its frozen ledger.
+
+    `record` makes it, `with` opens and closes it, once. Both properties may be read at any time,
+    inside the block too. Should recording itself fail, it warns, stops and keeps what it has: the
+    training goes on.
+    """
 
     def __init__(
         self,
@@ -63,7 +69,9 @@ class Recording:
         self._theirs: set[int] = set()
         self._start = perf_counter()
         small = list(self._leaves.small)
-        self._rows = Rows([tensor.numel() for tensor in named.tensors], small, path)
+        self._syncs = Syncs(self, self._leaves)
+        self._rank = ranks.where()
+        self._rows = Rows(self._leaves.sizes, small, ranks.ledger_path(path))
         for optimizer in named.optimizers:
             self._meet(optimizer)
 
@@ -76,6 +84,8 @@ class Recording:
         self._rows.begin(self._parameters(), self._meta())
         if self._graphs is not None:
             self._graphs.open()
+        self._syncs.open(lambda frame: self._sites.find(frame).line)
+        ranks.opened(self)
         watch.enter(self)
         return self
 
@@ -89,6 +99,7 @@ class Recording:
 
     def _leave(self) -> None:
         watch.leave(self)
+        self._syncs.close()
         self._leaves.unhook()
         if self._graphs is not None:
             self._graphs.close()
@@ -109,9 +120,15 @@ class Recording:
             if running.fresh or running.held or running.settled:
                 running.details["error"] = "the recording was closed while this backward ran"
                 running.present, running.done = bytes(self._leaves.present), True
+                for sync in running.syncs:
+                    sync.row.present, sync.row.done = running.present, True
             else:
                 self._rows.pending.remove(running)
         self._open.clear()
+
+    def write_out(self) -> None:
+        """Write what is whole to the file, if there is one: this process is about to be ended."""
+        self._rows.settle(self._parameters, self._meta, wait=True)
 
     @property
     def ledger(self) -> Ledger:
@@ -157,8 +174,9 @@ class Recording:
         within, thread = "", get_ident()
         if self._steps:
             within = self._within()
+        self._syncs.hook()
         if thread == self._opener:
-            changed = leaves.update(self._mine(), hook=True)
+            changed = self._syncs.claim(leaves.update(self._mine(), hook=True))
         else:
             changed = []
             self._share_with_threads()
@@ -166,6 +184,7 @@ class Recording:
             self._emit("edit", CallSite(), "", {}, changed)
         running = Backward(self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread)
         describe_root(running, args, kwargs)
+        self._syncs.describe(running.details)
         self._rows.pending.append(running)
         running.storages = self._memory.before(running.nodes)
         if running.storages is not None:
@@ -213,6 +232,8 @@ class Recording:
         had, unhooked = running.had, leaves.unhooked
         mine = running.thread == self._opener
         changed = leaves.update(self._mine() if mine else [*running.held, *running.settled])
+        if running.synced:
+            changed = [i for i in changed if i not in running.synced]
         touched = [i for i in changed if not had[i] and i in unhooked and leaves.present[i]]
         if running.loose:
             touched = [i for i in changed if not had[i] and i not in running.held and leaves.present[i]]
@@ -225,6 +246,8 @@ class Recording:
             running.same = running.contributed = running.changed = touched
             leaves.read(running, touched, "contribution")
             running.present = bytes(leaves.present)
+        if running.syncs:
+            self._syncs.finish(running)
         self._finish(running)
 
     def _read_summed(self, running: Backward, fresh: list[int], changed: list[int]) -> None:
@@ -242,7 +265,7 @@ class Recording:
         others = [i for i in changed if i not in running.settled and i not in running.fresh and i not in fresh]
         running.changed = touched + others
         running.same = [i for i in fresh if i not in unknown]
-        leaves.read(running, [i for i in touched if i not in running.same] + others)
+        leaves.read(running, [i for i in touched if i not in running.same and i not in running.synced] + others)
         if unknown:
             running.unmeasured = list(unknown)
             running.details["unmeasured"] = [leaves.named.names[i] for i in unknown]
@@ -295,12 +318,28 @@ class Recording:
             label = site.subject or type(owner).__name__
         self._emit(kind, site, label, details, changed)
 
+    def running_backward(self) -> Backward | None:
+        """The backward that the caller is inside of, if any."""
+        return self._running()
+
+    def sync_begins(self, details: dict[str, Any], frame: FrameType, running: Backward | None) -> Row:
+        """Give a collective its place among the events."""
+        site = running.site if running is not None else self._sites.find(frame)
+        within = "" if running is None else "backward"
+        row = Row("sync", running.label if running else "", site, perf_counter() - self._start, within, details)
+        self._rows.pending.append(row)
+        return row
+
+    def sync_ends(self, row: Row) -> None:
+        """Its numbers are taken."""
+        self._finish(row)
+
     # --- events --------------------------------------------------------------------------------
 
     def _edits(self) -> None:
         if get_ident() != self._opener:
             return
-        changed = self._leaves.update(self._mine())
+        changed = self._syncs.claim(self._leaves.update(self._mine()))
         if changed:
             self._emit("edit", CallSite(), "", {}, changed)
 
@@ -371,6 +410,8 @@ class Recording:
         here, running_now, alone = weakref.ref(self), self._open, self._alone
         tensor = self._leaves.tensors[i]
         size = tensor.numel() * tensor.element_size()
+        if i in self._syncs.watched:
+            return self._sync_hook_of(i)
 
         def hook(grad: torch.Tensor | None) -> None:
             if not running_now or grad is None:  # autograd.grad runs hooks too, but writes no `.grad`
@@ -392,6 +433,20 @@ class Recording:
                 else:
                     recording._receive(i, grad)
             except Exception as error:  # a hook that raises would end the user's backward
+                recording.failed(error)
+
+        return hook
+
+    def _sync_hook_of(self, i: int) -> Hook:
+        here, running_now = weakref.ref(self), self._open
+
+        def hook(grad: torch.Tensor | None) -> None:
+            recording = here()
+            if not running_now or grad is None or recording is None:
+                return
+            try:
+                recording._syncs.arrives(recording._running() or running_now[-1], i, grad, len(recording._rows))
+            except Exception as error:
                 recording.failed(error)
 
         return hook
@@ -443,6 +498,8 @@ class Recording:
             "torch": torch.__version__,
             "optimizers": list(self._optimizer_names),
         }
+        if self._rank is not None:
+            meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
         if self._graphs is not None and self._graphs.left_out:
             meta["graphs_left_out"] = self._graphs.left_out
         return meta | ({"stopped": self._failure} if self._failure else {})

@@ -6,9 +6,9 @@ import contextlib
 import linecache
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,6 +100,18 @@ class Row:
         )
 
 
+class Sync(NamedTuple):
+    """A collective that runs inside a backward: its row, and the leaves that it concerns.
+
+    What it does to their `.grad` is there only when the backward is over. `arriving` are those
+    of them that a reduce-scatter adds to, with what it adds if that is known.
+    """
+
+    row: Row
+    leaves: list[int]
+    arriving: dict[int, torch.Tensor | None]
+
+
 class Backward(Row):
     """A backward that is running: what it started from, and what has reached which leaf so far.
 
@@ -114,6 +126,8 @@ class Backward(Row):
     storages: dict[int, int] | None = None
     waiting = 0  # bytes in `held`
     nodes: Sequence[Any] = ()
+    syncs: Sequence[Sync] = ()
+    synced: Set[int] = frozenset()
     graph: Graph | None = None
     finish_graph: Callable[[], Graph] | None = None
 
@@ -143,7 +157,7 @@ class Backward(Row):
     def strip(self) -> None:
         super().strip()
         self.fresh = self.settled = self.unknown = self.held = _EMPTY
-        self.had, self.nodes = b"", ()
+        self.had, self.nodes, self.syncs = b"", (), ()
 
 
 # What a stripped row holds instead of containers of its own.

@@ -108,8 +108,9 @@ def draw_heading(
     about = "skipped" if event.skipped else words.shorten(words.subject(event), room)
     if about:
         sheet.text(x + 7, above + 26, about, points=11, mono=not event.skipped)
-    if event.line:
-        sheet.text(x + 7, above + (40 if about else 26), words.place(event), points=11, color=MUTED)
+    if words.place(event):
+        place = words.shorten(words.place(event), room)
+        sheet.text(x + 7, above + (40 if about else 26), place, points=11, color=MUTED)
 
 
 def draw_rule(sheet: Sheet, event: Event, x: float, *, top: float, bottom: float, alpha: float = 1.0) -> None:
@@ -118,4 +119,5 @@ def draw_rule(sheet: Sheet, event: Event, x: float, *, top: float, bottom: float
 
 
 def _title(event: Event) -> str:
-    return words.shorten(f"{words.action(event)} {words.subject(event)}".strip(), 20)
+    rank = "" if event.rank is None else f"rank {event.rank} "
+    return rank + words.shorten(f"{words.action(event)} {words.subject(event)}".strip(), 20)

@@ -129,7 +129,7 @@ def _event(ledger: Ledger, event: Event, lost: dict[str, list[int]]) -> str:
         color = style.label_colors(ledger.labels)[event.label]
         dot = f'<span class="av-label" style="background:{color}"></span>' if len(ledger.labels) > 1 else ""
     name = f" {dot}<code><bdi>{html.escape(words.shorten(about, 28))}</bdi></code>" if about else ""
-    said = []
+    said = [] if event.rank is None else [f"rank {event.rank}"]
     if event.skipped:
         said.append("skipped: no weight changed")
     if event.within:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.ledger import PRESENT, Event, Ledger, Parameter
+from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import heatmap, style, words
 from accumviz.views.marks import Key, draw_heading, draw_legend, draw_rule, heading_height, legend_height
 from accumviz.views.sheet import INK, LINE, MUTED, Sheet, ThemedFigure, text_width
@@ -29,13 +29,16 @@ def timeline(
     A small ledger becomes one lane per parameter, with the contributions live in `.grad` as
     stacked bars and every number written; a large one a heat map of contribution norms.
     `parameters` are names, indices or patterns (`"encoder.*"`), `events` a slice or indices,
-    `width` the most CSS pixels it may take (72 to the inch in a saved file). Raises `KeyError`
-    for an unknown parameter, `IndexError` for an unknown event.
+    `width` the most CSS pixels it may take (72 to the inch in a saved file).
 
+    Raises `KeyError` for an unknown parameter, `IndexError` for an unknown event.
+
+    >>> import accumviz as av
     >>> from accumviz.ledger import Parameter
-    >>> w = Parameter("w", shape=(1,))
-    >>> figure = timeline(Ledger.build([w], [dict(kind="backward", contribution={"w": -16}, grad={"w": -16})]))
-    >>> figure.words[1]
+    >>> ledger = av.Ledger.build([Parameter("w", shape=(1,))], [
+    ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
+    ... ])
+    >>> av.timeline(ledger).words[1]
     'Event 0, backward: w receives −16, .grad −16.'
     """
     columns, chosen = _columns(ledger, parameters), _events(ledger, events)
@@ -86,8 +89,9 @@ class Segment(NamedTuple):
 def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list[Segment]]:
     """Split `.grad` after each event into the contributions live in it.
 
-    Amounts are signed for a parameter of one recorded element, 2-norms else; what a clip, an
-    unscale or an all-reduce did to the whole of `.grad` is applied to each part.
+    Amounts are signed for a parameter of one recorded element, 2-norms else; what a clip or an
+    unscale did to the whole of `.grad` is applied to each part, and an all-reduce leaves each
+    rank its share of the average.
 
     >>> from accumviz.ledger import Parameter
     >>> ledger = Ledger.build([Parameter("w", (1,))], [
@@ -106,15 +110,27 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
     for event in ledger:
         before = grad[event.index - 1] if event.index else np.nan
         known = np.isfinite([before, grad[event.index]]).all() and before != 0 and grad[event.index] != 0
-        if event.kind in ("clip", "unscale", "sync") and known:
+        if event.kind in ("clip", "unscale") and known:
             factor[event.index] = grad[event.index] / before
     scale, fates = np.cumprod(factor), ledger.fates
+    moved = np.diff(grad, prepend=np.nan) != 0
+    averaged = [
+        s
+        for s in ledger.of("sync")
+        if not ledger.state[s.index, parameter] & CONTRIBUTED
+        and (ledger.state[s.index, parameter] & CHANGED or (moved[s.index] and _present(ledger, s.index, parameter)))
+    ]
+
+    def share(born: int, event: int) -> float:
+        """What a rank's own contribution counts for once it was averaged."""
+        first = next((s for s in averaged if born < s.index <= event), None)
+        return float(scale[event] / scale[born]) / (1 if first is None else first.details.get("ranks", 1))
+
     result = []
     for e in events:
         births = ledger.live(e, parameter)
         parts = [
-            Segment(b, float(added[b] * scale[e] / scale[b]), b == e, 0 <= fates.consumed[b, parameter] <= e)
-            for b in births
+            Segment(b, float(added[b]) * share(b, e), b == e, 0 <= fates.consumed[b, parameter] <= e) for b in births
         ]
         unseen = float(grad[e]) - sum(part.amount for part in parts) if signed and _present(ledger, e, parameter) else 0
         if abs(unseen) > 1e-4 * max(abs(float(grad[e])), *(abs(part.amount) for part in parts), 0.0):
@@ -133,7 +149,9 @@ def _left(ledger: Ledger, columns: Sequence[int]) -> float:
 
 
 def _foreign(event: Event, parameter: Parameter) -> bool:
-    """Whether this is a step of an optimizer that does not own the parameter."""
+    """Whether this happened on another rank, or is a step of an optimizer that does not own the parameter."""
+    if event.rank is not None and event.rank != parameter.rank:
+        return event.kind != "backward"
     return event.kind == "step" and event.details.get("optimizer_index", 0) not in parameter.optimizers
 
 
@@ -370,7 +388,8 @@ def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
     keys += [Key("added by this backward", own)] if any(s.new for s in parts) else []
     keys += [Key("already in .grad", own, 0.36)] if any(not s.new and not s.used and s.born >= 0 for s in parts) else []
     keys += [Key("already used by a step", own, 0.0)] if any(s.used for s in parts) else []
-    keys += [Key("not from a recorded backward", MUTED, 0.36, "xx")] if any(s.born < 0 for s in parts) else []
+    unseen = "from other ranks" if ledger.of("sync") else "not from a recorded backward"
+    keys += [Key(unseen, MUTED, 0.36, "xx")] if any(s.born < 0 for s in parts) else []
     keys += [Key(".grad after the event", INK, kind="total")]
     if any(ledger.unconsumed(e) for e in events):
         keys += [Key("erased before any step used it", INK, kind="cross")]

@@ -55,21 +55,24 @@ def action(event: Event) -> str:
 
 
 def subject(event: Event) -> str:
-    """What an event acted on or came from: the loss label of a backward, the optimizer of a step.
+    """What an event acted on or came from: the loss of a backward, the optimizer of a step, the collective of a sync.
 
     >>> subject(Event(0, "step", details={"optimizer": "SGD"})), subject(Event(0, "backward", "g_loss"))
     ('SGD', 'g_loss')
     """
+    if event.kind == "sync":
+        return literal(str(event.details.get("op", "")))
     return literal(event.label or str(event.details.get("optimizer", "")))
 
 
 def place(event: Event) -> str:
-    """The user's line, or nothing when it is not known.
+    """The user's line, and the rank if there are several; nothing when it is not known.
 
-    >>> place(Event(0, "step", line=12))
-    'line 12'
+    >>> place(Event(0, "step", line=12)), place(Event(0, "step", line=12, rank=1))
+    ('line 12', 'rank 1 line 12')
     """
-    return f"line {event.line}" if event.line else ""
+    where = [f"rank {event.rank}"] if event.rank is not None else []
+    return " ".join([*where, *([f"line {event.line}"] if event.line else [])])
 
 
 def is_signed(ledger: Ledger, parameter: int) -> bool:
@@ -121,12 +124,15 @@ def head(event: Event) -> str:
 
     >>> head(Event(0, "backward", "g_loss", line=7, loss=2.0))
     'backward of g_loss, line 7, loss 2'
+    >>> head(Event(0, "sync", details={"op": "all-reduce", "bytes": 12}))
+    'sync by all-reduce of 12 bytes'
     """
     # The subject of a step is the optimizer that took it; of a backward, the loss it came from.
-    link = {"backward": "of", "step": "by"}.get(event.kind, "on")
+    link = {"backward": "of", "step": "by", "sync": "by"}.get(event.kind, "on")
     told = action(event)
     told += f" {link} {shorten(subject(event), 40)}" if subject(event) else ""
-    told += f", {place(event)}" if event.line else ""
+    told += f" of {int(event.details['bytes']):,} bytes" if event.kind == "sync" and "bytes" in event.details else ""
+    told += f", {place(event)}" if place(event) else ""
     return told if math.isnan(event.loss) else f"{told}, loss {number(event.loss)}"
 
 

@@ -377,3 +377,36 @@ def test_drawing_needs_neither_pyplot_nor_torch() -> None:
 
 def test_the_verb_is_public(toy: Ledger) -> None:
     assert isinstance(av.timeline(toy), ThemedFigure)
+
+
+# --- several ranks --------------------------------------------------------------------------------
+
+
+def two_ranks() -> Ledger:
+    def one(rank: int, local: float) -> Ledger:
+        def add(total: float) -> dict[str, Any]:
+            return {"kind": "backward", "label": "loss", "contribution": {"w": local}, "grad": {"w": total}}
+
+        def reduce(mean: float) -> dict[str, Any]:
+            return {"kind": "sync", "details": {"op": "all-reduce", "bytes": 4, "ranks": 2}, "grad": {"w": mean}}
+
+        rows = [add(local), reduce(3.0), add(3.0 + local), reduce(6.0), {"kind": "step", "grad": {"w": 6.0}}]
+        return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, meta={"rank": rank, "optimizers": ["SGD"]})
+
+    return Ledger.merge([one(0, 2.0), one(1, 4.0)])
+
+
+def test_after_an_all_reduce_a_rank_has_its_share_of_the_mean_and_the_rest_is_from_others() -> None:
+    ledger = two_ranks()
+    first, second = (event.index for event in ledger.of("sync"))
+    parts = segments(ledger, 0, [first, second])
+    assert [(part.born >= 0, part.amount) for part in parts[0]] == [(False, 2.0), (True, 1.0)]
+    # What was averaged once is not halved again.
+    assert [(part.born >= 0, part.amount) for part in parts[1]] == [(False, 4.0), (True, 1.0), (True, 1.0)]
+
+
+def test_events_of_several_ranks_are_told_with_their_rank() -> None:
+    figure = timeline(two_ranks())
+    assert figure.words[1].startswith("Event 0, backward of loss, rank 0")
+    assert "sync by all-reduce of 4 bytes" in figure.words[3]
+    assert "rank" not in figure.words[3].split(":", maxsplit=1)[0]

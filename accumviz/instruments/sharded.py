@@ -1,0 +1,203 @@
+"""FSDP's parameters as leaves: the shard that an optimizer sees, and the whole gradient kept until it is scattered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Whole:
+    """Stands for the unsharded parameter of FSDP, whose `.grad` users never see.
+
+    It exists from the first forward on; until then it is a leaf without a `.grad`.
+    """
+
+    is_leaf = True
+
+    def __init__(self, shape: tuple[int, ...], like: torch.Tensor) -> None:
+        self.shape, self.dtype, self.device = torch.Size(shape), like.dtype, like.device
+
+    @property
+    def leaf(self) -> torch.Tensor | None:
+        """The tensor into which autograd accumulates, once there is one."""
+        raise NotImplementedError
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """What has been accumulated and not been scattered yet."""
+        raise NotImplementedError
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.leaf is not None and self.leaf.requires_grad
+
+    @property
+    def _backward_hooks(self) -> Any:
+        return None if self.leaf is None else self.leaf._backward_hooks
+
+    @property
+    def _post_accumulate_grad_hooks(self) -> Any:
+        return None if self.leaf is None else self.leaf._post_accumulate_grad_hooks
+
+    def register_hook(self, hook: Any) -> Any:
+        assert self.leaf is not None
+        return self.leaf.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+
+class _Whole2(Whole):
+    """FSDP2: `_unsharded_param`, or its sum in another dtype."""
+
+    def __init__(self, param: Any) -> None:
+        self._param = param
+        super().__init__(tuple(param._orig_size), local(param.sharded_param))
+
+    @property
+    def leaf(self) -> torch.Tensor | None:
+        return getattr(self._param, "_unsharded_param", None)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        summed = getattr(self._param, "unsharded_accumulated_grad", None)
+        if summed is None and self.leaf is not None:
+            summed = self.leaf.grad
+        return None if summed is None else local(summed)
+
+
+class _Whole1(Whole):
+    """FSDP1: the FlatParameter while its `.grad` has the size of the whole."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        super().__init__(tuple(handle.flat_param._unpadded_unsharded_size), handle.flat_param)
+
+    @property
+    def leaf(self) -> torch.Tensor | None:
+        flat: torch.Tensor = self.handle.flat_param
+        return flat
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        grad = self.handle.flat_param.grad
+        return grad if grad is not None and holds_whole(self.handle) else None
+
+
+class Shard:
+    """Stands for a parameter of FSDP1 while its `.grad` is that of this rank's shard."""
+
+    is_leaf = True
+
+    def __init__(self, tensor: torch.Tensor, handle: Any) -> None:
+        self.tensor, self._handle = tensor, handle
+        self.shape = tensor.shape
+        self._backward_hooks = self._post_accumulate_grad_hooks = None
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        return None if holds_whole(self._handle) else self.tensor.grad
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.tensor.requires_grad
+
+    def register_hook(self, hook: Any) -> Any:
+        """Nothing: autograd never reaches a shard."""
+        return _Never()
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+
+class _Never:
+    id = -1
+
+    def remove(self) -> None:
+        """There is nothing to remove."""
+
+
+def holds_whole(handle: Any) -> bool:
+    """Whether a FlatParameter's `.grad` is the unsharded one, as between `no_sync` backwards."""
+    grad = handle.flat_param.grad
+    return grad is not None and grad.numel() != handle.flat_param._local_shard.numel()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a DTensor; any other tensor itself."""
+    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found
+
+
+def units(module: nn.Module) -> Iterator[tuple[Any, Whole, list[torch.Tensor]]]:
+    """What FSDP1 and FSDP2 shard in a module: its object for it, the whole, and the parameters that users see."""
+    for part in module.modules():
+        handle = getattr(part, "_handle", None)
+        if handle is not None and hasattr(handle, "flat_param") and handle.uses_sharded_strategy:
+            flat = handle.flat_param
+            yield handle, _Whole1(handle), list(flat._params) if handle._use_orig_params else [flat]
+        if "torch.distributed.fsdp" in sys.modules and hasattr(part, "_get_fsdp_state"):
+            state = part._get_fsdp_state()  # type: ignore[operator]
+            groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+            for group in groups:
+                for param in group.fsdp_params if group is not None else ():
+                    yield param, _Whole2(param), [param.sharded_param]
+
+
+class Shards:
+    """Where wholes and shards stand among the recorded leaves, by the object that FSDP gathers and scatters."""
+
+    def __init__(self) -> None:
+        # FSDP's object -> its whole's column, the columns of the shards
+        self.by_id: dict[int, tuple[int, list[int]]] = {}
+        self.wholes: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.by_id)
+
+    def add(self, unit: Any, whole: int, shards: list[int], sizes: list[int]) -> None:
+        """Note one unit's columns; the whole goes with the first shard of which this rank has any element."""
+        self.by_id[id(unit)] = whole, shards
+        self.wholes[whole] = next((i for i, size in zip(shards, sizes, strict=True) if size), shards[0])
+
+    def moving(self, frame: FrameType | None) -> list[Any] | None:
+        """The objects that FSDP is gathering or scattering now; None when it is not FSDP that does."""
+        while frame is not None:
+            name, known = frame.f_code.co_name, frame.f_locals
+            if name in ("foreach_reduce", "foreach_all_gather") and "fsdp_params" in known:
+                return list(known["fsdp_params"])
+            if name == "_reduce_grad" and "handle" in known:
+                return [known["handle"]]
+            if name == "_all_gather_flat_param" and "self" in known:
+                return [known["self"]]
+            frame = frame.f_back
+        return None
+
+
+def pieces(params: list[Any], output: torch.Tensor) -> list[torch.Tensor] | None:
+    """Where in a reduce-scatter's output each parameter's new shard stands; None where that is not known."""
+    if hasattr(params[0], "flat_param"):
+        return [output] if len(params) == 1 else None
+    if not all(hasattr(param, "sharded_size") for param in params):
+        return None
+    found, at, ranks = [], 0, params[0].mesh_info.shard_mesh_size
+    for param in params:
+        rows, *rest = param._orig_size
+        padded = -(-rows // ranks) * int(torch.Size(rest).numel())
+        found.append(output[at : at + param.sharded_size.numel()])
+        at += padded
+    return found
