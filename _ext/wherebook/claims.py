@@ -97,13 +97,13 @@ def link(app: Sphinx, docname: str, name: str) -> nodes.reference | None:
 
 
 def words(text: str) -> list[nodes.Node]:
-    """Plain text with its code marked.
+    """Plain text with its code marked, and its apostrophes as on the rest of the page.
 
-    >>> [str(node) for node in words("wrong: `x` stays")]
-    ['wrong: ', '<literal>x</literal>', ' stays']
+    >>> [str(node) for node in words("wrong: `x` isn't")]
+    ['wrong: ', '<literal>x</literal>', ' isn’t']
     """
     parts = enumerate(text.split("`"))
-    return [nodes.literal(part, part) if i % 2 else nodes.Text(part) for i, part in parts if part]
+    return [nodes.literal(part, part) if i % 2 else nodes.Text(part.replace("'", "’")) for i, part in parts if part]
 
 
 def row(cells: Iterable[Iterable[nodes.Node]], kind: str = "") -> nodes.row:
