@@ -27,7 +27,7 @@ class Displayed:
         return bundle
 
     def to_html(self) -> str:
-        """What a notebook shows: a fragment of HTML that needs nothing else.
+        """What a notebook shows: a fragment of HTML that needs no other file and no kernel.
 
         Raises `ImportError` when the view lacks a library; the message says which.
         """

@@ -129,8 +129,16 @@ def read(path: str | Path, *, repair: bool = False) -> Contents:
 def load(path: str | Path, *, repair: bool = False) -> Any:
     """Read a ledger or a graph from the file that `save` or `record(..., path=...)` wrote.
 
-    Raises `LedgerFileError` for a file that is neither, is newer than this accumviz, or is
-    damaged; `repair=True` then gives what stands before the damage.
+    Opening a file runs nothing that is in it. A process that was killed leaves what it had
+    recorded, and `ledger.complete` is False. Raises `LedgerFileError` for a file that is neither,
+    is newer than this accumviz, or is damaged; `repair=True` then gives what stands before the
+    damage.
+
+    >>> import os, tempfile, accumviz as av
+    >>> path = os.path.join(tempfile.mkdtemp(), "run.ledger")
+    >>> av.Ledger.build([], [dict(kind="backward", label="loss")]).save(path)
+    >>> av.load(path).of("backward")[0].label
+    'loss'
     """
     from accumviz.graph import Graph
     from accumviz.ledger import Ledger

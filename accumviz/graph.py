@@ -19,6 +19,8 @@ _REPR_ROWS = 16
 class Saved:
     """One tensor an operation keeps for its backward.
 
+    `attr` is the name under which the node keeps it, without `_saved_`.
+
     `shape` is None once the tensor was freed. `bytes` is the whole storage it holds on to, and
     `storage` tells equal storages apart (-1: no storage is known). A parameter's storage is
     there anyway, so `parameter` excludes it from every sum.
@@ -42,6 +44,7 @@ class Node:
     respect to it) are nested lists of floats, None when unknown. `alive` is False once a
     backward has freed what it saved. `operations` and `parameters` count what a folded node holds.
 
+    >>> from accumviz.graph import Node
     >>> Node(0, "MulBackward0", name="y_hat", shape=(4,)).kind
     'operation'
     """
@@ -88,7 +91,11 @@ class Edge:
 
 @dataclass(frozen=True)
 class Difference:
-    """What changed from one graph to another; nodes are matched by module, operation and name."""
+    """What changed from one graph to another; nodes are matched by module, operation and name.
+
+    `changed` holds pairs of nodes, as they were and as they are; `saved_bytes` is how many more
+    bytes the second graph keeps.
+    """
 
     removed: tuple[Node, ...]
     added: tuple[Node, ...]
@@ -104,8 +111,13 @@ class Difference:
 
 @dataclass(frozen=True, repr=False)
 class Graph(Displayed):
-    """An autograd graph: nodes, edges, the ids of its roots, and notes in `meta`.
+    """An autograd graph: nodes, edges, and the ids of its roots.
 
+    It holds no tensor and keeps none alive. `len(graph)` counts its nodes, and `for node in graph`
+    goes over them in traversal order, from the loss on; a node's `id` is its place there. `meta`
+    holds `notes`, and in `recording.graphs` the `order` in which the engine ran the nodes.
+
+    >>> from accumviz.graph import Edge, Graph, Node
     >>> graph = Graph((Node(0, "MulBackward0", "c"), Node(1, "AccumulateGrad", "a")), (Edge(0, 1),), (0,))
     >>> graph
     Graph: 2 nodes, 1 edge, saves 0 B; root c
@@ -143,8 +155,9 @@ class Graph(Displayed):
     def chain(self) -> list[str]:
         """Name the operations from the root down, when the graph is a single path.
 
-        Raises ValueError where it branches.
+        Raises `ValueError` where it branches.
 
+        >>> from accumviz.graph import Edge, Graph, Node
         >>> Graph((Node(0, "PowBackward0"), Node(1, "AccumulateGrad")), (Edge(0, 1),), (0,)).chain()
         ['PowBackward0', 'AccumulateGrad']
         """
@@ -165,6 +178,7 @@ class Graph(Displayed):
     def diff(self, other: Graph) -> Difference:
         """Say what `other` has that this graph has not, and the reverse.
 
+        >>> from accumviz.graph import Graph, Node
         >>> a = Graph((Node(0, "MulBackward0"),))
         >>> a.diff(Graph((Node(0, "AddBackward0"),)))
         - MulBackward0
@@ -184,12 +198,15 @@ class Graph(Displayed):
         """Fold each module, down to `depth` levels of its dotted path, into one node with its parameters.
 
         Operations that ran in no module, or between the folded modules (a residual addition),
-        stay as they are. Raises ValueError for a depth below 1.
+        stay as they are. Raises `ValueError` for a depth below 1.
 
-        >>> inside = (Node(0, "ReluBackward0", module="act"), Node(1, "AddmmBackward0", module="fc"),
+        >>> from accumviz.graph import Edge, Graph, Node
+        >>> inside = (Node(0, "ReluBackward0", module="act"),
+        ...           Node(1, "AddmmBackward0", module="fc"),
         ...           Node(2, "AccumulateGrad", "fc.bias", module="fc"))
-        >>> [node.operations for node in Graph(inside, (Edge(0, 1), Edge(1, 2)), (0,)).collapse_modules()]
-        [1, 1]
+        >>> folded = Graph(inside, (Edge(0, 1), Edge(1, 2)), (0,)).collapse_modules()
+        >>> [(node.module or node.op, node.operations, node.parameters) for node in folded]
+        [('act', 1, 0), ('fc', 1, 1)]
         """
         if depth < 1:
             raise ValueError(f"depth is {depth}; expected 1 (the outermost modules) or more")
@@ -285,9 +302,10 @@ class Graph(Displayed):
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
-        """Read a graph written by `save`. Raises `accumviz.files.LedgerFileError` for any other file.
+        """Read a graph written by `save`. Raises `LedgerFileError` for any other file.
 
         >>> import os, tempfile
+        >>> from accumviz.graph import Graph, Node
         >>> path = os.path.join(tempfile.mkdtemp(), "c.graph")
         >>> graph = Graph((Node(0, "MulBackward0", value=float("inf"), shape=()),))
         >>> graph.save(path); Graph.load(path) == graph

@@ -40,12 +40,18 @@ class Parameter:
 
     @property
     def numel(self) -> int:
+        """How many elements it has."""
         return int(np.prod(self.shape, dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class Event:
     """One thing that happened to `.grad`, and the line of the user's code that did it.
+
+    `index` is its place in the ledger, `kind` one of `"backward"`, `"zero_grad"`, `"step"`,
+    `"unscale"`, `"clip"`, `"sync"` and `"edit"`. `label` is what a loss or an optimizer is called
+    there; `file`, `line` and `source` are where. `details` holds what only its kind has, such as
+    the `lr` of a step.
 
     `loss` is the value backward started from (NaN if it was not one number), `scale` the
     product of the constants it was multiplied by or divided by on the way there, `saved_before`
@@ -89,7 +95,11 @@ class Fates(NamedTuple):
 
 
 class Window(NamedTuple):
-    """One accumulation window: an optimizer step and the backwards whose contributions it consumed."""
+    """One accumulation window: an optimizer step and the backwards whose contributions it consumed.
+
+    `step` and `backwards` are indices of events, `optimizer` is the name of the one that stepped.
+    `scale` is the sum of the scales of the losses: 1.0 when K mean losses were each divided by K.
+    """
 
     step: int
     optimizer: str
@@ -99,7 +109,10 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Provenance(Displayed):
-    """The loss × parameter matrix: summed contribution norms, and how many contributions there were."""
+    """The loss × parameter matrix: summed contribution norms, and how many contributions there were.
+
+    `labels` name the rows of `total` and `count`, `parameters` their columns.
+    """
 
     labels: tuple[str, ...]
     parameters: tuple[str, ...]
@@ -110,21 +123,29 @@ class Provenance(Displayed):
 class Ledger(Displayed):
     """Events × parameters: what each event added to, and left in, every `.grad`.
 
+    It is the sequence of its events: `len(ledger)`, `ledger[3]` and `for event in ledger` are what
+    they are for a list. `parameters` are its columns, `sources` the texts of the files that the
+    events point into, `meta` says with what it was recorded, and `complete` is False when the
+    recording's process ended before it was closed.
+
     `contribution` and `grad` are float32 arrays (events × parameters) of 2-norms: what a
     backward added, and `.grad` after the event; NaN where there is none. `state` holds the
-    bits PRESENT (`.grad` is not None), CONTRIBUTED and CHANGED. `exact` maps a parameter's
+    bits `PRESENT` (`.grad` is not None), `CONTRIBUTED` and `CHANGED`. `exact` maps a parameter's
     index to two float64 arrays (events × elements): contribution and `.grad`, element by element.
 
+    >>> from accumviz.ledger import Ledger, Parameter
     >>> w = Parameter("w", shape=(1,), optimizers=(0,))
     >>> ledger = Ledger.build([w], [
-    ...     dict(kind="backward", label="loss", contribution={"w": -16.0}, grad={"w": -16.0}),
-    ...     dict(kind="backward", label="loss", contribution={"w": -4.0}, grad={"w": -20.0}),
+    ...     dict(kind="backward", contribution={"w": -16.0}, grad={"w": -16.0}),
+    ...     dict(kind="backward", contribution={"w": -4.0}, grad={"w": -20.0}),
     ...     dict(kind="step", details={"optimizer": "SGD"}, grad={"w": -20.0}),
     ... ])
     >>> ledger.windows()
     [Window(step=2, optimizer='SGD', backwards=(0, 1), scale=2.0)]
     >>> ledger.running_sum("w").ravel().tolist()
     [-16.0, -20.0, -20.0]
+    >>> ledger.live(1, "w")
+    [0, 1]
     """
 
     def __init__(
@@ -160,8 +181,10 @@ class Ledger(Displayed):
 
     @classmethod
     def build(cls, parameters: list[Parameter], rows: list[dict[str, Any]], **kwargs: Any) -> Ledger:
-        """Make a ledger by hand, one dict per event: the fields of `Event`, and by parameter name
-        `contribution` (a number or a list, element by element) and `grad` (the same; absent: None).
+        """Make a ledger by hand, as a test or an example needs it.
+
+        `rows` holds one dict per event: the fields of `Event`, and by parameter name `contribution`
+        (a number or a list, element by element) and `grad` (the same; absent: None).
         """
         shape = (len(rows), len(parameters))
         norms = {name: np.full(shape, np.nan, np.float32) for name in ("contribution", "grad")}
@@ -307,7 +330,10 @@ class Ledger(Displayed):
         )
 
     def live(self, event: int, parameter: str | int) -> list[int]:
-        """The backwards whose contributions are in this parameter's `.grad` after the event."""
+        """The backwards whose contributions are in this parameter's `.grad` after the event.
+
+        Returns indices of events; -1 is the last event, as in a list.
+        """
         p = self.index(parameter)
         event = range(len(self))[event]
         born = np.flatnonzero(self.state[: event + 1, p] & CONTRIBUTED)
@@ -384,7 +410,7 @@ class Ledger(Displayed):
         return Provenance(self.labels, names, total.reshape(shape), count.reshape(shape).astype(np.int64))
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame, one row per event and parameter.
+        """A pandas `DataFrame`, one row per event and parameter.
 
         Raises `ImportError`, with the command that installs it, when pandas is not there.
         """

@@ -16,6 +16,12 @@ _LEAF = "torch::autograd::AccumulateGrad"
 
 def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write into the row what `torch.autograd.backward` was called on, and how."""
+    # A mode (a FLOP counter) would be handed the constant of `loss / 2` as a plain 2, and cannot take its item().
+    with torch._C._DisableTorchDispatch():
+        _describe_root(row, args, kwargs)
+
+
+def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     root = args[0] if args else kwargs.get("tensors", ())
     retain = args[2] if len(args) > 2 else kwargs.get("retain_graph")
     create = args[3] if len(args) > 3 else kwargs.get("create_graph")

@@ -55,6 +55,18 @@ def held(raw: Any) -> torch.Tensor | None:
     return None
 
 
+def inputs_of_checkpoint(raw: Any) -> list[torch.Tensor]:
+    """List the inputs that a non-reentrant checkpoint keeps to run its part again.
+
+    The graph holds placeholders only; the hook that would unpack them holds the inputs.
+    """
+    for cell in getattr(raw.unpack_hook, "__closure__", None) or ():
+        args = getattr(cell.cell_contents, "saved_args", None)
+        if args is not None:
+            return [kept for one in args if isinstance(one, type(raw)) and (kept := held(one)) is not None]
+    return []
+
+
 def saved_tensors(node: Any) -> list[tuple[str, torch.Tensor | None]]:
     """List the tensors a node keeps for its backward, as (attribute, tensor).
 
@@ -174,14 +186,13 @@ def saved_storages(roots: Iterable[Any], limit: int | None = None) -> dict[int, 
                 if data is None:
                     continue
                 tensor = data if isinstance(data, torch.Tensor) else held(one)
-                if tensor is None:
-                    continue
-                try:
-                    key = address(tensor)
-                except (NotImplementedError, RuntimeError):
-                    key = storage(tensor)[0]
-                if key not in storages:
-                    storages[key] = 0 if is_parameter(tensor) else storage(tensor)[1]
+                for kept in (tensor,) if tensor is not None else inputs_of_checkpoint(one):
+                    try:
+                        key = address(kept)
+                    except (NotImplementedError, RuntimeError):
+                        key = storage(kept)[0]
+                    if key not in storages:
+                        storages[key] = 0 if is_parameter(kept) else storage(kept)[1]
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)

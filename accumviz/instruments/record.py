@@ -22,19 +22,21 @@ def record(
 
     `objects` are modules, optimizers, parameters, dicts of named tensors, or lists of these;
     keywords name groups, as in `record(G=generator, D=discriminator)`. With `path` the ledger
-    is also written there as it grows. Tensors of at most `exact` elements keep every element,
-    larger ones their 2-norm. `memory` measures the bytes of saved tensors alive around a
-    backward: each one (True), none (False), or as many as fit into a hundredth of a second and
-    then two thousandths of the loop's time (None). `graphs=True` keeps each backward's graph in
-    `recording.graphs`, for `play`: those of at most 2,000 nodes, 100,000 nodes in all.
+    is also written there as it grows.
+
+    Tensors of at most `exact` elements keep every element, larger ones their 2-norm. `memory`
+    measures the bytes of saved tensors alive around a backward: each one (True), none (False),
+    or as many as fit into a hundredth of a second and then two thousandths of the loop's time
+    (None). `graphs=True` keeps each backward's graph in `recording.graphs`, for `play`: those of
+    at most 2,000 nodes, 100,000 nodes in all.
 
     Raises `TypeError` for something that holds no parameters, and `ValueError` when nothing
     would be recorded. Source of the hooks used: "Backward Hooks execution" in the PyTorch
     note on autograd mechanics.
 
-    >>> import torch
+    >>> import torch, accumviz as av
     >>> w = torch.tensor([1.0], requires_grad=True)
-    >>> with record(w) as recording:
+    >>> with av.record(w) as recording:
     ...     for x in (4.0, 2.0):
     ...         loss = (2 * x - w * x).square().mean() / 2
     ...         loss.backward()

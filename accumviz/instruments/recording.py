@@ -34,7 +34,12 @@ _BULK_BYTES = 64 << 20
 
 
 class Recording:
-    """The open recording: mutable while the loop runs; `recording.ledger` is its frozen ledger."""
+    """The open recording: mutable while the loop runs; `recording.ledger` is its frozen ledger.
+
+    `record` makes it, `with` opens and closes it, once. Both properties may be read at any time,
+    inside the block too. Should recording itself fail, it warns, stops and keeps what it has: the
+    training goes on.
+    """
 
     def __init__(
         self,

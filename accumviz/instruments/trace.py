@@ -35,17 +35,21 @@ def trace(
 
     `tensors` are tensors with a `grad_fn`, or one function without arguments that computes and
     returns them: then it is run here, and each operation knows the module that ran it. `module`
-    gives parameters their paths; without it, modules among the caller's variables do. `names`
-    adds names to those of the caller's variables. `values=True` puts forward values and
-    gradients on the nodes of a graph of at most 200, for tensors of at most 64 elements; what
-    cannot be known for certain stays None. A gradient is what the operations' own formulas
-    give; hooks are not run, and `.grad`, random state and graph stay as they are.
+    gives parameters their paths; without it, modules among the caller's variables do. It may also
+    be the scopes of `with modules(model) as scopes`, so that a forward pass outside tells, too,
+    which module ran what. `names` adds names to those of the caller's variables.
 
-    Raises TypeError for what is not a tensor, ValueError for a tensor without a graph.
+    `values=True` puts forward values and gradients on the nodes of a graph of at most 200, for
+    tensors of at most 64 elements; what cannot be known for certain stays None. A gradient is
+    what the operations' own formulas give; hooks are not run, and `.grad`, random state and graph
+    stay as they are.
 
+    Raises `TypeError` for what is not a tensor, `ValueError` for a tensor without a graph.
+
+    >>> import torch, accumviz as av
     >>> w = torch.tensor(3.0, requires_grad=True)
     >>> loss = (w * 2) ** 2
-    >>> trace(loss, values=True)
+    >>> av.trace(loss, values=True)
     Graph: 3 nodes, 2 edges, saves 12 B; root loss
       id  operation       name  shape  dtype    saved  value  grad
        0  PowBackward0    loss  ()     float32  4 B    36     1
@@ -99,7 +103,10 @@ def follow(
 
 @dataclass
 class Scopes:
-    """Which module ran which operations, told by autograd's sequence numbers at the module's doors."""
+    """Which module ran which operations, told by autograd's sequence numbers at the module's doors.
+
+    `modules` makes it, and `trace(loss, module=scopes)` reads it.
+    """
 
     modules: dict[str, Module] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)
@@ -122,10 +129,12 @@ def modules(*given: Module, **named: Module) -> Iterator[Scopes]:
 
     Costs two small hooks per module call and nothing per operation; they are removed on exit.
 
+    >>> import torch, accumviz as av
+    >>> from accumviz.instruments.trace import modules
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
     >>> with modules(model) as scopes:
     ...     loss = model(torch.ones(1, 2)).sum()
-    >>> [node.module for node in trace(loss, module=scopes)][:3]
+    >>> [node.module for node in av.trace(loss, module=scopes)][:3]
     ['', '1', '0']
     """
     scopes = Scopes({**{f"model{i or ''}": module for i, module in enumerate(given)}, **named})

@@ -54,7 +54,10 @@ class Run:
 
 
 class Explorer(Displayed):
-    """The recorded runs of one experiment, and the controls that switch between them."""
+    """The recorded runs of one experiment, and the controls that switch between them.
+
+    `choices` are the values of each control, by name.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class Explorer(Displayed):
         self.start, self.against = start, against
 
     def run(self, **choice: Any) -> Ledger:
-        """The ledger of one run; choices that have a single value may be left out.
+        """The ledger of one run, as in `explorer.run(k=4)`; choices that have a single value may be left out.
 
         Raises what the experiment raised there, and `ValueError` for a choice that was not recorded.
         """
@@ -195,15 +198,22 @@ def explore(
     `experiment(**choice)` records one run and returns its recording, its ledger, or (ledger,
     graphs); a dictionary of figures after it, such as `(recording, {"final loss": 0.3})`, is
     shown with the run. Numbers become a slider, True and False a switch, all else a select;
-    functions go by their names. `start` is shown first, `against` opens a second run beside it.
-    A choice for which the experiment raises shows what was raised; the others work.
+    functions go by their names. `start` is shown first, `against` opens a second run beside it,
+    with a meter of the difference. A choice for which the experiment raises shows what was
+    raised; the others work.
 
     Raises `ValueError` for more than `most` runs and for values that are missing or repeated,
     `TypeError` for an experiment that returns something else, and what the experiment raised when
     every run did.
 
-    >>> from accumviz.ledger import Ledger
-    >>> explore(lambda k: Ledger.build([], [dict(kind="backward")] * k), k=[1, 2, 4])
+    >>> import torch, accumviz as av
+    >>> w = torch.tensor([1.0], requires_grad=True)
+    >>> def train(k):
+    ...     with av.record(w) as recording:
+    ...         for _ in range(k):
+    ...             (w.sum() / k).backward()
+    ...     return recording
+    >>> av.explore(train, k=[1, 2, 4])
     Explorer: 3 runs; k (3); .save('runs.html') writes a page
     """
     from tqdm.auto import tqdm

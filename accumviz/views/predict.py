@@ -27,7 +27,10 @@ _REPRS = ("_repr_mimebundle_", "_repr_html_", "_repr_svg_")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(Displayed):
-    """A question that is answered before its figure is seen; `answer` is what was recorded."""
+    """A question that is answered before its figure is seen; `answer` is what was recorded.
+
+    `predict` makes it, and says what the other fields are.
+    """
 
     question: str
     answer: Value
@@ -65,24 +68,30 @@ def predict(
     `answer_from` is what was recorded: a number or a tensor of one element, None (which is not 0),
     a bool (asked as yes or no), one of the `choices`, a function that returns one of these (called
     once), or `(ledger, event, parameter)`: what that `.grad` held after that event, to which
-    "contribution" may be added as a fourth. `because` maps wrong answers to the misconception behind
-    each, `why` explains the right one, and `reveal` is anything that notebooks display, or a text. Numbers
-    count as right within the relative `tolerance`, 0 only as 0. In every text `` `code` `` is code, and
-    nothing else is markup. Raises `ValueError` and `TypeError` for what cannot be asked or answered so,
-    among them a key of `because` that is the right answer.
+    `"contribution"` may be added as a fourth.
 
+    `because` maps wrong answers to the misconception behind each, `why` explains the right one,
+    and `reveal` is anything that notebooks display, or a text; `hint` may be opened before
+    answering. Numbers count as right within the relative `tolerance`, 0 only as 0. In every text,
+    what stands between backticks is code, and nothing else is markup.
+
+    Raises `ValueError` and `TypeError` for what cannot be asked or answered so, among them a key
+    of `because` that is the right answer.
+
+    >>> import accumviz as av
     >>> from accumviz.ledger import Parameter
-    >>> ledger = Ledger.build([Parameter("w", (1,))], [
+    >>> ledger = av.Ledger.build([Parameter("w", (1,))], [
     ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
     ...     dict(kind="backward", contribution={"w": -4}, grad={"w": -20}),
     ... ])
     >>> question = "What is `w.grad` after the second backward?"
-    >>> prediction = predict(question, (ledger, 1, "w"), because={-4: "`backward` adds to what is there."})
-    >>> prediction.answer
+    >>> because = {-4: "`backward` adds to what is there."}
+    >>> av.predict(question, (ledger, 1, "w"), because=because).answer
     -20.0
-    >>> predict(question, (ledger, 1, "w"), because={-20: "It was overwritten."})
+    >>> because = {-20: "It was overwritten."}
+    >>> av.predict(question, (ledger, 1, "w"), because=because)
     Traceback (most recent call last):
-    ValueError: because has the key -20, but that is the right answer (recorded: −20); `why` explains the right one
+    ValueError: because has the key -20, but that is the right answer (recorded: −20)...
     """
     for name, text in (("question", question), ("why", why), ("hint", hint)):
         if not isinstance(text, str):

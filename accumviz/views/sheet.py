@@ -53,7 +53,7 @@ class ThemedFigure(Figure):
     words: list[str]
 
     def save(self, path: str | Path) -> None:
-        """Write a self-contained page (`.html`), or any format that `savefig` knows."""
+        """Write a self-contained page (`.html`), or any format that matplotlib's `savefig` knows."""
         if str(path).endswith(".html"):
             head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Timeline</title>'
             Path(path).write_text(head + self.to_html() + "</html>", "utf-8")

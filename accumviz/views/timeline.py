@@ -29,13 +29,16 @@ def timeline(
     A small ledger becomes one lane per parameter, with the contributions live in `.grad` as
     stacked bars and every number written; a large one a heat map of contribution norms.
     `parameters` are names, indices or patterns (`"encoder.*"`), `events` a slice or indices,
-    `width` the most CSS pixels it may take (72 to the inch in a saved file). Raises `KeyError`
-    for an unknown parameter, `IndexError` for an unknown event.
+    `width` the most CSS pixels it may take (72 to the inch in a saved file).
 
+    Raises `KeyError` for an unknown parameter, `IndexError` for an unknown event.
+
+    >>> import accumviz as av
     >>> from accumviz.ledger import Parameter
-    >>> w = Parameter("w", shape=(1,))
-    >>> figure = timeline(Ledger.build([w], [dict(kind="backward", contribution={"w": -16}, grad={"w": -16})]))
-    >>> figure.words[1]
+    >>> ledger = av.Ledger.build([Parameter("w", shape=(1,))], [
+    ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
+    ... ])
+    >>> av.timeline(ledger).words[1]
     'Event 0, backward: w receives −16, .grad −16.'
     """
     columns, chosen = _columns(ledger, parameters), _events(ledger, events)

@@ -112,6 +112,9 @@ class Hand:
                 control = self.named(scope, name) or control
             else:
                 yield f"{name!r} does nothing"
+            if control.evaluate("control => control.type === 'search'"):
+                control.fill("")  # a list without rows has nothing to do, and no selected row to restore
+                self.page.evaluate(SETTLE)
             if link != leads and said == says:
                 yield f"{name!r} leads from {link} to {leads}, and nothing says so: {says[:200]}"
             yield from (f"after {name!r}: {quarrel}" for quarrel in scope.evaluate("scope => window.quarrels(scope)"))

@@ -142,3 +142,14 @@ def test_sparse_tensors_have_bytes() -> None:
     y = torch.sparse.mm(matrix, torch.ones(4, 2, requires_grad=True))
     total = saved_bytes([y.grad_fn])
     assert total is not None and total >= 4 * 4 + 2 * 4 * 8
+
+
+def test_a_checkpoint_keeps_its_inputs_and_nothing_else() -> None:
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)) for _ in range(3)]
+    x = torch.randn(8, 16)
+    kept: dict[int, int] = {}
+    y: Any = x
+    for layer in layers:
+        kept[y.data_ptr()] = y.untyped_storage().nbytes()  # by hand: what must be there to run the layer again
+        y = checkpoint(layer, y, use_reentrant=False)
+    assert saved_bytes([y.grad_fn]) == sum(kept.values()) == 3 * 8 * 16 * 4

@@ -605,3 +605,16 @@ def test_finding_names_does_not_keep_the_callers_variables_alive() -> None:
             return gone() is None
 
     assert train()
+
+
+def test_a_dispatch_mode_around_the_loop_does_not_end_the_recording() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    w = torch.ones(3, 3, requires_grad=True)
+    with FlopCounterMode(display=False), av.record(w) as recording:
+        for _ in range(2):
+            loss = (w @ torch.ones(3, 3)).mean()
+            (loss / 2).backward()
+    backwards = recording.ledger.of("backward")
+    assert [event.scale for event in backwards] == [0.5, 0.5]
+    assert recording.ledger.complete

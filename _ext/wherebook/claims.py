@@ -1,0 +1,154 @@
+"""The audit: every claim with the verdict that a hidden cell computed, and a link to the place that decides it.
+
+A chapter marks the place with a label, `(claim-20)=`, and a hidden cell beside it ends with the verdict as a value,
+`{"claim-20": "wrong: it raises"}`. That needs no package, so the cell runs in a downloaded notebook, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+logger = logging.getLogger(__name__)
+
+KINDS = {"right": "right", "right, if": "right under a condition", "wrong": "wrong", "outdated": "outdated"}
+CHOICE = '<label><input type="radio" name="verdict" value="{}"{}> {}</label>'
+VERDICT = re.compile(r"(right, if|right|wrong|outdated)\b(.*)", re.DOTALL)
+
+
+class Stated(nodes.General, nodes.Element):
+    """What the directive leaves until every chapter has run: articles as paragraphs, claims as numbered lists."""
+
+
+class Claims(SphinxDirective):
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        place = Stated()
+        self.set_source_info(place)
+        self.state.nested_parse(self.content, self.content_offset, place)
+        self.env.metadata[self.env.docname]["claims"] = "here"
+        return [place]
+
+
+def returned(notebook: dict[str, Any]) -> dict[str, str]:
+    """The verdicts that the hidden cells of an executed notebook end with.
+
+    >>> output = {"data": {"text/plain": ["{'claim-2': 'right'}"]}}
+    >>> returned({"cells": [{"metadata": {"tags": ["remove-cell"]}, "outputs": [output]}]})
+    {'claim-2': 'right'}
+    """
+    found: dict[str, str] = {}
+    for cell in notebook["cells"]:
+        if "remove-cell" in cell["metadata"].get("tags", []):
+            for output in cell.get("outputs", []):
+                text = "".join(output.get("data", {}).get("text/plain", ""))
+                if text.startswith("{'claim-"):
+                    found |= ast.literal_eval(text)
+    return found
+
+
+def verdicts(app: Sphinx) -> dict[str, str]:
+    """Of all pages, from the executed notebooks that myst-nb keeps beside the site, also of cached pages."""
+    found: dict[str, str] = {}
+    for docname in sorted(app.env.found_docs):
+        path = Path(app.env.mystnb_config.output_folder, f"{docname}.ipynb")  # type: ignore[attr-defined]
+        if path.exists():
+            for key, verdict in returned(json.loads(path.read_text("utf-8"))).items():
+                if key in found:
+                    logger.warning("%s has a second verdict", key, location=docname)
+                found[key] = verdict
+    return found
+
+
+def stated(place: Stated) -> Iterator[tuple[int, str, nodes.Element]]:
+    """Each claim's number, its article, and the statement."""
+    article = ""
+    for part in place.children:
+        if isinstance(part, nodes.enumerated_list):
+            for number, item in enumerate(part.children, part.get("start", 1)):
+                yield number, article, item
+        else:
+            article = part.astext()
+
+
+def link(app: Sphinx, docname: str, name: str) -> nodes.reference | None:
+    """To the element behind a label, called by the number and title of its section; None where nothing bears it."""
+    target, anchor = app.env.domaindata["std"]["anonlabels"].get(name, ("", ""))
+    elements = app.env.get_doctree(target).findall(nodes.Element) if target else ()
+    node: Any = next((element for element in elements if anchor in element["ids"]), None)
+    while node is not None and not isinstance(node, nodes.section):
+        node = node.parent
+    if node is None:
+        return None
+    number = app.env.toc_secnumbers.get(target, {}).get(f"#{node['ids'][0]}", ())
+    text = f"{'.'.join(map(str, number))} {node[0].astext()}".strip()
+    return nodes.reference("", text, refuri=f"{app.builder.get_relative_uri(docname, target)}#{anchor}", internal=True)
+
+
+def words(text: str) -> list[nodes.Node]:
+    """Plain text with its code marked.
+
+    >>> [str(node) for node in words("wrong: `x` stays")]
+    ['wrong: ', '<literal>x</literal>', ' stays']
+    """
+    parts = enumerate(text.split("`"))
+    return [nodes.literal(part, part) if i % 2 else nodes.Text(part) for i, part in parts if part]
+
+
+def row(cells: Iterable[Iterable[nodes.Node]], kind: str = "") -> nodes.row:
+    return nodes.row("", *(nodes.entry("", *cell) for cell in cells), classes=[nodes.make_id(kind)] if kind else [])
+
+
+def table(app: Sphinx, docname: str, place: Stated) -> list[nodes.Node]:
+    found, kinds, body = verdicts(app), Counter[str](), nodes.tbody()
+    for number, article, statement in stated(place):
+        said = found.get(f"claim-{number}", "")
+        verdict, where = VERDICT.fullmatch(said), link(app, docname, f"claim-{number}")
+        if verdict is None:
+            logger.warning("claim %d: a verdict begins with one of %s, not %r", number, [*KINDS], said, location=place)
+        if where is None:
+            logger.warning("claim %d: no (claim-%d)= stands before what decides it", number, number, location=place)
+        kind, rest = verdict.groups() if verdict else ("", said)
+        kinds[kind] += 1
+        source = nodes.paragraph("", article, classes=["article"])
+        decided = nodes.paragraph("", "", nodes.strong(kind, kind), *words(rest))
+        places = [nodes.paragraph("", "", where)] if where else []
+        body += row([[nodes.paragraph("", str(number))], [*statement.children, source], [decided, *places]], kind)
+    head = ("No.", "The claim", "The verdict, and where it is decided")
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (1, 10, 10)), cols=3)
+    group += [nodes.thead("", row([nodes.paragraph("", text)] for text in head)), body]
+    counts = ", ".join(f"{kinds[kind]} {name}" for kind, name in KINDS.items())
+    summary = nodes.paragraph("", f"Of {kinds.total()} claims: {counts}.")
+    choices = CHOICE.format("all", " checked", "all") + "".join(
+        CHOICE.format(nodes.make_id(kind), "", kind.replace("if", "if …")) for kind in KINDS
+    )
+    choice = nodes.raw("", f'<fieldset class="claims"><legend>Show</legend>{choices}</fieldset>', format="html")
+    return [summary, choice, nodes.table("", group, classes=["claims"])]
+
+
+def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    for place in list(doctree.findall(Stated)):
+        place.replace_self(table(app, docname, place))
+
+
+def pages(app: Sphinx, env: Any) -> list[str]:
+    """What any chapter changes, is written again."""
+    return [docname for docname, data in env.metadata.items() if "claims" in data]
+
+
+def setup(app: Sphinx) -> None:
+    app.add_node(Stated)
+    app.add_directive("claims", Claims)
+    app.connect("doctree-resolved", resolve)
+    app.connect("env-updated", pages)

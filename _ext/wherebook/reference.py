@@ -1,0 +1,100 @@
+"""The reference page is written from docstrings: autodoc finds them, and reads them as they are meant."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import is_dataclass
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import accumviz
+
+CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+CLASS = re.compile(r"[A-Z][a-z]\w+")
+PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param.*</dd>\n)+)</dl>')
+
+
+class Verbs(SphinxDirective):
+    """One entry for each public function of accumviz: those named come first, and none can be forgotten."""
+
+    optional_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        first = "".join(self.arguments).split()
+        public = [name for name in accumviz.__all__ if inspect.isfunction(getattr(accumviz, name))]
+        unknown = [name for name in first if name not in public]
+        if unknown:
+            raise self.error(f"accumviz has no public function {unknown[0]!r}; it has {', '.join(public)}")
+        listed = StringList([f".. autofunction:: accumviz.{name}" for name in dict.fromkeys([*first, *public])])
+        parsed = nodes.Element()
+        self.state.nested_parse(listed, self.content_offset, parsed)
+        return parsed.children
+
+
+def marked(docstring: str) -> str:
+    """A docstring as autodoc reads it: single backticks are code, and lead to a class that the page describes.
+
+    >>> marked("Of an `Event`, `line` is the number.")
+    'Of an :py:class:`.Event`, ``line`` is the number.'
+    >>> marked(">>> print('`x`')")
+    ">>> print('`x`')"
+    """
+    paragraphs = docstring.split("\n\n")
+    return "\n\n".join(text if text.lstrip().startswith(">>>") else CODE.sub(role, text) for text in paragraphs)
+
+
+def role(code: re.Match[str]) -> str:
+    return f":py:class:`.{code[1]}`" if CLASS.fullmatch(code[1]) else f"``{code[1]}``"
+
+
+def mark(app: Sphinx, what: str, name: str, subject: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = marked("\n".join(lines)).split("\n")
+
+
+def fields_only(
+    app: Sphinx, what: str, name: str, subject: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """The signature of a plain record names its fields; any other class is made by a verb, never by hand."""
+    if what == "class" and not (is_dataclass(subject) or hasattr(subject, "_fields")):
+        return "", None
+    # what a factory makes has no source to show, and Sphinx cannot read a signature that says so
+    return signature and signature.replace("<factory>", "..."), returned
+
+
+def plain(app: Sphinx, env: Any, node: pending_xref, text: nodes.Element) -> nodes.Element | None:
+    """A name of Python, numpy or torch is text, as no page may lead elsewhere; one of ours has to resolve."""
+    return text if node["refdomain"] == "py" and not node["reftarget"].startswith("accumviz.") else None
+
+
+def parameters(html: str) -> str:
+    """Long signatures as plain lines: Sphinx writes a list of definitions without terms, which is no list to a reader.
+
+    >>> parameters('<dl>\\n<dd><em class="sig-param">k</em>,</dd>\\n</dl>')
+    '<div class="sig-params">\\n<div><em class="sig-param">k</em>,</div>\\n</div>'
+    """
+
+    def lines(match: re.Match[str]) -> str:
+        return f'<div class="sig-params">\n{match[1].replace("<dd>", "<div>").replace("</dd>", "</div>")}</div>'
+
+    return PARAMETERS.sub(lines, html)
+
+
+def write_parameters(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    if "sig-param" in context.get("body", ""):
+        context["body"] = parameters(context["body"])
+
+
+def setup(app: Sphinx) -> None:
+    app.setup_extension("sphinx.ext.autodoc")
+    app.add_directive("verbs", Verbs)
+    app.connect("autodoc-process-docstring", mark)
+    app.connect("autodoc-process-signature", fields_only)
+    app.connect("missing-reference", plain)
+    app.connect("html-page-context", write_parameters)

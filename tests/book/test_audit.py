@@ -1,0 +1,127 @@
+"""The audit's page: each claim has a verdict, a place that decides it, and a test that computes it again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from docutils import nodes
+from wherebook import claims
+
+ROOT = Path(__file__).resolve().parents[2]
+NUMBERS = range(1, 30)
+KINDS = {"right": "right", "right-if": "right, if", "wrong": "wrong", "outdated": "outdated"}
+TESTED = re.compile(r"^def test_claim_((?:\d+_and_)*\d+)_", re.MULTILINE)
+PAGE = "chapters/10_audit.html"
+
+Open = Callable[..., Any]
+Address = Callable[[str, str], str]
+
+
+@pytest.fixture
+def audit(watch: Open, address: Address, site: Path) -> Any:
+    page = watch().page
+    page.goto(address(PAGE, "file"))
+    return page
+
+
+def rows(page: Any) -> list[list[str]]:
+    """Number, kind, verdict and link of each row that is seen."""
+    return page.locator("table.claims tbody tr:visible").evaluate_all(
+        """rows => rows.map(row => [row.cells[0].innerText, row.className.replace(/row-\\w+/, '').trim(),
+            row.cells[2].querySelector('p').innerText, row.cells[2].querySelector('a')?.href || ''])"""
+    )
+
+
+def test_the_page_has_every_claim_once_in_order_with_a_verdict_of_its_kind(audit: Any) -> None:
+    found = rows(audit)
+    assert [int(number) for number, *_ in found] == [*NUMBERS]
+    for number, kind, verdict, _ in found:
+        assert verdict.startswith(KINDS[kind]), number
+        assert (kind == "right-if") == verdict.startswith("right, if"), number
+
+
+def test_every_verdict_links_to_an_element_that_the_reader_sees(audit: Any, watch: Open) -> None:
+    page = watch().page
+    for number, *_, link in rows(audit):
+        page.goto(link)
+        target = page.locator(f"#claim-{number}")
+        assert link.endswith(f"#claim-{number}")
+        assert target.count() == 1, number
+        assert target.evaluate("element => element.getBoundingClientRect().height") > 0, number
+
+
+def test_the_counts_above_the_table_are_those_of_its_rows(audit: Any) -> None:
+    kinds = [kind for _, kind, *_ in rows(audit)]
+    said = audit.locator("article p", has_text=re.compile(r"^Of \d+ claims")).inner_text()
+    assert [int(number) for number in re.findall(r"\d+", said)] == [len(kinds), *map(kinds.count, KINDS)]
+
+
+def test_the_radio_buttons_show_the_rows_of_one_verdict_by_keyboard_alone(audit: Any) -> None:
+    whole = rows(audit)
+    audit.get_by_label("all").focus()
+    for kind in KINDS:
+        audit.keyboard.press("ArrowDown")
+        assert rows(audit) == [row for row in whole if row[1] == kind]
+    audit.keyboard.press("ArrowDown")
+    assert rows(audit) == whole
+
+
+def test_the_table_fits_a_phone(watch: Open, address: Address) -> None:
+    page = watch(width=375, has_touch=True).page
+    page.goto(address(PAGE, "file"))
+    table = page.locator("table.claims")
+    assert table.evaluate("table => table.offsetWidth <= table.parentElement.clientWidth")
+
+
+def test_the_table_is_whole_on_paper(audit: Any) -> None:
+    audit.get_by_label("wrong").check()
+    audit.emulate_media(media="print")
+    assert len(rows(audit)) == len(NUMBERS)
+    assert not audit.locator("fieldset.claims").is_visible()
+
+
+def test_every_claim_is_computed_again_by_a_test_of_its_name() -> None:
+    tested = {
+        int(number)
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for numbers in TESTED.findall(path.read_text())
+        for number in numbers.split("_and_")
+    }
+    assert tested == {*NUMBERS}
+
+
+@pytest.mark.parametrize("returned", [{}, {"claim-4": "true"}])
+def test_a_claim_without_a_verdict_or_a_place_is_a_warning(
+    returned: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = {"data": {"text/plain": [repr(returned)]}}
+    notebook = {"cells": [{"metadata": {"tags": ["remove-cell"]}, "outputs": [output]}]}
+    (tmp_path / "chapter.ipynb").write_text(json.dumps(notebook))
+    env = SimpleNamespace(
+        found_docs={"chapter"},
+        mystnb_config=SimpleNamespace(output_folder=str(tmp_path)),
+        domaindata={"std": {"anonlabels": {}}},
+    )
+    statement = nodes.list_item("", nodes.paragraph("", "The loss is divided."))
+    place = claims.Stated("", nodes.paragraph("", "An article"), nodes.enumerated_list("", statement, start=4))
+    warned: list[str] = []
+    monkeypatch.setattr(claims.logger, "warning", lambda text, *details, **_: warned.append(text % details))
+    claims.table(SimpleNamespace(env=env), "audit", place)
+    assert [text.split(":")[0] for text in warned] == ["claim 4", "claim 4"]
+    assert "verdict" in warned[0]
+    assert "(claim-4)=" in warned[1]
+
+
+def test_every_verdict_can_be_another_one() -> None:
+    """Beside each assert stands an expression with more than one outcome, so that the table is not typed."""
+    for path in sorted((ROOT / "chapters").glob("*.md")):
+        for number, said in re.findall(r'\{"claim-(\d+)":(.*?)\}\n', path.read_text(), re.DOTALL):
+            assert " if " in said, number
+            assert re.search(r"\belse\b", said), number
+            assert len(set(re.findall(r'"(right, if|right|wrong|outdated)\b', said))) > 1, number
