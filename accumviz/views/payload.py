@@ -221,7 +221,7 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
     """The columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
 
     A row is described by its name `n`, shape `d`, optimizers `o`, reach `r` of its bars and, if
-    it is a group, the range of parameters `in` it.
+    it is a group, the range of parameters `in` it; `y` says what ranks make of its parts.
     """
     state = ledger.state[chosen]
     columns = {
@@ -248,8 +248,14 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
     for p, row in enumerate(found):
         grad = columns["g"][p]
         row["r"] = plain([0.0, grad[np.isfinite(grad)].max(initial=0.0)])
-        if p < len(ledger.parameters) and words.is_signed(ledger, p):
+        if p >= len(ledger.parameters):
+            continue
+        if words.is_signed(ledger, p):
             row["r"] = plain(_reach(ledger, p))
+        # What a rank's own part counts for, once it is averaged.
+        ranks = {s.index: s.details.get("ranks", 1) for s in words.averaged(ledger, p)}
+        if ranks:
+            row["y"] = [[i, 1 / ranks[e]] for i, e in enumerate(chosen.tolist()) if e in ranks]
     return {name: column.ravel() for name, column in columns.items()}, found
 
 

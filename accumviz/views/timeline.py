@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger import PRESENT, Event, Ledger, Parameter
 from accumviz.views import heatmap, style, words
 from accumviz.views.marks import Key, draw_heading, draw_legend, draw_rule, heading_height, legend_height
 from accumviz.views.sheet import INK, LINE, MUTED, Sheet, ThemedFigure, text_width
@@ -113,13 +113,7 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
         if event.kind in ("clip", "unscale") and known:
             factor[event.index] = grad[event.index] / before
     scale, fates = np.cumprod(factor), ledger.fates
-    moved = np.append(np.nan, grad[:-1]) != grad
-    averaged = [
-        s
-        for s in ledger.of("sync")
-        if not ledger.state[s.index, parameter] & CONTRIBUTED
-        and (ledger.state[s.index, parameter] & CHANGED or (moved[s.index] and _present(ledger, s.index, parameter)))
-    ]
+    averaged = words.averaged(ledger, parameter)
 
     def share(born: int, event: int) -> float:
         """What a rank's own contribution counts for once it was averaged."""

@@ -641,3 +641,23 @@ def test_scrubbing_ten_thousand_events_is_smooth(show: Show) -> None:
     )
     assert frames[len(frames) // 2] <= 40, "a shared machine gets some slack; the benchmark holds the bar"
     assert watched.complaints == []
+
+
+def test_after_an_all_reduce_a_ranks_own_part_is_its_share_of_the_mean(show: Show) -> None:
+    names = ("rank 0 · w", "rank 1 · w")
+    rows = [
+        {"kind": "backward", "contribution": {names[0]: -32}, "grad": {names[0]: -32}},
+        {"kind": "backward", "contribution": {names[1]: -8}, "grad": {names[0]: -32, names[1]: -8}},
+        {"kind": "sync", "grad": dict.fromkeys(names, -20), "details": {"ranks": 2}},
+    ]
+    played = show(play(Ledger.build([Parameter(name, (1,)) for name in names], rows))).played
+    played.press("Tab", "End")
+    for name, told in zip(
+        names, ("−16 (event 0) − 4 (other ranks) = −20", "−4 (event 1) − 16 (other ranks) = −20"), strict=True
+    ):
+        played.root.locator(".av-row", has_text=name).click()
+        played.page.wait_for_timeout(80)
+        said = played.root.locator(".av-in-grad > .av-note").inner_text()
+        assert sorted(said.partition("= ")[2].replace("− ", "−").split()) == sorted(told.replace("− ", "−").split()), (
+            said
+        )

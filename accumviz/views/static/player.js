@@ -93,9 +93,9 @@ class Recording {
     /** Parameters, then groups of them. */
     this.rows = (data.p || []).map((row, p) => {
       const x = data.x[p]?.map((side) => side.map((values) => values && values.map(Number))), at = p * n;
-      return { ...row, p, x, r: row.r.map(Number), c: c.subarray(at, at + n), g: g.subarray(at, at + n), signed: Boolean(x) && row.d.every((side) => side === 1) };
+      return { ...row, p, x, y: new Map(row.y), r: row.r.map(Number), c: c.subarray(at, at + n), g: g.subarray(at, at + n), signed: Boolean(x) && row.d.every((side) => side === 1) };
     });
-    [this.scales, this.wipes] = [/clip|unscale|sync/, /zero_grad|edit/].map((some) => this.kinds.map((kind) => some.test(kind)));
+    [this.scales, this.wipes] = [/clip|unscale/, /zero_grad|edit/].map((some) => this.kinds.map((kind) => some.test(kind)));
     let last = -1;
     this.backward = this.kinds.map((kind, i) => (last = kind === "backward" ? i : last));
   }
@@ -103,7 +103,6 @@ class Recording {
   index(e) { return this.e.i ? this.e.i[e] : e; }
   label(e) { return this.data.strings[this.e.l[e]]; }
   head(e) { return `Event ${this.index(e)}, ${this.e.h[e]}`; }
-  /** An event's colour by its loss, and the ink on it. */
   color(e) { return this.colors.get(this.e.l?.[e]) || ["#0072B2", "#fff"]; }
   kindColor(e) { return this.data.kinds[this.e.k[e]][1]; }
 
@@ -120,7 +119,7 @@ class Recording {
       const added = this.added(i, row), had = this.grad(i, row);
       if (added !== null) parts.unshift({ born: i, amount: added * scale, fresh: i === now, used });
       if (this.gone(i, row)) break;
-      const factor = i && this.scales[i] ? had / this.grad(i - 1, row) : 1;
+      const factor = row.y.get(i) ?? (i && this.scales[i] ? had / this.grad(i - 1, row) : 1);
       if (factor && Number.isFinite(factor)) scale *= factor;
       used ||= this.steps(i, row);
     }
@@ -131,7 +130,7 @@ class Recording {
     return parts;
   }
 
-  /** As it is drawn: norms do not add up, so parts of a tensor share the height of its `‖.grad‖`. */
+  /** As it is drawn: norms do not add up, so parts share the height of `‖.grad‖`. */
   drawn(e, row, now) {
     const grad = this.grad(e, row), parts = this.stack(e, row, now), whole = sum(parts);
     const share = row.signed || !whole ? 1 : grad / whole;
@@ -418,7 +417,7 @@ function gradPane({ run, data, go, at, uid, graph }) {
     if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;
     const terms = parts.slice(-5).map(({ born, amount }) => {
       const all = row.x?.[0][born]?.map((x) => number(row.signed ? amount : (x * amount) / row.c[born] || 0)) || [number(amount)];
-      return `${all[1] ? `(${all.join(", ")})` : all[0]} (${born < 0 ? "not recorded" : `event ${run.index(born)}`})`;
+      return `${all[1] ? `(${all.join(", ")})` : all[0]} (${born < 0 ? (row.y.size ? "other ranks" : "not recorded") : `event ${run.index(born)}`})`;
     });
     if (parts.length > 5) terms.unshift(`${parts.length - 5} earlier`);
     return row.x ? `${name} = ${terms.join(" + ").replaceAll("+ −", "− ")} = ${total}` : `${name}: ${total}, from contributions of norms ${terms.join(", ")}`;
