@@ -23,6 +23,9 @@ KINDS = ("backward", "zero_grad", "step", "unscale", "clip", "sync", "edit")
 class Parameter:
     """A recorded leaf: its name, shape, dtype and the optimizers that own it (indices).
 
+    `group` is the keyword of `record` under which it came, `aliases` are its other names where it
+    is used more than once.
+
     In a ledger of several processes, `rank` is the one it lives in. `unsharded_of` names the
     parameter whose whole gradient this is, kept by FSDP until it is reduced and scattered.
     """

@@ -181,6 +181,10 @@ def _run(folder: Path, rank: int, asked: dict[str, Any]) -> Any:
         world_size=asked["ranks"],
         timeout=datetime.timedelta(seconds=max(asked["timeout"], 1.0)),
     )
+    # Who is done early would hang up on those that still connect.
+    (folder / f"rank{rank}.ready").touch()
+    while not all((folder / f"rank{other}.ready").exists() for other in range(asked["ranks"])):
+        time.sleep(0.001)
     value = function(**kwargs)
     dist.destroy_process_group()
     return value

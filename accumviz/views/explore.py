@@ -167,7 +167,8 @@ class Explorer(Displayed):
             body += f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row[:-1])}{last}</tr>"
         table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
         summary = f"<summary>All {words.counted(len(self.runs), 'run')} in a table</summary>"
-        return f'<details class="av-words" open>{summary}<div class="av-runs">{table}</div></details>\n'
+        box = f'<div class="av-runs" tabindex="0" role="group" aria-label="all runs, scrollable">{table}</div>'
+        return f'<details class="av-words" open>{summary}{box}</details>\n'
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)

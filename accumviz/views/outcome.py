@@ -62,14 +62,21 @@ def gradients(ledger: Ledger) -> dict[str, Any]:
 
 
 def _numbers(ledger: Ledger, event: int, p: int, count: int) -> list[float | str | None]:
-    if not ledger.state[event, p] & PRESENT:
+    if not ledger.state[event, p] & PRESENT or not _read(ledger, event, p):
         return [None] * max(count, 1)
     found = ledger.exact[p][1][event] if count else ledger.grad[event, p : p + 1]
     return [float(x) if np.isfinite(x) else "NaN" if np.isnan(x) else f"{'-' * bool(x < 0)}Infinity" for x in found]
 
 
+def _read(ledger: Ledger, event: int, p: int) -> bool:
+    # What a step's optimizer does not own is no part of what it took: of two optimizers, each leaves the other's alone.
+    owners = ledger.parameters[p].optimizers
+    return ledger[event].kind != "step" or not owners or ledger[event].details.get("optimizer_index", 0) in owners
+
+
 def _gradient(ledger: Ledger, event: int) -> str:
     if len(ledger.parameters) == 1:
         return words.value(ledger, event, 0)
-    norms = ledger.grad[event][(ledger.state[event] & PRESENT) > 0]
+    read = np.array([_read(ledger, event, p) for p in range(len(ledger.parameters))], bool)
+    norms = ledger.grad[event][((ledger.state[event] & PRESENT) > 0) & read]
     return f"‖·‖ {style.number(float(np.sqrt((norms**2).sum())))}" if norms.size else "None"

@@ -185,7 +185,8 @@ def provenance_html(provenance: Provenance) -> str:
             share = math.sqrt(min(float(total[i, p]) / most, 1.0)) if math.isfinite(total[i, p]) else 1.0
             # Transparent over the page's own background: readable in light and dark.
             shade = f"background:{colors[label]}{round(110 * share):02x} !important"
-            told = f'{style.number(total[i, p])} <span class="av-quiet">({count[i, p]} ×)</span>'
+            # In the cell's own colour: a quieter one is not readable on the shade.
+            told = f"{style.number(total[i, p])} ({count[i, p]} ×)"
             cells += (
                 f'<td class="av-n" style="{shade}">{told}</td>'
                 if count[i, p]

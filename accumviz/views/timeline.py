@@ -113,7 +113,7 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
         if event.kind in ("clip", "unscale") and known:
             factor[event.index] = grad[event.index] / before
     scale, fates = np.cumprod(factor), ledger.fates
-    moved = np.diff(grad, prepend=np.nan) != 0
+    moved = np.append(np.nan, grad[:-1]) != grad
     averaged = [
         s
         for s in ledger.of("sync")

@@ -83,7 +83,7 @@ class Hand:
             place: dict[str, Any] = {}
             if tag == "canvas" or kind == "range":
                 box = control.bounding_box()
-                place = {"position": {"x": box["width"] * (0.45 if again else 0.9), "y": box["height"] / 2}}
+                place = {"position": {"x": box["width"] * (0.45 if again else 0.7), "y": box["height"] / 2}}
             (control.tap if self.way == "finger" else control.click)(**place)
         self.page.evaluate(SETTLE)
 
