@@ -7,14 +7,16 @@ A chapter marks the place with a label, `(claim-20)=`, and a hidden cell beside 
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from docutils import nodes
+from jupyter_cache import get_cache
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
@@ -59,12 +61,17 @@ def returned(notebook: dict[str, Any]) -> dict[str, str]:
 
 
 def verdicts(app: Sphinx) -> dict[str, str]:
-    """Of all pages, from the executed notebooks that myst-nb keeps beside the site, also of cached pages."""
+    """Of all pages. What myst-nb keeps beside the site has no outputs where a page was not executed anew."""
     found: dict[str, str] = {}
+    config = app.env.mystnb_config  # type: ignore[attr-defined]
+    cache = get_cache(config.execution_cache_path)
     for docname in sorted(app.env.found_docs):
-        path = Path(app.env.mystnb_config.output_folder, f"{docname}.ipynb")  # type: ignore[attr-defined]
+        path = Path(config.output_folder, f"{docname}.ipynb")
         if path.exists():
-            for key, verdict in returned(json.loads(path.read_text("utf-8"))).items():
+            notebook = nbformat.read(path, as_version=4)
+            with suppress(KeyError):  # not in the cache: executed anew, with an error
+                _, notebook = cache.merge_match_into_notebook(notebook, cell_meta=())
+            for key, verdict in returned(notebook).items():
                 if key in found:
                     logger.warning("%s has a second verdict", key, location=docname)
                 found[key] = verdict

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nbformat
 import pytest
 from docutils import nodes
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from wherebook import claims
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,12 +101,12 @@ def test_every_claim_is_computed_again_by_a_test_of_its_name() -> None:
 def test_a_claim_without_a_verdict_or_a_place_is_a_warning(
     returned: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = {"data": {"text/plain": [repr(returned)]}}
-    notebook = {"cells": [{"metadata": {"tags": ["remove-cell"]}, "outputs": [output]}]}
-    (tmp_path / "chapter.ipynb").write_text(json.dumps(notebook))
+    output = new_output("execute_result", {"text/plain": repr(returned)}, execution_count=1)
+    cell = new_code_cell(metadata={"tags": ["remove-cell"]}, outputs=[output])
+    nbformat.write(new_notebook(cells=[cell]), tmp_path / "chapter.ipynb")
     env = SimpleNamespace(
         found_docs={"chapter"},
-        mystnb_config=SimpleNamespace(output_folder=str(tmp_path)),
+        mystnb_config=SimpleNamespace(output_folder=str(tmp_path), execution_cache_path=str(tmp_path / "cache")),
         domaindata={"std": {"anonlabels": {}}},
     )
     statement = nodes.list_item("", nodes.paragraph("", "The loss is divided."))
