@@ -49,7 +49,7 @@ PREPARE = """() => {
         const one = name => scope.querySelector(name), scrub = one(".av-scrub"), found = [];
         for (const slider of scope.querySelectorAll("[type=range]:not(.av-scrub)")) {
             const text = slider.getAttribute("aria-valuetext"), beside = slider.parentElement.textContent;
-            if (!beside.includes(text)) found.push(`a slider says ${text}, beside it stands ${beside}`);
+            if (slider.checkVisibility() && !beside.includes(text)) found.push(`a slider says ${text}, beside it stands ${beside}`);
         }
         if (!scrub?.checkVisibility()) return found;
         const said = one(".av-say").textContent, at = scrub.getAttribute("aria-valuetext"), link = one(".av-top a");
@@ -83,7 +83,7 @@ class Hand:
             place: dict[str, Any] = {}
             if tag == "canvas" or kind == "range":
                 box = control.bounding_box()
-                place = {"position": {"x": box["width"] * (0.45 if again else 0.7), "y": box["height"] / 2}}
+                place = {"position": {"x": box["width"] * (0.1 if again else 0.9), "y": box["height"] / 2}}
             (control.tap if self.way == "finger" else control.click)(**place)
         self.page.evaluate(SETTLE)
 
@@ -124,8 +124,10 @@ class Hand:
 
     def skips(self, control: Any) -> bool:
         """Rows, nodes and the timeline are a mouse's; the keyboard has the list, the graph and the slider."""
+        # Of a group of radios, Tab reaches the one that is chosen.
         reached, scrolls = control.evaluate(
-            "control => [control.tabIndex >= 0, control.matches('[role=group][tabindex]:not(.av-in-graph *)')]"
+            "control => [control.tabIndex >= 0 && !control.matches('[type=radio]:not(:checked)'),"
+            " control.matches('[role=group][tabindex]:not(.av-in-graph *)')]"
         )
         if self.way == "keyboard":
             return not reached or scrolls

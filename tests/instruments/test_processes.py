@@ -27,7 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def descendants() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    """The Python processes below this one: a test's browser is no rank."""
+    below = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in below if "python" in p.name().lower()]
 
 
 def ranks_left() -> list[psutil.Process]:

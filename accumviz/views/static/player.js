@@ -613,7 +613,7 @@ async function render({ model, el }) {
     h("div.av-top", {}, button("back", "previous event", () => move(-1)), toggle, button("next", "next event", () => move(1)), slider, count, link), say,
     h(`div.av-body${parts.map(({ name }) => `.av-with-${name}`).join("")}`, {}, ...parts.map((part) => part.el)),
     h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays."));
-  if (!N) frame.firstChild.hidden = frame.lastChild.hidden = true;
+  frame.firstChild.hidden = frame.lastChild.hidden = N < (graph ? 1 : 2);
 
   let timer = 0, due = 0, width = 0;
   function pause() {
