@@ -115,7 +115,7 @@ async function explore(model, el, { render, still, read, h, number }) {
     return {
       panel, slot,
       /** Where the player stands, for a permalink that leads here. */
-      place(e, n, p) { due?.(); moment = { e, n, p }; due = player = shown = undefined; },
+      place(e, n, p, node) { due?.(); moment = { e, n, p, node }; due = player = shown = undefined; },
       draw(choice, other) {
         panel.hidden = slot.hidden = !choice;
         if (!choice) return;
@@ -131,7 +131,7 @@ async function explore(model, el, { render, still, read, h, number }) {
         [shown, beside] = [run, other];
         due?.();
         due = undefined;
-        if (player) moment = { ...player.get("at"), last: player.last };
+        if (player) moment = { ...player.get("at"), node: -1, last: player.last };
         player = undefined;
         slot.replaceChildren();
         if (!run) return slot.append(h("p.av-note", { role: "status" }, "The kernel is recording this run."));
@@ -139,7 +139,7 @@ async function explore(model, el, { render, still, read, h, number }) {
         const kinds = run.whole.data.kinds.map(([kind]) => kind), e = run.whole.data.e.k.map((k) => kinds[k]), end = Math.max(e.lastIndexOf("step"), 0) || e.length - 1;
         // A reader who watches the end of one run wants the end of the next; else the same event.
         const where = !moment || moment.e === moment.last ? end : Math.min(moment.e, e.length - 1);
-        const mine = (player = still({ data: alike(run, other), id: "", link: link(), at: { e: where, n: moment?.n ?? null, p: moment?.p ?? -1, node: -1 } }));
+        const mine = (player = still({ data: alike(run, other), id: "", link: link(), at: { e: where, n: moment?.n ?? null, p: moment?.p ?? -1, node: moment?.node ?? -1 } }));
         mine.last = end;
         const box = slot.appendChild(h("div")); // a player that comes late finds its own box gone
         render({ model: mine, el: box }).then((dispose) => { if (mine === player) due = dispose; else dispose(); });
@@ -180,7 +180,7 @@ async function explore(model, el, { render, still, read, h, number }) {
     const choice = (key) => told.get(key)?.split(".").map((place, i) => Math.min(Math.max(Math.trunc(place) || 0, 0), (controls[i]?.labels.length ?? 1) - 1));
     const [a, b] = [choice("a"), choice("b")], side = told.get("side") === "b" && b ? "b" : "a";
     if (a?.length !== controls.length || (b && b.length !== controls.length)) return;
-    sides[side].place(whole("e") ?? 0, whole("n"), whole("p") ?? -1);
+    sides[side].place(whole("e") ?? 0, whole("n"), whole("p") ?? -1, whole("node") ?? -1);
     go({ a, b: b || null });
     frame.scrollIntoView({ block: "nearest" });
   }

@@ -31,7 +31,7 @@ const button = (name, label, click, face = icon(name)) => h(`button.av-b.av-b-${
 const input = (name, type, label, listen) => h(name, { type, min: 0, value: type === "range" ? 0 : "", "aria-label": label, "data-lm-suppress-shortcuts": "true", input: listen });
 const vertical = ({ key }) => ({ ArrowDown: 1, ArrowUp: -1 })[key];
 const own = (event) => { event.preventDefault(); event.stopPropagation(); };
-/** Move a slider, and the part of its track that is behind it. */
+/** Move a slider and its track. */
 function slide(slider, value, most, text) {
   Object.assign(slider, { max: most, value });
   slider.style.setProperty("--av-at", `${(100 * value) / (most || 1)}%`);
@@ -668,13 +668,13 @@ async function render({ model, el }) {
     kind.textContent = name;
     kind.style.setProperty("--av-kind", run.kindColor(state.e));
     words.textContent = `${ran ? `${run.head(state.e)}. ${ran}` : run.sentence(state.e, state.p)} ${selected}`.trim();
-    link.href = `#${model.get("link") || id}&e=${run.index(state.e)}${state.n === null ? "" : `&n=${state.n}`}${state.p < 0 ? "" : `&p=${state.p}`}`;
+    link.href = `#${model.get("link") || id}${Object.entries({ ...state, e: run.index(state.e) }).map(([key, x]) => (x === null || x < 0 ? "" : `&${key}=${x}`)).join("")}`;
   }
-  /** A permalink names its player: a page may hold several. */
+  /** A page may hold several players. */
   function follow() {
-    const told = new URLSearchParams(location.hash.slice(1)), [e, n, p] = ["e", "n", "p"].map((key) => (told.has(key) ? Math.trunc(told.get(key)) || 0 : null));
+    const told = new URLSearchParams(location.hash.slice(1)), [e, n, p, node] = ["e", "n", "p", "node"].map((key) => (told.has(key) ? Math.trunc(told.get(key)) || 0 : null));
     if (!told.has(id)) return;
-    go({ e: run.e.i ? run.e.i.findLastIndex((index) => index <= e) : e, n, p: clamp(p ?? -1, -1, run.count - 1) });
+    go({ e: run.e.i ? run.e.i.findLastIndex((index) => index <= e) : e, n, p: clamp(p ?? -1, -1, run.count - 1), node: node ?? -1 });
     frame.scrollIntoView({ block: "nearest" });
   }
   const repaint = () => { time?.paint(); draw(); };
