@@ -115,11 +115,12 @@ class Recording {
   /** The contributions live in `.grad` after an event, the oldest first. @returns {Part[]} */
   stack(e, row, now = e) {
     const parts = [];
-    for (let i = e, scale = 1, used = false; i >= 0 && parts.length < 2000; i--) {
+    for (let i = e, scale = 1, mean = 1, used = false; i >= 0 && parts.length < 2000; i--) {
       const added = this.added(i, row), had = this.grad(i, row);
-      if (added !== null) parts.unshift({ born: i, amount: added * scale, fresh: i === now, used });
+      if (added !== null) parts.unshift({ born: i, amount: added * scale * mean, fresh: i === now, used });
       if (this.gone(i, row)) break;
-      const factor = row.y.get(i) ?? (i && this.scales[i] ? had / this.grad(i - 1, row) : 1);
+      mean = row.y.get(i) ?? mean;
+      const factor = i && this.scales[i] ? had / this.grad(i - 1, row) : 1;
       if (factor && Number.isFinite(factor)) scale *= factor;
       used ||= this.steps(i, row);
     }
@@ -586,7 +587,7 @@ function timePane({ run, data, go, at }) {
   return { ...pane("time", "Timeline", plot, legend), paint, draw: place };
 }
 
-/** Put a player into an element. @param {{model: Model, el: HTMLElement}} host */
+/** Put in a player. @param {{model: Model, el: HTMLElement}} host */
 async function render({ model, el }) {
   const { data, bytes } = await read(model.get("data")), uid = `av${Math.random().toString(36).slice(2, 8)}`, id = model.get("id") || uid;
   const run = new Recording(data, bytes), N = run.length;
@@ -696,7 +697,7 @@ async function render({ model, el }) {
   return () => { pause(); resized.disconnect(); themed.disconnect(); ended.abort(); };
 }
 
-/** A model for a page without a kernel. @returns {Model} */
+/** A model without a kernel. @returns {Model} */
 function still(state) {
   const heard = [];
   return {
