@@ -9,7 +9,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -92,24 +92,26 @@ class Explorer(Displayed):
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What the page is told: each different run once, and what runs have in common once."""
         parts: dict[str, int] = {}
-        shown: dict[str, dict[str, Any]] = {}
+        places: dict[str, int] = {}
+        shown: list[dict[str, Any]] = []
         grid, blob = [], b""
         for run in self.runs:
             told, packed = run.content()
             key = hashlib.sha256(json.dumps(told, sort_keys=True).encode("utf-8", "replace") + packed).hexdigest()
-            if key not in shown:
+            if key not in places:
+                places[key] = len(shown)
+                shown.append(told)
                 if "data" in told:
                     told["data"] = {
                         name: parts.setdefault(json.dumps(part), len(parts)) for name, part in told["data"].items()
                     }
                     told["bytes"] = [len(blob), len(blob) + len(packed)]
                     blob += packed
-                shown[key] = told
-            grid.append(list(shown).index(key))
+            grid.append(places[key])
         data = {
             "controls": [control(name, values) for name, values in self.choices.items()],
             "grid": grid,
-            "runs": list(shown.values()),
+            "runs": shown,
             "parts": [json.loads(part) for part in parts],
             "start": list(self.start),
             "against": None if self.against is None else list(self.against),
@@ -316,11 +318,13 @@ def label(value: Any) -> str:
     return words.literal(getattr(value, "__name__", None) or str(value))
 
 
+@cache
 def sheet_text() -> str:
     """The explorer's style sheet."""
     return (STATIC / "explore.css").read_text("utf-8")
 
 
+@cache
 def script_text() -> str:
     """The explorer's module, which takes the player's from the page."""
     return (STATIC / "explore.js").read_text("utf-8")

@@ -187,6 +187,13 @@ def test_gradients_are_compared_at_steps_and_none_is_not_zero() -> None:
     assert outcome.gradients(Ledger.build([], []))["rows"] == []
 
 
+def test_what_another_optimizer_owns_is_no_part_of_a_step() -> None:
+    rows = [{"kind": "step", "details": {"optimizer_index": i}, "grad": {"g": 1.0, "d": 2.0}} for i in (0, 1)]
+    ledger = Ledger.build([Parameter("g", (1,), optimizers=(0,)), Parameter("d", (1,), optimizers=(1,))], rows)
+    assert outcome.gradients(ledger)["rows"] == [[1.0, None], [None, 2.0]]
+    assert outcome.figures(ledger)[-1] == ("gradient of the last step", "‖·‖ 2")
+
+
 def test_no_bit_is_lost_before_two_gradients_are_called_equal() -> None:
     near = [float(np.float32(1.1)), float(np.nextafter(np.float32(1.1), np.float32(2)))]
     ledgers = [Ledger.build([Parameter("w", (1,))], [{"kind": "step", "grad": {"w": value}}]) for value in near]
