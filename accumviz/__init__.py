@@ -2,7 +2,7 @@
 
 >>> import accumviz as av
 >>> sorted(av.__all__)
-['Graph', 'Ledger', 'distribute', 'explore', 'load', 'play', 'predict', 'record', 'timeline', 'trace']
+['Graph', 'Ledger', 'distribute', 'explore', 'load', 'measure', 'play', 'predict', 'record', 'timeline', 'trace']
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from accumviz.files import load as load
     from accumviz.graph import Graph as Graph
+    from accumviz.instruments.measure import measure as measure
     from accumviz.instruments.processes import distribute as distribute
     from accumviz.instruments.record import record as record
     from accumviz.instruments.trace import trace as trace
@@ -31,6 +32,7 @@ _HOME = {
     "distribute": "accumviz.instruments.processes",
     "explore": "accumviz.views.explore",
     "load": "accumviz.files",
+    "measure": "accumviz.instruments.measure",
     "play": "accumviz.views.player",
     "predict": "accumviz.views.predict",
     "record": "accumviz.instruments.record",

@@ -10,6 +10,7 @@ from typing import Any
 VIEWS = {
     "Ledger": ("accumviz.views.table", "ledger_html"),
     "Graph": ("accumviz.views.dot", "graph_html"),
+    "Measured": ("accumviz.views.measured", "measured_html"),
     "Prediction": ("accumviz.views.predict", "prediction_html"),
     "Provenance": ("accumviz.views.table", "provenance_html"),
 }

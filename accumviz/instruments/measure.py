@@ -1,0 +1,109 @@
+"""`measure`: numbers from the best device there is, beside those that were recorded on a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accumviz import measured
+from accumviz.measured import NAME, Measured, RecordingFileError, Run
+
+# `make recordings` sets these: the folder that takes the runs, and the commit they are made with.
+FOLDER, COMMIT = "ACCUMVIZ_RECORDINGS", "ACCUMVIZ_COMMIT"
+
+
+def measure(
+    f: Callable[..., Mapping[str, Any]],
+    name: str,
+    *,
+    unit: str = "",
+    cpu: Mapping[str, float] | None = None,
+    cuda: Mapping[str, float] | None = None,
+    says: Callable[[Any], str] | None = None,
+) -> Measured:
+    """Call `f(device)`, on a GPU if there is one, and show what it returns beside the run recorded on a GPU.
+
+    `f` returns `{label: number}`, `{row: {series: number}}` or `{row: {series: [numbers]}}`, with
+    NaN for what its device does not have. `unit` is `"s"`, `"bytes"` or anything else, of every
+    number. `cpu` and `cuda` are arguments for `f`, such as sizes, that only one kind of device
+    gets. `says` makes a sentence of what `f` returned, one for each run.
+
+    `name` says where the recording is kept: `"05_memory/peak"` is the run `peak` in
+    `recordings/05_memory.json`, below the working directory. While `make recordings` runs on a
+    machine with a GPU, the run is written there.
+
+    Raises `ValueError` for a name or a result of another form, and when what was recorded no
+    longer fits what is measured; `RecordingFileError` for a file that holds no recordings.
+
+    >>> import accumviz as av
+    >>> sizes = {"samples": 64}
+    >>> measured = av.measure(lambda device, samples: {"bytes": 4 * samples}, "doc/example", cpu=sizes, cuda=sizes)
+    >>> measured.here.values
+    {'bytes': 256.0}
+    """
+    path, key = _place(name)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    into = os.environ.get(FOLDER)
+    if into and device == "cpu":
+        raise RuntimeError(no_gpu())
+    settings = dict((cpu if device == "cpu" else cuda) or {})
+    values = measured.checked(f(device, **settings), f"what {getattr(f, '__name__', 'f')}({device!r}) returned")
+    here = Run(values, **_made(device), settings=settings)
+    if into:
+        target = Path(into, path.name)
+        measured.write(target, {**measured.read(target), key: here})
+    recorded = None if into else measured.read(path).get(key)
+    if recorded is not None:
+        _compare(name, path, recorded, here, dict(cuda or {}))
+    return Measured(name, here, recorded, unit, says)
+
+
+def no_gpu() -> str:
+    """What was found instead of a GPU, what is needed, and what to do: the text of an error."""
+    found = f"torch {torch.__version__}"
+    if torch.version.cuda is None:
+        found += ", built without CUDA"
+    elif not torch.cuda.is_available():
+        found += f", built for CUDA {torch.version.cuda}, which finds no GPU (does `nvidia-smi` list one?)"
+    return (
+        f"a recording needs a CUDA GPU and a torch that is built for it; found {found}. "
+        "Run `make recordings` on a machine that has both; without them the pages show the recordings that are there"
+    )
+
+
+def _place(name: str) -> tuple[Path, str]:
+    parts = NAME.fullmatch(name) if isinstance(name, str) else None
+    if parts is None:
+        raise ValueError(
+            f"name={name!r}; expected a chapter and a run in small letters, digits and _, as in '05_memory/peak'"
+        )
+    return Path("recordings", f"{parts[1]}.json"), parts[2]
+
+
+def _made(device: str) -> dict[str, str]:
+    made = {"torch": str(torch.__version__)}
+    if device == "cuda":
+        made |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda or torch.version.hip)}
+    if os.environ.get(FOLDER):
+        made |= {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": os.environ.get(COMMIT, "")}
+    return made
+
+
+def _compare(name: str, path: Path, recorded: Run, here: Run, settings: dict[str, float]) -> None:
+    """A recording of other rows, or made with other settings, is of a cell that has changed since."""
+    forms: list[tuple[str, Any, Any]] = [
+        ("rows", recorded.names(), here.names()),
+        ("settings", dict(recorded.settings), settings),
+    ]
+    forms += [("one number in each series:", recorded.single, here.single)]
+    for what, then, now in forms:
+        if then != now:
+            raise RecordingFileError(
+                f"the cell of {name!r} has changed since it was recorded in {path.name!r}: {what} {then} then, {now} now; "
+                "record again with `make recordings` on a machine with a GPU, or remove the run from the file"
+            )
