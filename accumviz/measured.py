@@ -228,8 +228,8 @@ def _run(name: str, given: Any) -> Run:
     if not re.fullmatch(r"[a-z0-9_]+", name) or not isinstance(given, dict):
         raise TypeError(f"the run {_shown(name)} is {_shown(given)}; expected an object under a plain name")
     unknown = [key for key in given if key not in (*_FIELDS, "settings", "values")]
-    texts = {key: given.get(key) for key in _FIELDS}
-    wrong = [key for key, text in texts.items() if not isinstance(text, str) or not 0 < len(text) <= _LONGEST]
+    texts = {key: text for key in _FIELDS if isinstance(text := given.get(key), str) and 0 < len(text) <= _LONGEST}
+    wrong = [key for key in _FIELDS if key not in texts]
     if unknown or wrong:
         raise TypeError(f"the run {name!r} has a {'strange' if unknown else 'missing'} {(unknown or wrong)[0]!r}")
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", texts["date"]) or not re.fullmatch(r"[0-9a-f]{7,64}", texts["commit"]):

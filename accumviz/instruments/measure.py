@@ -49,8 +49,8 @@ def measure(
     path, key = _place(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     into = os.environ.get(FOLDER)
-    if into and device == "cpu":
-        raise RuntimeError(no_gpu())
+    if into and (missing := why_no_gpu()):
+        raise RuntimeError(missing)
     settings = dict((cpu if device == "cpu" else cuda) or {})
     values = measured.checked(f(device, **settings), f"what {getattr(f, '__name__', 'f')}({device!r}) returned")
     here = Run(values, **_made(device), settings=settings)
@@ -63,15 +63,14 @@ def measure(
     return Measured(name, here, recorded, unit, says)
 
 
-def no_gpu() -> str:
-    """What was found instead of a GPU, what is needed, and what to do: the text of an error."""
-    found = f"torch {torch.__version__}"
-    if torch.version.cuda is None:
-        found += ", built without CUDA"
-    elif not torch.cuda.is_available():
-        found += f", built for CUDA {torch.version.cuda}, which finds no GPU (does `nvidia-smi` list one?)"
+def why_no_gpu() -> str:
+    """Nothing where there is a GPU; else what was found, what is needed and what to do: the text of an error."""
+    if torch.cuda.is_available():
+        return ""
+    built = f"built for CUDA {torch.version.cuda}, which finds no GPU (does `nvidia-smi` list one?)"
     return (
-        f"a recording needs a CUDA GPU and a torch that is built for it; found {found}. "
+        "a recording needs a CUDA GPU and a torch that is built for it; found "
+        f"torch {torch.__version__}, {built if torch.version.cuda else 'built without CUDA'}. "
         "Run `make recordings` on a machine that has both; without them the pages show the recordings that are there"
     )
 
@@ -96,14 +95,13 @@ def _made(device: str) -> dict[str, str]:
 
 def _compare(name: str, path: Path, recorded: Run, here: Run, settings: dict[str, float]) -> None:
     """A recording of other rows, or made with other settings, is of a cell that has changed since."""
-    forms: list[tuple[str, Any, Any]] = [
+    for what, then, now in (
         ("rows", recorded.names(), here.names()),
         ("settings", dict(recorded.settings), settings),
-    ]
-    forms += [("one number in each series:", recorded.single, here.single)]
-    for what, then, now in forms:
+        ("one number in each", recorded.single, here.single),
+    ):
         if then != now:
             raise RecordingFileError(
-                f"the cell of {name!r} has changed since it was recorded in {path.name!r}: {what} {then} then, {now} now; "
+                f"the cell of {name!r} has changed since {path.name!r} was recorded ({what}: {then} then, {now} now); "
                 "record again with `make recordings` on a machine with a GPU, or remove the run from the file"
             )
