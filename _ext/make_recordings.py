@@ -25,7 +25,7 @@ CELL = re.compile(r"^```\{code-cell\}\n(?:---\n.*?^---\n)?(?::[^\n]*\n)*(.*?)^``
 def cells(source: str) -> list[str]:
     """The code of a chapter's cells, without their metadata.
 
-    >>> cells("```{code-cell}\\n:tags: [hide-input]\\nx = 1\\n```\\ntext\\n```{code-cell}\\n---\\na: 1\\n---\\nx\\n```\\n")
+    >>> cells("```{code-cell}\\n:tags: [hide-input]\\nx = 1\\n```\\ntext\\n```{code-cell}\\nx\\n```\\n")
     ['x = 1', 'x']
     """
     return [match[1].strip() for match in CELL.finditer(source)]

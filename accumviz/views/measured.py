@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from accumviz.views import style, words
 # The recorded run and this one keep their colours, whichever of them is there.
 _COLOR = {"recorded": style.CYCLE[0], "this run": style.CYCLE[1]}
 _DASH = ("", "", "6 3", "2 3")
-_WIDE, _HIGH, _THICK = 240, 56, 12
+_WIDE, _NARROW, _HIGH, _THICK = 240, 140, 56, 12
 _MOST_TOLD = 24
 _YET = "not recorded on a GPU yet"
 
@@ -25,18 +26,23 @@ _CSS = """
   overflow-wrap: anywhere; }
 .av-measured li.av-yet { border-style: dashed; color: var(--av-muted); }
 .av-measured li.av-chip b { font-weight: 600; }
-.av-measured .av-key { display: inline-block; width: 0.7rem; height: 0.7rem; margin-right: 0.4rem; }
+.av-measured .av-key { width: 0.7rem; height: 0.7rem; }
 .av-measured .av-scroll { overflow-x: auto; max-width: 100%; }
 .av-measured table { border-collapse: collapse; font-size: 0.8125rem; line-height: 1.35; color: inherit; margin: 0;
   width: auto; border: 0; font-variant-numeric: tabular-nums; }
 .av-measured table tr, .av-measured table th, .av-measured table td { background: transparent !important; }
 .av-measured th, .av-measured td { padding: 0.25rem 0.6rem; border: 0; font-weight: normal; text-align: left;
   color: inherit; vertical-align: middle; }
+.av-measured tbody th { min-width: 7rem; }
+.av-measured tbody th.av-quiet { min-width: 0; white-space: nowrap; }
+.av-measured code { background: none; border: 0; padding: 0; color: inherit; font-size: 0.95em; }
 .av-measured thead th { color: var(--av-muted); vertical-align: bottom; }
 .av-measured tbody { border-top: 1px solid var(--av-line); }
 .av-measured .av-n { text-align: right; white-space: nowrap; }
 .av-measured .av-quiet { color: var(--av-muted); }
 .av-measured svg { display: block; }
+.av-measured svg.av-key, .av-measured th svg { display: inline-block; margin-right: 0.35rem; }
+.av-measured .av-each { display: block; }
 .av-measured p { margin: 0.5rem 0 0; font-size: 0.8125rem; }
 .av-measured details { margin-top: 0.4rem; font-size: 0.8125rem; color: var(--av-muted); }
 .av-measured details summary { cursor: pointer; width: max-content; }
@@ -60,7 +66,7 @@ def measured_html(measured: Measured) -> str:
     for group in groups:
         chosen = {title: runs[title] for title in group}
         columns = _bars if measured.here.single else _curves
-        first, cells = columns(measured, chosen)
+        first, cells = columns(measured, chosen, _WIDE if len(groups) == 1 else _NARROW)
         head += first
         body = {label: body[label] + cells[label] for label in labels}
     rows = "".join(f"<tr>{_heads(label, labels)}{cells}</tr>" for label, cells in body.items())
@@ -92,6 +98,24 @@ def _safe(text: str) -> str:
     return html.escape(words.literal(text))
 
 
+def _marked(text: str) -> str:
+    """A text with `code` in backticks, as HTML."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _safe(text))
+
+
+def _key(title: str) -> str:
+    return (
+        f'<svg class="av-key" aria-hidden="true" viewBox="0 0 1 1"><rect width="1" height="1" fill="{_COLOR[title]}"/>'
+        "</svg>"
+    )
+
+
+def _called(measured: Measured, title: str) -> str:
+    """What tells a run from the other one: its device, unless both were made on the same."""
+    runs = measured.runs
+    return runs[title].device if len({run.device for run in runs.values()}) == len(runs) else title
+
+
 def _labels(run: Run) -> list[tuple[str, str]]:
     """What the rows of the table are: each number's own, or each curve's with all its series."""
     if not run.single:
@@ -106,25 +130,26 @@ def _corner(run: Run) -> str:
 def _heads(label: tuple[str, str], labels: list[tuple[str, str]]) -> str:
     row, name = label
     if not name:
-        return f'<th scope="row">{_safe(row)}</th>'
+        return f'<th scope="row">{_marked(row)}</th>'
     names = [series for other, series in labels if other == row]
-    first = f'<th scope="rowgroup" rowspan="{len(names)}">{_safe(row)}</th>' if name == names[0] else ""
-    return f'{first}<th class="av-quiet" scope="row">{_safe(name)}</th>'
+    first = f'<th scope="rowgroup" rowspan="{len(names)}">{_marked(row)}</th>' if name == names[0] else ""
+    return f'{first}<th class="av-quiet" scope="row">{_marked(name)}</th>'
 
 
 def _most(cells: Iterable[list[float]]) -> float:
     return max((abs(x) for cell in cells for x in cell if math.isfinite(x)), default=0.0) or 1.0
 
 
-def _bars(measured: Measured, runs: dict[str, Run]) -> tuple[str, dict[tuple[str, str], str]]:
+def _bars(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str, dict[tuple[str, str], str]]:
     """The columns of runs that share a measure: their numbers, and one bar for each."""
-    labels = _labels(measured.here)
+    labels, head = _labels(measured.here), ""
+    body = dict.fromkeys(labels, "")
     cells = {label: {title: run.rows()[label[0]][label[1]][0] for title, run in runs.items()} for label in labels}
-    most, head, body = _most([list(each.values()) for each in cells.values()]), "", dict.fromkeys(labels, "")
+    most = _most(list(each.values()) for each in cells.values())
     against = measured.here.flat and len(labels) > 1
-    for title, run in runs.items():
-        ratio = f'<th class="av-n" scope="col">× “{_safe(labels[0][0])}”</th>' if against else ""
-        head += f'<th class="av-n" scope="col">{_safe(run.device)}</th>{ratio}'
+    for title in runs:
+        ratio = f'<th class="av-n" scope="col">× “{_marked(labels[0][0])}”</th>' if against else ""
+        head += f'<th class="av-n" scope="col">{_safe(_called(measured, title))}</th>{ratio}'
         for label in labels:
             value, first = cells[label][title], cells[labels[0]][title]
             body[label] += f'<td class="av-n">{amount(value, measured.unit)}</td>'
@@ -133,41 +158,35 @@ def _bars(measured: Measured, runs: dict[str, Run]) -> tuple[str, dict[tuple[str
     for label in labels:
         drawn = ""
         for i, (title, value) in enumerate(cells[label].items()):
-            width = (abs(value) / most if math.isfinite(value) else math.isinf(value)) * _WIDE
-            drawn += (
-                f'<rect x="0" y="{i * _THICK}" width="{width:.1f}" height="{_THICK - 2}" fill="{_COLOR[title]}"/>'
-                if width
-                else ""
-            )
-        body[label] += f"<td>{_svg(drawn, _THICK * len(runs) - 2)}</td>"
+            share = 0.0 if math.isnan(value) else min(abs(value) / most, 1.0)
+            place = f'y="{i * _THICK}" width="{share * wide:.1f}" height="{_THICK - 2}"'
+            drawn += f'<rect x="0" {place} fill="{_COLOR[title]}"/>' if share else ""
+        body[label] += f"<td>{_svg(drawn, _THICK * len(runs) - 2, wide)}</td>"
     return f"{head}<td></td>", body
 
 
-def _curves(measured: Measured, runs: dict[str, Run]) -> tuple[str, dict[tuple[str, str], str]]:
+def _curves(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str, dict[tuple[str, str], str]]:
     """The columns of runs that share a measure: one drawing for each row, and how far each series goes."""
-    series = _seen(runs.values())
+    series, titles = _seen(runs.values()), list(runs)
     rows = {title: run.rows() for title, run in runs.items()}
     most = _most(row[name] for table in rows.values() for row in table.values() for name in series)
-    title = " and ".join(f"{run.device}" for run in runs.values())
-    head, body = f'<th scope="col">{_safe(title)}</th>', {}
-    for run_title, run in runs.items():
-        for name in series:
-            key = _svg(_level([1.0], 1.0, series.index(name), _COLOR[run_title], 18, 10), 10, 18)
-            who = f" {_safe(run.device)}" if len(runs) > 1 else ""
-            head += f'<th class="av-n" scope="col">{key}{_safe(name)}{who}, at most</th>'
+    head, body = f'<th scope="col">{_safe(" and ".join(_called(measured, title) for title in titles))}</th>', {}
+    for i, name in enumerate(series):
+        key = _svg(_level([1.0], 1.0, i, "currentColor", 18, 10), 10, 18)
+        head += f'<th class="av-n" scope="col">{key}{_marked(name)}, at most</th>'
     for label in _labels(measured.here):
-        drawn = "".join(
-            _level(rows[each][label[0]][name], most, i, _COLOR[each], _WIDE, _HIGH)
-            for each in runs
-            for i, name in enumerate(series)
-        )
-        ground = f'<line x1="0" x2="{_WIDE}" y1="{_HIGH}" y2="{_HIGH}" stroke="currentColor" stroke-opacity="0.5"/>'
-        cells = "".join(
-            f'<td class="av-n">{amount(_highest(rows[each][label[0]][name]), measured.unit)}</td>'
-            for each in runs
-            for name in series
-        )
-        body[label] = f"<td>{_svg(ground + drawn, _HIGH)}</td>{cells}"
+        cells = {title: rows[title][label[0]] for title in titles}
+        drawn = f'<line x1="0" x2="{wide}" y1="{_HIGH}" y2="{_HIGH}" stroke="currentColor" stroke-opacity="0.5"/>'
+        told = ""
+        for i, name in enumerate(series):
+            each = ""
+            for title in titles:
+                filled = title == titles[0]
+                drawn += _level(cells[title][name], most, i, _COLOR[title], wide, _HIGH, filled=filled)
+                key = _key(title) if len(titles) > 1 else ""
+                each += f'<span class="av-each">{key}{amount(_highest(cells[title][name]), measured.unit)}</span>'
+            told += f'<td class="av-n">{each}</td>'
+        body[label] = f"<td>{_svg(drawn, _HIGH, wide)}</td>{told}"
     return head, body
 
 
@@ -185,7 +204,9 @@ def _highest(cell: list[float]) -> float:
     return max((x for x in cell if not math.isnan(x)), default=math.nan)
 
 
-def _level(cell: list[float], most: float, which: int, color: str, wide: float, high: float) -> str:
+def _level(
+    cell: list[float], most: float, which: int, color: str, wide: float, high: float, *, filled: bool = True
+) -> str:
     """One series as levels, one for each number: the first filled, the others lines; gaps where there is none."""
     step = wide / len(cell)
     parts: list[list[str]] = []
@@ -198,7 +219,7 @@ def _level(cell: list[float], most: float, which: int, color: str, wide: float, 
         parts[-1] += [f"{i * step:.1f},{y:.1f}", f"{(i + 1) * step:.1f},{y:.1f}"]
     drawn = ""
     for part in parts:
-        if which == 0:
+        if which == 0 and filled:
             left, right = part[0].split(",")[0], part[-1].split(",")[0]
             ground = f"{right},{high:.1f} {left},{high:.1f}"
             drawn += f'<polygon points="{" ".join(part)} {ground}" fill="{color}" fill-opacity="0.35"/>'
@@ -208,7 +229,7 @@ def _level(cell: list[float], most: float, which: int, color: str, wide: float, 
     return drawn
 
 
-def _svg(inside: str, high: float, wide: float = _WIDE) -> str:
+def _svg(inside: str, high: float, wide: float) -> str:
     """A drawing without words: what it says stands in the cells beside it."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" aria-hidden="true" width="{wide:g}" height="{high:g}" '
@@ -220,10 +241,7 @@ def _chips(measured: Measured) -> str:
     chips = ""
     for title, run in measured.runs.items():
         told = " · ".join(map(_safe, provenance(run)))
-        chips += (
-            f'<li class="av-chip"><svg class="av-key" aria-hidden="true" viewBox="0 0 1 1">'
-            f'<rect width="1" height="1" fill="{_COLOR[title]}"/></svg><b>{title}:</b> {told}</li>'
-        )
+        chips += f'<li class="av-chip">{_key(title)}<b>{title}:</b> {told}</li>'
     if not any(run.gpu for run in measured.runs.values()):
         chips += f'<li class="av-chip av-yet">{_YET}</li>'
     return f'<ul class="av-chips">{chips}</ul>'
@@ -231,12 +249,12 @@ def _chips(measured: Measured) -> str:
 
 def _remarks(measured: Measured) -> str:
     told = ""
-    for run in measured.runs.values():
+    for title, run in measured.runs.items():
         missing = [name for name in next(iter(run.names().values())) if name not in _seen([run])]
         said = [measured.says(run.values)] if measured.says else []
         said += [f"Not measured on this device: {', '.join(missing)}."] if missing else []
         if said:
-            told += f"<p><b>{_safe(run.device)}:</b> {_safe(' '.join(said))}</p>"
+            told += f"<p><b>{_safe(_called(measured, title))}:</b> {_marked(' '.join(said))}</p>"
     return told
 
 
