@@ -148,7 +148,7 @@ def checked(values: Any, source: str) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for row, series in rows.items():
         plain[row] = {_name(name, source): _cell(cell, f"{source}[{row!r}][{name!r}]") for name, cell in series.items()}
-        if list(plain[row]) != list(next(iter(plain.values()))) or not plain[row]:
+        if plain[row].keys() != next(iter(plain.values())).keys() or not series:
             raise ValueError(f"{source}: row {row!r} has the series {list(series)}; expected the same in every row")
     if len(next(iter(plain.values()))) > _MOST_SERIES:
         raise ValueError(f"{source} has {len(next(iter(plain.values())))} series; expected at most {_MOST_SERIES}")
@@ -233,9 +233,8 @@ def _run(name: str, given: Any) -> Run:
     if unknown or wrong:
         raise TypeError(f"the run {name!r} has a {'strange' if unknown else 'missing'} {(unknown or wrong)[0]!r}")
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", texts["date"]) or not re.fullmatch(r"[0-9a-f]{7,64}", texts["commit"]):
-        raise ValueError(
-            f"the run {name!r} was made on {texts['date']!r} at {texts['commit']!r}: no date, or no commit"
-        )
+        shown = f"the date {texts['date']!r} and the commit {texts['commit']!r}"
+        raise ValueError(f"the run {name!r} has {shown}; expected a date (2026-11-21) and a commit's hash")
     settings = given.get("settings", {})
     if settings:
         settings = checked(settings, f"the settings of {name!r}")
@@ -285,7 +284,7 @@ _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 def _encoded(value: float) -> float | str:
     if math.isfinite(value):
-        return int(value) if float(value).is_integer() and abs(value) < 1 << 53 else value
+        return int(value) if value and float(value).is_integer() and abs(value) < 1 << 53 else value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 

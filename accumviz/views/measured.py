@@ -152,7 +152,7 @@ def _bars(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str, d
         head += f'<th class="av-n" scope="col">{_safe(_called(measured, title))}</th>{ratio}'
         for label in labels:
             value, first = cells[label][title], cells[labels[0]][title]
-            body[label] += f'<td class="av-n">{amount(value, measured.unit)}</td>'
+            body[label] += f'<td class="av-n">{_safe(amount(value, measured.unit))}</td>'
             times = style.number(value / first, 3) if math.isfinite(first) and first else "–"
             body[label] += f'<td class="av-n av-quiet">{times}</td>' if against else ""
     for label in labels:
@@ -184,7 +184,8 @@ def _curves(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str,
                 filled = title == titles[0]
                 drawn += _level(cells[title][name], most, i, _COLOR[title], wide, _HIGH, filled=filled)
                 key = _key(title) if len(titles) > 1 else ""
-                each += f'<span class="av-each">{key}{amount(_highest(cells[title][name]), measured.unit)}</span>'
+                most_here = _safe(amount(_highest(cells[title][name]), measured.unit))
+                each += f'<span class="av-each">{key}{most_here}</span>'
             told += f'<td class="av-n">{each}</td>'
         body[label] = f"<td>{_svg(drawn, _HIGH, wide)}</td>{told}"
     return head, body
