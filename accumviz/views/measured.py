@@ -19,7 +19,7 @@ _MOST_TOLD = 24
 _YET = "not recorded on a GPU yet"
 
 _CSS = """
-.accumviz.av-measured { max-width: 100%; }
+.accumviz.av-measured { max-width: 100%; text-align: left; }
 .av-measured ul.av-chips { display: flex; flex-wrap: wrap; gap: 0.3rem 0.5rem; list-style: none; margin: 0 0 0.5rem;
   padding: 0; font-size: 0.8125rem; }
 .av-measured li.av-chip { border: 1px solid var(--av-line); border-radius: 1rem; margin: 0; padding: 0.1rem 0.7rem;
@@ -42,6 +42,7 @@ _CSS = """
 .av-measured .av-quiet { color: var(--av-muted); }
 .av-measured svg { display: block; }
 .av-measured svg.av-key, .av-measured th svg { display: inline-block; margin-right: 0.35rem; }
+.accumviz.av-measured svg.av-bar { max-width: max(4rem, 18vw); }
 .av-measured .av-each { display: block; }
 .av-measured p { margin: 0.5rem 0 0; font-size: 0.8125rem; }
 .av-measured details { margin-top: 0.4rem; font-size: 0.8125rem; color: var(--av-muted); }
@@ -61,8 +62,8 @@ def measured_html(measured: Measured) -> str:
     runs = measured.runs
     together = all(run.gpu for run in runs.values())
     groups = [list(runs)] if together else [[title] for title in runs]
-    labels = _labels(measured.here)
-    head, body = "", dict.fromkeys(labels, "")
+    labels, head = _labels(measured), ""
+    body = dict.fromkeys(labels, "")
     for group in groups:
         chosen = {title: runs[title] for title in group}
         columns = _bars if measured.here.single else _curves
@@ -116,11 +117,12 @@ def _called(measured: Measured, title: str) -> str:
     return runs[title].device if len({run.device for run in runs.values()}) == len(runs) else title
 
 
-def _labels(run: Run) -> list[tuple[str, str]]:
+def _labels(measured: Measured) -> list[tuple[str, str]]:
     """What the rows of the table are: each number's own, or each curve's with all its series."""
-    if not run.single:
-        return [(row, "") for row in run.names()]
-    return [(row, name) for row, names in run.names().items() for name in names]
+    seen, names = _seen(measured.runs.values()), measured.here.names()
+    if not measured.here.single:
+        return [(row, "") for row in names]
+    return [(row, name) for row in names for name in names[row] if name in seen or not name]
 
 
 def _corner(run: Run) -> str:
@@ -142,7 +144,7 @@ def _most(cells: Iterable[list[float]]) -> float:
 
 def _bars(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str, dict[tuple[str, str], str]]:
     """The columns of runs that share a measure: their numbers, and one bar for each."""
-    labels, head = _labels(measured.here), ""
+    labels, head = _labels(measured), ""
     body = dict.fromkeys(labels, "")
     cells = {label: {title: run.rows()[label[0]][label[1]][0] for title, run in runs.items()} for label in labels}
     most = _most(list(each.values()) for each in cells.values())
@@ -161,7 +163,8 @@ def _bars(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str, d
             share = 0.0 if math.isnan(value) else min(abs(value) / most, 1.0)
             place = f'y="{i * _THICK}" width="{share * wide:.1f}" height="{_THICK - 2}"'
             drawn += f'<rect x="0" {place} fill="{_COLOR[title]}"/>' if share else ""
-        body[label] += f"<td>{_svg(drawn, _THICK * len(runs) - 2, wide)}</td>"
+        bars = _svg(drawn, _THICK * len(runs) - 2, wide).replace(">", ' class="av-bar" preserveAspectRatio="none">', 1)
+        body[label] += f"<td>{bars}</td>"
     return f"{head}<td></td>", body
 
 
@@ -174,7 +177,7 @@ def _curves(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str,
     for i, name in enumerate(series):
         key = _svg(_level([1.0], 1.0, i, "currentColor", 18, 10), 10, 18)
         head += f'<th class="av-n" scope="col">{key}{_marked(name)}, at most</th>'
-    for label in _labels(measured.here):
+    for label in _labels(measured):
         cells = {title: rows[title][label[0]] for title in titles}
         drawn = f'<line x1="0" x2="{wide}" y1="{_HIGH}" y2="{_HIGH}" stroke="currentColor" stroke-opacity="0.5"/>'
         told = ""

@@ -79,6 +79,16 @@ def test_series_of_single_numbers_are_rows_of_their_row() -> None:
     assert html.count('rowspan="2"') == 2
 
 
+def test_a_series_that_no_run_has_is_no_row_and_is_named_below() -> None:
+    values = {"detach": {"saved": 1024.0, "peak": math.nan}, "recompute": {"saved": 2048.0, "peak": math.nan}}
+    html = measured_html(Measured("a/b", Run(values), unit="bytes"))
+    assert rows(html)[1:] == ["detach saved 1 KiB", "recompute saved 2 KiB"]
+    assert "Not measured on this device: peak." in text(html)
+    there = {row: {"saved": 1024.0, "peak": 4096.0} for row in values}
+    html = measured_html(Measured("a/b", Run(values), Run(there, gpu="test device", **MADE), "bytes"))
+    assert rows(html)[1:3] == ["detach saved 1 KiB 1 KiB", "peak 4 KiB –"]
+
+
 def test_curves_say_their_most_and_every_number_in_words() -> None:
     html = measured_html(Measured("a/b", Run(CURVES), unit="bytes"))
     assert rows(html) == ["CPU saved, at most", "full batch 4 KiB", "micro-batches 2 KiB"]
