@@ -30,7 +30,7 @@ def colab_address(url: str, branch: str, notebook: str) -> str:
             'Correct repository.url in _config.yml, or leave it empty (""), and pages offer the download alone. '
             "In CI, where BOOK_PUBLISHES_TO is set, it is GITHUB_SERVER_URL/GITHUB_REPOSITORY."
         )
-    if not BRANCH.fullmatch(str(branch)):
+    if not BRANCH.fullmatch(str(branch or "")):
         raise ConfigError(
             f"Open in Colab: the published branch is {branch!r}, expected a name without slashes, such as gh-pages. "
             "Correct published_branch in _config.yml, or BOOK_PUBLISHES_TO in CI."
