@@ -7,6 +7,9 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -112,29 +115,48 @@ def test_pages_link_to_colab_only_in_the_build_that_is_published() -> None:
     assert JOBS["test"]["env"] == {"BOOK_PUBLISHES_TO": f"${{{{ {PUSHED_TO_MAIN} && '{branch}' || '' }}}}"}
 
 
+def push(site: Path, server: str, sha: str, token: str = "") -> int:
+    """Run the step that publishes, with another server in GitHub's place."""
+    [step] = [step for step in JOBS["publish"]["steps"] if "run" in step]
+    environment = {"GITHUB_SERVER_URL": server, "GITHUB_REPOSITORY": "owner/book", "GITHUB_SHA": sha}
+    environment |= {"PATH": os.environ["PATH"], "HOME": str(site.parent), **step["env"], "TOKEN": token}
+    return subprocess.run(["bash", "-e", "-c", step["run"]], cwd=site, env=environment, check=False).returncode
+
+
 def test_publishing_leaves_one_commit_with_the_whole_site(tmp_path: Path) -> None:
-    """The step itself, with a repository on this disk in GitHub's place."""
-    [push] = [step for step in JOBS["publish"]["steps"] if "run" in step]
     (tmp_path / "owner").mkdir()
     git = ["git", "--git-dir", str(tmp_path / "owner" / "book")]
     subprocess.run([*git, "init", "--quiet", "--bare"], check=True)
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
-        "GITHUB_SERVER_URL": tmp_path.as_uri(),
-        "GITHUB_REPOSITORY": "owner/book",
-        "TOKEN": "",
-        **{name: value for name, value in push["env"].items() if "${{" not in value},
-    }
     for sha, page in (("a1", "old.html"), ("b2", "index.html")):
-        site = tmp_path / sha / push["working-directory"]
+        site = tmp_path / sha / "site"
         (site / "notebooks").mkdir(parents=True)
         for name in (page, "notebooks/01_graphs.ipynb"):
             (site / name).write_text(sha)
-        subprocess.run(["bash", "-e", "-c", push["run"]], cwd=site, env={**environment, "GITHUB_SHA": sha}, check=True)
+        assert push(site, tmp_path.as_uri(), sha) == 0
 
     def ask(*question: str) -> list[str]:
         return subprocess.run([*git, *question], capture_output=True, text=True, check=True).stdout.splitlines()
 
     assert ask("log", "--format=%s", "gh-pages") == ["The book at b2"]
     assert ask("ls-tree", "-r", "--name-only", "gh-pages") == [".nojekyll", "index.html", "notebooks/01_graphs.ipynb"]
+
+
+def test_publishing_shows_the_token_of_its_job_to_the_server_that_asks(tmp_path: Path) -> None:
+    shown = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            shown.append(self.headers.get("Authorization"))
+            self.send_response(403 if shown[-1] else 401)
+            self.send_header("WWW-Authenticate", "Basic")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            """A refusal is what is tested."""
+
+    (tmp_path / "site").mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert push(tmp_path / "site", f"http://127.0.0.1:{server.server_address[1]}", "a1", token="key") != 0
+        server.shutdown()
+    assert shown == [None, f"Basic {b64encode(b'x-access-token:key').decode()}"]
