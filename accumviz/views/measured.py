@@ -14,7 +14,7 @@ from accumviz.views import style, words
 # The recorded run and this one keep their colours, whichever of them is there.
 _COLOR = {"recorded": style.CYCLE[0], "this run": style.CYCLE[1]}
 _DASH = ("", "", "6 3", "2 3")
-_WIDE, _NARROW, _HIGH, _THICK = 240, 140, 56, 12
+_WIDE, _HIGH, _THICK = 240, 44, 12
 _MOST_TOLD = 24
 _YET = "not recorded on a GPU yet"
 
@@ -37,6 +37,7 @@ _CSS = """
 .av-measured tbody th.av-quiet { min-width: 0; white-space: nowrap; }
 .av-measured code { background: none; border: 0; padding: 0; color: inherit; font-size: 0.95em; }
 .av-measured thead th { color: var(--av-muted); vertical-align: bottom; }
+.av-measured table + table { margin-top: 0.8rem; }
 .av-measured tbody { border-top: 1px solid var(--av-line); }
 .av-measured .av-n { text-align: right; white-space: nowrap; }
 .av-measured .av-quiet { color: var(--av-muted); }
@@ -54,29 +55,27 @@ _CSS = """
 def measured_html(measured: Measured) -> str:
     """Show what was measured: the run recorded on a GPU, if there is one, and the run made here.
 
-    Runs made on GPUs share their bars and curves; a GPU and a CPU have columns, and a measure, of their own.
+    Runs made on GPUs share their bars and curves; a GPU and a CPU have tables, and a measure, of their own.
 
     >>> "not recorded on a GPU yet" in measured_html(Measured("doc/example", Run({"full batch": 2.0})))
     True
     """
     runs = measured.runs
     together = all(run.gpu for run in runs.values())
-    groups = [list(runs)] if together else [[title] for title in runs]
-    labels, head = _labels(measured), ""
-    body = dict.fromkeys(labels, "")
-    for group in groups:
-        chosen = {title: runs[title] for title in group}
-        columns = _bars if measured.here.single else _curves
-        first, cells = columns(measured, chosen, _WIDE if len(groups) == 1 else _NARROW)
-        head += first
-        body = {label: body[label] + cells[label] for label in labels}
-    rows = "".join(f"<tr>{_heads(label, labels)}{cells}</tr>" for label, cells in body.items())
-    table = f"<table><thead><tr>{_corner(measured.here)}{head}</tr></thead><tbody>{rows}</tbody></table>"
+    tables = "".join(_table(measured, group) for group in ([runs] if together else [{t: r} for t, r in runs.items()]))
     return (
         f'<div class="accumviz av-measured"><style>{style.CSS}{_CSS}</style>{_chips(measured)}'
-        f'<div class="av-scroll" tabindex="0" role="group" aria-label="measured">{table}</div>'
+        f'<div class="av-scroll" tabindex="0" role="group" aria-label="measured">{tables}</div>'
         f"{_remarks(measured)}{_in_words(measured)}</div>"
     )
+
+
+def _table(measured: Measured, runs: dict[str, Run]) -> str:
+    """One table for runs that share a measure."""
+    labels = [label for label in _labels(measured.here) if label[1] in ("", *_seen(runs.values()))]
+    head, cells = (_bars if measured.here.single else _curves)(measured, runs, labels)
+    rows = "".join(f"<tr>{_heads(label, labels)}{cells[label]}</tr>" for label in labels)
+    return f"<table><thead><tr>{_corner(measured.here)}{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def amount(value: float, unit: str) -> str:
@@ -117,12 +116,11 @@ def _called(measured: Measured, title: str) -> str:
     return runs[title].device if len({run.device for run in runs.values()}) == len(runs) else title
 
 
-def _labels(measured: Measured) -> list[tuple[str, str]]:
+def _labels(run: Run) -> list[tuple[str, str]]:
     """What the rows of the table are: each number's own, or each curve's with all its series."""
-    seen, names = _seen(measured.runs.values()), measured.here.names()
-    if not measured.here.single:
-        return [(row, "") for row in names]
-    return [(row, name) for row in names for name in names[row] if name in seen or not name]
+    if not run.single:
+        return [(row, "") for row in run.names()]
+    return [(row, name) for row, names in run.names().items() for name in names]
 
 
 def _corner(run: Run) -> str:
@@ -142,10 +140,11 @@ def _most(cells: Iterable[list[float]]) -> float:
     return max((abs(x) for cell in cells for x in cell if math.isfinite(x)), default=0.0) or 1.0
 
 
-def _bars(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str, dict[tuple[str, str], str]]:
+def _bars(
+    measured: Measured, runs: dict[str, Run], labels: list[tuple[str, str]]
+) -> tuple[str, dict[tuple[str, str], str]]:
     """The columns of runs that share a measure: their numbers, and one bar for each."""
-    labels, head = _labels(measured), ""
-    body = dict.fromkeys(labels, "")
+    head, body = "", dict.fromkeys(labels, "")
     cells = {label: {title: run.rows()[label[0]][label[1]][0] for title, run in runs.items()} for label in labels}
     most = _most(list(each.values()) for each in cells.values())
     against = measured.here.flat and len(labels) > 1
@@ -161,14 +160,16 @@ def _bars(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str, d
         drawn = ""
         for i, (title, value) in enumerate(cells[label].items()):
             share = 0.0 if math.isnan(value) else min(abs(value) / most, 1.0)
-            place = f'y="{i * _THICK}" width="{share * wide:.1f}" height="{_THICK - 2}"'
+            place = f'y="{i * _THICK}" width="{share * _WIDE:.1f}" height="{_THICK - 2}"'
             drawn += f'<rect x="0" {place} fill="{_COLOR[title]}"/>' if share else ""
-        bars = _svg(drawn, _THICK * len(runs) - 2, wide).replace(">", ' class="av-bar" preserveAspectRatio="none">', 1)
+        bars = _svg(drawn, _THICK * len(runs) - 2, _WIDE).replace(">", ' class="av-bar" preserveAspectRatio="none">', 1)
         body[label] += f"<td>{bars}</td>"
     return f"{head}<td></td>", body
 
 
-def _curves(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str, dict[tuple[str, str], str]]:
+def _curves(
+    measured: Measured, runs: dict[str, Run], labels: list[tuple[str, str]]
+) -> tuple[str, dict[tuple[str, str], str]]:
     """The columns of runs that share a measure: one drawing for each row, and how far each series goes."""
     series, titles = _seen(runs.values()), list(runs)
     rows = {title: run.rows() for title, run in runs.items()}
@@ -177,20 +178,20 @@ def _curves(measured: Measured, runs: dict[str, Run], wide: float) -> tuple[str,
     for i, name in enumerate(series):
         key = _svg(_level([1.0], 1.0, i, "currentColor", 18, 10), 10, 18)
         head += f'<th class="av-n" scope="col">{key}{_marked(name)}, at most</th>'
-    for label in _labels(measured):
+    for label in labels:
         cells = {title: rows[title][label[0]] for title in titles}
-        drawn = f'<line x1="0" x2="{wide}" y1="{_HIGH}" y2="{_HIGH}" stroke="currentColor" stroke-opacity="0.5"/>'
+        drawn = f'<line x1="0" x2="{_WIDE}" y1="{_HIGH}" y2="{_HIGH}" stroke="currentColor" stroke-opacity="0.5"/>'
         told = ""
         for i, name in enumerate(series):
             each = ""
             for title in titles:
                 filled = title == titles[0]
-                drawn += _level(cells[title][name], most, i, _COLOR[title], wide, _HIGH, filled=filled)
+                drawn += _level(cells[title][name], most, i, _COLOR[title], _WIDE, _HIGH, filled=filled)
                 key = _key(title) if len(titles) > 1 else ""
                 most_here = _safe(amount(_highest(cells[title][name]), measured.unit))
                 each += f'<span class="av-each">{key}{most_here}</span>'
             told += f'<td class="av-n">{each}</td>'
-        body[label] = f"<td>{_svg(drawn, _HIGH, wide)}</td>{told}"
+        body[label] = f"<td>{_svg(drawn, _HIGH, _WIDE)}</td>{told}"
     return head, body
 
 
