@@ -62,7 +62,8 @@ def record(chapter: Path, made_with: str) -> bool:
     environment = {**os.environ, **known, "PYTHONPATH": path, "MPLBACKEND": "agg"}
     status = subprocess.run([sys.executable, str(script)], cwd=chapter.parent, env=environment, check=False).returncode
     if status != 0 or not draft.exists():
-        print(f"{chapter.stem} did not come to its end; its recording stays as it was.", file=sys.stderr)
+        left = f" What it measured until then: {draft.relative_to(ROOT)}" if draft.exists() else ""
+        print(f"{chapter.stem} did not come to its end; its recording stays as it was.{left}", file=sys.stderr)
         return False
     kept = chapter.parent / "recordings" / draft.name
     kept.parent.mkdir(exist_ok=True)

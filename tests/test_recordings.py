@@ -64,7 +64,9 @@ def test_a_chapter_that_fails_leaves_its_recording_as_it_was(write: Write, capfd
     kept.write_text("what was there")
     assert make_recordings.main(["--commit", COMMIT]) == 1
     assert kept.read_text() == "what was there"
-    assert "05_memory did not come to its end; its recording stays as it was." in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "05_memory did not come to its end; its recording stays as it was." in said
+    assert "until then: _build/recordings/05_memory.json" in said
 
 
 def test_runs_of_an_earlier_try_do_not_come_back(write: Write) -> None:
