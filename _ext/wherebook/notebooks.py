@@ -133,7 +133,7 @@ def write_notebooks(app: Sphinx, exception: Exception | None) -> None:
     if exception or app.builder.format != "html":
         return
     brought = {"accumviz": wheels.built(PROJECT), **{name: wheels.installed(name) for name in CARRIED}}
-    verdicts = claims.verdicts(app)
+    verdicts = claims.verdicts(app) if claims.pages(app, app.env) else {}
     for pagename in sorted(app.env.found_docs):
         if is_notebook(app, pagename):
             target = Path(app.outdir, notebook_path(pagename))

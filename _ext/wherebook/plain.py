@@ -14,7 +14,7 @@ from wherebook.mathml import aligned
 
 ADMONITIONS = {"admonition", "attention", "caution", "danger", "error", "hint", "important", "note", "seealso", "tip"}
 ADMONITIONS |= {"warning"}
-FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,}|:{3,})(?:\{(?P<name>[\w:+-]+)\})?(?P<rest>[^`]*)$")
+FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}(?=\{|[^`]*$)|~{3,}|:{3,})(?:\{(?P<name>[\w:+-]+)\})?(?P<rest>.*)$")
 OPTION = re.compile(r":(?P<key>[\w-]+):(?P<value>.*)")
 DROPPED = re.compile(r"\([\w:.+-]+\)=\s*$|%( |$)|\+\+\+")
 TERM, MEANING = re.compile(r"\S"), re.compile(r":\s+(?=\S)")
@@ -80,9 +80,8 @@ def fenced(opened: re.Match[str], line: str, lines: list[str]) -> tuple[list[str
     end = re.compile(rf" *{fence[0]}{{{len(fence)},}}\s*$")
     for index, inner in enumerate(lines):
         if end.match(inner):
-            return [inner[min(indent, len(inner) - len(inner.lstrip())) :] for inner in lines[:index]], lines[
-                index + 1 :
-            ]
+            unindented = [one[min(indent, len(one) - len(one.lstrip())) :] for one in lines[:index]]
+            return unindented, lines[index + 1 :]
     raise PlainError(f"{line.strip()!r} is never closed")
 
 
