@@ -53,13 +53,13 @@ def source_cells(source: Path) -> list[Any]:
     return [cell for cell in cells if "remove-cell" not in cell.metadata.get("tags", [])]
 
 
-def title(source: str) -> str:
-    """What a folded cell is called, by the first verb of accumviz that fits.
+def title(source: str, figure: str) -> str:
+    """What a folded cell is called: by the first verb of accumviz that fits, else by the figure that it draws.
 
-    >>> title("explorer = av.explore(train, K=[1, 2])"), title("figure")
-    ('Explore', 'Code')
+    >>> title("explorer = av.explore(train, K=[1, 2])", ""), title("figure", "Fig. 5.2"), title("x = 1", "")
+    ('Explore', 'Fig. 5.2', 'Code')
     """
-    return next((name for verb, name in TITLES.items() if f"av.{verb}(" in source), "Code")
+    return next((name for verb, name in TITLES.items() if f"av.{verb}(" in source), figure or "Code")
 
 
 def imported(cells: list[Any]) -> set[str]:
@@ -83,13 +83,15 @@ def converted(cells: list[Any], book: Lookup) -> Iterator[Any]:
             continue
         tags = set(cell.metadata.get("tags", []))
         kept = {"tags": ["raises-exception"]} if "raises-exception" in tags else {}
+        figure = cell.metadata.get("mystnb", {}).get("figure", {})
+        number = book.figure(figure["name"]) if "name" in figure else ""
         if tags & {"hide-input", "hide-cell", "remove-input"}:
-            yield new_code_cell(f"#@title {title(cell.source)}\n{cell.source}", metadata=FOLDED | kept)
+            yield new_code_cell(f"#@title {title(cell.source, number)}\n{cell.source}", metadata=FOLDED | kept)
         else:
             yield new_code_cell(cell.source, metadata=kept)
-        if figure := cell.metadata.get("mystnb", {}).get("figure"):
-            caption = plain(figure["caption"], book)
-            yield new_markdown_cell(f"**{book.figure(figure['name'])}** {caption}" if "name" in figure else caption)
+        if figure:
+            bold = f"**{number}** " if number else ""
+            yield new_markdown_cell(bold + plain(figure["caption"], book))
 
 
 def to_notebook(app: Sphinx, pagename: str, brought: dict[str, wheels.Wheel], verdicts: dict[str, str]) -> Any:

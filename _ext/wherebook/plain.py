@@ -126,7 +126,10 @@ def claims(body: list[str], book: Book) -> str:
     for part in re.split(r"\n(?=\d+\. )|\n\n", "\n".join(body).strip()):
         number = re.match(r"(\d+)\. ", part)
         text = inline(part, book)
-        found.append(f"{text}\n\n   {book.claim(int(number[1]))}" if number else f"**{text}**")
+        found.append(f"**{text}**")
+        if number:  # what belongs to an item stands below its first word
+            indent = " " * len(number[0])
+            found[-1:] = [re.sub(r"\n *", f"\n{indent}", text), indent + book.claim(int(number[1]))]
     return "\n\n".join(found)
 
 

@@ -70,7 +70,7 @@ def set_up(packages, recordings, needs, text):
     print("Installed:", ", ".join(f"{name} {packages[name]}" for name in missing))
 
 
-CELL = '''#@title Set up accumviz {{ display-mode: "form" }}
+CELL = '''#@title Set up accumviz
 # This notebook brings {brings}, as the text at the end of this cell.
 # What is missing here is installed from it: nothing is downloaded, and no other package is changed.
 
@@ -84,8 +84,8 @@ set_up({packages}, {recordings}, {needs}, """
 def setup_cell(packages: dict[str, str], recordings: Iterable[str], needs: dict[str, str], text: str) -> str:
     """The cell: packages by name and version, recordings by path, what the packages need, and all of it as text.
 
-    >>> print(setup_cell({"accumviz": "0.1.0"}, [], {"torch": "2.4"}, "aGVsbG8=")[:90])
-    #@title Set up accumviz { display-mode: "form" }
+    >>> print(setup_cell({"accumviz": "0.1.0"}, [], {"torch": "2.4"}, "aGVsbG8=")[:66])
+    #@title Set up accumviz
     # This notebook brings accumviz 0.1.0, as
     """
     recordings = list(recordings)

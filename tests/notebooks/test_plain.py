@@ -92,16 +92,16 @@ def test_a_directive_inside_a_list_stays_there() -> None:
 
 
 def test_each_claim_has_its_verdict_below_it() -> None:
-    myst = "```{claims}\nAn article\n\n1. That {math}`x`\n   grows.\n2. That it falls.\n\nAnother\n\n3. Both.\n```"
+    myst = "```{claims}\nAn article\n\n1. That {math}`x`\n   grows.\n2. It falls.\n\nAnother\n\n13. Both,\n   too.\n```"
     assert plain(myst, Book()).split("\n\n") == [
         "**An article**",
         "1. That $x$\n   grows.",
         "   **verdict 1**",
-        "2. That it falls.",
+        "2. It falls.",
         "   **verdict 2**",
         "**Another**",
-        "3. Both.",
-        "   **verdict 3**",
+        "13. Both,\n    too.",
+        "    **verdict 13**",
     ]
 
 
