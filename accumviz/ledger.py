@@ -59,7 +59,15 @@ class Event:
     `loss` is the value backward started from (NaN if it was not one number), `scale` the
     product of the constants it was multiplied by or divided by on the way there, `saved_before`
     and `saved_after` the bytes of saved tensors alive around a backward (NaN if not measured),
-    `time` seconds since the recording began. `within` names the event this one ran inside
+    `time` seconds since the recording began.
+
+    `allocated` is what PyTorch's CUDA allocator had given out, in bytes, after the event; `peak`
+    the most it had given out at once since the event before, known only where that was more than
+    ever since its peak was last reset (`torch.cuda.reset_peak_memory_stats`, which is yours to
+    call: a recording never does). Both are of the whole process and of the devices that hold the
+    parameters (`peak`: if it is one), and NaN where not measured, as on a CPU.
+
+    `within` names the event this one ran inside
     (`"step"` for a closure, `"backward"` for an optimizer that steps in a hook). In a ledger of
     several processes, `rank` is the one it happened in; None is all of them together.
     """
@@ -78,6 +86,8 @@ class Event:
     within: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
     rank: int | None = None
+    allocated: float = float("nan")
+    peak: float = float("nan")
 
     @property
     def skipped(self) -> bool:
@@ -433,6 +443,8 @@ class Ledger(Displayed):
                 ("scale", float),
                 ("saved_before", float),
                 ("saved_after", float),
+                ("allocated", float),
+                ("peak", float),
             )
         }
         return pandas.DataFrame(

@@ -118,8 +118,11 @@ def _event(index: int, row: _Row, ledgers: Sequence[Ledger], numbers: list[int],
     details = dict(event.details)
     if event.kind == "step":
         details["optimizer_index"] = details.get("optimizer_index", 0) + offsets[place]
-    together = len(row) == len(ledgers) > 1
-    return replace(event, index=index, details=details, rank=None if together else numbers[place])
+    if len(row) < len(ledgers) or len(row) == 1:
+        return replace(event, index=index, details=details, rank=numbers[place])
+    # The ranks' bytes are there at once; their peaks were reached when it suited each.
+    allocated = sum(ledgers[place][at].allocated for place, at in row)
+    return replace(event, index=index, details=details, rank=None, allocated=allocated, peak=float("nan"))
 
 
 def _optimizers(ledger: Ledger) -> int:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from accumviz.instruments.leaves import Leaves
+from accumviz.instruments.leaves import Hook, Leaves
 from accumviz.instruments.rows import Backward, Row, Sync
 from accumviz.instruments.sharded import Whole, local, pieces
 
@@ -104,6 +104,7 @@ class Watched(Protocol):
 
     def failed(self, error: Exception) -> None: ...
     def running_backward(self) -> Backward | None: ...
+    def count(self) -> int: ...
     def sync_begins(self, details: dict[str, Any], frame: FrameType, running: Backward | None) -> Row: ...
     def sync_ends(self, row: Row) -> None: ...
 
@@ -187,6 +188,23 @@ class Syncs:
             try:
                 syncs._leaves.read(running, [i])
                 syncs._leaves.note([i])
+            except Exception as error:
+                recording.failed(error)
+
+        return hook
+
+    def hook_of(self, i: int) -> Hook:
+        """Our hook for a watched leaf."""
+        here = weakref.ref(self)
+
+        def hook(grad: torch.Tensor | None) -> None:
+            syncs = here()
+            recording = syncs._recording() if syncs is not None else None
+            running = recording.running_backward() if recording is not None and grad is not None else None
+            if syncs is None or recording is None or running is None or grad is None:
+                return
+            try:
+                syncs.arrives(running, i, grad, recording.count())
             except Exception as error:
                 recording.failed(error)
 
