@@ -488,6 +488,7 @@ class Ledger(Displayed):
         lines = [f"Ledger: {len(self)} events × {len(self.parameters)} parameters ({counts})"]
         if not self.complete:
             lines[0] += " - incomplete: its process ended before the recording was closed"
+        lines += [f"  Note: {note}" for note in self.meta.get("notes", ())]
         names = [p.name for p in self.parameters[:4]]
         width = max([9, *(len(name) for name in names)])
         lines.append("  #  event      label        " + "  ".join(f"{name:>{width}}" for name in names))

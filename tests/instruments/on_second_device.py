@@ -1,4 +1,4 @@
-"""What must hold of a recording on a device: each function is one check, run by test_second_device.py in a process apart."""
+"""What must hold of a recording on a device: each function is one check, run by test_second_device.py in a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.compile, compiled autograd and CUDA graphs: recorded as the eager loop is, or said plainly that they cannot be."""
+"""torch.compile, compiled autograd and CUDA graphs: recorded as an eager loop is, or said plainly that they cannot be."""
 
 from __future__ import annotations
 
