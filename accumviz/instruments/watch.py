@@ -226,7 +226,7 @@ def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unscaling(original: Callable[..., Any]) -> Callable[..., Any]:
     def unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> Any:
-        if not _open:
+        if not _open or not getattr(scaler, "_enabled", True):  # switched off, it does nothing
             return original(scaler, optimizer)
         details = {"amp_scale": getattr(scaler, "_scale", None)}
         return _observed("unscale", optimizer, optimizer, details, original, scaler, optimizer)

@@ -13,6 +13,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger import CONTRIBUTED, Ledger
+from benchmarks import cuda
 from tests.instruments import second_device as device
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor], None]
@@ -229,3 +230,10 @@ def a_graph_has_its_values_though_nobody_waited_for_them() -> None:
     ours, theirs = graph(device.NAME), graph("cpu")
     assert [(n.op, n.name, n.value, n.grad) for n in ours] == [(n.op, n.name, n.value, n.grad) for n in theirs]
     assert any(n.value is not None and n.grad is not None for n in ours)
+
+
+def the_checks_for_cuda_hold_here_as_far_as_they_can_be_run() -> None:
+    name = device.NAME
+    for rows in (cuda.numbers(name), cuda.places(name), cuda.neutrality(name, amps=(False,))):
+        assert rows
+        assert [row for row in rows if row["holds"] is not True] == []

@@ -86,7 +86,7 @@ def register() -> None:
 def alive() -> int:
     """Bytes of all tensors on the device."""
     for address, (weak, _) in list(_memory.items()):
-        if torch.UntypedStorage._expired(weak):  # type: ignore[no-untyped-call]
+        if torch.UntypedStorage._expired(weak):
             del _memory[address]
     return sum(storage.nbytes() for _, storage in _memory.values())
 
@@ -104,7 +104,7 @@ def _view(base: torch.Tensor, size: Any, stride: Any, offset: Any) -> torch.Tens
 def _made(data: torch.Tensor) -> torch.Tensor:
     base = torch._C._acc.create_empty_tensor(tuple(data.shape), data.dtype)
     storage = base.untyped_storage()
-    _memory[storage._cdata] = storage._weak_ref(), data.untyped_storage()  # type: ignore[no-untyped-call]
+    _memory[storage._cdata] = storage._weak_ref(), data.untyped_storage()
     if base.stride() != data.stride() or data.storage_offset():
         return _view(base, data.shape, data.stride(), data.storage_offset())
     return base
@@ -116,7 +116,7 @@ def _data(tensor: torch.Tensor) -> torch.Tensor:
     storage = _memory[tensor.untyped_storage()._cdata][1]
     with torch._C._AutoDispatchBelowAutograd():
         empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
-        return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload,no-any-return]
+        return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _copied(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""torch.compile, compiled autograd and CUDA graphs: recorded as an eager loop is, or said plainly that they cannot be."""
+"""torch.compile, compiled autograd and CUDA graphs: recorded as an eager loop is, or said plainly what is not."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def _compare(told: Ledger | None, eager: Ledger | None) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_brings_the_contributions_of_the_eager_one(backend: str) -> None:
     _, eager = _train()
-    weights, told = _train(lambda model: torch.compile(model, backend=backend))  # type: ignore[return-value]
-    bare, _ = _train(lambda model: torch.compile(model, backend=backend), recorded=False)  # type: ignore[return-value]
+    weights, told = _train(lambda model: torch.compile(model, backend=backend))
+    bare, _ = _train(lambda model: torch.compile(model, backend=backend), recorded=False)
     _compare(told, eager)
     assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
 
@@ -84,8 +84,8 @@ def test_a_model_compiled_by_inductor_brings_the_contributions_of_the_eager_one(
     except Exception as missing:  # no C++ compiler, or one that inductor cannot use
         pytest.skip(f"inductor does not work here: {type(missing).__name__}")
     _, eager = _train()
-    weights, told = _train(torch.compile)  # type: ignore[arg-type]
-    bare, _ = _train(torch.compile, recorded=False)  # type: ignore[arg-type]
+    weights, told = _train(torch.compile)
+    bare, _ = _train(torch.compile, recorded=False)
     _compare(told, eager)
     assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
 
@@ -192,7 +192,7 @@ def test_what_a_replay_leaves_in_grad_is_an_edit_at_the_line_that_replays(captur
             w.grad.data.add_(1)  # no new version, as with a real one
 
         for _ in range(2):
-            torch.cuda.CUDAGraph.replay(replayed)  # type: ignore[arg-type]
+            torch.cuda.CUDAGraph.replay(replayed)
     ledger = recording.ledger
     assert [(e.kind, e.label, e.details) for e in ledger] == [
         ("edit", "CUDA graph", {"captured": True}),
@@ -208,6 +208,6 @@ def test_what_a_replay_leaves_in_grad_is_an_edit_at_the_line_that_replays(captur
 def test_replays_of_graphs_that_write_no_grad_of_ours_are_no_events(capture: Callable[[bool], None]) -> None:
     w = torch.ones(2, requires_grad=True)
     with av.record(w) as recording:
-        torch.cuda.CUDAGraph.replay(lambda: None)  # type: ignore[arg-type]
+        torch.cuda.CUDAGraph.replay(lambda: None)
         (w * 3).sum().backward()
     assert [event.kind for event in recording.ledger] == ["backward"]
