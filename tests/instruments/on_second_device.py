@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import accumviz as av
+from accumviz.instruments import arrivals
 from accumviz.ledger import CONTRIBUTED, Ledger
 from benchmarks import cuda
 from tests.instruments import second_device as device
@@ -182,15 +184,23 @@ def two_threads_on_one_device_are_told_apart() -> None:
 
 
 def leaves_on_two_devices_lose_nothing_to_each_others_threads() -> None:
-    here, there = torch.ones(300, requires_grad=True), torch.ones(300).to(device.NAME).requires_grad_()
-    with av.record({"here": here, "there": there}) as recording:
-        for _ in range(30):
-            ((here * 2).sum() + (there * 3).sum().cpu()).backward()
+    here = [torch.ones(100, requires_grad=True) for _ in range(30)]
+    there = [torch.ones(100).to(device.NAME).requires_grad_() for _ in range(30)]
+    often, switch = arrivals._BULK_BYTES_ON_DEVICE, sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)  # the two threads take turns as often as they can
+        arrivals._BULK_BYTES = arrivals._BULK_BYTES_ON_DEVICE = 1000
+        with av.record({"here": here[0]}, [*here[1:], *there]) as recording:
+            for _ in range(10):
+                (sum((w * 2).sum() for w in here) + sum((w * 3).sum() for w in there).cpu()).backward()
+    finally:
+        sys.setswitchinterval(switch)
+        arrivals._BULK_BYTES, arrivals._BULK_BYTES_ON_DEVICE = 64 << 20, often
     ledger = recording.ledger
     assert ((ledger.state & CONTRIBUTED) > 0).all()
-    root = np.sqrt(300)
-    np.testing.assert_allclose(ledger.contribution, np.tile([2 * root, 3 * root], (30, 1)), rtol=1e-6)
-    np.testing.assert_allclose(ledger.grad[-1], [60 * root, 90 * root], rtol=1e-6)
+    expected = np.repeat([20.0, 30.0], 30)
+    np.testing.assert_allclose(ledger.contribution, np.tile(expected, (10, 1)), rtol=1e-6)
+    np.testing.assert_allclose(ledger.grad[-1], 10 * expected, rtol=1e-6)
 
 
 def an_optimizer_that_steps_on_the_engines_thread_has_a_line() -> None:
