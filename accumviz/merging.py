@@ -135,4 +135,6 @@ def _meta(ledgers: Sequence[Ledger], numbers: list[int]) -> dict[str, Any]:
     meta = {key: value for key, value in ledgers[0].meta.items() if key != "rank"}
     stopped = {str(n): x.meta["stopped"] for n, x in zip(numbers, ledgers, strict=True) if "stopped" in x.meta}
     optimizers = [o for ledger in ledgers for o in ledger.meta.get("optimizers", ())]
+    notes = list(dict.fromkeys(note for ledger in ledgers for note in ledger.meta.get("notes", ())))
+    meta |= {"notes": notes} if notes else {}
     return meta | {"merged": numbers, "optimizers": optimizers} | ({"stopped": stopped} if stopped else {})

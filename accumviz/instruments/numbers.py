@@ -172,13 +172,21 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a sparse gradient, each once."""
     if tensor.layout is not torch.sparse_coo:
         return tensor.values()
-    if tensor.is_cpu or tensor.is_coalesced():
-        return tensor.coalesce().values()
-    # `coalesce` asks the device how many different entries there are, and waits for the answer.
-    indices, values = tensor._indices(), tensor._values()
+    return tensor.coalesce().values() if tensor.is_cpu or tensor.is_coalesced() else summed(tensor)
+
+
+def summed(sparse: torch.Tensor) -> torch.Tensor:
+    """The values of an uncoalesced tensor, each once, and zeros in the places of the duplicates.
+
+    `coalesce` asks the device how many different entries there are, and waits for the answer.
+
+    >>> summed(torch.sparse_coo_tensor([[0, 3, 0]], [1.0, 10.0, 2.0], (4,), check_invariants=True))
+    tensor([ 3., 10.,  0.])
+    """
+    indices, values = sparse._indices(), sparse._values()
     flat = indices[0]
     for dimension in range(1, indices.shape[0]):
-        flat = flat * tensor.shape[dimension] + indices[dimension]
+        flat = flat * sparse.shape[dimension] + indices[dimension]
     flat, order = flat.sort()
     place = torch.zeros_like(flat)
     place[1:] = (flat[1:] != flat[:-1]).cumsum(0)

@@ -22,7 +22,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from accumviz.instruments import watch
 from accumviz.instruments.leaves import Hook, Leaves
+from accumviz.instruments.numbers import keep_for_stream
 from accumviz.instruments.rows import Backward, Row, Sync
 from accumviz.instruments.sharded import Whole, local, pieces
 
@@ -221,7 +223,7 @@ class Syncs:
     def collective(self, op: str, whole: list[torch.Tensor], output: list[torch.Tensor], frame: FrameType) -> None:
         """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
         recording = self._recording()
-        if recording is None:
+        if recording is None or watch.capturing():
             return
         running = recording.running_backward() if torch._C._current_graph_task_id() != -1 else None
         details: dict[str, Any] = {"op": op, "bytes": sum(t.numel() * t.element_size() for t in whole)}
@@ -320,6 +322,7 @@ class Syncs:
                     row.unmeasured = [*row.unmeasured, i]
                 else:
                     leaves.reduce(row, "contribution", [(i, brought.reshape(-1))])
+                    keep_for_stream([brought])  # what was scattered was made on a stream of its own
             for i in concerned:
                 present[i] = leaves.present[i]
             row.present = bytes(present)

@@ -67,15 +67,16 @@ def leave(observer: Observer) -> None:
 def _told() -> tuple[Observer, ...]:
     """The open recordings; nobody while a CUDA graph is captured, which would capture what we read, too."""
     observers = _open
-    if observers and _capturing():
+    if observers and capturing():
         _tell(observers, "captures", sys._getframe(2))
         return ()
     return observers
 
 
-def _capturing() -> bool:
+def capturing() -> bool:
+    """Whether what is done now goes into a CUDA graph instead of being done."""
     cuda: Any = torch.cuda
-    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    return bool(cuda.is_initialized() and cuda.is_current_streamcapturing())
 
 
 def _tell(observers: tuple[Observer, ...], what: str, *args: Any) -> None:
