@@ -411,8 +411,8 @@ class Recording:
 
 def _number(value: Any) -> Any:
     """A learning rate: a float, or the tensor that is still to be read."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value
+    if isinstance(value, torch.Tensor):
+        return value if value.numel() == 1 else None
     with contextlib.suppress(TypeError, ValueError):
         return float(value)
     return None
