@@ -76,7 +76,7 @@ def _told() -> tuple[Observer, ...]:
 def capturing() -> bool:
     """Whether what is done now goes into a CUDA graph instead of being done."""
     cuda: Any = torch.cuda
-    return bool(cuda.is_initialized() and cuda.is_current_streamcapturing())
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def _tell(observers: tuple[Observer, ...], what: str, *args: Any) -> None:
