@@ -36,10 +36,12 @@ lab: $(VENV)/.tests ## the chapters as notebooks, in JupyterLab
 bench: $(VENV)/.tests ## speed and size, each against what one would do instead
 	@$(PY) -m benchmarks
 
-lint: $(VENV)/.tests ## ruff and mypy
+lint: $(VENV)/.tests ## ruff and mypy, and what reads the workflow of CI
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/book.yml
+	@$(BIN)/zizmor --offline --pedantic --no-progress --quiet .github/workflows/book.yml
 
 screenshots: $(VENV)/.tests book ## every page in light, dark and 375 px, into screenshots/
 	@$(PY) tests/book/chromium.py --install

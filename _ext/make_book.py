@@ -8,6 +8,7 @@ them changed.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "_build"
 INDEX = BUILD / "html" / "index.html"
 CODE = ("accumviz", "requirements.txt", "pyproject.toml", "chapters/recordings")
+PUBLISHING = ("BOOK_PUBLISHES_TO", "GITHUB_SERVER_URL", "GITHUB_REPOSITORY")  # what pages link to in Colab
 PAGES = ("chapters", "_ext", "_static", "_config.yml", "_toc.yml", "references.bib", "*.md")
 
 
@@ -57,6 +59,7 @@ def remember(name: str, value: str) -> None:
 def main() -> int:
     started = time.monotonic()
     code, book = fingerprint(CODE), fingerprint((*CODE, *PAGES))
+    book += "".join(f" {os.environ.get(name, '')}" for name in PUBLISHING)
     if remembered("book.sha") == book and INDEX.exists():
         print(f"Nothing has changed. Open {INDEX.as_uri()}")
         return 0

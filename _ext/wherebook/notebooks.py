@@ -1,15 +1,13 @@
-"""Every page with cells is also a notebook, `notebooks/<page>.ipynb` in the built site, and offers it for download."""
+"""Every page with cells is also a notebook, `notebooks/<page>.ipynb` in the built site."""
 
 from __future__ import annotations
 
 import posixpath
 from pathlib import Path
-from typing import Any
 
 import jupytext
 import nbformat
 from sphinx.application import Sphinx
-from sphinx.util.osutil import relative_uri
 
 FOLDER = "notebooks"
 
@@ -53,21 +51,5 @@ def write_notebooks(app: Sphinx, exception: Exception | None) -> None:
             nbformat.write(to_notebook(Path(app.env.doc2path(pagename))), target)
 
 
-def offer_notebook(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    if not is_notebook(app, pagename) or "header_buttons" not in context:
-        return
-    context["header_buttons"].insert(
-        0,
-        {
-            "type": "link",
-            "url": relative_uri(app.builder.get_target_uri(pagename), notebook_path(pagename)),
-            "text": "Download notebook",
-            "icon": "fas fa-download",
-            "label": "download-notebook",
-        },
-    )
-
-
 def setup(app: Sphinx) -> None:
-    app.connect("html-page-context", offer_notebook, priority=900)  # after the theme made its list of buttons
     app.connect("build-finished", write_notebooks)

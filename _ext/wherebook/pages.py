@@ -21,6 +21,10 @@ MENDS = (
     (re.compile(r'(<button class="btn search-button-field[^>]*?) aria-label="[^"]*"'), r"\1"),
     (re.compile(r'(<i class="theme-switch [^>]*?)\s+title="[^"]*"'), r"\1"),
     (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
+    # a server may say that a notebook is text, which a browser shows unless it is asked to keep it
+    (re.compile(r'target="_blank"(?=\s+class="[^"]*\bbtn-download-notebook\b)'), 'target="_blank" download'),
+    # a page in another tab gets no handle on this one
+    (re.compile(r'target="_blank"(?![^>]*\brel=)'), 'target="_blank" rel="noopener"'),
     # deprecated in ARIA 1.3, and no item of the list that it stands in
     (re.compile(r'role="doc-biblioentry"'), 'role="listitem"'),
 )

@@ -62,6 +62,19 @@ def test_a_changed_chapter_keeps_what_the_others_computed(make_book: ModuleType)
     assert kept.exists()
 
 
+def test_a_book_that_is_published_elsewhere_is_built_again_for_its_links(
+    make_book: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOOK_PUBLISHES_TO", "gh-pages")
+    for repository, builds in (("reader/book", 1), ("reader/book", 1), ("other/book", 2)):
+        monkeypatch.setenv("GITHUB_REPOSITORY", repository)
+        make_book.main()
+        assert len(make_book.built) == builds
+    monkeypatch.delenv("BOOK_PUBLISHES_TO")
+    make_book.main()
+    assert len(make_book.built) == 3
+
+
 @pytest.mark.parametrize("change", ["edit", "add", "remove"])
 def test_a_change_inside_accumviz_runs_every_chapter_again(make_book: ModuleType, change: str) -> None:
     make_book.main()

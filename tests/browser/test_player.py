@@ -11,72 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accumviz.graph import Edge, Graph, Node, Saved
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.graph import Edge, Graph, Node
+from accumviz.ledger import Ledger, Parameter
 from accumviz.views import words
 from accumviz.views.player import Player, play
 from accumviz.views.timeline import segments
+from tests.toys import EVIL, ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
-W = Parameter("w", (1,), optimizers=(0,))
-CODE = "for sample in x:\n    loss = f(sample)  # one\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()\n"
-ROWS: list[dict[str, Any]] = [
-    {
-        "kind": "backward",
-        "label": "loss",
-        "file": "a.py",
-        "line": 3,
-        "loss": 16.0,
-        "saved_before": 2e4,
-        "saved_after": 0.0,
-        "contribution": {"w": -16},
-        "grad": {"w": -16},
-    },
-    {
-        "kind": "backward",
-        "label": "loss",
-        "file": "a.py",
-        "line": 3,
-        "loss": 1.0,
-        "saved_before": 20.0,
-        "saved_after": 0.0,
-        "contribution": {"w": -4},
-        "grad": {"w": -20},
-    },
-    {"kind": "step", "file": "a.py", "line": 4, "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
-    {"kind": "zero_grad", "file": "a.py", "line": 5},
-]
-TOY = Ledger.build([W], ROWS, sources={"a.py": CODE})
-EVIL = '</script><script>window.ran=1</script>"\'<img src=x onerror="window.ran=2">\u202eabc'
-
-
-def chain(grad: float) -> Graph:
-    kept = (Saved("_saved_self", (1,), "float32", 4, 1),)
-    return Graph(
-        (
-            Node(0, "PowBackward0", "loss", shape=(1,), saved=kept, value=[16.0], grad=[1.0]),
-            Node(1, "SubBackward0", shape=(1,), value=[4.0], grad=[8.0]),
-            Node(2, "AccumulateGrad", "w", shape=(1,), value=[1.0], grad=[grad]),
-        ),
-        (Edge(0, 1), Edge(1, 2)),
-        (0,),
-    )
-
-
+TOY = toy()
 GRAPHS = {0: chain(-16.0), 1: chain(-4.0)}
-
-
-def large(events: int, parameters: int) -> Ledger:
-    """Windows of four backwards, a step and a zero_grad."""
-    rng = np.random.default_rng(0)
-    kinds = ["backward"] * 4 + ["step", "zero_grad"]
-    rows = tuple(Event(e, kinds[e % 6], "loss" if e % 6 < 4 else "AdamW", "a.py", 3) for e in range(events))
-    backward, held = (np.array([e % 6 < most for e in range(events)])[:, None] for most in (4, 5))
-    added = np.where(backward, np.exp(rng.normal(-2, 1, (events, parameters))), np.nan)
-    grad = np.where(held, np.exp(rng.normal(-1, 1, (events, parameters))), np.nan)
-    state = np.where(backward, CONTRIBUTED, 0) + np.where(held, PRESENT, 0) + np.zeros((1, parameters), int)
-    names = tuple(Parameter(f"layers.{p // 12}.{p % 12}.weight", (8, 8), optimizers=(0,)) for p in range(parameters))
-    return Ledger(names, rows, added, grad, state, sources={"a.py": CODE})
 
 
 class Played:

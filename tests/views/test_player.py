@@ -15,74 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accumviz.graph import Edge, Graph, Node, Saved
+from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import layout, payload
 from accumviz.views.listing import listing
 from accumviz.views.player import Player, play
 from accumviz.views.scene import order, scenes
-
-W = Parameter("w", (1,), optimizers=(0,))
-CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()\n"
-TOY: list[dict[str, Any]] = [
-    {
-        "kind": "backward",
-        "label": "loss",
-        "file": "a.py",
-        "line": 3,
-        "loss": 16.0,
-        "saved_before": 20.0,
-        "saved_after": 0.0,
-        "contribution": {"w": -16},
-        "grad": {"w": -16},
-    },
-    {
-        "kind": "backward",
-        "label": "loss",
-        "file": "a.py",
-        "line": 3,
-        "loss": 1.0,
-        "saved_before": 20.0,
-        "saved_after": 0.0,
-        "contribution": {"w": -4},
-        "grad": {"w": -20},
-    },
-    {"kind": "step", "file": "a.py", "line": 4, "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
-    {"kind": "zero_grad", "file": "a.py", "line": 5},
-]
-EVIL = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>\u202e"
-
-
-def toy(**changes: Any) -> Ledger:
-    return Ledger.build([W], TOY, sources={"a.py": CODE}, **changes)
-
-
-def chain(grad: float = -16.0, **meta: Any) -> Graph:
-    kept = (Saved("_saved_self", (1,), "float32", 4, 1),)
-    return Graph(
-        (
-            Node(0, "PowBackward0", "loss", shape=(1,), saved=kept, value=[16.0], grad=[1.0]),
-            Node(1, "SubBackward0", shape=(1,), value=[4.0], grad=[8.0]),
-            Node(2, "AccumulateGrad", "w", shape=(1,), value=[1.0], grad=[grad]),
-        ),
-        (Edge(0, 1), Edge(1, 2)),
-        (0,),
-        meta,
-    )
-
-
-def large(events: int, parameters: int) -> Ledger:
-    """Windows of four backwards, a step and a zero_grad."""
-    rng = np.random.default_rng(0)
-    kinds = ["backward"] * 4 + ["step", "zero_grad"]
-    rows = tuple(Event(e, kinds[e % 6], "loss" if e % 6 < 4 else "AdamW", "a.py", 3) for e in range(events))
-    backward = np.array([e % 6 < 4 for e in range(events)])[:, None]
-    held = np.array([e % 6 < 5 for e in range(events)])[:, None]
-    added = np.where(backward, np.exp(rng.normal(-2, 1, (events, parameters))), np.nan)
-    grad = np.where(held, np.exp(rng.normal(-1, 1, (events, parameters))), np.nan)
-    state = np.where(backward, CONTRIBUTED, 0) + np.where(held, PRESENT, 0) + np.zeros((1, parameters), int)
-    names = tuple(Parameter(f"layers.{p // 12}.{p % 12}.weight", (8, 8), optimizers=(0,)) for p in range(parameters))
-    return Ledger(names, rows, added, grad, state)
+from tests.toys import EVIL, ROWS, W, chain, large, toy
 
 
 def carried(player: Player) -> tuple[dict[str, Any], bytes]:
@@ -296,7 +235,7 @@ def test_events_without_windows_are_thinned_evenly() -> None:
 
 def test_the_same_content_has_the_same_name_and_another_another() -> None:
     assert play(toy()).id == play(toy()).id
-    assert play(toy()).id != play(Ledger.build([W], TOY[:2])).id
+    assert play(toy()).id != play(Ledger.build([W], ROWS[:2])).id
     assert re.fullmatch(r"av[0-9a-f]{6}", play(toy()).id)
 
 

@@ -1,0 +1,241 @@
+"""What a page offers beside reading: its notebook for download, and in Colab where the site is published."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup, Tag
+from sphinx.errors import ConfigError
+from wherebook import launch
+
+ROOT = Path(__file__).resolve().parents[2]
+Open = Callable[..., Any]
+
+PAGE = """---
+jupytext:
+  text_representation: {extension: .md, format_name: myst}
+kernelspec: {display_name: Python 3, language: python, name: python3}
+---
+
+# A page with a cell
+
+```{code-cell}
+1 + 1
+```
+"""
+
+
+def build(folder: Path, repository: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A book of two pages with this book's configuration, another repository, and nothing to execute."""
+    config = yaml.safe_load((ROOT / "_config.yml").read_text())
+    config["repository"]["url"] = repository
+    config["launch_buttons"] = {"colab_url": "https://colab.research.google.com", "notebook_interface": "classic"}
+    config["execute"] = {"execute_notebooks": "off"}
+    config["sphinx"]["local_extensions"] = {"wherebook": str(ROOT / "_ext")}
+    for name in ("_static", "assets", "references.bib"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "chapters").mkdir()
+    (folder / "_config.yml").write_text(yaml.safe_dump(config))
+    (folder / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters: [{file: chapters/01_small}]\n")
+    (folder / "index.md").write_text("# A page without cells\n")
+    (folder / "chapters" / "01_small.md").write_text(PAGE)
+    return subprocess.run(
+        [Path(sys.executable).with_name("jupyter-book"), "build", folder, "-n", "-W", "--keep-going"],
+        env={name: value for name, value in os.environ.items() if name not in CI} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+CI = ("BOOK_PUBLISHES_TO", "GITHUB_REPOSITORY", "GITHUB_SERVER_URL")
+COLAB = "https://colab.research.google.com/"
+
+
+def links(page: Path) -> list[Tag]:
+    return BeautifulSoup(page.read_text(), "html.parser").select("a[href]")
+
+
+def to_colab(page: Path) -> list[Tag]:
+    return [link for link in links(page) if str(link["href"]).startswith(COLAB)]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    done = build(folder, "https://github.com/reader/where-gradients-go.git")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "_build" / "html"
+
+
+def test_a_page_with_cells_is_offered_in_colab_on_the_published_branch(published: Path) -> None:
+    [link] = to_colab(published / "chapters" / "01_small.html")
+    path = "notebooks/01_small.ipynb"
+    assert link["href"] == f"{COLAB}github/reader/where-gradients-go/blob/gh-pages/{path}"
+    assert (published / path).exists()
+    assert (link["target"], link["rel"]) == ("_blank", ["noopener"])
+    assert " ".join(link.get_text().split()) == "Open in Colab"
+    assert link.find_parent(class_="article-header-buttons")
+    assert not link.select("img")
+
+
+def test_a_page_without_cells_is_offered_nowhere(published: Path) -> None:
+    for page in ("index.html", "search.html"):
+        assert [link for link in links(published / page) if "notebook" in str(link)] == to_colab(published / page) == []
+
+
+def test_the_theme_adds_no_button_of_its_own_for_the_repository(published: Path) -> None:
+    for page in published.rglob("*.html"):
+        assert [
+            link["href"]
+            for link in links(page)
+            if urlsplit(str(link["href"])).netloc not in {"", urlsplit(COLAB).netloc}
+        ] == []
+        assert len(to_colab(page)) <= 1
+
+
+def test_what_ci_publishes_links_to_its_own_repository(tmp_path: Path) -> None:
+    told = {"BOOK_PUBLISHES_TO": "pages", "GITHUB_REPOSITORY": "fork/book", "GITHUB_SERVER_URL": "https://github.com"}
+    done = build(tmp_path, "https://github.com/reader/book", **told)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [link] = to_colab(tmp_path / "_build" / "html" / "chapters" / "01_small.html")
+    assert link["href"] == f"{COLAB}github/fork/book/blob/pages/notebooks/01_small.ipynb"
+
+
+def test_a_wrong_repository_fails_the_build_before_a_page_is_read(tmp_path: Path) -> None:
+    done = build(tmp_path, "git@github.com:reader/book.git")
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    for part in ("'git@github.com:reader/book.git'", "https://github.com/OWNER/REPOSITORY", "repository.url"):
+        assert part in said
+    assert "reading sources" not in said
+
+
+def settings(url: Any, branch: Any = "gh-pages") -> SimpleNamespace:
+    return SimpleNamespace(html_theme_options={"repository_url": url}, published_branch=branch)
+
+
+@pytest.fixture(autouse=True)
+def _not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CI:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "github.com/reader/book",
+        "http://github.com/reader/book",
+        "https://github.com/reader",
+        "https://github.com/reader/book/tree/main",
+        "https://gitlab.com/reader/book",
+        "https://github.com.example.org/reader/book",
+        "https://github.com/reader/book?tab=readme",
+        'https://github.com/reader/"><script>',
+        " ",
+        42,
+        ["https://github.com/reader/book"],
+    ],
+)
+def test_what_is_no_repository_on_github_is_an_error(url: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        launch.check_published(SimpleNamespace(), settings(url))
+    for part in (repr(url), "https://github.com/OWNER/REPOSITORY", "repository.url in _config.yml"):
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("branch", ["", "feature/pages", "gh pages", None, '"'])
+def test_what_is_no_branch_of_one_word_is_an_error(branch: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        launch.check_published(SimpleNamespace(), settings("https://github.com/reader/book", branch))
+    for part in (repr(branch), "such as gh-pages", "published_branch in _config.yml"):
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("told", [{}, {"GITHUB_REPOSITORY": "book"}, {"GITHUB_SERVER_URL": "https://git.example.org"}])
+def test_ci_that_publishes_and_does_not_say_where_is_an_error(
+    told: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOOK_PUBLISHES_TO", "gh-pages")
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="BOOK_PUBLISHES_TO"):
+        launch.check_published(SimpleNamespace(), settings(""))
+
+
+@pytest.mark.parametrize("url", ["", None])
+def test_ci_that_does_not_publish_names_no_repository(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_REPOSITORY", "reader/book")
+    monkeypatch.setenv("BOOK_PUBLISHES_TO", "")
+    assert launch.published(settings(url))[0] == ""
+
+
+@pytest.mark.parametrize(
+    "url", ["https://github.com/a-1/b.c_d", "https://github.com/a-1/b.c_d/", "https://github.com/a-1/b.c_d.git"]
+)
+def test_a_repository_may_be_written_as_browsers_and_git_do(url: str) -> None:
+    assert launch.colab_address(url, "gh-pages", "x.ipynb") == f"{COLAB}github/a-1/b.c_d/blob/gh-pages/x.ipynb"
+
+
+def test_every_page_with_cells_leads_to_its_notebook_in_the_site(page_name: str, site: Path) -> None:
+    page = site / page_name
+    source = (ROOT / page_name).with_suffix(".md")
+    has_cells = source.exists() and "\nkernelspec:" in source.read_text()
+    downloads = [link for link in links(page) if "btn-download-notebook" in link.get("class", [])] if has_cells else []
+    assert len(downloads) == has_cells
+    for link in downloads:
+        target = (page.parent / str(link["href"])).resolve()
+        assert target == site.resolve() / "notebooks" / f"{source.stem}.ipynb"
+        assert target.exists()
+        assert link.has_attr("download")
+
+
+def test_a_link_to_colab_stands_in_the_header_and_leads_to_a_notebook_of_the_site(page_name: str, site: Path) -> None:
+    for link in to_colab(site / page_name):
+        assert link.find_parent(class_="article-header-buttons")
+        assert (site / "notebooks" / str(link["href"]).rpartition("/notebooks/")[2]).is_file()
+
+
+@pytest.mark.parametrize("width", [1280, 375, 320])
+def test_the_buttons_have_names_and_room_on_every_screen(published: Path, width: int, watch: Open) -> None:
+    watched = watch(width=width)
+    page = watched.page
+    page.goto((published / "chapters" / "01_small.html").as_uri(), wait_until="networkidle")
+    boxes = []
+    for name in ("Open in Colab", "Download notebook"):
+        link = page.get_by_role("link", name=name, exact=True)
+        link.locator("svg").wait_for()
+        boxes += [link.locator("svg").bounding_box()]
+    assert all(0 <= box["x"] < box["x"] + box["width"] <= width and box["width"] >= 12 for box in boxes)
+    assert abs(boxes[0]["y"] - boxes[1]["y"]) < 4
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert watched.foreign == watched.complaints == []
+
+
+def test_the_keyboard_reaches_open_in_colab(published: Path, watch: Open) -> None:
+    page = watch().page
+    page.goto((published / "chapters" / "01_small.html").as_uri())
+    reached = set()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.matches('.btn-open-in-colab')"))
+    assert True in reached
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_axe_finds_nothing_on_a_page_that_offers_colab(published: Path, width: int, mode: str, watch: Open) -> None:
+    page = watch(mode, width=width, reduced_motion="reduce").page
+    page.goto((published / "chapters" / "01_small.html").as_uri(), wait_until="networkidle")
+    page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8") + "; 0")
+    rules = {"label-content-name-mismatch": {"enabled": True}}  # as in test_axe.py
+    assert page.evaluate("async rules => (await axe.run(document, {rules})).violations.map(({id}) => id)", rules) == []

@@ -1,0 +1,162 @@
+"""The workflow of CI: it runs the commands that people are told, may do little, and publishes what was tested."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKFLOW = ROOT / ".github" / "workflows" / "book.yml"
+TEXT = WORKFLOW.read_text()
+JOBS: dict[str, Any] = yaml.safe_load(TEXT)["jobs"]
+STEPS = [step for job in JOBS.values() for step in job["steps"]]
+PUSHED_TO_MAIN = "github.event_name == 'push' && github.ref == 'refs/heads/main'"
+
+
+def linters() -> list[list[str]]:
+    """What `make lint` calls on the workflow."""
+    lines = [line for line in (ROOT / "Makefile").read_text().splitlines() if str(WORKFLOW.relative_to(ROOT)) in line]
+    assert lines
+    return [shlex.split(line.strip().removeprefix("@")) for line in lines]
+
+
+def lint(linter: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).parent / linter[0].removeprefix("$(BIN)/")
+    return subprocess.run([program, *linter[1:]], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("linter", linters(), ids=lambda linter: Path(linter[0]).name)
+def test_the_workflow_passes_the_linters_of_make_lint(linter: list[str]) -> None:
+    done = lint(linter, ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "finding"),
+    [
+        ("check-jsonschema", "    runs-on: ubuntu-24.04\n", "", "runs-on"),
+        ("check-jsonschema", "timeout-minutes: 90", "timeout-minutes: long", "timeout-minutes"),
+        ("check-jsonschema", "contents: read ", "contents: all ", "permissions"),
+        ("zizmor", re.search(r"checkout@\w+ # v\S+", TEXT)[0], "checkout@v7", "unpinned-uses"),  # type: ignore[index]
+        ("zizmor", "permissions: {}", "permissions: write-all", "excessive-permissions"),
+        ("zizmor", "run: make book", "run: echo ${{ github.event.pull_request.title }}", "template-injection"),
+        ("zizmor", "pull_request:", "pull_request_target:", "dangerous-triggers"),
+    ],
+)
+def test_a_linter_of_make_lint_finds_a_fault(name: str, right: str, wrong: str, finding: str, tmp_path: Path) -> None:
+    assert right in TEXT
+    bad = tmp_path / WORKFLOW.relative_to(ROOT)
+    bad.parent.mkdir(parents=True)
+    bad.write_text(TEXT.replace(right, wrong, 1))
+    [linter] = [linter for linter in linters() if linter[0].endswith(name)]
+    done = lint(linter, tmp_path)
+    assert done.returncode != 0
+    assert finding in done.stdout + done.stderr
+
+
+def test_ci_runs_the_commands_that_people_are_told() -> None:
+    readme, contributing = (ROOT / "README.md").read_text(), (ROOT / "CONTRIBUTING.md").read_text()
+    shown = re.findall(r"^(make \w+)", "".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)), re.MULTILINE)
+    run = [step["run"] for step in JOBS["test"]["steps"] if "run" in step]
+    assert shown == ["make book", "make test"]
+    assert [command for command in run if command in shown] == shown
+    assert [command for command in run if f"`{command}`" not in readme + contributing and command not in shown] == []
+
+
+def test_every_action_is_pinned_to_a_commit_and_says_its_version() -> None:
+    used = re.findall(r"uses: *(.+)", TEXT)
+    assert len(used) == sum("uses" in step for step in STEPS) > 0
+    assert [line for line in used if not re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+
+
+def test_only_the_job_that_publishes_may_write_and_it_runs_no_code_of_the_repository() -> None:
+    assert yaml.safe_load(TEXT)["permissions"] == {}
+    assert {name: job["permissions"] for name, job in JOBS.items()} == {
+        "test": {"contents": "read"},
+        "publish": {"contents": "write"},
+    }
+    assert [step["uses"] for step in JOBS["publish"]["steps"] if "checkout" in step.get("uses", "")] == []
+    checkouts = [step for step in STEPS if "actions/checkout@" in step.get("uses", "")]
+    assert [step["with"]["persist-credentials"] for step in checkouts] == [False]
+    assert "secrets." not in TEXT
+
+
+def test_every_job_ends_in_time_on_a_runner_of_the_platform() -> None:
+    for job in JOBS.values():
+        assert re.fullmatch(r"ubuntu-\d\d\.04", job["runs-on"])
+        assert job["timeout-minutes"] <= 90
+
+
+def test_what_is_published_is_the_site_that_passed_its_tests_on_main() -> None:
+    publish, test = JOBS["publish"], JOBS["test"]
+    assert (publish["needs"], publish["if"]) == ("test", PUSHED_TO_MAIN)
+    [kept] = [step for step in test["steps"] if "actions/upload-artifact@" in step.get("uses", "")]
+    [taken] = [step for step in publish["steps"] if "actions/download-artifact@" in step.get("uses", "")]
+    assert test["steps"].index(kept) > [step.get("run") for step in test["steps"]].index("make test")
+    assert kept["with"]["path"] == "_build/html"
+    assert kept["with"]["name"] == taken["with"]["name"]
+    assert kept["if"] == f"matrix.python == '{test['strategy']['matrix']['python'][0]}'"
+
+
+def test_pages_link_to_colab_only_in_the_build_that_is_published() -> None:
+    [push] = [step for step in JOBS["publish"]["steps"] if "run" in step]
+    branch = push["env"]["BRANCH"]
+    assert JOBS["test"]["env"] == {"BOOK_PUBLISHES_TO": f"${{{{ {PUSHED_TO_MAIN} && '{branch}' || '' }}}}"}
+
+
+def push(site: Path, server: str, sha: str, token: str = "") -> int:
+    """Run the step that publishes, with another server in GitHub's place."""
+    [step] = [step for step in JOBS["publish"]["steps"] if "run" in step]
+    environment = {"GITHUB_SERVER_URL": server, "GITHUB_REPOSITORY": "owner/book", "GITHUB_SHA": sha}
+    environment |= {"PATH": os.environ["PATH"], "HOME": str(site.parent), **step["env"], "TOKEN": token}
+    return subprocess.run(["bash", "-e", "-c", step["run"]], cwd=site, env=environment, check=False).returncode
+
+
+def test_publishing_leaves_one_commit_with_the_whole_site(tmp_path: Path) -> None:
+    (tmp_path / "owner").mkdir()
+    git = ["git", "--git-dir", str(tmp_path / "owner" / "book")]
+    subprocess.run([*git, "init", "--quiet", "--bare"], check=True)
+    for sha, page in (("a1", "old.html"), ("b2", "index.html")):
+        site = tmp_path / sha / "site"
+        (site / "notebooks").mkdir(parents=True)
+        for name in (page, "notebooks/01_graphs.ipynb"):
+            (site / name).write_text(sha)
+        assert push(site, tmp_path.as_uri(), sha) == 0
+
+    def ask(*question: str) -> list[str]:
+        return subprocess.run([*git, *question], capture_output=True, text=True, check=True).stdout.splitlines()
+
+    assert ask("log", "--format=%s", "gh-pages") == ["The book at b2"]
+    assert ask("ls-tree", "-r", "--name-only", "gh-pages") == [".nojekyll", "index.html", "notebooks/01_graphs.ipynb"]
+
+
+def test_publishing_shows_the_token_of_its_job_to_the_server_that_asks(tmp_path: Path) -> None:
+    shown = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            shown.append(self.headers.get("Authorization"))
+            self.send_response(403 if shown[-1] else 401)
+            self.send_header("WWW-Authenticate", "Basic")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            """A refusal is what is tested."""
+
+    (tmp_path / "site").mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert push(tmp_path / "site", f"http://127.0.0.1:{server.server_address[1]}", "a1", token="key") != 0
+        server.shutdown()
+    assert shown == [None, f"Basic {b64encode(b'x-access-token:key').decode()}"]
