@@ -90,10 +90,10 @@ def _allocated(sheet: Sheet, grid: Grid, ledger: Ledger, top: float) -> None:
         height = (STRIP - 24) * allocated / most
         sheet.box(x, base - height, bar, height, fill=MUTED, alpha=0.4)
         sheet.line([x, x + bar], [base, base], color=MUTED, width=0.9)
-        told = style.size(allocated)
+        told = [style.size(allocated)]
         if np.isfinite(peak):
             level = base - (STRIP - 24) * peak / most
             sheet.line([x - 3, x + bar + 3], [level, level], width=1.6, z=4)
-            told = f"{told}, {style.size(peak)}"
-        if text_width(told, 11) <= grid.column - 4:
-            sheet.text(x + bar / 2, top + 10, told, points=11, ha="center")
+            told.insert(0, f"{style.size(peak)}, {told[0]}")
+        fitting = next((one for one in told if text_width(one, 11) <= grid.column - 4), "")
+        sheet.text(x + bar / 2, top + 10, fitting, points=11, ha="center")

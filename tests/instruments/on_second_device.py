@@ -15,7 +15,7 @@ from torch import nn
 import accumviz as av
 from accumviz.instruments import arrivals
 from accumviz.ledger import CONTRIBUTED, Ledger
-from benchmarks import cuda
+from benchmarks import _cuda as cuda
 from tests.instruments import second_device as device
 
 Loop = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor], None]
