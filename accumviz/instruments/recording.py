@@ -182,12 +182,9 @@ class Recording:
             within = self._within()
         self._syncs.hook()
         if arrivals.by_opener(thread):
-            changed = self._syncs.claim(leaves.update(arrivals.mine(), hook=True))
+            self._edit(self._syncs.claim(leaves.update(arrivals.mine(), hook=True)))
         else:
-            changed = []
             arrivals.share_with_threads()
-        if changed:
-            self._edit(changed)
         running = Backward(self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread)
         describe_root(running, args, kwargs)
         running.send(leaves.wire)
@@ -305,12 +302,13 @@ class Recording:
     def _edits(self) -> None:
         if not self._arrivals.by_opener(get_ident()):
             return
-        changed = self._syncs.claim(self._leaves.update(self._arrivals.mine()))
-        if changed:
-            self._edit(changed)
+        self._edit(self._syncs.claim(self._leaves.update(self._arrivals.mine())))
 
     def _edit(self, changed: list[int]) -> None:
+        """What changed since we last looked: by a hand that we did not see, or in a capture."""
         capturing, self._capturing = self._capturing, None
+        if not changed:
+            return
         if capturing is None:
             self._emit("edit", CallSite(), "", {}, changed)
         else:

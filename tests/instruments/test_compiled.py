@@ -180,6 +180,20 @@ def test_nothing_is_read_while_a_graph_is_captured_and_one_warning_says_what_to_
     assert ledger[1].details["captured"] is True
 
 
+def test_an_edit_after_a_capture_that_wrote_no_grad_is_an_edit_as_any_other(capture: Callable[[bool], None]) -> None:
+    w = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 0.5)
+    with av.record(w, optimizer) as recording, pytest.warns(RuntimeWarning, match="CUDA graph"):
+        capture(True)
+        optimizer.step()
+        capture(False)
+        optimizer.step()
+        w.grad = torch.full((2,), 3.0)
+        optimizer.step()
+    assert [(e.kind, e.label, dict(e.details)) for e in recording.ledger.of("edit")] == [("edit", "", {})]
+    assert recording.ledger.values("w")[-1].tolist() == [3, 3]
+
+
 def test_what_a_replay_leaves_in_grad_is_an_edit_at_the_line_that_replays(capture: Callable[[bool], None]) -> None:
     w = torch.ones(2, requires_grad=True)
     with av.record(w) as recording, pytest.warns(RuntimeWarning, match="CUDA graph"):
