@@ -2,6 +2,7 @@
 # Written for any POSIX sh and for GNU make from 3.81 on, which is what macOS has.
 
 VENV := .venv
+BARE := .venv-bare
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
@@ -20,7 +21,7 @@ help: ## this list
 book: $(VENV)/.book ## execute every chapter and build the site: _build/html/index.html
 	@$(PY) _ext/make_book.py
 
-test: $(VENV)/.tests book ## every test, the built book in a browser included
+test: $(VENV)/.tests $(BARE)/.ready book ## every test, the built book in a browser included
 	@$(PY) tests/book/chromium.py --install
 	@$(PY) -m pytest -n auto $(PYTEST)
 
@@ -48,7 +49,7 @@ screenshots: $(VENV)/.tests book ## every page in light, dark and 375 px, into s
 	@$(PY) tests/book/screenshots.py
 
 clean: ## forget the built book, the recorded outputs and the environment
-	rm -rf _build $(VENV) screenshots
+	rm -rf _build $(VENV) $(BARE) screenshots
 
 # An environment is trusted only if the last run that changed it came to its end in this very folder:
 # an interrupted pip leaves packages that look installed and are not.
@@ -83,4 +84,13 @@ $(VENV)/.tests: $(VENV)/.book tests/requirements.txt
 	@touch $(VENV)/.unfinished
 	@$(PIP) -r tests/requirements.txt
 	@rm $(VENV)/.unfinished
+	@touch $@
+
+# a runtime such as Colab's, for the notebooks that readers download
+$(BARE)/.ready: $(VENV)/.tests tests/notebooks/requirements.txt tests/notebooks/bare.py
+	@echo "Installing tests/notebooks/requirements.txt into $(BARE)"
+	@$(PY) -m venv --clear $(BARE)
+	@$(BARE)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r tests/notebooks/requirements.txt
+	@$(PY) tests/notebooks/bare.py $(BARE)
+	@MPLCONFIGDIR=$(BARE)/matplotlib $(BARE)/bin/python -c "import matplotlib.font_manager"
 	@touch $@

@@ -123,7 +123,7 @@ def test_no_notebook_and_no_output_is_tracked() -> None:
 
 
 def test_requirements_are_pinned_and_name_no_place_to_download_from() -> None:
-    for name in ("requirements.txt", "tests/requirements.txt"):
+    for name in ("requirements.txt", "tests/requirements.txt", "tests/notebooks/requirements.txt"):
         lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
         for line in lines:
             assert re.fullmatch(r"-r \.\./requirements\.txt|[\w.-]+==[\w.]+(; .+)?", line), line

@@ -89,15 +89,22 @@ def stated(place: Stated) -> Iterator[tuple[int, str, nodes.Element]]:
             article = part.astext()
 
 
-def link(app: Sphinx, docname: str, name: str) -> nodes.reference | None:
-    """To the element behind a label, called by the number and title of its section; None where nothing bears it."""
+def section(app: Sphinx, name: str) -> nodes.section | None:
+    """The section that a label stands in; None where nothing bears it."""
     target, anchor = app.env.domaindata["std"]["anonlabels"].get(name, ("", ""))
     elements = app.env.get_doctree(target).findall(nodes.Element) if target else ()
     node: Any = next((element for element in elements if anchor in element["ids"]), None)
     while node is not None and not isinstance(node, nodes.section):
         node = node.parent
+    return node
+
+
+def link(app: Sphinx, docname: str, name: str) -> nodes.reference | None:
+    """To the element behind a label, called by the number and title of its section; None where nothing bears it."""
+    node = section(app, name)
     if node is None:
         return None
+    target, anchor = app.env.domaindata["std"]["anonlabels"][name]
     number = app.env.toc_secnumbers.get(target, {}).get(f"#{node['ids'][0]}", ())
     text = f"{'.'.join(map(str, number))} {node[0].astext()}".strip()
     return nodes.reference("", text, refuri=f"{app.builder.get_relative_uri(docname, target)}#{anchor}", internal=True)

@@ -1,15 +1,37 @@
-"""Every page with cells is also a notebook, `notebooks/<page>.ipynb` in the built site."""
+"""Every page with cells is also a notebook, `notebooks/<page>.ipynb` in the built site, that needs nothing else."""
 
 from __future__ import annotations
 
+import ast
 import posixpath
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+from wherebook import claims, wheels
+from wherebook.lookup import Lookup
+from wherebook.plain import PlainError, plain
+from wherebook.setupcell import setup_cell
 
 FOLDER = "notebooks"
+PROJECT = Path(__file__).resolve().parents[2]
+# What a runtime such as Colab's does not have and a chapter may import, beside accumviz itself.
+CARRIED = ("torchviz",)
+FOLDED = {"jupyter": {"source_hidden": True}, "cellView": "form"}
+TITLES = {"predict": "Predict", "explore": "Explore", "play": "Play", "record": "Record"}
+
+OPENING = """> **{book}**, {place}, as a notebook
+>
+> Outputs appear as the cells run, from the top. Run them one by one: where a question comes first, the next cell
+> answers it. Some code is folded: *Show code* in Colab, three dots in Jupyter.
+>
+> It needs a Python with PyTorch, Matplotlib and anywidget, as Colab has it. The first cell brings the rest."""
 
 
 def is_notebook(app: Sphinx, pagename: str) -> bool:
@@ -25,30 +47,104 @@ def notebook_path(pagename: str) -> str:
     return posixpath.join(FOLDER, posixpath.basename(pagename) + ".ipynb")
 
 
-def to_notebook(source: Path) -> nbformat.NotebookNode:
-    """The page as a notebook without outputs; ids count up, so that two builds write the same bytes."""
-    notebook = jupytext.read(source, fmt="md:myst")
-    for index, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{index}"
-    notebook.metadata = nbformat.from_dict(
-        {
+def source_cells(source: Path) -> list[Any]:
+    """A page's cells as written, without those that only assert what the prose says."""
+    cells: list[Any] = jupytext.read(source, fmt="md:myst").cells
+    return [cell for cell in cells if "remove-cell" not in cell.metadata.get("tags", [])]
+
+
+def title(source: str, figure: str) -> str:
+    """What a folded cell is called: by the first verb of accumviz that fits, else by the figure that it draws.
+
+    >>> title("explorer = av.explore(train, K=[1, 2])", ""), title("figure", "Fig. 5.2"), title("x = 1", "")
+    ('Explore', 'Fig. 5.2', 'Code')
+    """
+    return next((name for verb, name in TITLES.items() if f"av.{verb}(" in source), figure or "Code")
+
+
+def imported(cells: list[Any]) -> set[str]:
+    """The packages that the cells import."""
+    found = set()
+    for cell in cells:
+        for node in ast.walk(ast.parse(cell.source if cell.cell_type == "code" else "")):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def converted(cells: list[Any], book: Lookup) -> Iterator[Any]:
+    """The cells as any notebook knows them; a numbered caption follows its figure as text."""
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            if text := plain(cell.source, book):  # a label alone leaves nothing
+                yield new_markdown_cell(text)
+            continue
+        tags = set(cell.metadata.get("tags", []))
+        kept = {"tags": ["raises-exception"]} if "raises-exception" in tags else {}
+        figure = cell.metadata.get("mystnb", {}).get("figure", {})
+        number = book.figure(figure["name"]) if "name" in figure else ""
+        if tags & {"hide-input", "hide-cell", "remove-input"}:
+            yield new_code_cell(f"#@title {title(cell.source, number)}\n{cell.source}", metadata=FOLDED | kept)
+        else:
+            yield new_code_cell(cell.source, metadata=kept)
+        if figure:
+            bold = f"**{number}** " if number else ""
+            yield new_markdown_cell(bold + plain(figure["caption"], book))
+
+
+def to_notebook(app: Sphinx, pagename: str, brought: dict[str, wheels.Wheel], verdicts: dict[str, str]) -> Any:
+    """The page as a notebook without outputs, that carries what it needs."""
+    book = Lookup(app, pagename, verdicts)
+    cells = source_cells(Path(app.env.doc2path(pagename)))
+    place = "its first page"
+    if pagename != app.config.root_doc:
+        place = ", ".join(part for part in (book.chapter(pagename), f"*{book.title(pagename)}*") if part)
+    opening = OPENING.format(book=app.config.html_title, place=place)
+    written = [new_markdown_cell(opening), first_cell(app, pagename, cells, brought), *converted(cells, book)]
+    if references := book.references():
+        written.append(new_markdown_cell("\n".join(["## References", "", *(f"- {text}" for text in references)])))
+    for index, cell in enumerate(written):
+        cell["id"] = f"cell-{index}"  # two builds write the same bytes
+    notebook = new_notebook(
+        cells=written,
+        metadata={
+            "colab": {"name": posixpath.basename(notebook_path(pagename)), "toc_visible": True},
             "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
             "language_info": {"name": "python"},
-        }
+        },
     )
-    notebook.nbformat, notebook.nbformat_minor = 4, 5
     nbformat.validate(notebook)
     return notebook
+
+
+def first_cell(app: Sphinx, pagename: str, cells: list[Any], brought: dict[str, wheels.Wheel]) -> Any:
+    """Installs accumviz, and what else of `brought` the page imports, where that is missing."""
+    names = ["accumviz", *(name for name in CARRIED if name in imported(cells))]
+    mine = {name: brought[name] for name in names}
+    source = Path(app.env.doc2path(pagename))
+    found = source.parent.glob(f"recordings/{source.stem}.json")
+    recordings = {f"recordings/{path.name}": path.read_bytes() for path in found}
+    text = wheels.packed(wheels.stored({wheel.name: wheel.bytes for wheel in mine.values()} | recordings))
+    versions = {name: wheel.version for name, wheel in mine.items()}
+    return new_code_cell(setup_cell(versions, recordings, wheels.needs(mine.values()), text), metadata=FOLDED)
 
 
 def write_notebooks(app: Sphinx, exception: Exception | None) -> None:
     if exception or app.builder.format != "html":
         return
+    brought = {"accumviz": wheels.built(PROJECT), **{name: wheels.installed(name) for name in CARRIED}}
+    verdicts = claims.verdicts(app) if claims.pages(app, app.env) else {}
     for pagename in sorted(app.env.found_docs):
         if is_notebook(app, pagename):
             target = Path(app.outdir, notebook_path(pagename))
             target.parent.mkdir(exist_ok=True)
-            nbformat.write(to_notebook(Path(app.env.doc2path(pagename))), target)
+            try:
+                notebook = to_notebook(app, pagename, brought, verdicts)
+            except PlainError as problem:
+                raise ExtensionError(f"{pagename} cannot become a notebook: {problem}") from problem
+            nbformat.write(notebook, target)
 
 
 def setup(app: Sphinx) -> None:

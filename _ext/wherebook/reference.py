@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 import re
+from collections.abc import Iterable
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -17,7 +19,14 @@ import accumviz
 
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 CLASS = re.compile(r"[A-Z][a-z]\w+")
+DESCRIBED = re.compile(r"^\.\. (verbs|auto\w+):: (.+)$", re.MULTILINE)
 PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param.*</dd>\n)+)</dl>')
+
+
+def functions(first: Iterable[str] = ()) -> list[str]:
+    """The public functions of accumviz, those named first."""
+    public = [name for name in accumviz.__all__ if inspect.isfunction(getattr(accumviz, name))]
+    return list(dict.fromkeys([*first, *public]))
 
 
 class Verbs(SphinxDirective):
@@ -28,14 +37,26 @@ class Verbs(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         first = "".join(self.arguments).split()
-        public = [name for name in accumviz.__all__ if inspect.isfunction(getattr(accumviz, name))]
-        unknown = [name for name in first if name not in public]
+        unknown = [name for name in first if name not in functions()]
         if unknown:
-            raise self.error(f"accumviz has no public function {unknown[0]!r}; it has {', '.join(public)}")
-        listed = StringList([f".. autofunction:: accumviz.{name}" for name in dict.fromkeys([*first, *public])])
+            raise self.error(f"accumviz has no public function {unknown[0]!r}; it has {', '.join(functions())}")
+        listed = StringList([f".. autofunction:: accumviz.{name}" for name in functions(first)])
         parsed = nodes.Element()
         self.state.nested_parse(listed, self.content_offset, parsed)
         return parsed.children
+
+
+def summaries(lines: Iterable[str]) -> list[str]:
+    """What a block of the page describes, each with the first sentence of its docstring, for a page without autodoc.
+
+    >>> summaries([".. autoclass:: accumviz.ledger.Parameter", "   :members:"])
+    ['- `accumviz.ledger.Parameter`: A recorded leaf: its name, shape, dtype and the optimizers that own it (indices).']
+    """
+    names: list[str] = []
+    for kind, argument in DESCRIBED.findall("\n".join(lines)):
+        names += [f"accumviz.{name}" for name in functions(argument.split())] if kind == "verbs" else [argument]
+    paragraphs = {name: (inspect.getdoc(pydoc.locate(name)) or "").partition("\n\n")[0] for name in names}
+    return [f"- `{name}`: {' '.join(text.split())}" for name, text in paragraphs.items()]
 
 
 def marked(docstring: str) -> str:

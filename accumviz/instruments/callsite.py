@@ -126,15 +126,23 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
+def _cell(shell: Any, path: str) -> str:
+    """What IPython calls a piece of code of its own; IPython 7 remembers only the text of its cells."""
+    if hasattr(shell.compile, "format_code_name"):
+        kind, name = shell.compile.format_code_name(path) or ("", "")
+        return str(name) if kind == "Cell" else path * bool(kind)
+    text, cells = "".join(linecache.getlines(path)).rstrip(), shell.user_ns.get("In", [])
+    return next((f"In[{n}]" for n in reversed(range(1, len(cells))) if cells[n].rstrip() == text), "")
+
+
 def readable(path: str) -> str:
     """A file's name without anything private: the notebook cell, or the path below the working folder."""
     if "IPython" in sys.modules:
         from IPython.core.getipython import get_ipython
 
-        shell: Any = get_ipython()
-        name = getattr(shell, "compile", None) and shell.compile.format_code_name(path)
-        if name:
-            return str(name[1]) if name[0] == "Cell" else path
+        shell = get_ipython()
+        if hasattr(shell, "compile") and (name := _cell(shell, path)):
+            return name
     relative = os.path.relpath(path) if os.path.isabs(path) else path
     return os.path.basename(path) if relative.startswith("..") else relative
 

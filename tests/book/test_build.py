@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from docutils import nodes
 from sphinx.errors import ExtensionError
-from wherebook import mathml, notebooks, outputs
+from wherebook import mathml, outputs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -151,11 +151,6 @@ def test_a_cell_that_raised_fails_the_build_also_without_warnings_as_errors() ->
     environment = SimpleNamespace(nb_metadata={"chapters/01": {"exec_data": {"succeeded": False}}})
     with pytest.raises(ExtensionError, match="chapters/01"):
         outputs.no_failed_cells(SimpleNamespace(warningiserror=False, keep_going=False), environment)
-
-
-def test_a_notebook_is_the_same_from_one_build_to_the_next() -> None:
-    source = ROOT / "chapters" / "01_graphs.md"
-    assert notebooks.to_notebook(source) == notebooks.to_notebook(source)
 
 
 def test_the_browser_finder_says_what_to_do_when_there_is_none() -> None:

@@ -1,0 +1,102 @@
+"""The first cell of a notebook: it installs what the notebook brings, where that is missing.
+
+`NotSetUp`, `lacking` and `set_up` are the cell: their source stands in it as it stands here. So they import what they
+need themselves, and leave nothing else behind in the reader's notebook.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterable
+
+
+class NotSetUp(Exception):  # noqa: N818 - a reader meets it by this name
+    def _render_traceback_(self):
+        return [f"accumviz could not be set up: {self}"]
+
+
+def lacking(needs):
+    import re, shutil  # noqa: E401, I001
+    from importlib import metadata, util
+
+    def number(version):
+        return [int(part) for part in re.findall(r"\d+", version)[:2]]
+
+    for name, least in needs.items():
+        wanted = f"{name}>={least}".removesuffix(">=0")
+        if not util.find_spec(name):
+            yield wanted, "is missing"
+        elif number(metadata.version(name)) < number(least):
+            yield wanted, f"is needed, and {metadata.version(name)} is here"
+    if not util.find_spec("pygraphviz") and not shutil.which("dot"):
+        yield "pygraphviz", "is missing, and so is the program `dot` of Graphviz"
+
+
+def set_up(packages, recordings, needs, text):
+    import base64, importlib, io, lzma, subprocess, sys, tempfile, zipfile  # noqa: E401, I001
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    def is_here(name):
+        return bool(spec := find_spec(name)) and spec.origin is not None  # a mere folder has none
+
+    missing = [name for name in packages if not is_here(name)]
+    wanted = [name for name in recordings if not Path(name).exists()]
+    if not missing and not wanted:
+        return
+    if lacks := dict(lacking(needs)):
+        said = "\n".join(f"- {name} {what}" for name, what in lacks.items())
+        install = " ".join(f'"{name}"' for name in lacks)
+        raise NotSetUp(f"\n{said}\nInstall that with `%pip install {install}`, and run this cell again.")
+    folder = Path(tempfile.mkdtemp())
+    zipfile.ZipFile(io.BytesIO(lzma.decompress(base64.b64decode(text)))).extractall(folder)
+    for name in wanted:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes((folder / name).read_bytes())
+    wheels = [str(wheel) for name in missing for wheel in folder.glob(f"{name}-*.whl")]
+    if not wheels:
+        return
+    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", *wheels]
+    done = subprocess.run(pip, capture_output=True, text=True)  # noqa: PLW1510
+    importlib.invalidate_caches()
+    if done.returncode:
+        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-3:])
+        by_hand = "\n".join(wheels)
+        raise NotSetUp(f"pip said\n{said}\nInstall these files in another way, without dependencies:\n{by_hand}")
+    if not all(is_here(name) for name in missing):
+        raise NotSetUp("it is installed, but this kernel does not see it. Restart the kernel, and run this cell again.")
+    print("Installed:", ", ".join(f"{name} {packages[name]}" for name in missing))
+
+
+CELL = '''#@title Set up accumviz
+# This notebook brings {brings}, as the text at the end of this cell.
+# What is missing here is installed from it: nothing is downloaded, and no other package is changed.
+
+{code}
+
+set_up({packages}, {recordings}, {needs}, """
+{text}
+""")'''
+
+
+def setup_cell(packages: dict[str, str], recordings: Iterable[str], needs: dict[str, str], text: str) -> str:
+    """The cell: packages by name and version, recordings by path, what the packages need, and all of it as text.
+
+    >>> print(setup_cell({"accumviz": "0.1.0"}, [], {"torch": "2.4"}, "aGVsbG8=")[:66])
+    #@title Set up accumviz
+    # This notebook brings accumviz 0.1.0, as
+    """
+    recordings = list(recordings)
+    brings = [f"{name} {version}" for name, version in packages.items()]
+    brings += ["a recording made on a GPU"] * bool(recordings)
+    code = "\n\n".join(inspect.getsource(part).strip() for part in (NotSetUp, lacking, set_up))
+    return CELL.format(
+        brings=" and ".join([", ".join(brings[:-1]), brings[-1]] if brings[1:] else brings),
+        code=re.sub(r"  # noqa.*", "", code),
+        packages=json.dumps(packages),
+        recordings=json.dumps(recordings),
+        needs=json.dumps(needs),
+        text=text,
+    )

@@ -1,0 +1,119 @@
+"""What a notebook brings along, so that it needs no download: wheels and recordings, packed as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import lzma
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+LINE = 160
+# What pip notes down about one machine, and the bytecode of one Python.
+LOCAL = {"INSTALLER", "REQUESTED", "RECORD", "direct_url.json"}
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A pure Python wheel: its file name, and its files by their path inside."""
+
+    name: str
+    files: dict[str, bytes]
+
+    @property
+    def version(self) -> str:
+        return self.name.split("-")[1]
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        text = next(data for path, data in self.files.items() if path.endswith(".dist-info/METADATA"))
+        return [Requirement(line) for line in HeaderParser().parsestr(text.decode()).get_all("Requires-Dist", [])]
+
+    @property
+    def bytes(self) -> bytes:
+        """Stored, not compressed: what is packed as a whole gets smaller than what is packed file by file."""
+        folder = next(path for path in self.files if path.endswith(".dist-info/METADATA")).partition("/")[0]
+        record = f"{folder}/RECORD"
+        rows = [f"{path},{digest(data)},{len(data)}" for path, data in sorted(self.files.items())]
+        return stored(self.files | {record: "\n".join([*rows, f"{record},,", ""]).encode()})
+
+
+def digest(data: bytes) -> str:
+    """As a wheel's RECORD wants it.
+
+    >>> digest(b"")
+    'sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU'
+    """
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def stored(files: dict[str, bytes]) -> bytes:
+    """A zip without compression and without the hour at which it was made."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        for path, data in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(path), data)
+    return target.getvalue()
+
+
+def built(project: Path) -> Wheel:
+    """The wheel of the sources in a folder, made by what its pyproject.toml names, without a download.
+
+    Made from a copy, because the tools leave in the folder what they would find there again the next time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        copy, target = Path(folder, "project"), Path(folder, "wheels")
+        copy.mkdir()
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(project / name, copy)
+        shutil.copytree(project / "accumviz", copy / "accumviz", ignore=shutil.ignore_patterns("__pycache__"))
+        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+        subprocess.run([*pip, "--wheel-dir", str(target), str(copy)], check=True)
+        (path,) = target.glob("*.whl")
+        with zipfile.ZipFile(path) as archive:
+            files = {name: archive.read(name) for name in archive.namelist() if Path(name).name not in LOCAL}
+    return Wheel(path.name, files)
+
+
+def installed(name: str) -> Wheel:
+    """The wheel that an installed pure Python package came from, with its licence."""
+    distribution = metadata.distribution(name)
+    paths = [path for path in distribution.files or () if path.name not in LOCAL and path.suffix != ".pyc"]
+    wheel = distribution.read_text("WHEEL") or ""
+    if "Root-Is-Purelib: true" not in wheel or any(".." in path.parts for path in paths):
+        raise ValueError(f"{name} is more than a folder of Python files; a notebook cannot bring it along")
+    files = {path.as_posix(): Path(str(path.locate())).read_bytes() for path in paths}
+    return Wheel(f"{distribution.name}-{distribution.version}-py3-none-any.whl", files)
+
+
+def needs(wheels: Iterable[Wheel]) -> dict[str, str]:
+    """The packages that the wheels need, each with the lowest version that will do ("0": any).
+
+    A requirement with a condition is none that every runtime must meet, and what the wheels bring is no need.
+    """
+    brought, found = {wheel.name.partition("-")[0] for wheel in wheels}, dict[str, str]()
+    for requirement in (requirement for wheel in wheels for requirement in wheel.requirements):
+        if requirement.marker is None and requirement.name not in brought:
+            least = [spec.version for spec in requirement.specifier if spec.operator == ">="]
+            found[requirement.name] = max("0", found.get(requirement.name, "0"), *least, key=Version)
+    return dict(sorted(found.items()))
+
+
+@cache
+def packed(data: bytes) -> str:
+    """The data as lines of text that stand in a notebook's cell without an escape."""
+    text = base64.b64encode(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)).decode()
+    return "\n".join(text[start : start + LINE] for start in range(0, len(text), LINE))

@@ -1,0 +1,103 @@
+"""The notebooks in the built site, as files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HIDING = {"hide-input", "hide-cell", "remove-input"}
+# Fences, code between backticks (but not a role's), formulas.
+PARTS = r"^(`{3,})[^`\n]*\n.*?^\1$", r"(?<!\})(`+)(?!`).+?(?<!`)\2(?!`)", r"\$\$.*?\$\$", r"\$[^$]+\$"
+CODE = re.compile("|".join(PARTS), re.DOTALL | re.MULTILINE)
+MYST = re.compile(r"\{[\w:+-]+\}`|^ *:{3,}|^ *[`~]{3,} *\{|^\([\w:.-]+\)=|^:[\w-]+:|\]\((?!https?:)|\]\{", re.MULTILINE)
+
+
+def words(notebook: Any) -> str:
+    return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+
+
+def written(name: str) -> list[Any]:
+    """The cells of the page that a notebook was made from."""
+    (page,) = (path for folder in (ROOT, ROOT / "chapters") for path in folder.glob(f"{Path(name).stem}.md"))
+    return [cell for cell in jupytext.read(page, fmt="md:myst").cells if cell.cell_type == "code"]
+
+
+def test_a_notebook_is_valid_without_outputs_and_at_most_300_kb(notebook: Any, notebook_path: Path) -> None:
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    assert notebook_path.stat().st_size <= 300_000
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
+    assert [cell.id for cell in notebook.cells] == [f"cell-{index}" for index in range(len(notebook.cells))]
+
+
+def test_nothing_of_myst_is_left_in_a_notebook(notebook: Any) -> None:
+    assert MYST.findall(CODE.sub("", words(notebook))) == []
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            ast.parse(cell.source)
+            assert not re.match(r":tags:|---", cell.source)
+            assert set(cell.metadata) <= {"jupyter", "cellView", "tags"}
+            assert set(cell.metadata.get("tags", [])) <= {"raises-exception"}
+
+
+@pytest.mark.parametrize(
+    "myst", ["a {term}`b`", ":::{tip}", "```{math}", "(sec-x)=", ":label: x", "[a](#b)", "[a]{.b}"]
+)
+def test_what_is_left_of_myst_would_be_found(myst: str) -> None:
+    assert MYST.findall(CODE.sub("", f"words\n{myst}\nwords"))
+
+
+def test_a_notebook_has_the_code_of_its_page_but_not_what_only_checks_it(notebook: Any, notebook_name: str) -> None:
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"][1:]
+    shown = [cell.source for cell in written(notebook_name) if "remove-cell" not in cell.metadata.get("tags", [])]
+    assert [re.sub(r"\A#@title .*\n", "", source) for source in code] == shown
+
+
+def test_no_cell_of_a_notebook_needs_a_name_that_only_a_removed_one_makes(notebook_name: str) -> None:
+    lost: set[str] = set()
+    for cell in written(notebook_name):
+        names = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)]
+        bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        if "remove-cell" in cell.metadata.get("tags", []):
+            lost |= bound
+        else:
+            assert lost & ({node.id for node in names} - bound) == set(), cell.source
+            lost -= bound
+
+
+def test_code_that_the_page_hides_is_folded_under_a_title(notebook: Any, notebook_name: str) -> None:
+    hidden = {cell.source for cell in written(notebook_name) if HIDING & {*cell.metadata.get("tags", [])}}
+    for cell in notebook.cells[2:]:
+        title, _, source = cell.source.partition("\n")
+        folded = cell.metadata.get("jupyter", {}).get("source_hidden", False)
+        assert folded == (cell.metadata.get("cellView") == "form") == (source in hidden)
+        assert not folded or re.fullmatch(r"#@title (\w+|Fig\. [\d.]+)", title)
+
+
+def test_the_numbers_in_a_notebook_are_those_of_its_page(notebook: Any, notebook_name: str, site: Path) -> None:
+    stem = Path(notebook_name).stem
+    page = next(path for path in (site / f"chapters/{stem}.html", site / f"{stem}.html") if path.exists()).read_text()
+    captions = re.findall(r'<span class="caption-number">(Fig\. [\d.]+) </span>', page)
+    assert re.findall(r"^\*\*(Fig\. [\d.]+)\*\* ", words(notebook), re.MULTILINE) == captions
+    equations = re.findall(r'<span class="eqno">\(([\d.]+)\)', page)
+    assert re.findall(r"\\tag\{([\d.]+)\}", words(notebook)) == equations
+
+
+def test_the_first_cell_reads_well_to_a_person(notebook: Any) -> None:
+    opening, cell = notebook.cells[:2]
+    assert "Where Gradients Go" in opening.source
+    title, *remarks = cell.source.splitlines()[:3]
+    assert title == "#@title Set up accumviz"
+    assert "accumviz" in remarks[0]
+    assert "no other package is changed" in remarks[1]
+    code, blob = cell.source.split('"""\n', maxsplit=1)
+    assert len(code.splitlines()) <= 65
+    assert re.fullmatch(r'[A-Za-z0-9+/=\n]+\n"""\)', blob)
+    assert all(len(line) <= 120 for line in code.splitlines()[:-1])

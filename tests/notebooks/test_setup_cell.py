@@ -1,0 +1,124 @@
+"""The first cell of a notebook: it installs what is missing, says what it cannot do, and else does nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from wherebook import setupcell, wheels
+
+from tests.notebooks.bare import Runtime
+
+# Runs a cell twice, and tells of the second time all that reaches outside: what it starts, makes or writes.
+TWICE = """
+import sys
+cell, told = open(sys.argv[1]).read(), []
+exec(cell, {})
+print("--- again")
+def tell(event, arguments):
+    writes = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
+    if told is not None and (writes or event in ("subprocess.Popen", "os.mkdir", "os.system", "socket.connect")):
+        told.append((event, arguments[0]))
+sys.addaudithook(tell)
+exec(cell, {})
+found, told = told, None
+print(found)
+"""
+
+
+@pytest.fixture
+def cell(site: Path, tmp_path: Path) -> Path:
+    """The first cell of the chapter that needs torchviz, too."""
+    notebook = nbformat.read(site / "notebooks" / "01_graphs.ipynb", as_version=4)
+    path = tmp_path / "cell.py"
+    path.write_text(notebook.cells[1].source)
+    return path
+
+
+def test_where_accumviz_is_there_the_first_cell_does_nothing(cell: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TWICE, str(cell)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "--- again\n[]\n"
+    assert done.stderr == ""
+
+
+def test_the_second_time_the_first_cell_does_nothing(cell: Path, bare: Runtime) -> None:
+    (bare.work / "accumviz").mkdir()  # a mere folder is no package, though Python would import it as one
+    done = bare.run("-c", TWICE, str(cell))
+    assert re.fullmatch(r"Installed: accumviz [\d.]+, torchviz [\d.]+\n--- again\n\[\]\n", done.stdout), done.stderr
+    assert bare.run("-c", "import accumviz, torchviz; accumviz.record").returncode == 0
+    assert bare.refused == ""
+
+
+def test_what_is_installed_is_complete_and_bears_its_licence(cell: Path, bare: Runtime) -> None:
+    assert bare.run(str(cell)).returncode == 0
+    done = bare.run("-m", "pip", "show", "--files", "accumviz", "torchviz")
+    assert done.stdout.count("LICENSE") == 2, done.stdout + done.stderr
+    for name in ("accumviz/views/static/player.js", "accumviz/py.typed", "torchviz/dot.py"):
+        assert name in done.stdout
+    assert bare.run("-m", "pip", "uninstall", "--yes", "accumviz", "torchviz").returncode == 0
+
+
+def test_a_pip_that_fails_is_quoted_with_the_files_that_it_should_have_installed(cell: Path, bare: Runtime) -> None:
+    (bare.work / "pip.py").write_text("raise SystemExit('this pip installs nothing')\n")
+    (ran,) = bare.execute(new_notebook(cells=[new_code_cell(cell.read_text())])).cells
+    (error,) = ran.outputs
+    said = "\n".join(error.traceback)
+    assert said.startswith("accumviz could not be set up: pip said\nthis pip installs nothing\n")
+    assert len(said) < 1000, "neither the code nor the text that the cell carries"
+    files = re.findall(r"^/.*\.whl$", said, re.MULTILINE)
+    assert [Path(file).name.partition("-")[0] for file in files] == ["accumviz", "torchviz"]
+    assert all(Path(file).exists() for file in files)
+
+
+def test_what_a_runtime_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    wanted = '"torch>=99.1" "no_such_package" "nor_this>=2.4" "pygraphviz"'
+    needs = {"torch": "99.1", "no_such_package": "0", "nor_this": "2.4", "numpy": "1.26"}
+    monkeypatch.setitem(sys.modules, "pygraphviz", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in ("torch", "numpy"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(setupcell.NotSetUp) as failed:
+        setupcell.set_up({"no_such_package": "1"}, [], needs, "")
+    assert str(failed.value).splitlines()[1:] == [
+        f"- torch>=99.1 is needed, and {torch.__version__} is here",
+        "- no_such_package is missing",
+        "- nor_this>=2.4 is missing",
+        "- pygraphviz is missing, and so is the program `dot` of Graphviz",
+        f"Install that with `%pip install {wanted}`, and run this cell again.",
+    ]
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    import torch
+
+    major, minor = torch.__version__.split(".")[:2]
+    assert dict(setupcell.lacking({"torch": f"{major}.{minor}"})) == {}
+    assert dict(setupcell.lacking({"torch": "1.999"})) == {}
+    assert list(dict(setupcell.lacking({"torch": f"{major}.{int(minor) + 1}"}))) == [f"torch>={major}.{int(minor) + 1}"]
+
+
+def test_a_recording_is_put_where_the_chapter_looks_and_never_over_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "recordings/03_accumulation.json"
+    text = wheels.packed(wheels.stored({name: b'{"gpu": "ours"}'}))
+    exec(setupcell.setup_cell({"accumviz": "0"}, [name], {}, text), {})
+    assert json.loads(Path(name).read_text()) == {"gpu": "ours"}
+    Path(name).write_text('{"gpu": "mine"}')
+    exec(setupcell.setup_cell({"accumviz": "0"}, [name], {}, text), {})
+    assert json.loads(Path(name).read_text()) == {"gpu": "mine"}
+
+
+def test_the_cell_says_what_it_brings() -> None:
+    cell = setupcell.setup_cell({"accumviz": "0.1.0", "torchviz": "0.0.3"}, ["recordings/x.json"], {}, "")
+    assert "brings accumviz 0.1.0, torchviz 0.0.3 and a recording made on a GPU, as" in cell
+    assert "noqa" not in cell

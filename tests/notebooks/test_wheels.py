@@ -1,0 +1,72 @@
+"""The wheels that a notebook carries: made here, the same each time, with what a wheel must have."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import lzma
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from wherebook import wheels
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def ours() -> wheels.Wheel:
+    return wheels.built(ROOT)
+
+
+def contents(wheel: wheels.Wheel) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(wheel.bytes)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_two_builds_make_the_same_wheel(ours: wheels.Wheel) -> None:
+    assert wheels.built(ROOT).bytes == ours.bytes
+
+
+def test_our_wheel_is_the_package_and_nothing_else(ours: wheels.Wheel) -> None:
+    sources = [path for path in (ROOT / "accumviz").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    expected = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
+    assert {name: data for name, data in ours.files.items() if ".dist-info/" not in name} == expected
+
+
+@pytest.mark.parametrize("name", ["accumviz", "torchviz"])
+def test_a_wheel_records_what_it_holds_and_bears_its_licence(name: str, ours: wheels.Wheel) -> None:
+    files = contents(ours if name == "accumviz" else wheels.installed(name))
+    (record,) = (path for path in files if path.endswith("/RECORD"))
+    rows = {path: (digest, size) for path, digest, size in csv.reader(files[record].decode().splitlines())}
+    assert rows.pop(record) == ("", "")
+    assert rows.keys() == files.keys() - {record}
+    for path, (digest, size) in rows.items():
+        expected = base64.urlsafe_b64encode(hashlib.sha256(files[path]).digest()).decode().rstrip("=")
+        assert (digest, int(size)) == (f"sha256={expected}", len(files[path]))
+    assert any(path.endswith("/LICENSE") for path in files)
+    assert not any(path.endswith((".pyc", "/INSTALLER", "/direct_url.json")) for path in files)
+
+
+def test_a_package_with_compiled_parts_is_not_carried() -> None:
+    with pytest.raises(ValueError, match="numpy is more than a folder of Python files"):
+        wheels.installed("numpy")
+
+
+def test_the_needs_are_the_highest_lower_bounds_without_conditions_and_without_what_is_brought() -> None:
+    def wheel(name: str, *requirements: str) -> wheels.Wheel:
+        lines = [f"Requires-Dist: {Requirement(text)}" for text in requirements]
+        return wheels.Wheel(f"{name}-1-py3-none-any.whl", {f"{name}-1.dist-info/METADATA": "\n".join(lines).encode()})
+
+    two = [wheel("a", "torch>=2.4", "b>=1", "x>=3; sys_platform == 'linux'"), wheel("b", "torch>=2.10", "tqdm")]
+    assert wheels.needs(two) == {"torch": "2.10", "tqdm": "0"}
+
+
+def test_what_is_packed_comes_back() -> None:
+    text = wheels.packed(wheels.stored({"a/b.txt": b"\x00\xff" * 1000}))
+    assert max(map(len, text.splitlines())) <= wheels.LINE
+    with zipfile.ZipFile(io.BytesIO(lzma.decompress(base64.b64decode(text)))) as archive:
+        assert archive.read("a/b.txt") == b"\x00\xff" * 1000
