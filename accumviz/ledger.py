@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from accumviz import files, ledgerfile, merging
+from accumviz import fates, files, ledgerfile, merging
 from accumviz.display import Displayed
+from accumviz.fates import Fates, Window
 
 # Bits of `Ledger.state`, one byte per event and parameter.
 PRESENT, CONTRIBUTED, CHANGED = 1, 2, 4
@@ -59,7 +60,15 @@ class Event:
     `loss` is the value backward started from (NaN if it was not one number), `scale` the
     product of the constants it was multiplied by or divided by on the way there, `saved_before`
     and `saved_after` the bytes of saved tensors alive around a backward (NaN if not measured),
-    `time` seconds since the recording began. `within` names the event this one ran inside
+    `time` seconds since the recording began.
+
+    `allocated` is what PyTorch's CUDA allocator had given out, in bytes, after the event; `peak`
+    the most it had given out at once since the event before, known only where that was more than
+    ever since its peak was last reset (`torch.cuda.reset_peak_memory_stats`, which is yours to
+    call: a recording never does). Both are of the whole process and of the devices that hold the
+    parameters (`peak`: if it is one), and NaN where not measured, as on a CPU.
+
+    `within` names the event this one ran inside
     (`"step"` for a closure, `"backward"` for an optimizer that steps in a hook). In a ledger of
     several processes, `rank` is the one it happened in; None is all of them together.
     """
@@ -78,36 +87,13 @@ class Event:
     within: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
     rank: int | None = None
+    allocated: float = float("nan")
+    peak: float = float("nan")
 
     @property
     def skipped(self) -> bool:
         """Whether this is a step that changed no weight (the gradient scaler found inf or NaN)."""
         return bool(self.details.get("skipped"))
-
-
-class Fates(NamedTuple):
-    """What became of each contribution: arrays of events × parameters.
-
-    `erased` is the event that removed it from `.grad`, `consumed` the first step that used it
-    (-1: none), `steps` how many steps used it. Entries without a contribution hold -1, -1, 0.
-    """
-
-    erased: np.ndarray
-    consumed: np.ndarray
-    steps: np.ndarray
-
-
-class Window(NamedTuple):
-    """One accumulation window: an optimizer step and the backwards whose contributions it consumed.
-
-    `step` and `backwards` are indices of events, `optimizer` is the name of the one that stepped.
-    `scale` is the sum of the scales of the losses: 1.0 when K mean losses were each divided by K.
-    """
-
-    step: int
-    optimizer: str
-    backwards: tuple[int, ...]
-    scale: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,58 +265,7 @@ class Ledger(Displayed):
     @cached_property
     def fates(self) -> Fates:
         """What became of each contribution: erased by which event, consumed by which steps."""
-        shape = self.state.shape
-        erased, consumed = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
-        steps = np.zeros(shape, np.int32)
-        contributed = (self.state & CONTRIBUTED).astype(bool)
-        zeroed = {rank: self._zeroing(rank) for rank in {p.rank for p in self.parameters}}
-        gone = self.state & PRESENT == 0
-        inside = np.array([event.kind == "backward" and event.within == "step" for event in self.events], bool)
-        owned: dict[tuple[int, ...], np.ndarray] = {}
-        for p, parameter in enumerate(self.parameters):
-            born = np.flatnonzero(contributed[:, p])
-            if not born.size:
-                continue
-            if parameter.optimizers not in owned:
-                owned[parameter.optimizers] = self._steps_of(parameter.optimizers)
-            ends = np.flatnonzero(gone[:, p] | (zeroed[parameter.rank] & (self.grad[:, p] == 0)))
-            mine = owned[parameter.optimizers]
-            after = np.searchsorted(ends, born, side="right")
-            end = np.where(after < ends.size, np.append(ends, 0)[after], len(self))
-            erased[born, p] = np.where(end < len(self), end, -1)
-            first = np.searchsorted(mine, born, side="right")
-            # A closure's backward is used by the step around it, even when the closure zeroes again.
-            until = np.searchsorted(mine, end, side="left")
-            until = np.where(inside[born], np.maximum(until, np.minimum(first + 1, mine.size)), until)
-            steps[born, p] = until - first
-            consumed[born, p] = np.where(until > first, np.append(mine, -1)[np.minimum(first, mine.size)], -1)
-        for sync, births, whole, shard in self._scattered(erased):
-            consumed[births, whole], steps[births, whole] = consumed[sync, shard], steps[sync, shard]
-        return Fates(erased, consumed, steps)
-
-    def _zeroing(self, rank: int | None) -> np.ndarray:
-        kinds = ("zero_grad", "edit")
-        return np.array([e.kind in kinds and (e.rank is None or e.rank == rank) for e in self.events], bool)
-
-    def _scattered(self, erased: np.ndarray) -> Iterator[tuple[int, np.ndarray, int, int]]:
-        """The reduce-scatters: event, the contributions that it took from an unsharded gradient, and the columns."""
-        for whole, parameter in enumerate(self.parameters):
-            if not parameter.unsharded_of:
-                continue
-            shard = self.index(parameter.unsharded_of)
-            for sync in np.unique(erased[erased[:, whole] >= 0, whole]).tolist():
-                if self.events[sync].kind == "sync" and self.state[sync, shard] & CONTRIBUTED:
-                    yield sync, np.flatnonzero(erased[:, whole] == sync), whole, shard
-
-    def _steps_of(self, optimizers: tuple[int, ...]) -> np.ndarray:
-        return np.array(
-            [
-                e.index
-                for e in self.events
-                if e.kind == "step" and not e.skipped and e.details.get("optimizer_index", 0) in optimizers
-            ],
-            np.int64,
-        )
+        return fates.fates(self)
 
     def live(self, event: int, parameter: str | int) -> list[int]:
         """The backwards whose contributions are in this parameter's `.grad` after the event.
@@ -358,36 +293,7 @@ class Ledger(Displayed):
 
         `scale` is the sum of their scales: 1.0 when K losses were each divided by K.
         """
-        contributed = (self.state & CONTRIBUTED).astype(bool)
-        erased = np.where(self.fates.erased < 0, len(self), self.fates.erased)
-        # One column per optimizer, not per parameter and step: the latest end of each backward's contributions.
-        ends: dict[int, np.ndarray] = {}
-        first: dict[int, dict[int, set[int]]] = {}
-        behind: dict[tuple[int, int], set[int]] = {}
-        for sync, births, whole, _ in self._scattered(self.fates.erased):
-            for optimizer in self.parameters[whole].optimizers:
-                behind.setdefault((optimizer, sync), set()).update(births.tolist())
-        result = []
-        for event in self.of("step"):
-            if event.skipped:
-                continue
-            optimizer = event.details.get("optimizer_index", 0)
-            if optimizer not in ends:
-                mine = np.array([optimizer in p.optimizers for p in self.parameters], bool)
-                ends[optimizer] = np.where(contributed[:, mine], erased[:, mine], -1).max(axis=1, initial=-1)
-                first[optimizer] = {}
-                for b, s in zip(*self._consumptions(mine), strict=True):
-                    first[optimizer].setdefault(s, set()).add(b)
-            here = set(np.flatnonzero(ends[optimizer][: event.index] > event.index).tolist())
-            here |= first[optimizer].get(event.index, set())
-            backwards = tuple(sorted(set().union(*(behind.get((optimizer, b), {b}) for b in here))))
-            scale = float(sum(self.events[b].scale for b in backwards))
-            result.append(Window(event.index, str(event.details.get("optimizer", "")), backwards, scale))
-        return result
-
-    def _consumptions(self, mine: np.ndarray) -> tuple[list[int], list[int]]:
-        backwards, columns = np.nonzero((self.fates.consumed >= 0) & mine)
-        return backwards.tolist(), self.fates.consumed[backwards, columns].tolist()
+        return fates.windows(self)
 
     def running_sum(self, parameter: str | int) -> np.ndarray:
         """Element by element, the sum of the live contributions after each event.
@@ -433,6 +339,8 @@ class Ledger(Displayed):
                 ("scale", float),
                 ("saved_before", float),
                 ("saved_after", float),
+                ("allocated", float),
+                ("peak", float),
             )
         }
         return pandas.DataFrame(
@@ -476,6 +384,7 @@ class Ledger(Displayed):
         lines = [f"Ledger: {len(self)} events × {len(self.parameters)} parameters ({counts})"]
         if not self.complete:
             lines[0] += " - incomplete: its process ended before the recording was closed"
+        lines += [f"  Note: {note}" for note in self.meta.get("notes", ())]
         names = [p.name for p in self.parameters[:4]]
         width = max([9, *(len(name) for name in names)])
         lines.append("  #  event      label        " + "  ".join(f"{name:>{width}}" for name in names))

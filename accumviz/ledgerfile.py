@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from accumviz.ledger import Ledger
 
 _FLOATS = ("time", "loss", "scale", "saved_before", "saved_after")
+# In a file only where there was a CUDA device; older files know nothing of them.
+_ON_DEVICES = ("allocated", "peak")
 
 
 def header(ledger: Ledger) -> dict[str, Any]:
@@ -21,13 +23,18 @@ def header(ledger: Ledger) -> dict[str, Any]:
 
 def chunk(ledger: Ledger) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The events and their arrays."""
-    rows = [_known({k: v for k, v in vars(e).items() if k not in (*_FLOATS, "index")}) for e in ledger.events]
+    columns = {*_FLOATS, *_ON_DEVICES, "index"}
+    rows = [_known({k: v for k, v in vars(e).items() if k not in columns}) for e in ledger.events]
     arrays: dict[str, np.ndarray] = {
         "contribution": ledger.contribution,
         "grad": ledger.grad,
         "state": ledger.state,
         **{name: np.array([getattr(e, name) for e in ledger.events], np.float64) for name in _FLOATS},
     }
+    for name in _ON_DEVICES:
+        column = np.array([getattr(e, name) for e in ledger.events], np.float64)
+        if np.isfinite(column).any():
+            arrays[name] = column
     for p, (contribution, grad) in ledger.exact.items():
         arrays |= {f"contribution/{p}": contribution, f"grad/{p}": grad}
     return {"events": rows, "sources": ledger.sources}, arrays
@@ -50,9 +57,10 @@ def decode(contents: Contents) -> Ledger:
     sources: dict[str, str] = {}
     parts: dict[str, list[np.ndarray]] = {}
     for meta, arrays in contents.chunks[1:]:
-        floats = [arrays[name].tolist() for name in _FLOATS]
+        names = (*_FLOATS, *(name for name in _ON_DEVICES if name in arrays))
+        floats = [arrays[name].tolist() for name in names]
         for row, *numbers in zip(meta["events"], *floats, strict=True):
-            events.append(Event(len(events), **row, **dict(zip(_FLOATS, numbers, strict=True))))
+            events.append(Event(len(events), **row, **dict(zip(names, numbers, strict=True))))
         sources.update(meta["sources"])
         # A recording's file says again what has changed since it began.
         described, about = meta.get("parameters", described), meta.get("meta", about)

@@ -118,8 +118,11 @@ def _event(index: int, row: _Row, ledgers: Sequence[Ledger], numbers: list[int],
     details = dict(event.details)
     if event.kind == "step":
         details["optimizer_index"] = details.get("optimizer_index", 0) + offsets[place]
-    together = len(row) == len(ledgers) > 1
-    return replace(event, index=index, details=details, rank=None if together else numbers[place])
+    if len(row) < len(ledgers) or len(row) == 1:
+        return replace(event, index=index, details=details, rank=numbers[place])
+    # The ranks' bytes are there at once; their peaks were reached when it suited each.
+    allocated = sum(ledgers[place][at].allocated for place, at in row)
+    return replace(event, index=index, details=details, rank=None, allocated=allocated, peak=float("nan"))
 
 
 def _optimizers(ledger: Ledger) -> int:
@@ -132,4 +135,6 @@ def _meta(ledgers: Sequence[Ledger], numbers: list[int]) -> dict[str, Any]:
     meta = {key: value for key, value in ledgers[0].meta.items() if key != "rank"}
     stopped = {str(n): x.meta["stopped"] for n, x in zip(numbers, ledgers, strict=True) if "stopped" in x.meta}
     optimizers = [o for ledger in ledgers for o in ledger.meta.get("optimizers", ())]
+    notes = list(dict.fromkeys(note for ledger in ledgers for note in ledger.meta.get("notes", ())))
+    meta |= {"notes": notes} if notes else {}
     return meta | {"merged": numbers, "optimizers": optimizers} | ({"stopped": stopped} if stopped else {})

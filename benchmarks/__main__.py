@@ -1,7 +1,8 @@
 """Run every benchmark, print one table, keep it as JSON, and fail if a bar does not hold.
 
 A benchmark is a module here with `run(quick: bool = False) -> list[dict]`, whose rows have name, value, unit, bar
-and holds. Values are ratios taken inside one run wherever speed is meant: machines differ, ratios less so.
+and holds. Values are ratios taken inside one run wherever speed is meant: machines differ, ratios less so. Where its
+`missing() -> str`, if it has one, says what this machine lacks, it is left out: an error if it was asked for by name.
 """
 
 from __future__ import annotations
@@ -76,14 +77,20 @@ def main(arguments: list[str] | None = None) -> int:
     kept: dict[str, Any] = {**machine(), "quick": options.quick, "benchmarks": {}}
     for name in options.only or modules():
         started = time.monotonic()
-        rows = [
-            {field: row.get(field) for field in FIELDS}
-            for row in import_module(f"benchmarks.{name}").run(options.quick)
-        ]
+        benchmark = import_module(f"benchmarks.{name}")
+        lacking = benchmark.missing() if hasattr(benchmark, "missing") else ""
+        if lacking:
+            print(f"\n{name} is left out: {lacking}", flush=True)
+            continue
+        rows = [{field: row.get(field) for field in FIELDS} for row in benchmark.run(options.quick)]
         kept["benchmarks"][name] = rows
         print(f"\n{name} ({time.monotonic() - started:.0f} s)\n{table(rows)}", flush=True)
+    if not kept["benchmarks"]:
+        return 2
     RESULTS.write_text(json.dumps(kept, indent=2, ensure_ascii=False, default=float) + "\n")
     print(f"\nKept in {RESULTS.name}: {kept['cpus']} CPUs, torch {kept['torch']}, {kept['date']}")
+    if set(options.only) - kept["benchmarks"].keys():
+        return 2
     return int(any(row["holds"] is False for rows in kept["benchmarks"].values() for row in rows))
 
 

@@ -46,7 +46,7 @@ def set_up(packages, recordings, needs, text):
     wanted = [name for name in recordings if not Path(name).exists()]
     if not missing and not wanted:
         return
-    if lacks := dict(lacking(needs)):
+    if missing and (lacks := dict(lacking(needs))):
         said = "\n".join(f"- {name} {what}" for name, what in lacks.items())
         install = " ".join(f'"{name}"' for name in lacks)
         raise NotSetUp(f"\n{said}\nInstall that with `%pip install {install}`, and run this cell again.")

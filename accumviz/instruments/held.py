@@ -10,7 +10,7 @@ from typing import Any
 from accumviz.instruments.memory import saved_storages
 
 # Unless asked for every time, walks may take this share of the loop's time, after so many seconds that are free.
-_SHARE, _FREE = 0.002, 0.01
+SHARE, FREE = 0.002, 0.01
 _UNKNOWN = float("nan")
 
 
@@ -32,7 +32,7 @@ class Held:
     def before(self, nodes: Sequence[Any]) -> dict[int, int] | None:
         """The storages of this backward's graph, or None where they are not measured."""
         now = time.perf_counter()
-        if not self._wanted and (self._wanted is False or self._spent > _FREE + _SHARE * (now - self._start)):
+        if not self._wanted and (self._wanted is False or self._spent > FREE + SHARE * (now - self._start)):
             return None
         storages = saved_storages(nodes)
         self._retained = [(mark, held) for mark, held in self._retained if mark() is not None]

@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 
 from accumviz.instruments.naming import Named
-from accumviz.instruments.numbers import norms
+from accumviz.instruments.numbers import Wire, norms
 from accumviz.instruments.rows import Row
 from accumviz.instruments.sharded import local
 from accumviz.ledger import PRESENT, Parameter
@@ -33,13 +33,14 @@ class Leaves:
     takes half a millisecond.
     """
 
-    def __init__(self, named: Named, exact: int, hook_of: Callable[[int], Hook]) -> None:
-        self.named, self.tensors = named, named.tensors
+    hook_of: Callable[[int], Hook]  # makes our hook for a leaf
+
+    def __init__(self, named: Named, exact: int) -> None:
+        self.named, self.tensors, self.wire = named, named.tensors, Wire()
         count = len(self.tensors)
         self._all = range(count)
         self.present = bytearray(count)
         self.unhooked = dict.fromkeys(range(count))
-        self._hook_of = hook_of
         self._index = named.index
         self.sizes = [local(tensor).numel() for tensor in self.tensors]
         self._handles: dict[int, Any] = {}
@@ -75,7 +76,7 @@ class Leaves:
         self._hooks[i] = None
         self.unhooked[i] = None
         if tensor.requires_grad:
-            handle = tensor.register_hook(self._hook_of(i))  # type: ignore[no-untyped-call]
+            handle = tensor.register_hook(self.hook_of(i))  # type: ignore[no-untyped-call]
             self._handles[i], self._hooks[i] = handle, handle.id
             del self.unhooked[i]
 
@@ -127,6 +128,10 @@ class Leaves:
                 grad = local(grad)
                 self._grads[i], self._versions[i], self.present[i] = ref(grad), grad._version, PRESENT
 
+    def devices(self) -> set[torch.device]:
+        """Where the leaves are now."""
+        return {tensor.device for tensor in self.tensors}
+
     def owns(self, owner: Any) -> bool:
         """Whether any of an optimizer's, a module's or a list's tensors is recorded."""
         index = self._index
@@ -166,13 +171,18 @@ class Leaves:
             indices.append(i)
             tensors.append(tensor)
             alike = alike and tensor.dtype is _FLOAT and tensor.is_cpu and tensor.layout is _STRIDED
-        if not tensors:
-            return
-        if alike:
+        if tensors and alike:
             row.values.append(((what, indices), [norm.item() for norm in torch._foreach_norm(tensors, 2.0)]))
-            return
-        for leaves, reduced in norms(indices, tensors):
-            row.take_all((what, leaves), reduced)
+        elif tensors:
+            for leaves, reduced in norms(indices, tensors):
+                row.take_all((what, leaves), reduced)
+        row.send(self.wire)
+
+    def leave_unread(self, row: Row, indices: Iterable[int]) -> None:
+        """Give a row for these leaves that their `.grad` is not known."""
+        for i in indices:
+            target = ("exact grad", i) if i in self.small else ("grad", [i])
+            row.values.append((target, [float("nan")] * (self.sizes[i] if i in self.small else 1)))
 
     def parameters(self, optimizers: list[torch.optim.Optimizer]) -> list[Parameter]:
         """The leaves as data, as they are now."""

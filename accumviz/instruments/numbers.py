@@ -2,58 +2,147 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 
 _HALF = (torch.float16, torch.bfloat16)
-_STRIDED = torch.strided
+_STRIDED, _TENSOR = torch.strided, torch.Tensor
+# Pinned memory costs a call that may wait for the device: so one piece of it for many events.
+_PIECE, _ALIGNED = 1 << 20, 16
+# Where a copy to pinned memory runs behind the caller's back. Elsewhere numbers stay on the device until they are read.
+ASYNCHRONOUS = {"cuda"}
 
 
-class Numbers:
-    """A few tensors on devices that nobody else will change, copied to the host without waiting.
+class Wire:
+    """Copies numbers to the host without waiting, in the order in which they are sent.
 
-    >>> Numbers([torch.tensor([1.0, 2.0]), torch.tensor(3.0)]).read()
-    [array([1., 2.], dtype=float32), array([3.], dtype=float32)]
+    Each copy runs on the stream that is current where it is sent, behind what computed the
+    numbers. `sent` counts the calls of `send`; what the call of that number sent has arrived once
+    `arrived()` is as large.
+
+    >>> wire = Wire()
+    >>> [part.tolist() for part in wire.send([[torch.tensor([1.0, 2.0])], [torch.tensor(3.0), torch.tensor(4.0)]])]
+    [[1.0, 2.0], [3.0, 4.0]]
+    >>> wire.sent, wire.arrived()
+    (1, 1)
     """
 
-    __slots__ = ("_host", "_sent")
+    def __init__(self) -> None:
+        self.sent = 0
+        self._arrived = 0
+        self._piece: torch.Tensor | None = None
+        self._at = 0
+        # The streams on which something was sent since the last mark, and the marks that were not passed yet.
+        self._streams: dict[int, Any] = {}
+        self._marks: list[tuple[int, list[Any]]] = []
+        self._lock = threading.Lock()  # hooks run on one thread per device
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._sent: list[torch.cuda.Event] = []
-        self._host: list[torch.Tensor] = []
-        devices = set()
-        for tensor in tensors:
-            if tensor.is_cuda:
-                devices.add(tensor.device)
-                # Only a copy into pinned memory is asynchronous.
-                pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                self._host.append(pinned.copy_(tensor, non_blocking=True))
-            else:
-                self._host.append(tensor.cpu())
-        for device in devices:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(device))
-            self._sent.append(event)
+    def open(self, devices: set[torch.device]) -> None:
+        """Take the first piece of pinned memory before training, not during it."""
+        if any(device.type in ASYNCHRONOUS for device in devices):
+            self._piece = pinned(_PIECE)
 
-    def ready(self) -> bool:
-        """Whether reading would not wait."""
-        return all(bool(event.query()) for event in self._sent)  # type: ignore[no-untyped-call]
+    def send(self, parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """Send tensors of at most one dimension, as they are now; each part is of one device and dtype.
 
-    def read(self) -> list[np.ndarray]:
-        """The numbers as flat arrays; waits for the device if they are not there yet."""
-        for event in self._sent:
-            event.synchronize()
-        # numpy knows no bfloat16
-        host = [tensor.float() if tensor.dtype is torch.bfloat16 else tensor for tensor in self._host]
-        return [np.asarray(tensor.numpy()).reshape(-1) for tensor in host]
+        Returns for each part one flat tensor, to be read once it has arrived.
+        """
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for place, part in enumerate(parts):
+            groups.setdefault((part[0].device, part[0].dtype), []).append(place)
+        found: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(parts)
+        with self._lock:
+            self.sent += 1
+            for (device, _), places in groups.items():
+                members = [tensor for place in places for tensor in parts[place]]
+                flat = self._copied(members, device)
+                lengths = [sum(tensor.numel() for tensor in parts[place]) for place in places]
+                for place, end, length in zip(places, itertools.accumulate(lengths), lengths, strict=True):
+                    found[place] = flat[end - length : end]
+        return found
+
+    def _copied(self, members: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+        flat = torch.hstack(members).detach() if len(members) > 1 else members[0].detach().reshape(-1)
+        if device.type not in ASYNCHRONOUS:
+            return flat if len(members) > 1 else flat.clone()
+        stream = current_stream(device)
+        self._streams[hash(stream)] = stream
+        size = flat.numel() * flat.element_size()
+        if self._piece is None or self._at + size > self._piece.numel():
+            self._piece, self._at = pinned(max(_PIECE, size)), 0
+        start, self._at = self._at, self._at + -(-size // _ALIGNED) * _ALIGNED
+        return self._piece[start : start + size].view(flat.dtype).copy_(flat, non_blocking=True)
+
+    def arrived(self) -> int:
+        """The number of the last call whose numbers can be read without waiting."""
+        with self._lock:
+            while self._marks and all(event.query() for event in self._marks[0][1]):
+                self._arrived = self._marks.pop(0)[0]
+            if not self._streams and not self._marks:
+                self._arrived = self.sent
+            elif not self._marks:
+                self._mark()
+            return self._arrived
+
+    def _mark(self) -> None:
+        self._marks.append((self.sent, [mark(stream) for stream in self._streams.values()]))
+        self._streams.clear()
+
+    def wait(self) -> int:
+        """Wait until all that was sent has arrived; returns its number."""
+        with self._lock:
+            if self._streams:
+                self._mark()
+            for number, events in self._marks:
+                for event in events:
+                    event.synchronize()
+                self._arrived = number
+            self._marks.clear()
+            self._arrived = self.sent
+            return self._arrived
+
+
+# What the tests replace to run all this without CUDA.
+def pinned(size: int) -> torch.Tensor:
+    """Host memory into which a device can write by itself."""
+    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+def current_stream(device: torch.device) -> Any:
+    """The stream on which the caller's work for this device goes."""
+    return torch.cuda.current_stream(device)
+
+
+def mark(stream: Any) -> Any:
+    """An event that is passed when what the stream was given so far is done."""
+    return stream.record_event()
+
+
+def keep_for_stream(tensors: Sequence[torch.Tensor]) -> None:
+    """See to it that the memory of tensors made on other streams is not reused before the current one has read it."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def numbers(host: torch.Tensor) -> np.ndarray:
+    """What has arrived, as a flat array."""
+    host = host.cpu()
+    # numpy knows no bfloat16
+    return np.asarray((host.float() if host.dtype is torch.bfloat16 else host).numpy())
 
 
 def norms(indices: list[int], tensors: list[torch.Tensor]) -> list[tuple[list[int], list[torch.Tensor]]]:
     """The 2-norm of each tensor, on its device, in few kernels.
 
     Returns pairs (indices, their norms), one for each device and dtype. Half precision is
-    summed in float32, where its squares fit. Sparse gradients are coalesced first, because
-    the norm of duplicate entries is not the norm of the gradient.
+    summed in float32, where its squares fit. Duplicate entries of a sparse gradient are added
+    first, because the norm of duplicates is not the norm of the gradient.
 
     >>> norms([7, 8], [torch.tensor([3.0, 4.0]), torch.ones(4)])
     [([7, 8], [tensor(5.), tensor(2.)])]
@@ -81,6 +170,24 @@ def norms(indices: list[int], tensors: list[torch.Tensor]) -> list[tuple[list[in
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a sparse gradient, each once."""
-    if tensor.layout is torch.sparse_coo:
-        return tensor.coalesce().values()
-    return tensor.values()
+    if tensor.layout is not torch.sparse_coo:
+        return tensor.values()
+    return tensor.coalesce().values() if tensor.is_cpu or tensor.is_coalesced() else summed(tensor)
+
+
+def summed(sparse: torch.Tensor) -> torch.Tensor:
+    """The values of an uncoalesced tensor, each once, and zeros in the places of the duplicates.
+
+    `coalesce` asks the device how many different entries there are, and waits for the answer.
+
+    >>> summed(torch.sparse_coo_tensor([[0, 3, 0]], [1.0, 10.0, 2.0], (4,), check_invariants=True))
+    tensor([ 3., 10.,  0.])
+    """
+    indices, values = sparse._indices(), sparse._values()
+    flat = indices[0]
+    for dimension in range(1, indices.shape[0]):
+        flat = flat * sparse.shape[dimension] + indices[dimension]
+    flat, order = flat.sort()
+    place = torch.zeros_like(flat)
+    place[1:] = (flat[1:] != flat[:-1]).cumsum(0)
+    return torch.zeros_like(values).index_add_(0, place, values[order])

@@ -25,10 +25,17 @@ def record(
     is also written there as it grows.
 
     Tensors of at most `exact` elements keep every element, larger ones their 2-norm. `memory`
-    measures the bytes of saved tensors alive around a backward: each one (True), none (False),
-    or as many as fit into a hundredth of a second and then two thousandths of the loop's time
-    (None). `graphs=True` keeps each backward's graph in `recording.graphs`, for `play`: those of
-    at most 2,000 nodes, 100,000 nodes in all.
+    measures the bytes of saved tensors alive around a backward, and on a CUDA device what its
+    allocator has given out after an event: each one (True), none (False), or as many as fit into
+    a hundredth of a second and then two thousandths of the loop's time (None). `graphs=True`
+    keeps each backward's graph in `recording.graphs`, for `play`: those of at most 2,000 nodes,
+    100,000 nodes in all.
+
+    On a device, numbers follow behind the training, which never waits for them. What
+    `torch.compile` makes of the model, the step or the optimizer is recorded as the eager loop
+    is. A captured CUDA graph runs no Python: a warning says so, `ledger.meta["notes"]` keeps it,
+    and each replay becomes an `edit`. `torch.cuda.make_graphed_callables` can be recorded, but
+    refuses modules that have hooks: call it before a recording with `graphs=True`.
 
     Raises `TypeError` for something that holds no parameters, and `ValueError` when nothing
     would be recorded. Source of the hooks used: "Backward Hooks execution" in the PyTorch

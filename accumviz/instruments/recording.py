@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-import weakref
-from collections.abc import Iterable
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
@@ -18,19 +16,22 @@ import torch
 from accumviz import __version__
 from accumviz.graph import Graph
 from accumviz.instruments import ranks, watch
+from accumviz.instruments.allocator import Allocated
+from accumviz.instruments.arrivals import Arrivals
 from accumviz.instruments.callsite import CallSite, CallSites
 from accumviz.instruments.graphs import Graphs
 from accumviz.instruments.held import Held
-from accumviz.instruments.leaves import Hook, Leaves
+from accumviz.instruments.leaves import Leaves
 from accumviz.instruments.losses import describe_root
 from accumviz.instruments.naming import Named, optimizer_name
-from accumviz.instruments.numbers import Numbers
 from accumviz.instruments.rows import Backward, Row, Rows
 from accumviz.instruments.sync import Syncs
-from accumviz.ledger import PRESENT, Ledger, Parameter
+from accumviz.ledger import Ledger, Parameter
 
-# Contributions are reduced in bulk; beyond this many bytes held at once, in several bulks.
-_BULK_BYTES = 64 << 20
+_CAPTURED = (
+    "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
+    "only the .grad that a replay leaves; to see every event, record the loop before it is captured"
+)
 
 
 class Recording:
@@ -51,27 +52,26 @@ class Recording:
         memory: bool | None,
         graphs: bool = False,
     ) -> None:
-        self._open: list[Backward] = []
-        self._leaves = Leaves(named, exact, self._hook_of)
+        self._leaves = Leaves(named, exact)
+        self._syncs = Syncs(self, self._leaves)
+        self._arrivals = Arrivals(self._leaves, self._syncs, self)
         self._frame: FrameType | None = frame
         self._optimizers: list[torch.optim.Optimizer] = []
         self._optimizer_names: list[str] = []
-        self._memory = Held(memory)
+        self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites = CallSites()
-        self._graphs = Graphs(named.modules, self._sites) if graphs else None
+        self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
         self._steps: list[tuple[Any, FrameType, int]] = []
         self._entered = self._closed = False
         self._failure = ""
-        # Threads other than the one we were opened in, and the leaves that their backwards reach.
-        self._opener, self._shared = get_ident(), False
-        # Not empty as long as no other thread trains; a list, because the hooks hold it.
-        self._alone = [True]
-        self._theirs: set[int] = set()
+        self._notes: list[str] = []
+        # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
+        self._capturing: CallSite | None = None
+        self._in_graphs: dict[int, None] = {}
         self._start = perf_counter()
         small = list(self._leaves.small)
-        self._syncs = Syncs(self, self._leaves)
         self._rank = ranks.where()
-        self._rows = Rows(self._leaves.sizes, small, ranks.ledger_path(path))
+        self._rows = Rows(self._leaves.sizes, small, self._leaves.wire, ranks.ledger_path(path))
         for optimizer in named.optimizers:
             self._meet(optimizer)
 
@@ -81,6 +81,10 @@ class Recording:
         self._entered = True
         self._start = perf_counter()
         self._leaves.update()
+        devices = self._leaves.devices()
+        self._leaves.wire.open(devices)
+        self._arrivals.on_devices(devices)
+        self._allocated.open(devices)
         self._rows.begin(self._parameters(), self._meta())
         if self._graphs is not None:
             self._graphs.open()
@@ -116,7 +120,7 @@ class Recording:
 
     def _leave_running(self) -> None:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
-        for running in self._open:
+        for running in self._arrivals.open:
             if running.fresh or running.held or running.settled:
                 running.details["error"] = "the recording was closed while this backward ran"
                 running.present, running.done = bytes(self._leaves.present), True
@@ -124,7 +128,7 @@ class Recording:
                     sync.row.present, sync.row.done = running.present, True
             else:
                 self._rows.pending.remove(running)
-        self._open.clear()
+        self._arrivals.open.clear()
 
     def write_out(self) -> None:
         """Write what is whole to the file, if there is one: this process is about to be ended."""
@@ -133,7 +137,7 @@ class Recording:
     @property
     def ledger(self) -> Ledger:
         """Everything recorded so far, frozen; waits for numbers still on their way from a device."""
-        if self._entered and not self._closed and not self._open:
+        if self._entered and not self._closed and not self._arrivals.open:
             self._edits()
         self._rows.settle(self._parameters, self._meta, wait=True)
         return self._rows.ledger(self._parameters(), self._meta())
@@ -159,31 +163,31 @@ class Recording:
         if self._failure:
             return
         self._failure = f"{type(error).__name__}: {error}"
-        self._open.clear()
+        self._arrivals.open.clear()
         self._closed = True
         self._leave()
         self._rows.give_up()
-        said = f"accumviz stopped recording after {len(self._rows)} events, training goes on: {self._failure}"
+        self._say(f"accumviz stopped recording after {len(self._rows)} events, training goes on: {self._failure}")
+
+    def _say(self, said: str) -> None:
         try:
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
+            warnings.warn(said, RuntimeWarning, stacklevel=3)
         except Warning:  # made an error by the user's filters, it would end the training that we must not disturb
             print(said, file=sys.stderr)
 
     def backward_begins(self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Backward:
         leaves = self._leaves
-        within, thread = "", get_ident()
+        arrivals, within, thread = self._arrivals, "", get_ident()
         if self._steps:
             within = self._within()
         self._syncs.hook()
-        if thread == self._opener:
-            changed = self._syncs.claim(leaves.update(self._mine(), hook=True))
+        if arrivals.by_opener(thread):
+            self._edit(self._syncs.claim(leaves.update(arrivals.mine(), hook=True)))
         else:
-            changed = []
-            self._share_with_threads()
-        if changed:
-            self._emit("edit", CallSite(), "", {}, changed)
+            arrivals.share_with_threads()
         running = Backward(self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread)
         describe_root(running, args, kwargs)
+        running.send(leaves.wire)
         self._syncs.describe(running.details)
         self._rows.pending.append(running)
         running.storages = self._memory.before(running.nodes)
@@ -191,90 +195,30 @@ class Recording:
             running.before = self._memory.total(running.storages)
         if self._graphs is not None:
             self._graphs.begin(running, frame, args, kwargs)
-        self._open.append(running)
+        arrivals.begin(running)
         return running
-
-    def _share_with_threads(self) -> None:
-        """From now on our hooks tell which thread's backward reached a leaf: they are called inside it."""
-        if not self._shared:
-            self._shared = True
-            self._alone.clear()
-            for running in self._open:
-                running.loose = True
-        self._leaves.hook()
-
-    def _mine(self) -> list[int] | None:
-        """The leaves (None: all) that the thread we were opened in may look at.
-
-        Reading a `.grad` while another thread's backward writes it can end the process.
-        """
-        return [i for i in range(len(self._leaves)) if i not in self._theirs] if self._theirs else None
-
-    def _arrived_unhooked(self, running: Backward) -> list[int]:
-        leaves, had = self._leaves, running.had
-        if self._shared:
-            return []
-        return [i for i in leaves.unhooked if not had[i] and leaves.tensors[i].grad is not None]
 
     def backward_ends(self, running: Backward, error: str) -> None:
         if running.finish_graph is not None and self._graphs is not None:
             self._graphs.end(running)
         if self._closed:
             return
-        self._open.remove(running)
-        leaves = self._leaves
+        arrivals, leaves = self._arrivals, self._leaves
+        arrivals.end(running)
         if running.storages is not None:
             running.after = self._memory.after(running.nodes, running.storages, keeps=running.keeps, failed=bool(error))
             running.storages = None
         running.nodes = ()
         if error:
             running.details["error"] = error[:500]
-        had, unhooked = running.had, leaves.unhooked
-        mine = running.thread == self._opener
-        changed = leaves.update(self._mine() if mine else [*running.held, *running.settled])
-        if running.synced:
-            changed = [i for i in changed if i not in running.synced]
-        touched = [i for i in changed if not had[i] and i in unhooked and leaves.present[i]]
-        if running.loose:
-            touched = [i for i in changed if not had[i] and i not in running.held and leaves.present[i]]
-        if len(touched) < len(changed) or running.fresh or running.held or running.settled:
-            self._read_summed(running, touched, changed)
-        elif not touched and not mine:
-            self._rows.pending.remove(running)  # another thread's training, not of these parameters
+        mine = arrivals.by_opener(running.thread)
+        changed = leaves.update(arrivals.mine() if mine else [*running.held, *running.settled])
+        if not arrivals.read(running, changed):
+            self._rows.pending.remove(running)
             return
-        else:
-            running.same = running.contributed = running.changed = touched
-            leaves.read(running, touched, "contribution")
-            running.present = bytes(leaves.present)
         if running.syncs:
             self._syncs.finish(running)
         self._finish(running)
-
-    def _read_summed(self, running: Backward, fresh: list[int], changed: list[int]) -> None:
-        """Where `.grad` is not just what this backward brought, or was changed while it ran, read both."""
-        leaves = self._leaves
-        early = dict(running.settled)
-        fresh = [i for i in dict.fromkeys([*fresh, *running.fresh]) if i not in running.settled]
-        leaves.read(running, fresh, "contribution")
-        self._reduce_held(running)
-        # Freed before we could read it: that something arrived is known, not how much.
-        lost = [i for i in fresh if not leaves.present[i]]
-        unknown = running.unknown | dict.fromkeys(lost)
-        touched = [*fresh, *(i for i in running.settled if i not in fresh)]
-        running.contributed = touched
-        others = [i for i in changed if i not in running.settled and i not in running.fresh and i not in fresh]
-        running.changed = touched + others
-        running.same = [i for i in fresh if i not in unknown]
-        leaves.read(running, [i for i in touched if i not in running.same and i not in running.synced] + others)
-        if unknown:
-            running.unmeasured = list(unknown)
-            running.details["unmeasured"] = [leaves.named.names[i] for i in unknown]
-        present = bytearray(leaves.present)
-        for i in early:  # an optimizer that steps in a hook may have freed it since
-            present[i] = PRESENT
-        running.present = bytes(present)
-        if early:
-            self._rows.expect(running, touched)
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         if not self._leaves.owns(optimizer):
@@ -301,17 +245,17 @@ class Recording:
         return True
 
     def _before_change(self) -> None:
-        running = self._running()
+        running = self._arrivals.running()
         if running is not None:
-            self._settle(running)
+            self._arrivals.settle(running)
         else:
             self._edits()
 
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
-        changed = self._leaves.update(self._leaves.owned(tensors) if self._shared else None)
+        changed = self._leaves.update(self._leaves.owned(tensors) if self._arrivals.shared else None)
         if kind == "unscale":  # it does not bump versions
             changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
-        site, label = self._sites.find(frame), ""
+        site, label = self._site(frame), ""
         if isinstance(owner, torch.optim.Optimizer):
             label = self._optimizer_names[self._meet(owner)]
         elif owner is not None:
@@ -320,7 +264,11 @@ class Recording:
 
     def running_backward(self) -> Backward | None:
         """The backward that the caller is inside of, if any."""
-        return self._running()
+        return self._arrivals.running()
+
+    def count(self) -> int:
+        """How many events there are so far."""
+        return len(self._rows)
 
     def sync_begins(self, details: dict[str, Any], frame: FrameType, running: Backward | None) -> Row:
         """Give a collective its place among the events."""
@@ -334,14 +282,38 @@ class Recording:
         """Its numbers are taken."""
         self._finish(row)
 
+    def captures(self, frame: FrameType) -> None:
+        """A CUDA graph is being captured: nothing may be read, and nothing has happened yet."""
+        if self._capturing is None:
+            self._capturing = self._sites.find(frame)
+            said = _CAPTURED.format(place=f"{self._capturing.file}, line {self._capturing.line}")
+            if not self._notes:
+                self._notes.append(said)
+                self._say(f"accumviz: {said}")
+
+    def replayed(self, frame: FrameType) -> None:
+        """A captured graph ran, without a version's telling so."""
+        self._edits()
+        if self._in_graphs:
+            self._emit("edit", self._sites.find(frame), "CUDA graph", {"replay": True}, list(self._in_graphs))
+
     # --- events --------------------------------------------------------------------------------
 
     def _edits(self) -> None:
-        if get_ident() != self._opener:
+        if not self._arrivals.by_opener(get_ident()):
             return
-        changed = self._syncs.claim(self._leaves.update(self._mine()))
-        if changed:
+        self._edit(self._syncs.claim(self._leaves.update(self._arrivals.mine())))
+
+    def _edit(self, changed: list[int]) -> None:
+        """What changed since we last looked: by a hand that we did not see, or in a capture."""
+        capturing, self._capturing = self._capturing, None
+        if not changed:
+            return
+        if capturing is None:
             self._emit("edit", CallSite(), "", {}, changed)
+        else:
+            self._in_graphs |= dict.fromkeys(changed)
+            self._emit("edit", capturing, "CUDA graph", {"captured": True}, changed, read=False)
 
     def _step(self, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
         index = self._meet(optimizer)
@@ -352,123 +324,51 @@ class Recording:
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, torch.Tensor):
             details["found_inf"] = found
-        changed = self._leaves.update(self._leaves.owned(optimizer) if self._shared else None)
+        changed = self._leaves.update(self._leaves.owned(optimizer) if self._arrivals.shared else None)
         if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
-        self._emit("step", self._sites.find(frame), self._optimizer_names[index], details, changed)
+        self._emit("step", self._site(frame), self._optimizer_names[index], details, changed)
+
+    def _site(self, frame: FrameType) -> CallSite:
+        """The user's line; on the engine's thread, where there may be none, that of the backward."""
+        site = self._sites.find(frame)
+        running = None if site.file else self._arrivals.running()
+        return site if running is None else running.site
 
     def _within(self) -> str:
         """What the caller is inside of: a step (its closure), a backward (its hooks), or nothing."""
         if self._steps:
             self._drop_stale_steps()
-        if self._running():
+        if self._arrivals.running():
             return "backward"
         thread = get_ident()
         return "step" if any(step[2] == thread for step in self._steps) else ""
 
-    def _emit(self, kind: str, site: CallSite, label: str, details: dict[str, Any], changed: list[int]) -> None:
-        within = self._within() if self._open or (self._steps and kind != "step") else ""
+    def _emit(
+        self, kind: str, site: CallSite, label: str, details: dict[str, Any], changed: list[int], *, read: bool = True
+    ) -> None:
+        within = self._within() if self._arrivals.open or (self._steps and kind != "step") else ""
         # An event takes its place when it begins to take effect.
         row = Row(kind, label, site, perf_counter() - self._start, within, details)
         self._rows.pending.append(row)
         for name in [name for name, value in details.items() if isinstance(value, torch.Tensor)]:
             row.take(("detail", name), details.pop(name))
+        for group, value in enumerate(details.get("lr", ())):
+            if isinstance(value, torch.Tensor):
+                details["lr"][group] = None
+                row.take(("lr", group), value)
         if changed:
             row.changed = changed
-            self._leaves.read(row, changed)
+            (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
+        row.send(self._leaves.wire)
         row.present = bytes(self._leaves.present)
         self._finish(row)
 
     def _finish(self, row: Row) -> None:
-        if row.late:
-            row.numbers = Numbers([tensor for _, tensor in row.late])
+        row.allocated, row.peak = self._allocated.after()
         row.done = True
         if self._rows.due():
             self._rows.settle(self._parameters, self._meta)
-
-    def _settle(self, running: Backward) -> None:
-        """Reduce what has reached parameters so far, while it is there to be read."""
-        fresh = [i for i in (*running.fresh, *self._arrived_unhooked(running)) if i not in running.settled]
-        self._leaves.read(running, fresh, "contribution")
-        self._take_as_settled(running, fresh)
-        arrived = [*fresh, *running.held]
-        self._reduce_held(running)
-        self._leaves.read(running, arrived)
-
-    def _reduce_held(self, running: Backward) -> None:
-        held, running.held, running.waiting = running.held, {}, 0
-        if held:
-            self._leaves.reduce(running, "contribution", list(held.items()))
-            self._take_as_settled(running, held)
-
-    def _take_as_settled(self, running: Backward, indices: Iterable[int]) -> None:
-        running.settled |= dict.fromkeys(indices, len(self._rows))
-        self._leaves.note(indices)
-
-    def _hook_of(self, i: int) -> Hook:
-        # The tensor holds its hook: one that held the recording would keep both alive for ever.
-        here, running_now, alone = weakref.ref(self), self._open, self._alone
-        tensor = self._leaves.tensors[i]
-        size = tensor.numel() * tensor.element_size()
-        if i in self._syncs.watched:
-            return self._sync_hook_of(i)
-
-        def hook(grad: torch.Tensor | None) -> None:
-            if not running_now or grad is None:  # autograd.grad runs hooks too, but writes no `.grad`
-                return
-            running = running_now[0]
-            # By far the most frequent case first: this runs once per parameter and backward.
-            quick = alone and running.had[i] and i not in running.held and i not in running.settled
-            if quick:
-                running.held[i] = grad.detach()
-                running.waiting += size
-                if running.waiting <= _BULK_BYTES:
-                    return
-            recording = here()
-            if recording is None:
-                return
-            try:
-                if quick:
-                    recording._reduce_held(running)
-                else:
-                    recording._receive(i, grad)
-            except Exception as error:  # a hook that raises would end the user's backward
-                recording.failed(error)
-
-        return hook
-
-    def _sync_hook_of(self, i: int) -> Hook:
-        here, running_now = weakref.ref(self), self._open
-
-        def hook(grad: torch.Tensor | None) -> None:
-            recording = here()
-            if not running_now or grad is None or recording is None:
-                return
-            try:
-                recording._syncs.arrives(recording._running() or running_now[-1], i, grad, len(recording._rows))
-            except Exception as error:
-                recording.failed(error)
-
-        return hook
-
-    def _receive(self, i: int, grad: torch.Tensor) -> None:
-        running = self._open[-1]
-        if len(self._open) > 1:
-            running = self._running() or running
-        theirs = running.thread != self._opener
-        if theirs:
-            self._theirs.add(i)
-        running.receive(i, grad, theirs or self._leaves.freed_by_user(i))
-        if running.waiting > _BULK_BYTES:
-            self._reduce_held(running)
-
-    def _running(self) -> Backward | None:
-        """The backward that the caller is inside of, if any; on a device, hooks run on the engine's threads."""
-        if not self._open:
-            return None
-        thread = get_ident()
-        mine = next((running for running in reversed(self._open) if running.thread == thread), None)
-        return self._open[-1] if mine is None and torch._C._current_graph_task_id() != -1 else mine
 
     def _meet(self, optimizer: Any) -> int:
         for index, known in enumerate(self._optimizers):
@@ -500,15 +400,17 @@ class Recording:
         }
         if self._rank is not None:
             meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
+        if self._notes:
+            meta["notes"] = list(self._notes)
         if self._graphs is not None and self._graphs.left_out:
             meta["graphs_left_out"] = self._graphs.left_out
         return meta | ({"stopped": self._failure} if self._failure else {})
 
 
-def _number(value: Any) -> float | None:
-    """A learning rate, unless reading it would wait for a device."""
-    if isinstance(value, torch.Tensor) and not value.is_cpu:
-        return None
+def _number(value: Any) -> Any:
+    """A learning rate: a float, or the tensor that is still to be read."""
+    if isinstance(value, torch.Tensor):
+        return value if value.numel() == 1 else None
     with contextlib.suppress(TypeError, ValueError):
         return float(value)
     return None

@@ -17,7 +17,7 @@ from accumviz import ledgerfile
 from accumviz.files import Writer
 from accumviz.graph import Graph
 from accumviz.instruments.callsite import CallSite
-from accumviz.instruments.numbers import Numbers
+from accumviz.instruments.numbers import Wire, numbers
 from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 
 # A cell or a script, not a generated file: the player shows the code beside what it did.
@@ -27,7 +27,7 @@ _LONGEST_SOURCE = 200_000
 _BULK, _BULK_NUMBERS, _FILE_BULK, _SECONDS = 2048, 200_000, 256, 1.0
 
 # What a number is, and where it goes: ("contribution" or "grad", leaves), ("exact contribution" or
-# "exact grad", leaf), ("loss", None), ("scale", its power) or ("detail", its name).
+# "exact grad", leaf), ("loss", None), ("scale", its power), ("lr", its group) or ("detail", its name).
 Target = tuple[str, Any]
 
 
@@ -37,48 +37,55 @@ class Row:
     # Class attributes, because most events need few of them and a row is made in the training loop.
     loss, scale = float("nan"), 1.0
     before = after = float("nan")
+    allocated = peak = float("nan")
     present: bytes | bytearray = b""
     changed: Sequence[int] = ()
     contributed: Sequence[int] = ()
     same: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
-    numbers: Numbers | None = None
+    sent = 0
     done = False
 
     def __init__(self, kind: str, label: str, site: CallSite, time: float, within: str, details: dict[str, Any]):
         self.kind, self.label, self.site, self.time = kind, label, site, time
         self.within, self.details = within, details
         self.values: list[tuple[Target, Any]] = []
-        self.late: list[tuple[Target, torch.Tensor]] = []
+        self.late: list[tuple[Target, list[torch.Tensor]]] = []
+        self.host: list[tuple[Target, torch.Tensor]] = []
 
     def take(self, target: Target, tensor: torch.Tensor) -> None:
-        """Take the elements of a tensor as they are now; from a device, when they arrive."""
+        """Take the elements of a tensor as they are now; from a device, with the next `send`."""
         flat = tensor if tensor.layout is torch.strided else tensor.to_dense()
         if flat.dim() != 1:
             flat = flat.reshape(-1)
         if flat.is_cpu:
             self.values.append((target, flat.tolist()))
         else:
-            self.late.append((target, flat.detach().clone()))
+            self.late.append((target, [flat]))
 
     def take_all(self, target: Target, tensors: list[torch.Tensor]) -> None:
-        """Take several numbers that nobody will change."""
+        """Take several single numbers, likewise."""
         if tensors[0].is_cpu:
             self.values.append((target, [tensor.item() for tensor in tensors]))
         else:
-            self.late.append((target, torch.stack(tensors).detach()))
+            self.late.append((target, tensors))
+
+    def send(self, wire: Wire) -> None:
+        """Send what was taken from devices, before anybody changes it."""
+        if self.late:
+            arriving = wire.send([tensors for _, tensors in self.late])
+            self.host += zip((target for target, _ in self.late), arriving, strict=True)
+            self.late, self.sent = [], wire.sent
 
     def arrivals(self) -> Iterable[tuple[Target, Any]]:
-        """All numbers, waiting for those that are not there yet."""
-        if self.numbers is None:
-            return self.values
-        return [*self.values, *zip((target for target, _ in self.late), self.numbers.read(), strict=True)]
+        """All numbers, once those from devices have arrived."""
+        return [*self.values, *((target, numbers(host)) for target, host in self.host)] if self.host else self.values
 
     def strip(self) -> None:
         """Let go of what is in the columns now."""
         self.changed = self.contributed = self.same = ()
-        self.values, self.late = _NOTHING, _NOTHING
-        self.numbers, self.present = None, b""
+        self.values, self.late, self.host = _NOTHING, _NOTHING, _NOTHING
+        self.present = b""
 
     def event(self, index: int) -> Event:
         site = self.site
@@ -97,6 +104,8 @@ class Row:
             self.after,
             self.within,
             plain,
+            allocated=self.allocated,
+            peak=self.peak,
         )
 
 
@@ -123,6 +132,8 @@ class Backward(Row):
     """
 
     keeps = loose = False
+    task: int | None = None  # the engine's number for it, where several threads train
+    tags: Sequence[Any] = ()
     storages: dict[int, int] | None = None
     waiting = 0  # bytes in `held`
     nodes: Sequence[Any] = ()
@@ -130,15 +141,17 @@ class Backward(Row):
     synced: Set[int] = frozenset()
     graph: Graph | None = None
     finish_graph: Callable[[], Graph] | None = None
+    fill_graph: Callable[[Graph], Graph] | None = None
 
     def __init__(self, site: CallSite, time: float, within: str, had: bytes, thread: int) -> None:
         self.kind, self.label, self.site, self.time, self.within = "backward", site.subject, site, time, within
-        self.details, self.values, self.late = {}, [], []
+        self.details, self.values, self.late, self.host = {}, [], [], []
         self.had, self.thread = had, thread
         self.fresh: dict[int, None] = {}
         self.settled: dict[int, int] = {}
         self.held: dict[int, torch.Tensor] = {}
         self.unknown: dict[int, None] = {}
+        self.streams: set[int] = set()  # on which contributions came
 
     def receive(self, i: int, grad: torch.Tensor, freed: bool) -> None:
         """Take note of what autograd is about to add to a leaf's `.grad`."""
@@ -157,7 +170,7 @@ class Backward(Row):
     def strip(self) -> None:
         super().strip()
         self.fresh = self.settled = self.unknown = self.held = _EMPTY
-        self.had, self.nodes, self.syncs = b"", (), ()
+        self.had, self.nodes, self.syncs, self.tags = b"", (), (), ()
 
 
 # What a stripped row holds instead of containers of its own.
@@ -180,7 +193,8 @@ class Columns:
 class Rows:
     """The growing columns of a recording; written to a file as they grow, if there is one."""
 
-    def __init__(self, sizes: list[int], small: list[int], path: str | Path | None) -> None:
+    def __init__(self, sizes: list[int], small: list[int], wire: Wire, path: str | Path | None) -> None:
+        self._wire = wire
         self.pending: list[Row] = []
         self._frozen: list[Row] = []
         self._parts: list[Columns] = []
@@ -200,8 +214,13 @@ class Rows:
 
     def graphs(self) -> dict[int, Graph]:
         """The graphs that frozen backwards ran, by event."""
-        rows = enumerate(self._frozen)
-        return {i: row.graph for i, row in rows if isinstance(row, Backward) and row.graph is not None}
+        found = {}
+        for i, row in enumerate(self._frozen):
+            if isinstance(row, Backward) and row.graph is not None:
+                if row.fill_graph is not None:
+                    row.graph, row.fill_graph = row.fill_graph(row.graph), None
+                found[i] = row.graph
+        return found
 
     def due(self) -> bool:
         """Whether enough rows are waiting to freeze, or a file has waited long enough."""
@@ -234,8 +253,9 @@ class Rows:
         """Freeze the rows whose numbers have arrived; with `wait`, all that are done."""
         with self._lock:
             rows = []
+            there = self._wire.wait() if wait else self._wire.arrived()
             for row in self.pending:
-                if not row.done or not (wait or row.numbers is None or row.numbers.ready()):
+                if not row.done or row.sent > there:
                     break
                 rows.append(row)
             if rows:
@@ -317,6 +337,8 @@ class Rows:
             row.loss = value
         elif what == "scale":
             row.scale *= value**where
+        elif what == "lr":
+            row.details["lr"][where] = value
         elif where == "found_inf":
             row.details |= {"skipped": True} if value else {}
         else:

@@ -22,7 +22,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from accumviz.instruments.leaves import Leaves
+from accumviz.instruments import watch
+from accumviz.instruments.leaves import Hook, Leaves
+from accumviz.instruments.numbers import keep_for_stream
 from accumviz.instruments.rows import Backward, Row, Sync
 from accumviz.instruments.sharded import Whole, local, pieces
 
@@ -104,6 +106,7 @@ class Watched(Protocol):
 
     def failed(self, error: Exception) -> None: ...
     def running_backward(self) -> Backward | None: ...
+    def count(self) -> int: ...
     def sync_begins(self, details: dict[str, Any], frame: FrameType, running: Backward | None) -> Row: ...
     def sync_ends(self, row: Row) -> None: ...
 
@@ -192,6 +195,23 @@ class Syncs:
 
         return hook
 
+    def hook_of(self, i: int) -> Hook:
+        """Our hook for a watched leaf."""
+        here = weakref.ref(self)
+
+        def hook(grad: torch.Tensor | None) -> None:
+            syncs = here()
+            recording = syncs._recording() if syncs is not None else None
+            running = recording.running_backward() if recording is not None and grad is not None else None
+            if syncs is None or recording is None or running is None or grad is None:
+                return
+            try:
+                syncs.arrives(running, i, grad, recording.count())
+            except Exception as error:
+                recording.failed(error)
+
+        return hook
+
     def arrives(self, running: Backward, i: int, grad: torch.Tensor, rows: int) -> None:
         """Reduce what a backward brings to a watched leaf, and keep no reference."""
         if i in running.settled:  # in parts, from a reentrant checkpoint
@@ -203,7 +223,7 @@ class Syncs:
     def collective(self, op: str, whole: list[torch.Tensor], output: list[torch.Tensor], frame: FrameType) -> None:
         """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
         recording = self._recording()
-        if recording is None:
+        if recording is None or watch.capturing():
             return
         running = recording.running_backward() if torch._C._current_graph_task_id() != -1 else None
         details: dict[str, Any] = {"op": op, "bytes": sum(t.numel() * t.element_size() for t in whole)}
@@ -302,6 +322,7 @@ class Syncs:
                     row.unmeasured = [*row.unmeasured, i]
                 else:
                     leaves.reduce(row, "contribution", [(i, brought.reshape(-1))])
+                    keep_for_stream([brought])  # what was scattered was made on a stream of its own
             for i in concerned:
                 present[i] = leaves.present[i]
             row.present = bytes(present)

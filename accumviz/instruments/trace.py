@@ -16,7 +16,8 @@ from torch.nn import Module
 from accumviz.graph import Edge, Graph, Node, Saved
 from accumviz.instruments import memory
 from accumviz.instruments.callsite import variables
-from accumviz.instruments.values import Watch, forward_values, gradients, variables_of
+from accumviz.instruments.values import Later, Watch, forward_values, gradients, variables_of
+from accumviz.instruments.values import numbers as numbers_of
 
 VALUES_LIMIT = 200  # nodes; beyond it nobody follows the numbers, and calling every backward costs
 _FREED = (
@@ -73,19 +74,19 @@ def trace(
 
 
 def follow(
-    roots: list[torch.Tensor], frame: FrameType | None, scopes: Scopes, limit: int
+    roots: list[torch.Tensor], frame: FrameType | None, scopes: Scopes, limit: int, later: Later
 ) -> tuple[Graph, Callable[[], Graph]] | None:
     """Read a graph that the engine is about to run, of at most `limit` nodes (else None), and watch it run.
 
     Returns the graph, and a function to call afterwards: it gives the graph with `meta["order"]`,
-    the ids of the nodes in the order in which the engine ran them.
+    the ids of the nodes in the order in which the engine ran them. Numbers on a device are left to `later`.
     """
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         walk = _walk(roots)
         if len(walk.order) > limit:
             return None
         labels = _Labels([frame] if frame is not None else [], {})
-        graph = _read(walk, labels, scopes, None, len(walk.order) <= VALUES_LIMIT)
+        graph = _read(walk, labels, scopes, None, len(walk.order) <= VALUES_LIMIT, later)
     ran: list[int] = []
 
     def noting(i: int) -> Callable[[Any], None]:
@@ -301,7 +302,14 @@ def _walk(roots: list[torch.Tensor]) -> _Walk:
     return _Walk(roots, order, edges, leaves, top)
 
 
-def _read(walk: _Walk, labels: _Labels, scopes: Scopes, watched: Watch | None, values: bool) -> Graph:
+def _read(
+    walk: _Walk,
+    labels: _Labels,
+    scopes: Scopes,
+    watched: Watch | None,
+    values: bool,
+    read: Callable[[Any], Any] = numbers_of,
+) -> Graph:
     roots, order, leaves = walk.roots, walk.order, walk.leaves
     places, prefix, classes = _places(scopes, leaves)
     storages: dict[int, int] = {}
@@ -311,8 +319,8 @@ def _read(walk: _Walk, labels: _Labels, scopes: Scopes, watched: Watch | None, v
     numbers: dict[Any, Any] = {}
     slopes: dict[Any, Any] = {}
     if values and len(order) <= VALUES_LIMIT:
-        numbers = forward_values(order, roots, labels.tensors, watched)
-        slopes, stopped = gradients(order, roots)
+        numbers = forward_values(order, roots, labels.tensors, watched, read)
+        slopes, stopped = gradients(order, roots, read)
     elif values:
         notes.append(f"values are left out: the graph has {len(order):,} nodes, they are shown up to {VALUES_LIMIT}")
 

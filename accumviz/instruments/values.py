@@ -7,14 +7,17 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
+from accumviz.graph import Graph
 from accumviz.instruments import memory
+from accumviz.instruments.numbers import Wire
 
 ELEMENTS_LIMIT = 64
 _WATCH_LIMIT = 1000
@@ -61,15 +64,58 @@ def variables_of(code: CodeType | None, into: list[FrameType]) -> Iterator[None]
 
 def numbers(tensor: Any) -> Any:
     """Turn a tiny real tensor into nested lists of floats, None when it is neither."""
-    if not isinstance(tensor, torch.Tensor) or tensor.numel() > ELEMENTS_LIMIT or tensor.dtype.is_complex:
-        return None
     try:
-        plain = tensor.detach()
-        if plain.layout is not torch.strided:
-            plain = plain.to_dense()
-        return plain.to("cpu", torch.float64).tolist()
+        plain = _plain(tensor)
+        return None if plain is None else plain.to("cpu", torch.float64).tolist()
     except (RuntimeError, NotImplementedError, TypeError):  # meta, fake and opaque tensors hold no numbers
         return None
+
+
+def _plain(tensor: Any) -> torch.Tensor | None:
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() > ELEMENTS_LIMIT or tensor.dtype.is_complex:
+        return None
+    plain = tensor.detach()
+    return plain if plain.layout is torch.strided else plain.to_dense()
+
+
+class Later:
+    """Numbers of a graph on a device: all sent for at once, and put in their places when somebody looks."""
+
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+        self._host: list[torch.Tensor] = []
+
+    def __call__(self, tensor: Any) -> Any:
+        """As `numbers`; of a tensor on a device, a place to be filled."""
+        try:
+            plain = _plain(tensor)
+        except (RuntimeError, NotImplementedError):
+            return None
+        if plain is None or plain.is_cpu or plain.is_meta:
+            return numbers(plain)
+        self._tensors.append(plain)
+        return _Place(len(self._tensors) - 1, tuple(plain.shape))
+
+    def send(self, wire: Wire) -> None:
+        """Send for them, before anybody changes them."""
+        if self._tensors:
+            self._host = wire.send([[tensor.reshape(-1)] for tensor in self._tensors])
+            self._tensors = []
+
+    def fill(self, graph: Graph) -> Graph:
+        """The graph with its numbers, once they have arrived."""
+        if not self._host:
+            return graph
+        nodes = (replace(node, value=self._at(node.value), grad=self._at(node.grad)) for node in graph.nodes)
+        return replace(graph, nodes=tuple(nodes))
+
+    def _at(self, value: Any) -> Any:
+        return numbers(self._host[value.number].reshape(value.shape)) if isinstance(value, _Place) else value
+
+
+class _Place(NamedTuple):
+    number: int
+    shape: tuple[int, ...]
 
 
 def forward_values(
@@ -77,6 +123,7 @@ def forward_values(
     roots: list[torch.Tensor],
     variables: Mapping[Any, tuple[str, torch.Tensor]],
     watched: Watch | None,
+    read: Callable[[Any], Any] = numbers,
 ) -> dict[Any, Any]:
     """Find what each operation gave: from the run, the caller's variables, what was saved, or one exact replay."""
     found: dict[Any, Any] = dict(watched.results) if watched else {}
@@ -93,7 +140,7 @@ def forward_values(
             tensors[fn] = again
     for fn, tensor in tensors.items():
         if found.get(fn) is None:
-            found[fn] = numbers(tensor)
+            found[fn] = read(tensor)
     return found
 
 
@@ -157,7 +204,9 @@ def _replay(fn: Any, known: Mapping[Any, torch.Tensor]) -> torch.Tensor | None:
     return None
 
 
-def gradients(order: list[Any], roots: list[torch.Tensor]) -> tuple[dict[Any, Any], str]:
+def gradients(
+    order: list[Any], roots: list[torch.Tensor], read: Callable[[Any], Any] = numbers
+) -> tuple[dict[Any, Any], str]:
     """Call each node's own formula once, roots first, and return d(roots)/d(node) by node, and a note.
 
     This is not `torch.autograd.grad`: the engine would run the user's hooks. A node is left out,
@@ -185,7 +234,7 @@ def gradients(order: list[Any], roots: list[torch.Tensor]) -> tuple[dict[Any, An
             for (target, output), result in zip(fn.next_functions, results, strict=False):
                 if target is not None and result is not None:
                     _add(incoming[target], output, _fit(result, target._input_metadata[output]))
-    known = {fn: numbers(given[0]) for fn, given in incoming.items() if len(given) == 1 and given[0] is not _UNKNOWN}
+    known = {fn: read(given[0]) for fn, given in incoming.items() if len(given) == 1 and given[0] is not _UNKNOWN}
     stops = ", ".join(dict.fromkeys(silent))
     note = f"gradients stop at {stops}: to know more, code other than a formula would have to run" if silent else ""
     return known, note

@@ -30,6 +30,8 @@ class Observer(Protocol):
     def step_ends(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
     def step_skipped(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
     def change_begins(self, tensors: Any) -> bool: ...
+    def captures(self, frame: FrameType) -> None: ...
+    def replayed(self, frame: FrameType) -> None: ...
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None: ...
 
 
@@ -62,7 +64,33 @@ def leave(observer: Observer) -> None:
                 _undo.pop()()
 
 
+def _told() -> tuple[Observer, ...]:
+    """The open recordings; nobody while a CUDA graph is captured, which would capture what we read, too."""
+    observers = _open
+    if observers and capturing():
+        _tell(observers, "captures", sys._getframe(2))
+        return ()
+    return observers
+
+
+def capturing() -> bool:
+    """Whether what is done now goes into a CUDA graph instead of being done."""
+    cuda: Any = torch.cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
+def _tell(observers: tuple[Observer, ...], what: str, *args: Any) -> None:
+    for observer in observers:
+        try:
+            getattr(observer, what)(*args)
+        except Exception as failure:
+            observer.failed(failure)
+
+
 def _install() -> None:
+    _leave_to_python()
+    _wrap(torch, "compile", _compiling)
+    _wrap(torch.cuda.CUDAGraph, "replay", _replaying)
     _wrap(torch.autograd, "backward", _backward)
     _wrap(torch.optim.Optimizer, "zero_grad", _zeroing)
     _wrap(torch.nn.Module, "zero_grad", _zeroing)
@@ -104,7 +132,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     inside = torch._C._current_graph_task_id
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        observers = _open
+        observers = _told()
         # Inside the engine (a reentrant checkpoint), a backward is part of the one that is running.
         if not observers or inside() != -1:
             return original(*args, **kwargs)
@@ -135,19 +163,11 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for observer in _open:
-        try:
-            observer.step_begins(optimizer, sys._getframe(1))
-        except Exception as failure:
-            observer.failed(failure)
+    _tell(_told(), "step_begins", optimizer, sys._getframe(1))
 
 
 def _step_ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for observer in _open:
-        try:
-            observer.step_ends(optimizer, sys._getframe(1))
-        except Exception as failure:
-            observer.failed(failure)
+    _tell(_told(), "step_ends", optimizer, sys._getframe(1))
 
 
 def _observed(
@@ -155,7 +175,7 @@ def _observed(
 ) -> Any:
     """Run a call that changes `.grad` in place, and tell those recordings whose tensors it may touch."""
     concerned = []
-    for observer in _open:
+    for observer in _told():
         try:
             if observer.change_begins(tensors):
                 concerned.append(observer)
@@ -207,7 +227,7 @@ def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unscaling(original: Callable[..., Any]) -> Callable[..., Any]:
     def unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> Any:
-        if not _open:
+        if not _open or not getattr(scaler, "_enabled", True):  # switched off, it does nothing
             return original(scaler, optimizer)
         details = {"amp_scale": getattr(scaler, "_scale", None)}
         return _observed("unscale", optimizer, optimizer, details, original, scaler, optimizer)
@@ -228,10 +248,42 @@ def _maybe_stepping(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(scaler, optimizer, *args, **kwargs)
         finally:
             handle.remove()
-            for observer in () if stepped else _open:
-                try:
-                    observer.step_skipped(optimizer, sys._getframe(1))
-                except Exception as failure:
-                    observer.failed(failure)
+            if not stepped:
+                _tell(_told(), "step_skipped", optimizer, sys._getframe(1))
 
     return maybe_step
+
+
+def _leave_to_python() -> None:
+    """Have the compiler, once it is there, run what is ours as it stands, between the parts that it compiles.
+
+    Otherwise it would trace us into the user's step, and stop at what cannot be traced.
+    """
+    if "torch._dynamo" in sys.modules:
+        from torch._dynamo import trace_rules
+
+        add = getattr(trace_rules, "add", None)
+        if add is not None and __package__ not in _left:
+            _left.add(__package__)
+            add(__package__)
+
+
+_left: set[str] = set()
+
+
+def _compiling(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - its name in torch
+        compiled = original(*args, **kwargs)
+        _leave_to_python()
+        return compiled
+
+    return compile
+
+
+def _replaying(original: Callable[..., Any]) -> Callable[..., Any]:
+    def replay(graph: Any) -> Any:
+        result = original(graph)
+        _tell(_told(), "replayed", sys._getframe(1))
+        return result
+
+    return replay

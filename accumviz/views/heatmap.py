@@ -19,7 +19,7 @@ _BODY, _STRIP, _RIGHT = 440.0, 52.0, 18.0
 _DECADES, _FAINTEST = 6.0, 0.14
 # Rules closer than this many pixels would hide what they divide.
 _RULE, _BAND = 2.5, 3.0
-_SAVED = ("saved_before", "saved_after")
+_SAVED, _ALLOCATED = ("saved_before", "saved_after"), ("peak", "allocated")
 _HELD = (0.5, 0.5, 0.5, 0.13)
 
 
@@ -71,11 +71,11 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
     per_event = wide / per_column
     named = per_event >= 15
     top = 26 + (heading_height(ledger, events, per_event) if named else 16)
-    measured = any(np.isfinite(ledger[e].saved_before) for e in events)
+    strips = _strips(ledger, events)
     numbers = per_column == per_row == 1 and wide >= 46 and tall >= 15
     low, high = _range(data.norm)
     keys, notes = _legend(ledger, data, columns, events, per_row=per_row, per_column=per_column, low=low, plot=plot)
-    bottom = top + body + _STRIP * (1 + measured) + 30
+    bottom = top + body + _STRIP * (1 + len(strips)) + 30
     total = max(left + plot + _RIGHT, 480.0)
     sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 22)
 
@@ -91,8 +91,8 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
     _rows(sheet, groups, at, tall / per_row)
     _columns(sheet, ledger, events, at, named)
     _norms(sheet, ledger, columns, events, at)
-    if measured:
-        _saved(sheet, ledger, events, at)
+    for n, (told, names) in enumerate(strips, 2):
+        _bytes(sheet, ledger, events, at, at.bottom + n * _STRIP - 4, told, names)
     if not named:
         _ticks(sheet, events, at.x, bottom - 30)
     _scale(sheet, colors[0], low, high, bottom)
@@ -209,16 +209,27 @@ def _norms(sheet: Sheet, ledger: Ledger, columns: list[int], events: list[int], 
     sheet.text(x[0] - 9, base - room / 2 + 8, f"0 to {style.number(most, 3)}", points=11, color=MUTED, ha="right")
 
 
-def _saved(sheet: Sheet, ledger: Ledger, events: list[int], at: _Plot) -> None:
-    x, base, room = at.x, at.bottom + 2 * _STRIP - 4, _STRIP - 14
-    before, after = (np.nan_to_num([getattr(ledger[e], name) for e in events]) for name in _SAVED)
-    most = float(max(before.max(), after.max())) or 1.0
+def _strips(ledger: Ledger, events: list[int]) -> list[tuple[str, tuple[str, str]]]:
+    """The strips of bytes that were measured: what each is called, and what it shows, the fainter first."""
+    return [
+        (told, names)
+        for told, names in (("saved tensors", _SAVED), ("allocated", _ALLOCATED))
+        if any(np.isfinite(getattr(ledger[e], name)) for e in events for name in names)
+    ]
+
+
+def _bytes(
+    sheet: Sheet, ledger: Ledger, events: list[int], at: _Plot, base: float, told: str, names: tuple[str, str]
+) -> None:
+    x, room = at.x, _STRIP - 14
+    first, second = (np.nan_to_num([getattr(ledger[e], name) for e in events]) for name in names)
+    most = float(max(first.max(), second.max())) or 1.0
     edges = np.repeat(x, 2)[1:-1].tolist()
-    for bytes_, alpha in ((before, 0.35), (after, 0.75)):
+    for bytes_, alpha in ((first, 0.35), (second, 0.75)):
         heights = np.repeat(base - room * bytes_ / most, 2).tolist()
         sheet.area(edges, [base] * len(edges), heights, color=MUTED, alpha=alpha)
     sheet.line([x[0], x[-1]], [base, base], color=LINE, width=0.8)
-    sheet.text(x[0] - 9, base - room / 2 - 7, "saved tensors", points=11.5, ha="right")
+    sheet.text(x[0] - 9, base - room / 2 - 7, told, points=11.5, ha="right")
     sheet.text(x[0] - 9, base - room / 2 + 8, f"0 to {style.size(most)}", points=11, color=MUTED, ha="right")
 
 
@@ -277,6 +288,8 @@ def _legend(
         notes.append(f"Too many for a line each: {_counted_kinds(ruled)}. events=slice(0, 60) shows a part of them.")
     if any(np.isfinite(ledger[e].saved_before) for e in events):
         keys += [Key("saved before backward", MUTED, 0.35), Key("after", MUTED, 0.75)]
+    if any(np.isfinite(ledger[e].allocated) for e in events):
+        keys += [Key("new maximum of bytes allocated", MUTED, 0.35), Key("allocated after the event", MUTED, 0.75)]
     if len(colors) > 6:
         notes.append(f"{len(colors)} losses; colours repeat after the sixth.")
     if data.broken.any():

@@ -24,6 +24,9 @@ def figures(ledger: Ledger) -> list[tuple[str, str]]:
     saved = np.array([[event.saved_before, event.saved_after] for event in ledger], float)
     if np.isfinite(saved).any():
         told.append(("saved tensors, at most", style.size(float(np.nanmax(saved)))))
+    reached = np.array([[event.allocated, event.peak] for event in ledger], float)
+    if np.isfinite(reached).any():
+        told.append(("allocated on the device, at most", style.size(float(np.nanmax(reached)))))
     if ledger.parameters and (at := compared(ledger)):
         told.append((f"gradient {'of the last step' if steps else 'at the end'}", _gradient(ledger, at[-1])))
     return told

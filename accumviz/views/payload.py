@@ -197,7 +197,8 @@ def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
     if any(not math.isnan(e.saved_before) for e in events):
         for key, name in (("b", "saved_before"), ("a", "saved_after")):
             columns[key] = [None if x == "NaN" else x for x in plain([getattr(e, name) for e in events])]
-        columns["t"] = [words.saved(e) for e in events]
+    if any(told := [words.memory(e) for e in events]):
+        columns["t"] = told
     return columns
 
 

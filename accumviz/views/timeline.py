@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from accumviz.ledger import PRESENT, Event, Ledger, Parameter
-from accumviz.views import heatmap, style, words
+from accumviz.views import heatmap, strips, style, words
 from accumviz.views.marks import Key, draw_heading, draw_legend, draw_rule, heading_height, legend_height
 from accumviz.views.sheet import INK, LINE, MUTED, Sheet, ThemedFigure, text_width
+from accumviz.views.strips import Grid
 
 _MOST_LANES, _NARROWEST = 8, 27.0
-_STRIP = 44.0
 
 
 def timeline(
@@ -149,25 +149,12 @@ def _foreign(event: Event, parameter: Parameter) -> bool:
     return event.kind == "step" and event.details.get("optimizer_index", 0) not in parameter.optimizers
 
 
-class _Grid(NamedTuple):
-    """Where columns (events) and lanes (parameters) stand, in pixels."""
-
-    left: float
-    top: float
-    column: float
-    lane: float
-    events: list[int]
-
-    def x(self, position: int) -> float:
-        return self.left + position * self.column
-
-
 def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Sheet:
     left = _left(ledger, columns)
     column = float(np.clip((width - left - 24) / len(events), _NARROWEST, 112))
     lane = _lane_height(ledger, columns, events)
     top = heading_height(ledger, events, column)
-    measured = any(np.isfinite(ledger[e].saved_before) for e in events)
+    shown = strips.shown(ledger, events)
     total = max(left + column * len(events) + 24, 400.0)
     keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
     grads = (grad for p in columns for grad in _grads(ledger, p)[events] if np.isfinite(grad))
@@ -177,9 +164,9 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
         not words.is_signed(ledger, p) and any(len(parts) > 1 for parts in segments(ledger, p, events)) for p in columns
     ):
         notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
-    bottom = top + lane * len(columns) + (_STRIP if measured else 0) + 12
+    bottom = top + lane * len(columns) + strips.STRIP * len(shown) + 12
     sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 6)
-    grid = _Grid(left, top, column, lane, events)
+    grid = Grid(left, top, column, lane, events)
     for i, e in enumerate(events):
         foreign = [p for p in columns if _foreign(ledger[e], ledger.parameters[p])]
         below = top + lane * len(columns)
@@ -189,8 +176,8 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
             draw_rule(sheet, ledger[e], grid.x(i), top=y, bottom=y + lane, alpha=alpha)
     for row, p in enumerate(columns):
         _lane(sheet, grid, ledger, row, p)
-    if measured:
-        _saved(sheet, grid, ledger, top + lane * len(columns))
+    for n, draw in enumerate(shown):
+        draw(sheet, grid, ledger, top + lane * len(columns) + strips.STRIP * n)
     draw_legend(sheet, keys, notes, bottom)
     return sheet
 
@@ -250,7 +237,7 @@ def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float
     return needed
 
 
-def _lane(sheet: Sheet, grid: _Grid, ledger: Ledger, row: int, p: int) -> None:
+def _lane(sheet: Sheet, grid: Grid, ledger: Ledger, row: int, p: int) -> None:
     parameter, top = ledger.parameters[p], grid.top + grid.lane * row
     signed, stacks = words.is_signed(ledger, p), segments(ledger, p, grid.events)
     grads = _grads(ledger, p)[grid.events]
@@ -349,27 +336,6 @@ def _ink_on(color: str) -> str:
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
 
 
-def _saved(sheet: Sheet, grid: _Grid, ledger: Ledger, top: float) -> None:
-    end, base = grid.x(len(grid.events)), top + _STRIP - 4
-    sheet.line([10, end], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
-    sheet.text(grid.left - 14, top + 14, "saved", points=11.5, ha="right")
-    sheet.text(grid.left - 14, top + 29, "tensors", points=11.5, ha="right")
-    most = max([1.0, *(ledger[e].saved_before for e in grid.events if np.isfinite(ledger[e].saved_before))])
-    bar = min(grid.column * 0.62, 52.0)
-    for i, e in enumerate(grid.events):
-        event = ledger[e]
-        if not np.isfinite(event.saved_before):
-            continue
-        x = grid.x(i) + (grid.column - bar) / 2
-        for bytes_, offset in ((event.saved_before, 0.0), (event.saved_after, bar / 2)):
-            height = (_STRIP - 24) * (bytes_ if np.isfinite(bytes_) else 0) / most
-            sheet.box(x + offset, base - height, bar / 2, height, fill=MUTED, alpha=0.55 if offset else 0.9)
-        sheet.line([x, x + bar], [base, base], color=MUTED, width=0.9)
-        told = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
-        if text_width(told, 11) <= grid.column - 4:
-            sheet.text(x + bar / 2, top + 10, told, points=11, ha="center")
-
-
 def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
     """The entries of the legend: only what this figure shows."""
     stacks = [stack for p in columns for stack in segments(ledger, p, events)]
@@ -391,6 +357,4 @@ def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
         keys += [Key("not finite", INK, 0.0, "///")]
     if any(not _present(ledger, e, p) for e in events for p in columns):
         keys += [Key("no .grad (None)", MUTED, kind="dots")]
-    if any(np.isfinite(ledger[e].saved_before) for e in events):
-        keys += [Key("bytes before → after backward", MUTED, 0.7)]
-    return keys
+    return keys + strips.keys(ledger, events)

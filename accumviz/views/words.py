@@ -155,11 +155,19 @@ def head(event: Event) -> str:
     return told if math.isnan(event.loss) else f"{told}, loss {number(event.loss)}"
 
 
-def saved(event: Event) -> str:
-    """Say how many bytes of saved tensors were alive around a backward, if that was measured."""
-    if math.isnan(event.saved_before):
-        return ""
-    return f"saved tensors {size(event.saved_before)} before, {size(event.saved_after)} after"
+def memory(event: Event) -> str:
+    """Say how many bytes of saved tensors were alive around a backward, and what was allocated, if it was measured.
+
+    >>> memory(Event(0, "backward", saved_before=96.0, saved_after=0.0, allocated=2048.0, peak=4096.0))
+    'saved tensors 96 B before, 0 B after; 2 KiB allocated, 4 KiB at most on the way'
+    """
+    told = []
+    if not math.isnan(event.saved_before):
+        told.append(f"saved tensors {size(event.saved_before)} before, {size(event.saved_after)} after")
+    if not math.isnan(event.allocated):
+        most = "" if math.isnan(event.peak) else f", {size(event.peak)} at most on the way"
+        told.append(f"{size(event.allocated)} allocated{most}")
+    return "; ".join(told)
 
 
 def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
@@ -175,7 +183,7 @@ def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
         parts.append(part + (f" (erased {', '.join(erased)} before any step used it)" if erased else ""))
     if len(parameters) > _MOST_NAMES:
         parts.append(f"and {counted(len(parameters) - _MOST_NAMES, 'more parameter')}")
-    parts += [saved(event)] if saved(event) else []
+    parts += [memory(event)] if memory(event) else []
     return f"{told}: {'; '.join(parts)}." if parts else f"{told}."
 
 
@@ -190,7 +198,8 @@ def overview(ledger: Ledger, events: Sequence[int], parameters: Sequence[int]) -
     broken = int((there & ~np.isfinite(part)).sum())
     if broken:
         told += f"; {counted(broken, 'contribution')} not finite"
-    return told + ("" if ledger.complete else "; the recording is incomplete") + "."
+    told += "" if ledger.complete else "; the recording is incomplete"
+    return " ".join([f"{told}.", *(f"Note: {literal(str(note))}." for note in ledger.meta.get("notes", ()))])
 
 
 def story(ledger: Ledger, events: Sequence[int], parameters: Sequence[int]) -> list[str]:

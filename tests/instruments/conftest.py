@@ -18,6 +18,8 @@ def _patchable() -> dict[str, Any]:
     return {
         "torch.autograd.backward": torch.autograd.backward,
         **{f"Optimizer.{name}": getattr(torch.optim.Optimizer, name) for name in ("zero_grad", "step")},
+        "torch.compile": torch.compile,
+        "CUDAGraph.replay": torch.cuda.CUDAGraph.replay,
         "Module.zero_grad": torch.nn.Module.zero_grad,
         **{
             f"GradScaler.{name}": getattr(torch.amp.GradScaler, name)

@@ -18,6 +18,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.instruments import losses, watch
+from accumviz.instruments.arrivals import Arrivals
 from accumviz.instruments.leaves import Leaves
 from accumviz.instruments.recording import Recording
 from accumviz.instruments.rows import Rows
@@ -437,7 +438,7 @@ def _train(around: Any) -> list[torch.Tensor]:
         (Recording, "step_ends"),
         (Recording, "change_begins"),
         (Recording, "change_ends"),
-        (Recording, "_reduce_held"),
+        (Arrivals, "reduce_held"),
         (Rows, "due"),
     ],
 )

@@ -618,3 +618,14 @@ def test_a_dispatch_mode_around_the_loop_does_not_end_the_recording() -> None:
     backwards = recording.ledger.of("backward")
     assert [event.scale for event in backwards] == [0.5, 0.5]
     assert recording.ledger.complete
+
+
+def test_a_scaler_that_is_switched_off_unscales_nothing() -> None:
+    w = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with av.record(w, optimizer) as recording:
+        scaler.scale((w * w).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+    assert [event.kind for event in recording.ledger] == ["backward", "step"]

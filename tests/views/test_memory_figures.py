@@ -1,0 +1,119 @@
+"""What the CUDA allocator had given out, in every view, on ledgers written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accumviz as av
+from accumviz.ledger import Ledger, Parameter
+from accumviz.views import outcome, payload, words
+from accumviz.views.timeline import timeline
+from tests.views.test_timeline import texts
+
+KIB = 1024.0
+W = Parameter("w", (1,), device="cuda:0", optimizers=(0,))
+
+
+def rows(*figures: tuple[float, float]) -> list[dict[str, Any]]:
+    return [
+        {"kind": "backward", "contribution": {"w": 1}, "grad": {"w": n + 1}, "allocated": allocated, "peak": peak}
+        for n, (allocated, peak) in enumerate(figures)
+    ]
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger.build([W], rows((2 * KIB, 8 * KIB), (2 * KIB, np.nan), (np.nan, np.nan)))
+
+
+def test_an_event_that_was_not_measured_knows_nothing() -> None:
+    event = Ledger.build([W], [{"kind": "backward"}])[0]
+    assert np.isnan([event.allocated, event.peak]).all()
+    assert words.memory(event) == ""
+
+
+def test_words_tell_what_is_allocated_and_a_new_maximum_only_where_there_was_one(ledger: Ledger) -> None:
+    told = [words.memory(event) for event in ledger]
+    assert told == ["2 KiB allocated, 8 KiB at most on the way", "2 KiB allocated", ""]
+    assert words.sentence(ledger, ledger[0], [0]).endswith(f"; {told[0]}.")
+
+
+def test_a_timeline_has_a_strip_for_them_only_where_they_were_measured(ledger: Ledger) -> None:
+    shown = texts(timeline(ledger))
+    assert {"allocated", "on device", "bytes allocated after the event", "new maximum on the way"} <= set(shown)
+    assert "2 KiB" in shown
+    plain = Ledger.build([W], [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 1}}])
+    assert "allocated" not in texts(timeline(plain))
+    assert timeline(ledger).get_figheight() > timeline(plain).get_figheight()
+
+
+def test_a_strip_of_allocated_bytes_stands_below_that_of_saved_ones() -> None:
+    both = rows((2 * KIB, np.nan))
+    both[0] |= {"saved_before": 96.0, "saved_after": 0.0}
+    figure = timeline(Ledger.build([W], both))
+    height = {text.get_text(): text.get_position()[1] for text in figure.axes[0].texts}
+    assert height["allocated"] > height["tensors"] > height["saved"]
+
+
+def test_a_heat_map_has_a_strip_for_them(ledger: Ledger) -> None:
+    many = Ledger.build([W], rows(*[(KIB, 4 * KIB)] * 300))
+    shown = texts(timeline(many))
+    assert "allocated" in shown
+    assert "0 to 4 KiB" in shown
+    assert "new maximum of bytes allocated" in shown
+
+
+def test_a_player_says_them_in_an_events_sentence(ledger: Ledger) -> None:
+    data, _ = payload.ledger_data(ledger)
+    assert data["e"]["t"] == [words.memory(event) for event in ledger]
+    assert "b" not in data["e"]  # no bars of saved tensors, because there are none
+    plain, _ = payload.ledger_data(Ledger.build([W], [{"kind": "backward"}]))
+    assert "t" not in plain["e"]
+
+
+def test_the_figures_of_a_run_name_the_most_that_is_known(ledger: Ledger) -> None:
+    assert ("allocated on the device, at most", "8 KiB") in outcome.figures(ledger)
+    assert not any("allocated" in name for name, _ in outcome.figures(Ledger.build([W], rows((np.nan, np.nan)))))
+
+
+def test_they_survive_a_file_and_a_file_without_them_opens(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.save(tmp_path / "with.ledger")
+    back = av.load(tmp_path / "with.ledger")
+    np.testing.assert_array_equal([[e.allocated, e.peak] for e in back], [[e.allocated, e.peak] for e in ledger])
+    plain = Ledger.build([W], [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 1}}])
+    _, arrays = plain.chunk()
+    assert not {"allocated", "peak"} & arrays.keys()  # as a file written before there were such figures
+    plain.save(tmp_path / "without.ledger")
+    assert np.isnan(av.load(tmp_path / "without.ledger")[0].allocated)
+
+
+def test_ranks_allocations_add_up_where_they_are_one_event() -> None:
+    def rank(number: int) -> Ledger:
+        sync = {"kind": "sync", "details": {"op": "all-reduce", "bytes": 4}, "allocated": KIB, "peak": 4 * KIB}
+        return Ledger.build([W], [*rows((2 * KIB, 3 * KIB)), sync], meta={"rank": number})
+
+    merged = Ledger.merge([rank(0), rank(1)])
+    assert [(e.kind, e.rank, e.allocated) for e in merged] == [
+        ("backward", 0, 2 * KIB),
+        ("backward", 1, 2 * KIB),
+        ("sync", None, 2 * KIB),
+    ]
+    assert merged[0].peak == 3 * KIB
+    assert np.isnan(merged[2].peak)  # each rank reached its own when it did
+
+
+def test_a_note_of_the_recording_stands_in_words_and_in_print() -> None:
+    ledger = Ledger.build([W], rows((1.0, 1.0)), meta={"notes": ["a CUDA graph was captured"]})
+    assert "Note: a CUDA graph was captured." in words.overview(ledger, [0], [0])
+    assert "Note: a CUDA graph was captured" in repr(ledger)
+
+
+def test_the_figures_are_columns_of_a_data_frame(ledger: Ledger) -> None:
+    pytest.importorskip("pandas")
+    frame = ledger.to_pandas()
+    np.testing.assert_array_equal(frame["allocated"], [2 * KIB, 2 * KIB, np.nan])
+    np.testing.assert_array_equal(frame["peak"], [8 * KIB, np.nan, np.nan])
