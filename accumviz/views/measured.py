@@ -49,6 +49,10 @@ _CSS = """
 .av-measured details { margin-top: 0.4rem; font-size: 0.8125rem; color: var(--av-muted); }
 .av-measured details summary { cursor: pointer; width: max-content; }
 .av-measured details li { overflow-wrap: anywhere; }
+@media (max-width: 480px) {
+  .av-measured th, .av-measured td { padding-inline: 0.25rem; }
+  .av-measured tbody th { min-width: 4.5rem; }
+}
 """
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]
@@ -20,14 +21,27 @@ def test_a_page_asks_no_other_host_and_complains_about_nothing(
     watched.page.goto(address(page_name, scheme), wait_until="networkidle")
     assert watched.foreign == []
     assert watched.complaints == []
-    assert watched.page.evaluate("document.documentElement.dataset.theme") == mode
+    watched.page.wait_for_function("mode => document.documentElement.dataset.theme === mode", arg=mode)
 
 
 def test_a_narrow_page_does_not_scroll_sideways(page_name: str, watch: Open, address: Address) -> None:
     watched = watch(width=375, has_touch=True)
     watched.page.goto(address(page_name, "file"))
-    widths = watched.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-    assert widths[0] <= widths[1], outgrowing(watched.page)
+    for width in (375, 320, 600, 760):
+        watched.page.set_viewport_size({"width": width, "height": 900})
+        widths = watched.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert widths[0] <= widths[1], outgrowing(watched.page)
+
+
+def test_a_bar_on_a_phone_is_seen_to_its_end(page_name: str, watch: Open, address: Address) -> None:
+    page = watch(width=375).page
+    page.goto(address(page_name, "file"))
+    bars = page.locator(".av-measured .av-bar")
+    if not bars.count():
+        pytest.skip("nothing was measured on this page")
+    end = "element => element.getBoundingClientRect().right"
+    cut = f"bars => bars.map(bar => ({end})(bar) > ({end})(bar.closest('.av-scroll')))"
+    assert not any(bars.evaluate_all(cut))
 
 
 def outgrowing(page: Any) -> list[str]:
