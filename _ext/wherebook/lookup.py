@@ -113,10 +113,12 @@ def in_words(text: str, chapter: str, section: str, title: str) -> str:
     '*Accumulation*'
     >>> in_words("zero once", "chapter 2", "", "What zero_grad does")
     'zero once (chapter 2)'
+    >>> in_words("The article's loop", "", "The article’s loop", "Several processes")
+    "*The article's loop*"
     >>> in_words("glossary", "", "", "Glossary")
     'glossary'
     """
-    if (section or title).startswith(text):
+    if (section or title).replace("’", "'").startswith(text.replace("’", "'")):  # the site's titles have curly ones
         return f"*{text}*" + f" ({chapter})" * bool(chapter and section)
     if section and chapter and text == chapter:
         return f"{chapter}, *{section}*"
