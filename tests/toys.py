@@ -11,29 +11,25 @@ from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 
 W = Parameter("w", (1,), optimizers=(0,))
 CODE = "for sample in x:\n    loss = f(sample)  # one\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()\n"
+
+
+def _backward(loss: float, saved: float, contribution: float, grad: float) -> dict[str, Any]:
+    return {
+        "kind": "backward",
+        "label": "loss",
+        "file": "a.py",
+        "line": 3,
+        "loss": loss,
+        "saved_before": saved,
+        "saved_after": 0.0,
+        "contribution": {"w": contribution},
+        "grad": {"w": grad},
+    }
+
+
 ROWS: list[dict[str, Any]] = [
-    {
-        "kind": "backward",
-        "label": "loss",
-        "file": "a.py",
-        "line": 3,
-        "loss": 16.0,
-        "saved_before": 2e4,
-        "saved_after": 0.0,
-        "contribution": {"w": -16},
-        "grad": {"w": -16},
-    },
-    {
-        "kind": "backward",
-        "label": "loss",
-        "file": "a.py",
-        "line": 3,
-        "loss": 1.0,
-        "saved_before": 20.0,
-        "saved_after": 0.0,
-        "contribution": {"w": -4},
-        "grad": {"w": -20},
-    },
+    _backward(16.0, 2e4, -16, -16),
+    _backward(1.0, 20.0, -4, -20),
     {"kind": "step", "file": "a.py", "line": 4, "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
     {"kind": "zero_grad", "file": "a.py", "line": 5},
 ]

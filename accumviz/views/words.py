@@ -183,7 +183,7 @@ def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
         parts.append(part + (f" (erased {', '.join(erased)} before any step used it)" if erased else ""))
     if len(parameters) > _MOST_NAMES:
         parts.append(f"and {counted(len(parameters) - _MOST_NAMES, 'more parameter')}")
-    parts += [memory(event)] if memory(event) else []
+    parts += filter(None, [memory(event)])
     return f"{told}: {'; '.join(parts)}." if parts else f"{told}."
 
 
