@@ -20,28 +20,28 @@ class Allocated:
     """
 
     def __init__(self, wanted: bool | None) -> None:
-        self._wanted, self._devices = wanted, list[int]()
+        self._wanted, self.devices = wanted, list[int]()
         self._peaks: dict[int, int] = {}
         self._spent, self._start = 0.0, time.perf_counter()
 
     def open(self, devices: Iterable[torch.device]) -> None:
         """Begin with what the allocator says now."""
         if self._wanted is not False:
-            self._devices = sorted(device.index or 0 for device in devices if device.type == "cuda")
-        self._peaks = {device: _counters(device)[1] for device in self._devices}
+            self.devices = sorted(device.index or 0 for device in devices if device.type == "cuda")
+        self._peaks = {device: _counters(device)[1] for device in self.devices}
 
     def after(self) -> tuple[float, float]:
         """Bytes allocated now, and the new maximum if there was one since the last call; NaN where not known."""
-        if not self._devices:
+        if not self.devices:
             return _UNKNOWN, _UNKNOWN
         now = time.perf_counter()
         if self._wanted is None and self._spent > FREE + SHARE * (now - self._start):
             return _UNKNOWN, _UNKNOWN
         allocated, peak = 0, _UNKNOWN
-        for device in self._devices:
+        for device in self.devices:
             current, most = _counters(device)
             allocated += current
-            if most != self._peaks[device] and len(self._devices) == 1:
+            if most != self._peaks[device] and len(self.devices) == 1:
                 peak = float(most)
             self._peaks[device] = most
         self._spent += time.perf_counter() - now

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
 from threading import get_ident
 from typing import Any, Protocol
 
 import torch
 
-from accumviz.instruments.leaves import Hook, Leaves
+from accumviz.events import PRESENT
+from accumviz.instruments import watch
+from accumviz.instruments.buffer import Backward, Buffer
+from accumviz.instruments.leaves import HOT, Found, Hook, Leaves
 from accumviz.instruments.numbers import keep_for_stream
-from accumviz.instruments.rows import Backward, Rows
 from accumviz.instruments.sync import Syncs
-from accumviz.ledger import PRESENT
 
-# Contributions are reduced in bulk; beyond this many bytes held at once, in several bulks. A device
-# has less to spare, and its allocator's peak is a figure that we record.
-_BULK_BYTES, _BULK_BYTES_ON_DEVICE = 64 << 20, 16 << 20
+# On a device, contributions are reduced in bulks of so many bytes: a call costs more there than its bytes.
+_BULK_BYTES_ON_DEVICE = 16 << 20
+# What FSDP takes away after the hook is held only if a copy of it costs nothing.
+_SMALL = 16 << 10
 _current_task = torch._C._current_graph_task_id
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -26,7 +27,7 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 class Told(Protocol):
     """What is asked of the recording."""
 
-    _rows: Rows
+    _rows: Buffer
 
     def failed(self, error: Exception) -> None: ...
 
@@ -44,7 +45,8 @@ class Arrivals:
         self._leaves, self._syncs, self._told = leaves, syncs, weakref.ref(told)
         # Threads other than the one we were opened in, and the leaves that their backwards reach.
         self._opener, self.shared = get_ident(), False
-        # Not empty as long as no two threads call our hooks at once; a list, because the hooks hold it.
+        # Not empty as long as no two threads call our hooks at once, and all leaves are on the CPU: when one hook
+        # is called, what the hooks before it saw is in `.grad`. A list, because the hooks hold it.
         self._alone = [True]
         self._theirs: set[int] = set()
         self._lock = threading.RLock()
@@ -58,7 +60,18 @@ class Arrivals:
                 running.task = _current_task()
 
             running.tags = [node.register_prehook(note) for node in running.nodes]
+        running.hot = bool(self._alone)
         self.open.append(running)
+
+    def nests(self) -> None:
+        """A backward runs inside the one that is running: it may bring contributions in parts, so they are kept."""
+        running = self.running()
+        if running is not None:
+            running.hot, running.whole = False, True
+
+    def forget(self) -> None:
+        """Let go of what runs."""
+        self.open.clear()
 
     def end(self, running: Backward) -> None:
         """It is over."""
@@ -76,8 +89,8 @@ class Arrivals:
         self._leaves.hook()
 
     def on_devices(self, devices: set[torch.device]) -> None:
-        """Leaves on several devices are reached on several threads at once."""
-        if len(devices) > 1:
+        """Leaves on several devices are reached on several threads at once, those of one device on its own."""
+        if any(device.type != "cpu" for device in devices):
             self._alone.clear()
 
     def mine(self) -> list[int] | None:
@@ -106,35 +119,34 @@ class Arrivals:
 
     def _hook_of(self, i: int) -> Hook:
         # The tensor holds its hook: one that held the recording would keep both alive for ever.
-        here, running_now, alone = weakref.ref(self), self.open, self._alone
+        here, running_now, alone, elsewhere = weakref.ref(self), self.open, self._alone, watch.differentiating
         tensor = self._leaves.tensors[i]
-        size = tensor.numel() * tensor.element_size()
-        if i in self._syncs.watched:
-            return self._syncs.hook_of(i)
-        bulk = _BULK_BYTES if tensor.device.type == "cpu" else _BULK_BYTES_ON_DEVICE
-        stream_of = _raw_stream if tensor.device.type == "cuda" else None
+        size = self._leaves.sizes[i] * tensor.element_size()
+        bulk = HOT if tensor.device.type == "cpu" else _BULK_BYTES_ON_DEVICE
+        taken = i in self._syncs.taken
 
         def hook(grad: torch.Tensor | None) -> None:
             if not running_now or grad is None:  # autograd.grad runs hooks too, but writes no `.grad`
                 return
-            running = running_now[0]
-            # By far the most frequent case first: this runs once per parameter and backward.
-            quick = alone and running.had[i] and i not in running.held and i not in running.settled
-            if quick:
-                running.held[i] = grad.detach()
-                running.waiting += size
-                if stream_of is not None:
-                    running.streams.add(stream_of(grad.get_device()))
-                if running.waiting <= bulk:
-                    return
             arrivals = here()
             if arrivals is None:
                 return
             try:
-                if quick:
-                    arrivals.reduce_held(running)
-                else:
-                    arrivals._receive(i, grad, bulk)
+                running = running_now[0]
+                # By far the most frequent case first: this runs once per parameter and backward.
+                if running.hot and alone and not elsewhere and i not in running.met and not taken:
+                    if running.waiting > bulk:
+                        arrivals.reduce(running)
+                    running.waiting += size
+                    running.met[i] = None
+                    if running.had[i]:
+                        running.held[i] = grad.detach()
+                    elif arrivals._leaves.freed_by_user(i):
+                        running.held[i] = grad  # the reference keeps autograd from handing it on as `.grad`
+                    else:
+                        running.fresh[i] = None
+                elif not elsewhere or get_ident() not in elsewhere:
+                    arrivals._receive(i, grad, size, bulk)
             except Exception as error:  # a hook that raises would end the user's backward
                 arrivals._failed(error)
 
@@ -145,7 +157,8 @@ class Arrivals:
         if told is not None:
             told.failed(error)
 
-    def _receive(self, i: int, grad: torch.Tensor, bulk: int) -> None:
+    def _receive(self, i: int, grad: torch.Tensor, size: int, bulk: int) -> None:
+        """Take note of what autograd is about to add to a leaf's `.grad`, whoever's backward it is."""
         with self._lock:
             running = self.open[-1]
             if len(self.open) > 1:
@@ -153,22 +166,45 @@ class Arrivals:
             theirs = running.thread != self._opener
             if theirs:
                 self._theirs.add(i)
-            running.receive(i, grad, theirs or self._leaves.freed_by_user(i))
+            if running.waiting > bulk and not running.whole:
+                # Another device's stream is none of this thread's.
+                self.reduce(running, grad.device)
+            if i in running.held:  # in parts, from a reentrant checkpoint
+                running.held[i] = running.held[i] + grad.detach()
+                return
+            if i in running.settled:  # this part came too late
+                running.unknown[i] = None
+                return
+            running.met[i] = None
             if grad.is_cuda and _raw_stream is not None:
                 running.streams.add(_raw_stream(grad.get_device()))
-            if running.waiting > bulk:
-                # Another device's stream is none of this thread's.
-                self.reduce_held(running, grad.device)
+            if i in self._syncs.taken and size > _SMALL:
+                # Held, it would be copied and not be freed when it is scattered.
+                self._leaves.reduce(running, [("contribution", i, grad.detach())])
+                running.settled[i] = self._count()
+            elif running.had[i] or theirs or i in self._syncs.taken or self._leaves.freed_by_user(i):
+                # Detached where `.grad` is another tensor anyway; else the reference keeps it another tensor.
+                running.held[i] = grad.detach() if running.had[i] else grad
+                running.waiting += size
+            else:
+                running.fresh[i] = None
+
+    def _count(self) -> int:
+        told = self._told()
+        return 0 if told is None else len(told._rows)
 
     def settle(self, running: Backward) -> None:
         """Reduce what has reached leaves so far, while it is there to be read."""
         with self._lock:
-            fresh = [i for i in (*running.fresh, *self._arrived_unhooked(running)) if i not in running.settled]
-            self._leaves.read(running, fresh, "contribution")
-            self._take_as_settled(running, fresh)
-            arrived = [*fresh, *running.held]
-            self.reduce_held(running)
-            self._leaves.read(running, arrived)
+            unhooked = [i for i in self._arrived_unhooked(running) if i not in running.met]
+            arrived = [i for i in (*running.fresh, *running.held, *unhooked) if i not in running.settled]
+            running.fresh |= dict.fromkeys(unhooked)
+            running.met |= dict.fromkeys(unhooked)
+            self.reduce(running)
+            unread = [i for i in arrived if i not in running.read]
+            self._leaves.read(running, unread)
+            self._leaves.note(unread)
+            running.read |= dict.fromkeys(unread)
 
     def _arrived_unhooked(self, running: Backward) -> list[int]:
         leaves, had = self._leaves, running.had
@@ -176,65 +212,102 @@ class Arrivals:
             return []
         return [i for i in leaves.unhooked if not had[i] and leaves.tensors[i].grad is not None]
 
-    def reduce_held(self, running: Backward, device: torch.device | None = None) -> None:
-        """Reduce the contributions that are held (only those on this device), and let go of them."""
+    def reduce(self, running: Backward, device: torch.device | None = None) -> None:
+        """Reduce the contributions that have come (only those held on this device), and let go of them.
+
+        Where that is sure to be right, what `.grad` has become goes with them.
+        """
+        leaves = self._leaves
+        tensors = leaves.tensors
         held, running.held, running.waiting = running.held, {}, 0
+        fresh: dict[int, None] = {}
         if device is not None:
             running.held = {i: grad for i, grad in held.items() if grad.device != device}
             held = {i: grad for i, grad in held.items() if grad.device == device}
-        if held:
-            self._leaves.reduce(running, "contribution", list(held.items()))
-            if running.streams and _raw_stream is not None:
-                current = {_raw_stream(grad.get_device()) for grad in held.values() if grad.is_cuda}
-                if running.streams != current:
-                    keep_for_stream(list(held.values()))
-            self._take_as_settled(running, held)
+        else:
+            fresh, running.fresh = running.fresh, {}
+        if not held and not fresh:
+            return
+        found: list[Found] = [("contribution", i, grad) for i, grad in held.items()]
+        for i in fresh:
+            grad = tensors[i].grad
+            if grad is None:  # freed before we could read it: that something arrived is known, not how much
+                running.unknown[i] = None
+            else:
+                found.append(("contribution", i, grad))
+                running.same[i] = None
+        if running.hot:
+            for i in held:
+                grad = tensors[i].grad
+                if grad is not None and i not in self._syncs.taken:
+                    found.append(("grad", i, grad))
+                    running.read[i] = None
+        leaves.reduce(running, found)
+        if running.streams and _raw_stream is not None:
+            current = {_raw_stream(grad.get_device()) for grad in held.values() if grad.is_cuda}
+            if running.streams != current:
+                keep_for_stream(list(held.values()))
+        count = self._count()
+        for i in held:
+            running.settled[i] = count
+        for i in fresh:
+            running.settled[i] = count
+        if running.hot:
+            leaves.note(running.settled if len(running.settled) == len(held) + len(fresh) else [*held, *fresh])
 
-    def _take_as_settled(self, running: Backward, indices: Iterable[int]) -> None:
-        told = self._told()
-        running.settled |= dict.fromkeys(indices, 0 if told is None else len(told._rows))
-        self._leaves.note(indices)
-
-    def read(self, running: Backward, changed: list[int]) -> bool:
+    def finish(self, running: Backward) -> bool:
         """Give a backward that is over its numbers; False if it reached none of our leaves."""
-        leaves, had = self._leaves, running.had
+        leaves, had, met = self._leaves, running.had, running.met
+        mine = self.by_opener(running.thread)
+        if met:
+            self.reduce(running)
+        changed = leaves.update(self.mine() if mine else list(met))
+        if mine and PRESENT not in had and len(leaves.unhooked) == len(had) and not running.synced:
+            # Nothing was there and no hook was needed: what is there now is what came.
+            leaves.read(running, changed, "contribution")
+            running.alike = running.contributed = running.changed = changed
+            running.present = bytes(leaves.present)
+            return True
         if running.synced:
             changed = [i for i in changed if i not in running.synced]
-        touched = [i for i in changed if not had[i] and i in leaves.unhooked and leaves.present[i]]
-        if running.loose:
-            touched = [i for i in changed if not had[i] and i not in running.held and leaves.present[i]]
-        if len(touched) < len(changed) or running.fresh or running.held or running.settled:
-            self._read_summed(running, touched, changed)
-        elif not touched and not self.by_opener(running.thread):
+        unhooked = running.met if running.loose else leaves.unhooked
+        fresh = [i for i in changed if not had[i] and leaves.present[i] and i not in met]
+        fresh = fresh if running.loose else [i for i in fresh if i in unhooked]
+        if not met and not fresh and not mine:
             return False  # another thread's training, not of these parameters
-        else:
-            running.same = running.contributed = running.changed = touched
-            leaves.read(running, touched, "contribution")
-            running.present = bytes(leaves.present)
+        leaves.read(running, fresh, "contribution")
+        running.present = bytes(leaves.present)
+        if not met and len(fresh) == len(changed):
+            running.alike = running.contributed = running.changed = fresh
+            return True
+        self._finish_met(running, fresh, changed)
         return True
 
-    def _read_summed(self, running: Backward, fresh: list[int], changed: list[int]) -> None:
-        """Where `.grad` is not just what this backward brought, or was changed while it ran, read both."""
-        leaves, told = self._leaves, self._told()
-        early = dict(running.settled)
-        fresh = [i for i in dict.fromkeys([*fresh, *running.fresh]) if i not in running.settled]
-        leaves.read(running, fresh, "contribution")
-        self.reduce_held(running)
-        # Freed before we could read it: that something arrived is known, not how much.
-        lost = [i for i in fresh if not leaves.present[i]]
-        unknown = running.unknown | dict.fromkeys(lost)
-        touched = [*fresh, *(i for i in running.settled if i not in fresh)]
+    def _finish_met(self, running: Backward, fresh: list[int], changed: list[int]) -> None:
+        """Where `.grad` is not just what this backward brought, or was changed while it ran, say what it is now."""
+        leaves, unknown = self._leaves, running.unknown
+        touched = [*running.met, *fresh]
+        there = running.met.keys() | set(fresh)
+        later = set(changed).difference(fresh)
+        if not running.hot:  # what was not noted on the way looks changed now
+            later -= running.same.keys() - running.read.keys()
+        alike = [i for i in running.same if i not in unknown and i not in later and i not in running.read]
         running.contributed = touched
-        others = [i for i in changed if i not in running.settled and i not in running.fresh and i not in fresh]
-        running.changed = touched + others
-        running.same = [i for i in fresh if i not in unknown]
-        leaves.read(running, [i for i in touched if i not in running.same and i not in running.synced] + others)
+        running.changed = touched + [i for i in changed if i not in there]
+        running.alike = alike + fresh
+        known = set(running.alike) | running.read.keys() - later
+        leaves.read(running, [i for i in running.changed if i not in known and i not in running.synced])
         if unknown:
             running.unmeasured = list(unknown)
             running.details["unmeasured"] = [leaves.named.names[i] for i in unknown]
-        present = bytearray(leaves.present)
-        for i in early:  # an optimizer that steps in a hook may have freed it since
-            present[i] = PRESENT
-        running.present = bytes(present)
-        if early and told is not None:
-            told._rows.expect(running, touched)
+        # Events inside it: an optimizer that stepped in a hook may have freed it since.
+        count = self._count()
+        early = [i for i, number in running.settled.items() if number < count]
+        if early:
+            present = bytearray(running.present)
+            for i in early:
+                present[i] = PRESENT
+            running.present = bytes(present)
+            told = self._told()
+            if told is not None:
+                told._rows.expect(running, touched)

@@ -11,7 +11,7 @@ import torch
 
 from accumviz.instruments.callsite import CallSites
 from accumviz.instruments.numbers import Wire
-from accumviz.instruments.rows import Backward
+from accumviz.instruments.buffer import Backward
 from accumviz.instruments.trace import Scopes, follow, hooked
 from accumviz.instruments.values import Later
 

@@ -8,29 +8,36 @@ from weakref import ref
 
 import torch
 
+from accumviz.events import PRESENT, Parameter
+from accumviz.instruments import optimizers
+from accumviz.instruments.buffer import Row
 from accumviz.instruments.naming import Named
 from accumviz.instruments.numbers import Wire, norms
-from accumviz.instruments.rows import Row
 from accumviz.instruments.sharded import local
-from accumviz.ledger import PRESENT, Parameter
 
 # In all, so many elements of small tensors are kept one by one: a teaching example, not a ResNet's biases.
 _EXACT_TOTAL = 1024
+# Bytes of gradients that are still in a processor's cache when the next one arrives. Read there, a gradient
+# costs a fraction of what it costs from memory, and what was held for it is free for the next.
+HOT = 256 << 10
 
 _FLOAT, _STRIDED, _TENSOR = torch.float32, torch.strided, torch.Tensor
 Hook = Callable[[torch.Tensor | None], None]
+# What a number is ("contribution" or "grad"), of which leaf, and the tensor to take it from.
+Found = tuple[str, int, torch.Tensor]
 
 
 class Leaves:
     """Parameters by index: hooked, watched for changes of `.grad`, and reduced to numbers.
 
     A leaf without a `.grad` needs no hook: what backward adds is what is there afterwards. So a
-    leaf gets ours only once it goes into a backward with a `.grad`, or when a hook of the user's
-    may change or free that `.grad` before we see it.
+    leaf gets ours only once it goes into a backward with a `.grad`, when a hook of the user's
+    may change or free that `.grad` before we see it, or when all gradients together are too large
+    to be read from the cache afterwards.
 
     `small` are the leaves whose elements are kept one by one; `present` holds the PRESENT bit of
     each, one byte a leaf. What runs once per event is written for speed: a step of a small model
-    takes half a millisecond.
+    takes a fifth of a millisecond.
     """
 
     hook_of: Callable[[int], Hook]  # makes our hook for a leaf
@@ -43,11 +50,15 @@ class Leaves:
         self.unhooked = dict.fromkeys(range(count))
         self._index = named.index
         self.sizes = [local(tensor).numel() for tensor in self.tensors]
+        bytes_ = sum(n * tensor.element_size() for n, tensor in zip(self.sizes, self.tensors, strict=True))
+        self._too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
         self._handles: dict[int, Any] = {}
         self._hooks: list[int | None] = [None] * count
         self._grads: list[ref[torch.Tensor] | None] = [None] * count
         self._versions = [0] * count
         self.small: dict[int, None] = {}
+        # Those of whom it is known that some of their tensors are recorded; held, so that no other gets their id.
+        self._owners: dict[int, Any] = {}
         total = 0
         for i, tensor in enumerate(self.tensors):
             size = self.sizes[i]
@@ -58,10 +69,7 @@ class Leaves:
         self.update()
 
     def __len__(self) -> int:
-        return len(self.tensors)
-
-    def __contains__(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._index
+        return len(self._all)
 
     def hook(self) -> None:
         """Put our hook on every leaf, last."""
@@ -80,10 +88,20 @@ class Leaves:
             self._handles[i], self._hooks[i] = handle, handle.id
             del self.unhooked[i]
 
-    def unhook(self) -> None:
+    def close(self) -> None:
+        """Take our hooks away."""
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
+
+    def forget(self) -> None:
+        """Let go of every tensor."""
+        self.tensors.clear()
+        self._grads.clear()
+        self._all = range(0)
+        self._index.clear()
+        self._owners.clear()
+        self.named.forget()
 
     def freed_by_user(self, i: int) -> bool:
         """Whether a hook of the user's runs between autograd's writing this `.grad` and our reading it."""
@@ -97,21 +115,22 @@ class Leaves:
         """
         found = []
         tensors, grads, versions = self.tensors, self._grads, self._versions
-        present, hooks = self.present, self._hooks
+        present, hooks, every = self.present, self._hooks, self._too_large
         for i in self._all if only is None else only:
             tensor = tensors[i]
             grad, known = tensor.grad, grads[i]
-            if type(grad) is not _TENSOR and grad is not None:
-                grad = local(grad)
             if grad is None:
                 if known is not None:
                     grads[i], present[i] = None, 0
                     found.append(i)
-                if not hook or (hooks[i] is None and not tensor._post_accumulate_grad_hooks):
+                if not hook or not (every or hooks[i] is not None or tensor._post_accumulate_grad_hooks):
                     continue
-            elif known is None or known() is not grad or grad._version != versions[i]:
-                grads[i], versions[i], present[i] = ref(grad), grad._version, PRESENT
-                found.append(i)
+            else:
+                if type(grad) is not _TENSOR:
+                    grad = local(grad)
+                if known is None or known() is not grad or grad._version != versions[i]:
+                    grads[i], versions[i], present[i] = ref(grad), grad._version, PRESENT
+                    found.append(i)
             if hook:
                 there = tensor._backward_hooks
                 if not there or next(reversed(there)) != hooks[i]:
@@ -128,55 +147,63 @@ class Leaves:
                 grad = local(grad)
                 self._grads[i], self._versions[i], self.present[i] = ref(grad), grad._version, PRESENT
 
+    def let_go(self, tensors: Iterable[Any]) -> list[int]:
+        """Hold no weak reference to these; returns the leaves whose `.grad` they are."""
+        ids = {id(tensor) for tensor in tensors}
+        found = [i for i, known in enumerate(self._grads) if known is not None and id(known()) in ids]
+        for i in found:
+            self._grads[i] = None
+        return found
+
     def devices(self) -> set[torch.device]:
         """Where the leaves are now."""
         return {tensor.device for tensor in self.tensors}
 
     def owns(self, owner: Any) -> bool:
         """Whether any of an optimizer's, a module's or a list's tensors is recorded."""
+        if self._owners.get(id(owner)) is owner:
+            return True
         index = self._index
-        if isinstance(owner, torch.optim.Optimizer):
-            for group in owner.param_groups:
-                for tensor in group["params"]:
-                    if id(tensor) in index:
-                        return True
-            return False
-        tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else owner
-        return any(id(tensor) in index for tensor in tensors)
+        found = any(id(tensor) in index for tensor in _tensors(owner))
+        if found and not isinstance(owner, list | tuple):
+            self._owners[id(owner)] = owner
+        return found
 
     def owned(self, owner: Any) -> list[int]:
         """The recorded leaves among an optimizer's, a module's or a list's tensors."""
         index = self._index
-        if isinstance(owner, torch.optim.Optimizer):
-            return [index[id(p)] for group in owner.param_groups for p in group["params"] if id(p) in index]
-        tensors = owner.parameters() if isinstance(owner, torch.nn.Module) else owner
-        return [index[id(tensor)] for tensor in tensors if id(tensor) in index]
+        return [index[id(tensor)] for tensor in _tensors(owner) if id(tensor) in index]
 
     def read(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
         tensors = self.tensors
-        self.reduce(row, what, [(i, grad) for i in indices if (grad := tensors[i].grad) is not None])
+        self.reduce(row, [(what, i, grad) for i in indices if (grad := tensors[i].grad) is not None])
 
-    def reduce(self, row: Row, what: str, found: list[tuple[int, torch.Tensor]]) -> None:
+    def reduce(self, row: Row, found: list[Found]) -> None:
         """Give a row these tensors, likewise."""
         small = self.small
-        indices, tensors = [], []
+        kinds, indices, tensors = [], [], []
         # One call for all where it can be: CPU, single precision, dense.
         alike = True
-        for i, given in found:
+        for what, i, given in found:
             tensor = given if type(given) is _TENSOR else local(given)
             if i in small:
                 row.take((f"exact {what}", i), tensor)
                 continue
+            kinds.append(what)
             indices.append(i)
             tensors.append(tensor)
             alike = alike and tensor.dtype is _FLOAT and tensor.is_cpu and tensor.layout is _STRIDED
         if tensors and alike:
-            row.values.append(((what, indices), [norm.item() for norm in torch._foreach_norm(tensors, 2.0)]))
+            numbers = [norm.item() for norm in torch._foreach_norm(tensors, 2.0)]
+            for start, end in _stretches(kinds):
+                row.values.append(((kinds[start], indices[start:end]), numbers[start:end]))
         elif tensors:
-            for leaves, reduced in norms(indices, tensors):
-                row.take_all((what, leaves), reduced)
-        row.send(self.wire)
+            for start, end in _stretches(kinds):
+                for leaves, reduced in norms(indices[start:end], tensors[start:end]):
+                    row.take_all((kinds[start], leaves), reduced)
+        if row.late:
+            row.send(self.wire)
 
     def leave_unread(self, row: Row, indices: Iterable[int]) -> None:
         """Give a row for these leaves that their `.grad` is not known."""
@@ -184,10 +211,10 @@ class Leaves:
             target = ("exact grad", i) if i in self.small else ("grad", [i])
             row.values.append((target, [float("nan")] * (self.sizes[i] if i in self.small else 1)))
 
-    def parameters(self, optimizers: list[torch.optim.Optimizer]) -> list[Parameter]:
-        """The leaves as data, as they are now."""
+    def parameters(self, known: list[Any]) -> list[Parameter]:
+        """The leaves as data, as they are now, and which of these optimizers own them."""
         owners: dict[int, list[int]] = {}
-        for index, optimizer in enumerate(optimizers):
+        for index, optimizer in enumerate(known):
             for i in dict.fromkeys(self.owned(optimizer)):
                 owners.setdefault(i, []).append(index)
         named = self.named
@@ -207,3 +234,18 @@ class Leaves:
             )
             for i, tensor in enumerate(self.tensors)
         ]
+
+
+def _stretches(kinds: list[str]) -> list[tuple[int, int]]:
+    """Where one kind of number begins and ends: there are two at most, one after the other."""
+    count = len(kinds)
+    if kinds[0] == kinds[-1]:
+        return [(0, count)]
+    middle = kinds.index(kinds[-1])
+    return [(0, middle), (middle, count)]
+
+
+def _tensors(owner: Any) -> Iterable[Any]:
+    if isinstance(owner, torch.nn.Module):
+        return owner.parameters()
+    return optimizers.parameters(owner) if optimizers.is_optimizer(owner) else owner

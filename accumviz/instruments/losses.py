@@ -8,14 +8,20 @@ import torch
 
 from accumviz.instruments import watch
 from accumviz.instruments.memory import held
-from accumviz.instruments.rows import Backward
+from accumviz.instruments.buffer import Backward
 
 _SCALING = {"MulBackward0": 1, "DivBackward0": -1}
+_TENSOR = torch.Tensor
+# By the type of a node, its name; a class per user function, or per compilation, is not kept.
+_names: dict[type, str] = {}
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
 def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write into the row what `torch.autograd.backward` was called on, and how."""
+    if not torch._C._len_torch_dispatch_stack():
+        _describe_root(row, args, kwargs)
+        return
     # A mode (a FLOP counter) would be handed the constant of `loss / 2` as a plain 2, and cannot take its item().
     with torch._C._DisableTorchDispatch():
         _describe_root(row, args, kwargs)
@@ -33,7 +39,7 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         details |= {"create_graph": True} if create else {}
     if inputs is not None:
         details["inputs"] = len(inputs) if isinstance(inputs, list | tuple | dict) else 1
-    if not isinstance(root, torch.Tensor) and isinstance(root, list | tuple) and not hasattr(root, "node"):
+    if type(root) is not _TENSOR and not isinstance(root, torch.Tensor) and isinstance(root, list | tuple) and not hasattr(root, "node"):
         row.nodes = tuple(node for node in map(_node, root) if node is not None)
         if len(root) != 1:
             details["roots"] = len(root)
@@ -53,12 +59,19 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         node = _node(root)
     if node is not None:
         row.nodes = (node,)
-        name = node.name()
+        name = _names.get(type(node)) or _name(node)
         if name in _SCALING:
             name = _walk_scale(row, node, name)
         details["root"] = name
         if not row.label:  # no source to read it from: the operation names it better than nothing
             row.label = name
+
+
+def _name(node: Any) -> str:
+    name: str = node.name()
+    if type(node).__module__ == "builtins" and type(node).__name__ == name:
+        _names[type(node)] = name
+    return name
 
 
 def _node(root: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accumviz.instruments.callsite import variable
+from accumviz.instruments.optimizers import is_optimizer
 from accumviz.instruments.sharded import Shard, Shards, local, units
 
 _EXPECTED = (
@@ -26,11 +27,17 @@ class Named:
     names: list[str] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
     aliases: list[list[str]] = field(default_factory=list)
-    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     wrapped: list[torch.nn.Module] = field(default_factory=list)
     shards: Shards = field(default_factory=Shards)
     _index: dict[int, int] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Let go of everything but names."""
+        for held in (self.tensors, self.optimizers, self.modules, self.wrapped, self._index):
+            held.clear()
+        self.shards = Shards()
 
     @property
     def index(self) -> dict[int, int]:
@@ -67,7 +74,7 @@ def collect(objects: tuple[Any, ...], groups: Mapping[str, Any], frame: FrameTyp
     named = Named()
     modules = [item for item in objects if isinstance(item, torch.nn.Module)]
     # Optimizers last: a module knows better names for the same parameters.
-    for item in sorted(objects, key=lambda item: isinstance(item, torch.optim.Optimizer)):
+    for item in sorted(objects, key=is_optimizer):
         prefix = (variable(frame, item) or type(item).__name__) if len(modules) > 1 and item in modules else ""
         _add(named, item, prefix, prefix, frame)
     for group, item in groups.items():
@@ -96,7 +103,7 @@ def _add(named: Named, item: Any, prefix: str, group: str, frame: FrameType | No
         named.modules[prefix or f"model{len(named.modules) or ''}"] = item
         for name, tensor in item.named_parameters(remove_duplicate=False):
             named.add(join(name.replace("_fsdp_wrapped_module.", "")), tensor, group)
-    elif isinstance(item, torch.optim.Optimizer):
+    elif is_optimizer(item):
         named.optimizers.append(item)
         _add_optimizer(named, item, prefix, group, frame)
     elif isinstance(item, torch.Tensor):
@@ -133,18 +140,10 @@ def _add_wholes(named: Named, module: torch.nn.Module) -> None:
         named.shards.add(unit, named._index[id(whole)], shards, sizes)
 
 
-def _add_optimizer(
-    named: Named, optimizer: torch.optim.Optimizer, prefix: str, group: str, frame: FrameType | None
-) -> None:
+def _add_optimizer(named: Named, optimizer: Any, prefix: str, group: str, frame: FrameType | None) -> None:
     for g, options in enumerate(optimizer.param_groups):
         known = options.get("param_names")
         for n, tensor in enumerate(options["params"]):
             name = known[n] if known else variable(frame, tensor) or f"group{g}.param{n}"
             if id(tensor) not in named._index:
                 named.add(".".join(part for part in (prefix, name) if part), tensor, group)
-
-
-def optimizer_name(optimizer: torch.optim.Optimizer, frame: FrameType | None, taken: list[str]) -> str:
-    """The caller's own name for an optimizer, else its class, kept apart from those already taken."""
-    name = variable(frame, optimizer) or type(optimizer).__name__
-    return name if name not in taken else f"{name}#{taken.count(name) + 1}"

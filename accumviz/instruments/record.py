@@ -16,6 +16,8 @@ def record(
     exact: int = 64,
     memory: bool | None = None,
     graphs: bool = False,
+    overwrite: bool = False,
+    sources: bool = False,
     **groups: Any,
 ) -> Recording:
     """Record what happens to the `.grad` of these parameters while the `with` block runs.
@@ -55,4 +57,13 @@ def record(
     if exact < 0:
         raise ValueError(f"exact={exact}; expected the largest number of elements to keep one by one, 0 or more")
     frame = sys._getframe(1)
-    return Recording(collect(objects, groups, frame), frame, path=path, exact=exact, memory=memory, graphs=graphs)
+    return Recording(
+        collect(objects, groups, frame),
+        frame,
+        path=path,
+        exact=exact,
+        memory=memory,
+        graphs=graphs,
+        overwrite=overwrite,
+        sources=sources,
+    )

@@ -8,25 +8,27 @@ import warnings
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
-from types import FrameType, TracebackType
-from typing import Any
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NamedTuple
 
 import torch
 
 from accumviz import __version__
+from accumviz.events import Parameter
 from accumviz.graph import Graph
 from accumviz.instruments import ranks, watch
 from accumviz.instruments.allocator import Allocated
 from accumviz.instruments.arrivals import Arrivals
+from accumviz.instruments.buffer import Backward, Buffer, Row
 from accumviz.instruments.callsite import CallSite, CallSites
 from accumviz.instruments.graphs import Graphs
 from accumviz.instruments.held import Held
 from accumviz.instruments.leaves import Leaves
 from accumviz.instruments.losses import describe_root
-from accumviz.instruments.naming import Named, optimizer_name
-from accumviz.instruments.rows import Backward, Row, Rows
+from accumviz.instruments.naming import Named
+from accumviz.instruments.optimizers import Optimizers
 from accumviz.instruments.sync import Syncs
-from accumviz.ledger import Ledger, Parameter
+from accumviz.ledger import Ledger
 
 _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
@@ -34,12 +36,23 @@ _CAPTURED = (
 )
 
 
+class _Step(NamedTuple):
+    """An optimizer's step that has begun: its number, and what tells its frame from others, without holding it."""
+
+    optimizer: int
+    frame: int
+    code: CodeType
+    thread: int
+    inner: bool  # inside the step of what wraps it: one step, one event
+
+
 class Recording:
     """The open recording: mutable while the loop runs; `recording.ledger` is its frozen ledger.
 
-    `record` makes it, `with` opens and closes it, once. Both properties may be read at any time,
-    inside the block too. Should recording itself fail, it warns, stops and keeps what it has: the
-    training goes on.
+    `record` makes it. `with` opens and closes it, once; so do `start()` and `stop()`, for a loop at
+    the top of a script. One that is never closed is closed with the process. Both properties may
+    be read at any time. Should recording itself fail, it warns, stops and keeps what it has: the
+    training goes on, and `ledger.meta["stopped"]` says why, in the file as well.
     """
 
     def __init__(
@@ -51,17 +64,17 @@ class Recording:
         exact: int,
         memory: bool | None,
         graphs: bool = False,
+        overwrite: bool = False,
+        sources: bool = False,
     ) -> None:
         self._leaves = Leaves(named, exact)
         self._syncs = Syncs(self, self._leaves)
         self._arrivals = Arrivals(self._leaves, self._syncs, self)
-        self._frame: FrameType | None = frame
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._optimizer_names: list[str] = []
+        self._optimizers = Optimizers()
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites = CallSites()
         self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
-        self._steps: list[tuple[Any, FrameType, int]] = []
+        self._steps: list[_Step] = []
         self._entered = self._closed = False
         self._failure = ""
         self._notes: list[str] = []
@@ -69,60 +82,104 @@ class Recording:
         self._capturing: CallSite | None = None
         self._in_graphs: dict[int, None] = {}
         self._start = perf_counter()
-        small = list(self._leaves.small)
         self._rank = ranks.where()
-        self._rows = Rows(self._leaves.sizes, small, self._leaves.wire, ranks.ledger_path(path))
+        self._known: list[Parameter] | None = None  # once they have been let go
+        self._size = len(self._leaves)
+        self._rows = Buffer(
+            self._leaves.sizes,
+            list(self._leaves.small),
+            self._leaves.wire,
+            self._about,
+            path=ranks.ledger_path(path),
+            overwrite=overwrite,
+            sources=sources,
+        )
         for optimizer in named.optimizers:
-            self._meet(optimizer)
+            self._optimizers.meet(optimizer, frame)
 
-    def __enter__(self) -> Recording:
+    def start(self) -> Recording:
+        """Open the recording: what happens from now on is recorded, until `stop`.
+
+        Raises `RuntimeError` when it was used before, and with `path` `FileExistsError` or another
+        `OSError` when the file cannot be begun.
+        """
         if self._entered:
             raise RuntimeError("this recording has been used already; call record(...) again for a new one")
+        self._rows.open()
         self._entered = True
+        try:
+            self._open()
+        except Exception as failure:
+            self.failed(failure)
+        return self
+
+    def stop(self) -> None:
+        """Close the recording, and its file."""
+        try:
+            self._close()
+        except Exception as failure:
+            self.failed(failure)
+
+    def __enter__(self) -> Recording:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _open(self) -> None:
         self._start = perf_counter()
         self._leaves.update()
         devices = self._leaves.devices()
         self._leaves.wire.open(devices)
         self._arrivals.on_devices(devices)
         self._allocated.open(devices)
-        self._rows.begin(self._parameters(), self._meta())
         if self._graphs is not None:
             self._graphs.open()
         self._syncs.open(lambda frame: self._sites.find(frame).line)
         ranks.opened(self)
         watch.enter(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._close()
-        except Exception as failure:
-            self.failed(failure)
-
-    def _leave(self) -> None:
-        watch.leave(self)
-        self._syncs.close()
-        self._leaves.unhook()
-        if self._graphs is not None:
-            self._graphs.close()
 
     def _close(self) -> None:
         self._leave()
-        if not self._closed:
-            self._closed = True
+        if self._entered and not self._closed:
             self._edits()
+            self._closed = True
             self._leave_running()
-            self._frame = None
-            self._rows.settle(self._parameters, self._meta, wait=True)
+            self._let_go()
             self._rows.close()
+            self._tell_lost()
+
+    def _leave(self) -> None:
+        """Take everything of ours away from torch and from the user's tensors, whatever fails on the way."""
+        for leave in (
+            lambda: watch.leave(self),
+            self._syncs.close,
+            self._leaves.close,
+            self._graphs.close if self._graphs is not None else lambda: None,
+        ):
+            with contextlib.suppress(Exception):
+                leave()
+
+    def _let_go(self) -> None:
+        """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
+        self._known = self._parameters()
+        self._steps.clear()
+        self._optimizers.forget()
+        self._memory = Held(wanted=False)
+        self._syncs.forget()
+        self._leaves.forget()
+        self._arrivals.forget()
 
     def _leave_running(self) -> None:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
         for running in self._arrivals.open:
-            if running.fresh or running.held or running.settled:
+            self._arrivals.reduce(running)
+            if running.met:
                 running.details["error"] = "the recording was closed while this backward ran"
+                running.contributed = running.changed = list(running.met)
+                running.alike = [i for i in running.same if i not in running.unknown]
                 running.present, running.done = bytes(self._leaves.present), True
                 for sync in running.syncs:
                     sync.row.present, sync.row.done = running.present, True
@@ -132,15 +189,18 @@ class Recording:
 
     def write_out(self) -> None:
         """Write what is whole to the file, if there is one: this process is about to be ended."""
-        self._rows.settle(self._parameters, self._meta, wait=True)
+        self._rows.settle(wait=True)
+        self._rows.flush()
 
     @property
     def ledger(self) -> Ledger:
-        """Everything recorded so far, frozen; waits for numbers still on their way from a device."""
+        """Everything recorded so far, frozen; waits for numbers still on their way from a device.
+
+        What was written to a file is read back from there.
+        """
         if self._entered and not self._closed and not self._arrivals.open:
             self._edits()
-        self._rows.settle(self._parameters, self._meta, wait=True)
-        return self._rows.ledger(self._parameters(), self._meta())
+        return self._rows.ledger()
 
     @property
     def graphs(self) -> dict[int, Graph]:
@@ -148,26 +208,43 @@ class Recording:
 
         `graph.meta["order"]` holds the ids of its nodes in the order in which the engine ran them.
         """
-        self._rows.settle(self._parameters, self._meta, wait=True)
+        self._rows.settle(wait=True)
         return self._rows.graphs()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if self._entered else "not entered: use it in a with statement"
         state = f"stopped by {self._failure}" if self._failure else state
-        return f"Recording ({state}): {len(self._rows)} events × {len(self._leaves)} parameters"
+        return f"Recording ({state}): {len(self._rows)} events × {self._size} parameters"
 
     # --- what watch tells us -------------------------------------------------------------------
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         """Stop observing, keep what is recorded, and say so once: training goes on as if we were not there."""
         if self._failure:
             return
-        self._failure = f"{type(error).__name__}: {error}"
-        self._arrivals.open.clear()
+        self._failure = watch.said(error)
         self._closed = True
         self._leave()
-        self._rows.give_up()
-        self._say(f"accumviz stopped recording after {len(self._rows)} events, training goes on: {self._failure}")
+        with contextlib.suppress(Exception):
+            self._rows.give_up()
+        with contextlib.suppress(Exception):
+            self._let_go()
+        with contextlib.suppress(Exception):
+            self._rows.close(stopped=self._failure)
+        said = f"accumviz stopped recording after {len(self._rows)} events, training goes on: {self._failure}"
+        with contextlib.suppress(Exception):
+            self._say(said)
+
+    def forked(self) -> None:
+        """In a forked process nothing is written to the parent's file."""
+        self._rows.forked()
+
+    def _tell_lost(self) -> None:
+        if self._rows.lost:
+            said = f"accumviz could not write on, the recording is held in memory: {self._rows.lost}"
+            if said not in self._notes:
+                self._notes.append(said)
+                self._say(said)
 
     def _say(self, said: str) -> None:
         try:
@@ -187,55 +264,66 @@ class Recording:
             arrivals.share_with_threads()
         running = Backward(self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread)
         describe_root(running, args, kwargs)
-        running.send(leaves.wire)
+        if running.late:
+            running.send(leaves.wire)
         self._syncs.describe(running.details)
-        self._rows.pending.append(running)
         running.storages = self._memory.before(running.nodes)
         if running.storages is not None:
             running.before = self._memory.total(running.storages)
         if self._graphs is not None:
             self._graphs.begin(running, frame, args, kwargs)
+        self._rows.pending.append(running)
         arrivals.begin(running)
         return running
 
-    def backward_ends(self, running: Backward, error: str) -> None:
+    def backward_nests(self) -> None:
+        self._arrivals.nests()
+
+    def backward_ends(self, running: Backward, error: BaseException | None) -> None:
         if running.finish_graph is not None and self._graphs is not None:
             self._graphs.end(running)
         if self._closed:
             return
-        arrivals, leaves = self._arrivals, self._leaves
+        arrivals = self._arrivals
         arrivals.end(running)
         if running.storages is not None:
-            running.after = self._memory.after(running.nodes, running.storages, keeps=running.keeps, failed=bool(error))
+            failed = error is not None
+            running.after = self._memory.after(running.nodes, running.storages, keeps=running.keeps, failed=failed)
             running.storages = None
         running.nodes = ()
-        if error:
-            running.details["error"] = error[:500]
-        mine = arrivals.by_opener(running.thread)
-        changed = leaves.update(arrivals.mine() if mine else [*running.held, *running.settled])
-        if not arrivals.read(running, changed):
+        if error is not None:
+            running.details["error"] = watch.said(error)[:500]
+        if not arrivals.finish(running):
             self._rows.pending.remove(running)
             return
         if running.syncs:
             self._syncs.finish(running)
         self._finish(running)
 
+    def reduce_arrived(self, running: Backward) -> None:
+        """Take what has reached leaves so far, while `.grad` is what autograd made of it."""
+        if running.hot:
+            self._arrivals.reduce(running)
+
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         if not self._leaves.owns(optimizer):
             return
-        self._before_change()
-        self._steps.append((optimizer, frame, get_ident()))
+        index, thread = self._optimizers.meet(optimizer, frame), get_ident()
+        inner = any(step.thread == thread and step.optimizer == index for step in self._steps)
+        if not inner:
+            self._before_change()
+        self._steps.append(_Step(index, id(frame), frame.f_code, thread, inner))
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
-        if self._steps and self._steps[-1][1] is frame:
-            self._steps.pop()
-        else:
-            self._steps = [step for step in self._steps if step[1] is not frame]
-        if self._leaves.owns(optimizer):
+        step = next((step for step in reversed(self._steps) if step.frame == id(frame)), None)
+        if step is not None:
+            self._steps.remove(step)
+        if (step is None or not step.inner) and self._leaves.owns(optimizer):
             self._step(optimizer, frame, {})
 
     def step_skipped(self, optimizer: Any, frame: FrameType) -> None:
         if self._leaves.owns(optimizer):
+            self._before_change()
             self._step(optimizer, frame, {"skipped": True})
 
     def change_begins(self, tensors: Any) -> bool:
@@ -243,6 +331,13 @@ class Recording:
             return False
         self._before_change()
         return True
+
+    def swap_begins(self, tensors: tuple[Any, ...]) -> list[int]:
+        return self._leaves.let_go(tensors)
+
+    def swap_ends(self, leaves: list[int]) -> None:
+        if leaves:
+            self._leaves.note(leaves)
 
     def _before_change(self) -> None:
         running = self._arrivals.running()
@@ -252,12 +347,14 @@ class Recording:
             self._edits()
 
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
+        if self._closed:
+            return
         changed = self._leaves.update(self._leaves.owned(tensors) if self._arrivals.shared else None)
         if kind == "unscale":  # it does not bump versions
             changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
         site, label = self._site(frame), ""
-        if isinstance(owner, torch.optim.Optimizer):
-            label = self._optimizer_names[self._meet(owner)]
+        if owner is not None and not isinstance(owner, torch.nn.Module):
+            label = self._optimizers.names[self._optimizers.meet(owner, frame)]
         elif owner is not None:
             label = site.subject or type(owner).__name__
         self._emit(kind, site, label, details, changed)
@@ -265,10 +362,6 @@ class Recording:
     def running_backward(self) -> Backward | None:
         """The backward that the caller is inside of, if any."""
         return self._arrivals.running()
-
-    def count(self) -> int:
-        """How many events there are so far."""
-        return len(self._rows)
 
     def sync_begins(self, details: dict[str, Any], frame: FrameType, running: Backward | None) -> Row:
         """Give a collective its place among the events."""
@@ -316,8 +409,9 @@ class Recording:
             self._emit("edit", capturing, "CUDA graph", {"captured": True}, changed, read=False)
 
     def _step(self, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
-        index = self._meet(optimizer)
-        details |= {"optimizer": self._optimizer_names[index], "optimizer_index": index}
+        index = self._optimizers.meet(optimizer, frame)
+        name = self._optimizers.names[index]
+        details["optimizer"], details["optimizer_index"] = name, index
         lr = [group.get("lr") for group in optimizer.param_groups]
         details["lr"] = [x if type(x) is float else _number(x) for x in lr]
         # A fused optimizer is called even when the scaler found inf; it then changes nothing.
@@ -327,7 +421,7 @@ class Recording:
         changed = self._leaves.update(self._leaves.owned(optimizer) if self._arrivals.shared else None)
         if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
-        self._emit("step", self._site(frame), self._optimizer_names[index], details, changed)
+        self._emit("step", self._site(frame), name, details, changed)
 
     def _site(self, frame: FrameType) -> CallSite:
         """The user's line; on the engine's thread, where there may be none, that of the backward."""
@@ -342,7 +436,7 @@ class Recording:
         if self._arrivals.running():
             return "backward"
         thread = get_ident()
-        return "step" if any(step[2] == thread for step in self._steps) else ""
+        return "step" if any(step.thread == thread for step in self._steps) else ""
 
     def _emit(
         self, kind: str, site: CallSite, label: str, details: dict[str, Any], changed: list[int], *, read: bool = True
@@ -351,52 +445,51 @@ class Recording:
         # An event takes its place when it begins to take effect.
         row = Row(kind, label, site, perf_counter() - self._start, within, details)
         self._rows.pending.append(row)
-        for name in [name for name, value in details.items() if isinstance(value, torch.Tensor)]:
-            row.take(("detail", name), details.pop(name))
-        for group, value in enumerate(details.get("lr", ())):
-            if isinstance(value, torch.Tensor):
-                details["lr"][group] = None
-                row.take(("lr", group), value)
+        if kind not in ("zero_grad", "edit"):
+            for name in [name for name, value in details.items() if isinstance(value, torch.Tensor)]:
+                row.take(("detail", name), details.pop(name))
+            for group, value in enumerate(details.get("lr", ())):
+                if type(value) is not float and isinstance(value, torch.Tensor):
+                    details["lr"][group] = None
+                    row.take(("lr", group), value)
         if changed:
             row.changed = changed
             (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
-        row.send(self._leaves.wire)
+        if row.late:
+            row.send(self._leaves.wire)
         row.present = bytes(self._leaves.present)
         self._finish(row)
 
     def _finish(self, row: Row) -> None:
-        row.allocated, row.peak = self._allocated.after()
+        if self._allocated.devices:
+            row.allocated, row.peak = self._allocated.after()
         row.done = True
-        if self._rows.due():
-            self._rows.settle(self._parameters, self._meta)
-
-    def _meet(self, optimizer: Any) -> int:
-        for index, known in enumerate(self._optimizers):
-            if known is optimizer:
-                return index
-        self._optimizers.append(optimizer)
-        self._optimizer_names.append(optimizer_name(optimizer, self._frame, self._optimizer_names))
-        return len(self._optimizers) - 1
+        self._rows.settle()
+        if self._rows.lost:
+            self._tell_lost()
 
     def _drop_stale_steps(self) -> None:
         """A step that raised never ends: forget it once its frame has left the stack."""
-        if not self._steps:
-            return
         stack = set()
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            stack.add(id(frame))
+            stack.add((id(frame), frame.f_code))
             frame = frame.f_back
-        self._steps = [step for step in self._steps if step[2] != get_ident() or id(step[1]) in stack]
+        thread = get_ident()
+        self._steps = [s for s in self._steps if s.thread != thread or (s.frame, s.code) in stack]
+
+    def _about(self) -> tuple[list[Parameter], dict[str, Any]]:
+        """What a file says of the parameters and of the recording itself."""
+        return self._parameters(), self._meta()
 
     def _parameters(self) -> list[Parameter]:
-        return self._leaves.parameters(self._optimizers)
+        return self._leaves.parameters(self._optimizers.known) if self._known is None else self._known
 
     def _meta(self) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "accumviz": __version__,
             "torch": torch.__version__,
-            "optimizers": list(self._optimizer_names),
+            "optimizers": list(self._optimizers.names),
         }
         if self._rank is not None:
             meta |= {"rank": self._rank[0], "ranks": self._rank[1]}

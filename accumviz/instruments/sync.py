@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 
 from accumviz.instruments import watch
-from accumviz.instruments.leaves import Hook, Leaves
+from accumviz.instruments.leaves import Leaves
 from accumviz.instruments.numbers import keep_for_stream
-from accumviz.instruments.rows import Backward, Row, Sync
+from accumviz.instruments.buffer import Backward, Row, Sync
 from accumviz.instruments.sharded import Whole, local, pieces
 
 # The operators, what they do, and which argument is the whole.
@@ -106,7 +106,7 @@ class Watched(Protocol):
 
     def failed(self, error: Exception) -> None: ...
     def running_backward(self) -> Backward | None: ...
-    def count(self) -> int: ...
+    def reduce_arrived(self, running: Backward) -> None: ...
     def sync_begins(self, details: dict[str, Any], frame: FrameType, running: Backward | None) -> Row: ...
     def sync_ends(self, row: Row) -> None: ...
 
@@ -132,8 +132,11 @@ class Syncs:
         self._handles: list[Any] = []
         self._ranks = 1
         self._replicated = {i for members in self._members for i in members if i >= 0}
-        self.watched = self._replicated | self._shards.wholes.keys()
-        self._unhooked = set(self.watched)
+        # The leaves whose `.grad` is changed or taken away while the backward runs.
+        in_place = {i for n, members in enumerate(self._members) for i in members if _in_place(self._replicas[n])}
+        elsewhere = {i for i in self._replicated if leaves.tensors[i].device.type != "cpu"}
+        self.taken = (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
+        self._unhooked = set(self.taken)
         self._manual: list[tuple[Row, list[int]]] = []
 
     def open(self, line_of: Callable[[FrameType], int]) -> None:
@@ -141,8 +144,11 @@ class Syncs:
         for n, replica in enumerate(self._replicas):
 
             def before(module: Any, args: Any, n: int = n) -> None:
-                wanted = bool(module.require_backward_grad_sync) and torch.is_grad_enabled()
-                self._armed[n] = wanted, line_of(sys._getframe(1))
+                try:
+                    wanted = bool(module.require_backward_grad_sync) and torch.is_grad_enabled()
+                    self._armed[n] = wanted, line_of(sys._getframe(1))
+                except Exception as error:
+                    self.failed(error)
 
             self._handles.append(replica.register_forward_pre_hook(before))
         if dist.is_available() and dist.is_initialized():
@@ -156,6 +162,13 @@ class Syncs:
             handle.remove()
         self._handles.clear()
 
+    def forget(self) -> None:
+        """Let go of the modules and of what they hold."""
+        self._replicas.clear()
+        self._members.clear()
+        self._manual.clear()
+        self._unhooked.clear()
+
     def failed(self, error: Exception) -> None:
         """Have the recording stop."""
         recording = self._recording()
@@ -163,7 +176,7 @@ class Syncs:
             recording.failed(error)
 
     def hook(self) -> None:
-        """Hook those watched leaves that exist by now."""
+        """Hook those of the leaves that are taken away which exist by now."""
         for i in list(self._unhooked):
             tensor: Any = self._leaves.tensors[i]
             leaf = tensor.leaf if isinstance(tensor, Whole) else tensor
@@ -184,41 +197,21 @@ class Syncs:
         def hook(_: torch.Tensor) -> None:
             syncs = here()
             recording = syncs._recording() if syncs is not None else None
-            running = recording.running_backward() if recording is not None else None
-            if syncs is None or recording is None or running is None:
+            if syncs is None or recording is None:
                 return
             try:
-                syncs._leaves.read(running, [i])
-                syncs._leaves.note([i])
+                running = recording.running_backward()
+                if running is not None:
+                    if running.had[i]:
+                        syncs._leaves.read(running, [i])
+                        running.read[i] = None
+                    elif i not in running.unknown:
+                        running.same[i] = None
+                    syncs._leaves.note([i])
             except Exception as error:
                 recording.failed(error)
 
         return hook
-
-    def hook_of(self, i: int) -> Hook:
-        """Our hook for a watched leaf."""
-        here = weakref.ref(self)
-
-        def hook(grad: torch.Tensor | None) -> None:
-            syncs = here()
-            recording = syncs._recording() if syncs is not None else None
-            running = recording.running_backward() if recording is not None and grad is not None else None
-            if syncs is None or recording is None or running is None or grad is None:
-                return
-            try:
-                syncs.arrives(running, i, grad, recording.count())
-            except Exception as error:
-                recording.failed(error)
-
-        return hook
-
-    def arrives(self, running: Backward, i: int, grad: torch.Tensor, rows: int) -> None:
-        """Reduce what a backward brings to a watched leaf, and keep no reference."""
-        if i in running.settled:  # in parts, from a reentrant checkpoint
-            running.unknown[i] = None
-            return
-        self._leaves.reduce(running, "contribution", [(i, grad.detach())])
-        running.settled[i] = rows
 
     def collective(self, op: str, whole: list[torch.Tensor], output: list[torch.Tensor], frame: FrameType) -> None:
         """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
@@ -226,6 +219,8 @@ class Syncs:
         if recording is None or watch.capturing():
             return
         running = recording.running_backward() if torch._C._current_graph_task_id() != -1 else None
+        if running is not None:  # once it is over, `.grad` is no longer what this backward made of it
+            recording.reduce_arrived(running)
         details: dict[str, Any] = {"op": op, "bytes": sum(t.numel() * t.element_size() for t in whole)}
         details["ranks"] = self._ranks
         moving = self._shards.moving(frame) if self._shards else None
@@ -273,7 +268,7 @@ class Syncs:
                 return []
             above = above.f_back
         count = sum(tensor.numel() for tensor in whole)
-        arrived = [i for i in running.settled if i in self._replicated]
+        arrived = [i for i in running.met if i in self._replicated]
         left = [i for i in arrived if i not in running.synced]
         owner = next((n for n, members in enumerate(self._members) if set(left) & set(members)), -1)
         armed = self._armed[owner]
@@ -306,9 +301,9 @@ class Syncs:
         present = bytearray(running.present)
         for n, members in enumerate(self._members):
             if n not in self._arrivals and running.synced & set(members):
-                self._arrivals[n] = [i for i in running.settled if i in self._replicated]
+                self._arrivals[n] = [i for i in running.met if i in self._replicated]
         for i in running.synced:
-            if i not in running.settled:
+            if i not in running.met:
                 present[i] = running.had[i]
         running.present = bytes(present)
         for row, concerned, arriving in running.syncs:
@@ -321,7 +316,7 @@ class Syncs:
                 if brought is None:
                     row.unmeasured = [*row.unmeasured, i]
                 else:
-                    leaves.reduce(row, "contribution", [(i, brought.reshape(-1))])
+                    leaves.reduce(row, [("contribution", i, brought.reshape(-1))])
                     keep_for_stream([brought])  # what was scattered was made on a stream of its own
             for i in concerned:
                 present[i] = leaves.present[i]
@@ -331,6 +326,8 @@ class Syncs:
 
     def claim(self, changed: list[int]) -> list[int]:
         """Give the changes that a collective outside a backward made to it; return the others."""
+        if not self._manual:
+            return changed
         manual, self._manual = self._manual, []
         recording = self._recording()
         for row, concerned in manual:
@@ -345,6 +342,11 @@ class Syncs:
 
 def _replicates(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.parallel.DistributedDataParallel)
+
+
+def _in_place(replica: Any) -> bool:
+    """Whether DDP divides and reduces in `.grad` itself, or somebody's hook decides what becomes of it."""
+    return bool(getattr(replica, "gradient_as_bucket_view", True) or getattr(replica, "_comm_hooks", True))
 
 
 def _synced(replica: Any) -> list[torch.Tensor]:

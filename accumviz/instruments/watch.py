@@ -2,16 +2,20 @@
 
 Sources: torch.autograd.backward is what Tensor.backward calls; optimizer steps have global hooks
 (torch.optim.optimizer.register_optimizer_step_pre_hook); zero_grad, clipping and the gradient
-scaler have none, so they are wrapped. Each wrapper passes straight through when no recording is open.
+scaler have none, so they are wrapped. Each wrapper is a door: it passes straight through when no
+recording is open, calls what it wraps once, and keeps inside whatever of ours fails.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
+import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from types import FrameType
 from typing import Any, Protocol
 
@@ -23,54 +27,89 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 class Observer(Protocol):
     """What an open recording is told; `frame` is where to start looking for the user's line."""
 
-    def failed(self, error: Exception) -> None: ...
+    def failed(self, error: BaseException) -> None: ...
+    def stop(self) -> None: ...
+    def forked(self) -> None: ...
     def backward_begins(self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def backward_ends(self, token: Any, error: str) -> None: ...
-    def step_begins(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
-    def step_ends(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
-    def step_skipped(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None: ...
+    def backward_ends(self, token: Any, error: BaseException | None) -> None: ...
+    def backward_nests(self) -> None: ...
+    def step_begins(self, optimizer: Any, frame: FrameType) -> None: ...
+    def step_ends(self, optimizer: Any, frame: FrameType) -> None: ...
+    def step_skipped(self, optimizer: Any, frame: FrameType) -> None: ...
     def change_begins(self, tensors: Any) -> bool: ...
+    def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None: ...
     def captures(self, frame: FrameType) -> None: ...
     def replayed(self, frame: FrameType) -> None: ...
-    def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None: ...
+    def swap_begins(self, tensors: tuple[Any, ...]) -> Any: ...
+    def swap_ends(self, token: Any) -> None: ...
 
 
-Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+# A wrapper is made for a session: torch wrapped from the first recording's opening to the last one's closing.
+Session = object
+Around = Callable[[Callable[..., Any], Session], Callable[..., Any]]
+
+
+class _Inside(threading.local):
+    """What this thread is in the middle of, and how many optimizer steps it has begun."""
+
+    backward = zero_grad = clip = unscale = False
+    steps = 0
+
+
 # Replaced, never changed: whoever is told goes through the recordings that were open when it happened.
 _open: tuple[Observer, ...] = ()
+# Others may have wrapped our wrappers, and keep them for ever: those of an earlier session stay silent.
+_session: Session = object()
 _lock = threading.Lock()
 _undo: list[Callable[[], None]] = []
-# Within zero_grad and clip, further calls of the same kind are the same event.
-_inside = threading.local()
+_inside = _Inside()
+# Threads inside a torch.autograd.grad that is inside a backward: what it computes reaches no `.grad`.
+differentiating: list[int] = []
 scalers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def enter(observer: Observer) -> None:
     """Tell this observer what happens from now on."""
-    global _open  # noqa: PLW0603 - torch is patched once for the whole process
+    global _open, _session  # noqa: PLW0603 - torch is patched once for the whole process
     with _lock:
         if not _open:
-            _install()
+            _session = object()
+            _install(_session)
         _open = (*_open, observer)
 
 
 def leave(observer: Observer) -> None:
     """Stop telling it; the last one out leaves torch as it was."""
-    global _open  # noqa: PLW0603 - as above
+    global _open, _session  # noqa: PLW0603 - as above
     with _lock:
         _open = tuple(other for other in _open if other is not observer)
         if not _open:
+            _session = object()
             while _undo:
-                _undo.pop()()
+                undo = _undo.pop()
+                try:
+                    undo()
+                except Exception:  # what somebody made unremovable stays, and stays silent
+                    continue
 
 
-def _told() -> tuple[Observer, ...]:
-    """The open recordings; nobody while a CUDA graph is captured, which would capture what we read, too."""
-    observers = _open
-    if observers and capturing():
-        _tell(observers, "captures", sys._getframe(2))
-        return ()
-    return observers
+def _close_all() -> None:
+    """What was never closed is closed with the process, so that its file is whole."""
+    for observer in _open:
+        _tell((observer,), "stop")
+
+
+def _in_child() -> None:
+    """A forked process goes on without our files, and without locks that some thread of its parent held."""
+    global _lock  # noqa: PLW0603 - as above
+    _lock = threading.Lock()
+    for observer in _open:
+        _tell((observer,), "forked")
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def capturing() -> bool:
@@ -79,36 +118,75 @@ def capturing() -> bool:
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
-def _tell(observers: tuple[Observer, ...], what: str, *args: Any) -> None:
+def said(error: BaseException) -> str:
+    """An exception's kind and text, even where making the text raises."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(its text cannot be had)"
+    return f"{type(error).__name__}: {text}"
+
+
+def _told(session: Session) -> tuple[Observer, ...]:
+    """The open recordings; nobody while a CUDA graph is captured, which would capture what we read, too."""
+    observers = _open if session is _session else ()
+    if observers and capturing():
+        _tell(observers, "captures", sys._getframe(2))
+        return ()
+    return observers
+
+
+def _tell(observers: tuple[Observer, ...], what: str, *args: Any) -> list[tuple[Observer, Any]]:
+    """Call this method of each; one that fails is told so, and heard no more."""
+    answers = []
     for observer in observers:
         try:
-            getattr(observer, what)(*args)
-        except Exception as failure:
-            observer.failed(failure)
+            answers.append((observer, getattr(observer, what)(*args)))
+        except BaseException as error:
+            _fails(observer, error)
+            if not isinstance(error, Exception):  # a key was pressed: that one is the user's
+                raise
+    return answers
 
 
-def _install() -> None:
+def _fails(observer: Observer, error: BaseException) -> None:
+    try:
+        observer.failed(error)
+    except Exception:
+        leave(observer)
+
+
+def _fail(error: BaseException) -> None:
+    """Something of ours failed before we knew whom to tell."""
+    for observer in _open:
+        _fails(observer, error)
+
+
+def _install(session: Session) -> None:
     _leave_to_python()
-    _wrap(torch, "compile", _compiling)
-    _wrap(torch.cuda.CUDAGraph, "replay", _replaying)
-    _wrap(torch.autograd, "backward", _backward)
-    _wrap(torch.optim.Optimizer, "zero_grad", _zeroing)
-    _wrap(torch.nn.Module, "zero_grad", _zeroing)
+    _wrap(torch, "compile", _compiling, session)
+    _wrap(torch.cuda.CUDAGraph, "replay", _replaying, session)
+    _wrap(torch.autograd, "backward", _backward, session)
+    # autograd.grad under any name it was imported by
+    _wrap(torch.autograd, "_engine_run_backward", _running, session)
+    _wrap(torch.optim.Optimizer, "zero_grad", _zeroing, session)
+    _wrap(torch.nn.Module, "zero_grad", _zeroing, session)
+    _wrap(torch.utils, "swap_tensors", _swapping, session)
     # clip_grad_norm_ ends in a function of its own that changes the grads
     for name in ("_clip_grads_with_norm_", "clip_grad_value_"):
-        _wrap_decorated(getattr(clip_grad, name, None), _clipping)
-    _wrap(torch.amp.GradScaler, "scale", _scaling)
-    _wrap(torch.amp.GradScaler, "unscale_", _unscaling)
-    _wrap(torch.amp.GradScaler, "_maybe_opt_step", _maybe_stepping)
-    _undo.append(register_optimizer_step_pre_hook(_step_begins).remove)
-    _undo.append(register_optimizer_step_post_hook(_step_ends).remove)
+        _wrap_decorated(getattr(clip_grad, name, None), _clipping, session)
+    _wrap(torch.amp.GradScaler, "scale", _scaling, session)
+    _wrap(torch.amp.GradScaler, "unscale_", _unscaling, session)
+    _wrap(torch.amp.GradScaler, "_maybe_opt_step", _maybe_stepping, session)
+    _undo.append(register_optimizer_step_pre_hook(functools.partial(_step_begins, session)).remove)
+    _undo.append(register_optimizer_step_post_hook(functools.partial(_step_ends, session)).remove)
 
 
-def _wrap(owner: Any, name: str, around: Around) -> None:
+def _wrap(owner: Any, name: str, around: Around, session: Session) -> None:
     original = getattr(owner, name, None)
     if original is None:  # a private helper that another torch version lacks: the change is still seen as an edit
         return
-    wrapper = functools.update_wrapper(around(original), original)
+    wrapper = functools.update_wrapper(around(original, session), original)
 
     def undo() -> None:
         # Somebody who wrapped ours in the meantime keeps working: ours passes straight through.
@@ -119,139 +197,199 @@ def _wrap(owner: Any, name: str, around: Around) -> None:
     _undo.append(undo)
 
 
-def _wrap_decorated(decorated: Any, around: Around) -> None:
+def _wrap_decorated(decorated: Any, around: Around, session: Session) -> None:
     """Wrap a function inside its `no_grad` decorator, where those who imported it by name call it too."""
     original = getattr(decorated, "__wrapped__", None)
     for cell in getattr(decorated, "__closure__", None) or ():
         if original is not None and cell.cell_contents is original:
-            cell.cell_contents = around(original)
+            cell.cell_contents = around(original, session)
             _undo.append(functools.partial(setattr, cell, "cell_contents", original))
 
 
-def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    inside = torch._C._current_graph_task_id
+def _backward(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    task = torch._C._current_graph_task_id
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        observers = _told()
-        # Inside the engine (a reentrant checkpoint), a backward is part of the one that is running.
-        if not observers or inside() != -1:
+        # Once somebody has wrapped ours, it may be called again inside itself.
+        if not _open or session is not _session or _inside.backward:
+            return original(*args, **kwargs)
+        if task() != -1:  # inside the engine (a reentrant checkpoint), it is part of the backward that is running
+            _tell(_open, "backward_nests")
             return original(*args, **kwargs)
         if args and type(args[0]) is not torch.Tensor and isinstance(args[0], Iterator):
             args = (tuple(args[0]), *args[1:])  # it can be read once, and torch has to read it
-        tokens, error = [], ""
-        frame = sys._getframe(1)
-        for observer in observers:
-            try:
-                tokens.append(observer.backward_begins(frame, args, kwargs))
-            except Exception as failure:
-                tokens.append(None)
-                observer.failed(failure)
+        begun: list[tuple[Observer, Any]] = []
+        error = None
+        try:
+            begun = _tell(_told(session), "backward_begins", sys._getframe(1), args, kwargs)
+        except Exception as failure:
+            _fail(failure)
+        _inside.backward = True
         try:
             return original(*args, **kwargs)
         except BaseException as caught:
-            error = f"{type(caught).__name__}: {caught}"
+            error = caught
             raise
         finally:
-            for observer, token in zip(observers, tokens, strict=True):
-                if token is not None:
-                    try:
-                        observer.backward_ends(token, error)
-                    except Exception as failure:
-                        observer.failed(failure)
+            _inside.backward = False
+            for observer, token in begun:
+                _tell((observer,), "backward_ends", token, error)
+            error = None  # else this frame and the error would hold each other
 
     return backward
 
 
-def _step_begins(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    _tell(_told(), "step_begins", optimizer, sys._getframe(1))
+def _running(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    task = torch._C._current_graph_task_id
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not _open or session is not _session or kwargs.get("accumulate_grad", True) or task() == -1:
+            return original(*args, **kwargs)
+        thread = get_ident()
+        differentiating.append(thread)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            differentiating.remove(thread)
+
+    return run
 
 
-def _step_ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    _tell(_told(), "step_ends", optimizer, sys._getframe(1))
+def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None:
+    _inside.steps += 1
+    try:
+        _tell(_told(session), "step_begins", optimizer, sys._getframe(1))
+    except Exception as failure:
+        _fail(failure)
+
+
+def _step_ends(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None:
+    try:
+        _tell(_told(session), "step_ends", optimizer, sys._getframe(1))
+    except Exception as failure:
+        _fail(failure)
+
+
+# From a call's arguments: whose `.grad` it changes (a label's sake), the tensors, and the event's details.
+_Read = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, dict[str, Any]]]
 
 
 def _observed(
-    kind: str, owner: Any, tensors: Any, details: dict[str, Any], original: Callable[..., Any], *args: Any
+    kind: str, session: Session, read: _Read, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
 ) -> Any:
-    """Run a call that changes `.grad` in place, and tell those recordings whose tensors it may touch."""
-    concerned = []
-    for observer in _told():
-        try:
-            if observer.change_begins(tensors):
-                concerned.append(observer)
-        except Exception as failure:
-            observer.failed(failure)
+    """Run a call that changes `.grad` in place, and tell those recordings whose tensors it may touch.
+
+    Within zero_grad, clip and unscale, further calls of the same kind are the same event.
+    """
+    concerned: list[Observer] = []
+    owner: Any = None
+    tensors: Any = ()
+    details: dict[str, Any] = {}
+    try:
+        observers = _told(session)
+        if observers:
+            owner, tensors, details = read(args, kwargs)
+            concerned = [observer for observer, wants in _tell(observers, "change_begins", tensors) if wants]
+    except Exception as failure:
+        _fail(failure)
     setattr(_inside, kind, True)
     try:
-        return original(*args)
+        return original(*args, **kwargs)
     finally:
         setattr(_inside, kind, False)
         for observer in concerned:
-            try:
-                observer.change_ends(kind, sys._getframe(2), owner, tensors, dict(details))
-            except Exception as failure:
-                observer.failed(failure)
+            _tell((observer,), "change_ends", kind, sys._getframe(2), owner, tensors, dict(details))
 
 
-def _zeroing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def zero_grad(owner: Any, set_to_none: bool = True) -> Any:
-        if not _open or getattr(_inside, "zero_grad", False):
-            return original(owner, set_to_none)
-        return _observed("zero_grad", owner, owner, {"set_to_none": set_to_none}, original, owner, set_to_none)
+def _zeroing(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        to_none = args[1] if len(args) > 1 else kwargs.get("set_to_none", True)
+        return args[0], args[0], {"set_to_none": bool(to_none)}
+
+    def zero_grad(*args: Any, **kwargs: Any) -> Any:
+        if not _open or session is not _session or _inside.zero_grad:
+            return original(*args, **kwargs)
+        return _observed("zero_grad", session, read, original, args, kwargs)
 
     return zero_grad
 
 
-def _clipping(original: Callable[..., Any]) -> Callable[..., Any]:
+def _clipping(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     value = original.__name__ == "clip_grad_value_"
     names = ("clip_value",) if value else ("max_norm", "total_norm")
 
-    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _open or getattr(_inside, "clip", False):
-            return original(parameters, *args, **kwargs)
-        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        details = {"by": "value" if value else "norm"} | dict(zip(names, args, strict=False))
-        details |= {k: v for k, v in kwargs.items() if k in names}
-        return _observed("clip", None, tensors, details, functools.partial(original, **kwargs), tensors, *args)
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        given = args[0] if args else kwargs["parameters"]
+        tensors = [given] if isinstance(given, torch.Tensor) else given
+        details = {"by": "value" if value else "norm"} | dict(zip(names, args[1:], strict=False))
+        return None, tensors, details | {k: v for k, v in kwargs.items() if k in names}
+
+    def clip(*args: Any, **kwargs: Any) -> Any:
+        if not _open or session is not _session or _inside.clip:
+            return original(*args, **kwargs)
+        if args and isinstance(args[0], Iterator):
+            args = (list(args[0]), *args[1:])
+        elif isinstance(kwargs.get("parameters"), Iterator):
+            kwargs["parameters"] = list(kwargs["parameters"])
+        return _observed("clip", session, read, original, args, kwargs)
 
     return clip
 
 
-def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
-    def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        scalers.add(scaler)
-        return original(scaler, *args, **kwargs)
+def _scaling(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def scale(*args: Any, **kwargs: Any) -> Any:
+        if session is _session:
+            try:
+                scalers.add(args[0])
+            except Exception as failure:
+                _fail(failure)
+        return original(*args, **kwargs)
 
     return scale
 
 
-def _unscaling(original: Callable[..., Any]) -> Callable[..., Any]:
-    def unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> Any:
-        if not _open or not getattr(scaler, "_enabled", True):  # switched off, it does nothing
-            return original(scaler, optimizer)
-        details = {"amp_scale": getattr(scaler, "_scale", None)}
-        return _observed("unscale", optimizer, optimizer, details, original, scaler, optimizer)
+def _unscaling(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        optimizer = args[1] if len(args) > 1 else kwargs["optimizer"]
+        return optimizer, optimizer, {"amp_scale": getattr(args[0], "_scale", None)}
+
+    def unscale(*args: Any, **kwargs: Any) -> Any:
+        # switched off, it does nothing
+        if not _open or session is not _session or not (args and getattr(args[0], "_enabled", True)):
+            return original(*args, **kwargs)
+        return _observed("unscale", session, read, original, args, kwargs)
 
     return unscale
 
 
-def _maybe_stepping(original: Callable[..., Any]) -> Callable[..., Any]:
-    def maybe_step(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        stepped = False
-
-        def note(*_: Any) -> None:
-            nonlocal stepped
-            stepped = True
-
-        handle = optimizer.register_step_pre_hook(note)
-        try:
-            return original(scaler, optimizer, *args, **kwargs)
-        finally:
-            handle.remove()
-            if not stepped:
-                _tell(_told(), "step_skipped", optimizer, sys._getframe(1))
+def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def maybe_step(*args: Any, **kwargs: Any) -> Any:
+        before = _inside.steps
+        found = original(*args, **kwargs)
+        if _open and session is _session and _inside.steps == before:
+            try:
+                optimizer = args[1] if len(args) > 1 else kwargs["optimizer"]
+                _tell(_told(session), "step_skipped", optimizer, sys._getframe(1))
+            except Exception as failure:
+                _fail(failure)
+        return found
 
     return maybe_step
+
+
+def _swapping(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def swap_tensors(*args: Any, **kwargs: Any) -> Any:
+        if not _open or session is not _session:
+            return original(*args, **kwargs)
+        # It refuses tensors to which there are weak references, and we have one to each `.grad`.
+        begun = _tell(_open, "swap_begins", (*args, *kwargs.values()))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for observer, token in begun:
+                _tell((observer,), "swap_ends", token)
+
+    return swap_tensors
 
 
 def _leave_to_python() -> None:
@@ -259,31 +397,38 @@ def _leave_to_python() -> None:
 
     Otherwise it would trace us into the user's step, and stop at what cannot be traced.
     """
-    if "torch._dynamo" in sys.modules:
-        from torch._dynamo import trace_rules
+    try:
+        if "torch._dynamo" in sys.modules:
+            from torch._dynamo import trace_rules
 
-        add = getattr(trace_rules, "add", None)
-        if add is not None and __package__ not in _left:
-            _left.add(__package__)
-            add(__package__)
+            add = getattr(trace_rules, "add", None)
+            if add is not None and __package__ not in _left:
+                _left.add(__package__)
+                add(__package__)
+    except Exception as failure:
+        _fail(failure)
 
 
 _left: set[str] = set()
 
 
-def _compiling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _compiling(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - its name in torch
         compiled = original(*args, **kwargs)
-        _leave_to_python()
+        if session is _session:
+            _leave_to_python()
         return compiled
 
     return compile
 
 
-def _replaying(original: Callable[..., Any]) -> Callable[..., Any]:
-    def replay(graph: Any) -> Any:
-        result = original(graph)
-        _tell(_told(), "replayed", sys._getframe(1))
+def _replaying(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def replay(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        try:
+            _tell(_told(session), "replayed", sys._getframe(1))
+        except Exception as failure:
+            _fail(failure)
         return result
 
     return replay
