@@ -395,14 +395,6 @@ def test_files_are_merged_as_ledgers_are(tmp_path: Path) -> None:
     np.testing.assert_array_equal(merged.grad, Ledger.merge(ledgers).grad)
 
 
-def test_a_ledger_of_one_process_is_written_as_before_there_were_ranks() -> None:
-    ledger = of_rank(0, [adds(1)])
-    head, (chunk, _) = ledger.header(), ledger.chunk()
-    assert "rank" not in head["parameters"][0]
-    assert "unsharded_of" not in head["parameters"][0]
-    assert "rank" not in chunk["events"][0]
-
-
 def test_ledgers_that_cannot_be_merged_are_refused() -> None:
     with pytest.raises(ValueError, match="no ledger to merge"):
         Ledger.merge([])
