@@ -55,7 +55,10 @@ def decode(reader: Reader) -> Graph:
     """Build the graph of a file; raises ValueError, KeyError, TypeError or IndexError when it does not fit together."""
     from accumviz.graph import Edge, Graph, Node, Saved  # graph.py saves through this module
 
-    meta, arrays = next(iter(reader))
+    chunks = list(reader)
+    if len(chunks) != 1:
+        raise ValueError(f"it holds {len(chunks)} graphs, expected one")
+    ((meta, arrays),) = chunks
     table = [_entry(thing) for thing in plain(meta["table"], "table")]
     texts, shapes = ([i for i, thing in enumerate(table) if _is(thing, kind)] for kind in (str, tuple))
     rows = {

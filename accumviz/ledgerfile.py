@@ -97,6 +97,8 @@ def decode(reader: Reader) -> Ledger:
     from accumviz.ledger import Ledger
 
     first, _ = next(iter(reader), ({}, {}))
+    if not first:
+        raise ValueError("it ends before its parameters: nothing was recorded in it")
     described, about = first["parameters"], first["meta"]
     sources: dict[str, str] = {}
     joined = {name: _Growing() for name in ("codes", "numbers", "contribution", "grad", "state")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -25,6 +26,7 @@ import accumviz as av
 from accumviz import files, ledgerfile
 from accumviz.files import LedgerFileError, Writer
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Events, Ledger, Parameter
+from tests.toys import chain
 
 INF, NAN = float("inf"), float("nan")
 ROOT = Path(__file__).resolve().parents[1]
@@ -564,3 +566,56 @@ def test_opening_does_not_hold_the_numbers_twice(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1.6 * 9 * found.state.size
     finally:
         tracemalloc.stop()
+
+
+# --- files that somebody, or a bad disk, has changed -------------------------------------------------
+
+
+def of_rank(rank: int) -> Ledger:
+    """One of two ranks: every kind of event, a shard of a parameter, a collective of both."""
+    whole = "w (unsharded)"
+    parameters = [
+        Parameter("w", (1,), optimizers=(0,)),
+        Parameter(whole, (2,), optimizers=(0,), unsharded_of="w", aliases=("tied",)),
+        Parameter("v", (3, 3), optimizers=(0,)),
+    ]
+    added, v = {whole: [1, 2], "v": list(range(9))}, {"v": [0.1] * 9}
+    place = {"file": "a.py", "line": 2, "source": "loss.backward()"}
+    measured = {"loss": 2.0, "saved_before": 96.0, "saved_after": 0.0, "allocated": 100.0}
+    rows: list[dict[str, Any]] = [
+        {"kind": "zero_grad", "file": "a.py", "line": 3},
+        {"kind": "backward", "label": "loss", **place, **measured, "contribution": added, "grad": added},
+        {
+            "kind": "sync",
+            "details": {"op": "reduce-scatter", "ranks": 2},
+            "contribution": {"w": 2},
+            "grad": {"w": 2, **v},
+        },
+        {"kind": "sync", "details": {"op": "all-reduce", "bytes": 36, "parameters": ["v"]}, "grad": {"w": 2, **v}},
+        {"kind": "unscale", "grad": {"w": 1, **v}},
+        {"kind": "clip", "details": {"by": "norm", "max_norm": 1.0}, "grad": {"w": 0.5, **v}},
+        {"kind": "step", "details": {"optimizer": "SGD", "lr": [0.1, None]}, "grad": {"w": 0.5, **v}},
+        {"kind": "step", "details": {"optimizer": "SGD", "skipped": True}, "grad": {"w": 0.5, **v}},
+        {"kind": "edit", "grad": {"w": 3, **v}},
+        {"kind": "zero_grad"},
+    ]
+    meta = {"rank": rank, "ranks": 2, "optimizers": ["SGD"], "notes": ["a note"]}
+    return Ledger.build(
+        parameters, rows, meta=meta, sources={"a.py": "for x in y:\n    loss.backward()\no.zero_grad()\n"}
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no such limit")
+def test_changed_files_give_the_documented_error_or_something_that_can_be_shown(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.save(tmp_path / "plain")
+    Ledger.merge([of_rank(0), of_rank(1)]).save(tmp_path / "merged")
+    (tmp_path / "first").write_bytes(in_first_format(of_rank(0)))
+    chain().save(tmp_path / "graph")
+    names = [str(tmp_path / name) for name in ("plain", "merged", "first", "graph")]
+    one = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads take room of the 1 GiB
+    command = [sys.executable, "-m", "tests.mutants", "0", "800", "10", *names]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | one, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ends = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert ends.keys() == {"opened", "refused"}, done.stdout
+    assert min(ends.values()) > 100
