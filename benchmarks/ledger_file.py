@@ -75,7 +75,7 @@ print(time.process_time() - start, (most() - before) / 1000)
 
 
 def opened(path: Path) -> tuple[float, float]:
-    """Process time in seconds and megabytes at the peak of opening a file, in a fresh process, beyond its imports (Linux)."""
+    """Seconds of process time, and megabytes at the peak, that opening a file adds to a fresh process (Linux)."""
     done = subprocess.run([sys.executable, "-c", _OPEN, str(path)], capture_output=True, text=True, check=True)
     spent, added = map(float, done.stdout.split())
     return spent, added
