@@ -18,8 +18,8 @@ def needed(text: str, lines: Iterable[int]) -> str:
     level the statement it belongs to and three lines around it. Of a function longer than 200
     lines, it is the largest statement around the line that is not. Empty lines at the end go.
 
-    >>> print(needed("import os\\nKEY = 'secret'\\n\\ndef f(x):\\n    y = x\\n    return y\\n", [5]).replace("\\n", "|"))
-    |||def f(x):|    y = x|    return y|
+    >>> print(needed("K = 'secret'\\n\\ndef f(x):\\n    y = x\\n    return y\\n", [5]).replace("\\n", "|"))
+    ||def f(x):|    y = x|    return y|
     """
     rows = text.split("\n")
     wanted = {line for line in lines if 1 <= line <= len(rows)}
