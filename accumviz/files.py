@@ -98,14 +98,25 @@ class Writer:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
         if there is not None and not self.overwrite:
             raise FileExistsError(_refusal(self.path, self._target))
-        if there is None and not self.whole:
-            try:
-                self._begin(_create(self._target))
-            except FileExistsError:
-                raise FileExistsError(_refusal(self.path, self._target)) from None
-            return
+        try:
+            self._replace() if there is not None or self.whole else self._begin(_create(self._target))
+        except FileExistsError:
+            raise FileExistsError(_refusal(self.path, self._target)) from None
+        except OSError as error:
+            if error.errno is None:
+                raise
+            # Named as it was given.
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def _replace(self) -> None:
+        """Begin a file beside the one that is there, and put it in its place."""
         with _held(self._target, self.path):
+            if os.name == "nt" and not self.whole:  # there, an open file cannot be moved
+                self._target.unlink()
+                self._begin(_create(self._target))
+                return
             self._at = self._target.with_name(f".{self._target.name}.{os.getpid()}.new")
+            self._at.unlink(missing_ok=True)  # left by a process that was killed
             self._begin(_create(self._at))
             if not self.whole:
                 try:
