@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any, overload
 
 import numpy as np
@@ -142,9 +143,15 @@ class Events(Sequence[Event]):
         if isinstance(events, Events):
             return events
         events = tuple(events)
-        return cls.of_columns(
-            len(events), **{name: [getattr(event, name) for event in events] for name in (*CODES, *NUMBERS)}
-        )
+        columns = {name: [getattr(event, name) for event in events] for name in (*CODES, *NUMBERS)}
+        # Whoever made them by hand may have put anything in: no view may break on it.
+        for name in TABLES[:-1]:
+            columns[name] = [text if isinstance(text, str) else str(text) for text in columns[name]]
+        for name, missing in (("line", 0), ("rank", None)):
+            columns[name] = [n if isinstance(n, Integral) and 0 <= n < 1 << 31 else missing for n in columns[name]]
+        for name in NUMBERS:
+            columns[name] = [n if isinstance(n, Real) else _NAN for n in columns[name]]
+        return cls.of_columns(len(events), **columns)
 
     @classmethod
     def of_columns(cls, count: int | None = None, **columns: Sequence[Any]) -> Events:
@@ -243,12 +250,15 @@ class Events(Sequence[Event]):
         return found
 
     def detail(self, name: str, default: Any) -> np.ndarray:
-        """One entry of every event's details; of numbers or truths an array of these, of objects else."""
+        """One entry of every event's details, or `default`, of whose type (number, truth, any object) the array is."""
         values = [known.get(name, default) for known in self._details]
         kind = type(default) if isinstance(default, bool | int | float) else object
         table = np.empty(max(len(values), 1), kind)
         for i, value in enumerate(values):
-            table[i] = value
+            try:
+                table[i] = value
+            except (TypeError, ValueError, OverflowError):
+                table[i] = default
         found: np.ndarray = table[self.column("details")]
         return found
 
