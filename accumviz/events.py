@@ -148,7 +148,7 @@ class Events(Sequence[Event]):
         for name in TABLES[:-1]:
             columns[name] = [text if isinstance(text, str) else str(text) for text in columns[name]]
         for name, missing in (("line", 0), ("rank", None)):
-            columns[name] = [n if isinstance(n, Integral) and 0 <= n < 1 << 31 else missing for n in columns[name]]
+            columns[name] = [n if isinstance(n, Integral) and 0 <= int(n) < 1 << 31 else missing for n in columns[name]]
         for name in NUMBERS:
             columns[name] = [n if isinstance(n, Real) else _NAN for n in columns[name]]
         return cls.of_columns(len(events), **columns)
