@@ -288,8 +288,12 @@ class Graph(Displayed):
         roots = tuple(dict.fromkeys(new[root] for root in self.roots))
         return Graph(tuple(nodes), tuple(edges.values()), roots, dict(self.meta))
 
-    def save(self, path: str | Path) -> None:
-        """Write the graph to a file: `.html` a page, `.svg` a drawing, else a file that `av.load` reads."""
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the graph to a file: `.html` a page, `.svg` a drawing, else a file that `av.load` reads.
+
+        Pages and drawings are written anew each time. A file of the last kind that is there is
+        not replaced unless `overwrite` says so: `FileExistsError`.
+        """
         suffix = Path(path).suffix.lower()
         if suffix == ".html":
             self.save_page(path, f"Autograd graph: {_plural(len(self), 'node')}")
@@ -297,7 +301,7 @@ class Graph(Displayed):
         if suffix == ".svg":
             Path(path).write_text(import_module(VIEWS["Graph"][0]).to_svg(self), encoding="utf-8")
             return
-        with files.Writer(path, kind="graph") as writer:
+        with files.Writer(path, "graph", overwrite=overwrite, whole=True) as writer:
             writer.append(*graphfile.encode(self))
 
     @classmethod
@@ -315,11 +319,6 @@ class Graph(Displayed):
         if not isinstance(graph, cls):
             raise files.LedgerFileError(f"{Path(path).name!r} holds a ledger; open it with av.load(...)")
         return graph
-
-    @classmethod
-    def from_contents(cls, contents: files.Contents) -> Graph:
-        """Build a graph from a file's contents; raises ValueError or KeyError when they do not fit together."""
-        return graphfile.decode(*contents.chunks[0])
 
     def __repr__(self) -> str:
         roots = ", ".join(_title(self.nodes[root]) for root in self.roots[:3])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accumviz.ledgerfile import plain
+
 if TYPE_CHECKING:
+    from accumviz.files import Reader
     from accumviz.graph import Graph, Saved
 
 
@@ -47,29 +51,98 @@ def encode(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return {"roots": list(graph.roots), "table": list(table.index), "meta": graph.meta}, arrays
 
 
-def decode(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graph:
-    """Build the graph of a chunk; raises ValueError, KeyError or IndexError when it does not fit together."""
+def decode(reader: Reader) -> Graph:
+    """Build the graph of a file; raises ValueError, KeyError, TypeError or IndexError when it does not fit together."""
     from accumviz.graph import Edge, Graph, Node, Saved  # graph.py saves through this module
 
-    table = [tuple(map(int, thing)) if isinstance(thing, list) else thing for thing in meta["table"]]
-    count = len(arrays["nodes"])
+    chunks = list(reader)
+    if len(chunks) != 1:
+        raise ValueError(f"it holds {len(chunks)} graphs, expected one")
+    ((meta, arrays),) = chunks
+    table = [_entry(thing) for thing in plain(meta["table"], "table")]
+    texts, shapes = ([i for i, thing in enumerate(table) if _is(thing, kind)] for kind in (str, tuple))
+    rows = {
+        name: _columns(name, arrays[name], width)
+        for name, width in (("nodes", 8), ("edges", 4), ("saved", 7), ("value_at", 3), ("grad_at", 3))
+    }
+    count = len(rows["nodes"])
+    nodes, edges, kept = rows["nodes"], rows["edges"], rows["saved"]
+    for what, columns, there in (
+        ("a text of a node", nodes[:, [0, 1, 2, 4]], texts),
+        ("a shape of a node", nodes[:, 3], shapes),
+        ("a node of an edge", edges[:, :2], range(count)),
+        ("a node of a saved tensor", kept[:, 0], range(count)),
+        ("a text of a saved tensor", kept[:, [1, 3]], texts),
+        ("a shape of a saved tensor", kept[:, 2], shapes),
+        ("a root", np.array(_whole(meta["roots"]), np.int64), range(count)),
+    ):
+        if not np.isin(columns, np.array(there, np.int64)).all():
+            raise ValueError(f"{what} is not there")
+    if (nodes[:, 6:] < 0).any() or (edges[:, 2:] < 0).any() or (kept[:, 4] < 0).any() or (kept[:, 5] < -1).any():
+        raise ValueError("a count is negative")
     saved: dict[int, list[Saved]] = {}
-    for i, attr, shape, dtype, size, storage, parameter in arrays["saved"].tolist():
+    for i, attr, shape, dtype, size, storage, parameter in kept.tolist():
         saved.setdefault(i, []).append(Saved(table[attr], table[shape], table[dtype], size, storage, bool(parameter)))
-    numbers: dict[str, dict[int, Any]] = {"value": {}, "grad": {}}
-    for what, known in numbers.items():
-        at = 0
-        for i, shape, length in arrays[f"{what}_at"].tolist():
-            known[i] = arrays[what][at : at + length].reshape(table[shape]).tolist()
-            at += length
-    nodes = []
-    for i, (*row, alive, operations, parameters) in enumerate(arrays["nodes"].tolist()):
+    values, grads = (_numbers(rows[f"{what}_at"], arrays[what], table, count) for what in ("value", "grad"))
+    made = []
+    for i, (*row, alive, operations, parameters) in enumerate(nodes.tolist()):
         op, name, module, shape, dtype = (table[j] for j in row)
-        kept = tuple(saved.get(i, ()))
-        value, grad = numbers["value"].get(i), numbers["grad"].get(i)
-        nodes.append(Node(i, op, name, module, shape, dtype, kept, bool(alive), value, grad, operations, parameters))
-    edges = tuple(Edge(*row) for row in arrays["edges"].tolist())
-    roots = tuple(int(root) for root in meta["roots"])
-    if not all(0 <= i < count for i in (*roots, *(j for e in edges for j in (e.source, e.target)))):
-        raise ValueError("an edge or a root names a node that is not there")
-    return Graph(tuple(nodes), edges, roots, dict(meta["meta"]))
+        kept_here, value, grad = tuple(saved.get(i, ())), values.get(i), grads.get(i)
+        made.append(
+            Node(i, op, name, module, shape, dtype, kept_here, bool(alive), value, grad, operations, parameters)
+        )
+    return Graph(
+        tuple(made), tuple(Edge(*row) for row in edges.tolist()), tuple(meta["roots"]), _meta(meta["meta"], count)
+    )
+
+
+def _entry(thing: Any) -> Any:
+    """A text, a shape, or None: a shape that is not known."""
+    if isinstance(thing, list):
+        return tuple(_whole(thing))
+    if thing is not None and not isinstance(thing, str):
+        raise TypeError(f"{thing!r} in its table")
+    return thing
+
+
+def _is(thing: Any, kind: type) -> bool:
+    return isinstance(thing, kind) or (kind is tuple and thing is None)
+
+
+def _whole(numbers: Any) -> list[int]:
+    if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < 1 << 48 for n in numbers):
+        raise ValueError(f"{str(numbers)[:100]}, expected whole numbers")
+    return numbers
+
+
+def _columns(name: str, array: np.ndarray, width: int) -> np.ndarray:
+    if array.dtype.kind != "i" or array.ndim != 2 or array.shape[1] != width:
+        raise ValueError(f"{name} is an array of {array.dtype} {array.shape}")
+    return array.astype(np.int64)
+
+
+def _numbers(places: np.ndarray, numbers: np.ndarray, table: list[Any], count: int) -> dict[int, Any]:
+    """The nested lists of each node's numbers."""
+    if numbers.dtype != np.float64 or numbers.ndim != 1:
+        raise ValueError(f"numbers are an array of {numbers.dtype} {numbers.shape}")
+    known, at = {}, 0
+    for i, place, length in places.tolist():
+        shape = table[place]
+        # A list of no numbers is still as long as its shape says.
+        sides = math.prod(max(side, 1) for side in shape)
+        if not 0 <= i < count or place < 0 or math.prod(shape) != length or sides > max(length, 64):
+            raise ValueError(f"{length} numbers of shape {shape} for node {i}")
+        known[i] = numbers[at : at + length].reshape(shape).tolist()
+        at += length
+    return known
+
+
+def _meta(given: Any, count: int) -> dict[str, Any]:
+    meta: dict[str, Any] = plain(given, "meta", dict)
+    texts = [*plain(meta.get("notes", []), "notes")]
+    classes = plain(meta.get("classes", {}), "classes", dict)
+    if not all(isinstance(text, str) for text in (*texts, *classes.values())):
+        raise TypeError("a note or the name of a class is no text")
+    if not all(node < count for node in _whole(meta.get("order", []))):
+        raise ValueError("its order names a node that is not there")
+    return meta

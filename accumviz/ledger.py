@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,87 +13,20 @@ import numpy as np
 
 from accumviz import fates, files, ledgerfile, merging
 from accumviz.display import Displayed
+from accumviz.events import CHANGED, CONTRIBUTED, KINDS, PRESENT, Event, Events, Parameter
 from accumviz.fates import Fates, Window
 
-# Bits of `Ledger.state`, one byte per event and parameter.
-PRESENT, CONTRIBUTED, CHANGED = 1, 2, 4
-KINDS = ("backward", "zero_grad", "step", "unscale", "clip", "sync", "edit")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A recorded leaf: its name, shape, dtype and the optimizers that own it (indices).
-
-    `group` is the keyword of `record` under which it came, `aliases` are its other names where it
-    is used more than once.
-
-    In a ledger of several processes, `rank` is the one it lives in. `unsharded_of` names the
-    parameter whose whole gradient this is, kept by FSDP until it is reduced and scattered.
-    """
-
-    name: str
-    shape: tuple[int, ...] = ()
-    dtype: str = "float32"
-    device: str = "cpu"
-    group: str = ""
-    aliases: tuple[str, ...] = ()
-    optimizers: tuple[int, ...] = ()
-    requires_grad: bool = True
-    rank: int | None = None
-    unsharded_of: str = ""
-
-    @property
-    def numel(self) -> int:
-        """How many elements it has."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-
-@dataclass(frozen=True)
-class Event:
-    """One thing that happened to `.grad`, and the line of the user's code that did it.
-
-    `index` is its place in the ledger, `kind` one of `"backward"`, `"zero_grad"`, `"step"`,
-    `"unscale"`, `"clip"`, `"sync"` and `"edit"`. `label` is what a loss or an optimizer is called
-    there; `file`, `line` and `source` are where. `details` holds what only its kind has, such as
-    the `lr` of a step.
-
-    `loss` is the value backward started from (NaN if it was not one number), `scale` the
-    product of the constants it was multiplied by or divided by on the way there, `saved_before`
-    and `saved_after` the bytes of saved tensors alive around a backward (NaN if not measured),
-    `time` seconds since the recording began.
-
-    `allocated` is what PyTorch's CUDA allocator had given out, in bytes, after the event; `peak`
-    the most it had given out at once since the event before, known only where that was more than
-    ever since its peak was last reset (`torch.cuda.reset_peak_memory_stats`, which is yours to
-    call: a recording never does). Both are of the whole process and of the devices that hold the
-    parameters (`peak`: if it is one), and NaN where not measured, as on a CPU.
-
-    `within` names the event this one ran inside
-    (`"step"` for a closure, `"backward"` for an optimizer that steps in a hook). In a ledger of
-    several processes, `rank` is the one it happened in; None is all of them together.
-    """
-
-    index: int
-    kind: str
-    label: str = ""
-    file: str = ""
-    line: int = 0
-    source: str = ""
-    time: float = 0.0
-    loss: float = float("nan")
-    scale: float = 1.0
-    saved_before: float = float("nan")
-    saved_after: float = float("nan")
-    within: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
-    rank: int | None = None
-    allocated: float = float("nan")
-    peak: float = float("nan")
-
-    @property
-    def skipped(self) -> bool:
-        """Whether this is a step that changed no weight (the gradient scaler found inf or NaN)."""
-        return bool(self.details.get("skipped"))
+__all__ = [
+    "CHANGED",
+    "CONTRIBUTED",
+    "KINDS",
+    "PRESENT",
+    "Event",
+    "Events",
+    "Ledger",
+    "Parameter",
+    "Provenance",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +47,12 @@ class Ledger(Displayed):
 
     It is the sequence of its events: `len(ledger)`, `ledger[3]` and `for event in ledger` are what
     they are for a list. `parameters` are its columns, `sources` the texts of the files that the
-    events point into, `meta` says with what it was recorded, and `complete` is False when the
-    recording's process ended before it was closed.
+    events point into (of a recording, the lines that events need; the others are empty), `meta`
+    says with what it was recorded. `complete` is False when the recording's process ended before
+    it was closed, and when the recording stopped before that: `meta["stopped"]` then says why.
+
+    `events` is a sequence of `Event`; of a ledger that was read from a file, or is made of columns
+    (`Events`), each `Event` is made when it is asked for. `columns` are the same events as columns.
 
     `contribution` and `grad` are float32 arrays (events × parameters) of 2-norms: what a
     backward added, and `.grad` after the event; NaN where there is none. `state` holds the
@@ -140,7 +77,7 @@ class Ledger(Displayed):
     def __init__(
         self,
         parameters: tuple[Parameter, ...],
-        events: tuple[Event, ...],
+        events: Sequence[Event],
         contribution: np.ndarray,
         grad: np.ndarray,
         state: np.ndarray,
@@ -155,14 +92,14 @@ class Ledger(Displayed):
             if given.shape != expected:
                 raise ValueError(f"{name} has shape {given.shape}, expected events × parameters {expected}")
         self.parameters = parameters
-        self.events = events
+        self.events = events if isinstance(events, Events) else tuple(events)
         self.contribution = contribution.astype(np.float32, copy=False)
         self.grad = grad.astype(np.float32, copy=False)
         self.state = state.astype(np.uint8, copy=False)
         self.exact: dict[int, tuple[np.ndarray, np.ndarray]] = dict(exact or {})
         self.sources = dict(sources or {})
         self.meta = dict(meta or {})
-        self.complete = complete
+        self.complete = complete and "stopped" not in self.meta
         for array in (self.contribution, self.grad, self.state):
             array.flags.writeable = False
         for array in (array for pair in self.exact.values() for array in pair):
@@ -219,9 +156,16 @@ class Ledger(Displayed):
         return self.events[index]
 
     @cached_property
+    def columns(self) -> Events:
+        """The events as columns: what asks something of all of them asks here."""
+        return Events.of(self.events)
+
+    @cached_property
     def labels(self) -> tuple[str, ...]:
         """The labels of all losses, in order of first appearance."""
-        return tuple(dict.fromkeys(event.label for event in self.events if event.kind == "backward"))
+        codes = self.columns.column("label")[self.columns.where("kind", "backward")]
+        found, first = np.unique(codes, return_index=True)
+        return tuple(self.columns.tables["label"][code] for code in found[np.argsort(first)].tolist())
 
     def of(self, kind: str) -> list[Event]:
         """The events of one kind.
@@ -230,7 +174,7 @@ class Ledger(Displayed):
         """
         if kind not in KINDS:
             raise ValueError(f"no event kind {kind!r}; expected one of {', '.join(KINDS)}")
-        return [event for event in self.events if event.kind == kind]
+        return [self.events[e] for e in np.flatnonzero(self.columns.where("kind", kind)).tolist()]
 
     def index(self, parameter: str | int) -> int:
         """The column of a parameter, by name, alias or index.
@@ -280,7 +224,7 @@ class Ledger(Displayed):
 
     def unconsumed(self, event: int) -> dict[str, list[int]]:
         """The contributions, by parameter, that this event erased before any step had used them."""
-        if self.events[event].kind == "sync":  # it hands them on
+        if self.columns.where("kind", "sync")[event]:  # it hands them on
             return {}
         hit = (self.fates.erased == range(len(self))[event]) & (self.fates.steps == 0)
         return {
@@ -311,7 +255,8 @@ class Ledger(Displayed):
 
     def provenance(self) -> Provenance:
         """Which loss wrote into which parameter, and how much: the loss × parameter matrix."""
-        rows = {label: [e.index for e in self.of("backward") if e.label == label] for label in self.labels}
+        backward = self.columns.where("kind", "backward")
+        rows = {label: np.flatnonzero(backward & self.columns.where("label", label)) for label in self.labels}
         total = np.array([np.nansum(self.contribution[r], axis=0, dtype=np.float64) for r in rows.values()])
         count = np.array([(self.state[r] & CONTRIBUTED > 0).sum(axis=0) for r in rows.values()])
         shape = (len(rows), len(self.parameters))
@@ -329,20 +274,10 @@ class Ledger(Displayed):
             raise ImportError("to_pandas() needs pandas: pip install pandas") from missing
         e, p = (a.ravel() for a in np.indices(self.state.shape))
         columns: dict[str, Any] = {
-            name: np.array([getattr(event, name) for event in self.events], dtype)[e]
-            for name, dtype in (
-                ("kind", object),
-                ("label", object),
-                ("file", object),
-                ("line", int),
-                ("loss", float),
-                ("scale", float),
-                ("saved_before", float),
-                ("saved_after", float),
-                ("allocated", float),
-                ("peak", float),
-            )
+            name: np.array(self.columns.texts(name), object)[e] for name in ("kind", "label", "file")
         }
+        for name in ("line", "loss", "scale", "saved_before", "saved_after", "allocated", "peak"):
+            columns[name] = self.columns.column(name)[e]
         return pandas.DataFrame(
             {
                 "event": e,
@@ -357,32 +292,28 @@ class Ledger(Displayed):
             }
         )
 
-    def save(self, path: str | Path) -> None:
-        """Write the ledger to a file that `av.load` reads, or a page (`.html`) that any browser opens."""
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the ledger to a file that `av.load` reads, or a page (`.html`) that any browser opens.
+
+        A page is written anew each time, since it can be made again. A ledger that is there is
+        not replaced unless `overwrite` says so: `FileExistsError`. The file appears when it is whole.
+        """
         if str(path).endswith(".html"):
             self.save_page(path, "Ledger")
             return
-        with files.Writer(path, "ledger") as writer:
-            writer.append(self.header())
-            writer.append(*self.chunk())
-
-    def header(self) -> dict[str, Any]:
-        """What a file says once: the parameters and where the recording was made."""
-        return ledgerfile.header(self)
-
-    def chunk(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The events and their arrays, as one chunk of a file."""
-        return ledgerfile.chunk(self)
-
-    @classmethod
-    def from_contents(cls, contents: files.Contents) -> Ledger:
-        """The ledger in a file's chunks."""
-        return ledgerfile.decode(contents)
+        with files.Writer(path, "ledger", overwrite=overwrite, whole=True) as writer:
+            writer.append(ledgerfile.header(self))
+            for head, arrays in ledgerfile.chunks(self):
+                writer.append(head, arrays)
+            writer.close(**({} if self.complete else {"complete": False}))
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{len(self.of(k))} {k}" for k in KINDS if self.of(k)) or "no events"
+        counted = ((int(self.columns.where("kind", kind).sum()), kind) for kind in KINDS)
+        counts = ", ".join(f"{count} {kind}" for count, kind in counted if count) or "no events"
         lines = [f"Ledger: {len(self)} events × {len(self.parameters)} parameters ({counts})"]
-        if not self.complete:
+        if "stopped" in self.meta:
+            lines[0] += f" - incomplete: the recording stopped: {_told(self.meta['stopped'])}"
+        elif not self.complete:
             lines[0] += " - incomplete: its process ended before the recording was closed"
         lines += [f"  Note: {note}" for note in self.meta.get("notes", ())]
         names = [p.name for p in self.parameters[:4]]
@@ -400,3 +331,10 @@ class Ledger(Displayed):
             more = max(len(self) - 12, 0), max(len(self.parameters) - 4, 0)
             lines.append("  … {} more events, {} more parameters".format(*more))
         return "\n".join(lines)
+
+
+def _told(stopped: Any) -> str:
+    """Why a recording stopped; of several ranks, which of them."""
+    if isinstance(stopped, Mapping):
+        return "; ".join(f"rank {rank}: {why}" for rank, why in stopped.items())
+    return str(stopped)

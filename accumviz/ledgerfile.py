@@ -1,98 +1,367 @@
-"""A ledger as chunks of a file: events as JSON, numbers as columns; what a recording appends, and how it is read."""
+"""A ledger as chunks of a file: parameters as JSON, events and numbers as columns; written, and read with distrust."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from accumviz.events import CODES, KINDS, NUMBERS, TABLES, Events, Gatherer, Parameter
+
 if TYPE_CHECKING:
-    from accumviz.files import Contents
+    from accumviz.files import Reader
     from accumviz.ledger import Ledger
 
-_FLOATS = ("time", "loss", "scale", "saved_before", "saved_after")
-# In a file only where there was a CUDA device; older files know nothing of them.
-_ON_DEVICES = ("allocated", "peak")
+# So many bytes of arrays in one chunk of a saved ledger: reading it holds two of them.
+_CHUNK = 4 << 20
+_MOST = 2**31 - 1
+# A ledger from before there were ranks, or a CUDA device, knows nothing of them.
+_LATER = ("rank", "unsharded_of")
+_ON_DEVICES = NUMBERS.index("allocated")
 
 
 def header(ledger: Ledger) -> dict[str, Any]:
     """What a file says once: the parameters and where the recording was made."""
-    return {"parameters": [_known(asdict(p)) for p in ledger.parameters], "meta": ledger.meta}
+    rows = [asdict(p) for p in ledger.parameters]
+    return {
+        "parameters": [{k: v for k, v in row.items() if k not in _LATER or v not in (None, "")} for row in rows],
+        "meta": ledger.meta,
+    }
+
+
+def chunks(ledger: Ledger) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    """The events and their arrays, in chunks of a few megabytes; the texts of the files with the first."""
+    wide = 9 * len(ledger.parameters) + 16 * sum(a.shape[1] for a, _ in ledger.exact.values()) + 88
+    step = max(1, _CHUNK // wide)
+    for start in range(0, len(ledger), step):
+        where = slice(start, start + step)
+        head, arrays = pack(
+            ledger.columns.take(where),
+            ledger.contribution[where],
+            ledger.grad[where],
+            ledger.state[where],
+            {p: (added[where], grad[where]) for p, (added, grad) in ledger.exact.items()},
+        )
+        yield head | ({} if start else {"sources": ledger.sources}), arrays
+    if not len(ledger) and ledger.sources:
+        yield {"sources": ledger.sources}, {}
 
 
 def chunk(ledger: Ledger) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The events and their arrays."""
-    columns = {*_FLOATS, *_ON_DEVICES, "index"}
-    rows = [_known({k: v for k, v in vars(e).items() if k not in columns}) for e in ledger.events]
-    arrays: dict[str, np.ndarray] = {
-        "contribution": ledger.contribution,
-        "grad": ledger.grad,
-        "state": ledger.state,
-        **{name: np.array([getattr(e, name) for e in ledger.events], np.float64) for name in _FLOATS},
+    """The events of a ledger and their arrays, as one chunk: what a recording appends."""
+    head, arrays = pack(ledger.columns, ledger.contribution, ledger.grad, ledger.state, ledger.exact)
+    return head | {"sources": ledger.sources}, arrays
+
+
+def pack(
+    events: Events,
+    contribution: np.ndarray,
+    grad: np.ndarray,
+    state: np.ndarray,
+    exact: Mapping[int, tuple[np.ndarray, np.ndarray]] = {},
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """One chunk: these events and their rows of the ledger's arrays.
+
+    All chunks of a file have the same parameters in `exact`. A chunk may also hold `sources`, which
+    are added, and `parameters` or `meta`, which replace what was said before.
+    """
+    tables = {name: list(events.tables[name]) for name in TABLES}
+    tables["details"] = [
+        known if isinstance(known, str) else json.dumps(dict(known), separators=(",", ":"))
+        for known in tables["details"]
+    ]
+    known = len(NUMBERS) if np.isfinite(events.numbers[:, _ON_DEVICES:]).any() else _ON_DEVICES
+    arrays = {
+        "codes": events.codes.T.astype("<i4", copy=False),
+        "numbers": events.numbers[:, :known].T.astype("<f8", copy=False),
+        "contribution": contribution.astype("<f4", copy=False),
+        "grad": grad.astype("<f4", copy=False),
+        "state": state.astype("|u1", copy=False),
     }
-    for name in _ON_DEVICES:
-        column = np.array([getattr(e, name) for e in ledger.events], np.float64)
-        if np.isfinite(column).any():
-            arrays[name] = column
-    for p, (contribution, grad) in ledger.exact.items():
-        arrays |= {f"contribution/{p}": contribution, f"grad/{p}": grad}
-    return {"events": rows, "sources": ledger.sources}, arrays
+    parameters = sorted(exact)
+    for which, name in enumerate(("exact contribution", "exact grad")):
+        if parameters:
+            arrays[name] = np.concatenate([exact[p][which] for p in parameters], axis=1).astype("<f8", copy=False)
+    return {"tables": tables, "exact": parameters}, arrays
 
 
-def _known(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what only ledgers of several processes have: older readers know the rest."""
-    return {
-        name: value for name, value in row.items() if name not in ("rank", "unsharded_of") or value not in (None, "")
-    }
+def decode(reader: Reader) -> Ledger:
+    """Put the chunks of a file together.
 
+    Raises ValueError, KeyError or TypeError for anything that `Ledger`, its queries and the views do not expect.
+    """
+    from accumviz.ledger import Ledger
 
-def decode(contents: Contents) -> Ledger:
-    """Put the chunks of a file together; raises ValueError, KeyError or TypeError when they do not fit."""
-    from accumviz.ledger import Event, Ledger
-
-    first = contents.chunks[0][0]
+    first, _ = next(iter(reader), ({}, {}))
+    if not first:
+        raise ValueError("it ends before its parameters: nothing was recorded in it")
     described, about = first["parameters"], first["meta"]
-    events: list[Event] = []
     sources: dict[str, str] = {}
-    parts: dict[str, list[np.ndarray]] = {}
-    for meta, arrays in contents.chunks[1:]:
-        names = (*_FLOATS, *(name for name in _ON_DEVICES if name in arrays))
-        floats = [arrays[name].tolist() for name in names]
-        for row, *numbers in zip(meta["events"], *floats, strict=True):
-            events.append(Event(len(events), **row, **dict(zip(names, numbers, strict=True))))
-        sources.update(meta["sources"])
+    joined = {name: _Growing() for name in ("codes", "numbers", "contribution", "grad", "state")}
+    exact: tuple[_Growing, _Growing] = _Growing(), _Growing()
+    gathered, small = Gatherer(), None
+    for meta, arrays in reader:
         # A recording's file says again what has changed since it began.
         described, about = meta.get("parameters", described), meta.get("meta", about)
-        for name, array in arrays.items():
-            parts.setdefault(name, []).append(array)
-    parameters = tuple(_parameter(row) for row in described)
-    joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
-    none = np.zeros((0, len(parameters)))
-    exact = {}
-    for p, parameter in enumerate(parameters):
-        if f"grad/{p}" in joined:
-            exact[p] = (joined[f"contribution/{p}"], joined[f"grad/{p}"])
-            if {array.shape for array in exact[p]} != {(len(events), parameter.numel)}:
-                raise ValueError(f"the elements of {parameter.name!r} do not have its shape {parameter.shape}")
+        sources |= _sources(meta.get("sources", {}))
+        if reader.format == 1:
+            _from_first_format(meta, arrays)
+        if "tables" not in meta:
+            continue
+        codes, numbers = _codes(meta["tables"], arrays), _numbers(arrays)
+        gathered.renumber(codes, meta["tables"])
+        joined["codes"].add(codes, (len(CODES),), "<i4")
+        joined["numbers"].add(numbers, (len(NUMBERS),), "<f8")
+        for name, kind in (("contribution", "<f4"), ("grad", "<f4"), ("state", "|u1")):
+            _same_length(name, arrays[name], codes)
+            joined[name].add(arrays[name], (len(described),), kind)
+        if small is None:
+            small = meta["exact"]
+        elif small != meta["exact"]:
+            raise ValueError("its chunks hold the elements of different parameters")
+        for name, column in zip(("exact contribution", "exact grad"), exact, strict=True):
+            if small:
+                _same_length(name, arrays[name], codes)
+                column.add(arrays[name], arrays[name].shape[1:], "<f8")
+        arrays.clear()
+    parameters = _parameters(described)
+    about = _meta(about | _meta(reader.end))
+    count, wide = joined["codes"].rows, len(parameters)
+    events = Events(
+        joined["codes"].array((len(CODES),), np.int32),
+        joined["numbers"].array((len(NUMBERS),), np.float64),
+        {name: list(places) for name, places in gathered.places.items()},
+    )
     return Ledger(
         parameters,
-        tuple(events),
-        joined.get("contribution", none),
-        joined.get("grad", none),
-        joined.get("state", none),
-        exact,
+        events,
+        joined["contribution"].array((wide,), np.float32),
+        joined["grad"].array((wide,), np.float32),
+        joined["state"].array((wide,), np.uint8),
+        _exact(parameters, small or [], exact, count),
         sources=sources,
         meta=about,
-        complete=contents.complete,
+        complete=reader.complete,
     )
 
 
-def _parameter(row: dict[str, Any]) -> Any:
-    from accumviz.ledger import Parameter
+class _Growing:
+    """Rows of an array that arrive in parts; never two copies of all of them, and a single part is not copied."""
 
-    for name in ("shape", "optimizers"):
-        if not all(isinstance(n, int) and n >= 0 for n in row[name]):
-            raise ValueError(f"{name} is {row[name]!r}, expected whole numbers")
-    tuples = {name: tuple(row[name]) for name in ("shape", "optimizers", "aliases")}
-    return Parameter(**{**row, **tuples})
+    def __init__(self) -> None:
+        self.rows = 0
+        self._first: np.ndarray | None = None
+        self._bytes = bytearray()
+
+    def add(self, part: np.ndarray, shape: tuple[int, ...], kind: str) -> None:
+        if part.shape[1:] != shape or part.dtype != np.dtype(kind):
+            raise ValueError(f"an array of {part.dtype} {part.shape}, expected {kind} and rows of {shape}")
+        part = np.ascontiguousarray(part)
+        if not self.rows:
+            self._first = part
+        else:
+            if self._first is not None:
+                self._bytes += self._first.reshape(-1).view(np.uint8).data
+                self._first = None
+            self._bytes += part.reshape(-1).view(np.uint8).data
+        self.rows += len(part)
+
+    def array(self, shape: tuple[int, ...], kind: type) -> np.ndarray:
+        if self._first is not None:
+            return self._first.astype(kind, copy=False)
+        return np.frombuffer(self._bytes, kind).reshape(self.rows, *shape)
+
+
+def _same_length(name: str, array: np.ndarray, codes: np.ndarray) -> None:
+    if array.ndim != 2 or len(array) != len(codes):
+        raise ValueError(f"{name} has shape {array.shape} for {len(codes)} events")
+
+
+def _codes(tables: dict[str, Any], arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """The columns of codes, events × `CODES`: each is a place in its table, whose texts are what they should be."""
+    found = arrays["codes"]
+    if found.dtype != np.dtype("<i4") or found.ndim != 2 or len(found) != len(CODES):
+        raise ValueError(f"codes are an array of {found.dtype} {found.shape}")
+    codes = np.array(found.T, np.int32, order="C")
+    for at, name in enumerate(CODES):
+        column, low, high = codes[:, at], 0, _MOST
+        if name in TABLES:
+            tables[name] = [_text(text) for text in _list(tables[name], name)]
+            high = len(tables[name]) - 1
+        elif name == "rank":
+            low = -1
+        if column.size and not low <= int(column.min()) <= int(column.max()) <= high:
+            raise ValueError(f"a {name} is out of range: from {column.min()} to {column.max()}")
+    unknown = set(tables["kind"]) - set(KINDS)
+    if unknown:
+        raise ValueError(f"an event of the kind {min(unknown)!r}; expected one of {', '.join(KINDS)}")
+    tables["details"] = [_details(text) for text in tables["details"]]
+    return codes
+
+
+def _numbers(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """The columns of numbers, events × `NUMBERS`; what is not there is not known."""
+    found = arrays["numbers"]
+    if (
+        found.dtype != np.dtype("<f8")
+        or found.ndim != 2
+        or found.shape not in {(many, arrays["codes"].shape[1]) for many in (_ON_DEVICES, len(NUMBERS))}
+    ):
+        raise ValueError(f"numbers are an array of {found.dtype} {found.shape}")
+    numbers = np.full((found.shape[1], len(NUMBERS)), np.nan)
+    numbers[:, : len(found)] = found.T
+    if not np.isfinite(numbers[:, NUMBERS.index("time")]).all():
+        raise ValueError("an event happened at no time")
+    for name in ("saved_before", "saved_after", "allocated", "peak"):
+        column = numbers[:, NUMBERS.index(name)]
+        with np.errstate(invalid="ignore"):
+            if not (np.isnan(column) | ((column >= 0) & (column < 2**62))).all():
+                raise ValueError(f"{name} is no number of bytes")
+    return numbers
+
+
+def _from_first_format(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Turn a chunk of format 1, with one JSON object for each event, into one of today, in place."""
+    if "events" not in meta:
+        return
+    rows = _list(meta["events"], "events")
+    for row in rows:
+        if not isinstance(row, dict) or "kind" not in row or row.keys() - set(CODES):
+            raise ValueError(f"an event is {str(row)[:100]}")
+        if not all(isinstance(row.get(name, ""), str) for name in TABLES if name != "details"):
+            raise ValueError("a text of an event is none")
+        if not _whole(row.get("line", 0)) or not (row.get("rank") is None or _whole(row["rank"])):
+            raise ValueError("a line or a rank of an event is no whole number")
+    defaults: dict[str, Any] = {"line": 0, "rank": None, "details": {}}
+    given = {name: [row.get(name, defaults.get(name, "")) for row in rows] for name in CODES}
+    given["details"] = [json.dumps(_plain(details, 0)) for details in given["details"]]
+    events = Events.of_columns(len(rows), **given)
+    meta["tables"] = {name: list(events.tables[name]) for name in TABLES}
+    arrays["codes"] = events.codes.T
+    known = NUMBERS if "allocated" in arrays or "peak" in arrays else NUMBERS[:_ON_DEVICES]
+    unknown = np.full(len(rows), np.nan)
+    columns = [arrays.pop(name, unknown) if name in ("allocated", "peak") else arrays.pop(name) for name in known]
+    arrays["numbers"] = np.array(columns, "<f8")
+    small = sorted(int(name[5:]) for name in arrays if name.startswith("grad/"))
+    meta["exact"] = small
+    for which in ("contribution", "grad"):
+        if small:
+            arrays[f"exact {which}"] = np.concatenate([arrays.pop(f"{which}/{p}") for p in small], axis=1)
+
+
+def _exact(
+    parameters: tuple[Parameter, ...], small: list[Any], columns: tuple[_Growing, _Growing], count: int
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """The elements of each parameter, cut out of those of all."""
+    if not all(_whole(p) and p < len(parameters) for p in _list(small, "exact")) or len(set(small)) < len(small):
+        raise ValueError(f"exact is {str(small)[:100]}, expected indices of parameters")
+    if not small:
+        return {}
+    wide = sum(parameters[p].numel for p in small)
+    added, grad = (column.array((wide,), np.float64) for column in columns)
+    if added.shape != grad.shape or added.shape != (count, wide):
+        raise ValueError(f"elements of shape {added.shape} and {grad.shape}, expected {(count, wide)}")
+    found, start = {}, 0
+    for p in small:
+        end = start + parameters[p].numel
+        found[p] = added[:, start:end], grad[:, start:end]
+        start = end
+    return found
+
+
+def _parameters(rows: Any) -> tuple[Parameter, ...]:
+    found = []
+    for row in _list(rows, "parameters"):
+        shape, optimizers, aliases = (_list(row[name], name) for name in ("shape", "optimizers", "aliases"))
+        if not all(_whole(n, 1 << 48) for n in shape) or len(shape) > 64 or math.prod(shape) > 1 << 48:
+            raise ValueError(f"a parameter's shape is {str(shape)[:100]}")
+        if not all(_whole(n) for n in optimizers):
+            raise ValueError(f"a parameter's optimizers are {str(optimizers)[:100]}, expected whole numbers")
+        rank = row.get("rank")
+        if not isinstance(row["requires_grad"], bool) or not (rank is None or _whole(rank)):
+            raise ValueError(f"a parameter is {str(row)[:100]}")
+        tuples = {"shape": tuple(shape), "optimizers": tuple(optimizers), "aliases": tuple(map(_text, aliases))}
+        texts = {k: _text(row.get(k, "")) for k in ("name", "dtype", "device", "group", "unsharded_of")}
+        found.append(Parameter(**{**row, **texts, **tuples}))
+    names = {p.name for p in found} | {alias for p in found for alias in p.aliases} | {""}
+    lost = {p.unsharded_of for p in found} - names
+    if lost:
+        raise ValueError(f"no parameter {min(lost)!r}, of which another is a part")
+    return tuple(found)
+
+
+def _sources(given: Any) -> dict[str, str]:
+    return {_text(file): _text(text) for file, text in _dict(given, "sources").items()}
+
+
+def _meta(given: Any) -> dict[str, Any]:
+    """What a recording says about itself: plain, and of the type that is known for some of it."""
+    meta: dict[str, Any] = plain(given, "meta", dict)
+    for name in ("notes", "optimizers"):
+        for text in _list(meta.get(name, []), name):
+            _text(text)
+    for name in ("rank", "ranks"):
+        if name in meta and not _whole(meta[name]):
+            raise ValueError(f"{name} is {meta[name]!r}, expected a whole number")
+    return meta
+
+
+def _details(text: str) -> str:
+    """The JSON of an event's details, if it is of what a recording writes."""
+    if text == "{}":
+        return text
+    details = plain(json.loads(text), "details", dict)
+    for name in ("optimizer_index", "ranks", "bytes"):
+        known = details.get(name, 1)
+        if not _whole(known, 1 << 62) or (name != "bytes" and known > _MOST) or (name == "ranks" and not known):
+            raise ValueError(f"{name} is {str(known)[:100]}, expected a whole number")
+    for name in ("lr", "parameters", "unmeasured"):
+        _list(details.get(name, []), name)
+    return text if text.isascii() and "\\u" not in text else json.dumps(details, separators=(",", ":"))
+
+
+def plain(value: Any, name: str, kind: type = list) -> Any:
+    """JSON that came from a file, if it is a list (or an object) and what is in it can be printed."""
+    return _plain(_list(value, name) if kind is list else _dict(value, name), 0)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """JSON as it is, if it is not deep and its texts and numbers can be printed."""
+    if depth > 16:
+        raise ValueError("lists within lists within lists")
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, dict):
+        return {_text(name): _plain(each, depth + 1) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each, depth + 1) for each in value]
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("a number beyond 64 bits")
+    return value
+
+
+def _text(value: Any) -> str:
+    """A text that can be written anywhere: half a character, as in a file's name that is no UTF-8, becomes "?"."""
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:100]!r} where a text was expected")
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def _whole(value: Any, most: int = _MOST) -> bool:
+    return type(value) is int and 0 <= value <= most
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{name} is {str(value)[:100]!r}, expected a list")
+    return value
+
+
+def _dict(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is {str(value)[:100]!r}, expected an object")
+    return value

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from accumviz.ledger import Event, Ledger
+from accumviz.events import CODES, NUMBERS, Events, Gatherer
 
-# One row of the merged ledger: for each rank that took part, its place in the list and its event.
-_Row = list[tuple[int, int]]
+if TYPE_CHECKING:
+    from accumviz.ledger import Ledger
 
 
 def name(rank: int, parameter: str) -> str:
@@ -35,7 +35,10 @@ def merge(ledgers: Sequence[Ledger]) -> Ledger:
         raise ValueError(f"ranks {numbers} to merge; expected each once (ledger.meta['rank'] says which it is)")
     order = sorted(range(len(ledgers)), key=numbers.__getitem__)
     ledgers, numbers = [ledgers[i] for i in order], [numbers[i] for i in order]
-    rows = _rows(ledgers)
+    events = [ledger.columns for ledger in ledgers]
+    rows = _rows(events)
+    # What each rank did last, in rows in which it did nothing.
+    latest = np.maximum.accumulate(rows, axis=0)
     offsets = np.cumsum([0, *(_optimizers(ledger) for ledger in ledgers)]).tolist()
     parameters = [
         replace(
@@ -53,7 +56,7 @@ def merge(ledgers: Sequence[Ledger]) -> Ledger:
     exact: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     first = 0
     for place, ledger in enumerate(ledgers):
-        own, last = _places(rows, place)
+        own, last = rows[:, place], latest[:, place]
         columns["contribution"].append(_pick(ledger.contribution, own, np.nan))
         columns["grad"].append(_pick(ledger.grad, last, np.nan))
         # What others do leaves this rank's `.grad` as it was.
@@ -63,7 +66,7 @@ def merge(ledgers: Sequence[Ledger]) -> Ledger:
         first += len(ledger.parameters)
     return Ledger(
         tuple(parameters),
-        tuple(_event(i, row, ledgers, numbers, offsets) for i, row in enumerate(rows)),
+        _events(rows, events, numbers, offsets),
         np.concatenate(columns["contribution"], axis=1),
         np.concatenate(columns["grad"], axis=1),
         np.concatenate(columns["state"], axis=1),
@@ -74,36 +77,33 @@ def merge(ledgers: Sequence[Ledger]) -> Ledger:
     )
 
 
-def _rows(ledgers: Sequence[Ledger]) -> list[_Row]:
-    """All events, each rank's in its order: turn by turn between collectives, together in them."""
-    at = [0] * len(ledgers)
-    rows: list[_Row] = []
-    while any(at[place] < len(ledger) for place, ledger in enumerate(ledgers)):
-        waiting = [place for place, ledger in enumerate(ledgers) if at[place] < len(ledger)]
-        free = [place for place in waiting if ledgers[place][at[place]].kind != "sync"]
-        if free:
-            rows += [[(place, at[place])] for place in free]
-            for place in free:
-                at[place] += 1
-            continue
-        events = {place: ledgers[place][at[place]] for place in waiting}
-        alike: dict[Any, _Row] = {}
-        for place, event in events.items():
-            alike.setdefault(_collective(event), []).append((place, event.index))
-        rows += alike.values()
-        for place in waiting:
+def _rows(ledgers: list[Events]) -> np.ndarray:
+    """All events, each rank's in its order: turn by turn between collectives, together in them.
+
+    Returns rows × ranks, which of its events each rank has in the row (-1: none).
+    """
+    sync = [events.where("kind", "sync").tolist() for events in ledgers]
+    collective = [_collectives(events) for events in ledgers]
+    at, many = [0] * len(ledgers), [len(events) for events in ledgers]
+    rows: list[list[int]] = []
+    while True:
+        waiting = [place for place in range(len(ledgers)) if at[place] < many[place]]
+        if not waiting:
+            return np.array(rows, np.int64).reshape(-1, len(ledgers))
+        going = [place for place in waiting if not sync[place][at[place]]]
+        alike: dict[Any, list[int]] = {}
+        for place in going or waiting:
+            # Whoever is not in a collective has a row of its own.
+            key = place if going else collective[place][at[place]]
+            alike.setdefault(key, [-1] * len(ledgers))[place] = at[place]
             at[place] += 1
-    return rows
+        rows += alike.values()
 
 
-def _collective(event: Event) -> tuple[Any, ...]:
-    return (event.details.get("op"), event.details.get("bytes"), tuple(event.details.get("parameters", ())))
-
-
-def _places(rows: list[_Row], place: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each row, this rank's event in it (-1: none), and its last event so far."""
-    own = np.array([dict(row).get(place, -1) for row in rows], np.int64)
-    return own, np.maximum.accumulate(own) if own.size else own
+def _collectives(events: Events) -> list[Any]:
+    """What collectives of several ranks that are one have in common."""
+    op, size, parameters = (events.detail(name, None).tolist() for name in ("op", "bytes", "parameters"))
+    return [(a, b, tuple(c or ())) for a, b, c in zip(op, size, parameters, strict=True)]
 
 
 def _pick(array: np.ndarray, where: np.ndarray, missing: float) -> np.ndarray:
@@ -112,22 +112,44 @@ def _pick(array: np.ndarray, where: np.ndarray, missing: float) -> np.ndarray:
     return picked
 
 
-def _event(index: int, row: _Row, ledgers: Sequence[Ledger], numbers: list[int], offsets: list[int]) -> Event:
-    place, at = row[0]
-    event = ledgers[place][at]
-    details = dict(event.details)
-    if event.kind == "step":
-        details["optimizer_index"] = details.get("optimizer_index", 0) + offsets[place]
-    if len(row) < len(ledgers) or len(row) == 1:
-        return replace(event, index=index, details=details, rank=numbers[place])
+def _events(rows: np.ndarray, ledgers: list[Events], numbers: list[int], offsets: list[int]) -> Events:
+    """The events of the rows: of those that several ranks took part in, the first one's."""
+    there = rows >= 0
+    first, together = there.argmax(axis=1), there.all(axis=1) & (len(ledgers) > 1)
+    codes, values = np.zeros((len(rows), len(CODES)), np.int32), np.zeros((len(rows), len(NUMBERS)))
+    gathered = Gatherer()
+    allocated = NUMBERS.index("allocated"), NUMBERS.index("peak")
+    for place, events in enumerate(ledgers):
+        own = np.array(events.codes)
+        tables = events.tables | {"details": _shifted(events, own[:, CODES.index("details")], offsets[place])}
+        gathered.renumber(own, tables)
+        own[:, CODES.index("rank")] = numbers[place]
+        here = first == place
+        codes[here], values[here] = own[rows[here, place]], events.numbers[rows[here, place]]
+    codes[together, CODES.index("rank")] = -1
     # The ranks' bytes are there at once; their peaks were reached when it suited each.
-    allocated = sum(ledgers[place][at].allocated for place, at in row)
-    return replace(event, index=index, details=details, rank=None, allocated=allocated, peak=float("nan"))
+    each = [events.column("allocated")[rows[together, place]] for place, events in enumerate(ledgers)]
+    values[together, allocated[0]], values[together, allocated[1]] = np.sum(each, axis=0), np.nan
+    return Events(codes, values, {name: list(places) for name, places in gathered.places.items()})
+
+
+def _shifted(events: Events, codes: np.ndarray, offset: int) -> list[str]:
+    """The table of details, and in `codes` the places in it, once optimizers are counted over all ranks."""
+    table = [
+        known if isinstance(known, str) else json.dumps(dict(known), default=repr) for known in events.tables["details"]
+    ]
+    steps = np.flatnonzero(events.where("kind", "step"))
+    used, again = np.unique(codes[steps], return_inverse=True)
+    codes[steps] = len(table) + again
+    for code in used.tolist():
+        details = json.loads(table[code])
+        table.append(json.dumps(details | {"optimizer_index": details.get("optimizer_index", 0) + offset}))
+    return table
 
 
 def _optimizers(ledger: Ledger) -> int:
     used = [o for p in ledger.parameters for o in p.optimizers]
-    used += [event.details.get("optimizer_index", 0) for event in ledger if event.kind == "step"]
+    used += ledger.columns.detail("optimizer_index", 0)[ledger.columns.where("kind", "step")].tolist()
     return max([len(ledger.meta.get("optimizers", ())), *(o + 1 for o in used)])
 
 

@@ -1,7 +1,9 @@
-"""How large a ledger is on disk, how fast it opens and how fast it is drawn: 10,000 events × 150 parameters."""
+"""How large a ledger is on disk, what opening it takes, and how fast it is drawn: 150 parameters, many events."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -10,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from accumviz import files
+import accumviz as av
+from accumviz.events import CODES, NUMBERS, Events
 from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views.timeline import timeline
 
@@ -47,6 +50,37 @@ def random_run(events: int, parameters: int) -> Ledger:
     return Ledger(names, rows, np.where(born, norm, np.nan), np.where(empty, np.nan, grown), state)
 
 
+def tiled(ledger: Ledger, times: int) -> Ledger:
+    """The run several times over, each step with a learning rate of its own, as a schedule gives it."""
+    rows = [event for _ in range(times) for event in ledger]
+    columns: dict[str, Any] = {name: [getattr(event, name) for event in rows] for name in (*CODES, *NUMBERS)}
+    columns["time"] = (0.0123 * np.arange(len(rows))).tolist()
+    columns["details"] = [
+        {**event.details, "lr": [3e-4 * (1 - e / len(rows))]} if event.kind == "step" else {}
+        for e, event in enumerate(rows)
+    ]
+    arrays = (np.tile(array, (times, 1)) for array in (ledger.contribution, ledger.grad, ledger.state))
+    return Ledger(ledger.parameters, Events.of_columns(**columns), *arrays)
+
+
+# VmHWM and not ru_maxrss, which a process takes over from the one that started it.
+_OPEN = """
+import re, sys, time, pathlib
+import accumviz as av, accumviz.ledger, accumviz.ledgerfile, accumviz.graphfile
+most = lambda: int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+before, start = most(), time.process_time()
+ledger = av.load(sys.argv[1])
+print(time.process_time() - start, (most() - before) / 1000)
+"""
+
+
+def opened(path: Path) -> tuple[float, float]:
+    """Seconds of process time, and megabytes at the peak, that opening a file adds to a fresh process (Linux)."""
+    done = subprocess.run([sys.executable, "-c", _OPEN, str(path)], capture_output=True, text=True, check=True)
+    spent, added = map(float, done.stdout.split())
+    return spent, added
+
+
 def best(action: Callable[[], Any], times: int) -> float:
     """The shortest of several runs, in seconds: what the machine's other work did not disturb."""
     spent = []
@@ -64,13 +98,14 @@ def row(name: str, value: float, unit: str, bar: float) -> dict[str, Any]:
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure; `quick` measures once instead of taking the best of five."""
     times = 1 if quick else 5
-    events, parameters = 10_000, 150
+    events, parameters, many = 10_000, 150, 100_000
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.ledger"
         random_run(events, parameters).save(path)
         per_cell = path.stat().st_size / (events * parameters)
-        # Not `av.load`: it finds out about graphs too, which is no part of opening a ledger.
-        opening = best(lambda: Ledger.from_contents(files.read(path)), times)
+        opening = best(lambda: av.load(path), times)
+        tiled(random_run(events, parameters), many // events).save(path, overwrite=True)
+        costs = [opened(path) for _ in range(times)]
 
     def drawn(count: int) -> float:
         ledgers = iter([random_run(count, parameters) for _ in range(times)])
@@ -80,6 +115,8 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     return [
         row("ledger: bytes per event and parameter on disk", per_cell, "B", 10.0),
         row("ledger: open 10,000 events × 150 parameters", opening, "s", 1.0),
+        row("ledger: open 100,000 events × 150 parameters, process time", min(s for s, _ in costs), "s", 2.0),
+        row("ledger: memory that it adds, at its peak", max(added for _, added in costs), "MB", 300.0),
         row("timeline: draw 1,000 events × 150 parameters", drawn(1_000), "s", 2.0),
         row("timeline: draw 10,000 events × 150 parameters", drawn(10_000), "s", 5.0),
     ]

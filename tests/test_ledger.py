@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accumviz as av
-from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Events, Ledger, Parameter
 
 W = Parameter("w", (1,), optimizers=(0,))
 
@@ -193,6 +193,84 @@ def test_a_missing_pandas_says_how_to_install_it(toy: Ledger, monkeypatch: pytes
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(ImportError, match="pip install pandas"):
         toy.to_pandas()
+
+
+# --- events as columns ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events.of_columns(
+        kind=["backward", "step", "backward", "step"],
+        label=["a", "", "b", ""],
+        loss=[2.5, np.nan, 1.5, np.nan],
+        line=[3, 4, 3, 4],
+        rank=[None, 0, 1, None],
+        details=[{}, {"lr": [0.1], "skipped": True}, {}, '{"lr":[0.2],"optimizer_index":1}'],
+    )
+
+
+def test_events_as_columns_are_the_sequence_that_a_tuple_is(events: Events) -> None:
+    plain = (
+        Event(0, "backward", "a", line=3, loss=2.5),
+        Event(1, "step", line=4, details={"lr": [0.1], "skipped": True}, rank=0),
+        Event(2, "backward", "b", line=3, loss=1.5, rank=1),
+        Event(3, "step", line=4, details={"lr": [0.2], "optimizer_index": 1}),
+    )
+    assert events == plain == events
+    assert tuple(events) == plain
+    assert Events.of(plain) == events
+    assert repr(events) == repr(plain)
+    assert [events[-1], events[np.int64(2)]] == [plain[-1], plain[2]]
+    for where in (slice(1, 3), slice(-2, None), slice(None, None, -1), slice(9, 3)):
+        assert events[where] == plain[where]
+    with pytest.raises(IndexError):
+        events[4]
+    assert events != plain[:2]
+    assert events != list(plain)
+
+
+def test_events_as_columns_cannot_be_changed(events: Events) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        events.codes[0, 0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        events.column("loss")[0] = 1
+    events[3].details["lr"][0] = 7.0
+    assert events[3].details["lr"] == [0.2]
+
+
+def test_columns_answer_for_all_events_at_once(events: Events) -> None:
+    assert events.where("label", "a", "b").tolist() == [True, False, True, False]
+    assert events.where("kind", "clip").tolist() == [False] * 4
+    assert events.skipped.tolist() == [False, True, False, False]
+    assert events.detail("optimizer_index", 0).tolist() == [0, 0, 0, 1]
+    assert events.detail("lr", None).tolist() == [None, [0.1], None, [0.2]]
+    assert events.column("rank").tolist() == [-1, 0, 1, -1]
+    assert events.texts("kind") == ["backward", "step", "backward", "step"]
+
+
+def test_a_part_of_events_keeps_only_the_texts_that_it_has(events: Events) -> None:
+    part = events.take([3, 0])
+    assert [event.kind for event in part] == ["step", "backward"]
+    assert part.tables["label"] == ("a", "")
+    assert [dict(event.details) for event in part] == [{"lr": [0.2], "optimizer_index": 1}, {}]
+    assert len(events.take(slice(0, 0))) == len(Events.of(())) == 0
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"label has 2 values, expected one for each of 1 events"):
+        Events.of_columns(kind=["step"], label=["a", "b"])
+    with pytest.raises(ValueError, match=r"no field 'lable'; expected one of kind, label"):
+        Events.of_columns(kind=["step"], lable=["a"])
+
+
+def test_a_ledger_of_columns_answers_as_one_of_events(toy: Ledger) -> None:
+    arrays = toy.contribution, toy.grad, toy.state, toy.exact
+    columns = Ledger(toy.parameters, Events.of(toy.events), *arrays)
+    assert repr(columns) == repr(toy)
+    assert columns.events == toy.events
+    assert (columns.labels, columns.windows(), columns.of("step")) == (toy.labels, toy.windows(), toy.of("step"))
+    assert (columns[1], columns[-1], columns[1:3]) == (toy[1], toy[-1], toy[1:3])
 
 
 # --- any loop at all: a `.grad` that is really accumulated, and fates found by walking event by event
@@ -393,14 +471,6 @@ def test_files_are_merged_as_ledgers_are(tmp_path: Path) -> None:
         ledger.save(tmp_path / f"run.rank{rank}.ledger")
     merged = Ledger.merge(sorted(tmp_path.glob("*.ledger")))
     np.testing.assert_array_equal(merged.grad, Ledger.merge(ledgers).grad)
-
-
-def test_a_ledger_of_one_process_is_written_as_before_there_were_ranks() -> None:
-    ledger = of_rank(0, [adds(1)])
-    head, (chunk, _) = ledger.header(), ledger.chunk()
-    assert "rank" not in head["parameters"][0]
-    assert "unsharded_of" not in head["parameters"][0]
-    assert "rank" not in chunk["events"][0]
 
 
 def test_ledgers_that_cannot_be_merged_are_refused() -> None:

@@ -303,7 +303,7 @@ def _bar(
         height, up = abs(drawn) * at.scale, drawn >= 0
         y = ends[up] - height if up else ends[up]
         ends[up] += -height if up else height
-        color = colors[ledger[part.born].label] if part.born >= 0 else MUTED
+        color = colors.get(ledger[part.born].label, MUTED) if part.born >= 0 else MUTED
         alpha, hatch = 1.0 if part.new else 0.0 if part.used else 0.36, "xx" if part.born < 0 else None
         sheet.box(
             at.x, y + 0.6, at.bar, max(height - 1.2, 0.8), fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch

@@ -1,0 +1,84 @@
+"""Of a source file, only the lines that events need: the others become empty, so that every line keeps its number."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterable, Iterator
+
+# So many lines before and after a line that stands in no function; and the longest block that is kept whole.
+_AROUND, _LONGEST = 3, 200
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def needed(text: str, lines: Iterable[int]) -> str:
+    """The text with every line emptied that none of these lines (from 1) needs.
+
+    A line in a function needs that function and the heads of what encloses it; one at the top
+    level the statement it belongs to and three lines around it. Of a function longer than 200
+    lines, it is the largest statement around the line that is not. Empty lines at the end go.
+
+    >>> print(needed("K = 'secret'\\n\\ndef f(x):\\n    y = x\\n    return y\\n", [5]).replace("\\n", "|"))
+    ||def f(x):|    y = x|    return y|
+    """
+    rows = text.split("\n")
+    wanted = {line for line in lines if 1 <= line <= len(rows)}
+    tree = _parsed(text)
+    kept: set[int] = set()
+    for line in wanted:
+        kept.update(_around(line) if tree is None else _needs(tree, line))
+    last = max((n for n in kept if n <= len(rows) and rows[n - 1].strip()), default=0)
+    return "".join((rows[n - 1] if n in kept else "") + "\n" for n in range(1, last + 1))
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whoever wrote it has been told when it was run
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _around(line: int) -> Iterable[int]:
+    return range(max(line - _AROUND, 1), line + _AROUND + 1)
+
+
+def _needs(tree: ast.Module, line: int) -> Iterator[int]:
+    path = list(_path(tree, line))
+    functions = [node for node in path if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = path[path.index(functions[-1]) :] if functions else path
+    for node in path:
+        if isinstance(node, _DEFINITIONS):
+            yield from range(_first(node), min(node.body[0].lineno, _first(node) + 10))
+    block = next((node for node in inside if len(_lines(node)) <= _LONGEST), None)
+    if block is None or not functions:
+        yield from _around(line)
+    if block is not None:
+        yield from _lines(block)
+
+
+def _path(tree: ast.AST, line: int) -> Iterator[ast.stmt]:
+    """The statements that contain a line, from the outermost in."""
+    at: ast.AST | None = tree
+    while at is not None:
+        at = next((node for node in _statements(at) if line in _lines(node)), None)
+        if at is not None:
+            yield at
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        elif isinstance(child, ast.ExceptHandler | ast.match_case):
+            yield from _statements(child)
+
+
+def _first(node: ast.stmt) -> int:
+    decorators = node.decorator_list if isinstance(node, _DEFINITIONS) else []
+    return min([node.lineno, *(each.lineno for each in decorators)])
+
+
+def _lines(node: ast.stmt) -> range:
+    return range(_first(node), (node.end_lineno or node.lineno) + 1)
