@@ -148,6 +148,12 @@ class Writer:
         self.open()
         self._write(self._pack(meta, arrays))
 
+    def read(self) -> Reader:
+        """The chunks that were written so far, by this process; also those of a file that was deleted meanwhile."""
+        if self._file is None or self._closed or not hasattr(os, "pread"):
+            return Reader(self.path, repair=True)
+        return Reader(self.path, repair=True, descriptor=self._file.fileno())
+
     def _pack(self, meta: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> bytes:
         body, weight = _pack(meta, arrays or {}, _WEIGHTS.get(self.kind, 1))
         self._weight += weight
@@ -238,7 +244,8 @@ _WRITTEN: set[Path] = set()
 
 
 def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    # To be read as well: a recording reads back what it has written, even when the file was deleted.
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
 
 
 def _mode(path: Path) -> int | None:
@@ -307,8 +314,9 @@ class Reader:
     with `repair` a corrupt file gives the chunks before the damage.
     """
 
-    def __init__(self, path: str | Path, *, repair: bool = False) -> None:
+    def __init__(self, path: str | Path, *, repair: bool = False, descriptor: int | None = None) -> None:
         self.path, self.repair = Path(path), repair
+        self._descriptor = descriptor
         self.complete = False
         self.end: dict[str, Any] = {}
         self.format = 0
@@ -322,14 +330,14 @@ class Reader:
 
     def _read(self) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
         try:
-            with self.path.open("rb") as file:
+            with self.path.open("rb") if self._descriptor is None else _Open(self._descriptor) as file:
                 yield from self._read_from(file)
         except OSError as error:
             raise LedgerFileError(f"cannot open {str(self.path)!r}: {error.strerror or error}") from error
         except MemoryError as error:
             raise LedgerFileError(f"{self.path.name!r} needs more memory than there is") from error
 
-    def _read_from(self, file: BinaryIO) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    def _read_from(self, file: BinaryIO | _Open) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise LedgerFileError(f"{self.path.name!r} is not a file")
@@ -392,6 +400,30 @@ class Reader:
                 "update it (pip install -U accumviz) or save the file again with the older version"
             )
         self.format, self.kind = found, kind
+
+
+class _Open:
+    """Reads a file that is open elsewhere, and leaves its place in it alone."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._at = descriptor, 0
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def seek(self, at: int) -> None:
+        self._at = at
+
+    def read(self, size: int) -> bytes:
+        found = os.pread(self._descriptor, size, self._at)
+        self._at += len(found)
+        return found
+
+    def __enter__(self) -> _Open:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whoever opened it closes it."""
 
 
 def load(path: str | Path, *, repair: bool = False) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # So many bytes of arrays in one chunk of a saved ledger: reading it holds two of them.
 _CHUNK = 4 << 20
 _MOST = 2**31 - 1
+_TODAY = 2
 # A ledger from before there were ranks, or a CUDA device, knows nothing of them.
 _LATER = ("rank", "unsharded_of")
 _ON_DEVICES = NUMBERS.index("allocated")
@@ -26,10 +27,15 @@ _ON_DEVICES = NUMBERS.index("allocated")
 
 def header(ledger: Ledger) -> dict[str, Any]:
     """What a file says once: the parameters and where the recording was made."""
-    rows = [asdict(p) for p in ledger.parameters]
+    return described(ledger.parameters, ledger.meta)
+
+
+def described(parameters: Iterable[Parameter], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """These parameters and this `meta`, as a file says them."""
+    rows = [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(p).items()} for p in parameters]
     return {
         "parameters": [{k: v for k, v in row.items() if k not in _LATER or v not in (None, "")} for row in rows],
-        "meta": ledger.meta,
+        "meta": dict(meta),
     }
 
 
@@ -89,7 +95,19 @@ def pack(
     return {"tables": tables, "exact": parameters}, arrays
 
 
-def decode(reader: Reader) -> Ledger:
+class Parts:
+    """Chunks from several places as one file: a recording's, on disk and in memory."""
+
+    def __init__(self, *parts: Iterable[tuple[dict[str, Any], dict[str, np.ndarray]]]) -> None:
+        self.format, self.complete, self.end = _TODAY, True, dict[str, Any]()
+        # What reads chunks takes them apart.
+        self._chunks = ((dict(head), dict(arrays)) for part in parts for head, arrays in part)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+        return self._chunks
+
+
+def decode(reader: Reader | Parts) -> Ledger:
     """Put the chunks of a file together.
 
     Raises ValueError, KeyError or TypeError for anything that `Ledger`, its queries and the views do not expect.

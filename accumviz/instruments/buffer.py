@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import linecache
 import math
@@ -41,6 +42,8 @@ ROOM = 64 << 20
 # "exact grad", leaf), ("loss", None), ("scale", its power), ("lr", its group) or ("detail", its name).
 Target = tuple[str, Any]
 _NAN = float("nan")
+# What a disk says that takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Row:
@@ -485,10 +488,16 @@ class Buffer:
 
     def open(self) -> None:
         """Begin the file, if there is one, with what is known before the first event."""
-        if self._writer is not None:
+        if self._writer is None:
+            return
+        try:
             self._writer.open()
             self._said = self._about()
             self._writer.append(ledgerfile.described(*self._said))
+        except OSError as error:
+            if error.errno not in _FULL:  # a name that cannot be: whoever passed it is told
+                raise
+            self._lose(error)
 
     def _keep(self, head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         if self._writer is not None:
@@ -545,7 +554,8 @@ class Buffer:
                 written = self._full or self._writer
                 parts = [] if written is None else [written.read()]
                 described = [(ledgerfile.described(*about), {})]
-                self._ledger = (self._away, about), ledgerfile.join(described, *parts, self._chunks, described)
+                chunks = ledgerfile.Parts(described, *parts, self._chunks, described)
+                self._ledger = (self._away, about), ledgerfile.decode(chunks)
             return self._ledger[1]
 
     def give_up(self) -> None:

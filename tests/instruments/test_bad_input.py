@@ -21,7 +21,7 @@ from accumviz.instruments import losses, watch
 from accumviz.instruments.arrivals import Arrivals
 from accumviz.instruments.leaves import Leaves
 from accumviz.instruments.recording import Recording
-from accumviz.instruments.rows import Rows
+from accumviz.instruments.buffer import Buffer
 from accumviz.ledger import CONTRIBUTED, PRESENT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -438,8 +438,8 @@ def _train(around: Any) -> list[torch.Tensor]:
         (Recording, "step_ends"),
         (Recording, "change_begins"),
         (Recording, "change_ends"),
-        (Arrivals, "reduce_held"),
-        (Rows, "due"),
+        (Arrivals, "reduce"),
+        (Buffer, "settle"),
     ],
 )
 def test_a_failure_of_ours_ends_the_recording_not_the_training(
@@ -452,7 +452,7 @@ def test_a_failure_of_ours_ends_the_recording_not_the_training(
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
-        if calls[0] > (9 if name in ("update", "reduce", "due") else 2):
+        if calls[0] > (9 if name in ("update", "reduce", "settle") else 2):
             raise ZeroDivisionError("ours")
         return original(*args, **kwargs)
 
@@ -492,18 +492,25 @@ def test_a_warning_that_the_user_made_an_error_does_not_end_the_training(
     assert "stopped recording" in capsys.readouterr().err
 
 
-def test_a_full_disk_ends_the_recording_not_the_training(tmp_path: Path) -> None:
-    w = leaf()
-    with pytest.warns(RuntimeWarning, match="No space left"), av.record(w, path=tmp_path / "x.ledger") as recording:
+def test_a_full_disk_costs_the_file_not_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, path = leaf(), tmp_path / "x.ledger"
+    with pytest.warns(RuntimeWarning, match="No space left") as said, av.record(w, path=path) as recording:
+        for n in range(1000):
+            if n == 600:
 
-        def full(*_: Any) -> None:
-            raise OSError(28, "No space left on device")
+                def full(*_: Any) -> None:
+                    raise OSError(28, "No space left on device")
 
-        recording._rows._writer.append = full  # type: ignore[union-attr, method-assign]
-        for _ in range(300):
+                monkeypatch.setattr(recording._rows._writer, "append", full)
             (w * w).sum().backward()
-    assert w.grad.tolist() == [600.0, 600.0]
-    assert len(recording.ledger) == 256
+    assert len(said) == 1
+    assert w.grad.tolist() == [2000.0, 2000.0]
+    ledger = recording.ledger
+    assert ledger.values("w")[:, 0].tolist() == [2.0 * n for n in range(1, 1001)]
+    assert any("No space left" in note for note in ledger.meta["notes"])
+    kept = av.load(path)
+    assert not kept.complete
+    assert 256 <= len(kept) < 1000
 
 
 def test_an_unused_recording_leaves_an_empty_ledger() -> None:
