@@ -27,7 +27,7 @@ class Window(NamedTuple):
     """One accumulation window: an optimizer step and the backwards whose contributions it consumed.
 
     `step` and `backwards` are indices of events, `optimizer` is the name of the one that stepped.
-    `scale` is the sum of the scales of the losses: 1.0 when K mean losses were each divided by K.
+    `scale` is the sum of the scales of the losses.
     """
 
     step: int

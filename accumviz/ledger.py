@@ -235,7 +235,7 @@ class Ledger(Displayed):
     def windows(self) -> list[Window]:
         """The accumulation window of every step: which backwards it consumed.
 
-        `scale` is the sum of their scales: 1.0 when K losses were each divided by K.
+        `scale` is the sum of their scales, which are constants only: it does not tell a right loop from a wrong one.
         """
         return fates.windows(self)
 

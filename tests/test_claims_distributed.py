@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import accumviz as av
@@ -72,12 +72,13 @@ def test_claim_25_ddp_averages_and_does_not_divide_by_the_micro_batches() -> Non
         np.testing.assert_allclose(found, 4 * whole_batch(), rtol=1e-5, atol=1e-7)
 
 
-def test_claim_25_the_articles_loop_leaves_its_tail_on_each_rank_by_itself() -> None:
-    def article() -> np.ndarray:
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_claim_25_the_tail_of_the_articles_loop_waits_on_each_rank_and_joins_the_next_window(epochs: int) -> None:
+    def article(epochs: int) -> np.ndarray:
         model = DistributedDataParallel(make())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with av.record(model, optimizer):
-            for i, part in enumerate(DATA[:30].chunk(2)[dist.get_rank()].chunk(3)):
+            for i, part in [*enumerate(DATA[:30].chunk(2)[dist.get_rank()].chunk(3))] * epochs:
                 with model.no_sync() if (i + 1) % 2 != 0 else contextlib.nullcontext():
                     loss = model(part).square().mean()
                     loss.backward()
@@ -86,15 +87,15 @@ def test_claim_25_the_articles_loop_leaves_its_tail_on_each_rank_by_itself() -> 
                     optimizer.zero_grad()
         return np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None])
 
-    world = av.distribute(article, ranks=2)
-    assert [found.scale for found in world.ledger.windows()] == [2.0, 2.0]
+    world = av.distribute(article, ranks=2, epochs=epochs)
     for ledger in world.ledgers:
         assert ledger is not None
+        assert [len(window.backwards) for window in ledger.windows()] == [2, 3][:epochs]
         assert ledger.live(-1, 0) == [ledger.of("backward")[-1].index]
     assert not np.allclose(*world.returned)
 
 
-def test_claim_26_no_sync_must_enclose_the_forward() -> None:
+def test_claim_26_a_backward_inside_no_sync_reduces_all_the_same_if_its_forward_ran_outside() -> None:
     world = av.distribute(replica, ranks=2, K=4, no_sync="around the backward")
     for ledger in world.ledgers:
         assert len(bytes_by(ledger, "all-reduce")) == 4
@@ -130,3 +131,19 @@ def test_claim_27_without_synchronising_each_rank_holds_the_gradient_of_the_whol
             held = [4 * p.numel for i, p in enumerate(ledger.parameters) if ledger.live(before, i)]
             assert sum(held) == (size // ranks if sync else size)
             assert len(bytes_by(ledger, "reduce-scatter")) == (2 if sync else 1)
+
+
+@pytest.mark.parametrize(("strategy", "gathers"), [("FULL_SHARD", 3), ("SHARD_GRAD_OP", 1)])
+def test_claim_27_no_sync_saves_all_gathers_only_where_the_weights_stay_whole(strategy: str, gathers: int) -> None:
+    def window(quiet: bool) -> None:
+        warnings.simplefilter("ignore")  # deprecated
+        sharding = ShardingStrategy[strategy]
+        model = FullyShardedDataParallel(make(), device_id=torch.device("cpu"), sharding_strategy=sharding)
+        with av.record(model):
+            for k, part in enumerate(DATA.chunk(2)[dist.get_rank()].chunk(3)):
+                with model.no_sync() if quiet and k < 2 else contextlib.nullcontext():
+                    (model(part).square().mean() / 3).backward()
+
+    for quiet, expected in ((False, [3, 3]), (True, [gathers, 1])):
+        for ledger in av.distribute(window, ranks=2, quiet=quiet).ledgers:
+            assert [len(bytes_by(ledger, op)) for op in ("all-gather", "reduce-scatter")] == expected

@@ -92,6 +92,38 @@ def test_claim_17_in_a_gan_zeroing_after_the_step_lets_the_discriminator_consume
     assert losses_consumed(play(False)[0]) == [("g_opt", ["g_loss"]), ("d_opt", ["g_loss", "d_loss"])] * 2
 
 
+@pytest.mark.parametrize(
+    ("order", "by_g", "by_d"),
+    [
+        ("g G d D", ["g_loss"], ["d_loss"]),
+        ("g d G D", ["g_loss", "d_loss"], ["d_loss"]),
+        ("gg G dd D", ["g_loss"] * 2, ["d_loss"] * 2),
+        ("gd gd G D", ["g_loss", "d_loss"] * 2, ["d_loss", "g_loss", "d_loss"]),
+    ],
+)
+def test_claim_17_a_player_consumes_every_backward_between_its_zero_and_its_step(
+    order: str, by_g: list[str], by_d: list[str]
+) -> None:
+    """Small letters are backwards, capitals steps. Each player is zeroed right before its first own backward."""
+    G, D, z, x = players()
+    g_opt, d_opt = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (G, D))
+    zeroed = {"g": False, "d": False}
+    with av.record(g_opt, d_opt, G=G, D=D) as recording:
+        for what in order.replace(" ", ""):
+            if what in zeroed and not zeroed[what]:
+                {"g": g_opt, "d": d_opt}[what].zero_grad()
+                zeroed[what] = True
+            if what == "g":
+                g_loss = against(D(G(z)), 1)
+                g_loss.backward()
+            elif what == "d":
+                d_loss = against(D(x), 1) + against(D(G(z)), 0)
+                d_loss.backward()
+            else:
+                {"G": g_opt, "D": d_opt}[what].step()
+    assert losses_consumed(recording.ledger) == [("g_opt", by_g), ("d_opt", by_d)]
+
+
 def accumulate(divide: str, *, method: Any = torch.optim.SGD, clip: float = 0, penalty: float = 0) -> Tensor:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
@@ -221,6 +253,16 @@ def test_claim_21_a_discriminator_that_consumes_the_leak_is_told_that_fakes_are_
     _, clean = play(True, rounds=1)
     _, leaky = play(False, rounds=1)
     assert equal(leaky, half) and not equal(clean, half)
+
+
+def test_claim_21_with_hinge_losses_a_discriminator_that_consumes_the_leak_is_told_nothing_about_fakes() -> None:
+    G, D, z, _ = players()
+    score = D(G(z).detach())
+    assert (score > -1).all()
+    alone = gradient(torch.relu(1 + score).mean(), D)
+    with_leak = gradient((torch.relu(1 + (again := D(G(z).detach()))) - again).mean(), D)
+    assert max(g.abs().max() for g in alone) > 0.01
+    assert max(g.abs().max() for g in with_leak) < 1e-7
 
 
 def test_claim_21_a_generator_that_consumes_the_leak_wants_a_score_of_a_half() -> None:

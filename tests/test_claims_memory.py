@@ -256,6 +256,40 @@ def test_a_sum_in_bfloat16_stops_growing_where_its_next_number_is_too_far_away()
     assert ledger.running_sum("w")[-1].item() == total.item() == 300
 
 
+def test_a_grad_of_another_type_adds_exactly_and_adamw_refuses_it() -> None:
+    w = torch.ones(4, dtype=torch.bfloat16, requires_grad=True)
+    w.grad_dtype = torch.float32
+    for _ in range(300):
+        w.sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [300.0] * 4
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.optim.AdamW([w]).step()
+
+
+def test_only_accumulation_has_gradients_alive_during_a_forward() -> None:
+    def during_forward(micro_batches: int) -> int:
+        model, seen = deep(), [0]
+
+        def look(*_: Any) -> None:
+            seen.append(sum(p.grad.nbytes for p in model.parameters() if p.grad is not None))
+
+        model[0].register_forward_pre_hook(look)
+        step(model, samples(), micro_batches)
+        return max(seen)
+
+    assert during_forward(1) == 0
+    assert during_forward(8) == sum(p.nbytes for p in deep().parameters())
+
+
+def test_without_update_the_next_step_of_a_scaler_raises() -> None:
+    w = torch.ones(1, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([w], lr=0.01), torch.amp.GradScaler("cpu")
+    scaler.scale(w.sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match=r"since the last update\(\)"):
+        scaler.step(optimizer)
+
+
 def test_the_scaler_that_an_article_names_is_deprecated() -> None:
     with pytest.warns(FutureWarning, match=r"torch\.amp\.GradScaler"):
         torch.cuda.amp.GradScaler(enabled=False)

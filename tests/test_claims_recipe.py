@@ -142,7 +142,22 @@ def test_claim_12_the_noise_scale_from_a_ledgers_norms_agrees_with_one_from_sing
     assert estimate == pytest.approx((each.var(0).sum() / each.mean(0).square().sum()).item(), rel=0.2)
 
 
-def test_claim_13_accumulation_needs_no_optimizer_and_no_optimizer_has_a_say_in_it() -> None:
+def test_claim_13_an_optimizers_zero_grad_decides_how_many_contributions_its_step_consumes() -> None:
+    def consumed(zero_each: bool) -> float:
+        w = weight()
+        optimizer = torch.optim.SGD([w], lr=1.0)
+        for x in (4.0, 2.0):
+            if zero_each:
+                optimizer.zero_grad()
+            (square_error(w, x) / 2).backward()
+        optimizer.step()
+        return 1 - w.item()
+
+    assert consumed(zero_each=False) == hand_gradient(4.0, 2.0)
+    assert consumed(zero_each=True) == hand_gradient(2.0) / 2
+
+
+def test_claim_13_adding_needs_no_optimizer_and_is_the_same_with_each() -> None:
     arrived = []
     for optimizer in (None, torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop):
         w = weight()
