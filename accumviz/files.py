@@ -194,7 +194,7 @@ class Writer:
                 self.discard()
             raise
         finally:
-            self._release()
+            self.abandon()
         if self._at != self._target and os.getpid() == self._process:
             try:
                 if not self.overwrite and _mode(self._target) is not None:
@@ -212,9 +212,10 @@ class Writer:
         if os.getpid() == self._process and stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             with contextlib.suppress(OSError):
                 self._at.unlink()
-        self._release()
+        self.abandon()
 
-    def _release(self) -> None:
+    def abandon(self) -> None:
+        """Close the file as it is, without the mark."""
         if self._file is None or self._closed:
             return
         self._closed = True

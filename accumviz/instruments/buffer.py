@@ -515,6 +515,8 @@ class Buffer:
     def _lose(self, error: OSError) -> None:
         """The disk takes no more: what the file has is read from there, what comes is held in memory."""
         self._full, self._writer, self._temporary = self._writer, None, None
+        if self._full is not None:
+            weakref.finalize(self, self._full.abandon)
         self._room = math.inf
         self.lost = f"{type(error).__name__}: {error}"
 
