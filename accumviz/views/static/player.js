@@ -576,14 +576,21 @@ function timePane({ run, data, go, at }) {
   }
   const point = (event) => {
     const box = canvas.getBoundingClientRect(), p = Math.floor((event.clientY - box.top - top) / lane);
-    go({ e: Math.floor((event.clientX - box.left - left) / column), ...(event.type === "pointerdown" && p >= 0 && p < P ? { p } : {}) });
+    go({ e: Math.floor((event.clientX - box.left - left) / column), ...(event.type !== "pointermove" && p >= 0 && p < P ? { p } : {}) });
   };
+  /** A finger points once it is lifted or moves sideways: one that swipes up or down scrolls the page. */
+  let from = null;
   plot.addEventListener("pointerdown", (event) => {
     if (event.button) return;
+    from = event.pointerType === "mouse" ? null : event.clientX;
     plot.setPointerCapture(event.pointerId);
-    point(event);
+    if (from === null) point(event);
   });
-  plot.addEventListener("pointermove", (event) => plot.hasPointerCapture(event.pointerId) && point(event));
+  plot.addEventListener("pointermove", (event) => {
+    if (from !== null && Math.abs(event.clientX - from) > 8) from = null;
+    if (from === null && plot.hasPointerCapture(event.pointerId)) point(event);
+  });
+  plot.addEventListener("pointerup", (event) => from !== null && point(event));
   return { ...pane("time", "Timeline", plot, legend), paint, draw: place };
 }
 
