@@ -82,6 +82,28 @@ def test_rows_of_code_are_indented_as_their_source_is(watch: Open, tmp_path: Pat
             assert all(x - margin == pytest.approx(indent * letter, abs=0.5) for indent, x, _ in inside)
 
 
+def test_panes_fill_their_row_whichever_of_them_there_are(watch: Open, tmp_path: Path) -> None:
+    bare = [{key: value for key, value in row.items() if key not in ("file", "line")} for row in ROWS]
+    play(Ledger.build([W], bare)).save(tmp_path / "0.html")
+    play(Ledger.build([W], bare), {0: chain()}).save(tmp_path / "1.html")
+    play(toy()).save(tmp_path / "2.html")
+    explore(experiment, k=[2, 4], against={"k": 4}).save(tmp_path / "3.html")
+    explore(experiment, k=[2, 4], graphs=[True], against={"k": 4}).save(tmp_path / "4.html")
+    for width in (1280, 900, 375):
+        page = watch(width=width).page
+        for n in range(5):
+            page.goto((tmp_path / f"{n}.html").as_uri())
+            page.locator(".av-frame").last.wait_for()
+            page.wait_for_timeout(100)
+            bare_ground = page.locator(".av-body:visible").evaluate_all(
+                """bodies => bodies.map(body => {
+                    const area = (one) => one.getBoundingClientRect().width * one.getBoundingClientRect().height;
+                    return 1 - [...body.children].reduce((sum, pane) => sum + area(pane), 0) / area(body);
+                })"""
+            )
+            assert max(bare_ground) < 0.03, f"page {n} at {width} px"
+
+
 def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, tmp_path: Path) -> None:
     nan = [{"kind": "backward", "contribution": {"w": np.nan}, "grad": {"w": np.nan}}, {"kind": "mystery"}]
     unseen = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 5}}]
@@ -91,6 +113,7 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
         play(Ledger.build([W, Parameter("b", (2,))], [*steps, *unseen, *nan])),
         play(large(12, 40)),
         play(Graph(())),
+        play(Ledger.build([W], [{"kind": "zero_grad"}] * 2)),
     ]
     explorers = [
         explore(experiment, k=[1, 2, 3, 4], start={"k": 4}, against={"k": 1}),
