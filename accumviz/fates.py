@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from accumviz.ledger import Ledger
+    from accumviz.ledger import Event, Ledger
 
 
 class Fates(NamedTuple):
@@ -23,16 +24,78 @@ class Fates(NamedTuple):
     steps: np.ndarray
 
 
+class Backwards(Sequence[int]):
+    """The backwards that one step consumed, as a tuple of indices holds them, but looked up when asked.
+
+    Where nothing is ever erased each window holds all backwards before it; all windows of an
+    optimizer share two arrays here: when each backward ran, and until when it is consumed.
+
+    >>> found = Backwards(np.array([0, 1, 3]), np.array([3, 9, 9]), step=4, length=2)
+    >>> found, found == (1, 3), 3 in found, found[-1], found[:1], list(found)
+    ((1, 3), True, True, 3, (1,), [1, 3])
+    """
+
+    __slots__ = ("_born", "_length", "_step", "_until")
+
+    def __init__(self, born: np.ndarray, until: np.ndarray, step: int, length: int) -> None:
+        self._born, self._until, self._step, self._length = born, until, step, length
+
+    def _found(self) -> np.ndarray:
+        before = int(np.searchsorted(self._born, self._step))
+        found: np.ndarray = self._born[:before][self._until[:before] > self._step]
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The indices as numpy takes them, at once and not one by one."""
+        return self._found().astype(dtype or np.int64)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._found().tolist()
+
+    def __reversed__(self) -> Iterator[int]:
+        yield from reversed(self._found().tolist())
+
+    def __contains__(self, event: object) -> bool:
+        if not isinstance(event, int | float | np.number):
+            return False
+        at = int(np.searchsorted(self._born, event))
+        return at < self._born.size and bool(self._born[at] == event) and event < self._step < self._until[at]
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> int | tuple[int, ...]:
+        return tuple(self)[index]
+
+    def index(self, value: int, *between: int) -> int:
+        """Where an event stands; raises `ValueError` when it is not there."""
+        return tuple(self).index(value, *between)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, tuple | Backwards) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 class Window(NamedTuple):
     """One accumulation window: an optimizer step and the backwards whose contributions it consumed.
 
-    `step` and `backwards` are indices of events, `optimizer` is the name of the one that stepped.
-    `scale` is the sum of the scales of the losses.
+    `step` and `backwards` are indices of events, `optimizer` is the name of the one that stepped;
+    `backwards` prints, compares and indexes as a tuple does. `scale` is the sum of the scales of
+    the losses, rounded once.
     """
 
     step: int
     optimizer: str
-    backwards: tuple[int, ...]
+    backwards: Sequence[int]
     scale: float
 
 
@@ -101,36 +164,60 @@ def _steps_of(ledger: Ledger, optimizers: tuple[int, ...]) -> np.ndarray:
 
 def windows(ledger: Ledger) -> list[Window]:
     """See `Ledger.windows`."""
+    steps: dict[int, list[Event]] = {}
+    for event in ledger.of("step"):
+        if not event.skipped:
+            steps.setdefault(event.details.get("optimizer_index", 0), []).append(event)
+    found = [window for optimizer, events in steps.items() for window in _windows_of(ledger, optimizer, events)]
+    return sorted(found, key=lambda window: window.step)
+
+
+def _windows_of(ledger: Ledger, optimizer: int, steps: list[Event]) -> Iterator[Window]:
+    """The windows of one optimizer: what enters and leaves from step to step, never all that stays."""
+    until = _until(ledger, optimizer)
+    born = np.flatnonzero(until >= 0)
+    until = until[born]
+    leaving = np.argsort(until, kind="stable")
+    scales = [float(ledger.events[b].scale) for b in born.tolist()]
+    finite = bool(np.isfinite(scales).all()) and sum(map(abs, scales)) < np.finfo(float).max
+    into = np.searchsorted(born, [event.index for event in steps]).tolist()
+    out = np.searchsorted(until[leaving], [event.index for event in steps], side="right").tolist()
+    entered = left = total = 0
+    for event, entering, gone in zip(steps, into, out, strict=True):
+        backwards = Backwards(born, until, event.index, entering - gone)
+        if finite:
+            total += sum(map(_units, scales[entered:entering])) - sum(_units(scales[i]) for i in leaving[left:gone])
+        scale = total / _ONE if finite else float(sum(ledger.events[b].scale for b in backwards))
+        yield Window(event.index, str(event.details.get("optimizer", "")), backwards, scale)
+        entered, left = entering, gone
+
+
+# Every float is a whole number of these, so that what was added can be taken away again without a trace.
+_ONE = 1 << 1074
+
+
+@lru_cache(4096)
+def _units(number: float) -> int:
+    above, below = number.as_integer_ratio()
+    return above * (_ONE // below)
+
+
+def _until(ledger: Ledger, optimizer: int) -> np.ndarray:
+    """Per event, before which event an optimizer's steps consume something of what it contributed; -1: never."""
     from accumviz.ledger import CONTRIBUTED
 
-    contributed = (ledger.state & CONTRIBUTED).astype(bool)
-    erased = np.where(ledger.fates.erased < 0, len(ledger), ledger.fates.erased)
-    # One column per optimizer, not per parameter and step: the latest end of each backward's contributions.
-    ends: dict[int, np.ndarray] = {}
-    first: dict[int, dict[int, set[int]]] = {}
-    behind: dict[tuple[int, int], set[int]] = {}
-    for sync, births, whole, _ in _scattered(ledger, ledger.fates.erased):
-        for optimizer in ledger.parameters[whole].optimizers:
-            behind.setdefault((optimizer, sync), set()).update(births.tolist())
-    result = []
-    for event in ledger.of("step"):
-        if event.skipped:
-            continue
-        optimizer = event.details.get("optimizer_index", 0)
-        if optimizer not in ends:
-            mine = np.array([optimizer in p.optimizers for p in ledger.parameters], bool)
-            ends[optimizer] = np.where(contributed[:, mine], erased[:, mine], -1).max(axis=1, initial=-1)
-            first[optimizer] = {}
-            for b, s in zip(*_consumptions(ledger, mine), strict=True):
-                first[optimizer].setdefault(s, set()).add(b)
-        here = set(np.flatnonzero(ends[optimizer][: event.index] > event.index).tolist())
-        here |= first[optimizer].get(event.index, set())
-        backwards = tuple(sorted(set().union(*(behind.get((optimizer, b), {b}) for b in here))))
-        scale = float(sum(ledger.events[b].scale for b in backwards))
-        result.append(Window(event.index, str(event.details.get("optimizer", "")), backwards, scale))
-    return result
-
-
-def _consumptions(ledger: Ledger, mine: np.ndarray) -> tuple[list[int], list[int]]:
-    backwards, columns = np.nonzero((ledger.fates.consumed >= 0) & mine)
-    return backwards.tolist(), ledger.fates.consumed[backwards, columns].tolist()
+    fates, mine = ledger.fates, np.array([optimizer in p.optimizers for p in ledger.parameters], bool)
+    contributed = (ledger.state[:, mine] & CONTRIBUTED).astype(bool)
+    erased = np.where(fates.erased[:, mine] < 0, len(ledger), fates.erased[:, mine])
+    # A step may consume what was erased before it: by its own closure, or by a reduce-scatter that hands it on.
+    ends = np.where(contributed, np.maximum(erased, fates.consumed[:, mine] + 1), -1).max(axis=1, initial=-1)
+    until: np.ndarray = ends.copy()
+    behind = [
+        (sync, births)
+        for sync, births, whole, _ in _scattered(ledger, fates.erased)
+        if optimizer in ledger.parameters[whole].optimizers
+    ]
+    for sync, births in behind:
+        until[births] = np.maximum(until[births], ends[sync])
+    until[[sync for sync, _ in behind]] = -1
+    return until

@@ -226,11 +226,20 @@ class Ledger(Displayed):
         """The contributions, by parameter, that this event erased before any step had used them."""
         if self.columns.where("kind", "sync")[event]:  # it hands them on
             return {}
-        hit = (self.fates.erased == range(len(self))[event]) & (self.fates.steps == 0)
-        return {
-            self.parameters[p].name: [int(b) for b in np.flatnonzero(hit[:, p])]
-            for p in np.flatnonzero(hit.any(axis=0))
-        }
+        ends, columns, births = self._unconsumed
+        here = slice(*np.searchsorted(ends, [range(len(self))[event], range(len(self))[event] + 1]))
+        found: dict[str, list[int]] = {}
+        for p, born in zip(columns[here].tolist(), births[here].tolist(), strict=True):
+            found.setdefault(self.parameters[p].name, []).append(born)
+        return found
+
+    @cached_property
+    def _unconsumed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Every contribution that no step used: what erased it, its parameter and its backward, in this order."""
+        births, columns = np.nonzero((self.fates.erased >= 0) & (self.fates.steps == 0))
+        ends = self.fates.erased[births, columns]
+        order = np.lexsort((births, columns, ends))
+        return ends[order], columns[order], births[order]
 
     def windows(self) -> list[Window]:
         """The accumulation window of every step: which backwards it consumed.
@@ -248,9 +257,13 @@ class Ledger(Displayed):
         p = self.index(parameter)
         parts = self.values(p, "contribution")
         total = np.zeros_like(parts)
-        for b in np.flatnonzero(self.state[:, p] & CONTRIBUTED):
-            end = self.fates.erased[b, p]
-            total[b : len(self) if end < 0 else end] += parts[b]
+        born = np.flatnonzero(self.state[:, p] & CONTRIBUTED)
+        total[born] = parts[born]
+        ends = np.where(self.fates.erased[born, p] < 0, len(self), self.fates.erased[born, p])
+        # What is born between two ends is erased together, so that sums run from the first of them to its end.
+        ends, first = np.unique(ends, return_index=True)
+        for start, end in zip(born[first].tolist(), ends.tolist(), strict=True):
+            total[start:end] = np.cumsum(total[start:end], axis=0)
         return total
 
     def provenance(self) -> Provenance:

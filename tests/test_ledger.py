@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
-from collections.abc import Iterator
+import math
+import pickle
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -499,3 +504,81 @@ def test_what_a_reduce_scatter_takes_from_a_whole_gradient_is_consumed_with_the_
     assert ledger.live(2, whole) == []
     assert ledger.fates.consumed[:2, 1].tolist() == [3, 3]
     assert [ledger.unconsumed(e) for e in range(5)] == [{}] * 5
+
+
+def never_zeroed(events: int) -> Ledger:
+    """A backward and a step by turns: every window holds every backward before it."""
+    rows = tuple(
+        Event(e, ("backward", "step")[e % 2], scale=1 / 3, details={"optimizer": "SGD"} if e % 2 else {})
+        for e in range(events)
+    )
+    born = (np.arange(events) % 2 == 0)[:, None]
+    state = np.where(born, PRESENT | CONTRIBUTED, PRESENT).astype(np.uint8)
+    norms = np.ones((events, 1)), np.cumsum(born, dtype=float)[:, None]
+    return Ledger((Parameter("w", (64,), optimizers=(0,)),), rows, np.where(born, 1.0, np.nan), norms[1], state)
+
+
+def held(action: Callable[[Ledger], Any], events: int) -> int:
+    """The most bytes that were taken at once for this, a ledger's own aside."""
+    ledger = never_zeroed(events)
+    tracemalloc.start()
+    kept = action(ledger)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    del kept
+    return most
+
+
+@pytest.mark.parametrize(
+    "what", [Ledger.windows, lambda ledger: len(av.play(ledger).to_html())], ids=["windows", "play"]
+)
+def test_what_is_never_zeroed_takes_memory_in_proportion_to_its_length(what: Callable[[Ledger], Any]) -> None:
+    held(what, 500)  # what is imported and kept once
+    one, two = (held(what, events) for events in (4000, 8000))
+    assert two < 20e6
+    assert two < 2.6 * one, "twice the events, twice the memory: four times, were each window a tuple"
+
+
+def test_a_page_of_what_is_never_zeroed_grows_no_faster_than_it() -> None:
+    one, two = (len(av.play(never_zeroed(events)).to_html()) for events in (2000, 4000))
+    empty = len(av.play(never_zeroed(0)).to_html())
+    assert two - empty < 2.2 * (one - empty)
+
+
+def test_windows_of_what_is_never_zeroed_take_time_in_proportion_to_its_length() -> None:
+    def spent(events: int) -> float:
+        found = []
+        for _ in range(3):
+            ledger, start = never_zeroed(events), time.process_time()
+            ledger.windows()
+            found.append(time.process_time() - start)
+        return min(found)
+
+    assert spent(16_000) < 8 * spent(4_000), "four times the events, not sixteen times the time"
+
+
+def test_the_backwards_of_a_window_are_used_as_a_tuple_is() -> None:
+    found = never_zeroed(10).windows()[3].backwards
+    assert (found, repr(found), len(found), hash(found)) == ((0, 2, 4, 6), "(0, 2, 4, 6)", 4, hash((0, 2, 4, 6)))
+    assert (0, 2, 4, 6) == found != (0, 2, 4)
+    assert found != [0, 2, 4, 6], "neither does a tuple equal a list"
+    assert (found[0], found[-1], found[1:3], list(reversed(found))) == (0, 6, (2, 4), [6, 4, 2, 0])
+    assert [e for e in (-1, 0, 1, 6, 8, 99, 2.0, "2", None) if e in found] == [0, 6, 2.0]
+    assert (found.index(4), found.count(4), found.count(5)) == (2, 1, 0)
+    assert np.asarray(found).tolist() == [0, 2, 4, 6]
+    assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == found
+    assert not never_zeroed(0).windows()
+    with pytest.raises(IndexError):
+        found[4]
+    with pytest.raises(ValueError, match="not in tuple"):
+        found.index(5)
+
+
+def test_a_windows_scale_is_the_sum_of_its_own_whatever_came_and_went_before() -> None:
+    rows = [backward(1, 1, scale=1e16), step(1), ZERO, backward(1, 1, scale=0.1), backward(1, 1, scale=0.2), step(1)]
+    assert [w.scale for w in Ledger.build([W], rows).windows()] == [1e16, math.fsum([0.1, 0.2])]
+    assert [w.scale for w in never_zeroed(2000).windows()] == [math.fsum([1 / 3] * k) for k in range(1, 1001)]
+    for odd in (math.inf, math.nan, 1.7e308):
+        rows = [backward(1, 1, scale=odd), backward(1, 1, scale=1e308), step(1), ZERO, backward(1, 1), step(1)]
+        first, second = Ledger.build([W], rows).windows()
+        assert (str(first.scale), second.scale) == (str(odd + 1e308), 1.0)

@@ -27,22 +27,13 @@ Choices = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an experiment: what was recorded, or what was raised."""
+    """One run of an experiment: what was recorded, or what was raised and, as `error`, that in one sentence."""
 
     choice: Mapping[str, Any]
     player: Player | None = None
     figures: Sequence[tuple[str, str]] = ()
     failure: Exception | None = None
-
-    @property
-    def error(self) -> str:
-        """What was raised, in one sentence, and the line that raised it; empty where nothing was."""
-        if self.failure is None:
-            return ""
-        text = words.literal(str(self.failure).partition("\n")[0])
-        frames = traceback.extract_tb(self.failure.__traceback__)
-        line = words.literal(frames[-1].line or "") if frames else ""
-        return f"{type(self.failure).__name__}: {text}{f' (raised by: {line})' if line else ''}"
+    error: str = ""
 
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What a page is told of this run."""
@@ -230,12 +221,17 @@ def explore(
     # A notebook's bar does not ask the environment, as those of a terminal do.
     silent = bool(os.environ.get("TQDM_DISABLE"))
     bar = tqdm(combinations, desc="recording", unit="run", leave=False, delay=0.5, disable=silent)
-    runs = [record_run(experiment, choice) for choice in bar]
+    runs: list[Run] = []
+    for choice in bar:
+        runs.append(record_run(experiment, choice))
+        if len(runs) > 1:
+            _let_go(runs[-1].failure)
     if all(run.failure is not None for run in runs):
         failure = runs[0].failure
         assert failure is not None
         failure.add_note(f"All {words.counted(len(runs), 'run')} of the experiment raised; this is the first of them.")
         raise failure
+    _let_go(runs[0].failure)
     return Explorer(experiment, grid, runs, begin, beside)
 
 
@@ -244,7 +240,10 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
     try:
         result = experiment(**choice)
     except Exception as failure:
-        return Run(choice, failure=failure)
+        text = words.literal(str(failure).partition("\n")[0])
+        line = words.literal(traceback.extract_tb(failure.__traceback__)[-1].line or "")
+        error = f"{type(failure).__name__}: {text}{f' (raised by: {line})' if line else ''}"
+        return Run(choice, failure=failure, error=error)
     figures: Mapping[str, Any] = {}
     parts = list(result) if isinstance(result, tuple) else [result]
     if len(parts) > 1 and isinstance(parts[-1], Mapping) and all(isinstance(key, str) for key in parts[-1]):
@@ -255,6 +254,23 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
         raise TypeError(f"the experiment returned a {type(result).__name__}; expected {_EXPECTED}")
     told = [*outcome.figures(ledger), *((words.literal(name), label(value)) for name, value in figures.items())]
     return Run(choice, play(ledger, graphs), told)
+
+
+def _let_go(failure: BaseException | None) -> None:
+    """Drop the frames of an exception, which keep alive what the experiment held, and note where it was raised."""
+    if failure is None:
+        return
+    where = "".join(traceback.format_tb(failure.__traceback__))
+    failure.add_note(f"In the experiment it was raised here:\n{where}".rstrip())
+    waiting: list[BaseException | None] = [failure]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = None
+        waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
 
 def _grid(choices: Mapping[str, Iterable[Any]], most: int) -> dict[str, tuple[Any, ...]]:

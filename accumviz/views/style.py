@@ -33,7 +33,7 @@ CSS = """
   font-size: 0.875rem;
   line-height: 1.4;
 }
-.accumviz code, .accumviz .mono { font-family: %(mono)s; }
+.accumviz code { font-family: %(mono)s; }
 """ % {"font": FONT, "mono": MONO}
 
 

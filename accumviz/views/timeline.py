@@ -15,6 +15,7 @@ from accumviz.views.sheet import INK, LINE, MUTED, Sheet, ThemedFigure, text_wid
 from accumviz.views.strips import Grid
 
 _MOST_LANES, _NARROWEST = 8, 27.0
+_ALONE = 23  # parts of one `.grad`; earlier ones are put together
 
 
 def timeline(
@@ -77,13 +78,15 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
 class Segment(NamedTuple):
     """A part of `.grad` after an event: which backward put it there, how much, and its state then.
 
-    `born` is -1 for what no recorded backward put there.
+    `born` is -1 for what no recorded backward put there. Where very many are live, the early ones
+    are `together` backwards in one part, of which `born` is the last.
     """
 
     born: int
     amount: float
     new: bool
     used: bool
+    together: int = 1
 
 
 def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list[Segment]]:
@@ -91,7 +94,8 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
 
     Amounts are signed for a parameter of one recorded element, 2-norms else; what a clip or an
     unscale did to the whole of `.grad` is applied to each part, and an all-reduce leaves each
-    rank its share of the average.
+    rank its share of the average. Of many parts the last 23 stand alone; the early ones are put
+    together by label, sign and use.
 
     >>> from accumviz.ledger import Parameter
     >>> ledger = Ledger.build([Parameter("w", (1,))], [
@@ -112,20 +116,27 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
         known = np.isfinite([before, grad[event.index]]).all() and before != 0 and grad[event.index] != 0
         if event.kind in ("clip", "unscale") and known:
             factor[event.index] = grad[event.index] / before
-    scale, fates = np.cumprod(factor), ledger.fates
+    scale, consumed = np.cumprod(factor), ledger.fates.consumed[:, parameter]
     averaged = words.averaged(ledger, parameter)
-
-    def share(born: int, event: int) -> float:
-        """What a rank's own contribution counts for once it was averaged."""
-        first = next((s for s in averaged if born < s.index <= event), None)
-        return float(scale[event] / scale[born]) / (1 if first is None else first.details.get("ranks", 1))
-
+    when, ranks = [s.index for s in averaged], np.array([s.details.get("ranks", 1) for s in averaged] + [1])
+    numbered = {label: i for i, label in enumerate(ledger.labels)}
+    labels = np.array([numbered.get(event.label, 0) for event in ledger], np.int64)
     result = []
     for e in events:
-        births = ledger.live(e, parameter)
-        parts = [
-            Segment(b, float(added[b]) * share(b, e), b == e, 0 <= fates.consumed[b, parameter] <= e) for b in births
-        ]
+        births = np.array(ledger.live(e, parameter), np.int64)
+        # What a rank's own contribution counts for, once it was averaged.
+        first = np.searchsorted(when, births, side="right")
+        among = np.where(first < np.searchsorted(when, e, side="right"), ranks[first], 1)
+        amounts = added[births] * (scale[e] / scale[births] / among)
+        used = (consumed[births] >= 0) & (consumed[births] <= e)
+        alone = len(births) - _ALONE if len(births) > _ALONE + 1 else 0
+        looks = 4 * labels[births[:alone]] + 2 * (amounts[:alone] > 0) + used[:alone]
+        parts = []
+        for look in np.unique(looks):
+            them = np.flatnonzero(looks == look)
+            parts.append(Segment(int(births[them[-1]]), float(amounts[them].sum()), False, bool(look & 1), them.size))
+        late = (column[alone:].tolist() for column in (births, amounts, used))
+        parts += [Segment(born, amount, born == e, spent) for born, amount, spent in zip(*late, strict=True)]
         unseen = float(grad[e]) - sum(part.amount for part in parts) if signed and _present(ledger, e, parameter) else 0
         if abs(unseen) > 1e-4 * max(abs(float(grad[e])), *(abs(part.amount) for part in parts), 0.0):
             parts.insert(0, Segment(-1, unseen, False, False))
@@ -308,7 +319,8 @@ def _bar(
         sheet.box(
             at.x, y + 0.6, at.bar, max(height - 1.2, 0.8), fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch
         )
-        told, ink = _fitting(part.amount, at.bar - 3, 11), _ink_on(color) if part.new else INK
+        told = _fitting(part.amount, at.bar - 3, 11) if part.together == 1 else ""
+        ink = _ink_on(color) if part.new else INK
         # A lone part is its own total, which stands at the end of the bar.
         if height >= 14 and told and part.born >= 0 and (part.new or len(stack) > 1):
             sheet.text(at.middle, y + height / 2, told, points=11, ha="center", color=ink)

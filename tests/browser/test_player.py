@@ -383,6 +383,19 @@ def test_bars_are_made_of_the_parts_that_the_timeline_has(show: Show) -> None:
         played.go("next event")
 
 
+def test_of_a_run_that_was_never_zeroed_every_contribution_is_counted(show: Show) -> None:
+    rows = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": e + 1}} for e in range(5000)]
+    watched = show(play(Ledger.build([W], rows)))
+    played = watched.played
+    played.root.locator(".av-scrub").focus()
+    played.press("End")
+    assert "Event 4999" in played.said
+    assert played.root.locator(".av-in-grad .av-note").inner_text().startswith("w.grad = 4995 earlier + 1 (event 4995)")
+    assert "not recorded" not in played.root.inner_text()
+    assert played.root.locator(".av-part:visible").count() == 24
+    assert watched.complaints == []
+
+
 def test_what_was_erased_unused_is_marked(show: Show) -> None:
     played = show(play(MIXED)).played
     played.go("next event")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import html
 import json
 import re
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +107,45 @@ def test_an_interrupt_is_not_an_outcome() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         explore(experiment, k=[1])
+
+
+class Model:
+    """What an experiment holds while it runs."""
+
+
+def test_a_run_that_raised_keeps_nothing_of_it_alive_and_still_says_where() -> None:
+    alive: list[weakref.ref[Model]] = []
+
+    def experiment(k: int) -> Ledger:
+        model = Model()
+        alive.append(weakref.ref(model))
+        try:
+            if k != 2:
+                raise KeyError(k)
+        except KeyError as inner:
+            raise ExceptionGroup("both", [ValueError(f"no {k}")]) from inner
+        return toy(k)
+
+    explorer = explore(experiment, k=[1, 2, 3])
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 3
+    assert [run.error.partition(" (raised by")[0] for run in explorer.runs] == [
+        "ExceptionGroup: both (1 sub-exception)",
+        "",
+        "ExceptionGroup: both (1 sub-exception)",
+    ]
+    with pytest.raises(ExceptionGroup) as raised:
+        explorer.run(k=3)
+    assert "in experiment\n    raise ExceptionGroup" in raised.value.__notes__[0]
+
+
+def test_when_every_run_raised_the_first_is_raised_with_its_frames() -> None:
+    def experiment(k: int) -> Ledger:
+        raise ValueError(f"no {k}")
+
+    with pytest.raises(ValueError, match="no 1") as raised:
+        explore(experiment, k=[1, 2])
+    assert raised.traceback[-1].name == "experiment"
 
 
 @pytest.mark.parametrize(

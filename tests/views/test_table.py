@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pytest
 
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views.table import ledger_html, provenance_html
@@ -151,6 +152,12 @@ def test_a_ledger_displays_itself_with_its_repr_as_text() -> None:
     ledger = Ledger.build([W], TOY)
     bundle = ledger._repr_mimebundle_()
     assert bundle == {"text/html": ledger_html(ledger), "text/plain": repr(ledger)}
+
+
+@pytest.mark.parametrize("name", ["Mine", "Graph"])
+def test_a_class_derived_from_ledger_displays_itself_as_one(name: str) -> None:
+    derived: Any = type(name, (Ledger,), {})
+    assert derived.build([W], TOY)._repr_mimebundle_()["text/html"] == ledger_html(Ledger.build([W], TOY))
 
 
 def test_provenance_says_nothing_where_a_loss_wrote_nothing() -> None:

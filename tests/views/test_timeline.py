@@ -410,3 +410,18 @@ def test_events_of_several_ranks_are_told_with_their_rank() -> None:
     assert figure.words[1].startswith("Event 0, backward of loss, rank 0")
     assert "sync by all-reduce of 4 bytes" in figure.words[3]
     assert "rank" not in figure.words[3].split(":", maxsplit=1)[0]
+
+
+def test_very_many_live_parts_are_drawn_as_few_and_lose_nothing() -> None:
+    rows: list[dict[str, Any]] = []
+    for e in range(400):
+        sign = 1.0 if e % 3 else -0.5
+        held = sum(1.0 if b % 3 else -0.5 for b in range(e + 1))
+        rows.append({"kind": "backward", "label": "ab"[e % 2], "contribution": {"w": sign}, "grad": {"w": held}})
+    ledger = Ledger.build([Parameter("w", (1,))], rows)
+    (parts,) = segments(ledger, 0, [399])
+    assert len(parts) == 4 + 23, "two labels and two signs, then the latest one by one"
+    assert sum(part.together for part in parts) == 400
+    assert sum(part.amount for part in parts) == pytest.approx(ledger.values("w")[399, 0])
+    assert [part.born for part in parts[-23:]] == list(range(377, 400))
+    assert len(timeline(ledger, events=[398, 399]).to_html()) < 60_000

@@ -115,17 +115,18 @@ class Recording {
   /** The contributions live in `.grad` after an event, the oldest first. @returns {Part[]} */
   stack(e, row, now = e) {
     const parts = [];
-    for (let i = e, scale = 1, mean = 1, used = false; i >= 0 && parts.length < 2000; i--) {
+    for (let i = e, scale = 1, mean = 1, used = false; i >= 0; i--) {
       const added = this.added(i, row), had = this.grad(i, row);
-      if (added !== null) parts.unshift({ born: i, amount: added * scale * mean, fresh: i === now, used });
+      if (added !== null) parts.push({ born: i, amount: added * scale * mean, fresh: i === now, used });
       if (this.gone(i, row)) break;
       mean = row.y.get(i) ?? mean;
       const factor = i && this.scales[i] ? had / this.grad(i - 1, row) : 1;
       if (factor && Number.isFinite(factor)) scale *= factor;
       used ||= this.steps(i, row);
     }
+    parts.reverse();
     if (row.signed && row.g[e] >= 0) {
-      const rest = this.grad(e, row) - sum(parts), most = Math.max(...parts.map(({ amount }) => Math.abs(amount)), Math.abs(this.grad(e, row)));
+      const rest = this.grad(e, row) - sum(parts), most = parts.reduce((most, { amount }) => Math.max(most, Math.abs(amount)), Math.abs(this.grad(e, row)));
       if (Math.abs(rest) > 1e-4 * most) parts.unshift({ born: -1, amount: rest });
     }
     return parts;
@@ -576,14 +577,21 @@ function timePane({ run, data, go, at }) {
   }
   const point = (event) => {
     const box = canvas.getBoundingClientRect(), p = Math.floor((event.clientY - box.top - top) / lane);
-    go({ e: Math.floor((event.clientX - box.left - left) / column), ...(event.type === "pointerdown" && p >= 0 && p < P ? { p } : {}) });
+    go({ e: Math.floor((event.clientX - box.left - left) / column), ...(event.type !== "pointermove" && p >= 0 && p < P ? { p } : {}) });
   };
+  /** A finger points once it is lifted or moves sideways: one that swipes up or down scrolls the page. */
+  let from = null;
   plot.addEventListener("pointerdown", (event) => {
     if (event.button) return;
+    from = event.pointerType === "mouse" ? null : event.clientX;
     plot.setPointerCapture(event.pointerId);
-    point(event);
+    if (from === null) point(event);
   });
-  plot.addEventListener("pointermove", (event) => plot.hasPointerCapture(event.pointerId) && point(event));
+  plot.addEventListener("pointermove", (event) => {
+    if (from !== null && Math.abs(event.clientX - from) > 8) from = null;
+    if (from === null && plot.hasPointerCapture(event.pointerId)) point(event);
+  });
+  plot.addEventListener("pointerup", (event) => from !== null && point(event));
   return { ...pane("time", "Timeline", plot, legend), paint, draw: place };
 }
 

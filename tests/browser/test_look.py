@@ -1,0 +1,161 @@
+"""What players and explorers look like once a browser has laid them out: indented code, and no rule without a use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accumviz.graph import Graph
+from accumviz.ledger import Ledger, Parameter
+from accumviz.views.explore import explore
+from accumviz.views.player import play
+from tests.toys import CODE, ROWS, W, chain, large, toy
+
+Open = Callable[..., Any]
+CODE_LINES = ".av-line code"
+# Of each line the white space that its source begins with, and where its first letter stands.
+_LINES = """codes => codes.map(code => {
+    const letters = document.createTreeWalker(code, NodeFilter.SHOW_TEXT), text = code.textContent;
+    const indent = text.length - text.trimStart().length, range = document.createRange();
+    let node, left = indent;
+    while ((node = letters.nextNode()) && left >= node.length) left -= node.length;
+    range.setStart(node, left);
+    range.setEnd(node, left + 1);
+    return [indent, range.getBoundingClientRect().x, getComputedStyle(code).whiteSpace];
+})"""
+# Every style rule's full selector and how many elements it has now, as if hovered, focused and checked.
+_RULES = r"""() => {
+    const found = {}, state = /:(hover|focus-visible|focus|checked|empty)/g;
+    const split = (text) => text.match(/(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|[^,(])+/g).map((one) => one.trim());
+    const walk = (rules, outer) => {
+        for (const rule of rules) {
+            let here = outer;
+            if (rule.selectorText) {
+                here = split(rule.selectorText);
+                const under = (root) => (own) => (own.includes("&") ? own.replaceAll("&", root) : `${root} ${own}`);
+                if (outer) here = outer.flatMap((root) => here.map(under(root)));
+                for (const full of here) {
+                    const bare = full.replace(/::[\w-]+/g, "").replace(state, "").replace(/:has\(\)/g, "").trim();
+                    found[full] = document.querySelectorAll(bare).length;
+                }
+            }
+            if (rule.cssRules) walk(rule.cssRules, here);
+        }
+    };
+    for (const sheet of document.styleSheets) walk(sheet.cssRules, null);
+    return found;
+}"""
+
+
+def experiment(k: int, graphs: bool = False, way: str = "") -> Any:
+    """A loop that is indented twice; one choice raises."""
+    if k == 3:
+        raise ValueError("three")
+    rows = [{**ROWS[0], "line": 3}, {**ROWS[1], "line": 3}, *ROWS[2:]][:k]
+    ledger = Ledger.build([W], rows, sources={"a.py": CODE})
+    return (ledger, {e.index: chain() for e in ledger.of("backward")}) if graphs else ledger
+
+
+def test_rows_of_code_are_indented_as_their_source_is(watch: Open, tmp_path: Path, mode: str) -> None:
+    play(toy(), {0: chain()}).save(tmp_path / "player.html")
+    explore(experiment, k=[2, 4]).save(tmp_path / "explorer.html")
+    # As in a book or a notebook: a fragment among others, below rules of the host's own.
+    fragment = play(toy()).to_html() + explore(experiment, k=[2, 4]).to_html()
+    host = "<style>code { white-space: pre-wrap } .host code { white-space: normal }</style>"
+    (tmp_path / "host.html").write_text(f"<!doctype html>{host}<div class='host'>{fragment}</div>", "utf-8")
+    for name, least in (("player", 5), ("explorer", 5), ("host", 10)):
+        page = watch(mode=mode).page
+        page.goto((tmp_path / f"{name}.html").as_uri())
+        page.locator(".av-frame").last.wait_for()
+        lines = page.locator(CODE_LINES).evaluate_all(_LINES)
+        assert len(lines) >= least
+        assert {style for _, _, style in lines} == {"pre"}
+        for start in range(0, len(lines), 5):
+            (_, margin, _), *inside = lines[start : start + 3]
+            letter = (inside[0][1] - margin) / 4
+            assert 5 < letter < 12, f"{name}: four spaces are {4 * letter} px wide"
+            assert [indent for indent, _, _ in inside] == [4, 4]
+            assert all(x - margin == pytest.approx(indent * letter, abs=0.5) for indent, x, _ in inside)
+
+
+def test_panes_fill_their_row_whichever_of_them_there_are(watch: Open, tmp_path: Path) -> None:
+    bare = [{key: value for key, value in row.items() if key not in ("file", "line")} for row in ROWS]
+    play(Ledger.build([W], bare)).save(tmp_path / "0.html")
+    play(Ledger.build([W], bare), {0: chain()}).save(tmp_path / "1.html")
+    play(toy()).save(tmp_path / "2.html")
+    explore(experiment, k=[2, 4], against={"k": 4}).save(tmp_path / "3.html")
+    explore(experiment, k=[2, 4], graphs=[True], against={"k": 4}).save(tmp_path / "4.html")
+    for width in (1280, 900, 375):
+        page = watch(width=width).page
+        for n in range(5):
+            page.goto((tmp_path / f"{n}.html").as_uri())
+            page.locator(".av-frame").last.wait_for()
+            page.wait_for_timeout(100)
+            bare_ground = page.locator(".av-body:visible").evaluate_all(
+                """bodies => bodies.map(body => {
+                    const area = (one) => one.getBoundingClientRect().width * one.getBoundingClientRect().height;
+                    return 1 - [...body.children].reduce((sum, pane) => sum + area(pane), 0) / area(body);
+                })"""
+            )
+            assert max(bare_ground) < 0.03, f"page {n} at {width} px"
+
+
+def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, tmp_path: Path) -> None:
+    nan = [{"kind": "backward", "contribution": {"w": np.nan}, "grad": {"w": np.nan}}, {"kind": "mystery"}]
+    unseen = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 5}}]
+    steps = [{**row, "details": row.get("details", {})} for row in ROWS]
+    players = [
+        play(toy(), {0: chain(), 1: chain(-4.0, notes=["told"])}),
+        play(Ledger.build([W, Parameter("b", (2,))], [*steps, *unseen, *nan])),
+        play(large(12, 40)),
+        play(Graph(())),
+        play(Ledger.build([W], [{"kind": "zero_grad"}] * 2)),
+    ]
+    explorers = [
+        explore(experiment, k=[1, 2, 3, 4], start={"k": 4}, against={"k": 1}),
+        explore(experiment, k=[2], graphs=[True, False], way=["a", "b"], against={"way": "b"}),
+        explore(experiment, k=[2], way=["a name that is long", "another that is long"], against={}),
+    ]
+    path = tmp_path / "page.html"
+    players[0].save(path)
+    text = "".join(one.to_html() for one in [*players[1:], *explorers])
+    path.write_text(path.read_text("utf-8").replace("</body>", f"{text}</body>"), "utf-8")
+    page = watch(width=1000).page
+    page.goto(path.as_uri())
+    page.locator(".av-xframe").last.wait_for()
+    found: dict[str, int] = {}
+
+    def look() -> None:
+        page.wait_for_timeout(150)
+        for selector, count in page.evaluate(_RULES).items():
+            found[selector] = max(found.get(selector, 0), count)
+
+    look()
+    for _ in range(6):
+        page.evaluate("document.querySelectorAll('.av-b-next').forEach((button) => button.click())")
+        look()
+    page.locator(".av-row").first.click()
+    page.locator(".av-node").first.click()
+    look()
+    page.locator(".av-in-grad .av-win").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Shift+ArrowLeft")
+    page.locator(".av-in-code .av-win").first.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Shift+ArrowLeft")
+    look()
+    page.get_by_role("searchbox").fill("nothing like it")
+    slider = page.locator(".av-explorer").first.get_by_role("slider", name="k").first
+    slider.fill("2")
+    look()
+    slider.fill("1")
+    page.get_by_role("button", name="Show one run").first.click()
+    look()
+    of_ours = {selector: n for selector, n in found.items() if not selector.startswith((".av-graph", "html", "["))}
+    assert len(of_ours) > 150
+    kernel = ".av-explorer .av-other"  # for values outside the grid, which need one
+    assert sorted(s for s, count in of_ours.items() if not count and s != kernel) == []

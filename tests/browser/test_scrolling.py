@@ -1,0 +1,131 @@
+"""A reader scrolls past players and explorers: no pane keeps the wheel or the finger to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accumviz.graph import Edge, Graph, Node
+from accumviz.ledger import Ledger
+from accumviz.views.explore import explore
+from accumviz.views.player import Player, play
+from tests.toys import ROWS, W, chain, large, toy
+
+Open = Callable[..., Any]
+TALL = "<div style='height: 3000px'></div>"
+FRAME = ".av-player .av-frame"
+PLACES = (".av-say", ".av-in-code .av-win", ".av-in-graph .av-win", ".av-in-grad .av-win", ".av-in-time .av-plot")
+
+
+@pytest.fixture
+def between(watch: Open, tmp_path: Path) -> Callable[..., Any]:
+    """Open a page on which a view has far more page above and below it than a screen holds."""
+
+    def open_page(shown: Any, wait: str = FRAME, **options: Any) -> Any:
+        path = tmp_path / "page.html"
+        shown.save(path)
+        text = path.read_text("utf-8").replace("<main>", f"<main>{TALL}").replace("</main>", f"{TALL}</main>")
+        path.write_text(text, "utf-8")
+        page = watch(**options).page
+        page.goto(path.as_uri())
+        page.locator(wait).first.wait_for()
+        page.wait_for_timeout(100)
+        return page
+
+    return open_page
+
+
+def hover(page: Any, selector: str) -> tuple[float, float]:
+    """Bring a pane to the middle of the window, and tell where its middle is."""
+    page.locator(selector).first.evaluate("pane => pane.scrollIntoView({ block: 'center', behavior: 'instant' })")
+    page.wait_for_timeout(80)
+    box = page.locator(selector).first.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def turned(page: Any, selector: str, notches: int, pixels: int = 100) -> float:
+    """How far the page moves when a wheel is turned over a pane."""
+    page.mouse.move(*hover(page, selector))
+    before = page.evaluate("scrollY")
+    for _ in range(notches):
+        page.mouse.wheel(0, pixels)
+        page.wait_for_timeout(40)
+    page.wait_for_timeout(250)
+    return float(page.evaluate("scrollY") - before)
+
+
+def swiped(page: Any, selector: str, pixels: int) -> float:
+    """How far the page moves when a finger swipes over a pane, up for a positive number; a quick one glides on."""
+    x, y = hover(page, selector)
+    before, session = page.evaluate("scrollY"), page.context.new_cdp_session(page)
+    touch = {"type": "touchStart", "touchPoints": [{"x": x, "y": y}]}
+    session.send("Input.dispatchTouchEvent", touch)
+    for step in range(1, 13):
+        touch = {"type": "touchMove", "touchPoints": [{"x": x, "y": y - step * pixels / 12}]}
+        session.send("Input.dispatchTouchEvent", touch)
+        page.wait_for_timeout(16)
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    page.wait_for_timeout(300)
+    return float(page.evaluate("scrollY") - before)
+
+
+@pytest.mark.parametrize("pixels", [100, -100])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_wheel_over_a_pane_with_nothing_to_scroll_moves_the_page_at_once(
+    between: Callable[..., Any], place: str, pixels: int
+) -> None:
+    page = between(play(toy(), {0: chain(), 1: chain(-4.0)}))
+    assert page.locator(place).first.evaluate("pane => pane.scrollHeight <= pane.clientHeight")
+    assert turned(page, place, 3, pixels) == pytest.approx(3 * pixels, abs=2)
+
+
+def lengthy() -> Player:
+    """Panes that hold more than they show: 40 lines of code, a graph of 24 nodes, 12 parameters."""
+    code = "".join(f"line_{n} = {n}\n" for n in range(40))
+    one, nodes = large(12, 12), tuple(Node(n, f"Mul{n}Backward0", shape=(1,)) for n in range(24))
+    ledger = Ledger(one.parameters, one.events, one.contribution, one.grad, one.state, sources={"a.py": code})
+    return play(ledger, {0: Graph(nodes, tuple(Edge(n, n + 1) for n in range(23)), (0,))})
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if "win" in place])
+def test_a_pane_that_scrolls_hands_the_wheel_on_at_its_end(between: Callable[..., Any], place: str) -> None:
+    page = between(lengthy())
+    pane = page.locator(place).first
+    assert pane.evaluate("pane => pane.scrollHeight - pane.clientHeight") > 60
+    pane.evaluate("pane => { pane.scrollTop = 0; }")
+    assert turned(page, place, 1, -100) == pytest.approx(-100, abs=2), "at its top, a pane lets a wheel up through"
+    pane.evaluate("pane => { pane.scrollTop = 1e6; }")
+    assert turned(page, place, 2) == pytest.approx(200, abs=2), "at its end, a wheel down"
+    assert pane.evaluate("pane => pane.scrollHeight - pane.clientHeight - pane.scrollTop") <= 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_swipe_over_a_pane_moves_the_page_and_nothing_else(between: Callable[..., Any], place: str) -> None:
+    page = between(play(toy(), {0: chain(), 1: chain(-4.0)}), width=375, has_touch=True)
+    said = page.locator(".av-say").inner_text()
+    assert swiped(page, place, 240) > 180
+    assert swiped(page, place, -240) < -180
+    assert page.locator(".av-say").inner_text() == said
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if "win" in place])
+def test_swipes_come_past_every_pane_that_scrolls(between: Callable[..., Any], place: str) -> None:
+    page = between(lengthy(), width=375, has_touch=True)
+    page.locator(place).first.evaluate("pane => { pane.scrollTop = 1e6; }")
+    assert swiped(page, place, 240) > 180
+    page.locator(place).first.evaluate("pane => { pane.scrollTop = 0; }")
+    assert swiped(page, place, -240) < -180
+
+
+def test_an_explorer_and_its_players_let_wheel_and_finger_through(between: Callable[..., Any]) -> None:
+    def experiment(k: int) -> Ledger:
+        return Ledger.build([W], ROWS[:k], sources=toy().sources)
+
+    made, places = explore(experiment, k=[1, 2, 3], against={"k": 3}), (".av-xtop", ".av-result", ".av-in-grad .av-win")
+    page = between(made, ".av-xframe .av-frame")
+    assert [turned(page, place, 3) for place in places] == pytest.approx([300] * 3, abs=2)
+    page = between(made, ".av-xframe .av-frame", width=375, has_touch=True)
+    assert min(swiped(page, place, 240) for place in places) > 180
