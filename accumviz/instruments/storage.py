@@ -42,7 +42,7 @@ def readable(tensor: Any) -> bool:
         return False
     if tensor.device.type in _UNREAD or tensor.is_quantized or tensor.is_nested:
         return False
-    if _transform() is not None or _wrapped(tensor):
+    if _transform() is not None or _wrapped(tensor) or tensor._is_zerotensor():
         return False
     try:
         return _stored(tensor)

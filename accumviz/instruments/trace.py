@@ -229,7 +229,7 @@ def read(
         if leaf is not None:
             path = places.get(id(leaf), "")
             name = path or labels.leaves.get(id(leaf), "")
-            shape, dtype = tuple(map(int, leaf.shape)), _dtype(leaf.dtype)
+            shape, dtype = _shape(leaf), _dtype(leaf.dtype)
             place, saved, alive = path.rpartition(".")[0], (), True
         else:
             name = labels.tensors[fn][0] if fn in labels.tensors else ""
@@ -270,9 +270,16 @@ def _places(
 def _metadata(fn: Any) -> tuple[tuple[int, ...] | None, str]:
     try:
         first = fn._input_metadata[0]
-        return tuple(map(int, first.shape)), _dtype(first.dtype)
-    except (RuntimeError, IndexError, TypeError, AttributeError):  # nested tensors have no one shape
+        return _shape(first), _dtype(first.dtype)
+    except (RuntimeError, IndexError, TypeError, AttributeError):
         return None, ""
+
+
+def _shape(tensor: Any) -> tuple[int, ...] | None:
+    try:
+        return tuple(map(int, tensor.shape))
+    except (RuntimeError, TypeError, AttributeError):  # nested tensors have no one shape
+        return None
 
 
 def _dtype(dtype: torch.dtype) -> str:
@@ -287,12 +294,8 @@ def _saved(fn: Any, storages: dict[int, int], own: set[int]) -> tuple[tuple[Save
         if tensor is not None:
             key, size = memory.storage(tensor)
             number = storages.setdefault(key, len(storages))
-            try:
-                shape = tuple(map(int, tensor.shape))
-            except RuntimeError:  # a nested tensor
-                shape = None
             parameter = key in own or memory.is_parameter(tensor)
-            saved.append(Saved(attr, shape, _dtype(tensor.dtype), size, number, parameter))
+            saved.append(Saved(attr, _shape(tensor), _dtype(tensor.dtype), size, number, parameter))
         elif memory.READABLE and raw is not None and (raw.data is not None or raw.unpack_hook is not None):
             saved.append(Saved(attr, dtype="packed by a hook"))
         elif raw is None or (memory.READABLE and _was_freed(fn, attr)):
