@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 _SPARSE = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_bsr: ("crow_indices", "col_indices"),
@@ -38,7 +38,7 @@ def readable(tensor: Any) -> bool:
     >>> w.untyped_storage().resize_(0) and readable(w)
     False
     """
-    if type(tensor) not in _PLAIN or torch.compiler.is_compiling():
+    if type(tensor) not in PLAIN or torch.compiler.is_compiling():
         return False
     if tensor.device.type in _UNREAD or tensor.is_quantized or tensor.is_nested:
         return False
@@ -55,7 +55,9 @@ def _stored(tensor: torch.Tensor) -> bool:
     if layout is torch.strided:
         if tensor.numel() == 0 or tensor.device.type in UNSIZED:
             return True
-        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        span = tensor.numel()
+        if not tensor.is_contiguous():
+            span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         return (tensor.storage_offset() + span) * tensor.element_size() <= tensor.untyped_storage().nbytes()
     if layout is torch.sparse_coo:
         return _stored(tensor._indices()) and _stored(tensor._values())

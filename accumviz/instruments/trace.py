@@ -16,6 +16,7 @@ from accumviz.graph import Edge, Graph, Node, Saved
 from accumviz.instruments import memory
 from accumviz.instruments.callsite import variables
 from accumviz.instruments.scopes import Scopes, modules, submodules
+from accumviz.instruments.sharded import units
 from accumviz.instruments.values import Watch, forward_values, gradients, variables_of
 
 __all__ = ["Scopes", "modules", "trace"]
@@ -249,12 +250,13 @@ def _places(
 ) -> tuple[dict[int, str], Callable[[tuple[str, str]], str], dict[str, str]]:
     """Give each parameter its path; the module's own name leads it only where there are several modules."""
     reached = {id(leaf) for leaf in leaves.values()}
-    paths = {
-        id(p): (root, path)
-        for root, module in scopes.modules.items()
-        for path, p in module.named_parameters()
-        if id(p) in reached
-    }
+    named = {id(p): (root, path) for root, module in scopes.modules.items() for path, p in module.named_parameters()}
+    paths = {key: place for key, place in named.items() if key in reached}
+    if len(paths) < len(reached) and "torch.distributed.fsdp" in sys.modules:
+        # FSDP2 computes with gathered parameters of its own: each stands for the one that users see.
+        for _, whole, shards in (unit for module in scopes.modules.values() for unit in units(module)):
+            if len(shards) == 1 and id(whole.leaf) in reached and id(shards[0]) in named:
+                paths[id(whole.leaf)] = named[id(shards[0])]
     used = {root for root, _ in paths.values()}
 
     def join(place: tuple[str, str]) -> str:

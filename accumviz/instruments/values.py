@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from accumviz.graph import Graph
 from accumviz.instruments import memory
 from accumviz.instruments.numbers import Wire
-from accumviz.instruments.storage import Quietly, readable
+from accumviz.instruments.storage import PLAIN, Quietly, readable
 
 ELEMENTS_LIMIT = 64
 _WATCH_LIMIT = 1000
@@ -74,7 +74,8 @@ def numbers(tensor: Any) -> Any:
 
 
 def _tiny(tensor: Any) -> bool:
-    return readable(tensor) and tensor.numel() <= ELEMENTS_LIMIT and not tensor.dtype.is_complex
+    few = type(tensor) in PLAIN and tensor.numel() <= ELEMENTS_LIMIT
+    return few and not tensor.dtype.is_complex and readable(tensor)
 
 
 class Later:
@@ -202,7 +203,7 @@ def _both(fn: Any, first: str, second: str) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def _small(operand: Any) -> bool:
-    return readable(operand) and operand.numel() <= ELEMENTS_LIMIT
+    return type(operand) in PLAIN and operand.numel() <= ELEMENTS_LIMIT and readable(operand)
 
 
 _FROM_SAVED: dict[str, tuple[str, str, Callable[..., torch.Tensor]]] = {

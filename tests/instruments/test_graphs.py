@@ -427,6 +427,7 @@ def train(wrap, how):
         assert len(recording.graphs) == 8
         graph = recording.graphs[max(recording.graphs)]
         assert "TanhBackward0" in {node.op for node in graph}, graph
+        assert {"0.weight", "0.bias", "2.weight", "2.bias"} <= {node.name for node in graph}, graph
         assert graph.nodes[0].grad == 1 and len(graph.meta["order"]) == len(graph)
     full = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
     return [p.detach().clone() for p in full]
