@@ -129,6 +129,8 @@ class Flow:
         task = _current_task()
         first = next((grad for grad in grads if grad is not None), None)
         if first is not None and first.is_cpu and get_ident() != self._thread:
+            if i in self._leaves:  # another training's, or a part of this one for which the engine took a thread
+                self._brought.setdefault(i, []).append(None)
             return
         if self._task == -2:
             self._task = task

@@ -35,7 +35,8 @@ def readable(tensor: Any) -> bool:
     >>> w = torch.ones(2)
     >>> readable(w), readable(torch.ones(2, device="meta"))
     (True, False)
-    >>> w.untyped_storage().resize_(0) and readable(w)
+    >>> released = w.untyped_storage().resize_(0)
+    >>> readable(w)
     False
     """
     if type(tensor) not in PLAIN or torch.compiler.is_compiling():
