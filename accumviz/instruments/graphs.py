@@ -20,8 +20,6 @@ from accumviz.instruments.values import Later, Sum, fill, forward_values
 
 # Nodes of one graph, and of all that a recording keeps: more is for `trace` at the place of interest.
 GRAPH_NODES, ALL_NODES = 2000, 100_000
-# A forward pass that never meets a backward must not fill the memory with its marks.
-_MARKS = 1_000_000
 _current_task = torch._C._current_graph_task_id
 
 
@@ -79,8 +77,6 @@ class Graphs:
         if finish is not None:
             running.graph = finish()
             self._flows = [flow for flow in self._flows if not flow.closed]
-        if len(self._scopes) > _MARKS:
-            self._scopes.clear()
 
 
 class Flow:

@@ -19,6 +19,7 @@ import torch
 from torch.nn import Module
 
 _NOWHERE = ("", "")
+MARKS = 200_000  # of one thread: the oldest are forgotten
 _sequence = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
@@ -90,8 +91,11 @@ class Scopes:
         self._mark(inside[-1])
 
     def _mark(self, place: tuple[str, str]) -> None:
-        self._marks.starts.append(_sequence())
-        self._marks.places.append(place)
+        starts, places = self._marks.starts, self._marks.places
+        starts.append(_sequence())
+        places.append(place)
+        if len(starts) > MARKS:  # a forward pass may never meet a backward
+            del starts[: MARKS // 2], places[: MARKS // 2]
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from accumviz.instruments.graphs import Graphs
 from accumviz.instruments.numbers import Wire
 from accumviz.instruments.rows import Backward
 from accumviz.instruments.storage import readable
-from accumviz.instruments.trace import trace
+from accumviz.instruments.trace import modules, trace
 from accumviz.instruments.values import fill
 
 
@@ -680,6 +680,17 @@ def test_operations_of_another_thread_get_no_module_of_this_one() -> None:
         ("TanhBackward0", "1"),
         ("AddmmBackward0", "0"),
     ]
+
+
+def test_forward_passes_without_a_backward_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scopes, "MARKS", 10)
+    model, x = nn.Sequential(nn.Linear(1, 1), nn.Tanh()), torch.ones(1, 1)
+    with modules(model) as seen:
+        for _ in range(20):
+            model(x)
+        loss = model(x).sum()
+    assert len(seen) <= 10
+    assert [n.module for n in trace(loss, module=seen)][:3] == ["", "1", "0"]
 
 
 def test_modules_are_called_as_before_once_nobody_watches() -> None:
