@@ -546,9 +546,8 @@ COMPILED: dict[str, Callable[[nn.Module, str], Callable[..., Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("users_hook", [False, True])
+@pytest.mark.parametrize(("backend", "users_hook"), [("eager", True), ("aot_eager", False)])
 @pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("what", COMPILED)
 def test_a_model_compiled_as_one_graph_is_compiled_once_and_computes_the_same(
     what: str, backend: str, before: bool, users_hook: bool
