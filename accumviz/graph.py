@@ -41,8 +41,11 @@ class Node:
     `op` is autograd's own name; `name` is the variable's or the parameter's, `module` the dotted
     path of the module that ran it; both are empty when unknown. `shape` and `dtype` are those of
     the operation's first forward output. `value` and `grad` (the derivative of the roots with
-    respect to it) are nested lists of floats, None when unknown. `alive` is False once a
-    backward has freed what it saved. `operations` and `parameters` count what a folded node holds.
+    respect to it) are nested lists of floats, None when unknown. In a recorded graph, `grad` is
+    what the engine brought to the node: it begins with the gradient that `backward` was given,
+    hooks may have changed it, and a leaf's is the sum of all that came while that backward ran.
+    `alive` is False once a backward has freed what it saved. `operations` and `parameters` count
+    what a folded node holds.
 
     >>> from accumviz.graph import Node
     >>> Node(0, "MulBackward0", name="y_hat", shape=(4,)).kind

@@ -11,6 +11,7 @@ from torch.autograd.function import BackwardCFunction
 # `dir()` of a node takes longer than reading all it saved, and the answer is the same for its class.
 _slots: dict[type, tuple[str, ...]] = {}
 _CUSTOM = ("_raw_saved_tensors",)
+_CHECKPOINT = "torch.utils.checkpoint"
 # Older versions of PyTorch show what was saved only by unpacking it, which may run someone's hook.
 READABLE = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 _ACCUMULATE = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
@@ -58,13 +59,26 @@ def held(raw: Any) -> torch.Tensor | None:
 def inputs_of_checkpoint(raw: Any) -> list[torch.Tensor]:
     """List the inputs that a non-reentrant checkpoint keeps to run its part again.
 
-    The graph holds placeholders only; the hook that would unpack them holds the inputs.
+    The graph holds placeholders only; the hook that would unpack them holds the inputs, since
+    PyTorch 2.12 in a list, before in a node of their own.
     """
-    for cell in getattr(raw.unpack_hook, "__closure__", None) or ():
-        args = getattr(cell.cell_contents, "saved_args", None)
-        if args is not None:
-            return [kept for one in args if isinstance(one, type(raw)) and (kept := held(one)) is not None]
-    return []
+    hook = raw.unpack_hook
+    if getattr(hook, "__module__", "") != _CHECKPOINT:
+        return []
+    found: list[torch.Tensor] = []
+    for cell in hook.__closure__ or ():
+        try:
+            frame = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if type(frame).__module__ != _CHECKPOINT:
+            continue
+        kept = getattr(frame, "saved_args", None)
+        if kept is None:
+            saver = getattr(getattr(frame, "input_saver", None), "grad_fn", None)
+            kept = [] if saver is None else [one for _, one in raw_saved(saver)]
+        found += [tensor for one in kept if isinstance(one, type(raw)) and (tensor := held(one)) is not None]
+    return found
 
 
 def saved_tensors(node: Any) -> list[tuple[str, torch.Tensor | None]]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -16,8 +15,11 @@ from torch.nn import Module
 from accumviz.graph import Edge, Graph, Node, Saved
 from accumviz.instruments import memory
 from accumviz.instruments.callsite import variables
-from accumviz.instruments.values import Later, Watch, forward_values, gradients, variables_of
-from accumviz.instruments.values import numbers as numbers_of
+from accumviz.instruments.scopes import Scopes, modules, submodules
+from accumviz.instruments.sharded import units
+from accumviz.instruments.values import Watch, forward_values, gradients, variables_of
+
+__all__ = ["Scopes", "modules", "trace"]
 
 VALUES_LIMIT = 200  # nodes; beyond it nobody follows the numbers, and calling every backward costs
 _FREED = (
@@ -42,8 +44,10 @@ def trace(
 
     `values=True` puts forward values and gradients on the nodes of a graph of at most 200, for
     tensors of at most 64 elements; what cannot be known for certain stays None. A gradient is
-    what the operations' own formulas give; hooks are not run, and `.grad`, random state and graph
-    stay as they are.
+    what the operations' own formulas give. Only formulas of PyTorch's own are called, those that
+    are known to do nothing else: no hook, no custom Function, no collective runs, and `.grad`,
+    random state and graph stay as they are. What a real backward brought is in the graphs of
+    `record(..., graphs=True)`.
 
     Raises `TypeError` for what is not a tensor, `ValueError` for a tensor without a graph.
 
@@ -66,126 +70,13 @@ def trace(
         tensors, frames, watched = _run(tensors[0], scopes, frame, values)
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         flat = [(t, f"argument {i}") for i, given in enumerate(tensors) for t in _flatten(given)]
-        labels = _Labels(frames, names or {})
+        labels = Labels(frames, names or {})
         roots = [_check(tensor, where, labels) for tensor, where in flat]
         if not roots:
             raise ValueError("nothing to trace; pass the tensor you call backward on, as in av.trace(loss)")
-        return _read(_walk(roots), labels, scopes, watched, values)
-
-
-def follow(
-    roots: list[torch.Tensor], frame: FrameType | None, scopes: Scopes, limit: int, later: Later
-) -> tuple[Graph, Callable[[], Graph]] | None:
-    """Read a graph that the engine is about to run, of at most `limit` nodes (else None), and watch it run.
-
-    Returns the graph, and a function to call afterwards: it gives the graph with `meta["order"]`,
-    the ids of the nodes in the order in which the engine ran them. Numbers on a device are left to `later`.
-    """
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        walk = _walk(roots)
-        if len(walk.order) > limit:
-            return None
-        labels = _Labels([frame] if frame is not None else [], {})
-        graph = _read(walk, labels, scopes, None, len(walk.order) <= VALUES_LIMIT, later)
-    ran: list[int] = []
-
-    def noting(i: int) -> Callable[[Any], None]:
-        return lambda _: ran.append(i)
-
-    handles = [fn.register_prehook(noting(i)) for i, fn in enumerate(walk.order)]
-
-    def finish() -> Graph:
-        for handle in handles:
-            handle.remove()
-        return replace(graph, meta={**graph.meta, "order": ran})
-
-    return graph, finish
-
-
-@dataclass
-class Scopes:
-    """Which module ran which operations, told by autograd's sequence numbers at the module's doors.
-
-    `modules` makes it, and `trace(loss, module=scopes)` reads it.
-    """
-
-    modules: dict[str, Module] = field(default_factory=dict)
-    starts: list[int] = field(default_factory=list)
-    paths: list[tuple[str, str]] = field(default_factory=list)
-
-    def at(self, sequence: int) -> tuple[str, str]:
-        """Return (root name, path) of the module in which an operation with this number was made."""
-        i = bisect_right(self.starts, sequence) - 1
-        return self.paths[i] if i >= 0 else ("", "")
-
-    def clear(self) -> None:
-        """Forget what was seen, so that a long recording keeps only the current graph's marks."""
-        self.starts.clear()
-        self.paths.clear()
-
-
-@contextmanager
-def modules(*given: Module, **named: Module) -> Iterator[Scopes]:
-    """Note which module runs which operations, for a trace afterwards: `trace(loss, module=scopes)`.
-
-    Costs two small hooks per module call and nothing per operation; they are removed on exit.
-
-    >>> import torch, accumviz as av
-    >>> from accumviz.instruments.trace import modules
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
-    >>> with modules(model) as scopes:
-    ...     loss = model(torch.ones(1, 2)).sum()
-    >>> [node.module for node in av.trace(loss, module=scopes)][:3]
-    ['', '1', '0']
-    """
-    scopes = Scopes({**{f"model{i or ''}": module for i, module in enumerate(given)}, **named})
-    with hooked(scopes):
-        yield scopes
-
-
-@contextmanager
-def hooked(scopes: Scopes) -> Iterator[None]:
-    stack = [("", "")]
-    handles = []
-
-    def enter(place: tuple[str, str]) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            stack.append(place)
-            scopes.starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-            scopes.paths.append(place)
-
-        return hook
-
-    def leave(*_: Any) -> None:
-        if len(stack) > 1:
-            stack.pop()
-        scopes.starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-        scopes.paths.append(stack[-1])
-
-    try:
-        for root, module in scopes.modules.items():
-            for path, inner in _submodules(module):
-                handles.append(inner.register_forward_pre_hook(enter((root, path))))
-                handles.append(inner.register_forward_hook(leave, always_call=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _submodules(module: Module) -> Iterator[tuple[str, Module]]:
-    """Walk modules, but not into compiled ones: a hook there would compile them anew."""
-    todo = [("", module)]
-    seen = {module}
-    while todo:
-        path, at = todo.pop()
-        yield path, at
-        if type(at).__name__ == "OptimizedModule":
-            continue
-        for name, child in at.named_children():
-            if child not in seen:
-                seen.add(child)
-                todo.append((f"{path}.{name}" if path else name, child))
+        walk = walk_of(roots)
+        found, slopes, notes = _numbers(walk, labels, watched) if values else ({}, {}, [])
+        return read(walk, labels, scopes, found, slopes, notes)
 
 
 def _roots_of(module: Module | Mapping[str, Module] | None, frame: FrameType) -> dict[str, Module]:
@@ -205,7 +96,7 @@ def _roots_of(module: Module | Mapping[str, Module] | None, frame: FrameType) ->
     return {name: v for name, v in found.items() if unique.get(id(v)) == name}
 
 
-class _Labels:
+class Labels:
     """Names of the caller's tensors, by grad_fn and, for leaves, by identity."""
 
     def __init__(self, frames: list[FrameType], names: Mapping[str, torch.Tensor]) -> None:
@@ -217,7 +108,8 @@ class _Labels:
                 continue
             self.found.append((name, value))
             try:
-                node = value.grad_fn
+                # Asking such a view for its node makes a new one, in another place of the engine's order.
+                node = None if value._is_view() and value._base._version else value.grad_fn
             except RuntimeError:  # a view whose base was changed in place has no way back
                 continue
             if node is None:
@@ -234,8 +126,12 @@ def _run(
 ) -> tuple[tuple[Any, ...], list[FrameType], Watch | None]:
     frames: list[FrameType] = []
     watch = Watch() if values else None
-    with hooked(scopes), watch or nullcontext(), variables_of(getattr(function, "__code__", None), frames):
-        result = function()
+    scopes.open()
+    try:
+        with watch or nullcontext(), variables_of(getattr(function, "__code__", None), frames):
+            result = function()
+    finally:
+        scopes.close()
     return (result,), [*frames, frame], watch
 
 
@@ -243,7 +139,7 @@ def _flatten(given: Any) -> list[Any]:
     return [t for part in given for t in _flatten(part)] if isinstance(given, (tuple, list)) else [given]
 
 
-def _check(tensor: Any, where: str, labels: _Labels) -> torch.Tensor:
+def _check(tensor: Any, where: str, labels: Labels) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         inside = ", ".join(k for k, v in getattr(tensor, "__dict__", {}).items() if isinstance(v, torch.Tensor))
         hint = f"pass one of its tensors ({inside})" if inside else "pass the tensor you call backward on"
@@ -271,7 +167,7 @@ def _check(tensor: Any, where: str, labels: _Labels) -> torch.Tensor:
 
 
 @dataclass
-class _Walk:
+class Walk:
     """The nodes below some roots, in traversal order, with their edges and leaves."""
 
     roots: list[torch.Tensor]
@@ -281,7 +177,8 @@ class _Walk:
     top: tuple[int, ...]
 
 
-def _walk(roots: list[torch.Tensor]) -> _Walk:
+def walk_of(roots: list[torch.Tensor]) -> Walk:
+    """Go through the graph below these roots, without recursion."""
     order: list[Any] = list(dict.fromkeys(root.grad_fn for root in roots))
     index: dict[Any, int] = {fn: i for i, fn in enumerate(order)}
     top = tuple(range(len(order)))
@@ -299,31 +196,32 @@ def _walk(roots: list[torch.Tensor]) -> _Walk:
                 order.append(following)
             edges.append(Edge(source, target, position, output))
     memory.keep_deletable(order, [order[i] for i in top])
-    return _Walk(roots, order, edges, leaves, top)
+    return Walk(roots, order, edges, leaves, top)
 
 
-def _read(
-    walk: _Walk,
-    labels: _Labels,
+def _numbers(walk: Walk, labels: Labels, watched: Watch | None) -> tuple[dict[Any, Any], dict[Any, Any], list[str]]:
+    """Forward values and gradients by node, and what a reader should know of them."""
+    if len(walk.order) > VALUES_LIMIT:
+        said = f"the graph has {len(walk.order):,} nodes, they are shown up to {VALUES_LIMIT}"
+        return {}, {}, [f"values are left out: {said}"]
+    values = forward_values(walk.order, walk.roots, labels.tensors, watched)
+    slopes, stopped = gradients(walk.order, walk.roots)
+    return values, slopes, [stopped] if stopped else []
+
+
+def read(
+    walk: Walk,
+    labels: Labels,
     scopes: Scopes,
-    watched: Watch | None,
-    values: bool,
-    read: Callable[[Any], Any] = numbers_of,
+    numbers: Mapping[Any, Any],
+    slopes: Mapping[Any, Any],
+    notes: list[str],
 ) -> Graph:
-    roots, order, leaves = walk.roots, walk.order, walk.leaves
+    """Put what is known of the nodes into a `Graph`: values and gradients are given by node."""
+    order, leaves = walk.order, walk.leaves
     places, prefix, classes = _places(scopes, leaves)
     storages: dict[int, int] = {}
     own = {memory.storage(leaf)[0] for leaf in leaves.values()}
-    notes = []
-    stopped = ""
-    numbers: dict[Any, Any] = {}
-    slopes: dict[Any, Any] = {}
-    if values and len(order) <= VALUES_LIMIT:
-        numbers = forward_values(order, roots, labels.tensors, watched, read)
-        slopes, stopped = gradients(order, roots, read)
-    elif values:
-        notes.append(f"values are left out: the graph has {len(order):,} nodes, they are shown up to {VALUES_LIMIT}")
-
     nodes = []
     shape: tuple[int, ...] | None
     saved: tuple[Saved, ...]
@@ -332,19 +230,17 @@ def _read(
         if leaf is not None:
             path = places.get(id(leaf), "")
             name = path or labels.leaves.get(id(leaf), "")
-            shape, dtype = tuple(map(int, leaf.shape)), _dtype(leaf.dtype)
+            shape, dtype = _shape(leaf), _dtype(leaf.dtype)
             place, saved, alive = path.rpartition(".")[0], (), True
         else:
             name = labels.tensors[fn][0] if fn in labels.tensors else ""
             shape, dtype = _metadata(fn)
-            place = prefix(scopes.at(fn._sequence_nr())) if scopes.starts else ""
+            place = prefix(scopes.at(fn._sequence_nr()))
             saved, alive = _saved(fn, storages, own)
         op = type(fn).__name__
         nodes.append(Node(i, op, name, place, shape, dtype, saved, alive, numbers.get(fn), slopes.get(fn)))
     if not all(node.alive for node in nodes):
-        notes.append(_FREED)
-    elif stopped:
-        notes.append(stopped)
+        notes = [_FREED]
     meta = {"torch": torch.__version__, "notes": notes, "classes": classes}
     return Graph(tuple(nodes), tuple(walk.edges), walk.top, meta)
 
@@ -354,12 +250,13 @@ def _places(
 ) -> tuple[dict[int, str], Callable[[tuple[str, str]], str], dict[str, str]]:
     """Give each parameter its path; the module's own name leads it only where there are several modules."""
     reached = {id(leaf) for leaf in leaves.values()}
-    paths = {
-        id(p): (root, path)
-        for root, module in scopes.modules.items()
-        for path, p in module.named_parameters()
-        if id(p) in reached
-    }
+    named = {id(p): (root, path) for root, module in scopes.modules.items() for path, p in module.named_parameters()}
+    paths = {key: place for key, place in named.items() if key in reached}
+    if len(paths) < len(reached) and "torch.distributed.fsdp" in sys.modules:
+        # FSDP2 computes with gathered parameters of its own: each stands for the one that users see.
+        for _, whole, shards in (unit for module in scopes.modules.values() for unit in units(module)):
+            if len(shards) == 1 and id(whole.leaf) in reached and id(shards[0]) in named:
+                paths[id(whole.leaf)] = named[id(shards[0])]
     used = {root for root, _ in paths.values()}
 
     def join(place: tuple[str, str]) -> str:
@@ -367,7 +264,7 @@ def _places(
         return ".".join(filter(None, (place[0], path))) if len(used) > 1 else path
 
     classes = {
-        join((root, path)): type(inner).__name__ for root in used for path, inner in _submodules(scopes.modules[root])
+        join((root, path)): type(inner).__name__ for root in used for path, inner in submodules(scopes.modules[root])
     }
     return {key: join(place) for key, place in paths.items()}, join, classes
 
@@ -375,9 +272,16 @@ def _places(
 def _metadata(fn: Any) -> tuple[tuple[int, ...] | None, str]:
     try:
         first = fn._input_metadata[0]
-        return tuple(map(int, first.shape)), _dtype(first.dtype)
-    except (RuntimeError, IndexError, TypeError, AttributeError):  # nested tensors have no one shape
+        return _shape(first), _dtype(first.dtype)
+    except (RuntimeError, IndexError, TypeError, AttributeError):
         return None, ""
+
+
+def _shape(tensor: Any) -> tuple[int, ...] | None:
+    try:
+        return tuple(map(int, tensor.shape))
+    except (RuntimeError, TypeError, AttributeError):  # nested tensors have no one shape
+        return None
 
 
 def _dtype(dtype: torch.dtype) -> str:
@@ -392,12 +296,8 @@ def _saved(fn: Any, storages: dict[int, int], own: set[int]) -> tuple[tuple[Save
         if tensor is not None:
             key, size = memory.storage(tensor)
             number = storages.setdefault(key, len(storages))
-            try:
-                shape = tuple(map(int, tensor.shape))
-            except RuntimeError:  # a nested tensor
-                shape = None
             parameter = key in own or memory.is_parameter(tensor)
-            saved.append(Saved(attr, shape, _dtype(tensor.dtype), size, number, parameter))
+            saved.append(Saved(attr, _shape(tensor), _dtype(tensor.dtype), size, number, parameter))
         elif memory.READABLE and raw is not None and (raw.data is not None or raw.unpack_hook is not None):
             saved.append(Saved(attr, dtype="packed by a hook"))
         elif raw is None or (memory.READABLE and _was_freed(fn, attr)):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from accumviz.graph import Graph
 from accumviz.instruments import memory
 from accumviz.instruments.numbers import Wire
+from accumviz.instruments.storage import PLAIN, Quietly, readable
 
 ELEMENTS_LIMIT = 64
 _WATCH_LIMIT = 1000
@@ -63,59 +65,91 @@ def variables_of(code: CodeType | None, into: list[FrameType]) -> Iterator[None]
 
 
 def numbers(tensor: Any) -> Any:
-    """Turn a tiny real tensor into nested lists of floats, None when it is neither."""
-    try:
-        plain = _plain(tensor)
-        return None if plain is None else plain.to("cpu", torch.float64).tolist()
-    except (RuntimeError, NotImplementedError, TypeError):  # meta, fake and opaque tensors hold no numbers
+    """Turn a tiny real tensor into nested lists of floats, None when it is neither or cannot be read."""
+    if not _tiny(tensor):
         return None
+    with Quietly():
+        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+        return dense.to("cpu", torch.float64).tolist()
 
 
-def _plain(tensor: Any) -> torch.Tensor | None:
-    if not isinstance(tensor, torch.Tensor) or tensor.numel() > ELEMENTS_LIMIT or tensor.dtype.is_complex:
-        return None
-    plain = tensor.detach()
-    return plain if plain.layout is torch.strided else plain.to_dense()
+def _tiny(tensor: Any) -> bool:
+    few = type(tensor) in PLAIN and tensor.numel() <= ELEMENTS_LIMIT
+    return few and not tensor.dtype.is_complex and readable(tensor)
 
 
 class Later:
-    """Numbers of a graph on a device: all sent for at once, and put in their places when somebody looks."""
+    """Reads numbers for a graph; those on a device are sent for, and put in their places when somebody looks."""
 
-    def __init__(self) -> None:
-        self._tensors: list[torch.Tensor] = []
-        self._host: list[torch.Tensor] = []
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._waiting: list[tuple[Place, torch.Tensor]] = []
 
     def __call__(self, tensor: Any) -> Any:
-        """As `numbers`; of a tensor on a device, a place to be filled."""
-        try:
-            plain = _plain(tensor)
-        except (RuntimeError, NotImplementedError):
-            return None
-        if plain is None or plain.is_cpu or plain.is_meta:
-            return numbers(plain)
-        self._tensors.append(plain)
-        return _Place(len(self._tensors) - 1, tuple(plain.shape))
+        """As `numbers`; of a tensor on a device, a place to be filled, once `send` was called."""
+        if not _tiny(tensor) or tensor.is_cpu:
+            return numbers(tensor)
+        with Quietly():
+            dense = tensor.detach() if tensor.layout is torch.strided else tensor.to_dense()
+        place = Place(tuple(dense.shape))
+        self._waiting.append((place, dense))
+        return place
 
-    def send(self, wire: Wire) -> None:
-        """Send for them, before anybody changes them."""
-        if self._tensors:
-            self._host = wire.send([[tensor.reshape(-1)] for tensor in self._tensors])
-            self._tensors = []
+    def now(self, tensor: Any) -> Any:
+        """As `numbers`; what is on a device is sent for at once, on the stream of the caller, and not kept."""
+        if not _tiny(tensor) or tensor.is_cpu:
+            return numbers(tensor)
+        with Quietly():
+            dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+            place = Place(tuple(dense.shape))
+            (place.host,) = self._wire.send([[dense.reshape(-1)]])
+        return place
 
-    def fill(self, graph: Graph) -> Graph:
-        """The graph with its numbers, once they have arrived."""
-        if not self._host:
-            return graph
-        nodes = (replace(node, value=self._at(node.value), grad=self._at(node.grad)) for node in graph.nodes)
-        return replace(graph, nodes=tuple(nodes))
+    def send(self) -> None:
+        """Send for what waits, before anybody changes it."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            with Quietly():
+                arriving = self._wire.send([[tensor.reshape(-1)] for _, tensor in waiting])
+            for (place, _), host in zip(waiting, arriving, strict=True):
+                place.host = host
 
-    def _at(self, value: Any) -> Any:
-        return numbers(self._host[value.number].reshape(value.shape)) if isinstance(value, _Place) else value
 
+@dataclass
+class Place:
+    """Where numbers of a tensor on a device will be, once they have arrived."""
 
-class _Place(NamedTuple):
-    number: int
     shape: tuple[int, ...]
+    host: torch.Tensor | None = None
+
+
+class Sum(NamedTuple):
+    """What reached a leaf in several parts."""
+
+    parts: tuple[Any, ...]
+
+
+def fill(graph: Graph) -> Graph:
+    """The graph with its numbers, once they have arrived."""
+    nodes = (replace(node, value=_filled(node.value), grad=_filled(node.grad)) for node in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _filled(value: Any) -> Any:
+    if isinstance(value, Sum):
+        first, *others = (_filled(part) for part in value.parts)
+        for other in others:
+            first = _added(first, other)
+        return first
+    if isinstance(value, Place):
+        return None if value.host is None else numbers(value.host.reshape(value.shape))
+    return value
+
+
+def _added(a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return None
+    return [_added(x, y) for x, y in zip(a, b, strict=True)] if isinstance(a, list) else a + b
 
 
 def forward_values(
@@ -168,8 +202,8 @@ def _both(fn: Any, first: str, second: str) -> tuple[torch.Tensor, torch.Tensor]
     return None if a is None or b is None else (a, b)
 
 
-def _large(operands: tuple[Any, Any]) -> bool:
-    return any(isinstance(t, torch.Tensor) and t.numel() > ELEMENTS_LIMIT for t in operands)
+def _small(operand: Any) -> bool:
+    return type(operand) in PLAIN and operand.numel() <= ELEMENTS_LIMIT and readable(operand)
 
 
 _FROM_SAVED: dict[str, tuple[str, str, Callable[..., torch.Tensor]]] = {
@@ -193,33 +227,36 @@ def _replay(fn: Any, known: Mapping[Any, torch.Tensor]) -> torch.Tensor | None:
         if op in _FROM_SAVED and _unpacks_plainly(fn):
             first, second, function = _FROM_SAVED[op]
             pair = _both(fn, first, second)
-            return None if pair is None or _large(pair) else function(*pair)
+            if pair is None or not all(_small(t) for t in pair if isinstance(t, torch.Tensor)):
+                return None
+            with Quietly():
+                return function(*pair)
         if op in _FROM_INPUT:
             ((source, output),) = fn.next_functions
             value = known.get(source)
-            if value is not None and output == 0 and value.numel() <= ELEMENTS_LIMIT:
-                return _FROM_INPUT[op](value)
+            if value is not None and output == 0 and _small(value):
+                with Quietly():
+                    return _FROM_INPUT[op](value)
     except (RuntimeError, ValueError, AttributeError):
         return None
     return None
 
 
-def gradients(
-    order: list[Any], roots: list[torch.Tensor], read: Callable[[Any], Any] = numbers
-) -> tuple[dict[Any, Any], str]:
+def gradients(order: list[Any], roots: list[torch.Tensor]) -> tuple[dict[Any, Any], str]:
     """Call each node's own formula once, roots first, and return d(roots)/d(node) by node, and a note.
 
-    This is not `torch.autograd.grad`: the engine would run the user's hooks. A node is left out,
-    with all that depends on it, where calling it would run someone's code (a custom Function, a
-    checkpoint) or where it was freed.
+    This is not `torch.autograd.grad`: the engine would run the user's hooks. Called are only
+    operations of PyTorch's own that are known to be a formula and nothing else, on tensors that
+    are there. What depends on any other is left out: a custom Function may count its calls, an
+    in-place change of a view may have one inside, a collective would wait for other ranks.
     """
-    if any(root.numel() != 1 or root.dtype.is_complex for root in roots):
+    if any(root.numel() != 1 or root.dtype.is_complex or not readable(root) for root in roots):
         return {}, "gradients are left out: they are defined for a loss of one real number"
     incoming: dict[Any, list[Any]] = {fn: [None] * len(fn._input_metadata) for fn in order}
     for root in roots:
         _add(incoming[root.grad_fn], root.output_nr, torch.ones_like(root))
     silent = []
-    with torch.no_grad(), warnings.catch_warnings():
+    with Quietly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for fn in _topological(order):
             if hasattr(fn, "variable"):
@@ -234,15 +271,32 @@ def gradients(
             for (target, output), result in zip(fn.next_functions, results, strict=False):
                 if target is not None and result is not None:
                     _add(incoming[target], output, _fit(result, target._input_metadata[output]))
-    known = {fn: read(given[0]) for fn, given in incoming.items() if len(given) == 1 and given[0] is not _UNKNOWN}
+    known = {fn: numbers(given[0]) for fn, given in incoming.items() if len(given) == 1 and given[0] is not _UNKNOWN}
     stops = ", ".join(dict.fromkeys(silent))
     note = f"gradients stop at {stops}: to know more, code other than a formula would have to run" if silent else ""
     return known, note
 
 
+# Elementwise operations, products, reductions, losses, and what moves elements about: deterministic, and
+# without side effects in all their versions (`PowBackward0`, `PowBackward1`).
+_FORMULAS = (
+    "Add Sub Rsub Mul Div Neg Pow Exp Exp2 Expm1 Log Log1P Log2 Log10 Sqrt Rsqrt Reciprocal Abs Sgn Sign Sin Cos Tan "
+    "Asin Acos Atan Sinh Cosh Tanh Sigmoid LogSigmoid Relu LeakyRelu Elu Gelu Silu Softplus Hardtanh Hardsigmoid "
+    "Hardswish Erf Clamp ClampMin ClampMax Maximum Minimum Max Min Amax Amin Where Lerp Addcmul Addcdiv MaskedFill "
+    "Sum Mean Prod Var Std VarMean Norm LinalgVectorNorm Cumsum Softmax LogSoftmax Logsumexp Logaddexp "
+    "MseLoss SmoothL1Loss HuberLoss NllLoss NllLoss2D BinaryCrossEntropy BinaryCrossEntropyWithLogits KlDiv "
+    "Mm Mv Dot Bmm Addmm Addmv Addbmm Baddbmm Linear Ger Outer Convolution AvgPool2D MaxPool2DWithIndices "
+    "NativeLayerNorm NativeBatchNorm NativeGroupNorm NativeDropout Embedding "
+    "View UnsafeView ReshapeAlias T Transpose Permute Expand Repeat Squeeze Unsqueeze Select Slice Diagonal Unfold "
+    "Split SplitWithSizes Unbind Cat Stack Index IndexSelect Gather Flip Roll Tril Triu Trace Clone Alias ToCopy Fill"
+)
+_FORMULA = re.compile(rf"(?:{_FORMULAS.replace(' ', '|')})Backward\d+")
+
+
 def _call(fn: Any, given: list[Any]) -> tuple[Any, ...]:
-    if isinstance(fn, BackwardCFunction) or not _unpacks_plainly(fn):
-        raise RuntimeError("calling it would run code that is not its own formula")
+    own = not isinstance(fn, BackwardCFunction) and _FORMULA.fullmatch(type(fn).__name__) and _unpacks_plainly(fn)
+    if not own or not all(readable(kept) for _, kept in memory.saved_tensors(fn) if kept is not None):
+        raise RuntimeError("calling it might run more than a formula of PyTorch's own")
     results = fn(*given)
     return results if isinstance(results, tuple) else (results,)
 

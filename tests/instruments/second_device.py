@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from accumviz.instruments import numbers
+from accumviz.instruments import numbers, storage
 
 NAME = "late"
 waits: Counter[str] = Counter()
@@ -77,6 +77,7 @@ def register() -> None:
     _library = torch.library.Library("_", "IMPL")
     _library.fallback(_run, "PrivateUse1")
     numbers.ASYNCHRONOUS.add(NAME)
+    storage.UNSIZED.add(NAME)
     # Not zeros: a number that is read before it arrived must not pass for one.
     numbers.pinned = lambda size: torch.full((size,), 0xAB, dtype=torch.uint8)
     numbers.current_stream = lambda device: stream

@@ -144,6 +144,24 @@ def test_sparse_tensors_have_bytes() -> None:
     assert total is not None and total >= 4 * 4 + 2 * 4 * 8
 
 
+def test_what_is_beside_a_hook_of_somebody_else_is_not_asked() -> None:
+    class Asked:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+    beside = Asked()
+
+    def pack(tensor: torch.Tensor) -> Any:
+        return beside
+
+    def unpack(_: Any) -> torch.Tensor:
+        return beside  # type: ignore[return-value]
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        y = torch.ones(10, requires_grad=True).exp()
+    assert saved_bytes([y.grad_fn]) == 0
+
+
 def test_a_checkpoint_keeps_its_inputs_and_nothing_else() -> None:
     layers = [nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)) for _ in range(3)]
     x = torch.randn(8, 16)

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -466,3 +466,82 @@ def test_a_compiled_model_is_traced_without_compiling_again() -> None:
 
 def test_scopes_without_a_forward_name_nothing() -> None:
     assert Scopes().at(3) == ("", "")
+
+
+class Counted(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        Counted.calls += 1
+        return grad * 2
+
+
+def test_a_function_that_stands_behind_another_node_is_not_run_by_a_trace() -> None:
+    Counted.calls = 0
+    w = torch.ones(3, requires_grad=True)
+    y = w.clone()
+    Counted.apply(y[:2])  # type: ignore[no-untyped-call]
+    loss = y.sum()
+    graph = trace(loss, values=True)
+    assert Counted.calls == 0
+    assert [(n.op, n.grad) for n in graph][:2] == [("SumBackward0", 1.0), ("CopySlices", [1.0, 1.0, 1.0])]
+    assert graph.nodes[-1].grad is None
+    assert "gradients stop at CopySlices" in graph.notes[0]
+    loss.backward()
+    assert Counted.calls == 1
+
+
+def test_only_formulas_of_pytorchs_own_are_called_by_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accumviz.instruments import values
+
+    library = torch.library.Library("accumviz_test", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+    ran: list[int] = []
+    torch.library.register_autograd("accumviz_test::double", lambda ctx, grad: ran.append(1) or grad * 2)
+    w = torch.ones(2, requires_grad=True)
+    loss = torch.ops.accumviz_test.double(w).sum()
+    graph = trace(loss, values=True)
+    assert ran == []
+    assert graph.nodes[-1].grad is None and "gradients stop at" in graph.notes[0]
+    # a formula over a tensor of somebody's class would run that class's code
+    assert values._FORMULA.fullmatch("MulBackward0") and not values._FORMULA.fullmatch("MulBackward")
+    loss.backward()
+    assert ran == [1]
+
+
+class Seen(torch.Tensor):
+    calls: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.calls.append(str(func))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_trace_runs_no_code_of_a_subclass() -> None:
+    w = torch.ones(2, requires_grad=True)
+    x = torch.ones(2).as_subclass(Seen)
+    loss = (w * x).sum()
+    Seen.calls.clear()
+    graph = trace(loss, values=True)
+    assert Seen.calls == []
+    assert graph.nodes[-1].value == [1.0, 1.0] and graph.nodes[-1].grad is None
+
+
+def test_a_name_is_not_worth_a_new_node_in_the_graph() -> None:
+    w = torch.ones(4, requires_grad=True)
+    y = w * 2
+    view = y[:2]
+    y.mul_(3)  # only when somebody asks for it does the view get a node in the new graph
+    loss = y.sum()
+    before = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    assert trace(loss).nodes[1].name == "y"
+    assert torch.autograd._get_sequence_nr() == before  # type: ignore[attr-defined]
+    assert view.grad_fn is not None
