@@ -29,7 +29,7 @@ from accumviz.instruments import graphs, scopes
 from accumviz.instruments.callsite import CallSite, CallSites
 from accumviz.instruments.graphs import Graphs
 from accumviz.instruments.numbers import Wire
-from accumviz.instruments.rows import Backward
+from accumviz.instruments.buffer import Backward
 from accumviz.instruments.storage import readable
 from accumviz.instruments.trace import modules, trace
 from accumviz.instruments.values import fill
