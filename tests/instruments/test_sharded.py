@@ -41,3 +41,50 @@ def deleted_yet_alive(kind: str, recorded: bool) -> list[bool]:
 @pytest.mark.parametrize("kind", ["FSDP1", "FSDP2"])
 def test_a_recording_keeps_nothing_alive_that_the_loop_deletes(kind: str) -> None:
     assert av.distribute(deleted_yet_alive, kind=kind, recorded=True).returned == ([False, False],) * 2
+
+
+# --- the norm of sharded gradients ----------------------------------------------------------------
+
+
+def clipped(shape: tuple[int, ...], norm_type: float, partial: bool, watched: bool) -> tuple[Any, ...]:
+    """Clip sharded gradients; returns the norm of the whole gradient, ours, the clipped gradient, the collectives."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+    from accumviz.instruments import dtensor
+
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("outer", "inner")[-len(shape) :]))
+    torch.manual_seed(dist.get_rank())
+    model(torch.randn(4, 8)).square().mean().backward()
+    grads: list[Any] = [parameter.grad for parameter in model.parameters()][: 1 if partial else 2]
+    whole = torch.cat([grad.full_tensor().ravel() for grad in grads]).norm(norm_type)
+    total = torch.linalg.vector_norm(grads[0], norm_type) if partial else get_total_norm(grads, norm_type)
+    with CommDebugMode() as collectives:
+        norm = dtensor.Norm(total) if watched else None
+        clip_grads_with_norm_(model.parameters(), 0.1, total)
+        told = norm.end() if norm is not None else None
+    counts = {str(name): count for name, count in collectives.get_comm_counts().items()}
+    return whole, told, [grad.full_tensor() for grad in grads], counts, (dtensor._open, dtensor._undo)
+
+
+CASES = [((4,), 2.0), ((4,), 1.0), ((4,), float("inf")), ((2, 2), 2.0), ((2, 2), float("inf"))]
+
+
+def every_clip() -> list[list[tuple[Any, ...]]]:
+    return [
+        [clipped(*case, partial, watched) for watched in (False, True)] for case in CASES for partial in (False, True)
+    ]
+
+
+def test_the_norm_of_a_sharded_gradient_is_the_whole_ones_and_no_collective_is_added() -> None:
+    for rank in av.distribute(every_clip, ranks=4).returned:
+        for (_, _, alone, theirs, _), (whole, told, grads, collectives, left) in rank:
+            assert type(told) is torch.Tensor
+            torch.testing.assert_close(told, whole)
+            assert all(torch.equal(a, b) for a, b in zip(alone, grads, strict=True))
+            assert collectives == theirs
+            assert left == ((), [])
