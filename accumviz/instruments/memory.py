@@ -61,7 +61,10 @@ def inputs_of_checkpoint(raw: Any) -> list[torch.Tensor]:
     The graph holds placeholders only; the hook that would unpack them holds the inputs.
     """
     for cell in getattr(raw.unpack_hook, "__closure__", None) or ():
-        args = getattr(cell.cell_contents, "saved_args", None)
+        frame = cell.cell_contents
+        args = getattr(frame, "saved_args", None)
+        if args is None:  # torch 2.10 and 2.11 keep them in a node of their own
+            args = getattr(getattr(getattr(frame, "input_saver", None), "grad_fn", None), "_raw_saved_tensors", None)
         if args is not None:
             return [kept for one in args if isinstance(one, type(raw)) and (kept := held(one)) is not None]
     return []
