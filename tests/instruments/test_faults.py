@@ -245,7 +245,9 @@ def survey(train: Train, mode: dict[str, Any]) -> tuple[int, dict[str, list[str]
     for n in range(3):
         first, after = inside[n * len(inside) // 3], Counter[types.CodeType]()
         with always(first) if mine else contextlib.nullcontext():
-            Run(train, mode, counting(after, []))
+            run = Run(train, mode, counting(after, []))
+        if dist.is_initialized() and run.raised != bare.raised:  # the other ranks wait for what this one left out
+            raise AssertionError(f"{name_of(first)}, always: training raised {run.raised}")
         later = sorted((set(after) & set(holders())) - set(calls), key=name_of)
         for code in later:
             name = f"{name_of(code)}, always, after {name_of(first)}"
@@ -254,7 +256,7 @@ def survey(train: Train, mode: dict[str, Any]) -> tuple[int, dict[str, list[str]
     for n in range(agreed(len(planted))):
         name, plant = planted[n] if mine else (f"fault {n} of another rank", contextlib.nullcontext)
         wrong = problems(bare, right, train, mode, plant())
-        if wrong and dist.is_initialized():  # the other ranks may be waiting for what this one has left out
+        if wrong and dist.is_initialized():  # as above
             raise AssertionError(f"{name}: {wrong}")
         if wrong:
             found[name] = wrong
