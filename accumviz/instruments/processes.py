@@ -78,8 +78,8 @@ def distribute(function: Callable[..., Any], *, ranks: int = 2, timeout: float =
     `world.ledgers[rank]`, all of them merged as `world.ledger` (of several in one rank, the last);
     `world.returned` holds what each rank returned. What ranks print follows when they are done.
 
-    The function may be defined in a notebook. It is sent with what its code names: imports,
-    functions, classes, and values that pickle copies. Nothing that a rank changes comes back,
+    The function may be defined in a notebook. cloudpickle sends it with what its code names:
+    imports, functions, classes, and values that pickle copies. Nothing that a rank changes comes back,
     except through what it returns. The process that starts the ranks stays, idle, for the next
     call, which then takes no time to start; it ends with this one.
 

@@ -149,8 +149,10 @@ def begin(folder: str | Path, rank: int) -> None:
     threading.Thread(target=_watch, args=(_folder, rank, os.getppid()), daemon=True).start()
     code = 0
     try:
+        import cloudpickle
+
         outcome: tuple[Any, ...] = ("returned", _run(_folder, rank, asked))
-        packed = pickle.dumps(outcome)
+        packed = cloudpickle.dumps(outcome)
     except BaseException as error:
         code = 1
         text = "".join(traceback.format_exception(type(error), error, _below(error)))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from accumviz.instruments import versions
 from accumviz.instruments.naming import collect
 from accumviz.instruments.recording import Recording
 
@@ -39,9 +40,9 @@ def record(
     and each replay becomes an `edit`. `torch.cuda.make_graphed_callables` can be recorded, but
     refuses modules that have hooks: call it before a recording with `graphs=True`.
 
-    Raises `TypeError` for something that holds no parameters, and `ValueError` when nothing
-    would be recorded. Source of the hooks used: "Backward Hooks execution" in the PyTorch
-    note on autograd mechanics.
+    Raises `TypeError` for something that holds no parameters, `ValueError` when nothing would
+    be recorded, and `ImportError` on a torch before 2.10, where numbers would be wrong. Source of
+    the hooks used: "Backward Hooks execution" in the PyTorch note on autograd mechanics.
 
     >>> import torch, accumviz as av
     >>> w = torch.tensor([1.0], requires_grad=True)
@@ -54,6 +55,7 @@ def record(
     >>> recording.ledger.values("w").ravel().tolist()
     [-16.0, -20.0]
     """
+    versions.check()
     if exact < 0:
         raise ValueError(f"exact={exact}; expected the largest number of elements to keep one by one, 0 or more")
     frame = sys._getframe(1)

@@ -10,6 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from accumviz.instruments.callsite import variables
+
+_FSDP = "torch.distributed.fsdp."
+# FSDP's functions that call a collective, and which of their variables says for what. No other frame's
+# variables are read: before Python 3.13 a frame keeps what was read alive.
+_MOVERS = {
+    "foreach_reduce": "fsdp_params",
+    "foreach_all_gather": "fsdp_params",
+    "_reduce_grad": "handle",
+    "_all_gather_flat_param": "self",
+}
+
 
 class Whole:
     """Stands for the unsharded parameter of FSDP, whose `.grad` users never see.
@@ -177,13 +189,11 @@ class Shards:
     def moving(self, frame: FrameType | None) -> list[Any] | None:
         """The objects that FSDP is gathering or scattering now; None when it is not FSDP that does."""
         while frame is not None:
-            name, known = frame.f_code.co_name, frame.f_locals
-            if name in ("foreach_reduce", "foreach_all_gather") and "fsdp_params" in known:
-                return list(known["fsdp_params"])
-            if name == "_reduce_grad" and "handle" in known:
-                return [known["handle"]]
-            if name == "_all_gather_flat_param" and "self" in known:
-                return [known["self"]]
+            variable = _MOVERS.get(frame.f_code.co_name)
+            if variable is not None and frame.f_globals.get("__name__", "").startswith(_FSDP):
+                found = dict(variables(frame)).get(variable)
+                if found is not None:
+                    return list(found) if isinstance(found, list | tuple) else [found]
             frame = frame.f_back
         return None
 

@@ -65,7 +65,7 @@ class ThemedFigure(Figure):
         buffer = io.StringIO()
         with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
             # The page's fonts draw the text, so glyphs that matplotlib's font lacks are no loss.
-            warnings.filterwarnings("ignore", "Glyph .* missing")
+            warnings.filterwarnings("ignore", "Glyph .* missing|Matplotlib currently does not support")
             self.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None})
         raw = buffer.getvalue()
         body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", raw[raw.index("<svg") :], flags=re.DOTALL)
@@ -102,7 +102,7 @@ class ThemedFigure(Figure):
     def _repr_mimebundle_(self, **_formats: Any) -> dict[str, str]:
         png = io.BytesIO()
         with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing")
+            warnings.filterwarnings("ignore", "Glyph .* missing|Matplotlib currently does not support")
             self.savefig(png, format="png", dpi=108)
         return {
             "text/html": self.to_html(),

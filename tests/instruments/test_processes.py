@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,19 +224,48 @@ def test_a_closure_and_a_function_of_another_module_can_be_sent() -> None:
     assert av.distribute(work, ranks=1).returned == ((4, "a"),)
 
 
+def test_each_function_that_is_sent_keeps_the_globals_of_its_own_module() -> None:
+    library = types.ModuleType("a_library")
+    exec("SCALE = 100\ndef make():\n    def loss(x): return x * SCALE\n    return loss", vars(library))
+    job = in_notebook("SCALE = 2\ndef job(x):\n    return loss(x), x * SCALE\n", "job", loss=library.make())
+    assert job(1.0) == (100.0, 2.0)
+    assert av.distribute(job, ranks=1, x=1.0).returned == ((100.0, 2.0),)
+
+
+def test_ranks_exchange_and_return_values_of_a_class_of_the_notebook() -> None:
+    work = in_notebook(
+        """
+        import torch.distributed as dist
+        from dataclasses import dataclass
+
+        @dataclass
+        class Point:
+            x: int
+
+        def work():
+            found = [None] * dist.get_world_size()
+            dist.all_gather_object(found, Point(dist.get_rank()))
+            return found
+        """,
+        "work",
+    )
+    point = work.__globals__["Point"]
+    assert av.distribute(work, ranks=2).returned == ([point(0), point(1)],) * 2
+
+
 def test_what_cannot_be_copied_is_refused_with_the_remedy() -> None:
-    handle = Path(__file__).open()  # noqa: SIM115 - a thing that no other process can have
+    lock = threading.Lock()  # a thing that no other process can have
 
     def work() -> Any:
-        return handle
+        return lock
 
-    with handle, pytest.raises(TypeError, match=r"cannot send 'work'.*make the rest inside the function"):
+    with pytest.raises(TypeError, match=r"cannot send 'work'.*make the rest inside the function"):
         av.distribute(work)
 
 
 def test_a_value_that_cannot_come_back_is_that_ranks_error() -> None:
     def work() -> Any:
-        return (lambda: 1) if dist.get_rank() == 1 else 1
+        return threading.Lock() if dist.get_rank() == 1 else 1
 
     with pytest.raises(RankError, match=r"rank 1 raised"):
         av.distribute(work, ranks=2)
