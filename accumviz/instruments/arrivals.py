@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from threading import get_ident
@@ -24,12 +25,10 @@ _current_task = torch._C._current_graph_task_id
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-class Told(Protocol):
+class Told(watch.Observer, Protocol):
     """What is asked of the recording."""
 
     _rows: Buffer
-
-    def failed(self, error: Exception) -> None: ...
 
 
 class Arrivals:
@@ -148,14 +147,15 @@ class Arrivals:
                 elif not elsewhere or get_ident() not in elsewhere:
                     arrivals._receive(i, grad, size, bulk)
             except Exception as error:  # a hook that raises would end the user's backward
-                arrivals._failed(error)
+                with contextlib.suppress(Exception):
+                    arrivals._failed(error)
 
         return hook
 
     def _failed(self, error: Exception) -> None:
         told = self._told()
         if told is not None:
-            told.failed(error)
+            watch.fails(told, error)
 
     def _receive(self, i: int, grad: torch.Tensor, size: int, bulk: int) -> None:
         """Take note of what autograd is about to add to a leaf's `.grad`, whoever's backward it is."""

@@ -555,6 +555,7 @@ class Buffer:
                     self._close_columns()
                 written = self._full or self._writer
                 parts = [] if written is None else [written.read()]
+                described: list[tuple[dict[str, Any], dict[str, np.ndarray]]]
                 described = [(ledgerfile.described(*about), {})]
                 chunks = ledgerfile.Parts(described, *parts, self._chunks, described)
                 self._ledger = (self._away, about), ledgerfile.decode(chunks)

@@ -14,6 +14,7 @@ from accumviz.instruments.buffer import Row
 from accumviz.instruments.naming import Named
 from accumviz.instruments.numbers import Wire, norms
 from accumviz.instruments.sharded import local
+from accumviz.instruments.storage import readable
 
 # In all, so many elements of small tensors are kept one by one: a teaching example, not a ResNet's biases.
 _EXACT_TOTAL = 1024
@@ -186,7 +187,12 @@ class Leaves:
         # One call for all where it can be: CPU, single precision, dense.
         alike = True
         for what, i, given in found:
-            tensor = given if type(given) is _TENSOR else local(given)
+            tensor = given
+            if type(given) is not _TENSOR or given.is_meta or given.is_nested or given.is_quantized:
+                tensor = local(given)
+                if not readable(tensor):  # that something is there is known, not how much
+                    self.leave_unread(row, [i], what)
+                    continue
             if i in small:
                 row.take((f"exact {what}", i), tensor)
                 continue
@@ -205,10 +211,10 @@ class Leaves:
         if row.late:
             row.send(self.wire)
 
-    def leave_unread(self, row: Row, indices: Iterable[int]) -> None:
-        """Give a row for these leaves that their `.grad` is not known."""
+    def leave_unread(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
+        """Give a row for these leaves that the number is not known."""
         for i in indices:
-            target = ("exact grad", i) if i in self.small else ("grad", [i])
+            target = (f"exact {what}", i) if i in self.small else (what, [i])
             row.values.append((target, [float("nan")] * (self.sizes[i] if i in self.small else 1)))
 
     def parameters(self, known: list[Any]) -> list[Parameter]:

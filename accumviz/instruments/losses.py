@@ -8,6 +8,8 @@ import torch
 
 from accumviz.instruments import watch
 from accumviz.instruments.memory import held
+from accumviz.instruments.sharded import local
+from accumviz.instruments.storage import readable
 from accumviz.instruments.buffer import Backward
 
 _SCALING = {"MulBackward0": 1, "DivBackward0": -1}
@@ -51,10 +53,10 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
             details["root_shape"] = list(root.shape)
         elif root.is_complex():
             pass
-        elif root.is_cpu:
+        elif type(root) is _TENSOR and root.is_cpu:
             row.loss = root.item()
-        else:
-            row.take(("loss", None), root)
+        elif readable(local(root)):
+            row.take(("loss", None), local(root))
     else:
         node = _node(root)
     if node is not None:

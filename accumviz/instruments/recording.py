@@ -105,12 +105,19 @@ class Recording:
         """
         if self._entered:
             raise RuntimeError("this recording has been used already; call record(...) again for a new one")
-        self._rows.open()
         self._entered = True
+        try:
+            self._rows.open()
+        except OSError:
+            self._entered, self._closed = False, True
+            raise
+        except Exception as failure:
+            watch.fails(self, failure)
+            return self
         try:
             self._open()
         except Exception as failure:
-            self.failed(failure)
+            watch.fails(self, failure)
         return self
 
     def stop(self) -> None:
@@ -118,7 +125,7 @@ class Recording:
         try:
             self._close()
         except Exception as failure:
-            self.failed(failure)
+            watch.fails(self, failure)
 
     def __enter__(self) -> Recording:
         return self.start()
@@ -153,14 +160,12 @@ class Recording:
 
     def _leave(self) -> None:
         """Take everything of ours away from torch and from the user's tensors, whatever fails on the way."""
-        for leave in (
-            lambda: watch.leave(self),
-            self._syncs.close,
-            self._leaves.close,
-            self._graphs.close if self._graphs is not None else lambda: None,
-        ):
+        with contextlib.suppress(Exception):
+            watch.leave(self)
+        for part in (self._syncs, self._leaves, self._graphs):
             with contextlib.suppress(Exception):
-                leave()
+                if part is not None:
+                    part.close()
 
     def _let_go(self) -> None:
         """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
@@ -222,18 +227,20 @@ class Recording:
         """Stop observing, keep what is recorded, and say so once: training goes on as if we were not there."""
         if self._failure:
             return
-        self._failure = watch.said(error)
-        self._closed = True
-        self._leave()
+        self._failure, self._closed = type(error).__name__, True
+        with contextlib.suppress(Exception):
+            self._failure = watch.said(error)
+        with contextlib.suppress(Exception):
+            self._leave()
         with contextlib.suppress(Exception):
             self._rows.give_up()
         with contextlib.suppress(Exception):
             self._let_go()
         with contextlib.suppress(Exception):
             self._rows.close(stopped=self._failure)
-        said = f"accumviz stopped recording after {len(self._rows)} events, training goes on: {self._failure}"
         with contextlib.suppress(Exception):
-            self._say(said)
+            events = len(self._rows)
+            self._say(f"accumviz stopped recording after {events} events, training goes on: {self._failure}")
 
     def forked(self) -> None:
         """In a forked process nothing is written to the parent's file."""

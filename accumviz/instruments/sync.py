@@ -11,6 +11,7 @@ all-gather gives, what a reduce-scatter is given. What a ring or a tree sends on
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
@@ -89,7 +90,8 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
                 # A device's thread has no frame below this one.
                 listener.collective(op, _tensors(args[whole]), _tensors(args[0]), sys._getframe())
             except Exception as error:
-                listener.failed(error)
+                with contextlib.suppress(Exception):
+                    listener.failed(error)
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
 
     return kernel
@@ -101,10 +103,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
-class Watched(Protocol):
+class Watched(watch.Observer, Protocol):
     """What is asked of the recording."""
 
-    def failed(self, error: Exception) -> None: ...
     def running_backward(self) -> Backward | None: ...
     def reduce_arrived(self, running: Backward) -> None: ...
     def sync_begins(self, details: dict[str, Any], frame: FrameType, running: Backward | None) -> Row: ...
@@ -148,7 +149,8 @@ class Syncs:
                     wanted = bool(module.require_backward_grad_sync) and torch.is_grad_enabled()
                     self._armed[n] = wanted, line_of(sys._getframe(1))
                 except Exception as error:
-                    self.failed(error)
+                    with contextlib.suppress(Exception):
+                        self.failed(error)
 
             self._handles.append(replica.register_forward_pre_hook(before))
         if dist.is_available() and dist.is_initialized():
@@ -173,7 +175,7 @@ class Syncs:
         """Have the recording stop."""
         recording = self._recording()
         if recording is not None:
-            recording.failed(error)
+            watch.fails(recording, error)
 
     def hook(self) -> None:
         """Hook those of the leaves that are taken away which exist by now."""
@@ -209,7 +211,8 @@ class Syncs:
                         running.same[i] = None
                     syncs._leaves.note([i])
             except Exception as error:
-                recording.failed(error)
+                with contextlib.suppress(Exception):
+                    watch.fails(recording, error)
 
         return hook
 
@@ -271,8 +274,8 @@ class Syncs:
         arrived = [i for i in running.met if i in self._replicated]
         left = [i for i in arrived if i not in running.synced]
         owner = next((n for n, members in enumerate(self._members) if set(left) & set(members)), -1)
-        armed = self._armed[owner]
-        if owner < 0 or armed is None:
+        armed = self._armed[owner] if owner >= 0 else None
+        if armed is None:
             return []
         details["armed_line"] = armed[1]
         mine = set(self._members[owner])

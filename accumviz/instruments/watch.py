@@ -9,6 +9,7 @@ recording is open, calls what it wraps once, and keeps inside whatever of ours f
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
@@ -22,6 +23,8 @@ from typing import Any, Protocol
 import torch
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from accumviz.instruments.dtensor import Norm
 
 
 class Observer(Protocol):
@@ -143,23 +146,27 @@ def _tell(observers: tuple[Observer, ...], what: str, *args: Any) -> list[tuple[
         try:
             answers.append((observer, getattr(observer, what)(*args)))
         except BaseException as error:
-            _fails(observer, error)
+            with contextlib.suppress(Exception):
+                fails(observer, error)
             if not isinstance(error, Exception):  # a key was pressed: that one is the user's
                 raise
     return answers
 
 
-def _fails(observer: Observer, error: BaseException) -> None:
+def fails(observer: Observer, error: BaseException) -> None:
+    """Tell this observer that something of its own failed; one that cannot even be told is heard no more."""
     try:
         observer.failed(error)
     except Exception:
-        leave(observer)
+        with contextlib.suppress(Exception):
+            leave(observer)
 
 
 def _fail(error: BaseException) -> None:
     """Something of ours failed before we knew whom to tell."""
     for observer in _open:
-        _fails(observer, error)
+        with contextlib.suppress(Exception):
+            fails(observer, error)
 
 
 def _install(session: Session) -> None:
@@ -214,7 +221,8 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
         if not _open or session is not _session or _inside.backward:
             return original(*args, **kwargs)
         if task() != -1:  # inside the engine (a reentrant checkpoint), it is part of the backward that is running
-            _tell(_open, "backward_nests")
+            with contextlib.suppress(Exception):
+                _tell(_open, "backward_nests")
             return original(*args, **kwargs)
         if args and type(args[0]) is not torch.Tensor and isinstance(args[0], Iterator):
             args = (tuple(args[0]), *args[1:])  # it can be read once, and torch has to read it
@@ -223,7 +231,8 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
         try:
             begun = _tell(_told(session), "backward_begins", sys._getframe(1), args, kwargs)
         except Exception as failure:
-            _fail(failure)
+            with contextlib.suppress(Exception):
+                _fail(failure)
         _inside.backward = True
         try:
             return original(*args, **kwargs)
@@ -233,7 +242,8 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
         finally:
             _inside.backward = False
             for observer, token in begun:
-                _tell((observer,), "backward_ends", token, error)
+                with contextlib.suppress(Exception):
+                    _tell((observer,), "backward_ends", token, error)
             error = None  # else this frame and the error would hold each other
 
     return backward
@@ -260,45 +270,64 @@ def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> No
     try:
         _tell(_told(session), "step_begins", optimizer, sys._getframe(1))
     except Exception as failure:
-        _fail(failure)
+        with contextlib.suppress(Exception):
+            _fail(failure)
 
 
 def _step_ends(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None:
     try:
         _tell(_told(session), "step_ends", optimizer, sys._getframe(1))
     except Exception as failure:
-        _fail(failure)
+        with contextlib.suppress(Exception):
+            _fail(failure)
 
 
-# From a call's arguments: whose `.grad` it changes (a label's sake), the tensors, and the event's details.
-_Read = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, dict[str, Any]]]
+# From a call's arguments: whose `.grad` it changes (for the label), the tensors, and the event's details; or nothing.
+_Read = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, dict[str, Any]] | None]
 
 
-def _observed(
-    kind: str, session: Session, read: _Read, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
-) -> Any:
+def _observing(kind: str, original: Callable[..., Any], session: Session, read: _Read) -> Callable[..., Any]:
     """Run a call that changes `.grad` in place, and tell those recordings whose tensors it may touch.
 
     Within zero_grad, clip and unscale, further calls of the same kind are the same event.
     """
-    concerned: list[Observer] = []
-    owner: Any = None
-    tensors: Any = ()
-    details: dict[str, Any] = {}
-    try:
-        observers = _told(session)
-        if observers:
-            owner, tensors, details = read(args, kwargs)
-            concerned = [observer for observer, wants in _tell(observers, "change_begins", tensors) if wants]
-    except Exception as failure:
-        _fail(failure)
-    setattr(_inside, kind, True)
-    try:
-        return original(*args, **kwargs)
-    finally:
-        setattr(_inside, kind, False)
-        for observer in concerned:
-            _tell((observer,), "change_ends", kind, sys._getframe(2), owner, tensors, dict(details))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _open or session is not _session or getattr(_inside, kind):
+            return original(*args, **kwargs)
+        if kind == "clip":  # what can be read once, torch has to read
+            if args and isinstance(args[0], Iterator):
+                args = (list(args[0]), *args[1:])
+            elif isinstance(kwargs.get("parameters"), Iterator):
+                kwargs["parameters"] = list(kwargs["parameters"])
+        concerned: list[Observer] = []
+        change: tuple[Any, Any, dict[str, Any]] | None = None
+        try:
+            observers = _told(session)
+            change = read(args, kwargs) if observers else None
+            if change is not None:
+                concerned = [observer for observer, wants in _tell(observers, "change_begins", change[1]) if wants]
+        except Exception as failure:
+            with contextlib.suppress(Exception):
+                _fail(failure)
+        setattr(_inside, kind, True)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            setattr(_inside, kind, False)
+            if change is not None:
+                with contextlib.suppress(Exception):
+                    owner, tensors, details = change[0], change[1], _ended(change[2])
+                    for observer in concerned:
+                        _tell((observer,), "change_ends", kind, sys._getframe(1), owner, tensors, dict(details))
+
+    return call
+
+
+def _ended(details: dict[str, Any]) -> dict[str, Any]:
+    """Details with the norms that only the clip itself could tell; without those that it did not."""
+    ended = {name: value.end() if isinstance(value, Norm) else value for name, value in details.items()}
+    return {name: value for name, value in ended.items() if value is not None}
 
 
 def _zeroing(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
@@ -306,12 +335,7 @@ def _zeroing(original: Callable[..., Any], session: Session) -> Callable[..., An
         to_none = args[1] if len(args) > 1 else kwargs.get("set_to_none", True)
         return args[0], args[0], {"set_to_none": bool(to_none)}
 
-    def zero_grad(*args: Any, **kwargs: Any) -> Any:
-        if not _open or session is not _session or _inside.zero_grad:
-            return original(*args, **kwargs)
-        return _observed("zero_grad", session, read, original, args, kwargs)
-
-    return zero_grad
+    return _observing("zero_grad", original, session, read)
 
 
 def _clipping(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
@@ -322,18 +346,13 @@ def _clipping(original: Callable[..., Any], session: Session) -> Callable[..., A
         given = args[0] if args else kwargs["parameters"]
         tensors = [given] if isinstance(given, torch.Tensor) else given
         details = {"by": "value" if value else "norm"} | dict(zip(names, args[1:], strict=False))
-        return None, tensors, details | {k: v for k, v in kwargs.items() if k in names}
+        details |= {k: v for k, v in kwargs.items() if k in names}
+        for name, number in details.items():
+            if isinstance(number, torch.Tensor) and type(number) is not torch.Tensor:
+                details[name] = Norm(number)
+        return None, tensors, details
 
-    def clip(*args: Any, **kwargs: Any) -> Any:
-        if not _open or session is not _session or _inside.clip:
-            return original(*args, **kwargs)
-        if args and isinstance(args[0], Iterator):
-            args = (list(args[0]), *args[1:])
-        elif isinstance(kwargs.get("parameters"), Iterator):
-            kwargs["parameters"] = list(kwargs["parameters"])
-        return _observed("clip", session, read, original, args, kwargs)
-
-    return clip
+    return _observing("clip", original, session, read)
 
 
 def _scaling(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
@@ -342,24 +361,21 @@ def _scaling(original: Callable[..., Any], session: Session) -> Callable[..., An
             try:
                 scalers.add(args[0])
             except Exception as failure:
-                _fail(failure)
+                with contextlib.suppress(Exception):
+                    _fail(failure)
         return original(*args, **kwargs)
 
     return scale
 
 
 def _unscaling(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]] | None:
         optimizer = args[1] if len(args) > 1 else kwargs["optimizer"]
+        if not getattr(args[0], "_enabled", True):  # switched off, it does nothing
+            return None
         return optimizer, optimizer, {"amp_scale": getattr(args[0], "_scale", None)}
 
-    def unscale(*args: Any, **kwargs: Any) -> Any:
-        # switched off, it does nothing
-        if not _open or session is not _session or not (args and getattr(args[0], "_enabled", True)):
-            return original(*args, **kwargs)
-        return _observed("unscale", session, read, original, args, kwargs)
-
-    return unscale
+    return _observing("unscale", original, session, read)
 
 
 def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
@@ -371,7 +387,8 @@ def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[
                 optimizer = args[1] if len(args) > 1 else kwargs["optimizer"]
                 _tell(_told(session), "step_skipped", optimizer, sys._getframe(1))
             except Exception as failure:
-                _fail(failure)
+                with contextlib.suppress(Exception):
+                    _fail(failure)
         return found
 
     return maybe_step
@@ -382,12 +399,15 @@ def _swapping(original: Callable[..., Any], session: Session) -> Callable[..., A
         if not _open or session is not _session:
             return original(*args, **kwargs)
         # It refuses tensors to which there are weak references, and we have one to each `.grad`.
-        begun = _tell(_open, "swap_begins", (*args, *kwargs.values()))
+        begun: list[tuple[Observer, Any]] = []
+        with contextlib.suppress(Exception):
+            begun = _tell(_open, "swap_begins", (*args, *kwargs.values()))
         try:
             return original(*args, **kwargs)
         finally:
             for observer, token in begun:
-                _tell((observer,), "swap_ends", token)
+                with contextlib.suppress(Exception):
+                    _tell((observer,), "swap_ends", token)
 
     return swap_tensors
 
@@ -406,7 +426,8 @@ def _leave_to_python() -> None:
                 _left.add(__package__)
                 add(__package__)
     except Exception as failure:
-        _fail(failure)
+        with contextlib.suppress(Exception):
+            _fail(failure)
 
 
 _left: set[str] = set()
@@ -428,7 +449,8 @@ def _replaying(original: Callable[..., Any], session: Session) -> Callable[..., 
         try:
             _tell(_told(session), "replayed", sys._getframe(1))
         except Exception as failure:
-            _fail(failure)
+            with contextlib.suppress(Exception):
+                _fail(failure)
         return result
 
     return replay
