@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from accumviz.instruments import watch
+from accumviz.instruments.buffer import Backward
 from accumviz.instruments.memory import held
 from accumviz.instruments.sharded import local
 from accumviz.instruments.storage import readable
-from accumviz.instruments.buffer import Backward
 
 _SCALING = {"MulBackward0": 1, "DivBackward0": -1}
 _TENSOR = torch.Tensor

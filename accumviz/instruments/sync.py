@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from accumviz.instruments import watch
+from accumviz.instruments.buffer import Backward, Row, Sync
 from accumviz.instruments.leaves import Leaves
 from accumviz.instruments.numbers import keep_for_stream
-from accumviz.instruments.buffer import Backward, Row, Sync
 from accumviz.instruments.sharded import Whole, local, pieces
 
 # The operators, what they do, and which argument is the whole.

@@ -19,9 +19,9 @@ from torch import nn
 import accumviz as av
 from accumviz.instruments import losses, watch
 from accumviz.instruments.arrivals import Arrivals
+from accumviz.instruments.buffer import Buffer
 from accumviz.instruments.leaves import Leaves
 from accumviz.instruments.recording import Recording
-from accumviz.instruments.buffer import Buffer
 from accumviz.ledger import CONTRIBUTED, PRESENT
 
 ROOT = Path(__file__).resolve().parents[2]
