@@ -118,7 +118,8 @@ if hasattr(os, "register_at_fork"):
 def capturing() -> bool:
     """Whether what is done now goes into a CUDA graph instead of being done."""
     cuda: Any = torch.cuda
-    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    # The flag first: this is asked at every event, and whether we are in a fork only matters where there is a device.
+    return bool(getattr(cuda, "_initialized", True) and cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def said(error: BaseException) -> str:
@@ -241,9 +242,12 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
             raise
         finally:
             _inside.backward = False
-            for observer, token in begun:
-                with contextlib.suppress(Exception):
+            try:
+                for observer, token in begun:
                     _tell((observer,), "backward_ends", token, error)
+            except Exception as failure:
+                with contextlib.suppress(Exception):
+                    _fail(failure)
             error = None  # else this frame and the error would hold each other
 
     return backward
@@ -316,10 +320,15 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
         finally:
             setattr(_inside, kind, False)
             if change is not None:
-                with contextlib.suppress(Exception):
-                    owner, tensors, details = change[0], change[1], _ended(change[2])
+                try:
+                    owner, tensors, details = change
+                    if kind != "zero_grad":
+                        details = _ended(details)
                     for observer in concerned:
                         _tell((observer,), "change_ends", kind, sys._getframe(1), owner, tensors, dict(details))
+                except Exception as failure:
+                    with contextlib.suppress(Exception):
+                        _fail(failure)
 
     return call
 
