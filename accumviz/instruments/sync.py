@@ -138,6 +138,7 @@ class Syncs:
         elsewhere = {i for i in self._replicated if leaves.tensors[i].device.type != "cpu"}
         self.taken = (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
         self._unhooked = set(self.taken)
+        leaves.always |= self._replicated | self.taken
         self._manual: list[tuple[Row, list[int]]] = []
 
     def open(self, line_of: Callable[[FrameType], int]) -> None:
