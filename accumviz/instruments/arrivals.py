@@ -147,8 +147,10 @@ class Arrivals:
                 elif not elsewhere or get_ident() not in elsewhere:
                     arrivals._receive(i, grad, size, bulk)
             except Exception as error:  # a hook that raises would end the user's backward
+                watch.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     arrivals._failed(error)
+                    watch.failures.pop()
 
         return hook
 
