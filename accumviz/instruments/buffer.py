@@ -158,8 +158,10 @@ class _Scattered:
 
     def into(self, whole: np.ndarray) -> None:
         """Put the numbers in their places; where one place was given several, the last one."""
-        if self.places:
-            whole.reshape(-1)[np.frombuffer(self.places, np.int64)] = np.frombuffer(self.values, np.float64)
+        count = min(len(self.places), len(self.values))
+        places = np.frombuffer(self.places, np.int64)[:count]
+        there = places < whole.size  # all but those of a row that failed half-way
+        whole.reshape(-1)[places[there]] = np.frombuffer(self.values, np.float64)[:count][there]
 
 
 class _Columns:
@@ -244,27 +246,28 @@ class Buffer:
         if not wait and (not pending or not pending[0].done or (pending[0].sent and len(pending) < self._bulk)):
             return
         with self._lock:
-            if len(pending) == 1 and not pending[0].sent:
+            if len(pending) == 1 and pending[0].done and not pending[0].sent:
                 self._put(pending[0], self._away)
                 pending.clear()
                 self._away += 1
                 if self._writer is not None:
                     self._write_soon()
                 return
-            there = -1
-            moved = 0
-            for row in pending:
-                if not row.done:
-                    break
-                if row.sent:
-                    if there < 0:
-                        there = self._wire.wait() if wait else self._wire.arrived()
-                    if row.sent > there:
+            there, moved = -1, 0
+            try:
+                for row in pending:
+                    if not row.done:
                         break
-                self._put(row, self._away + moved)
-                moved += 1
-            del pending[:moved]
-            self._away += moved
+                    if row.sent:
+                        if there < 0:
+                            there = self._wire.wait() if wait else self._wire.arrived()
+                        if row.sent > there:
+                            break
+                    self._put(row, self._away + moved)
+                    moved += 1
+            finally:
+                del pending[:moved]
+                self._away += moved
             if self._writer is not None:
                 self._write_soon()
 
@@ -413,8 +416,8 @@ class Buffer:
         with np.errstate(over="ignore", invalid="ignore"):
             contribution, state, exact, grad, exact_grad = self._arrays(columns, rows)
         events = Events(
-            np.frombuffer(columns.codes, np.int32).reshape(rows, len(CODES)),
-            np.frombuffer(columns.numbers, np.float64).reshape(rows, len(NUMBERS)),
+            np.frombuffer(columns.codes, np.int32)[: rows * len(CODES)].reshape(rows, len(CODES)),
+            np.frombuffer(columns.numbers, np.float64)[: rows * len(NUMBERS)].reshape(rows, len(NUMBERS)),
             {name: tuple(table) for name, table in self._tables.items()},
         )
         elements = {p: (exact[:, where], exact_grad[1:, where]) for p, where in self._slices.items()}
@@ -426,12 +429,18 @@ class Buffer:
     def _arrays(self, columns: _Columns, rows: int) -> tuple[np.ndarray, ...]:
         """Contribution, state, and its elements; `.grad` and its elements with one row more at the top."""
         count = self._count
-        state = np.frombuffer(columns.states, np.uint8).reshape(rows, count)
+        state = np.frombuffer(columns.states, np.uint8)[: rows * count].reshape(rows, count)
         contribution = np.full((rows, count), np.nan, np.float32)
         exact = np.full((rows, self._elements), np.nan)
         grad = np.concatenate([columns.before[None], np.full((rows, count), np.nan, np.float32)])
         exact_grad = np.concatenate([columns.exact_before[None], np.full((rows, self._elements), np.nan)])
-        alike, unmeasured = np.array(columns.alike, np.int64), np.array(columns.unmeasured, np.int64)
+        alike, unmeasured, told_elements, told_norms = (
+            places[places < rows * count]
+            for places in (
+                np.array(found, np.int64)
+                for found in (columns.alike, columns.unmeasured, columns.elements, columns.grad.places)
+            )
+        )
         columns.contribution.into(contribution)
         columns.exact.into(exact)
         for p, where in self._slices.items():
@@ -450,8 +459,8 @@ class Buffer:
         # A `.grad` that nothing touched is what it was: fill each row from the last one that says.
         told = np.zeros((rows + 1, count), bool)
         flat = told[1:].reshape(-1)
-        for places in (columns.grad.places, columns.elements, columns.alike):
-            flat[np.array(places, np.int64)] = True
+        for places in (told_norms, told_elements, alike):
+            flat[places] = True
         last = np.maximum.accumulate(np.where(told, np.arange(rows + 1)[:, None], 0), axis=0)
         grad = grad[last, np.arange(count)]
         gone = np.concatenate([np.zeros((1, count), bool), (state & PRESENT) == 0])
@@ -498,6 +507,10 @@ class Buffer:
             if error.errno not in _FULL:  # a name that cannot be: whoever passed it is told
                 raise
             self._lose(error)
+        except Exception:
+            writer, self._writer = self._writer, None
+            writer.discard()
+            raise
 
     def _keep(self, head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         if self._writer is not None:
@@ -551,7 +564,7 @@ class Buffer:
             self.settle(wait=True)
             about = self._about()
             if self._ledger is None or self._ledger[0] != (self._away, about):
-                if self._at or not self._away:
+                if self._at or (not self._away and self._writer is None):
                     self._close_columns()
                 written = self._full or self._writer
                 parts = [] if written is None else [written.read()]
@@ -564,6 +577,10 @@ class Buffer:
     def give_up(self) -> None:
         """Keep what is whole, drop what is not."""
         self.pending = [row for row in self.pending if row.done]
+        try:
+            self.settle(wait=True)
+        except Exception:
+            self.pending.clear()
 
     def close(self, **end: Any) -> None:
         """Write what there is; `end` is what the file says last."""

@@ -52,7 +52,7 @@ class Leaves:
         self._index = named.index
         self.sizes = [local(tensor).numel() for tensor in self.tensors]
         bytes_ = sum(n * tensor.element_size() for n, tensor in zip(self.sizes, self.tensors, strict=True))
-        self._too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
+        too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
         self._handles: dict[int, Any] = {}
         self._hooks: list[int | None] = [None] * count
         self._grads: list[ref[torch.Tensor] | None] = [None] * count
@@ -60,6 +60,8 @@ class Leaves:
         self.small: dict[int, None] = {}
         # Those of whom it is known that some of their tensors are recorded; held, so that no other gets their id.
         self._owners: dict[int, Any] = {}
+        # Those that need our hook whether or not they have a `.grad`.
+        self.always: set[int] = set(range(count)) if too_large else set()
         total = 0
         for i, tensor in enumerate(self.tensors):
             size = self.sizes[i]
@@ -116,7 +118,7 @@ class Leaves:
         """
         found = []
         grads, versions = self._grads, self._versions
-        present, hooks, every = self.present, self._hooks, self._too_large
+        present, hooks, always = self.present, self._hooks, self.always
         if only is None:
             looked: Any = zip(self._all, self.tensors, grads, versions)  # noqa: B905 - they are as long
         else:
@@ -127,7 +129,7 @@ class Leaves:
                 if known is not None:
                     grads[i], present[i] = None, 0
                     found.append(i)
-                if not hook or not (every or hooks[i] is not None or tensor._post_accumulate_grad_hooks):
+                if not hook or not (hooks[i] is not None or i in always or tensor._post_accumulate_grad_hooks):
                     continue
             else:
                 if type(grad) is not _TENSOR:

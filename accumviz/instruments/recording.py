@@ -76,7 +76,7 @@ class Recording:
         self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
         self._steps: list[_Step] = []
         self._entered = self._closed = False
-        self._failure = ""
+        self._failure, self._failures = "", len(watch.failures)
         self._notes: list[str] = []
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
         self._capturing: CallSite | None = None
@@ -112,12 +112,19 @@ class Recording:
             self._entered, self._closed = False, True
             raise
         except Exception as failure:
-            watch.fails(self, failure)
+            self._rows.forked()
+            watch.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                watch.fails(self, failure)
+                watch.failures.pop()
             return self
         try:
             self._open()
         except Exception as failure:
-            watch.fails(self, failure)
+            watch.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                watch.fails(self, failure)
+                watch.failures.pop()
         return self
 
     def stop(self) -> None:
@@ -125,15 +132,23 @@ class Recording:
         try:
             self._close()
         except Exception as failure:
-            watch.fails(self, failure)
+            watch.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                watch.fails(self, failure)
+                watch.failures.pop()
 
-    def __enter__(self) -> Recording:
-        return self.start()
+    __enter__ = start
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            self._close()
+        except Exception as failure:
+            watch.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                watch.fails(self, failure)
+                watch.failures.pop()
 
     def _open(self) -> None:
         self._start = perf_counter()
@@ -226,6 +241,7 @@ class Recording:
     def failed(self, error: BaseException) -> None:
         """Stop observing, keep what is recorded, and say so once: training goes on as if we were not there."""
         if self._failure:
+            watch.leave(self)
             return
         self._failure, self._closed = type(error).__name__, True
         with contextlib.suppress(Exception):
@@ -514,7 +530,8 @@ class Recording:
             meta["notes"] = list(self._notes)
         if self._graphs is not None and self._graphs.left_out:
             meta["graphs_left_out"] = self._graphs.left_out
-        return meta | ({"stopped": self._failure} if self._failure else {})
+        stopped = self._failure or "".join(watch.failures[self._failures :][:1])
+        return meta | ({"stopped": stopped} if stopped else {})
 
 
 def _number(value: Any) -> Any:
