@@ -263,10 +263,12 @@ class Arrivals:
         mine = self.by_opener(running.thread)
         if met:
             self.reduce(running)
-        changed = leaves.update(self.mine() if mine else list(met))
+        grads: list[torch.Tensor | None] = []
+        changed = leaves.update(self.mine() if mine else list(met), into=grads)
         if mine and not met and PRESENT not in had and len(leaves.unhooked) == len(had) and not running.synced:
             # Nothing was there and no hook was needed: what is there now is what came.
-            leaves.read(running, changed, "contribution")
+            there = zip(changed, grads, strict=True)
+            leaves.reduce(running, [("contribution", i, grad) for i, grad in there if grad is not None])
             running.alike = running.contributed = running.changed = changed
             running.present = bytes(leaves.present)
             return True

@@ -211,6 +211,7 @@ class Buffer:
         self._elements = ends[-1] if ends else 0
         self._starts = {p: where.start for p, where in self._slices.items()}
         self._away = 0  # rows that are in columns
+        self._together = 24
         self._bulk = max(64, min(_EVENTS, _NUMBERS // max(self._count, 1)))
         self._writer = None if path is None else Writer(path, "ledger", overwrite=overwrite)
         self._temporary: Path | None = None
@@ -243,7 +244,10 @@ class Buffer:
     def settle(self, *, wait: bool = False) -> None:
         """Put away the rows whose numbers have arrived; with `wait`, all that are done."""
         pending = self.pending
-        if not wait and (not pending or not pending[0].done or (pending[0].sent and len(pending) < self._bulk)):
+        if not wait and (len(pending) < self._together or not pending[0].done):
+            if self._writer is None or not pending or not pending[0].done or pending[0].sent:
+                return
+        if not wait and pending and pending[0].sent and len(pending) < self._bulk:
             return
         with self._lock:
             if len(pending) == 1 and pending[0].done and not pending[0].sent:
