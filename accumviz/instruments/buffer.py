@@ -33,6 +33,8 @@ from accumviz.sources import needed
 _LONGEST_SOURCE = 200_000
 # A chunk has room for so many events, and for so many numbers of large parameters.
 _EVENTS, _NUMBERS = 2048, 200_000
+# In memory, so many rows are put away at a time: one by one, the code that does it has left the cache in between.
+_TOGETHER = 24
 # A file has each event after so many, and after so many seconds.
 _FILE_EVENTS, _SECONDS = 256, 0.5
 # What a recording without a file may hold in memory; the rest goes to a temporary one.
@@ -211,7 +213,6 @@ class Buffer:
         self._elements = ends[-1] if ends else 0
         self._starts = {p: where.start for p, where in self._slices.items()}
         self._away = 0  # rows that are in columns
-        self._together = 24
         self._bulk = max(64, min(_EVENTS, _NUMBERS // max(self._count, 1)))
         self._writer = None if path is None else Writer(path, "ledger", overwrite=overwrite)
         self._temporary: Path | None = None
@@ -244,11 +245,17 @@ class Buffer:
     def settle(self, *, wait: bool = False) -> None:
         """Put away the rows whose numbers have arrived; with `wait`, all that are done."""
         pending = self.pending
-        if not wait and (len(pending) < self._together or not pending[0].done):
-            if self._writer is None or not pending or not pending[0].done or pending[0].sent:
+        if not wait:
+            if not pending or not pending[0].done:
                 return
-        if not wait and pending and pending[0].sent and len(pending) < self._bulk:
-            return
+            in_memory = self._writer is None or self._temporary is not None
+            if len(pending) < (self._bulk if pending[0].sent else _TOGETHER if in_memory else 1):
+                return
+        self._put_away(wait=wait)
+
+    def _put_away(self, *, wait: bool) -> None:
+        """Likewise, however few there are."""
+        pending = self.pending
         with self._lock:
             if len(pending) == 1 and pending[0].done and not pending[0].sent:
                 self._put(pending[0], self._away)
@@ -582,7 +589,7 @@ class Buffer:
         """Keep what is whole, drop what is not."""
         self.pending = [row for row in self.pending if row.done]
         try:
-            self.settle(wait=True)
+            self._put_away(wait=True)
         except Exception:
             self.pending.clear()
 
