@@ -332,15 +332,20 @@ class Recording:
         if not self._leaves.owns(optimizer):
             return
         index, thread = self._optimizers.meet(optimizer, frame), get_ident()
-        inner = any(step.thread == thread and step.optimizer == index for step in self._steps)
+        steps = self._steps
+        inner = bool(steps) and any(step.thread == thread and step.optimizer == index for step in steps)
         if not inner:
             self._before_change()
-        self._steps.append(_Step(index, id(frame), frame.f_code, thread, inner))
+        steps.append(_Step(index, id(frame), frame.f_code, thread, inner))
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
-        step = next((step for step in reversed(self._steps) if step.frame == id(frame)), None)
-        if step is not None:
-            self._steps.remove(step)
+        steps, number = self._steps, id(frame)
+        if steps and steps[-1].frame == number:
+            step: _Step | None = steps.pop()
+        else:
+            step = next((step for step in reversed(steps) if step.frame == number), None)
+            if step is not None:
+                steps.remove(step)
         if (step is None or not step.inner) and self._leaves.owns(optimizer):
             self._step(optimizer, frame, {})
 
@@ -416,9 +421,14 @@ class Recording:
     # --- events --------------------------------------------------------------------------------
 
     def _edits(self) -> None:
-        if not self._arrivals.by_opener(get_ident()):
+        arrivals = self._arrivals
+        if not arrivals.by_opener(get_ident()):
             return
-        self._edit(self._syncs.claim(self._leaves.update(self._arrivals.mine())))
+        changed = self._leaves.update(arrivals.mine())
+        if self._syncs.manual:
+            changed = self._syncs.claim(changed)
+        if changed or self._capturing is not None:
+            self._edit(changed)
 
     def _edit(self, changed: list[int]) -> None:
         """What changed since we last looked: by a hand that we did not see, or in a capture."""

@@ -141,7 +141,7 @@ class Syncs:
         self.taken = (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
         self._unhooked = set(self.taken)
         leaves.always |= self._replicated | self.taken
-        self._manual: list[tuple[Row, list[int]]] = []
+        self.manual: list[tuple[Row, list[int]]] = []
 
     def open(self, line_of: Callable[[FrameType], int]) -> None:
         """Watch the forwards that arm an all-reduce, and every collective."""
@@ -173,7 +173,7 @@ class Syncs:
         """Let go of the modules and of what they hold."""
         self._replicas.clear()
         self._members.clear()
-        self._manual.clear()
+        self.manual.clear()
         self._unhooked.clear()
 
     def failed(self, error: Exception) -> None:
@@ -258,7 +258,7 @@ class Syncs:
             running.syncs = [*running.syncs, Sync(row, leaves, arriving)]
             running.synced = {*running.synced, *leaves}
         elif leaves:
-            self._manual.append((row, leaves))
+            self.manual.append((row, leaves))
         else:
             row.present = bytes(self._leaves.present)
             recording.sync_ends(row)
@@ -336,9 +336,9 @@ class Syncs:
 
     def claim(self, changed: list[int]) -> list[int]:
         """Give the changes that a collective outside a backward made to it; return the others."""
-        if not self._manual:
+        if not self.manual:
             return changed
-        manual, self._manual = self._manual, []
+        manual, self.manual = self.manual, []
         recording = self._recording()
         for row, concerned in manual:
             row.changed = concerned  # the library writes without a new version

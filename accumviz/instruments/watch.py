@@ -122,7 +122,8 @@ if hasattr(os, "register_at_fork"):
 def capturing() -> bool:
     """Whether what is done now goes into a CUDA graph instead of being done."""
     cuda: Any = torch.cuda
-    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    # The flag first: this is asked at every event, and whether we are in a fork only matters where there is a device.
+    return bool(getattr(cuda, "_initialized", True) and cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def said(error: BaseException) -> str:
@@ -342,7 +343,9 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
             setattr(_inside, kind, False)
             if change is not None:
                 try:
-                    owner, tensors, details = change[0], change[1], _ended(change[2])
+                    owner, tensors, details = change
+                    if kind != "zero_grad":
+                        details = _ended(details)
                     for observer in concerned:
                         _tell((observer,), "change_ends", kind, sys._getframe(1), owner, tensors, dict(details))
                 except Exception as failure:
