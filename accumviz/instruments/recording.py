@@ -109,7 +109,7 @@ class Recording:
         try:
             self._rows.open()
         except OSError:
-            self._entered, self._closed = False, True
+            self._entered = False
             raise
         except Exception as failure:
             watch.fails(self, failure)
