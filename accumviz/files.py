@@ -98,7 +98,7 @@ class Writer:
         writer._begin(descriptor)
         return writer
 
-    _nameless = False
+    _nameless = _released = False
 
     @property
     def is_open(self) -> bool:
@@ -261,16 +261,21 @@ class Writer:
                 self._at.unlink()
         self.abandon()
 
-    def abandon(self) -> None:
-        """Close the file as it is, without the mark."""
-        if self._file is None or self._closed:
-            return
-        self._closed = True
-        if os.getpid() == self._process:
+    def release(self) -> None:
+        """Let others write to `path`: this writer will not. What it wrote can still be read."""
+        if self._file is not None and not self._closed and os.getpid() == self._process and not self._released:
+            self._released = True
             _WRITTEN.discard(self._target)
             if fcntl is not None:  # a child that was forked meanwhile would keep the lock as long as it lives
                 with contextlib.suppress(OSError):
                     fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def abandon(self) -> None:
+        """Close the file as it is, without the mark."""
+        if self._file is None or self._closed:
+            return
+        self.release()
+        self._closed = True
         with contextlib.suppress(OSError):
             os.close(self._file)
 

@@ -244,9 +244,9 @@ class Buffer:
         self._flusher: threading.Timer | None = None
         self._said: Any = None
         self._ledger: tuple[Any, Ledger] | None = None
-        # By file: the path to read it from, the lines that events stand on, and what was said of it.
-        self._lines: dict[str, tuple[str, set[int]]] = {}
-        self._unread: set[str] = set()
+        # By file: the lines that events stand on; and what of its text they need, until it is written.
+        self._lines: dict[str, set[int]] = {}
+        self._texts: dict[str, str] = {}
         # By line and kind, the last event's label, whereabouts and details, and the codes that these became.
         self._last: dict[tuple[int, str], tuple[CallSite, str, str, dict[str, Any], array[int]]] = {}
         self._begin(np.full(self._count, np.nan, np.float32), np.full(self._elements, np.nan))
@@ -387,10 +387,11 @@ class Buffer:
     def _codes(self, row: Row) -> array[int]:
         tables, site = self._tables, row.site
         if site.path:
-            lines = self._lines.setdefault(site.file, (site.path, set()))[1]
+            lines = self._lines.setdefault(site.file, set())
             if site.line not in lines:
                 lines.add(site.line)
-                self._unread.add(site.file)
+                # Here, not in the thread that writes: keeping the parser's warnings to ourselves concerns all threads.
+                self._texts[site.file] = self._source(site.path, lines)
         return array(
             "i",
             (
@@ -510,22 +511,25 @@ class Buffer:
     def _news(self) -> dict[str, Any]:
         """What a chunk says beside its events: code that was not shown yet, and what has changed since."""
         news: dict[str, Any] = {}
-        if self._unread:
-            news["sources"] = {name: self._source(*self._lines[name]) for name in sorted(self._unread)}
+        if self._texts:
+            news["sources"] = dict(sorted(self._texts.items()))
         said = self._described()
         if said != self._said:
             self._said = said
             news |= ledgerfile.described(*said)
-        self._unread.clear()
+        self._texts.clear()
         return news
 
     def _described(self) -> Any:
         try:
-            return self._about()
+            said = self._about()
         except Exception:
-            if not self._given_up or self._said is None:
+            if not self._given_up:
                 raise
-            return self._said
+        else:
+            if len(said[0]) == self._count:
+                return said
+        return self._said  # it failed while the parameters were let go
 
     def _source(self, path: str, lines: set[int]) -> str:
         text = "".join(linecache.getlines(path))
@@ -537,11 +541,11 @@ class Buffer:
 
     def open(self) -> None:
         """Begin the file, if there is one, with what is known before the first event."""
+        self._said = self._about()
         if self._writer is None:
             return
         try:
             self._writer.open()
-            self._said = self._about()
             self._writer.append(ledgerfile.described(*self._said))
         except OSError as error:
             if error.errno not in _FULL:  # a name that cannot be: whoever passed it is told
@@ -573,6 +577,7 @@ class Buffer:
         """Write no more to the file; what it has is still read from there."""
         writer, self._writer = self._writer, None
         if writer is not None and writer.can_be_read:
+            writer.release()
             self._written.append(writer)
 
     def _spill(self) -> None:
@@ -609,8 +614,10 @@ class Buffer:
                 parts = [writer.read() for writer in writers if writer.can_be_read]
                 described: list[tuple[dict[str, Any], dict[str, np.ndarray]]]
                 described = [(ledgerfile.described(parameters, meta | self._end), {})]
-                # Even without events a ledger has its columns.
-                chunks = self._chunks if self._away else [self._chunk()[:2]]
+                chunks = self._chunks
+                if not self._away:  # even without events a ledger has its columns
+                    head, arrays, *_ = self._chunk()
+                    chunks = [(head, {name: np.array(array) for name, array in arrays.items()})]
                 whole = ledgerfile.Parts(described, *parts, chunks, described)
                 self._ledger = (self._away, about), ledgerfile.decode(whole)
             return self._ledger[1]
@@ -646,6 +653,7 @@ class Buffer:
                     self._writer.close(**end)
                 except OSError as error:
                     self._lose(error)
+                self._let_be()
 
     def forked(self) -> None:
         """In a forked process: hold on in memory, and leave the parent's file to the parent."""
