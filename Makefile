@@ -37,8 +37,8 @@ lab: $(VENV)/.tests ## the chapters as notebooks, in JupyterLab
 recordings: $(VENV)/.book ## on a machine with a GPU: measure again what chapters show of one
 	@$(PY) _ext/make_recordings.py $(if $(COMMIT),--commit $(COMMIT))
 
-bench: $(VENV)/.tests ## speed and size, each against what one would do instead
-	@$(PY) -m benchmarks
+bench: $(VENV)/.tests ## speed and size, each against its bar; ROWS="record ddp" for some of it
+	@$(PY) -m benchmarks $(ROWS)
 
 lint: $(VENV)/.tests ## ruff and mypy, and what reads the workflow of CI
 	@$(PY) -m ruff check .

@@ -1,4 +1,4 @@
-"""Run every benchmark, print one table, keep it as JSON, and fail if a bar does not hold.
+"""Run every benchmark, say each row as a line of JSON, then all in one table, and fail if a bar does not hold.
 
 A benchmark is a module here with `run(quick: bool = False) -> list[dict]`, whose rows have name, value, unit, bar
 and holds. Values are ratios taken inside one run wherever speed is meant: machines differ, ratios less so. Where its
@@ -80,13 +80,16 @@ def main(arguments: list[str] | None = None) -> int:
         benchmark = import_module(f"benchmarks.{name}")
         lacking = benchmark.missing() if hasattr(benchmark, "missing") else ""
         if lacking:
-            print(f"\n{name} is left out: {lacking}", flush=True)
+            print(f"{name} is left out: {lacking}", file=sys.stderr, flush=True)
             continue
         rows = [{field: row.get(field) for field in FIELDS} for row in benchmark.run(options.quick)]
         kept["benchmarks"][name] = rows
-        print(f"\n{name} ({time.monotonic() - started:.0f} s)\n{table(rows)}", flush=True)
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False, default=float), flush=True)
+        print(f"{name} took {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     if not kept["benchmarks"]:
         return 2
+    print(f"\n{table([row for rows in kept['benchmarks'].values() for row in rows])}")
     RESULTS.write_text(json.dumps(kept, indent=2, ensure_ascii=False, default=float) + "\n")
     print(f"\nKept in {RESULTS.name}: {kept['cpus']} CPUs, torch {kept['torch']}, {kept['date']}")
     if set(options.only) - kept["benchmarks"].keys():

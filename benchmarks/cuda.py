@@ -14,7 +14,7 @@ from torch import nn
 
 from accumviz.instruments.record import record
 from benchmarks._cuda import CHECKS, Row, row
-from benchmarks.record import _transformer
+from benchmarks.record import transformer
 
 
 def missing() -> str:
@@ -65,7 +65,7 @@ def overhead(quick: bool = False) -> list[Row]:
 def _large(tokens: tuple[int, int]) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None], int]:
     """The transformer of `benchmarks/record.py`, on the device, with 59 M weights."""
     with torch.device("cuda"):
-        model, optimizer, step = _transformer(640, 2560, tokens)
+        model, optimizer, step = transformer(640, 2560, tokens)
     return model, optimizer, step, sum(p.numel() for p in model.parameters())
 
 

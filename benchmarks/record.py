@@ -2,104 +2,96 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from statistics import median
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from accumviz.instruments.record import record
+from benchmarks._turns import Row, Step, in_turns, quartile, row, spent
 
-Step = Callable[[], None]
+Loop = tuple[nn.Module, torch.optim.Optimizer, Step]
 # What is opened around a stretch of steps.
 Around = Callable[[nn.Module, torch.optim.Optimizer], AbstractContextManager[Any]]
 
 
-def run(quick: bool = False) -> list[dict[str, Any]]:
+def run(quick: bool = False) -> list[Row]:
     """Measure, and return rows of name, value, unit, bar and whether the bar holds.
 
-    Ratios to the bare step are medians over rounds in which all variants take turns. A recording
-    stays open over a variant's whole stretch, so that the freezing of its rows is in the time; the
-    stretch's first steps, in which it measures the saved bytes of every graph, are not.
+    Ratios are of process time on one thread, between the lower quartiles of rounds in which all variants take turns.
+    A recording stays open over a variant's whole stretch, so that what it puts away, freezes and writes is in the
+    time; the stretch's first steps, in which it measures the saved bytes of every graph, are not.
     """
-    others: dict[str, Around] = {"cloning every grad": _clones, "per-hook .norm().item()": _norms}
-    watchers = others | {"a histogram per parameter": _histograms}
-    small, large = _transformer(128, 576, (8, 32)), _transformer(288, 864, (16, 64))
-    rows = _ratios("transformer, 147 parameters, 2.6 M weights, 256 tokens", *small, 1.03, watchers, 7, quick)
-    rows += _ratios("transformer, 10 M weights, 1,024 tokens", *large, 1.01, {}, 5, quick)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as small a step as this gains nothing from more, and varies less
+    torch.set_num_threads(1)
     try:
-        rows += _ratios("MLP step", *_mlp(), 1.15, others, 13, quick)
+        with tempfile.TemporaryDirectory() as folder:
+            return _rows(Path(folder), quick)
     finally:
         torch.set_num_threads(threads)
+
+
+def _rows(folder: Path, quick: bool) -> list[Row]:
+    names = iter(range(1_000_000))
+
+    def to_file(model: nn.Module, optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]:
+        return record(model, optimizer, path=folder / f"{next(names)}.ledger")
+
+    def with_graphs(model: nn.Module, optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]:
+        return record(model, optimizer, graphs=True)
+
+    clones: dict[str, Around] = {"cloning every grad": _clones, "per-hook .norm().item()": _norms}
+    others = clones | {"a histogram per parameter": _histograms}
+    ours: dict[str, Around] = {"recording": record, "recording to a file": to_file}
+    small, large = transformer(128, 576, (8, 32)), transformer(288, 864, (16, 64))
+    traced: dict[str, Around] = {"recording with graphs=True": with_graphs}
+    rows = _ratios("transformer, 2.6 M weights", small, 1.03, ours | traced | others, 0.6, 24, quick)
+    rows += _ratios("transformer, 10 M weights", large, 1.01, ours, 1.5, 14, quick)
+    for seconds, bar in ((5e-4, 1.15), (2e-4, 1.35)):
+        rows += _ratios(f"MLP, {1e3 * seconds:g} ms", mlp(seconds), bar, ours | clones, 0.4, 24, quick)
     return rows
 
 
 def _ratios(
-    name: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    step: Step,
-    bar: float,
-    watchers: dict[str, Around],
-    rounds: int,
-    quick: bool,
-) -> list[dict[str, Any]]:
-    variants: dict[str, Around] = {"bare": lambda *_: nullcontext(), "recording": record, **watchers}
-    for _ in range(3):
-        step()
-    # A stretch long enough to time and to freeze rows in, short enough to meet the same machine as its neighbours.
-    length = max(2, int((0.3 if quick else 1.0) / _seconds(step, 3)))
-    times: dict[str, list[float]] = {variant: [] for variant in variants}
-    orders = itertools.cycle([list(variants), list(variants)[::-1]])
-    for _ in range(2 if quick else rounds):
-        for variant in next(orders):
-            with variants[variant](model, optimizer):
-                _seconds(step, max(6, length // 4))
-                times[variant].append(_seconds(step, length))
-    bare = median(times["bare"])
-    rows = []
-    for variant in list(variants)[1:]:
-        # Neighbours in time are compared: what the machine does besides weighs on both.
-        ratio = median(watched / plain for watched, plain in zip(times[variant], times["bare"], strict=True))
-        limit = bar if variant == "recording" else None
-        rows.append(
-            {
-                "name": f"{name}, {_readable(bare)} bare: {variant}",
-                "value": round(ratio, 4),
-                "unit": "×",
-                "bar": None if limit is None else f"≤ {limit}",
-                "holds": None if limit is None else ratio <= limit,
-            }
-        )
+    name: str, loop: Loop, bar: float, variants: dict[str, Around], seconds: float, rounds: int, quick: bool
+) -> list[Row]:
+    """Each variant against the bare step, in stretches of so many seconds."""
+    model, optimizer, step = loop
+    spent(step, 3)
+    length = max(2, int((0.2 if quick else seconds) / spent(step, 3)))
+    settling = max(4, length // 3)
+
+    def opening(around: Around) -> Callable[[], AbstractContextManager[Any]]:
+        return lambda: around(model, optimizer)
+
+    turns = {"bare": nullcontext} | {variant: opening(around) for variant, around in variants.items()}
+    times = in_turns(step, turns, rounds=2 if quick else rounds, length=length, settling=settling)
+    bare = quartile(times["bare"])
+    rows = [row(f"{name}: bare step", 1e3 * bare, "ms")]
+    for variant in variants:
+        ratio = quartile(times[variant]) / bare
+        rows.append(row(f"{name}: {variant}", ratio, "×", bar if variant == "recording" else None))
     return rows
 
 
-def _seconds(step: Step, times: int) -> float:
-    start = time.perf_counter()
-    for _ in range(times):
-        step()
-    return (time.perf_counter() - start) / times
-
-
-def _readable(seconds: float) -> str:
-    return f"{1e3 * seconds:.2g} ms" if seconds < 1e-2 else f"{1e3 * seconds:.0f} ms"
-
-
-def _transformer(width: int, inner: int, batch: tuple[int, int]) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
+def transformer(
+    width: int, inner: int, batch: tuple[int, int], around: Callable[[nn.Module], nn.Module] = lambda model: model
+) -> Loop:
+    """Twelve layers, 147 parameters, two micro-batches of so many sequences and tokens to a step."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(width, 4, inner, batch_first=True)
-    model = nn.Sequential(
-        nn.Embedding(256, width),
-        nn.TransformerEncoder(layer, 12, enable_nested_tensor=False),
-        nn.Linear(width, 256),
+    model = around(
+        nn.Sequential(
+            nn.Embedding(256, width),
+            nn.TransformerEncoder(layer, 12, enable_nested_tensor=False),
+            nn.Linear(width, 256),
+        )
     )
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     tokens = torch.randint(0, 256, batch)  # of one micro-batch
@@ -115,14 +107,14 @@ def _transformer(width: int, inner: int, batch: tuple[int, int]) -> tuple[nn.Mod
     return model, optimizer, step
 
 
-def _mlp() -> tuple[nn.Module, torch.optim.Optimizer, Step]:
-    """An MLP whose step takes about half a millisecond here: the batch is what makes it so."""
+def mlp(seconds: float) -> Loop:
+    """An MLP whose step takes about so long here: the batch is what makes it so."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
 
     def stepping(batch: int) -> Step:
-        x, y = torch.randn(batch, 64), torch.randint(0, 10, (batch,))
+        x, y = torch.randn(batch, 32), torch.randint(0, 10, (batch,))
 
         def step() -> None:
             optimizer.zero_grad()
@@ -132,12 +124,12 @@ def _mlp() -> tuple[nn.Module, torch.optim.Optimizer, Step]:
 
         return step
 
-    candidates = []
-    for batch in range(32, 513, 32):
+    def off(batch: int) -> float:
         step = stepping(batch)
-        _seconds(step, 50)
-        candidates.append((abs(min(_seconds(step, 50) for _ in range(5)) - 5e-4), batch))
-    return model, optimizer, stepping(min(candidates)[1])
+        spent(step, 50)
+        return abs(min(spent(step, 50) for _ in range(5)) - seconds)
+
+    return model, optimizer, stepping(min((16 * n for n in range(1, 65)), key=off))
 
 
 @contextmanager

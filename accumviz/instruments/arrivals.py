@@ -147,8 +147,10 @@ class Arrivals:
                 elif not elsewhere or get_ident() not in elsewhere:
                     arrivals._receive(i, grad, size, bulk)
             except Exception as error:  # a hook that raises would end the user's backward
+                watch.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     arrivals._failed(error)
+                    watch.failures.pop()
 
         return hook
 
@@ -262,7 +264,7 @@ class Arrivals:
         if met:
             self.reduce(running)
         changed = leaves.update(self.mine() if mine else list(met))
-        if mine and PRESENT not in had and len(leaves.unhooked) == len(had) and not running.synced:
+        if mine and not met and PRESENT not in had and len(leaves.unhooked) == len(had) and not running.synced:
             # Nothing was there and no hook was needed: what is there now is what came.
             leaves.read(running, changed, "contribution")
             running.alike = running.contributed = running.changed = changed
@@ -300,14 +302,13 @@ class Arrivals:
         if unknown:
             running.unmeasured = list(unknown)
             running.details["unmeasured"] = [leaves.named.names[i] for i in unknown]
-        # Events inside it: an optimizer that stepped in a hook may have freed it since.
-        count = self._count()
-        early = [i for i, number in running.settled.items() if number < count]
-        if early:
-            present = bytearray(running.present)
-            for i in early:
+        told = self._told()
+        if told is None or told._rows.pending[-1] is running:
+            return
+        # Events inside it: an optimizer that stepped in a hook may have freed what had come before.
+        count, present = len(told._rows), bytearray(running.present)
+        for i, number in running.settled.items():
+            if number < count:
                 present[i] = PRESENT
-            running.present = bytes(present)
-            told = self._told()
-            if told is not None:
-                told._rows.expect(running, touched)
+        running.present = bytes(present)
+        told._rows.expect(running, touched)

@@ -269,27 +269,28 @@ class Buffer:
         if not wait and (not pending or not pending[0].done or (pending[0].sent and not self._worth_asking())):
             return
         with self._lock:
-            if len(pending) == 1 and not pending[0].sent:
+            if len(pending) == 1 and pending[0].done and not pending[0].sent:
                 self._put(pending[0], self._away)
                 del pending[:1]  # another thread may have added one meanwhile
                 self._away += 1
                 if self._writer is not None:
                     self._write_soon()
                 return
-            there = -1
-            moved = 0
-            for row in pending:
-                if not row.done:
-                    break
-                if row.sent:
-                    if there < 0:
-                        there = self._wire.wait() if wait else self._wire.arrived()
-                    if row.sent > there:
+            there, moved = -1, 0
+            try:
+                for row in pending:
+                    if not row.done:
                         break
-                self._put(row, self._away + moved)
-                moved += 1
-            del pending[:moved]
-            self._away += moved
+                    if row.sent:
+                        if there < 0:
+                            there = self._wire.wait() if wait else self._wire.arrived()
+                        if row.sent > there:
+                            break
+                    self._put(row, self._away + moved)
+                    moved += 1
+            finally:
+                del pending[:moved]
+                self._away += moved
             if self._writer is not None:
                 self._write_soon()
 
@@ -551,6 +552,10 @@ class Buffer:
             if error.errno not in _FULL:  # a name that cannot be: whoever passed it is told
                 raise
             self._lose(error)
+        except Exception:
+            writer, self._writer = self._writer, None
+            writer.discard()
+            raise
 
     def _keep(self, head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         if self._writer is not None:

@@ -46,16 +46,18 @@ class CallSites:
 
     def find(self, frame: FrameType | None) -> CallSite:
         """The nearest frame that belongs to the user, not to torch, accumviz or another library."""
-        known = self._known
+        known, distances = self._known, self._mine
         fallback: FrameType | None = None
         below: FrameType | None = None
         while frame is not None:
-            found = known.get((id(frame.f_code), frame.f_lasti))
-            if found is not None:
-                return found
-            distance = self._distance(frame)
+            code = frame.f_code
+            distance = distances.get(id(code))
+            if distance is None:
+                distance = self._distance(frame)
             if distance == 0:
-                found = known[id(frame.f_code), frame.f_lasti] = _describe(frame, below)
+                found = known.get((id(code), frame.f_lasti))
+                if found is None:
+                    found = known[id(code), frame.f_lasti] = _describe(frame, below)
                 return found
             if distance == 1 and fallback is None:
                 fallback = frame

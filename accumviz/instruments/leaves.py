@@ -53,7 +53,7 @@ class Leaves:
         self._index = named.index
         self.sizes = [local(tensor).numel() for tensor in self.tensors]
         bytes_ = sum(n * tensor.element_size() for n, tensor in zip(self.sizes, self.tensors, strict=True))
-        self._too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
+        too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
         self._handles: dict[int, Any] = {}
         self._hooks: list[int | None] = [None] * count
         self._grads: list[ref[torch.Tensor] | None] = [None] * count
@@ -61,6 +61,8 @@ class Leaves:
         self.small: dict[int, None] = {}
         # Those of whom it is known that some of their tensors are recorded, by id.
         self._owners: dict[int, ref[Any]] = {}
+        # Those that need our hook whether or not they have a `.grad`.
+        self.always: set[int] = set(range(count)) if too_large else set()
         total = 0
         for i, tensor in enumerate(self.tensors):
             size = self.sizes[i]
@@ -116,21 +118,24 @@ class Leaves:
         users added meanwhile.
         """
         found = []
-        tensors, grads, versions = self.tensors, self._grads, self._versions
-        present, hooks, every = self.present, self._hooks, self._too_large
-        for i in self._all if only is None else only:
-            tensor = tensors[i]
-            grad, known = tensor.grad, grads[i]
+        grads, versions = self._grads, self._versions
+        present, hooks, always = self.present, self._hooks, self.always
+        if only is None:
+            looked: Any = zip(self._all, self.tensors, grads, versions)  # noqa: B905 - they are as long
+        else:
+            looked = [(i, self.tensors[i], grads[i], versions[i]) for i in only]
+        for i, tensor, known, version in looked:
+            grad = tensor.grad
             if grad is None:
                 if known is not None:
                     grads[i], present[i] = None, 0
                     found.append(i)
-                if not hook or not (every or hooks[i] is not None or tensor._post_accumulate_grad_hooks):
+                if not hook or not (hooks[i] is not None or i in always or tensor._post_accumulate_grad_hooks):
                     continue
             else:
                 if type(grad) is not _TENSOR:
                     grad = local(grad)
-                if known is None or known() is not grad or grad._version != versions[i]:
+                if known is None or known() is not grad or grad._version != version:
                     grads[i], versions[i], present[i] = ref(grad), grad._version, PRESENT
                     found.append(i)
             if hook:
@@ -191,18 +196,21 @@ class Leaves:
         alike = True
         for what, i, given in found:
             tensor = given
-            if type(given) is not _TENSOR or given.is_meta or given.is_nested or given.is_quantized:
-                tensor = local(given)
-                if not readable(tensor):  # that something is there is known, not how much
-                    self.leave_unread(row, [i], what)
-                    continue
+            plain = type(given) is _TENSOR and given.is_cpu and given.dtype is _FLOAT and given.layout is _STRIDED
+            if not plain or given.is_nested:
+                if type(given) is not _TENSOR or given.is_meta or given.is_nested or given.is_quantized:
+                    tensor = local(given)
+                    if not readable(tensor):  # that something is there is known, not how much
+                        self.leave_unread(row, [i], what)
+                        continue
+                plain = tensor.dtype is _FLOAT and tensor.is_cpu and tensor.layout is _STRIDED
             if i in small:
                 row.take((f"exact {what}", i), tensor)
                 continue
             kinds.append(what)
             indices.append(i)
             tensors.append(tensor)
-            alike = alike and tensor.dtype is _FLOAT and tensor.is_cpu and tensor.layout is _STRIDED
+            alike = alike and plain
         if tensors and alike:
             numbers = [norm.item() for norm in torch._foreach_norm(tensors, 2.0)]
             for start, end in _stretches(kinds):

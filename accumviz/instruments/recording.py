@@ -76,7 +76,7 @@ class Recording:
         self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
         self._steps: list[_Step] = []
         self._entered = self._closed = False
-        self._failure = ""
+        self._failure, self._failures = "", len(watch.failures)
         self._notes: list[str] = []
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
         self._capturing: CallSite | None = None
@@ -112,12 +112,19 @@ class Recording:
             self._entered = False
             raise
         except Exception as failure:
-            watch.fails(self, failure)
+            self._rows.forked()
+            watch.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                watch.fails(self, failure)
+                watch.failures.pop()
             return self
         try:
             self._open()
         except Exception as failure:
-            watch.fails(self, failure)
+            watch.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                watch.fails(self, failure)
+                watch.failures.pop()
         return self
 
     def stop(self) -> None:
@@ -125,15 +132,23 @@ class Recording:
         try:
             self._close()
         except Exception as failure:
-            watch.fails(self, failure)
+            watch.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                watch.fails(self, failure)
+                watch.failures.pop()
 
-    def __enter__(self) -> Recording:
-        return self.start()
+    __enter__ = start
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            self._close()
+        except Exception as failure:
+            watch.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                watch.fails(self, failure)
+                watch.failures.pop()
 
     def _open(self) -> None:
         self._start = perf_counter()
@@ -228,6 +243,7 @@ class Recording:
     def failed(self, error: BaseException) -> None:
         """Stop observing, keep what is recorded, and say so once: training goes on as if we were not there."""
         if self._failure:
+            watch.leave(self)
             return
         self._failure, self._closed = type(error).__name__, True
         with contextlib.suppress(Exception):
@@ -318,15 +334,20 @@ class Recording:
         if not self._leaves.owns(optimizer):
             return
         index, thread = self._optimizers.meet(optimizer, frame), get_ident()
-        inner = any(step.thread == thread and step.optimizer == index for step in self._steps)
+        steps = self._steps
+        inner = bool(steps) and any(step.thread == thread and step.optimizer == index for step in steps)
         if not inner:
             self._before_change()
-        self._steps.append(_Step(index, id(frame), frame.f_code, thread, inner))
+        steps.append(_Step(index, id(frame), frame.f_code, thread, inner))
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
-        step = next((step for step in reversed(self._steps) if step.frame == id(frame)), None)
-        if step is not None:
-            self._steps.remove(step)
+        steps, number = self._steps, id(frame)
+        if steps and steps[-1].frame == number:
+            step: _Step | None = steps.pop()
+        else:
+            step = next((step for step in reversed(steps) if step.frame == number), None)
+            if step is not None:
+                steps.remove(step)
         if (step is None or not step.inner) and self._leaves.owns(optimizer):
             self._step(optimizer, frame, {})
 
@@ -402,9 +423,14 @@ class Recording:
     # --- events --------------------------------------------------------------------------------
 
     def _edits(self) -> None:
-        if not self._arrivals.by_opener(get_ident()):
+        arrivals = self._arrivals
+        if not arrivals.by_opener(get_ident()):
             return
-        self._edit(self._syncs.claim(self._leaves.update(self._arrivals.mine())))
+        changed = self._leaves.update(arrivals.mine())
+        if self._syncs.manual:
+            changed = self._syncs.claim(changed)
+        if changed or self._capturing is not None:
+            self._edit(changed)
 
     def _edit(self, changed: list[int]) -> None:
         """What changed since we last looked: by a hand that we did not see, or in a capture."""
@@ -506,7 +532,8 @@ class Recording:
             meta["notes"] = list(self._notes)
         if self._graphs is not None and self._graphs.left_out:
             meta["graphs_left_out"] = self._graphs.left_out
-        return meta | ({"stopped": self._failure} if self._failure else {})
+        stopped = self._failure or "".join(watch.failures[self._failures :][:1])
+        return meta | ({"stopped": stopped} if stopped else {})
 
 
 def _number(value: Any) -> Any:

@@ -90,8 +90,10 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
                 # A device's thread has no frame below this one.
                 listener.collective(op, _tensors(args[whole]), _tensors(args[0]), sys._getframe())
             except Exception as error:
+                watch.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     listener.failed(error)
+                    watch.failures.pop()
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
 
     return kernel
@@ -138,7 +140,8 @@ class Syncs:
         elsewhere = {i for i in self._replicated if leaves.tensors[i].device.type != "cpu"}
         self.taken = (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
         self._unhooked = set(self.taken)
-        self._manual: list[tuple[Row, list[int]]] = []
+        leaves.always |= self._replicated | self.taken
+        self.manual: list[tuple[Row, list[int]]] = []
 
     def open(self, line_of: Callable[[FrameType], int]) -> None:
         """Watch the forwards that arm an all-reduce, and every collective."""
@@ -149,8 +152,10 @@ class Syncs:
                     wanted = bool(module.require_backward_grad_sync) and torch.is_grad_enabled()
                     self._armed[n] = wanted, line_of(sys._getframe(1))
                 except Exception as error:
+                    watch.failures.append(type(error).__name__)
                     with contextlib.suppress(Exception):
                         self.failed(error)
+                        watch.failures.pop()
 
             self._handles.append(replica.register_forward_pre_hook(before))
         if dist.is_available() and dist.is_initialized():
@@ -168,7 +173,7 @@ class Syncs:
         """Let go of the modules and of what they hold."""
         self._replicas.clear()
         self._members.clear()
-        self._manual.clear()
+        self.manual.clear()
         self._unhooked.clear()
 
     def failed(self, error: Exception) -> None:
@@ -211,8 +216,10 @@ class Syncs:
                         running.same[i] = None
                     syncs._leaves.note([i])
             except Exception as error:
+                watch.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     watch.fails(recording, error)
+                    watch.failures.pop()
 
         return hook
 
@@ -251,7 +258,7 @@ class Syncs:
             running.syncs = [*running.syncs, Sync(row, leaves, arriving)]
             running.synced = {*running.synced, *leaves}
         elif leaves:
-            self._manual.append((row, leaves))
+            self.manual.append((row, leaves))
         else:
             row.present = bytes(self._leaves.present)
             recording.sync_ends(row)
@@ -329,9 +336,9 @@ class Syncs:
 
     def claim(self, changed: list[int]) -> list[int]:
         """Give the changes that a collective outside a backward made to it; return the others."""
-        if not self._manual:
+        if not self.manual:
             return changed
-        manual, self._manual = self._manual, []
+        manual, self.manual = self.manual, []
         recording = self._recording()
         for row, concerned in manual:
             row.changed = concerned  # the library writes without a new version

@@ -69,6 +69,8 @@ _inside = _Inside()
 # Threads inside a torch.autograd.grad that is inside a backward: what it computes reaches no `.grad`.
 differentiating: list[int] = []
 scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+# What failed and could not be told to whom it concerned: recordings that are open then are not whole.
+failures: list[str] = []
 
 
 def enter(observer: Observer) -> None:
@@ -88,12 +90,14 @@ def leave(observer: Observer) -> None:
         _open = tuple(other for other in _open if other is not observer)
         if not _open:
             _session = object()
+            left = []
             while _undo:
                 undo = _undo.pop()
                 try:
                     undo()
-                except Exception:  # what somebody made unremovable stays, and stays silent
-                    continue
+                except Exception:  # it stays silent, and is tried again the next time
+                    left.append(undo)
+            _undo.extend(reversed(left))
 
 
 def _close_all() -> None:
@@ -118,7 +122,8 @@ if hasattr(os, "register_at_fork"):
 def capturing() -> bool:
     """Whether what is done now goes into a CUDA graph instead of being done."""
     cuda: Any = torch.cuda
-    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    # The flag first: this is asked at every event, and whether we are in a fork only matters where there is a device.
+    return bool(getattr(cuda, "_initialized", True) and cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def said(error: BaseException) -> str:
@@ -146,8 +151,10 @@ def _tell(observers: tuple[Observer, ...], what: str, *args: Any) -> list[tuple[
         try:
             answers.append((observer, getattr(observer, what)(*args)))
         except BaseException as error:
+            failures.append(type(error).__name__)
             with contextlib.suppress(Exception):
                 fails(observer, error)
+                failures.pop()
             if not isinstance(error, Exception):  # a key was pressed: that one is the user's
                 raise
     return answers
@@ -158,6 +165,7 @@ def fails(observer: Observer, error: BaseException) -> None:
     try:
         observer.failed(error)
     except Exception:
+        failures.append(type(error).__name__)
         with contextlib.suppress(Exception):
             leave(observer)
 
@@ -221,8 +229,13 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
         if not _open or session is not _session or _inside.backward:
             return original(*args, **kwargs)
         if task() != -1:  # inside the engine (a reentrant checkpoint), it is part of the backward that is running
-            with contextlib.suppress(Exception):
+            try:
                 _tell(_open, "backward_nests")
+            except Exception as failure:
+                failures.append(type(failure).__name__)
+                with contextlib.suppress(Exception):
+                    _fail(failure)
+                    failures.pop()
             return original(*args, **kwargs)
         if args and type(args[0]) is not torch.Tensor and isinstance(args[0], Iterator):
             args = (tuple(args[0]), *args[1:])  # it can be read once, and torch has to read it
@@ -231,8 +244,10 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
         try:
             begun = _tell(_told(session), "backward_begins", sys._getframe(1), args, kwargs)
         except Exception as failure:
+            failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
                 _fail(failure)
+                failures.pop()
         _inside.backward = True
         try:
             return original(*args, **kwargs)
@@ -241,9 +256,14 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
             raise
         finally:
             _inside.backward = False
-            for observer, token in begun:
-                with contextlib.suppress(Exception):
+            try:
+                for observer, token in begun:
                     _tell((observer,), "backward_ends", token, error)
+            except Exception as failure:
+                failures.append(type(failure).__name__)
+                with contextlib.suppress(Exception):
+                    _fail(failure)
+                    failures.pop()
             error = None  # else this frame and the error would hold each other
 
     return backward
@@ -270,16 +290,20 @@ def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> No
     try:
         _tell(_told(session), "step_begins", optimizer, sys._getframe(1))
     except Exception as failure:
+        failures.append(type(failure).__name__)
         with contextlib.suppress(Exception):
             _fail(failure)
+            failures.pop()
 
 
 def _step_ends(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None:
     try:
         _tell(_told(session), "step_ends", optimizer, sys._getframe(1))
     except Exception as failure:
+        failures.append(type(failure).__name__)
         with contextlib.suppress(Exception):
             _fail(failure)
+            failures.pop()
 
 
 # From a call's arguments: whose `.grad` it changes (for the label), the tensors, and the event's details; or nothing.
@@ -308,18 +332,27 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
             if change is not None:
                 concerned = [observer for observer, wants in _tell(observers, "change_begins", change[1]) if wants]
         except Exception as failure:
+            failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
                 _fail(failure)
+                failures.pop()
         setattr(_inside, kind, True)
         try:
             return original(*args, **kwargs)
         finally:
             setattr(_inside, kind, False)
             if change is not None:
-                with contextlib.suppress(Exception):
-                    owner, tensors, details = change[0], change[1], _ended(change[2])
+                try:
+                    owner, tensors, details = change
+                    if kind != "zero_grad":
+                        details = _ended(details)
                     for observer in concerned:
                         _tell((observer,), "change_ends", kind, sys._getframe(1), owner, tensors, dict(details))
+                except Exception as failure:
+                    failures.append(type(failure).__name__)
+                    with contextlib.suppress(Exception):
+                        _fail(failure)
+                        failures.pop()
 
     return call
 
@@ -361,8 +394,10 @@ def _scaling(original: Callable[..., Any], session: Session) -> Callable[..., An
             try:
                 scalers.add(args[0])
             except Exception as failure:
+                failures.append(type(failure).__name__)
                 with contextlib.suppress(Exception):
                     _fail(failure)
+                    failures.pop()
         return original(*args, **kwargs)
 
     return scale
@@ -387,8 +422,10 @@ def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[
                 optimizer = args[1] if len(args) > 1 else kwargs["optimizer"]
                 _tell(_told(session), "step_skipped", optimizer, sys._getframe(1))
             except Exception as failure:
+                failures.append(type(failure).__name__)
                 with contextlib.suppress(Exception):
                     _fail(failure)
+                    failures.pop()
         return found
 
     return maybe_step
@@ -400,14 +437,24 @@ def _swapping(original: Callable[..., Any], session: Session) -> Callable[..., A
             return original(*args, **kwargs)
         # It refuses tensors to which there are weak references, and we have one to each `.grad`.
         begun: list[tuple[Observer, Any]] = []
-        with contextlib.suppress(Exception):
+        try:
             begun = _tell(_open, "swap_begins", (*args, *kwargs.values()))
+        except Exception as failure:
+            failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                _fail(failure)
+                failures.pop()
         try:
             return original(*args, **kwargs)
         finally:
-            for observer, token in begun:
-                with contextlib.suppress(Exception):
+            try:
+                for observer, token in begun:
                     _tell((observer,), "swap_ends", token)
+            except Exception as failure:
+                failures.append(type(failure).__name__)
+                with contextlib.suppress(Exception):
+                    _fail(failure)
+                    failures.pop()
 
     return swap_tensors
 
@@ -426,8 +473,10 @@ def _leave_to_python() -> None:
                 _left.add(__package__)
                 add(__package__)
     except Exception as failure:
+        failures.append(type(failure).__name__)
         with contextlib.suppress(Exception):
             _fail(failure)
+            failures.pop()
 
 
 _left: set[str] = set()
@@ -449,8 +498,10 @@ def _replaying(original: Callable[..., Any], session: Session) -> Callable[..., 
         try:
             _tell(_told(session), "replayed", sys._getframe(1))
         except Exception as failure:
+            failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
                 _fail(failure)
+                failures.pop()
         return result
 
     return replay

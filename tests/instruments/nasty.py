@@ -480,7 +480,7 @@ def sparse_and_expanded_gradients(record: Record) -> Any:
     return bag, shift
 
 
-@loop(2)
+@loop(3)
 def a_meta_and_a_fake_tensor_beside_it(record: Record) -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

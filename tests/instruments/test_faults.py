@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 import accumviz as av
+from accumviz.instruments import scopes, watch
 from tests.instruments.loops import Train, alone, replicated, sharded
 
 OURS = str(Path(sys.modules[av.record.__module__].__file__ or "").parent) + os.sep
@@ -260,6 +261,11 @@ def survey(train: Train, mode: dict[str, Any]) -> tuple[int, dict[str, list[str]
             raise AssertionError(f"{name}: {wrong}")
         if wrong:
             found[name] = wrong
+    for left in (*watch._open, None):  # what the last fault kept from leaving, or from being undone
+        watch.leave(left)
+    for left_watching in scopes._watching:
+        left_watching.close()
+    gc.collect()
     return agreed(len(planted)), found
 
 

@@ -208,7 +208,7 @@ def test_a_function_of_a_notebook_takes_its_imports_helpers_classes_and_values_a
     event = world.ledger[0]
     assert event.source == "loss.backward()"
     assert event.label == "loss"
-    assert "class Net(Base):" in world.ledger.sources[event.file]
+    assert "net = Net()" in world.ledger.sources[event.file]
 
 
 def test_a_closure_and_a_function_of_another_module_can_be_sent() -> None:
