@@ -343,7 +343,7 @@ def test_a_path_that_cannot_be_a_file_is_refused_before_the_loop(
     if name == "circle":
         Path("circle").symlink_to("circle")
     loop = Loop()
-    with pytest.raises(OSError), loop.record(name):  # noqa: PT011 - of whichever kind
+    with pytest.raises(OSError), loop.record(name):
         loop.train()
     assert loop.steps == 0
 
@@ -435,14 +435,14 @@ def test_a_file_or_a_folder_that_vanishes_is_said_once_and_what_it_held_is_read_
     loop = Loop()
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.warns(RuntimeWarning, match="deleted while it was written") as said:
-        with loop.record(folder / "x.ledger") as recording:
-            loop.train(200)
-            recording.write_out()
-            shutil.rmtree(folder)
-            loop.train(200)
-            assert len(recording.ledger) == 1200
-            loop.train(200)
+    recording = loop.record(folder / "x.ledger")
+    with pytest.warns(RuntimeWarning, match="deleted while it was written") as said, recording:
+        loop.train(200)
+        recording.write_out()
+        shutil.rmtree(folder)
+        loop.train(200)
+        assert len(recording.ledger) == 1200
+        loop.train(200)
     assert len(said) == 1
     assert [event.index for event in recording.ledger] == list(range(1800))
     assert recording.ledger.complete
@@ -526,13 +526,12 @@ def test_whatever_fails_on_the_way_to_the_file_the_recording_says_why(
 def test_an_event_that_could_be_half_described_is_dropped_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
     large = nn.Linear(100, 2)
-    with pytest.warns(RuntimeWarning, match="stopped recording"):
-        with av.record(loop.model, large, path=path) as recording:
-            loop.train(5)
-            large(torch.ones(100)).sum().backward()
-            monkeypatch.setattr(buffer.Buffer, "_codes", None)
-            large(torch.ones(100)).sum().backward()
-            loop.model(torch.ones(3)).sum().backward()
+    with pytest.warns(RuntimeWarning, match="stopped recording"), av.record(loop.model, large, path=path) as recording:
+        loop.train(5)
+        large(torch.ones(100)).sum().backward()
+        monkeypatch.setattr(buffer.Buffer, "_codes", None)
+        large(torch.ones(100)).sum().backward()
+        loop.model(torch.ones(3)).sum().backward()
     whole = len(recording.ledger)
     assert whole == len(av.load(path)) == 16
     assert av.load(path).contribution[-1].tolist()[-2:] == recording.ledger.contribution[-1].tolist()[-2:]
