@@ -92,7 +92,7 @@ class Writer:
             os.close(descriptor)
             descriptor = os.open(name, os.O_RDWR | os.O_TEMPORARY | _BINARY)
         else:
-            os.unlink(name)
+            Path(name).unlink()
         writer = cls(name, kind)
         writer._nameless = True
         writer._begin(descriptor)
