@@ -17,6 +17,7 @@ import json
 import os
 import stat
 import struct
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,8 +58,9 @@ class Writer:
     open, even with `overwrite`. With `whole`, nothing stands at `path` before `close`.
 
     What the disk refuses, and a file that was deleted meanwhile, raise `OSError`: the file then
-    ends with the last whole chunk, and a later `append` tries again. In a process forked from the
-    one that opened it, every method does nothing. One thread at a time may call.
+    ends with the last whole chunk, and a later `append` tries again. A process forked from the one
+    that opened it can `read`, up to what was written then; there, the other methods do nothing.
+    One thread at a time may call.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x.ledger")
@@ -74,25 +76,52 @@ class Writer:
     def __init__(self, path: str | Path, kind: str, *, overwrite: bool = False, whole: bool = False) -> None:
         self.path, self.kind, self.overwrite, self.whole = Path(path), kind, overwrite, whole
         self.size = self._weight = 0
-        self._file: BinaryIO | None = None
+        self._file: int | None = None
         self._process = os.getpid()
         self._closed = False
+        # What tells the file from another of its name, once it is closed.
+        self._about: os.stat_result | None = None
         # Where the bytes go now, and where they go in the end, symbolic links resolved.
         self._at = self._target = Path()
+
+    @classmethod
+    def temporary(cls, kind: str) -> Writer:
+        """A file that only this writer can read, and that goes with it, or with its process however that ends."""
+        descriptor, name = tempfile.mkstemp(prefix="accumviz-")
+        if hasattr(os, "O_TEMPORARY"):  # Windows deletes it with its last descriptor
+            os.close(descriptor)
+            descriptor = os.open(name, os.O_RDWR | os.O_TEMPORARY | _BINARY)
+        else:
+            Path(name).unlink()
+        writer = cls(name, kind)
+        writer._nameless = True
+        writer._begin(descriptor)
+        return writer
+
+    _nameless = _released = False
 
     @property
     def is_open(self) -> bool:
         """Whether a file is open, in the process that opened it."""
         return self._file is not None and os.getpid() == self._process
 
+    @property
+    def can_be_read(self) -> bool:
+        """Whether `read` gives what was written: something was, and not to a pipe or a device."""
+        return self.size > 0 and self._about is not None and stat.S_ISREG(self._about.st_mode)
+
     def open(self) -> None:
         """Begin the file. Raises `FileExistsError`, or another `OSError` where it cannot be written."""
-        if self._file is not None or self._closed or os.getpid() != self._process:
+        if self._file is not None or self._closed:
             return
-        self._target = self._at = self.path.resolve()
+        self._process = os.getpid()
+        try:
+            self._target = self._at = self.path.resolve()
+        except (ValueError, RuntimeError) as error:  # half of a character, a circle of links
+            raise OSError(errno.EINVAL, str(error), str(self.path)) from error
         there = _mode(self._target)
         if there is not None and (stat.S_ISCHR(there) or stat.S_ISFIFO(there)):
-            self._begin(os.open(self._target, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)))
+            self._begin(os.open(self._target, os.O_WRONLY | _BINARY))
             return
         if there is not None and stat.S_ISDIR(there):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
@@ -127,8 +156,10 @@ class Writer:
                 self._at = self._target
 
     def _begin(self, descriptor: int) -> None:
-        self._file = os.fdopen(descriptor, "wb", buffering=0)
-        _WRITTEN.add(self._target)
+        # A bare descriptor: a file object would complain when it goes before it is closed.
+        self._file, self._about = descriptor, os.fstat(descriptor)
+        if not self._nameless:
+            _WRITTEN.add(self._target)
         try:
             # On some network disks there are no locks, and nothing better.
             if fcntl is not None:
@@ -141,7 +172,7 @@ class Writer:
 
     def append(self, meta: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
         """Write a chunk, opening the file if need be. Raises `OSError` when the disk refuses it."""
-        if os.getpid() != self._process:
+        if self._file is not None and os.getpid() != self._process:
             return
         if self._closed:
             raise ValueError(f"{str(self.path)!r} is closed; nothing can be appended to it")
@@ -149,10 +180,26 @@ class Writer:
         self._write(self._pack(meta, arrays))
 
     def read(self) -> Reader:
-        """The chunks that were written so far, by this process; also those of a file that was deleted meanwhile."""
-        if self._file is None or self._closed or not hasattr(os, "pread"):
-            return Reader(self.path, repair=True)
-        return Reader(self.path, repair=True, descriptor=self._file.fileno())
+        """The chunks that were written so far; while it is open, also those of a file that was deleted meanwhile.
+
+        Raises `LedgerFileError` when the file was deleted or replaced after it was closed.
+        """
+        if self._file is not None and not self._closed:
+            return Reader(self.path, repair=True, descriptor=self._file, size=self.size)
+        try:
+            there = self._target.stat()
+        except OSError as error:
+            raise LedgerFileError(
+                f"{str(self.path)!r}, which holds what was recorded, is not there any more "
+                f"({error.strerror or error}); load it with av.load(...) from where it is now"
+            ) from error
+        known = self._about
+        if known is None or (there.st_dev, there.st_ino, there.st_size) != (known.st_dev, known.st_ino, self.size):
+            raise LedgerFileError(
+                f"{str(self.path)!r}, which held what was recorded, was replaced or changed since; "
+                "load what is there now with av.load(...)"
+            )
+        return Reader(self._target, repair=True)
 
     def _pack(self, meta: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> bytes:
         body, weight = _pack(meta, arrays or {}, _WEIGHTS.get(self.kind, 1))
@@ -162,14 +209,14 @@ class Writer:
         return _FRAME.pack(len(body), zlib.crc32(body)) + body
 
     def _write(self, data: bytes) -> None:
-        assert self._file is not None
-        descriptor = self._file.fileno()
-        if os.fstat(descriptor).st_nlink == 0:
+        descriptor = self._file
+        assert descriptor is not None
+        if not self._nameless and os.fstat(descriptor).st_nlink == 0:
             raise FileNotFoundError(f"{str(self.path)!r} was deleted while it was written")
         try:
-            written = self._file.write(data)
+            written = os.write(descriptor, data)
             while written < len(data):  # the disk took a part of it; a second try says why
-                written += self._file.write(data[written:])
+                written += os.write(descriptor, memoryview(data)[written:])
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, self.size)
@@ -209,23 +256,34 @@ class Writer:
         if self._file is None or self._closed:
             self._closed = True
             return
-        if os.getpid() == self._process and stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+        if os.getpid() == self._process and stat.S_ISREG(os.fstat(self._file).st_mode):
             with contextlib.suppress(OSError):
                 self._at.unlink()
         self.abandon()
+
+    def release(self) -> None:
+        """Let others write to `path`: this writer will not. What it wrote can still be read."""
+        if self._file is not None and not self._closed and os.getpid() == self._process and not self._released:
+            self._released = True
+            _WRITTEN.discard(self._target)
+            if fcntl is not None:  # a child that was forked meanwhile would keep the lock as long as it lives
+                with contextlib.suppress(OSError):
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def abandon(self) -> None:
         """Close the file as it is, without the mark."""
         if self._file is None or self._closed:
             return
+        self.release()
         self._closed = True
-        if os.getpid() == self._process:
-            _WRITTEN.discard(self._target)
-            if fcntl is not None:  # a child that was forked meanwhile would keep the lock as long as it lives
-                with contextlib.suppress(OSError):
-                    fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)
         with contextlib.suppress(OSError):
-            self._file.close()
+            os.close(self._file)
+
+    def __del__(self) -> None:
+        try:
+            self.abandon()
+        except Exception:  # what it needs may be gone before it at the interpreter's end
+            return
 
     def __enter__(self) -> Writer:
         self.open()
@@ -240,13 +298,14 @@ class Writer:
             self.discard()
 
 
+_BINARY = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # The files being written by this process: what a lock says where there are locks.
 _WRITTEN: set[Path] = set()
 
 
 def _create(path: Path) -> int:
     # To be read as well: a recording reads back what it has written, even when the file was deleted.
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
 
 
 def _mode(path: Path) -> int | None:
@@ -315,9 +374,11 @@ class Reader:
     with `repair` a corrupt file gives the chunks before the damage.
     """
 
-    def __init__(self, path: str | Path, *, repair: bool = False, descriptor: int | None = None) -> None:
+    def __init__(
+        self, path: str | Path, *, repair: bool = False, descriptor: int | None = None, size: int | None = None
+    ) -> None:
         self.path, self.repair = Path(path), repair
-        self._descriptor = descriptor
+        self._descriptor, self._size = descriptor, size
         self.complete = False
         self.end: dict[str, Any] = {}
         self.format = 0
@@ -342,7 +403,8 @@ class Reader:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise LedgerFileError(f"{self.path.name!r} is not a file")
-        size = about.st_size
+        # Of a file that is open, what was written when it was asked for: another process may write on.
+        size = about.st_size if self._size is None else min(self._size, about.st_size)
         magic = file.read(max(len(MAGIC), 12))
         if magic[: len(MAGIC)] != MAGIC:
             shown = "it is empty" if not magic else f"it starts with {magic[:12]!r}"
@@ -416,7 +478,12 @@ class _Open:
         self._at = at
 
     def read(self, size: int) -> bytes:
-        found = os.pread(self._descriptor, size, self._at)
+        if hasattr(os, "pread"):
+            found = os.pread(self._descriptor, size, self._at)
+        else:
+            os.lseek(self._descriptor, self._at, os.SEEK_SET)
+            found = os.read(self._descriptor, size)
+            os.lseek(self._descriptor, 0, os.SEEK_END)
         self._at += len(found)
         return found
 

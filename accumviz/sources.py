@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import os
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 
 # So many lines before and after a line that stands in no function; and the longest block that is kept whole.
 _AROUND, _LONGEST = 3, 200
+# Before Python 3.12, two threads that parse at once may both be told that the parser is broken.
+_parsing = threading.Lock()
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -23,7 +27,7 @@ def needed(text: str, lines: Iterable[int]) -> str:
     """
     rows = text.split("\n")
     wanted = {line for line in lines if 1 <= line <= len(rows)}
-    tree = _parsed(text)
+    tree = parsed(text)
     kept: set[int] = set()
     for line in wanted:
         kept.update(_around(line) if tree is None else _needs(tree, line))
@@ -31,12 +35,16 @@ def needed(text: str, lines: Iterable[int]) -> str:
     return "".join((rows[n - 1] if n in kept else "") + "\n" for n in range(1, last + 1))
 
 
-def _parsed(text: str) -> ast.Module | None:
+def parsed(text: str) -> ast.Module | None:
+    """The text's syntax; None where it has none."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever wrote it has been told when it was run
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        with _parsing:
+            if "\\" not in text:
+                return ast.parse(text)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # whoever wrote "\\d" has been told when it was run
+                return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
         return None
 
 
@@ -82,3 +90,12 @@ def _first(node: ast.stmt) -> int:
 
 def _lines(node: ast.stmt) -> range:
     return range(_first(node), (node.end_lineno or node.lineno) + 1)
+
+
+def _in_child() -> None:
+    global _parsing  # noqa: PLW0603 - a fork leaves a lock held by a thread that is not there
+    _parsing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

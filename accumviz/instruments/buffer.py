@@ -8,7 +8,6 @@ import json
 import linecache
 import math
 import os
-import tempfile
 import threading
 import time
 import weakref
@@ -37,6 +36,7 @@ _EVENTS, _NUMBERS = 2048, 200_000
 _TOGETHER = 24
 # A file has each event after so many, and after so many seconds.
 _FILE_EVENTS, _SECONDS = 256, 0.5
+_LONGEST_WRITE = 5.0
 # What a recording without a file may hold in memory; the rest goes to a temporary one.
 ROOM = 64 << 20
 
@@ -158,12 +158,21 @@ class _Scattered:
     def __init__(self) -> None:
         self.places, self.values = array("q"), array("d")
 
+    def cut(self, end: int) -> None:
+        """Drop the places from here on, and a number without a place, or the other way round."""
+        _cut(self.places, end)
+        whole = min(len(self.places), len(self.values))
+        del self.places[whole:], self.values[whole:]
+
     def into(self, whole: np.ndarray) -> None:
         """Put the numbers in their places; where one place was given several, the last one."""
-        count = min(len(self.places), len(self.values))
-        places = np.frombuffer(self.places, np.int64)[:count]
-        there = places < whole.size  # all but those of a row that failed half-way
-        whole.reshape(-1)[places[there]] = np.frombuffer(self.values, np.float64)[:count][there]
+        if self.places:
+            whole.reshape(-1)[np.frombuffer(self.places, np.int64)] = np.frombuffer(self.values, np.float64)
+
+
+def _cut(places: array[int], end: int) -> None:
+    while places and places[-1] >= end:
+        places.pop()
 
 
 class _Columns:
@@ -179,6 +188,16 @@ class _Columns:
         # contributed, and those that got something of unknown size.
         self.elements, self.alike, self.unmeasured = array("q"), array("q"), array("q")
 
+    def cut(self, rows: int, count: int, elements: int) -> None:
+        """Drop what comes behind so many rows: the beginnings of one that could not be finished."""
+        del self.codes[rows * len(CODES) :], self.numbers[rows * len(NUMBERS) :], self.states[rows * count :]
+        for scattered, wide in ((self.contribution, count), (self.grad, count)):
+            scattered.cut(rows * wide)
+        for scattered in (self.exact, self.exact_grad):
+            scattered.cut(rows * elements)
+        for places in (self.elements, self.alike, self.unmeasured):
+            _cut(places, rows * count)
+
 
 _TO_BOTH = bytes(n | CHANGED | CONTRIBUTED for n in range(256))
 _TO_CHANGED = bytes(n | CHANGED for n in range(256))
@@ -190,7 +209,8 @@ class Buffer:
     A row is `pending` until it is done, its numbers have arrived and those before it are away; it
     then becomes a row of the open columns. Those are closed when they are full, or when a file has
     waited long enough, and written: to the file, or kept until there are more than `ROOM` bytes of
-    them, and then written to a temporary file.
+    them, and then written to a temporary file. A process forked from this one has what was there
+    until then, and holds what comes in memory.
     """
 
     def __init__(
@@ -207,7 +227,7 @@ class Buffer:
         self._wire, self._about, self._whole_sources = wire, about, sources
         self.pending: list[Row] = []
         self.lost = ""  # why there is no file any more
-        self._count, self._small = len(sizes), small
+        self._count, self._sizes = len(sizes), sizes
         ends = np.cumsum([sizes[p] for p in small]).tolist()
         self._slices = {p: slice(end - sizes[p], end) for p, end in zip(small, ends, strict=True)}
         self._elements = ends[-1] if ends else 0
@@ -215,27 +235,30 @@ class Buffer:
         self._away = 0  # rows that are in columns
         self._bulk = max(64, min(_EVENTS, _NUMBERS // max(self._count, 1)))
         self._writer = None if path is None else Writer(path, "ledger", overwrite=overwrite)
-        self._temporary: Path | None = None
         self._graphs: dict[int, tuple[Graph, Callable[[Graph], Graph] | None]] = {}
         self._chunks: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []
         self._bytes, self._room = 0, float(ROOM)
-        self._full: Writer | None = None  # a file that takes no more
+        self._temporary = False
+        self._written: list[Writer] = []  # files that take no more, but are read
+        self._given_up = False
+        self._end: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._flusher: threading.Timer | None = None
         self._said: Any = None
         self._ledger: tuple[Any, Ledger] | None = None
-        # By file: the path to read it from, the lines that events stand on, and what was said of it.
-        self._lines: dict[str, tuple[str, set[int]]] = {}
-        self._unread: set[str] = set()
+        # By file: the lines that events stand on; and what of its text they need, until it is written.
+        self._lines: dict[str, set[int]] = {}
+        self._texts: dict[str, str] = {}
         # By line and kind, the last event's label, whereabouts and details, and the codes that these became.
         self._last: dict[tuple[int, str], tuple[CallSite, str, str, dict[str, Any], array[int]]] = {}
         self._begin(np.full(self._count, np.nan, np.float32), np.full(self._elements, np.nan))
+        _alive.add(self)
 
     def _begin(self, grad: np.ndarray, exact_grad: np.ndarray) -> None:
         self._columns, self._at = _Columns(grad, exact_grad), 0
         self._tables: dict[str, dict[str, int]] = {name: {} for name in TABLES}
         self._last.clear()
-        self._since = time.monotonic()
+        self._since = self._asked = time.monotonic()
 
     def __len__(self) -> int:
         return self._away + len(self.pending)
@@ -248,8 +271,10 @@ class Buffer:
         if not wait:
             if not pending or not pending[0].done:
                 return
-            in_memory = self._writer is None or self._temporary is not None
-            if len(pending) < (self._bulk if pending[0].sent else _TOGETHER if in_memory else 1):
+            if pending[0].sent:
+                if not self._worth_asking():
+                    return
+            elif len(pending) < _TOGETHER and (self._writer is None or self._temporary):
                 return
         self._put_away(wait=wait)
 
@@ -259,7 +284,7 @@ class Buffer:
         with self._lock:
             if len(pending) == 1 and pending[0].done and not pending[0].sent:
                 self._put(pending[0], self._away)
-                pending.clear()
+                del pending[:1]  # another thread may have added one meanwhile
                 self._away += 1
                 if self._writer is not None:
                     self._write_soon()
@@ -282,9 +307,17 @@ class Buffer:
             if self._writer is not None:
                 self._write_soon()
 
+    def _worth_asking(self) -> bool:
+        """Whether to ask a device what has arrived: for many events at once, or because a file waits for them."""
+        if len(self.pending) < self._bulk:
+            if self._writer is None or self._temporary or time.monotonic() - self._asked < _SECONDS:
+                return False
+            self._asked = time.monotonic()
+        return True
+
     def _write_soon(self) -> None:
         """Write by count and by time, also when no event comes: a loop that pauses loses no more than one that runs."""
-        if self._temporary is not None or not self._at:
+        if self._temporary or not self._at:
             return
         if self._at >= _FILE_EVENTS or time.monotonic() - self._since > _SECONDS:
             self._close_columns()
@@ -292,15 +325,18 @@ class Buffer:
             self._flush_later()
 
     def _flush_later(self) -> None:
-        self._flusher = threading.Timer(_SECONDS, _flush, (weakref.ref(self),))
-        self._flusher.daemon = True
-        self._flusher.start()
+        flusher = threading.Timer(_SECONDS, _flush, (weakref.ref(self),))
+        flusher.daemon = True
+        # No new thread can be had while the interpreter ends, nor beyond a limit: the next event asks again.
+        with contextlib.suppress(RuntimeError):
+            flusher.start()
+            self._flusher = flusher
 
     def flush(self) -> None:
         """Write what is in the columns, whoever asks."""
         with self._lock:
             self._flusher = None
-            if self._at:
+            if self._at and not self._given_up:
                 self._close_columns()
 
     def _put(self, row: Row, index: int) -> None:
@@ -365,10 +401,11 @@ class Buffer:
     def _codes(self, row: Row) -> array[int]:
         tables, site = self._tables, row.site
         if site.path:
-            lines = self._lines.setdefault(site.file, (site.path, set()))[1]
+            lines = self._lines.setdefault(site.file, set())
             if site.line not in lines:
                 lines.add(site.line)
-                self._unread.add(site.file)
+                # Here, not in the thread that writes: keeping the parser's warnings to ourselves concerns all threads.
+                self._texts[site.file] = self._source(site.path, lines)
         return array(
             "i",
             (
@@ -423,35 +460,34 @@ class Buffer:
 
     def _close_columns(self) -> None:
         """Make the open columns a chunk, write it, and begin new ones."""
+        head, arrays, grad, exact_grad = self._chunk()
+        head |= self._news()
+        self._begin(grad, exact_grad)
+        self._keep(head, arrays)
+
+    def _chunk(self) -> tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        """The open columns as a chunk, and what `.grad` is after its last event."""
         columns, rows = self._columns, self._at
         with np.errstate(over="ignore", invalid="ignore"):
             contribution, state, exact, grad, exact_grad = self._arrays(columns, rows)
         events = Events(
-            np.frombuffer(columns.codes, np.int32)[: rows * len(CODES)].reshape(rows, len(CODES)),
-            np.frombuffer(columns.numbers, np.float64)[: rows * len(NUMBERS)].reshape(rows, len(NUMBERS)),
+            np.frombuffer(columns.codes, np.int32).reshape(rows, len(CODES)),
+            np.frombuffer(columns.numbers, np.float64).reshape(rows, len(NUMBERS)),
             {name: tuple(table) for name, table in self._tables.items()},
         )
         elements = {p: (exact[:, where], exact_grad[1:, where]) for p, where in self._slices.items()}
         head, arrays = ledgerfile.pack(events, contribution, grad[1:], state, elements)
-        head |= self._news()
-        self._begin(grad[-1].copy(), exact_grad[-1].copy())
-        self._keep(head, arrays)
+        return head, arrays, grad[-1].copy(), exact_grad[-1].copy()
 
     def _arrays(self, columns: _Columns, rows: int) -> tuple[np.ndarray, ...]:
         """Contribution, state, and its elements; `.grad` and its elements with one row more at the top."""
         count = self._count
-        state = np.frombuffer(columns.states, np.uint8)[: rows * count].reshape(rows, count)
+        state = np.frombuffer(columns.states, np.uint8).reshape(rows, count)
         contribution = np.full((rows, count), np.nan, np.float32)
         exact = np.full((rows, self._elements), np.nan)
         grad = np.concatenate([columns.before[None], np.full((rows, count), np.nan, np.float32)])
         exact_grad = np.concatenate([columns.exact_before[None], np.full((rows, self._elements), np.nan)])
-        alike, unmeasured, told_elements, told_norms = (
-            places[places < rows * count]
-            for places in (
-                np.array(found, np.int64)
-                for found in (columns.alike, columns.unmeasured, columns.elements, columns.grad.places)
-            )
-        )
+        alike, unmeasured = np.array(columns.alike, np.int64), np.array(columns.unmeasured, np.int64)
         columns.contribution.into(contribution)
         columns.exact.into(exact)
         for p, where in self._slices.items():
@@ -470,8 +506,8 @@ class Buffer:
         # A `.grad` that nothing touched is what it was: fill each row from the last one that says.
         told = np.zeros((rows + 1, count), bool)
         flat = told[1:].reshape(-1)
-        for places in (told_norms, told_elements, alike):
-            flat[places] = True
+        for places in (columns.grad.places, columns.elements, columns.alike):
+            flat[np.array(places, np.int64)] = True
         last = np.maximum.accumulate(np.where(told, np.arange(rows + 1)[:, None], 0), axis=0)
         grad = grad[last, np.arange(count)]
         gone = np.concatenate([np.zeros((1, count), bool), (state & PRESENT) == 0])
@@ -489,14 +525,27 @@ class Buffer:
     def _news(self) -> dict[str, Any]:
         """What a chunk says beside its events: code that was not shown yet, and what has changed since."""
         news: dict[str, Any] = {}
-        if self._unread:
-            news["sources"] = {name: self._source(*self._lines[name]) for name in sorted(self._unread)}
-            self._unread.clear()
-        said = self._about()
+        if self._texts:
+            news["sources"] = dict(sorted(self._texts.items()))
+        said = self._described()
         if said != self._said:
             self._said = said
             news |= ledgerfile.described(*said)
+        self._texts.clear()
         return news
+
+    def _described(self) -> Any:
+        try:
+            said = self._about()
+        except Exception:
+            if not self._given_up:
+                raise
+        else:
+            if len(said[0]) == self._count:
+                return said
+        # It failed while the parameters were let go, or before anything was known of them.
+        unknown = [Parameter(f"parameter {n}", (size,)) for n, size in enumerate(self._sizes)]
+        return self._said or (unknown, {"stopped": "it did not begin"})
 
     def _source(self, path: str, lines: set[int]) -> str:
         text = "".join(linecache.getlines(path))
@@ -508,11 +557,11 @@ class Buffer:
 
     def open(self) -> None:
         """Begin the file, if there is one, with what is known before the first event."""
+        self._said = self._about()
         if self._writer is None:
             return
         try:
             self._writer.open()
-            self._said = self._about()
             self._writer.append(ledgerfile.described(*self._said))
         except OSError as error:
             if error.errno not in _FULL:  # a name that cannot be: whoever passed it is told
@@ -530,34 +579,38 @@ class Buffer:
             except OSError as error:
                 self._lose(error)
             else:
-                return
+                if self._writer.can_be_read:
+                    return
         self._chunks.append((head, {name: np.array(array) for name, array in arrays.items()}))
         self._bytes += sum(array.nbytes for array in arrays.values())
-        if self._bytes > self._room:
+        if self._bytes > self._room and self._writer is None:
             self._spill()
 
     def _lose(self, error: OSError) -> None:
         """The disk takes no more: what the file has is read from there, what comes is held in memory."""
-        self._full, self._writer, self._temporary = self._writer, None, None
-        if self._full is not None:
-            weakref.finalize(self, self._full.abandon)
-        self._room = math.inf
+        self._let_be()
+        if self._temporary:
+            self._room = math.inf
         self.lost = f"{type(error).__name__}: {error}"
+
+    def _let_be(self) -> None:
+        """Write no more to the file; what it has is still read from there."""
+        writer, self._writer = self._writer, None
+        if writer is not None and writer.can_be_read:
+            writer.release()
+            self._written.append(writer)
 
     def _spill(self) -> None:
         """Write what memory holds to a temporary file that goes with the recording."""
         try:
-            handle, name = tempfile.mkstemp(prefix="accumviz-", suffix=".ledger")
-            os.close(handle)
-            self._temporary = Path(name)
-            weakref.finalize(self, _remove, name, os.getpid())
-            self._writer = Writer(name, "ledger", overwrite=True)
-            self._writer.append(ledgerfile.described(*self._about()))
+            writer = Writer.temporary("ledger")
+            writer.append(ledgerfile.described(*self._described()))
             for head, arrays in self._chunks:
-                self._writer.append(head, arrays)
+                writer.append(head, arrays)
         except OSError:  # no room there, either: memory is all there is
-            self._writer, self._temporary, self._room = None, None, math.inf
+            self._room = math.inf
         else:
+            self._writer, self._temporary = writer, True
             self._chunks, self._bytes = [], 0
 
     # --- what comes out ------------------------------------------------------------------------
@@ -573,45 +626,61 @@ class Buffer:
         """All rows that are done, as a ledger."""
         with self._lock:
             self.settle(wait=True)
-            about = self._about()
+            parameters, meta = about = self._described()
             if self._ledger is None or self._ledger[0] != (self._away, about):
-                if self._at or (not self._away and self._writer is None):
+                if self._at:
                     self._close_columns()
-                written = self._full or self._writer
-                parts = [] if written is None else [written.read()]
+                writers = self._written if self._writer is None else [*self._written, self._writer]
+                parts = [writer.read() for writer in writers if writer.can_be_read]
                 described: list[tuple[dict[str, Any], dict[str, np.ndarray]]]
-                described = [(ledgerfile.described(*about), {})]
-                chunks = ledgerfile.Parts(described, *parts, self._chunks, described)
-                self._ledger = (self._away, about), ledgerfile.decode(chunks)
+                described = [(ledgerfile.described(parameters, meta | self._end), {})]
+                chunks = self._chunks
+                if not self._away:  # even without events a ledger has its columns
+                    head, arrays, *_ = self._chunk()
+                    chunks = [(head, {name: np.array(array) for name, array in arrays.items()})]
+                whole = ledgerfile.Parts(described, *parts, chunks, described)
+                self._ledger = (self._away, about), ledgerfile.decode(whole)
             return self._ledger[1]
 
     def give_up(self) -> None:
-        """Keep what is whole, drop what is not."""
-        self.pending = [row for row in self.pending if row.done]
-        try:
-            self._put_away(wait=True)
-        except Exception:
-            self.pending.clear()
+        """Keep what is whole, drop what is not, after something of ours has failed: it may do so again."""
+        with self._lock:
+            self._given_up = True
+            self._columns.cut(self._at, self._count, self._elements)
+            self.pending[:] = [row for row in self.pending if row.done]
+            with contextlib.suppress(Exception):
+                self._put_away(wait=True)
+            if self.pending:
+                self.pending.clear()
+                self._columns.cut(self._at, self._count, self._elements)
 
     def close(self, **end: Any) -> None:
         """Write what there is; `end` is what the file says last."""
         with self._lock:
-            self.settle(wait=True)
-            if self._at:
-                self._close_columns()
+            try:
+                self.settle(wait=True)
+                if self._at:
+                    self._close_columns()
+            except Exception:
+                if not self._given_up:
+                    raise
+            self._end = end
             if self._flusher is not None:
                 self._flusher.cancel()
                 self._flusher = None
-            if self._writer is not None and self._temporary is None:
+            if self._writer is not None and not self._temporary:
                 try:
                     self._writer.close(**end)
                 except OSError as error:
                     self._lose(error)
+                self._let_be()
 
     def forked(self) -> None:
         """In a forked process: hold on in memory, and leave the parent's file to the parent."""
         self._lock, self._flusher = threading.RLock(), None
-        self._writer = None
+        if self._writer is not None and self._writer.size:
+            self._let_be()
+            self._temporary = False
 
 
 def _place(table: dict[str, int], text: str) -> int:
@@ -636,7 +705,27 @@ def _flush(buffer: weakref.ref[Buffer]) -> None:
             here.flush()
 
 
-def _remove(path: str, process: int) -> None:
-    if os.getpid() == process:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+# A fork copies a buffer as it stands, so nobody may be in the middle of a change; those whose locks this thread took.
+_alive: weakref.WeakSet[Buffer] = weakref.WeakSet()
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    # The lock is held for as long as a write takes; a disk that hangs may not hang the user's fork.
+    _forking.locks = [buffer._lock for buffer in list(_alive) if buffer._lock.acquire(timeout=_LONGEST_WRITE)]
+
+
+def _after_fork() -> None:
+    for lock in _forking.locks:
+        lock.release()
+    _forking.locks = []
+
+
+def _in_child() -> None:
+    _forking.locks = []
+    for buffer in list(_alive):
+        buffer.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

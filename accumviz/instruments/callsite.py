@@ -8,10 +8,11 @@ import os
 import site
 import sys
 import sysconfig
-import threading
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
+
+from accumviz.sources import parsed
 
 _LIBRARIES = tuple(
     os.path.normcase(path) + os.sep
@@ -19,8 +20,8 @@ _LIBRARIES = tuple(
 )
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LONGEST = 80
-# Before Python 3.12, two threads that parse at once may both be told that the parser is broken.
-_parsing = threading.Lock()
+# So many pieces of code are remembered: a program has fewer, one that makes code as it runs has no end of them.
+_MOST = 10_000
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ class CallSites:
         known = self._mine.get(id(code))
         if known is not None:
             return known
+        if len(self._codes) >= _MOST:
+            self._codes.clear()
+            self._mine.clear()
+            self._known.clear()
         self._codes.append(code)
         path = os.path.normcase(os.path.abspath(code.co_filename))
         name = frame.f_globals.get("__name__", "")
@@ -104,10 +109,8 @@ def _describe(frame: FrameType, below: FrameType | None) -> CallSite:
 def _call(frame: FrameType, lines: list[str]) -> ast.Call | None:
     """The call that the frame is making now. Where a call starts is told apart by no position, its end is."""
     _, line, _, column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    try:
-        with _parsing:
-            tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError, SystemError):
+    tree = parsed("".join(lines))
+    if tree is None:
         return None
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (line, column):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import ref
@@ -58,8 +59,8 @@ class Leaves:
         self._grads: list[ref[torch.Tensor] | None] = [None] * count
         self._versions = [0] * count
         self.small: dict[int, None] = {}
-        # Those of whom it is known that some of their tensors are recorded; held, so that no other gets their id.
-        self._owners: dict[int, Any] = {}
+        # Those of whom it is known that some of their tensors are recorded, by id.
+        self._owners: dict[int, ref[Any]] = {}
         # Those that need our hook whether or not they have a `.grad`.
         self.always: set[int] = set(range(count)) if too_large else set()
         total = 0
@@ -174,12 +175,14 @@ class Leaves:
 
     def owns(self, owner: Any) -> bool:
         """Whether any of an optimizer's, a module's or a list's tensors is recorded."""
-        if self._owners.get(id(owner)) is owner:
+        known = self._owners.get(id(owner))
+        if known is not None and known() is owner:
             return True
         index = self._index
         found = any(id(tensor) in index for tensor in _tensors(owner))
         if found and not isinstance(owner, list | tuple):
-            self._owners[id(owner)] = owner
+            with contextlib.suppress(TypeError):  # with slots
+                self._owners[id(owner)] = ref(owner)
         return found
 
     def owned(self, owner: Any) -> list[int]:
@@ -232,11 +235,11 @@ class Leaves:
             target = (f"exact {what}", i) if i in self.small else (what, [i])
             row.values.append((target, [float("nan")] * (self.sizes[i] if i in self.small else 1)))
 
-    def parameters(self, known: list[Any]) -> list[Parameter]:
-        """The leaves as data, as they are now, and which of these optimizers own them."""
+    def parameters(self, owned: list[list[int]]) -> list[Parameter]:
+        """The leaves as data, as they are now; `owned` are those of each optimizer."""
         owners: dict[int, list[int]] = {}
-        for index, optimizer in enumerate(known):
-            for i in dict.fromkeys(self.owned(optimizer)):
+        for index, found in enumerate(owned):
+            for i in dict.fromkeys(found):
                 owners.setdefault(i, []).append(index)
         named = self.named
         for whole, shard in named.shards.wholes.items():

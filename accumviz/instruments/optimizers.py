@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -39,25 +40,38 @@ class Optimizers:
     """Optimizers in the order in which they were met.
 
     An optimizer and what wraps it are one: they share the very list of groups, or one holds the
-    other and steps the same parameters.
+    other and steps the same parameters. None is held: a loop may make a new one, with a state of
+    the model's size, for each epoch. `owned` tells the numbers of the leaves that an optimizer has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owned: Callable[[Any], list[int]]) -> None:
         self.names: list[str] = []
-        self.known: list[Any] = []
-        # Every object met, the wrapped ones too; held, so that no other gets its id.
-        self._met: dict[int, tuple[Any, int]] = {}
+        # Of each, the leaves that it had when it was last seen.
+        self._leaves: list[list[int]] = []
+        self._owned = owned
+        # Every object met, the wrapped ones too, by id.
+        self._met: dict[int, tuple[Callable[[], Any], int]] = {}
 
     def meet(self, optimizer: Any, frame: FrameType | None) -> int:
         """The number of this optimizer."""
         met = self._met.get(id(optimizer))
-        if met is None:
-            index = next((i for i, known in enumerate(self.known) if _one(known, optimizer)), len(self.known))
-            if index == len(self.known):
-                self.known.append(optimizer)
-                self.names.append(self._name(optimizer, frame))
-            met = self._met[id(optimizer)] = optimizer, index
-        return met[1]
+        if met is not None and met[0]() is optimizer:
+            return met[1]
+        self._met = {key: known for key, known in self._met.items() if known[0]() is not None}
+        index = next((i for known, i in self._met.values() if _one(known(), optimizer)), len(self.names))
+        if index == len(self.names):
+            self.names.append(self._name(optimizer, frame))
+            self._leaves.append(self._owned(optimizer))
+        self._met[id(optimizer)] = _weak(optimizer), index
+        return index
+
+    def leaves(self) -> list[list[int]]:
+        """The leaves that each has, or had."""
+        for known, index in reversed(self._met.values()):  # of one and its wrapper, what was met first
+            optimizer = known()
+            if optimizer is not None:
+                self._leaves[index] = self._owned(optimizer)
+        return self._leaves
 
     def _name(self, optimizer: Any, frame: FrameType | None) -> str:
         """The callers' own name for it, else its class, kept apart from those already taken."""
@@ -68,12 +82,20 @@ class Optimizers:
             name, frame = variable(frame, optimizer), frame.f_back
             name = "" if name == "self" else name  # a method of its own
         name = name or type(optimizer).__name__
-        return name if name not in self.names else f"{name}#{self.names.count(name) + 1}"
+        if name not in self.names:
+            return name
+        return next(f"{name}#{n}" for n in range(2, len(self.names) + 3) if f"{name}#{n}" not in self.names)
 
     def forget(self) -> None:
-        """Let the optimizers go; their names stay."""
-        self.known.clear()
+        """Forget which optimizers there were; their names stay."""
         self._met.clear()
+
+
+def _weak(item: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(item)
+    except TypeError:  # with slots: held, so that no other gets its id
+        return lambda: item
 
 
 def _one(a: Any, b: Any) -> bool:

@@ -24,8 +24,20 @@ def record(
     """Record what happens to the `.grad` of these parameters while the `with` block runs.
 
     `objects` are modules, optimizers, parameters, dicts of named tensors, or lists of these;
-    keywords name groups, as in `record(G=generator, D=discriminator)`. With `path` the ledger
-    is also written there as it grows.
+    keywords name groups, as in `record(G=generator, D=discriminator)`.
+
+    With `path` the ledger is written there as it grows, every half second, and leaves memory; a
+    process that is killed loses the last second. A file that is there is refused with
+    `FileExistsError` unless `overwrite=True`, when the recording is opened. A full disk or a
+    vanished folder costs the file only: a warning says so. Without `path`, what exceeds 64 MiB goes
+    to a temporary file, and from there with the recording. A forked process writes to neither.
+
+    A file holds the names, shapes, dtypes and devices of the parameters, the events with their
+    numbers (no other values of weights, gradients or data), the names of the optimizers and of
+    what `backward` was called on, the texts of errors that ended a `backward`, the versions of
+    torch and accumviz, and of the source files, under their paths below the working folder, the
+    lines that events stand on and the functions around them: whoever gets the file can read
+    these. `sources=True` stores those files whole.
 
     Tensors of at most `exact` elements keep every element, larger ones their 2-norm. `memory`
     measures the bytes of saved tensors alive around a backward, and on a CUDA device what its

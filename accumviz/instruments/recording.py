@@ -70,7 +70,7 @@ class Recording:
         self._leaves = Leaves(named, exact)
         self._syncs = Syncs(self, self._leaves)
         self._arrivals = Arrivals(self._leaves, self._syncs, self)
-        self._optimizers = Optimizers()
+        self._optimizers = Optimizers(self._leaves.owned)
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites = CallSites()
         self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
@@ -109,7 +109,7 @@ class Recording:
         try:
             self._rows.open()
         except OSError:
-            self._entered, self._closed = False, True
+            self._entered = False
             raise
         except Exception as failure:
             self._rows.forked()
@@ -184,13 +184,15 @@ class Recording:
 
     def _let_go(self) -> None:
         """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
-        self._known = self._parameters()
-        self._steps.clear()
-        self._optimizers.forget()
-        self._memory = Held(wanted=False)
-        self._syncs.forget()
-        self._leaves.forget()
-        self._arrivals.forget()
+        try:
+            self._known = self._parameters()
+        finally:
+            self._steps.clear()
+            self._optimizers.forget()
+            self._memory = Held(wanted=False)
+            self._syncs.forget()
+            self._leaves.forget()
+            self._arrivals.forget()
 
     def _leave_running(self) -> None:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
@@ -282,7 +284,7 @@ class Recording:
             within = self._within()
         self._syncs.hook()
         if arrivals.by_opener(thread):
-            changed = leaves.update(arrivals.mine(), hook=True)
+            changed = arrivals.look(hook=True)
             if self._syncs.manual:
                 changed = self._syncs.claim(changed)
             if changed or self._capturing is not None:
@@ -428,7 +430,7 @@ class Recording:
         arrivals = self._arrivals
         if not arrivals.by_opener(get_ident()):
             return
-        changed = self._leaves.update(arrivals.mine())
+        changed = arrivals.look()
         if self._syncs.manual:
             changed = self._syncs.claim(changed)
         if changed or self._capturing is not None:
@@ -520,7 +522,7 @@ class Recording:
         return self._parameters(), self._meta()
 
     def _parameters(self) -> list[Parameter]:
-        return self._leaves.parameters(self._optimizers.known) if self._known is None else self._known
+        return self._leaves.parameters(self._optimizers.leaves()) if self._known is None else self._known
 
     def _meta(self) -> dict[str, Any]:
         meta: dict[str, Any] = {

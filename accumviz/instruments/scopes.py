@@ -156,7 +156,8 @@ class _Door:
             if any(scopes.knows(module) for scopes in _watching) and not _by_name(sys._getframe(1)):
                 return MethodType(_called, (self.original, module))
         except Exception as error:  # it would end the user's forward pass
-            _failed(error)
+            for scopes in _watching:
+                scopes.failure = error
         return MethodType(self.original, module)
 
 
@@ -167,18 +168,14 @@ def _by_name(caller: FrameType) -> bool:
     return named or caller.f_globals.get("__name__", "").startswith("torch._dynamo")
 
 
-def _failed(error: Exception) -> None:
-    for scopes in _watching:
-        scopes.failure = error
-
-
 def _called(door: tuple[Any, Module], /, *args: Any, **kwargs: Any) -> Any:
     original, module = door
     inside: list[Scopes] = []
     try:
         inside += (scopes for scopes in _watching if scopes.enter(module))
     except Exception as error:
-        _failed(error)
+        for scopes in _watching:
+            scopes.failure = error
     try:
         return original(module, *args, **kwargs)
     finally:
@@ -186,7 +183,8 @@ def _called(door: tuple[Any, Module], /, *args: Any, **kwargs: Any) -> Any:
             for scopes in reversed(inside):
                 scopes.leave()
         except Exception as error:
-            _failed(error)
+            for scopes in _watching:
+                scopes.failure = error
 
 
 def _watch(scopes: Scopes) -> None:

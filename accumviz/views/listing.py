@@ -10,6 +10,8 @@ from typing import Any
 from accumviz.ledger import Event, Ledger
 
 _WHOLE, _AROUND, _MOST = 48, 4, 400
+# So many empty lines may stand between two definitions.
+_EMPTY = 2
 _TOKENS = re.compile(
     r"(?P<comment>#.*)|(?P<string>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')|(?P<keyword>\b(?:%s)\b)"
     % "|".join(keyword.kwlist)
@@ -57,15 +59,25 @@ def parts(line: str) -> list[Any]:
     return [*found, line[end:]] if end < len(line) else found
 
 
+def _empty(text: list[str], line: int) -> bool:
+    """Whether this line is code that was left out of the file: nobody writes so many empty lines in a row."""
+    if text[line - 1].strip():
+        return False
+    first = last = line
+    while first > 1 and not text[first - 2].strip():
+        first -= 1
+    while last < len(text) and not text[last].strip():
+        last += 1
+    return first == 1 or last == len(text) or last - first >= _EMPTY
+
+
 def _stretches(text: list[str], lines: list[int]) -> list[tuple[int, str]]:
     wanted = {n for line in lines for n in range(line - _AROUND, line + _AROUND + 1)}
     if len(text) <= _WHOLE:
         wanted = set(range(1, len(text) + 1))
     elif lines[-1] - lines[0] <= _WHOLE:
         wanted = set(range(lines[0] - _AROUND, lines[-1] + _AROUND + 1))
-    kept = sorted(n for n in wanted if 1 <= n <= len(text))[:_MOST]
-    while kept and not text[kept[-1] - 1].strip() and kept[-1] not in lines:
-        kept.pop()
+    kept = [n for n in sorted(wanted) if 1 <= n <= len(text) and (n in lines or not _empty(text, n))][:_MOST]
     shown: list[tuple[int, str]] = []
     for n in kept:
         if shown and n > shown[-1][0] + 1:

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 import accumviz as av
-from accumviz.instruments import watch
+from accumviz.instruments import scopes, watch
 from tests.instruments.loops import Train, alone, replicated, sharded
 
 OURS = str(Path(sys.modules[av.record.__module__].__file__ or "").parent) + os.sep
@@ -263,6 +263,9 @@ def survey(train: Train, mode: dict[str, Any]) -> tuple[int, dict[str, list[str]
             found[name] = wrong
     for left in (*watch._open, None):  # what the last fault kept from leaving, or from being undone
         watch.leave(left)
+    for left_watching in scopes._watching:
+        left_watching.close()
+    gc.collect()
     return agreed(len(planted)), found
 
 

@@ -109,7 +109,11 @@ def test_code_without_a_source_still_has_a_line_and_its_loss_goes_by_its_operati
 
 def test_a_notebook_cell_is_named_by_its_number(tmp_path: Path) -> None:
     pytest.importorskip("IPython")
-    cell = """w = torch.ones(2, requires_grad=True)
+    cell = """def login():
+    return 'secret'
+
+
+w = torch.ones(2, requires_grad=True)
 with av.record(w) as recording:
     loss = (w * w).sum()
     loss.backward()"""
@@ -119,7 +123,9 @@ with av.record(w) as recording:
     shell = InteractiveShell.instance()
     shell.run_cell("import torch, accumviz as av", store_history=True)
     shell.run_cell(cell, store_history=True)
-    event = shell.user_ns["recording"].ledger[0]
+    ledger = shell.user_ns["recording"].ledger
+    event = ledger[0]
+    print("secret" in ledger.sources["In[2]"], ledger.sources["In[2]"].splitlines()[5:7])
     print(event.file, event.line, event.label, event.source, sep="|")
     """
     done = subprocess.run(
@@ -130,7 +136,9 @@ with av.record(w) as recording:
         check=True,
         env={**os.environ, "IPYTHONDIR": str(tmp_path)},
     )
-    assert done.stdout.strip().splitlines()[-1] == "In[2]|4|loss|loss.backward()"
+    sources, event = done.stdout.strip().splitlines()[-2:]
+    assert event == "In[2]|8|loss|loss.backward()"
+    assert sources == "False ['with av.record(w) as recording:', '    loss = (w * w).sum()']"
 
 
 def test_changed_source_is_not_mistaken_for_a_label() -> None:

@@ -1,0 +1,62 @@
+"""The code beside a player: the stretches that matter, and what a ledger left out of a file as left-out code."""
+
+from __future__ import annotations
+
+from accumviz.ledger import Ledger
+from accumviz.sources import needed
+from accumviz.views.listing import listing
+
+SCRIPT = """\
+import torch
+
+PASSWORD = "secret"
+one = 1
+two = 2
+three = 3
+
+
+def help():
+    return PASSWORD
+
+
+def train():
+    for x in data:
+
+        loss.backward()
+
+
+    opt.step()
+
+
+a = 1
+b = 2
+c = 3
+d = 4
+
+
+def again():
+    opt.zero_grad()
+"""
+
+
+def shown(text: str, *lines: int) -> list[int]:
+    ledger = Ledger.build([], [{"kind": "step", "file": "a.py", "line": n} for n in lines], sources={"a.py": text})
+    ((file,), at) = listing(ledger, ledger.events)
+    assert [file["lines"][i][0] for i in at] == list(lines)
+    return [line[0] for line in file["lines"]]
+
+
+def test_what_a_ledger_left_out_is_left_out_code_not_empty_lines() -> None:
+    text = needed(SCRIPT, [16, 29])
+    assert "secret" not in text
+    assert shown(text, 16, 29) == [13, 14, 15, 16, 17, 18, 19, 0, 28, 29]
+
+
+def test_empty_lines_that_somebody_wrote_stay() -> None:
+    assert shown(SCRIPT, 16, 29) == list(range(1, 30))
+
+
+def test_in_a_long_file_as_well() -> None:
+    long = "x = 1\n" * 60 + SCRIPT
+    text = needed(long, [76, 89])
+    assert shown(text, 76, 89) == [73, 74, 75, 76, 77, 78, 79, 0, 88, 89]
