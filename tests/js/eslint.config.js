@@ -12,7 +12,6 @@ const NO_MARKUP = "What a recording says is never markup.";
 export default [
   js.configs.recommended,
   {
-    ignores: ["**/node_modules/**"],
     languageOptions: { globals: Object.fromEntries(BROWSER.map((name) => [name, "readonly"])) },
     linterOptions: { reportUnusedDisableDirectives: "error" },
     rules: {

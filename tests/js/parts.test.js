@@ -72,6 +72,19 @@ test("an event is told in a sentence, and .grad as a sum", () => {
   assert.equal(equation(run, 4, run.rows[0]), "w.grad is None: there is no tensor, which is not zero.");
 });
 
+test("of many parts the last five are told one by one, and no number is 0 that is None", () => {
+  const added = Array.from({ length: 7 }, (_, e) => [e % 2 ? -1 : 1]);
+  const grad = [1, 0, 1, 0, 1, 0, 1].map((value) => [value]);
+  const norms = (side) => side.map(([value]) => Math.abs(value));
+  const empty = { skipped: [], retained: [], scales: [] };
+  const e = { k: Array(7).fill(0), h: Array(7).fill("backward"), l: Array(7).fill(0), c: Array(7).fill(-1), ...empty };
+  const run = ledger({ e, fates: [[7, 0, 0]], x: { 0: [added, grad] }, c: norms(added), g: norms(grad) });
+  const told = "w.grad = 2 earlier + 1 (event 2) − 1 (event 3) + 1 (event 4) − 1 (event 5) + 1 (event 6) = 1";
+  assert.equal(equation(run, 6, run.rows[0]), told);
+  assert.equal(run.rows[0].grad(5), 0);
+  assert.equal(run.rows[0].grad(-1), null);
+});
+
 test("what is erased before a step used it is said to be", () => {
   const run = ledger({ fates: [[2, 3, 0]] });
   assert.match(sentence(run, 4), /erased −16, −4 before any step used it/);
