@@ -5,6 +5,7 @@ VENV := .venv
 BARE := .venv-bare
 BIN := $(VENV)/bin
 PY := $(BIN)/python
+NODE := tests/js/node_modules
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
@@ -13,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
 	$$p -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo $$p; exit; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help book test lab recordings bench lint screenshots clean FORCE
+.PHONY: help book test lab recordings bench lint scripts screenshots clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -21,7 +22,7 @@ help: ## this list
 book: $(VENV)/.book ## execute every chapter and build the site: _build/html/index.html
 	@$(PY) _ext/make_book.py
 
-test: $(VENV)/.tests $(BARE)/.ready book ## every test, the built book in a browser included
+test: $(VENV)/.tests $(BARE)/.ready $(NODE)/.installed book ## every test, the built book in a browser included
 	@$(PY) tests/book/chromium.py --install
 	@$(PY) -m pytest -n auto $(PYTEST)
 
@@ -40,19 +41,23 @@ recordings: $(VENV)/.book ## on a machine with a GPU: measure again what chapter
 bench: $(VENV)/.tests ## speed and size, each against its bar; ROWS="record ddp" for some of it
 	@$(PY) -m benchmarks $(ROWS)
 
-lint: $(VENV)/.tests ## ruff and mypy, and what reads the workflow of CI
+lint: $(VENV)/.tests $(NODE)/.installed ## ruff and mypy, tsc and eslint, and what reads the workflow of CI
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+	@$(PY) tests/js/scripts.py --check
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/book.yml
 	@$(BIN)/zizmor --offline --pedantic --no-progress --quiet .github/workflows/book.yml
+
+scripts: $(VENV)/.tests ## the page's scripts, from accumviz/views/js into the files that pages carry
+	@$(PY) tests/js/scripts.py
 
 screenshots: $(VENV)/.tests book ## every page in light, dark and 375 px, into screenshots/
 	@$(PY) tests/book/chromium.py --install
 	@$(PY) tests/book/screenshots.py
 
 clean: ## forget the built book, the recorded outputs and the environment
-	rm -rf _build $(VENV) $(BARE) screenshots
+	rm -rf _build $(VENV) $(BARE) $(NODE) screenshots
 
 # An environment is trusted only if the last run that changed it came to its end in this very folder:
 # an interrupted pip leaves packages that look installed and are not.
@@ -87,6 +92,12 @@ $(VENV)/.tests: $(VENV)/.book tests/requirements.txt
 	@touch $(VENV)/.unfinished
 	@$(PIP) -r tests/requirements.txt
 	@rm $(VENV)/.unfinished
+	@touch $@
+
+# Node comes with tests/requirements.txt
+$(NODE)/.installed: $(VENV)/.tests tests/js/package-lock.json
+	@echo "Installing tests/js/package-lock.json"
+	@$(PY) tests/js/scripts.py --install
 	@touch $@
 
 # a runtime such as Colab's, for the notebooks that readers download

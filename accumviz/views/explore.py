@@ -121,7 +121,7 @@ class Explorer(Displayed):
             f'<div class="accumviz av-explorer" data-accumviz-explorer="{self.id}"><style>{sheet}</style>'
             f"<style>{sheet_text()}</style>\n{self._table()}"
             f'<script type="application/json">{encode(*self.content)}</script></div>\n'
-            f'<script type="module">{script}</script><script type="module">{script_text()}</script>'
+            f'<script type="module">{script}</script>'
         )
 
     def save(self, path: str | Path) -> None:
@@ -338,9 +338,3 @@ def label(value: Any) -> str:
 def sheet_text() -> str:
     """The explorer's style sheet."""
     return (STATIC / "explore.css").read_text("utf-8")
-
-
-@cache
-def script_text() -> str:
-    """The explorer's module, which takes the player's from the page."""
-    return (STATIC / "explore.js").read_text("utf-8")

@@ -15,6 +15,7 @@ import numpy as np
 
 from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger
 from accumviz.views import style, words
+from accumviz.views.fate_runs import fate_runs
 from accumviz.views.groups import group_rows
 from accumviz.views.listing import listing
 from accumviz.views.pixels import heat
@@ -27,6 +28,8 @@ _PLAIN_CELLS, _EXACT_NUMBERS, _PLAIN_TEXT = 3000, 12_000, 7000
 _UNGROUPED = 12
 # Three digits are shown of a packed number; finer steps would only weigh.
 _FINEST = 8e-4
+# These change the whole of `.grad`, and so every part of it alike.
+_SCALING = ("clip", "unscale")
 # Codes of a packed number; what lies between is a logarithm.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
 
@@ -38,6 +41,10 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     names = _Names()
     kinds = list(dict.fromkeys(str(e.kind) for e in events))
     columns, described = _rows(ledger, chosen)
+    members = [tuple(row.get("in", (p, p + 1))) for p, row in enumerate(described)]
+    fates, which = fate_runs(ledger, chosen, columns["c"].reshape(len(described), len(chosen)), members)
+    for row, runs in zip(described, which, strict=True):
+        row["f"] = runs
     files, lines = listing(ledger, events)
     colors = style.label_colors([words.literal(label) for label in ledger.labels])
     data: dict[str, Any] = {
@@ -48,6 +55,7 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
         "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(events, names), "c": lines},
         "count": len(ledger.parameters),
         "p": described,
+        "fates": fates,
         "cut": _cut([row["n"] for row in described]),
         "code": files,
         "x": _exact(ledger, chosen),
@@ -190,9 +198,8 @@ def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
         "h": [words.head(e) for e in events],
         "l": [names(words.subject(e)) for e in events],
         "skipped": [i for i, e in enumerate(events) if e.skipped],
-        "inside": [i for i, e in enumerate(events) if e.kind == "backward" and e.within == "step"],
         "retained": [i for i, e in enumerate(events) if e.details.get("retain_graph") or e.details.get("create_graph")],
-        "by": [[i, _whole(e.details.get("optimizer_index", 0))] for i, e in enumerate(events) if e.kind == "step"],
+        "scales": [i for i, e in enumerate(events) if e.kind in _SCALING],
     }
     if any(not math.isnan(e.saved_before) for e in events):
         for key, name in (("b", "saved_before"), ("a", "saved_after")):
@@ -214,15 +221,11 @@ def _measured(events: Sequence[Event]) -> str:
     return f"Saved tensors were measured at {sum(known):,} of {words.counted(len(known), 'backward')}."
 
 
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) else 0
-
-
 def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """The columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
 
-    A row is described by its name `n`, shape `d`, optimizers `o`, reach `r` of its bars and, if
-    it is a group, the range of parameters `in` it; `y` says what ranks make of its parts.
+    A row is described by its name `n`, shape `d`, reach `r` of its bars and, if it is a group,
+    the range of parameters `in` it; `y` says what ranks make of its parts.
     """
     state = ledger.state[chosen]
     columns = {
@@ -234,15 +237,11 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
             "n": words.literal(p.name),
             "s": words.shorten(p.name, 40),
             "d": list(p.shape),
-            "o": [o for o in p.optimizers if isinstance(o, int)],
         }
         for p in ledger.parameters
     ]
     groups = group_rows([row["n"] for row in found]) if len(found) > _UNGROUPED else []
-    for group in groups:
-        inside = slice(group.start, group.stop)
-        owners = sorted({o for row in found[inside] for o in row["o"]})
-        found.append({"n": group.name, "s": group.name, "d": [], "o": owners, "in": [group.start, group.stop]})
+    found += [{"n": group.name, "s": group.name, "d": [], "in": [group.start, group.stop]} for group in groups]
     for name, column in columns.items():
         merged = [_norm(column[group.start : group.stop]) for group in groups]
         columns[name] = np.concatenate([column, *(row[None] for row in merged)])

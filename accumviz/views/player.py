@@ -166,6 +166,6 @@ def save_alone(shown: Displayed, path: str | Path, title: str) -> None:
 
 @cache
 def assets() -> tuple[str, str]:
-    """The style sheet and the module, each as it stands in its file, with the names of accumviz's colours before."""
+    """The style sheet, with the names of accumviz's colours before, and the module, which explorers share."""
     sheet = (STATIC / "player.css").read_text("utf-8")
-    return style.CSS + sheet, (STATIC / "player.js").read_text("utf-8")
+    return style.CSS + sheet, (STATIC / "accumviz.js").read_text("utf-8")

@@ -6,34 +6,26 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from accumviz.views.explore import Explorer, record_run, script_text, sheet_text
+from accumviz.views.explore import Explorer, record_run, sheet_text
 from accumviz.views.payload import encode
 from accumviz.views.player import Player, assets
 
 if TYPE_CHECKING:
     from anywidget import AnyWidget
 
-_EXPORT = "export default {"
-# A page marks an element as ours before the module meets it; a widget's element is bare.
-_RENDER = """
-export default { render({ model, el }) { el.classList.add("accumviz", "%s"); return view.render({ model, el }); } };
-"""
-
 
 def live_player(player: Player) -> AnyWidget:
     """A player as a widget; `at` is its moment, which Python may read and set."""
     sheet, script = assets()
-    module = script.replace(_EXPORT, "const view = {") + _RENDER % "av-player"
-    widget: AnyWidget = _kind(module, sheet)(data=encode(*player.content))
+    widget: AnyWidget = _host(script, sheet)(kind="player", data=encode(*player.content))
     return widget
 
 
 def live_explorer(explorer: Explorer) -> AnyWidget:
     """An explorer as a widget, whose sliders also take values outside the grid: the kernel records them then."""
     sheet, script = assets()
-    module = script.partition(_EXPORT)[0] + script_text().replace(_EXPORT, "const view = {")
-    kind = _kind(module + _RENDER % "av-explorer", sheet + sheet_text())
-    widget: AnyWidget = kind(data=encode(*explorer.content), live=True)
+    host = _host(script, sheet + sheet_text())
+    widget: AnyWidget = host(kind="explorer", data=encode(*explorer.content), live=True)
 
     def record(change: Any) -> None:
         asked = change["new"]["choice"]
@@ -58,7 +50,7 @@ def number(text: str, values: Sequence[Any]) -> float | int:
 
 
 @cache
-def _kind(module: str, sheet: str) -> Any:
+def _host(module: str, sheet: str) -> Any:
     try:
         import anywidget
         import traitlets
@@ -72,6 +64,7 @@ def _kind(module: str, sheet: str) -> Any:
         """The state that page and kernel share."""
 
         _esm, _css = module, sheet
+        kind = traitlets.Unicode().tag(sync=True)
         data = traitlets.Unicode().tag(sync=True)
         id = traitlets.Unicode().tag(sync=True)
         live = traitlets.Bool(False).tag(sync=True)

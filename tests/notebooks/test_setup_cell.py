@@ -60,7 +60,7 @@ def test_what_is_installed_is_complete_and_bears_its_licence(cell: Path, bare: R
     assert bare.run(str(cell)).returncode == 0
     done = bare.run("-m", "pip", "show", "--files", "accumviz", "torchviz")
     assert done.stdout.count("LICENSE") == 2, done.stdout + done.stderr
-    for name in ("accumviz/views/static/player.js", "accumviz/py.typed", "torchviz/dot.py"):
+    for name in ("accumviz/views/static/accumviz.js", "accumviz/py.typed", "torchviz/dot.py"):
         assert name in done.stdout
     assert bare.run("-m", "pip", "uninstall", "--yes", "accumviz", "torchviz").returncode == 0
 

@@ -266,13 +266,12 @@ def test_the_text_form_asks_and_does_not_answer() -> None:
     assert bundle == {"text/plain": repr(prediction), "text/html": prediction_html(prediction)}
 
 
-def test_the_script_is_small_shared_and_names_no_other_host() -> None:
+def test_the_script_is_shared_and_names_no_other_host() -> None:
     from wherebook.outputs import share_assets
 
     page = prediction_html(predict(ASK, 1))
     script = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
     assert len(script) == 1
-    assert len(script[0].encode()) <= 8192
     assert not re.search(r"https?://|\bimport\b|innerHTML", page)
     both = share_assets(page + prediction_html(predict("Else?", 2)))
     assert (both.count("<script"), both.count("<style"), both.count("data-av-predict=")) == (1, 1, 2)

@@ -1,0 +1,98 @@
+/** One line of the `.grad` pane: a name, a bar of the contributions live in its `.grad`, and the total. */
+
+/** @import { App } from "./player.js" */
+/** @import { Row } from "./ledger.js" */
+/** @import { Part } from "./types.d.ts" */
+
+import { lost } from "./fates.js";
+import { h, put } from "./dom.js";
+import { counted, number, shorten } from "./numbers.js";
+import { drawn, fewer, look } from "./parts.js";
+import { contributionText, gradText } from "./words.js";
+
+/**
+ * @typedef {object} Filling  what one line is to show
+ * @property {Row} row
+ * @property {number} e  the event until which its `.grad` has come
+ * @property {number} now  the event that the page shows
+ * @property {boolean} open  whether this group is unfolded
+ * @property {boolean} chosen
+ * @property {number} width  of a bar, in pixels
+ * @property {number} letters  of a name that fit
+ */
+
+/** @param {App} app @param {number} tall @param {(row: Row) => void} choose */
+export function barOf({ ledger, data }, tall, choose) {
+  const name = h("span.av-of");
+  const zero = h("i.av-zero");
+  const end = h("i.av-end");
+  const total = h("span.av-total");
+  const bar = h("span.av-bar", { "aria-hidden": "true" }, zero, end);
+  /** @type {Row} */
+  let shown;
+  const click = () => choose(shown);
+  const el = h("div.av-row", { role: "treeitem", style: `height: ${tall}px`, click }, name, bar, total);
+  /** @type {HTMLElement[]} */
+  const pieces = [];
+
+  /** @param {HTMLElement} piece @param {Part} part @param {Filling} filling @param {string} left */
+  function fillPiece(piece, part, { row, now, width }, left) {
+    const share = Math.abs(part.height) / span(row);
+    const color = part.born < 0 ? "var(--av-muted)" : ledger.color(part.born)[0];
+    const ink = part.fresh ? ledger.color(now)[1] : "inherit";
+    const told = part.told || number(part.amount, row.signed ? 4 : 3);
+    piece.className = `av-part av-${look(part)}`;
+    piece.style.cssText = `left: ${left}; width: ${100 * share}%; --av-c: ${color}; color: ${ink}`;
+    piece.textContent = share * width > told.length * 7 + 6 ? told : "";
+  }
+  /**
+   * Positive parts grow to the right of zero, negative ones to the left.
+   * @param {Part[]} parts @param {Filling} filling @param {(value: number) => string} x
+   */
+  function fillPieces(parts, filling, x) {
+    let [under, over] = [0, 0];
+    while (pieces.length < parts.length) {
+      const piece = h("b");
+      pieces.push(piece);
+      end.before(piece);
+    }
+    pieces.forEach((piece, i) => {
+      const part = parts[i];
+      piece.hidden = !part;
+      if (!part) return;
+      const start = part.height < 0 ? (under += part.height) : over;
+      if (part.height > 0) over += part.height;
+      fillPiece(piece, part, filling, x(start));
+    });
+  }
+  /** @param {Filling} filling */
+  function fillNames({ row, e, open, letters }) {
+    const sign = row.in ? (open ? "▾ " : "▸ ") : "";
+    const about = row.in ? `: ${counted(row.in[1] - row.in[0], "parameter")}` : `, shape (${row.d.join(", ")})`;
+    name.textContent = sign + shorten(row.n.slice(data.cut), letters);
+    name.title = row.n + about;
+    total.textContent = gradText(ledger, e, row);
+    const unused = row.in ? [] : lost(row.fates, e);
+    const told = unused.length === 1 ? contributionText(ledger, unused[0], row) : counted(unused.length, "part");
+    bar.dataset.lost = unused.length ? `× ${told} unused` : "";
+  }
+  /** @param {Filling} filling */
+  function fill(filling) {
+    const { row, e, now, open, chosen } = filling;
+    const { grad, parts, absent, broken } = drawn(ledger, e, row, now);
+    const x = (/** @type {number} */ value) => `${(100 * (value - row.r[0])) / span(row)}%`;
+    shown = row;
+    fillNames(filling);
+    bar.classList.toggle("av-broken", broken);
+    el.className = `av-row${row.in ? " av-group" : ""}${absent ? " av-none" : ""}`;
+    zero.style.left = x(0);
+    end.hidden = absent || broken;
+    end.style.left = x(grad);
+    fillPieces(broken || absent ? [] : fewer(parts), filling, x);
+    put(el, { "aria-selected": chosen, "aria-expanded": row.in ? open : "undefined" });
+  }
+  return { el, name, bar, fill };
+}
+
+/** @param {Row} row */
+const span = ({ r: [low, high] }) => high - low || 1;

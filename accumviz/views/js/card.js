@@ -1,0 +1,39 @@
+/** One card of a graph: what `scene.py` wrote on it, and the numbers so far. */
+
+/** @import { Moment } from "./moment.js" */
+/** @import { NodeData } from "./types.d.ts" */
+
+import { svg } from "./dom.js";
+
+const LINE = 19;
+
+/** @param {NodeData} node @param {number} i */
+const isLate = ({ n }, i) => n.slice(0, i + 1).findLast(Boolean) === "grad";
+
+/** @param {NodeData} node @param {string[]} numbers */
+export function card(node, numbers) {
+  const [x, y] = node.b;
+  const classes = node.k.map((kind) => `av-${kind}`).join(".");
+  const marks = node.m.map(([name, at, text = ""]) => svg(name, at, text));
+  const el = svg(`g.av-node.${classes}`, { transform: `translate(${x} ${y})` }, ...marks);
+  numbers.forEach((text, i) => {
+    const base = node.y + LINE * i;
+    const name = svg("text.av-quiet", { x: 11, y: base }, node.n[i]);
+    el.append(svg(isLate(node, i) ? "g.av-late" : "g", {}, name, svg("text", { x: 59, y: base }, text)));
+  });
+  const saves = el.querySelector(".av-saves");
+  const told = saves?.textContent ?? "";
+
+  /** @param {Moment} moment @param {number} i @param {boolean} chosen */
+  function draw({ now, ran, total, last, done, kept }, i, chosen) {
+    const ready = done.has(i);
+    const freed = ready && Boolean(node.s) && !kept;
+    el.classList.toggle("av-done", ready);
+    el.classList.toggle("av-gone", freed);
+    el.classList.toggle("av-lit", ran < total && i === last);
+    el.classList.toggle("av-wrote", now && ready && node.leaf !== undefined);
+    el.classList.toggle("av-chosen", chosen);
+    if (saves) saves.textContent = freed ? "freed" : told;
+  }
+  return { el, draw };
+}

@@ -1,0 +1,52 @@
+/** The pane of the user's code: the current line is marked, and a line leads to its next event. */
+
+/** @import { App } from "./player.js" */
+/** @import { At, Piece } from "./types.d.ts" */
+
+import { h, pane, reveal, scrolls } from "./dom.js";
+import { counted } from "./numbers.js";
+
+/** @param {Piece} part */
+const colored = (part) => (typeof part === "string" ? part : h(`span.av-${part[0]}`, {}, part[1]));
+
+/** One line, and the events that happened there. @param {App} app @param {number[] | undefined} mine */
+function lineOf({ ledger, go, at }, mine, /** @type {number} */ n, /** @type {Piece[]} */ parts) {
+  const text = h("code", {}, ...parts.map(colored));
+  const no = String(n || "⋯");
+  if (!mine) return h("li.av-line", {}, h("span.av-no", {}, no), text);
+  const next = () => go({ e: mine.find((e) => e > at().e) ?? mine[0] });
+  const label = `line ${n}: next of ${counted(mine.length, "event")}`;
+  const leads = h("button.av-no", { type: "button", "aria-label": label }, no);
+  return h("li.av-line.av-has", { click: next, style: `--av-kind: ${ledger.kindColor(mine[0])}` }, leads, text);
+}
+
+/** @param {App} app */
+export function codePane(app) {
+  const { ledger, data } = app;
+  const box = h("div.av-win", scrolls("Code, scrollable"));
+  /** @type {HTMLElement[]} */
+  const lines = [];
+  /** @type {number[][]} */
+  const events = [];
+  ledger.events.c.forEach((line, e) => (events[line] ||= []).push(e));
+  for (const { name, lines: texts } of data.code) {
+    const list = h("ol.av-lines");
+    for (const [n, ...parts] of texts) {
+      const line = lineOf(app, events[lines.length], n, parts);
+      lines.push(line);
+      list.append(line);
+    }
+    box.append(h("div", {}, data.code.length > 1 ? h("p.av-note", {}, name) : "", list));
+  }
+  /** @param {At} state */
+  function draw({ e }) {
+    const line = lines[ledger.events.c[e]];
+    const on = box.querySelector("[aria-current]");
+    line?.style.setProperty("--av-kind", ledger.kindColor(e));
+    if (line === on) return;
+    on?.removeAttribute("aria-current");
+    line?.setAttribute("aria-current", "true");
+    if (line) reveal(box, line.offsetTop, line.offsetHeight, 24);
+  }
+  return { ...pane("code", "Code", box), draw };
+}

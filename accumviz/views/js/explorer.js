@@ -1,0 +1,84 @@
+/** The explorer: controls that switch between recorded runs, two of them side by side when asked. */
+
+/** @import { Choice, Dispose, ExplorerData, Host, Shown } from "./types.d.ts" */
+
+import { choicesIn, choicesLink, momentIn } from "./address.js";
+import { group, h } from "./dom.js";
+import { figures } from "./figures.js";
+import { read } from "./packed.js";
+import { runsOf } from "./runs.js";
+import { sideOf } from "./side.js";
+
+/** Put in an explorer. @param {Host} host @returns {Promise<Dispose>} */
+export async function explore({ model, el }) {
+  const { data, bytes } = await read(model.get("data"));
+  const { controls, start, against } = /** @type {ExplorerData} */ (data);
+  const id = model.get("id");
+  const live = Boolean(model.get("live"));
+  const uid = `avx${Math.random().toString(36).slice(2, 8)}`;
+  const runs = runsOf(data, bytes);
+  /** @type {Set<string>} */
+  const asked = new Set();
+
+  /** @returns {Shown} */
+  const at = () => ({ a: start, b: against, ...model.get("at") });
+  /** @param {Partial<Shown>} change */
+  function go(change) {
+    model.set("at", { ...at(), ...change });
+    model.save_changes();
+  }
+  /** @param {Choice} choice */
+  function ask(choice) {
+    const key = runs.keyOf(choice);
+    if (asked.has(key)) return;
+    asked.add(key);
+    model.set("ask", { choice, n: asked.size });
+    model.save_changes();
+  }
+  /** @param {"a" | "b"} name */
+  function side(name) {
+    /** @param {number} i @param {number | string} place */
+    const choose = (i, place) => go({ [name]: at()[name]?.map((old, k) => (k === i ? place : old)) });
+    const link = () => choicesLink(id, name, at().a, at().b);
+    return sideOf(name, { controls, uid, live, choose, ask, link });
+  }
+  const sides = { a: side("a"), b: side("b") };
+  const result = figures();
+  const click = () => go({ b: at().b ? null : against || at().a });
+  const compare = h("button.av-compare", { type: "button", click });
+  const top = h("div.av-xtop", {}, sides.a.panel, sides.b.panel, compare);
+  const slots = h("div.av-slots", {}, sides.a.slot, sides.b.slot);
+  const frame = h("div.av-xframe", group("Explorer"), top, result.el, slots);
+
+  function draw() {
+    const { a, b } = at();
+    const [run, beside] = [runs.at(a), b && runs.at(b)];
+    frame.classList.toggle("av-two", Boolean(b));
+    compare.textContent = b ? "Show one run" : "Compare with another run";
+    sides.a.draw(a, run, b ? beside : undefined);
+    sides.b.draw(b, beside, run);
+    result.draw(b ? [run, beside] : [run]);
+  }
+  /** A permalink names its explorer, the choices of both sides, and the moment of one. */
+  function follow() {
+    const moment = momentIn(location.hash, id);
+    const told = moment && choicesIn(location.hash, controls.map(({ labels }) => labels.length));
+    if (!told) return;
+    sides[told.side].place(moment);
+    go({ a: told.a, b: told.b });
+    frame.scrollIntoView({ block: "nearest" });
+  }
+  model.on("change:at", draw);
+  model.on("change:told", async () => {
+    const { choice, run } = model.get("told");
+    const { data, bytes } = await read(run);
+    runs.add(choice, data.data ? { ...data, data: undefined, whole: { data: data.data, bytes } } : data);
+    draw();
+  });
+  const ended = new AbortController();
+  addEventListener("hashchange", follow, { signal: ended.signal });
+  el.append(frame);
+  draw();
+  follow();
+  return () => ended.abort();
+}

@@ -1,0 +1,40 @@
+/** Where a timeline's columns (events) and lanes (parameters) stand, in CSS pixels. */
+
+import { clamp } from "./numbers.js";
+
+/** Up to so many parameters are drawn as bars, in columns at least this wide. */
+const FEW = 8;
+const NARROWEST = 18;
+
+/**
+ * @typedef {object} Geometry
+ * @property {number} width
+ * @property {number} left  where the first column begins
+ * @property {number} column  width of one event
+ * @property {boolean} bars  bars, or a heat map
+ * @property {boolean} words  whether headings fit beside each other, or stand on end
+ * @property {boolean} ruled  whether events have lines of their own
+ * @property {number} top
+ * @property {number} lane  height of one parameter
+ * @property {number} bottom
+ * @property {number} height
+ */
+
+/**
+ * @param {number} width @param {number} events @param {number} parameters
+ * @param {number} letters of the longest name @param {boolean} saved whether saved bytes stand below
+ * @returns {Geometry}
+ */
+export function geometry(width, events, parameters, letters, saved) {
+  const left = clamp(14 + 6.8 * Math.max(5, letters), 52, width < 480 ? 92 : 172);
+  const column = Math.min((width - left - 2) / events, 112);
+  const bars = parameters <= FEW && column >= NARROWEST;
+  const words = bars && column >= 74;
+  const top = bars ? (words ? 38 : 76) : 6;
+  const lane = bars ? (parameters === 1 ? 84 : 60) : clamp(Math.floor(260 / (parameters || 1)), 2, 22);
+  const bottom = top + lane * parameters;
+  return { width, left, column, bars, words, ruled: column >= 3, top, lane, bottom, height: bottom + (saved ? 38 : 4) };
+}
+
+/** How wide the bars of a column are. @param {number} column */
+export const barWidth = (column) => Math.min(column * 0.62, 46);

@@ -1,0 +1,110 @@
+/** The pane of the graph of the moment: nodes light up in the engine's order and are then freed. */
+
+/** @import { App } from "./player.js" */
+/** @import { Moment } from "./moment.js" */
+/** @import { At, GraphData, Layout } from "./types.d.ts" */
+
+import { card } from "./card.js";
+import { button, svg, h, own, pane, range, reveal, scrolls, slide, vertical } from "./dom.js";
+import { moment, progress, remark, selection } from "./moment.js";
+import { zooming } from "./zoom.js";
+
+/** @type {[string, string, number][]} */
+const TOOLS = [["−", "zoom out", 0.8], ["+", "zoom in", 1.25], ["fit", "fit the whole graph", 0]];
+
+/** @param {Layout} layout @param {GraphData} graph @param {(node: number) => void} click */
+function drawing(layout, graph, click) {
+  const cards = layout.n.map((node, i) => card(node, graph.v[i]));
+  const edges = layout.e.map(([, , curve, tip]) => 
+    svg("g", {}, svg("path.av-curve", { d: curve }), svg("path.av-tip", { d: tip })));
+  const frame = { viewBox: `0 0 ${layout.w} ${layout.h}`, "aria-hidden": "true" };
+  const el = svg("svg", frame, ...edges, ...cards.map(({ el }) => el));
+  el.addEventListener("click", (event) => {
+    const hit = /** @type {Element} */ (event.target).closest(".av-node");
+    click(cards.findIndex(({ el }) => el === hit));
+  });
+
+  /** @param {Moment} at @param {number} chosen */
+  function draw(at, chosen) {
+    cards.forEach((one, i) => one.draw(at, i, i === chosen));
+    edges.forEach((edge, i) => edge.setAttribute("class", at.now && at.done.has(layout.e[i][0]) ? "av-flown" : ""));
+  }
+  return { el, graph, layout, draw };
+}
+
+/** @param {App} app */
+export function graphPane({ ledger, data, go, at }) {
+  const box = h("div.av-win", scrolls("Autograd graph, scrollable; up and down select a node"));
+  const note = h("p.av-note");
+  const told = h("span.av-told");
+  const steps = range("nodes that have run", () => go({ n: Number(steps.value) }));
+  const sub = h("label.av-sub", {}, steps, told);
+  const made = pane("graph", "Graph", box, sub, note);
+  const view = zooming(box);
+  const faces = TOOLS.map(([face, label, by]) => button("zoom", label, () => view.zoom(by), face));
+  const tools = h("span.av-tools", {}, ...faces);
+  made.head.append(tools);
+  /** @type {ReturnType<typeof drawing> | undefined} */
+  let shown;
+  /** @type {number | undefined} */
+  let lit;
+
+  /** @param {number} node */
+  function choose(node) {
+    const leaf = shown?.layout.n[node]?.leaf;
+    const p = ledger.rows.findIndex(({ n }) => n === leaf);
+    go({ node: node === at().node ? -1 : node, ...(p < 0 ? {} : { p }) });
+  }
+  box.addEventListener("keydown", (event) => {
+    const by = vertical(event);
+    if (!shown || !by) return;
+    own(event);
+    const { order } = shown.graph;
+    const here = order.indexOf(at().node);
+    choose(order.at(here < 0 && by < 0 ? by : (here + by) % order.length) ?? -1);
+  });
+
+  /** @param {GraphData | undefined} graph */
+  function show(graph) {
+    lit = undefined;
+    shown = graph && drawing(data.layouts[graph.l], graph, (node) => view.isStill() && choose(node));
+    view.resize(shown?.layout);
+    box.replaceChildren(...(shown ? [shown.el] : []));
+    view.fit();
+  }
+  /** Bring a node into view, once. @param {number} node */
+  function follow(node) {
+    if (node >= 0 && node !== lit && shown?.layout.n[node]) {
+      const [x, y, width, height] = shown.layout.n[node].b.map((side) => side * view.scale());
+      reveal(box, y, height, 40);
+      const seen = x >= box.scrollLeft && x + width <= box.scrollLeft + box.clientWidth;
+      if (!seen) box.scrollLeft = x + (width - box.clientWidth) / 2;
+    }
+    lit = node;
+  }
+  const momentAt = (/** @type {Pick<At, "e" | "n">} */ state) => moment(ledger, data, state);
+  /** @param {At} state */
+  function draw(state) {
+    const now = momentAt(state);
+    const { graph, ran, total } = now;
+    sub.hidden = !now.now;
+    tools.hidden = !graph;
+    note.textContent = remark(ledger, data, now);
+    if (graph !== shown?.graph) show(graph);
+    if (!graph) return;
+    told.textContent = ran === total ? `all ${total} run` : `${ran} of ${total} run`;
+    slide(steps, ran, total, told.textContent);
+    const [color, ink] = ledger.color(now.owner);
+    made.el.style.cssText = `--av-now: ${color}; --av-on-now: ${ink}`;
+    shown?.draw(now, state.node);
+    follow(ran < total ? now.last ?? graph.order[0] : state.node);
+  }
+  /** How far the backward has come, and the selected node. @param {At} state */
+  const describe = (state) => [progress(momentAt(state)), selection(momentAt(state), state.node)];
+  /** The nodes that a backward being stepped through has run; null: all. @param {At} state */
+  function wrote(state) {
+    const { nodes, total, ran, done } = momentAt(state);
+    return ran < total ? [...done].map((i) => nodes[i]) : null;
+  }
+  return { ...made, moment: momentAt, describe, wrote, fit: view.fit, draw };
+}

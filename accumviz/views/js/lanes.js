@@ -1,0 +1,85 @@
+/** Few parameters on a timeline: each event's `.grad` as a bar of its parts, with the number it comes to. */
+
+/** @import { Geometry } from "./geometry.js" */
+/** @import { Ledger, Row } from "./ledger.js" */
+/** @import { Inks, Pen } from "./pen.js" */
+/** @import { Part } from "./types.d.ts" */
+
+import { barWidth } from "./geometry.js";
+import { number } from "./numbers.js";
+import { drawn, look } from "./parts.js";
+
+const OPACITY = { new: 1, used: 0, live: 0.36, unseen: 0.2 };
+const LETTER = 7.7;
+
+/** The total of a column: with as many digits as fit. @param {number} grad @param {number} column */
+function total(grad, column) {
+  const texts = [4, 3, 2].map((digits) => number(grad, digits));
+  return texts.find((text) => text.length * LETTER <= column - 2) || "";
+}
+
+/** @param {number} column */
+const nothing = (column) => (column >= 36 ? "None" : "∅");
+
+/** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Geometry} place */
+export function drawLanes(pen, inks, ledger, place) {
+  const { left, column, top, lane } = place;
+  const wide = barWidth(column);
+  ledger.parameters.forEach((row, p) => {
+    const [low, high] = row.r;
+    const over = high > 0 ? 17 : 8;
+    const scale = (lane - over - (low < 0 ? 17 : 8)) / (high - low || 1);
+    const zero = top + lane * p + over + high * scale;
+    pen.fill(inks.muted, left, zero, column * ledger.length, 0.8);
+    for (let e = 0; e < ledger.length; e++) {
+      const start = left + e * column + (column - wide) / 2;
+      drawBar(pen, inks, ledger, row, e, { start, wide, column, zero, scale, high });
+    }
+  });
+}
+
+/**
+ * @typedef {object} Bar
+ * @property {number} start
+ * @property {number} wide
+ * @property {number} column
+ * @property {number} zero  the height of its zero line
+ * @property {number} scale  pixels per unit
+ * @property {number} high  the most that the row ever comes to
+ */
+
+/** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Row} row @param {number} e @param {Bar} bar */
+function drawBar(pen, inks, ledger, row, e, bar) {
+  const { start, wide, column, zero, scale, high } = bar;
+  const { grad, parts, absent, broken } = drawn(ledger, e, row);
+  const odd = absent || broken;
+  const end = zero - grad * scale;
+  const [up, down] = drawParts(pen, inks, ledger, odd ? [] : parts, bar);
+  if (!odd) pen.fill(inks.text, start - 4, end - 1.2, wide + 8, 2.4);
+  const above = odd ? high > 0 || broken : grad >= 0;
+  const edge = above ? Math.min(up, end) : Math.max(down, end);
+  const text = absent ? nothing(column) : total(grad, column);
+  const how = absent ? { look: "italic", ink: inks.muted } : { look: "600" };
+  pen.write(text, start + wide / 2, (odd ? zero : edge) + (above ? -9 : 10), { align: "center", ...how });
+}
+
+/** Positive parts upwards, negative ones downwards; returns how far up and down they reach. */
+function drawParts(
+  /** @type {Pen} */ pen, /** @type {Inks} */ inks, /** @type {Ledger} */ ledger, /** @type {Part[]} */ parts,
+  /** @type {Bar} */ { start, wide, zero, scale },
+) {
+  const { context } = pen;
+  let [up, down] = [zero, zero];
+  for (const part of parts) {
+    const tall = Math.abs(part.height) * scale;
+    const y = part.height < 0 ? down : (up -= tall);
+    if (part.height < 0) down += tall;
+    const color = part.born < 0 ? inks.muted : ledger.color(part.born)[0];
+    const visible = Math.max(tall - 1, 0.8);
+    context.globalAlpha = OPACITY[look(part)];
+    pen.fill(color, start, y + 0.5, wide, visible);
+    Object.assign(context, { globalAlpha: 1, lineWidth: 1.2, strokeStyle: color });
+    context.strokeRect(start, y + 0.5, wide, visible);
+  }
+  return [up, down];
+}

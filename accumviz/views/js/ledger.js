@@ -1,0 +1,93 @@
+/** A ledger as the page has it: events, rows, and what each `.grad` held. */
+
+/** @import { Data, Events, Plain, RowData } from "./types.d.ts" */
+
+import { decode } from "./fates.js";
+import { column } from "./packed.js";
+
+/** @type {Events} */
+const NO_EVENTS = { k: [], h: [], l: [], c: [], skipped: [], retained: [], scales: [] };
+/** @type {[string, string]} */
+const PLAIN_COLOR = ["#0072B2", "#fff"];
+
+/** A parameter, or a group of them: its contributions `c` and its `.grad` `g`, event by event, below 0 for none. */
+export class Row {
+  /** @type {import("./fates.js").Fates | undefined} */
+  #fates;
+
+  /** @param {RowData} told @param {number} p @param {Data} data @param {ArrayLike<number>[]} columns */
+  constructor(told, p, data, [c, g]) {
+    const numbers = (/** @type {Plain[] | null} */ values) => values && values.map(Number);
+    const exact = data.x[p]?.map((side) => side.map(numbers));
+    this.p = p;
+    this.n = told.n;
+    this.s = told.s;
+    this.d = told.d;
+    this.in = told.in;
+    this.c = c;
+    this.g = g;
+    /** All elements of contributions and `.grad`, of a small parameter. */
+    this.x = exact;
+    this.y = new Map(told.y);
+    this.r = told.r.map(Number);
+    this.signed = Boolean(exact) && told.d.every((side) => side === 1);
+    this.runs = data.fates[told.f];
+  }
+
+  get fates() {
+    return (this.#fates ??= decode(this.runs, this.c));
+  }
+
+  /** What was added (null: nothing): signed where the sign is known. @param {number} e @returns {number | null} */
+  added(e) {
+    if (this.c[e] < 0) return null;
+    return this.signed ? /** @type {any} */ (this.x)[0][e][0] : this.c[e];
+  }
+
+  /** `.grad` after an event (null: none). @param {number} e @returns {number | null} */
+  grad(e) {
+    if (e < 0 || this.g[e] < 0) return null;
+    return this.signed ? /** @type {any} */ (this.x)[1][e][0] : this.g[e];
+  }
+}
+
+export class Ledger {
+  /** @param {Data} data @param {Uint8Array} [bytes] */
+  constructor(data, bytes) {
+    const events = data.e || NO_EVENTS;
+    this.data = data;
+    this.bytes = bytes;
+    this.events = events;
+    this.length = events.k.length;
+    this.count = data.count || 0;
+    this.kinds = events.k.map((kind) => data.kinds[kind][0]);
+    this.skipped = new Set(events.skipped);
+    this.retained = new Set(events.retained);
+    this.scales = new Set(events.scales);
+    /** @type {Map<number, [string, string]>} */
+    this.colors = new Map((data.colors || []).map(([label, color, ink]) => [label, [color, ink]]));
+    const columns = [data.c, data.g].map((packed) => column(packed || [], bytes));
+    /** Parameters, then groups of them. */
+    this.rows = (data.p || []).map((row, p) => {
+      const [start, stop] = [p * this.length, (p + 1) * this.length];
+      return new Row(row, p, data, columns.map((values) => values.subarray(start, stop)));
+    });
+    let last = -1;
+    /** Of each event the last backward until then. */
+    this.backward = this.kinds.map((kind, e) => (last = kind === "backward" ? e : last));
+  }
+
+  get parameters() { return this.rows.slice(0, this.count); }
+  get groups() { return this.rows.slice(this.count); }
+
+  /** An event's index in the whole ledger. @param {number} e */
+  index(e) { return this.events.i ? this.events.i[e] : e; }
+  /** @param {number} e */
+  label(e) { return this.data.strings[this.events.l[e]]; }
+  /** @param {number} e */
+  head(e) { return `Event ${this.index(e)}, ${this.events.h[e]}`; }
+  /** The colour of an event's label, and the ink on it. @param {number} e */
+  color(e) { return this.colors.get(this.events.l[e]) || PLAIN_COLOR; }
+  /** @param {number} e */
+  kindColor(e) { return this.data.kinds[this.events.k[e]][1]; }
+}

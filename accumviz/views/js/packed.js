@@ -1,0 +1,43 @@
+/** How a payload travels: JSON as it stands, or compressed together with columns of bytes. */
+
+/** @import { Column } from "./types.d.ts" */
+
+/** The codes that `payload.pack` keeps for what has no logarithm. @type {[number, number][]} */
+const CODES = [[0, -1], [1, 0], [65534, NaN], [65535, Infinity]];
+
+/** @param {string} base64 */
+function bytesOf(base64) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
+
+/**
+ * @param {any} json text of a payload, or one that was read already
+ * @returns {Promise<{data: any, bytes?: Uint8Array}>}
+ */
+export async function read(json) {
+  if (json.data) return json;
+  const data = JSON.parse(json);
+  if (!data.z) return { data };
+  const whole = new Blob([bytesOf(data.z)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const raw = new Uint8Array(await new Response(whole).arrayBuffer());
+  const end = 4 + new DataView(raw.buffer).getUint32(0, true);
+  return { data: JSON.parse(new TextDecoder().decode(raw.subarray(4, end))), bytes: raw.subarray(end) };
+}
+
+/**
+ * A column of norms, -1 for None: plain, or 16-bit logarithms with the high bytes first.
+ * @param {Column} packed @param {Uint8Array} [bytes]
+ */
+export function column(packed, bytes) {
+  if (Array.isArray(packed)) return Float64Array.from(packed, Number);
+  const { at, size, low, step } = packed;
+  const table = new Float32Array(65536).map((_, code) => Math.exp(low + (code - 2) * step));
+  for (const [code, value] of CODES) table[code] = value;
+  const [high, rest] = [0, size].map((skipped) => /** @type {Uint8Array} */ (bytes).subarray(at + skipped));
+  const found = new Float32Array(size);
+  for (let i = 0; i < size; i++) found[i] = table[high[i] * 256 + rest[i]];
+  return found;
+}

@@ -1,0 +1,76 @@
+/** What a `.grad` is made of: the contributions live in it, and how much each of them is by now. */
+
+/** @import { Ledger, Row } from "./ledger.js" */
+/** @import { Part } from "./types.d.ts" */
+
+import { live } from "./fates.js";
+import { sum } from "./numbers.js";
+
+/** What a clip or an unscale did to the whole of `.grad`. @param {Ledger} ledger @param {Row} row @param {number} i */
+function factor(ledger, row, i) {
+  if (!i || !ledger.scales.has(i)) return 1;
+  const [before, after] = [row.grad(i - 1), row.grad(i)];
+  const ratio = Number(after) / Number(before);
+  return ratio && Number.isFinite(ratio) ? ratio : 1;
+}
+
+/** What is in a signed `.grad` and was not seen to come. @param {Row} row @param {number} e @param {Part[]} parts */
+function unseen(row, e, parts) {
+  const grad = row.signed ? row.grad(e) : null;
+  if (grad === null) return [];
+  const most = Math.max(Math.abs(grad), ...parts.map(({ amount }) => Math.abs(amount)));
+  const amount = grad - sum(parts);
+  return Math.abs(amount) > 1e-4 * most ? [{ born: -1, amount, height: amount, fresh: false, used: false }] : [];
+}
+
+/**
+ * The parts of a row's `.grad` after event `e`, the oldest first; `now` is the event that the page shows.
+ * @param {Ledger} ledger @param {number} e @param {Row} row @returns {Part[]}
+ */
+export function stack(ledger, e, row, now = e) {
+  if (e < 0) return [];
+  /** @type {Part[]} */
+  const parts = [];
+  const { born: births, consumed } = row.fates;
+  let [i, scale, mean] = [e, 1, 1];
+  for (const k of live(row.fates, e).reverse()) {
+    const born = births[k];
+    for (; i > born; i--) {
+      mean = row.y.get(i) ?? mean;
+      scale *= factor(ledger, row, i);
+    }
+    const amount = Number(row.added(born)) * scale * mean;
+    parts.push({ born, amount, height: amount, fresh: born === now, used: consumed[k] <= e });
+  }
+  parts.reverse();
+  return [...unseen(row, e, parts), ...parts];
+}
+
+/**
+ * As it is drawn: norms do not add up, so parts share the height of `‖.grad‖`.
+ * @param {Ledger} ledger @param {number} e @param {Row} row @param {number} [now]
+ */
+export function drawn(ledger, e, row, now) {
+  const grad = row.grad(e);
+  const parts = stack(ledger, e, row, now);
+  const whole = sum(parts);
+  const share = row.signed || !whole ? 1 : Number(grad) / whole;
+  for (const part of parts) part.height = part.amount * share;
+  const absent = grad === null;
+  return { grad: grad ?? 0, parts, absent, broken: !absent && !Number.isFinite(grad + whole) };
+}
+
+/** @param {{born: number, fresh: boolean, used: boolean}} part @returns {"unseen" | "new" | "used" | "live"} */
+export function look({ born, fresh, used }) {
+  if (born < 0) return "unseen";
+  if (fresh) return "new";
+  return used ? "used" : "live";
+}
+
+/** Of very many parts the last 23, and the earlier ones in one. @param {Part[]} parts */
+export function fewer(parts) {
+  if (parts.length <= 24) return parts;
+  const early = parts.slice(0, -23);
+  const height = early.reduce((whole, part) => whole + part.height, 0);
+  return [{ ...early[early.length - 1], height, told: `${early.length} earlier` }, ...parts.slice(-23)];
+}

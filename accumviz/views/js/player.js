@@ -1,0 +1,166 @@
+/** The player: code, graph, `.grad` and timeline, at one moment. */
+
+/** @import { At, Data, Dispose, Host, Model } from "./types.d.ts" */
+
+import { linkTo, momentIn } from "./address.js";
+import { codePane } from "./code.js";
+import { controls } from "./controls.js";
+import { group, h } from "./dom.js";
+import { gradPane } from "./grad.js";
+import { graphPane } from "./graph.js";
+import { keys } from "./keys.js";
+import { Ledger } from "./ledger.js";
+import { clamp } from "./numbers.js";
+import { read } from "./packed.js";
+import { playing } from "./playing.js";
+import { timePane } from "./timeline.js";
+import { sentence } from "./words.js";
+
+/**
+ * @typedef {object} App  what the panes of one player share
+ * @property {Ledger} ledger
+ * @property {Data} data
+ * @property {string} uid
+ * @property {() => At} at
+ * @property {(change: Partial<At>) => void} go
+ * @property {ReturnType<typeof graphPane> | null} graph
+ */
+
+/** A state that everything follows: `go` changes it. @param {Model} model @param {number} length */
+function stateOf(model, length) {
+  /** @returns {At} */
+  const at = () => ({ e: 0, n: null, p: -1, node: -1, ...model.get("at") });
+  /** @param {Partial<At>} change */
+  function go(change) {
+    const next = { ...at(), ...("e" in change ? { n: null, node: -1 } : {}), ...change };
+    next.e = clamp(Math.trunc(next.e) || 0, 0, Math.max(length - 1, 0));
+    model.set("at", next);
+    model.save_changes();
+  }
+  return { at, go };
+}
+
+/** The panes for which there is something to show, as they stand on the page. @param {App} app */
+function panesOf(app) {
+  const { ledger, data } = app;
+  app.graph = data.graphs.length || Object.keys(data.undrawn).length ? graphPane(app) : null;
+  const time = ledger.length ? timePane(app) : null;
+  const code = ledger.length && data.code.length ? codePane(app) : null;
+  const grad = ledger.length && ledger.count ? gradPane(app) : null;
+  return { time, panes: [code, app.graph, grad, time].filter((pane) => pane !== null) };
+}
+
+/** What is said of a moment. @param {App} app @param {At} state */
+function said({ ledger, data, graph }, state) {
+  const [ran, selected] = graph?.describe(state) ?? ["", ""];
+  if (ledger.length) {
+    const told = ran ? `${ledger.head(state.e)}. ${ran}` : sentence(ledger, state.e, state.p);
+    return `${told} ${selected}`.trim();
+  }
+  if (!data.graphs.length) return "Nothing to play: there is no event.";
+  return `${ran || "All nodes have run."} ${selected}`.trim();
+}
+
+/**
+ * Paint again what depends on the width or the theme; returns how to stop.
+ * @param {HTMLElement} frame @param {() => void} resized @param {() => void} themed
+ */
+function watchLooks(frame, resized, themed) {
+  let width = 0;
+  const sizes = new ResizeObserver(() => {
+    if (frame.clientWidth === width) return;
+    width = frame.clientWidth;
+    resized();
+  });
+  const themes = new MutationObserver(themed);
+  const ended = new AbortController();
+  const attributeFilter = ["data-theme", "data-jp-theme-light", "theme", "class"];
+  for (const host of [document.documentElement, document.body]) themes.observe(host, { attributeFilter });
+  for (const look of ["(prefers-color-scheme: dark)", "print"]) {
+    matchMedia(look).addEventListener("change", themed, { signal: ended.signal });
+  }
+  sizes.observe(frame);
+  return () => {
+    sizes.disconnect();
+    themes.disconnect();
+    ended.abort();
+  };
+}
+
+/** Put in a player. @param {Host} host @returns {Promise<Dispose>} */
+export async function render({ model, el }) {
+  const { data, bytes } = await read(model.get("data"));
+  const uid = `av${Math.random().toString(36).slice(2, 8)}`;
+  const id = model.get("id") || uid;
+  const ledger = new Ledger(data, bytes);
+  const { length } = ledger;
+  const { at, go } = stateOf(model, length);
+  /** @type {App} */
+  const app = { ledger, data, uid, at, go, graph: null };
+  const { panes, time } = panesOf(app);
+  const { graph } = app;
+
+  /** How many nodes run at an event. @param {number} e */
+  function nodes(e) {
+    const found = graph?.moment({ e, n: null });
+    return found?.now ? found.total : 0;
+  }
+  const tape = playing({ length, at, go, nodes }, (on) => top.showPlaying(on));
+  const by = (/** @type {Partial<At>} */ change) => {
+    tape.pause();
+    go(change);
+  };
+  const move = (/** @type {number} */ steps) => by({ e: at().e + steps });
+  const top = controls({ ledger, move, toggle: tape.toggle, scrub: (e) => by({ e }) });
+  const holds = panes.map(({ name }) => `.av-with-${name}`).join("");
+  const body = h(`div.av-body${holds}`, {}, ...panes.map((pane) => pane.el));
+  const hint = h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays.");
+  const frame = h("div.av-frame", group("Player"), top.bar, top.say, body, hint);
+  top.bar.hidden = hint.hidden = length < (graph ? 1 : 2);
+  keys(frame, length, {
+    move,
+    moment: () => graph?.moment(at()),
+    run(n) {
+      tape.pause();
+      if (n >= 0) go({ n });
+    },
+    play: top.play,
+  });
+
+  let due = 0;
+  function draw() {
+    due = 0;
+    const state = at();
+    for (const pane of panes) pane.draw(state);
+    const shown = { ...state, e: length ? ledger.index(state.e) : 0 };
+    top.draw(state, said(app, state), linkTo(model.get("link") || id, shown));
+  }
+  /** A page may hold several players. */
+  function follow() {
+    const told = momentIn(location.hash, id);
+    if (!told) return;
+    const { i } = ledger.events;
+    const e = i ? i.findLastIndex((index) => index <= told.e) : told.e;
+    go({ ...told, e, p: clamp(told.p, -1, ledger.count - 1) });
+    frame.scrollIntoView({ block: "nearest" });
+  }
+  function repaint() {
+    time?.paint();
+    draw();
+  }
+  el.append(frame);
+  model.on("change:at", () => { due ||= requestAnimationFrame(draw); });
+  const ended = new AbortController();
+  addEventListener("hashchange", follow, { signal: ended.signal });
+  const unwatch = watchLooks(frame, () => {
+    graph?.fit();
+    repaint();
+  }, repaint);
+  draw();
+  follow();
+  return () => {
+    tape.pause();
+    unwatch();
+    ended.abort();
+  };
+}

@@ -1,0 +1,64 @@
+/** Playing by itself: of few events each node, of many several events at a time. */
+
+/** @import { At } from "./types.d.ts" */
+
+import { clamp } from "./numbers.js";
+
+/** Up to so many events each is dwelt on; of more, all of them take about a minute. */
+const FEW = 60;
+const STEPS = 1500;
+const STEPS_OF_NODES = 24;
+
+/**
+ * @typedef {object} Tape  what can be played
+ * @property {number} length
+ * @property {() => At} at
+ * @property {(change: Partial<At>) => void} go
+ * @property {(e: number) => number} nodes  how many nodes run at an event; 0: no graph runs
+ */
+
+/** The next moment and how long it stays; null at the end. @param {Tape} tape @param {At} at */
+export function nextMoment({ length, nodes }, { e, n }) {
+  const slow = length <= FEW;
+  const total = slow ? nodes(e) : 0;
+  if (n !== null && total) {
+    const ran = n + Math.ceil(total / STEPS_OF_NODES);
+    return { n: ran >= total ? null : ran };
+  }
+  if (e >= length - 1) return null;
+  const next = Math.min(e + (slow ? 1 : Math.ceil(length / STEPS)), length - 1);
+  return enter(next, slow ? nodes(next) : 0);
+}
+
+/** An event is entered with no node run. @param {number} e @param {number} total */
+const enter = (e, total) => ({ e, n: total ? 0 : null });
+
+/** @param {Tape} tape @param {(on: boolean) => void} show */
+export function playing(tape, show) {
+  const { length, at, go, nodes } = tape;
+  const slow = length <= FEW;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+
+  function pause() {
+    clearTimeout(timer);
+    timer = undefined;
+    show(false);
+  }
+  function dwell() {
+    if (!slow) return 40;
+    return at().n === null ? 1100 : clamp(3600 / nodes(at().e), 120, 700);
+  }
+  function step() {
+    const next = nextMoment(tape, at());
+    if (!next) return pause();
+    go(next);
+    timer = setTimeout(step, dwell());
+  }
+  function play() {
+    if (at().e >= length - 1) go(enter(0, slow ? nodes(0) : 0));
+    timer = setTimeout(step, slow ? 500 : 40);
+    show(true);
+  }
+  return { pause, toggle: () => (timer === undefined ? play() : pause()) };
+}

@@ -1,0 +1,51 @@
+/** The runs of an explorer: those that were recorded beforehand, and those that a kernel recorded since. */
+
+/** @import { Choice, ExplorerData, Run, Whole } from "./types.d.ts" */
+
+/** @param {ExplorerData} data @param {Uint8Array} [bytes] */
+export function runsOf({ controls, grid, runs, parts }, bytes) {
+  /** @type {Map<string, Run>} */
+  const others = new Map();
+  const keyOf = (/** @type {Choice} */ choice) =>
+    JSON.stringify(choice.map((place, i) => (typeof place === "number" ? controls[i].labels[place] : place)));
+
+  /** A run and its parts, which runs have in common, as the player reads them. @param {Run} run */
+  function put(run) {
+    if (!run.data || run.whole) return run;
+    const together = Object.entries(run.data).map(([name, part]) => [name, parts[part]]);
+    run.whole = { data: Object.fromEntries(together), bytes: run.bytes && bytes?.subarray(...run.bytes) };
+    return run;
+  }
+  /** @param {Choice} choice @returns {Run | null} */
+  function at(choice) {
+    const other = others.get(keyOf(choice));
+    if (other) return other;
+    if (choice.some((place) => typeof place !== "number")) return null;
+    let index = 0;
+    controls.forEach(({ labels }, i) => { index = index * labels.length + Number(choice[i]); });
+    return put(runs[grid[index]]);
+  }
+  /** @param {Choice} choice @param {Run} run */
+  const add = (choice, run) => { others.set(keyOf(choice), run); };
+  return { at, add, keyOf };
+}
+
+/**
+ * A run to the scale that it shares with the one beside it.
+ * @param {Whole} run @param {Whole | undefined} other @returns {Whole}
+ */
+export function toOneScale({ data, bytes }, other) {
+  const beside = new Map(other?.data.p.map((row) => [row.n, row.r]));
+  const p = data.p.map((row) => {
+    const [[low, high], [under, over]] = [row.r, beside.get(row.n) ?? row.r].map((range) => range.map(Number));
+    return { ...row, r: [Math.min(low, under), Math.max(high, over)] };
+  });
+  const saved = [data, other?.data].flatMap((one) => one?.e.b ?? []).map((count) => Number(count) || 0);
+  return { data: { ...data, p, most: Math.max(1, ...saved) }, bytes };
+}
+
+/** The event with which a run has done what it is for: its last step. @param {Whole} run */
+export function endOf({ data }) {
+  const step = data.kinds.findIndex(([kind]) => kind === "step");
+  return Math.max(data.e.k.lastIndexOf(step), 0) || data.e.k.length - 1;
+}

@@ -1,0 +1,95 @@
+/** One side of an explorer: its controls, and the player of the run that they choose. */
+
+/** @import { At, Choice, Control, Dispose, Model, Run, Whole } from "./types.d.ts" */
+
+import { choiceOf } from "./choices.js";
+import { h } from "./dom.js";
+import { still } from "./page.js";
+import { render } from "./player.js";
+import { endOf, toOneScale } from "./runs.js";
+
+/** A player's moment, and the end of the run that it was a moment of. @typedef {At & {end?: number}} Kept */
+
+/**
+ * @typedef {object} Setting
+ * @property {Control[]} controls
+ * @property {string} uid
+ * @property {boolean} live
+ * @property {(i: number, place: number | string) => void} choose
+ * @property {(choice: Choice) => void} ask  for a run that was not recorded
+ * @property {() => string} link
+ */
+
+/** @param {"a" | "b"} name @param {Setting} setting */
+export function sideOf(name, { controls, uid, live, choose, ask, link }) {
+  const offered = controls.map((control, i) =>
+    choiceOf(control, { key: `${uid}-${name}-${i}`, live, choose: (place) => choose(i, place) }));
+  const mark = h("b.av-xmark", { "aria-hidden": "true" }, name.toUpperCase());
+  const about = { role: "group", "aria-label": `Run ${name.toUpperCase()}` };
+  const panel = h("div.av-xside", about, mark, ...offered.map(({ el }) => el));
+  const slot = h("div.accumviz.av-player");
+  /** @type {Run | null | undefined} */
+  let shown;
+  /** @type {Run | null | undefined} */
+  let beside;
+  /** @type {Model | undefined} */
+  let player;
+  /** @type {Dispose | undefined} */
+  let dispose;
+  /** @type {Kept | undefined} */
+  let kept;
+  let end = 0;
+
+  function stop() {
+    dispose?.();
+    dispose = player = undefined;
+  }
+  /** A reader who watches the end of one run wants the end of the next; else the same event. @param {Whole} whole */
+  function where(whole) {
+    if (!kept || kept.e === kept.end) return endOf(whole);
+    return Math.min(kept.e, whole.data.e.k.length - 1);
+  }
+  /** @param {Whole} whole @param {Whole | undefined} other */
+  function play(whole, other) {
+    const at = { e: where(whole), n: kept?.n ?? null, p: kept?.p ?? -1, node: kept?.node ?? -1 };
+    const mine = still({ data: toOneScale(whole, other), id: "", link: link(), at });
+    const box = h("div"); // a player that comes late finds its own box gone
+    end = endOf(whole);
+    player = mine;
+    slot.append(box);
+    render({ model: mine, el: box }).then((done) => {
+      if (mine === player) dispose = done;
+      else done();
+    });
+  }
+  /** @param {Run | null} run @param {Run | null | undefined} other */
+  function show(run, other) {
+    if (player) kept = { ...player.get("at"), node: -1, end };
+    stop();
+    slot.replaceChildren();
+    if (!run) slot.append(h("p.av-note", { role: "status" }, "The kernel is recording this run."));
+    else if (run.error) slot.append(h("p.av-raised", { role: "status" }, run.error));
+    else if (run.whole) play(run.whole, other?.whole);
+  }
+  return {
+    panel,
+    slot,
+    /** Where the player is to stand, for a permalink that leads here. @param {At} at */
+    place(at) {
+      stop();
+      kept = at;
+      shown = undefined;
+    },
+    /** @param {Choice | null} choice @param {Run | null} run @param {Run | null | undefined} other */
+    draw(choice, run, other) {
+      panel.hidden = slot.hidden = !choice;
+      if (!choice) return;
+      offered.forEach((one, i) => one.draw(choice[i]));
+      if (!run) ask(choice);
+      player?.set("link", link());
+      if (run && run === shown && other === beside) return;
+      [shown, beside] = [run, other];
+      show(run, other);
+    },
+  };
+}

@@ -1,0 +1,109 @@
+/** The pane of parameters × events: bars while there is room, else a heat map; a click or a drag leads to an event. */
+
+/** @import { App } from "./player.js" */
+/** @import { Geometry } from "./geometry.js" */
+/** @import { At, Data } from "./types.d.ts" */
+/** @import { Ledger } from "./ledger.js" */
+
+import { h, pane } from "./dom.js";
+import { geometry } from "./geometry.js";
+import { drawHeat } from "./heat.js";
+import { drawLanes } from "./lanes.js";
+import { clamp } from "./numbers.js";
+import { inksOf, penOn } from "./pen.js";
+import { drawNames, drawRules, drawSaved } from "./rules.js";
+
+/** The names that stand beside the lanes: those of groups, where there are any. @param {Ledger} ledger */
+function namesOf({ rows, groups, data }) {
+  return (groups.length ? groups : rows).map(({ n, p, in: [start, stop] = [p, p + 1] }) => ({
+    text: n.slice(data.cut), letters: n.length - data.cut, start, stop,
+  }));
+}
+
+/** What the legend explains in words. @param {Data} data @param {number} events @param {Geometry} place */
+export function remarks({ keys, heat, note }, events, { ruled, bars }) {
+  const unruled = !ruled && keys.some(([, name]) => name.startsWith("rule"));
+  const coarse = !bars && heat && heat.w < events;
+  return [
+    unruled ? "Lines of events less than 3 px apart are left out." : "",
+    bars ? "" : "Darker: a larger contribution; grey: .grad without one; ink: not finite.",
+    coarse ? `A pixel shows the largest of ${Math.ceil(events / heat.w)} events.` : "",
+    note,
+  ].join(" ");
+}
+
+/** @param {App} app */
+export function timePane({ ledger, data, go, at }) {
+  const { length, count } = ledger;
+  const names = namesOf(ledger);
+  const saved = Boolean(ledger.events.b);
+  const canvas = h("canvas", { role: "img", "aria-label": `Timeline: ${data.about}` });
+  const head = h("i.av-playhead");
+  const band = h("i.av-band");
+  const plot = h("div.av-plot", {}, canvas, band, head);
+  const legend = h("p.av-note");
+  /** @type {Geometry | undefined} */
+  let place;
+
+  function paint() {
+    if (!plot.clientWidth) return;
+    const letters = Math.max(0, ...names.map((name) => name.letters));
+    place = geometry(plot.clientWidth, length, count, letters, saved);
+    const inks = inksOf(plot, head);
+    const pen = penOn(canvas, place.width, place.height, inks);
+    if (place.bars) drawLanes(pen, inks, ledger, place);
+    else drawHeat(pen, inks, ledger, place);
+    drawNames(pen, inks, place, names);
+    if (place.ruled) drawRules(pen, inks, ledger, place);
+    if (saved) drawSaved(pen, inks, ledger, place);
+    explain(place);
+    draw(at());
+  }
+  /** @param {Geometry} place */
+  function explain(place) {
+    const keys = data.keys.filter(([, name]) => place.ruled || !name.startsWith("rule"));
+    const swatches = keys.map(([text, name, color]) =>
+      h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text));
+    legend.replaceChildren(...swatches, remarks(data, length, place));
+  }
+  /** Put the marks where the player stands. @param {At} state */
+  function draw({ e, p }) {
+    if (!place) return;
+    const { left, width, column, top, lane } = place;
+    const x = clamp(left + e * column, left, width - 2);
+    head.style.cssText = `width: ${Math.max(column, 2)}px; transform: translateX(${x}px)`;
+    band.style.cssText = `top: ${top + lane * p}px; height: ${p < 0 ? 0 : Math.max(lane, 3)}px`;
+  }
+  /** @param {PointerEvent} event */
+  function point(event) {
+    if (!place) return;
+    const box = canvas.getBoundingClientRect();
+    const p = Math.floor((event.clientY - box.top - place.top) / place.lane);
+    const e = Math.floor((event.clientX - box.left - place.left) / place.column);
+    go({ e, ...(event.type !== "pointermove" && p >= 0 && p < count ? { p } : {}) });
+  }
+  pointing(plot, point);
+  return { ...pane("time", "Timeline", plot, legend), paint, draw };
+}
+
+/**
+ * A finger points once it is lifted or moves sideways: one that swipes up or down scrolls the page.
+ * @param {HTMLElement} plot @param {(event: PointerEvent) => void} point
+ */
+function pointing(plot, point) {
+  /** @type {number | null} */
+  let from = null;
+  plot.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
+    from = event.pointerType === "mouse" ? null : event.clientX;
+    plot.setPointerCapture(event.pointerId);
+    if (from === null) point(event);
+  });
+  plot.addEventListener("pointermove", (event) => {
+    if (from !== null && Math.abs(event.clientX - from) > 8) from = null;
+    if (from === null && plot.hasPointerCapture(event.pointerId)) point(event);
+  });
+  plot.addEventListener("pointerup", (event) => {
+    if (from !== null) point(event);
+  });
+}

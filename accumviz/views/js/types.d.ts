@@ -1,0 +1,183 @@
+/** What Python writes into a page (payload.py, scene.py, listing.py, explore.py), and what modules share. */
+
+/** The one state of a player: event, nodes that have run (null: all), selected parameter and node (-1: none). */
+export interface At {
+  e: number;
+  n: number | null;
+  p: number;
+  node: number;
+}
+
+/** What anywidget hands to a view; a page without a kernel has one of its own. */
+export interface Model {
+  get(key: string): any;
+  set(key: string, value: unknown): void;
+  save_changes(): void;
+  on(name: string, heard: () => void): void;
+}
+
+export interface Host {
+  model: Model;
+  el: HTMLElement;
+}
+
+export type Dispose = () => void;
+
+/** A number as JSON can say it: "NaN", "Infinity" and "-Infinity" are texts. */
+export type Plain = number | string | null;
+
+/** A column of numbers, -1 for None: as it is, or where it stands among the packed bytes. */
+export type Column = Plain[] | { at: number; size: number; low: number; step: number };
+
+/** The events as columns; what most of them lack is a list of positions. */
+export interface Events {
+  k: number[];
+  h: string[];
+  l: number[];
+  c: number[];
+  skipped: number[];
+  retained: number[];
+  scales: number[];
+  i?: number[];
+  b?: (number | null)[];
+  a?: (number | null)[];
+  t?: string[];
+}
+
+/** A parameter, or a group of neighbouring ones: name, short name, shape, reach, fates, means, range of parameters. */
+export interface RowData {
+  n: string;
+  s: string;
+  d: number[];
+  r: Plain[];
+  f: number;
+  y?: [number, number][];
+  in?: [number, number];
+}
+
+/** A text, or a text with the name of its colour. */
+export type Piece = string | [string, string];
+
+export interface Layout {
+  w: number;
+  h: number;
+  n: NodeData[];
+  e: [number, number, string, string][];
+  notes: string[];
+}
+
+/** A card: box, kinds, marks, names of its numbers and where they stand, text, leaf, whether it saves anything. */
+export interface NodeData {
+  b: [number, number, number, number];
+  k: string[];
+  m: [string, Record<string, string | number>, string?][];
+  n: string[];
+  y: number;
+  t: string;
+  leaf?: string;
+  in?: string;
+  s?: unknown;
+}
+
+/** One backward's graph: its layout, the values on its cards, and the order in which they ran. */
+export interface GraphData {
+  l: number;
+  v: string[][];
+  order: number[];
+}
+
+/** What a player is told. */
+export interface Data {
+  about: string;
+  note: string;
+  kinds: [string, string][];
+  colors: [number, string, string][];
+  keys: [string, string, string][];
+  e: Events;
+  count: number;
+  p: RowData[];
+  fates: number[][];
+  cut: number;
+  code: { name: string; lines: [number, ...Piece[]][] }[];
+  x: Record<string, [(Plain[] | null)[], (Plain[] | null)[]]>;
+  strings: string[];
+  digits: number;
+  c: Column;
+  g: Column;
+  heat?: { w: number; at?: number; px?: number[] };
+  layouts: Layout[];
+  graphs: GraphData[];
+  of: Record<string, number>;
+  undrawn: Record<string, string>;
+  remark: string;
+  /** The most saved bytes of two runs side by side. */
+  most?: number;
+}
+
+export interface Whole {
+  data: Data;
+  bytes?: Uint8Array;
+}
+
+/** The steps of a run, as far as two runs are compared by them. */
+export interface Gradients {
+  of: unknown;
+  rows: Plain[][];
+  exact: boolean;
+  steps: number;
+  end: boolean;
+}
+
+/** A recorded run of an explorer; `whole` is put together when it is first shown. */
+export interface Run {
+  data?: Record<string, number>;
+  bytes?: [number, number];
+  whole?: Whole;
+  error?: string;
+  figures?: [string, string][];
+  grad?: Gradients;
+}
+
+/** Per control the place of a recorded value, or the text of another one. */
+export type Choice = (number | string)[];
+
+export interface Control {
+  name: string;
+  kind: "fixed" | "switch" | "slider" | "select";
+  labels: string[];
+}
+
+/** What an explorer is told. */
+export interface ExplorerData {
+  controls: Control[];
+  grid: number[];
+  runs: Run[];
+  parts: unknown[];
+  start: Choice;
+  against: Choice | null;
+}
+
+/** The one state of an explorer: the run, and the run beside it. */
+export interface Shown {
+  a: Choice;
+  b: Choice | null;
+}
+
+/** A part of `.grad`: which event put it there (-1: none that was recorded), and how much is left of it. */
+export interface Part {
+  born: number;
+  amount: number;
+  height: number;
+  fresh: boolean;
+  used: boolean;
+  told?: string;
+}
+
+type Tag<N extends string> = N extends `${infer T}.${string}` ? T : N;
+
+/** The element that `h("tag.class")` makes. */
+export type Made<N extends string> = Tag<N> extends keyof HTMLElementTagNameMap
+  ? HTMLElementTagNameMap[Tag<N>]
+  : HTMLElement;
+
+export type Attribute = string | number | boolean | ((event: any) => void);

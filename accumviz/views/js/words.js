@@ -1,0 +1,81 @@
+/** Events, contributions and `.grad` in words, as `words.py` tells them. */
+
+/** @import { Ledger, Row } from "./ledger.js" */
+
+import { lost } from "./fates.js";
+import { counted, number } from "./numbers.js";
+import { stack } from "./parts.js";
+
+const FEW = 4;
+const TERMS = 5;
+
+/** What an event added ("" for nothing). @param {Ledger} ledger @param {number} e @param {Row} row */
+export function contributionText(ledger, e, row) {
+  return written(ledger, row.c[e], row.x?.[0][e], "+");
+}
+
+/** `.grad` after an event. @param {Ledger} ledger @param {number} e @param {Row} row */
+export function gradText(ledger, e, row) {
+  return (e < 0 ? "" : written(ledger, row.g[e], row.x?.[1][e], "")) || "None";
+}
+
+/**
+ * @param {Ledger} ledger @param {number} norm @param {number[] | null | undefined} exact
+ * @param {string} plus what stands before one number above 0
+ */
+function written(ledger, norm, exact, plus) {
+  if (norm < 0) return "";
+  if (!exact) return `‖·‖ ${number(norm, ledger.data.digits)}`;
+  if (exact.length > 1) return `(${exact.map((x) => number(x)).join(", ")})`;
+  return (exact[0] > 0 ? plus : "") + number(exact[0]);
+}
+
+/** @param {Ledger} ledger @param {number} e @param {Row} row */
+function toldOf(ledger, e, row) {
+  const added = contributionText(ledger, e, row);
+  const erased = lost(row.fates, e).map((born) => contributionText(ledger, born, row));
+  const receives = added ? ` receives ${added},` : "";
+  const loses = erased.length ? ` (erased ${erased.join(", ")} before any step used it)` : "";
+  return `${row.s}${receives} .grad ${gradText(ledger, e, row)}${loses}`;
+}
+
+/** @param {Ledger} ledger @param {number} e */
+function summary(ledger, e) {
+  const has = (/** @type {"c" | "g"} */ key) => ledger.parameters.filter((row) => !(row[key][e] < 0)).length;
+  const [adds, holds] = [has("c"), has("g")];
+  if (adds) return `${adds} of ${counted(ledger.count, "parameter")} receive a contribution`;
+  return `${holds} of ${counted(ledger.count, "parameter")} have a .grad`;
+}
+
+/** An event in one sentence; of many parameters only the selected one. @param {Ledger} ledger @param {number} e */
+export function sentence(ledger, e, chosen = -1) {
+  const few = ledger.count <= FEW;
+  const rows = ledger.parameters.filter((row) => few || row.p === chosen);
+  const parts = rows.map((row) => toldOf(ledger, e, row));
+  if (!few) parts.push(summary(ledger, e));
+  const memory = ledger.events.t?.[e];
+  if (memory) parts.push(memory);
+  return `${ledger.head(e)}${parts.length ? ": " : ""}${parts.join("; ")}.`;
+}
+
+/** One term of the sum. @param {Ledger} ledger @param {Row} row @param {{born: number, amount: number}} part */
+function term(ledger, row, { born, amount }) {
+  const scaled = (/** @type {number} */ x) => (row.signed ? amount : (x * amount) / row.c[born] || 0);
+  const all = row.x?.[0][born]?.map((x) => number(scaled(x))) || [number(amount)];
+  const unseen = row.y.size ? "other ranks" : "not recorded";
+  const from = born < 0 ? unseen : `event ${ledger.index(born)}`;
+  return `${all[1] ? `(${all.join(", ")})` : all[0]} (${from})`;
+}
+
+/** What a parameter's `.grad` is made of, as a sum. @param {Ledger} ledger @param {number} e @param {Row} row */
+export function equation(ledger, e, row) {
+  const name = `${row.s}.grad`;
+  const total = gradText(ledger, e, row);
+  if (row.grad(e) === null) return `${name} is None: there is no tensor, which is not zero.`;
+  const parts = stack(ledger, e, row);
+  if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;
+  const terms = parts.slice(-TERMS).map((part) => term(ledger, row, part));
+  if (parts.length > TERMS) terms.unshift(`${parts.length - TERMS} earlier`);
+  if (!row.x) return `${name}: ${total}, from contributions of norms ${terms.join(", ")}`;
+  return `${name} = ${terms.join(" + ").replaceAll("+ −", "− ")} = ${total}`;
+}

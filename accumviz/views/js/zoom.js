@@ -1,0 +1,48 @@
+/** A box in which a drawing is zoomed, fitted and panned. */
+
+import { clamp } from "./numbers.js";
+
+/** A pointer that moved further than this was dragging, not clicking. */
+const STILL = 4;
+
+/** @param {HTMLElement} box */
+export function zooming(box) {
+  let [scale, moved] = [1, 0];
+  /** @type {{w: number, h: number} | undefined} */
+  let size;
+
+  /** Zoom by a factor (0: until all is in view) around the middle. @param {number} factor */
+  function zoom(factor, least = 0.1, most = 3) {
+    if (!size) return;
+    const { clientWidth: width, clientHeight: height } = box;
+    const middle = [(box.scrollLeft + width / 2) / scale, (box.scrollTop + height / 2) / scale];
+    const whole = Math.min((width - 4) / size.w, (height - 4) / size.h);
+    scale = clamp(factor ? scale * factor : whole, least, most);
+    const drawing = /** @type {SVGElement} */ (box.firstChild);
+    drawing.style.cssText = `width: ${size.w * scale}px; height: ${size.h * scale}px`;
+    box.scrollLeft = middle[0] * scale - width / 2;
+    box.scrollTop = middle[1] * scale - height / 2;
+  }
+
+  /** As large as fits, but never too small to read. */
+  function fit() {
+    zoom(0, 0.88, 1.15);
+    box.scrollLeft = (box.scrollWidth - box.clientWidth) / 2;
+  }
+
+  box.addEventListener("pointerdown", () => { moved = 0; });
+  box.addEventListener("pointermove", ({ pointerType, buttons, movementX: x, movementY: y }) => {
+    if (pointerType !== "mouse" || !buttons) return;
+    moved += Math.abs(x) + Math.abs(y);
+    if (moved >= STILL) box.scrollBy(-x, -y);
+  });
+
+  return {
+    zoom,
+    fit,
+    isStill: () => moved < STILL,
+    scale: () => scale,
+    /** @param {{w: number, h: number} | undefined} now */
+    resize(now) { size = now; },
+  };
+}

@@ -1,0 +1,77 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { parse, same, usualReason } from "../../accumviz/views/js/answers.js";
+import { difference } from "../../accumviz/views/js/compare.js";
+import { along } from "../../accumviz/views/js/figures.js";
+import { endOf, runsOf, toOneScale } from "../../accumviz/views/js/runs.js";
+
+const run = (rows, more = {}) => ({ of: ["w", 0], rows, exact: true, steps: rows.length, end: false, ...more });
+
+test("two runs are equal, equal to rounding, or differ by a share", () => {
+  assert.equal(difference(run([[1]]), run([[1]])).text, "The gradients at the step are equal, bit for bit.");
+  const near = difference(run([[1]]), run([[1 + 1e-7]]));
+  assert.match(near.text, /are equal to rounding: they differ by 1e−7 of their size\.$/);
+  const far = difference(run([[4], [4]]), run([[4], [1]]));
+  assert.match(far.text, /at all 2 steps differ by 0.75 of their size, at step 2: A has 4 times the norm of B\.$/);
+  assert.equal(far.share, 0.75);
+});
+
+test("None is not 0, and what has no gradient is not compared", () => {
+  assert.match(difference(run([[0]]), run([[null]])).text, /only in that one is None where the other is 0/);
+  assert.match(difference(run([[2]]), run([[null]])).text, /cannot be compared: B has none\.$/);
+  assert.equal(difference(run([]), run([[1]])).share, null);
+  assert.equal(difference(run([[1]]), run([[1]], { of: ["v", 0] })).share, null);
+});
+
+test("equal infinities are equal, and others are not compared", () => {
+  assert.equal(difference(run([["Infinity"]]), run([["Infinity"]])).share, 0);
+  assert.match(difference(run([["NaN"]]), run([[1]])).text, /cannot be compared: one is not finite/);
+});
+
+test("runs of different lengths say so", () => {
+  const { text } = difference(run([[1], [1]]), run([[1]]));
+  assert.match(text, /at the first step are equal, bit for bit\. A takes 2, B 1\.$/);
+});
+
+test("the meter runs from equal over rounding to all of it", () => {
+  assert.deepEqual([0, 1, 10].map(along), [2, 98, 98]);
+  assert.ok(along(1e-5) > along(1e-8));
+});
+
+test("a choice leads to its run, whose parts are put together", () => {
+  const controls = [{ labels: ["1", "2"] }, { labels: ["a", "b"] }];
+  const shown = [{ error: "x" }, { data: { count: 0 }, bytes: [1, 2] }];
+  const runs = runsOf({ controls, grid: [0, 0, 0, 1], runs: shown, parts: [7] }, Uint8Array.from([1, 2, 3]));
+  assert.deepEqual(runs.at([1, 1]).whole, { data: { count: 7 }, bytes: Uint8Array.from([2]) });
+  assert.equal(runs.at([0, 1]).error, "x");
+  assert.equal(runs.at(["5", 1]), null);
+  runs.add(["5", 1], { error: "y" });
+  assert.equal(runs.at(["5", 1]).error, "y");
+});
+
+test("two runs side by side share a scale", () => {
+  const whole = (r, b) => ({ data: { p: [{ n: "w", r }], e: { b, k: [0, 1, 0] }, kinds: [["backward"], ["step"]] } });
+  const { data } = toOneScale(whole([-1, 2], [8]), whole([-3, "1"], [5, null, 9]));
+  assert.deepEqual([data.p[0].r, data.most], [[-3, 2], 9]);
+  assert.equal(endOf(whole([0, 0])), 1);
+});
+
+test("many ways of writing a number are understood", () => {
+  const said = ["−2.5", "1/2", " 2E3 ", "+ 4", "none", "-inf", "∞", ".5", "1⁄4"].map(parse);
+  assert.deepEqual(said, [-2.5, 0.5, 2000, 4, null, -Infinity, Infinity, 0.5, 0.25]);
+  assert.deepEqual(["", "1/0", "two", "1 2", "0x10"].map(parse), Array(5).fill(undefined));
+});
+
+test("an answer is right within its tolerance, and None is only None", () => {
+  assert.ok(same(-19.91, -20, 0.005) && !same(-19.89, -20, 0.005));
+  assert.ok(same(1e-9, 0, 0.005) && !same(null, 0, 0.005) && same(null, null, 0));
+  assert.ok(same(Infinity, Infinity, 0) && !same(1e308, Infinity, 0.5));
+});
+
+test("a usual mistake gets its reason", () => {
+  assert.match(usualReason(0, null, 0), /None is not 0/);
+  assert.match(usualReason(null, 0, 0), /0 is not None/);
+  assert.match(usualReason(20, -20, 0.005), /the sign is not/);
+  assert.equal(usualReason(3, -20, 0.005), "");
+});

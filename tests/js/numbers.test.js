@@ -1,0 +1,45 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { clamp, counted, number, shorten } from "../../accumviz/views/js/numbers.js";
+import { column, read } from "../../accumviz/views/js/packed.js";
+
+test("numbers are written with a true minus, and shortly", () => {
+  const written = [0, -0, -16, 0.25, 1 / 3, 99999, 123456, 1e-4, -2.5e-7, 1e20].map((x) => number(x));
+  assert.deepEqual(written, ["0", "0", "−16", "0.25", "0.3333", "99999", "1.235e5", "1e−4", "−2.5e−7", "1e20"]);
+});
+
+test("what is no number is named", () => {
+  assert.deepEqual([NaN, Infinity, -Infinity].map((x) => number(x)), ["NaN", "∞", "−∞"]);
+});
+
+test("a long name is cut in the middle", () => {
+  assert.equal(shorten("encoder.layers.11.self_attn.weight", 17), "encoder.…n.weight");
+  assert.equal(shorten("weight", 6), "weight");
+});
+
+test("a count and its noun agree", () => {
+  assert.deepEqual([counted(1, "event"), counted(10000, "event")], ["1 event", "10,000 events"]);
+});
+
+test("a number is kept between two others", () => {
+  assert.deepEqual([clamp(5, 0, 3), clamp(-1, 0, 3), clamp(2, 0, 3)], [3, 0, 2]);
+});
+
+test("a packed column has codes for None, 0, NaN and infinity, and logarithms between", () => {
+  const codes = [0, 1, 65534, 65535, 2, 3];
+  const bytes = Uint8Array.from([9, ...codes.map((code) => code >> 8), ...codes.map((code) => code & 255)]);
+  const found = [...column({ at: 1, size: 6, low: 0, step: Math.LN2 }, bytes)];
+  assert.deepEqual(found.slice(0, 4), [-1, 0, NaN, Infinity]);
+  assert.deepEqual(found.slice(4).map((x) => Math.round(x)), [1, 2]);
+});
+
+test("a plain column reads texts as the numbers that JSON cannot say", () => {
+  assert.deepEqual([...column([-1, 2.5, "NaN", "Infinity"])], [-1, 2.5, NaN, Infinity]);
+});
+
+test("a payload is read as it stands, and one that was read already is left", async () => {
+  assert.deepEqual(await read('{"count": 1}'), { data: { count: 1 } });
+  const ready = { data: { count: 2 }, bytes: new Uint8Array(1) };
+  assert.equal(await read(ready), ready);
+});
