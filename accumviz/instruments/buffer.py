@@ -225,7 +225,7 @@ class Buffer:
         self._wire, self._about, self._whole_sources = wire, about, sources
         self.pending: list[Row] = []
         self.lost = ""  # why there is no file any more
-        self._count, self._small = len(sizes), small
+        self._count, self._sizes = len(sizes), sizes
         ends = np.cumsum([sizes[p] for p in small]).tolist()
         self._slices = {p: slice(end - sizes[p], end) for p, end in zip(small, ends, strict=True)}
         self._elements = ends[-1] if ends else 0
@@ -530,7 +530,9 @@ class Buffer:
         else:
             if len(said[0]) == self._count:
                 return said
-        return self._said  # it failed while the parameters were let go
+        if self._said is None:  # it failed before the first was said
+            self._said = [Parameter(f"parameter{i}", (size,)) for i, size in enumerate(self._sizes)], {}
+        return self._said
 
     def _source(self, path: str, lines: set[int]) -> str:
         text = "".join(linecache.getlines(path))

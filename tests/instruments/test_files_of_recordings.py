@@ -284,26 +284,27 @@ def test_a_child_that_ends_by_itself_writes_nothing_and_says_nothing(path: Path)
 
 @POSIX
 def test_a_fork_waits_until_nobody_is_in_the_middle_of_a_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, inside, late = Loop(), threading.Event(), []
-    recording = loop.record(path)
+    monkeypatch.setattr(buffer, "_SECONDS", 600.0)
+    loop, inside = Loop(), threading.Event()
     keep = buffer.Buffer._keep
 
     def slowly(self: Any, *args: Any) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            inside.set()
-            time.sleep(0.3)
+        inside.set()
+        time.sleep(0.3)
         keep(self, *args)
-        late.append(1)
 
-    monkeypatch.setattr(buffer.Buffer, "_keep", slowly)
-    with recording:
+    with loop.record(path) as recording:
         loop.train(1)
-        assert inside.wait(5)
+        monkeypatch.setattr(buffer.Buffer, "_keep", slowly)
+        writing = threading.Thread(target=recording.write_out)
+        writing.start()
+        assert inside.wait(60)
         child = os.fork()
         if not child:
             os._exit(0 if len(recording.ledger) == 3 else 1)
         assert os.waitpid(child, 0)[1] == 0
-    assert late
+        writing.join()
+    assert len(av.load(path)) == 3
 
 
 # --- paths that are refused ----------------------------------------------------------------------------------
