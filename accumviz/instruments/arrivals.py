@@ -99,6 +99,12 @@ class Arrivals:
         """
         return [i for i in range(len(self._leaves)) if i not in self._theirs] if self._theirs else None
 
+    def look(self, *, hook: bool = False, into: list[torch.Tensor | None] | None = None) -> list[int]:
+        """The leaves whose `.grad` has changed since we looked last, by no other thread's backward."""
+        changed = self._leaves.update(self.mine(), hook=hook, into=into)
+        # Another thread may have reached its first leaf while we looked.
+        return [i for i in changed if i not in self._theirs] if self._theirs else changed
+
     def by_opener(self, thread: int) -> bool:
         """Whether this is the thread we were opened in."""
         return thread == self._opener
@@ -263,10 +269,13 @@ class Arrivals:
         mine = self.by_opener(running.thread)
         if met:
             self.reduce(running)
-        changed = leaves.update(self.mine() if mine else list(met))
-        if mine and not met and PRESENT not in had and len(leaves.unhooked) == len(had) and not running.synced:
+        grads: list[torch.Tensor | None] = []
+        changed = self.look(into=grads) if mine else leaves.update(list(met))
+        plain = mine and not met and not self._theirs and not running.synced
+        if plain and PRESENT not in had and len(leaves.unhooked) == len(had):
             # Nothing was there and no hook was needed: what is there now is what came.
-            leaves.read(running, changed, "contribution")
+            there = zip(changed, grads, strict=True)
+            leaves.reduce(running, [("contribution", i, grad) for i, grad in there if grad is not None])
             running.alike = running.contributed = running.changed = changed
             running.present = bytes(leaves.present)
             return True

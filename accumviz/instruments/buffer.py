@@ -32,6 +32,8 @@ from accumviz.sources import needed
 _LONGEST_SOURCE = 200_000
 # A chunk has room for so many events, and for so many numbers of large parameters.
 _EVENTS, _NUMBERS = 2048, 200_000
+# In memory, so many rows are put away at a time: one by one, the code that does it has left the cache in between.
+_TOGETHER = 24
 # A file has each event after so many, and after so many seconds.
 _FILE_EVENTS, _SECONDS = 256, 0.5
 _LONGEST_WRITE = 5.0
@@ -266,8 +268,19 @@ class Buffer:
     def settle(self, *, wait: bool = False) -> None:
         """Put away the rows whose numbers have arrived; with `wait`, all that are done."""
         pending = self.pending
-        if not wait and (not pending or not pending[0].done or (pending[0].sent and not self._worth_asking())):
-            return
+        if not wait:
+            if not pending or not pending[0].done:
+                return
+            if pending[0].sent:
+                if not self._worth_asking():
+                    return
+            elif len(pending) < _TOGETHER and (self._writer is None or self._temporary):
+                return
+        self._put_away(wait=wait)
+
+    def _put_away(self, *, wait: bool) -> None:
+        """Likewise, however few there are."""
+        pending = self.pending
         with self._lock:
             if len(pending) == 1 and pending[0].done and not pending[0].sent:
                 self._put(pending[0], self._away)
@@ -530,9 +543,9 @@ class Buffer:
         else:
             if len(said[0]) == self._count:
                 return said
-        if self._said is None:  # it failed before the first was said
-            self._said = [Parameter(f"parameter{i}", (size,)) for i, size in enumerate(self._sizes)], {}
-        return self._said
+        # It failed while the parameters were let go, or before anything was known of them.
+        unknown = [Parameter(f"parameter {n}", (size,)) for n, size in enumerate(self._sizes)]
+        return self._said or (unknown, {"stopped": "it did not begin"})
 
     def _source(self, path: str, lines: set[int]) -> str:
         text = "".join(linecache.getlines(path))
@@ -636,7 +649,7 @@ class Buffer:
             self._columns.cut(self._at, self._count, self._elements)
             self.pending[:] = [row for row in self.pending if row.done]
             with contextlib.suppress(Exception):
-                self.settle(wait=True)
+                self._put_away(wait=True)
             if self.pending:
                 self.pending.clear()
                 self._columns.cut(self._at, self._count, self._elements)

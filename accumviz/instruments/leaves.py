@@ -111,11 +111,14 @@ class Leaves:
         """Whether a hook of the user's runs between autograd's writing this `.grad` and our reading it."""
         return bool(self.tensors[i]._post_accumulate_grad_hooks)
 
-    def update(self, only: Iterable[int] | None = None, *, hook: bool = False) -> list[int]:
+    def update(
+        self, only: Iterable[int] | None = None, *, hook: bool = False, into: list[Any] | None = None
+    ) -> list[int]:
         """The leaves (or `only` these) whose `.grad` is not the tensor, or the version of it, that it was.
 
         With `hook`, also see to it that ours is where a backward needs it, behind the hooks that
-        users added meanwhile.
+        users added meanwhile. `into` is given the `.grad` of each of them: asked for a second time, it costs as much
+        again.
         """
         found = []
         grads, versions = self._grads, self._versions
@@ -125,11 +128,13 @@ class Leaves:
         else:
             looked = [(i, self.tensors[i], grads[i], versions[i]) for i in only]
         for i, tensor, known, version in looked:
-            grad = tensor.grad
+            given = grad = tensor.grad
             if grad is None:
                 if known is not None:
                     grads[i], present[i] = None, 0
                     found.append(i)
+                    if into is not None:
+                        into.append(None)
                 if not hook or not (hooks[i] is not None or i in always or tensor._post_accumulate_grad_hooks):
                     continue
             else:
@@ -138,6 +143,8 @@ class Leaves:
                 if known is None or known() is not grad or grad._version != version:
                     grads[i], versions[i], present[i] = ref(grad), grad._version, PRESENT
                     found.append(i)
+                    if into is not None:
+                        into.append(given)
             if hook:
                 there = tensor._backward_hooks
                 if not there or next(reversed(there)) != hooks[i]:

@@ -41,12 +41,8 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         details |= {"create_graph": True} if create else {}
     if inputs is not None:
         details["inputs"] = len(inputs) if isinstance(inputs, list | tuple | dict) else 1
-    if (
-        type(root) is not _TENSOR
-        and not isinstance(root, torch.Tensor)
-        and isinstance(root, list | tuple)
-        and not hasattr(root, "node")
-    ):
+    plain = type(root) is _TENSOR or isinstance(root, torch.Tensor)
+    if not plain and isinstance(root, list | tuple) and not hasattr(root, "node"):
         row.nodes = tuple(node for node in map(_node, root) if node is not None)
         if len(root) != 1:
             details["roots"] = len(root)

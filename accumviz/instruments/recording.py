@@ -284,7 +284,11 @@ class Recording:
             within = self._within()
         self._syncs.hook()
         if arrivals.by_opener(thread):
-            self._edit(self._syncs.claim(leaves.update(arrivals.mine(), hook=True)))
+            changed = arrivals.look(hook=True)
+            if self._syncs.manual:
+                changed = self._syncs.claim(changed)
+            if changed or self._capturing is not None:
+                self._edit(changed)
         else:
             arrivals.share_with_threads()
         running = Backward(self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread)
@@ -426,7 +430,7 @@ class Recording:
         arrivals = self._arrivals
         if not arrivals.by_opener(get_ident()):
             return
-        changed = self._leaves.update(arrivals.mine())
+        changed = arrivals.look()
         if self._syncs.manual:
             changed = self._syncs.claim(changed)
         if changed or self._capturing is not None:

@@ -184,6 +184,8 @@ class Syncs:
 
     def hook(self) -> None:
         """Hook those of the leaves that are taken away which exist by now."""
+        if not self._unhooked:
+            return
         for i in list(self._unhooked):
             tensor: Any = self._leaves.tensors[i]
             leaf = tensor.leaf if isinstance(tensor, Whole) else tensor
