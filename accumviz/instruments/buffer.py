@@ -241,6 +241,7 @@ class Buffer:
         self._temporary = False
         self._written: list[Writer] = []  # files that take no more, but are read
         self._given_up = False
+        self._asked = -math.inf  # when a device was asked what has arrived
         self._end: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._flusher: threading.Timer | None = None
@@ -258,7 +259,7 @@ class Buffer:
         self._columns, self._at = _Columns(grad, exact_grad), 0
         self._tables: dict[str, dict[str, int]] = {name: {} for name in TABLES}
         self._last.clear()
-        self._since = self._asked = time.monotonic()
+        self._since = time.monotonic()
 
     def __len__(self) -> int:
         return self._away + len(self.pending)
