@@ -139,6 +139,7 @@ def test_compiled_autograd_brings_the_contributions_of_the_eager_engine() -> Non
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     answer = [False]
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: answer[0])
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: graph())
