@@ -225,8 +225,7 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
     task = torch._C._current_graph_task_id
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        # Once somebody has wrapped ours, it may be called again inside itself.
-        if not _open or session is not _session or _inside.backward:
+        if not _open or session is not _session:
             return original(*args, **kwargs)
         if task() != -1:  # inside the engine (a reentrant checkpoint), it is part of the backward that is running
             try:
@@ -236,6 +235,8 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
                 with contextlib.suppress(Exception):
                     _fail(failure)
                     failures.pop()
+            return original(*args, **kwargs)
+        if _inside.backward:  # once somebody has wrapped ours, it may be called again inside itself
             return original(*args, **kwargs)
         if args and type(args[0]) is not torch.Tensor and isinstance(args[0], Iterator):
             args = (tuple(args[0]), *args[1:])  # it can be read once, and torch has to read it
