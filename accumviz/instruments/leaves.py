@@ -70,7 +70,6 @@ class Leaves:
             if fits and tensor.is_floating_point():
                 total += size
                 self.small[i] = None
-        self.update()
 
     def __len__(self) -> int:
         return len(self._all)

@@ -173,8 +173,10 @@ def fails(observer: Observer, error: BaseException) -> None:
 def _fail(error: BaseException) -> None:
     """Something of ours failed before we knew whom to tell."""
     for observer in _open:
+        failures.append(type(error).__name__)
         with contextlib.suppress(Exception):
             fails(observer, error)
+            failures.pop()
 
 
 def _install(session: Session) -> None:
