@@ -51,7 +51,7 @@ def set_up(packages, recordings, needs, text):
         install = " ".join(f'"{name}"' for name in lacks)
         raise NotSetUp(f"\n{said}\nInstall that with `%pip install {install}`, and run this cell again.")
     folder = Path(tempfile.mkdtemp())
-    zipfile.ZipFile(io.BytesIO(lzma.decompress(base64.b64decode(text)))).extractall(folder)
+    zipfile.ZipFile(io.BytesIO(lzma.decompress(base64.b85decode("".join(text.split()))))).extractall(folder)
     for name in wanted:
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_bytes((folder / name).read_bytes())

@@ -115,5 +115,5 @@ def needs(wheels: Iterable[Wheel]) -> dict[str, str]:
 @cache
 def packed(data: bytes) -> str:
     """The data as lines of text that stand in a notebook's cell without an escape."""
-    text = base64.b64encode(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)).decode()
+    text = base64.b85encode(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)).decode()
     return "\n".join(text[start : start + LINE] for start in range(0, len(text), LINE))
