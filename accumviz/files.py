@@ -101,11 +101,6 @@ class Writer:
     _nameless = _released = False
 
     @property
-    def is_open(self) -> bool:
-        """Whether a file is open, in the process that opened it."""
-        return self._file is not None and os.getpid() == self._process
-
-    @property
     def can_be_read(self) -> bool:
         """Whether `read` gives what was written: something was, and not to a pipe or a device."""
         return self.size > 0 and self._about is not None and stat.S_ISREG(self._about.st_mode)

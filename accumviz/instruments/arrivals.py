@@ -281,9 +281,9 @@ class Arrivals:
             return True
         if running.synced:
             changed = [i for i in changed if i not in running.synced]
-        unhooked = running.met if running.loose else leaves.unhooked
         fresh = [i for i in changed if not had[i] and leaves.present[i] and i not in met]
-        fresh = fresh if running.loose else [i for i in fresh if i in unhooked]
+        if not running.loose:
+            fresh = [i for i in fresh if i in leaves.unhooked]
         if not met and not fresh and not mine:
             return False  # another thread's training, not of these parameters
         leaves.read(running, fresh, "contribution")

@@ -284,11 +284,7 @@ class Recording:
             within = self._within()
         self._syncs.hook()
         if arrivals.by_opener(thread):
-            changed = arrivals.look(hook=True)
-            if self._syncs.manual:
-                changed = self._syncs.claim(changed)
-            if changed or self._capturing is not None:
-                self._edit(changed)
+            self._edits(hook=True)
         else:
             arrivals.share_with_threads()
         running = Backward(self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread)
@@ -426,11 +422,11 @@ class Recording:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _edits(self) -> None:
+    def _edits(self, *, hook: bool = False) -> None:
         arrivals = self._arrivals
         if not arrivals.by_opener(get_ident()):
             return
-        changed = arrivals.look()
+        changed = arrivals.look(hook=hook)
         if self._syncs.manual:
             changed = self._syncs.claim(changed)
         if changed or self._capturing is not None:
