@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import accumviz as av
 from accumviz.instruments import graphs, scopes
-from accumviz.instruments.buffer import Backward
+from accumviz.instruments.row import Backward
 from accumviz.instruments.callsite import CallSite, CallSites
 from accumviz.instruments.graphs import Graphs
 from accumviz.instruments.numbers import Wire
