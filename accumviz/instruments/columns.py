@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -17,62 +18,69 @@ _packers: dict[int, Callable[..., bytes]] = {}
 _numbers = struct.Struct(f"{len(NUMBERS)}d").pack
 
 
-class _Places:
+class _Sets:
     """Sets of places by number: most rows fill the same ones as the row before, and a place costs as much as a float.
 
-    `wide` is the length of a row in the array that has them.
+    `wide` is the length of a row in the array that has the places.
     """
 
     def __init__(self, wide: int) -> None:
         self.wide = wide
         self._numbers: dict[tuple[int, ...], int] = {}
-        self.sets: list[np.ndarray] = []
 
     def number(self, where: Sequence[int]) -> int:
         """The number of this set."""
         key = tuple(where)
         found = self._numbers.get(key)
         if found is None:
-            found = self._numbers[key] = len(self.sets)
-            self.sets.append(np.array(key, np.int64))
+            found = self._numbers[key] = len(self._numbers)
         return found
+
+    def places(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """Where in the flat array these rows' sets are, one after the other."""
+        lengths = np.array([len(key) for key in self._numbers])
+        flat = np.array([place for key in self._numbers for place in key], np.int64)
+        own = lengths[which]
+        before = np.cumsum(own) - own
+        within = np.arange(own.sum()) + np.repeat((np.cumsum(lengths) - lengths)[which] - before, own)
+        return np.asarray(flat[within] + np.repeat(rows * self.wide, own))
+
+
+# A row and a set as one number: a list of them is longer than a flat array, and two arrays cost twice as much.
+_SETS = 1 << 32
 
 
 class _Scattered:
     """Rows and what they fill: sets of places, and with `put` the numbers that go there."""
 
-    def __init__(self, places: _Places) -> None:
-        self._places = places
-        self._rows: list[int] = []
-        self._which: list[int] = []
+    def __init__(self, sets: _Sets) -> None:
+        self._sets = sets
+        self._filled = array("q")
         self._values = bytearray()
 
     def add(self, row: int, where: Sequence[int]) -> None:
-        self._which.append(self._places.number(where))
-        self._rows.append(row)
+        self._filled.append(row * _SETS + self._sets.number(where))
 
     def put(self, row: int, where: Sequence[int], values: Sequence[float]) -> None:
         pack = _packers.get(len(where))
         if pack is None:
             pack = _packers[len(where)] = struct.Struct(f"{len(where)}d").pack
         self._values += pack(*values)
-        self._which.append(self._places.number(where))
-        self._rows.append(row)
+        self._filled.append(row * _SETS + self._sets.number(where))
 
     def cut(self, rows: int) -> None:
         """Drop what is for the rows from here on, and numbers without a place."""
-        whole = next((n for n, row in enumerate(self._rows) if row >= rows), min(len(self._rows), len(self._which)))
-        del self._rows[whole:], self._which[whole:]
+        while self._filled and self._filled[-1] >= rows * _SETS:
+            self._filled.pop()
         if self._values:
             del self._values[8 * len(self.places()) :]
 
     def places(self) -> np.ndarray:
         """In the flat array, in the order in which they came."""
-        if not self._rows:
+        if not self._filled:
             return np.zeros(0, np.int64)
-        sets = [self._places.sets[which] for which in self._which]
-        starts = np.repeat(np.array(self._rows) * self._places.wide, [len(places) for places in sets])
-        return np.asarray(np.concatenate(sets) + starts)
+        filled = np.array(self._filled, np.int64)
+        return self._sets.places(filled // _SETS, filled % _SETS)
 
     def into(self, whole: np.ndarray) -> np.ndarray:
         """Put the numbers in their places, and return these; where one was given several numbers, it has the last."""
@@ -95,7 +103,7 @@ class Columns:
         self._within = {p: tuple(range(where.start, where.stop)) for p, where in slices.items()}
         self._before, self._exact_before = before, exact_before
         self._states = bytearray()
-        leaves, elements = _Places(count), _Places(self._elements)
+        leaves, elements = _Sets(count), _Sets(self._elements)
         self._contribution, self._grad = _Scattered(leaves), _Scattered(leaves)
         self._exact, self._exact_grad = _Scattered(elements), _Scattered(elements)
         # Small leaves whose elements are given, leaves whose `.grad` is what was contributed, and those that got

@@ -21,7 +21,7 @@ from accumviz.instruments.storage import readable
 _EXACT_TOTAL = 1024
 # Bytes of gradients that are still in a processor's cache when the next one arrives. Read there, a gradient
 # costs a fraction of what it costs from memory, and what was held for it is free for the next.
-HOT = 256 << 10
+HOT = 512 << 10
 
 _FLOAT, _STRIDED, _TENSOR = torch.float32, torch.strided, torch.Tensor
 Hook = Callable[[torch.Tensor | None], None]
