@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.ledger import PRESENT, Event, Ledger, Parameter
+from accumviz import given
+from accumviz.ledger import PRESENT, Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import heatmap, strips, style, words
 from accumviz.views.marks import Key, draw_heading, draw_legend, draw_rule, heading_height, legend_height
 from accumviz.views.sheet import INK, LINE, MUTED, Sheet, ThemedFigure, text_width
@@ -19,7 +20,7 @@ _ALONE = 23  # parts of one `.grad`; earlier ones are put together
 
 
 def timeline(
-    ledger: Ledger,
+    ledger: Ledger | Recorded,
     *,
     parameters: str | int | Iterable[str | int] | None = None,
     events: slice | Iterable[int] | None = None,
@@ -32,7 +33,8 @@ def timeline(
     `parameters` are names, indices or patterns (`"encoder.*"`), `events` a slice or indices,
     `width` the most CSS pixels it may take (72 to the inch in a saved file).
 
-    Raises `KeyError` for an unknown parameter, `IndexError` for an unknown event.
+    Raises `KeyError` for an unknown parameter, `IndexError` for an unknown event, `TypeError` and
+    `ValueError` for what is neither.
 
     >>> import accumviz as av
     >>> from accumviz.ledger import Parameter
@@ -42,6 +44,7 @@ def timeline(
     >>> av.timeline(ledger).words[1]
     'Event 0, backward: w receives −16, .grad −16.'
     """
+    ledger, width = recorded(ledger, "timeline"), given.above_zero("width", width, "CSS pixels")
     columns, chosen = _columns(ledger, parameters), _events(ledger, events)
     if not columns or not chosen:
         sheet = Sheet(min(width, 420), 40)
@@ -59,7 +62,7 @@ def _columns(ledger: Ledger, wanted: str | int | Iterable[str | int] | None) -> 
     if wanted is None:
         return list(range(len(ledger.parameters)))
     chosen: list[int] = []
-    for one in [wanted] if isinstance(wanted, (str, int)) else wanted:
+    for one in wanted if isinstance(wanted, Iterable) and not isinstance(wanted, str) else [wanted]:
         matches = [i for i, p in enumerate(ledger.parameters) if isinstance(one, str) and fnmatch.fnmatch(p.name, one)]
         chosen += matches or [ledger.index(one)]
     return list(dict.fromkeys(chosen))
@@ -67,12 +70,15 @@ def _columns(ledger: Ledger, wanted: str | int | Iterable[str | int] | None) -> 
 
 def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
     every = range(len(ledger))
-    if wanted is None or isinstance(wanted, slice):
-        return list(every[wanted or slice(None)])
+    said = f"events={wanted!r:.80}; expected a slice or indices of this ledger's {len(ledger)} events, as in events=[0]"
     try:
+        if wanted is None or isinstance(wanted, slice):
+            return list(every[wanted or slice(None)])
         return sorted({every[e] for e in wanted})
     except IndexError:
-        raise IndexError(f"events={wanted!r}; expected indices of this ledger's {len(ledger)} events") from None
+        raise IndexError(said) from None
+    except TypeError:
+        raise TypeError(said) from None
 
 
 class Segment(NamedTuple):
