@@ -154,7 +154,7 @@ def test_parameters_and_events_can_be_chosen() -> None:
 def test_an_unknown_choice_says_what_there_is(toy: Ledger) -> None:
     with pytest.raises(KeyError, match=r"no parameter 'v'.*nearest: w"):
         timeline(toy, parameters=["v"])
-    with pytest.raises(IndexError, match=r"expected indices of this ledger's 3 events"):
+    with pytest.raises(IndexError, match=r"indices of this ledger's 3 events"):
         timeline(toy, events=[7])
 
 
