@@ -173,6 +173,7 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     top = heading_height(ledger, events, column)
     shown = strips.shown(ledger, events)
     total = max(left + column * len(events) + 24, 400.0)
+    extents = _extents(ledger, columns, events)
     keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
     grads = (grad for p in columns for grad in _grads(ledger, p)[events] if np.isfinite(grad))
     if not all(_fitting(float(grad), column - 1, 11) for grad in grads):
@@ -181,6 +182,8 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
         not words.is_signed(ledger, p) and any(len(parts) > 1 for parts in segments(ledger, p, events)) for p in columns
     ):
         notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
+    if len(set(extents.values())) > 1:
+        notes.append("Each lane has a scale of its own.")
     bottom = top + lane * len(columns) + strips.STRIP * len(shown) + 12
     sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 6)
     grid = Grid(left, top, column, lane, events)
@@ -192,7 +195,7 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
             y, alpha = top + lane * row, 0.25 if p in foreign else 1.0
             draw_rule(sheet, ledger[e], grid.x(i), top=y, bottom=y + lane, alpha=alpha)
     for row, p in enumerate(columns):
-        _lane(sheet, grid, ledger, row, p)
+        _lane(sheet, grid, ledger, row, p, extents[p])
     for n, draw in enumerate(shown):
         draw(sheet, grid, ledger, top + lane * len(columns) + strips.STRIP * n)
     draw_legend(sheet, keys, notes, bottom)
@@ -254,11 +257,26 @@ def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float
     return needed
 
 
-def _lane(sheet: Sheet, grid: Grid, ledger: Ledger, row: int, p: int) -> None:
+def _extents(ledger: Ledger, columns: list[int], events: list[int]) -> dict[int, tuple[float, float]]:
+    """How far the bars of each lane reach; one parameter on several ranks is drawn to one scale."""
+    found: dict[int, tuple[float, float]] = {}
+    same: dict[str, list[int]] = {}
+    for p in columns:
+        signed, grads = words.is_signed(ledger, p), _grads(ledger, p)[events]
+        stacks = zip(segments(ledger, p, events), grads, strict=True)
+        found[p] = _extent([_heights(stack, float(grad), signed) for stack, grad in stacks], grads)
+        same.setdefault(words.on_any_rank(ledger.parameters[p].name), []).append(p)
+    for ranks in same.values():
+        reach = min(found[p][0] for p in ranks), max(found[p][1] for p in ranks)
+        found |= dict.fromkeys(ranks, reach)
+    return found
+
+
+def _lane(sheet: Sheet, grid: Grid, ledger: Ledger, row: int, p: int, extent: tuple[float, float]) -> None:
     parameter, top = ledger.parameters[p], grid.top + grid.lane * row
     signed, stacks = words.is_signed(ledger, p), segments(ledger, p, grid.events)
     grads = _grads(ledger, p)[grid.events]
-    low, high = _extent([_heights(stack, float(g), signed) for stack, g in zip(stacks, grads, strict=True)], grads)
+    low, high = extent
     span = (high - low) or 1.0
     # Room for a total beyond the end of a bar, on the sides that have bars.
     over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)
