@@ -12,7 +12,7 @@ from accumviz import given
 from accumviz.ledger import PRESENT, Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import heatmap, strips, style, words
 from accumviz.views.marks import Key, draw_heading, draw_legend, draw_rule, heading_height, legend_height
-from accumviz.views.sheet import INK, LINE, MUTED, Sheet, ThemedFigure, text_width
+from accumviz.views.sheet import INK, LINE, LIVE, MUTED, Sheet, ThemedFigure, text_width
 from accumviz.views.strips import Grid
 
 _MOST_LANES, _NARROWEST = 8, 27.0
@@ -156,7 +156,7 @@ def _present(ledger: Ledger, event: int, parameter: int) -> bool:
 
 def _left(ledger: Ledger, columns: Sequence[int]) -> float:
     names = [words.shorten(ledger.parameters[p].name, 18) for p in columns]
-    return max(64.0, *(text_width(name, 12.5, mono=True) + 26 for name in names))
+    return max(64.0, strips.left(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
 
 
 def _foreign(event: Event, parameter: Parameter) -> bool:
@@ -324,8 +324,12 @@ def _absent(sheet: Sheet, at: _Slot, below: bool) -> None:
 
 
 def _broken(sheet: Sheet, at: _Slot, grad: float) -> None:
-    sheet.box(at.x, at.top + 26, at.bar, at.lane - 36, edge=INK, hatch="///", line=1.2, z=3)
-    sheet.text(at.middle, at.top + 14, style.number(grad), points=12, bold=True, ha="center")
+    # Below the zero line where that stands so high that it would strike the number through.
+    low = at.zero < at.top + 26
+    box = (at.zero + 4, at.top + at.lane - 24 - at.zero - 4) if low else (at.top + 26, at.lane - 36)
+    sheet.box(at.x, box[0], at.bar, box[1], edge=INK, hatch="///", line=1.2, z=3)
+    number = at.top + (at.lane - 12 if low else 14)
+    sheet.text(at.middle, number, style.number(grad), points=12, bold=True, ha="center")
 
 
 def _bar(
@@ -339,7 +343,7 @@ def _bar(
         y = ends[up] - height if up else ends[up]
         ends[up] += -height if up else height
         color = colors.get(ledger[part.born].label, MUTED) if part.born >= 0 else MUTED
-        alpha, hatch = 1.0 if part.new else 0.0 if part.used else 0.36, "xx" if part.born < 0 else None
+        alpha, hatch = 1.0 if part.new else 0.0 if part.used else LIVE, "xx" if part.born < 0 else None
         sheet.box(
             at.x, y + 0.6, at.bar, max(height - 1.2, 0.8), fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch
         )
@@ -382,10 +386,10 @@ def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
     keys = [Key(words.shorten(label or "backward", 28), colors[label]) for label in seen] if len(seen) > 1 else []
     own = colors[seen[0]] if len(seen) == 1 else MUTED
     keys += [Key("added by this backward", own)] if any(s.new for s in parts) else []
-    keys += [Key("already in .grad", own, 0.36)] if any(not s.new and not s.used and s.born >= 0 for s in parts) else []
+    keys += [Key("already in .grad", own, LIVE)] if any(not s.new and not s.used and s.born >= 0 for s in parts) else []
     keys += [Key("already used by a step", own, 0.0)] if any(s.used for s in parts) else []
     unseen = "from other ranks" if ledger.of("sync") else "not from a recorded backward"
-    keys += [Key(unseen, MUTED, 0.36, "xx")] if any(s.born < 0 for s in parts) else []
+    keys += [Key(unseen, MUTED, LIVE, "xx")] if any(s.born < 0 for s in parts) else []
     keys += [Key(".grad after the event", INK, kind="total")]
     if any(ledger.unconsumed(e) for e in events):
         keys += [Key("erased before any step used it", INK, kind="cross")]

@@ -12,6 +12,7 @@ import pytest
 
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views.player import Player, play
+from accumviz.views.timeline import timeline
 from tests.toys import ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
@@ -263,3 +264,16 @@ def test_what_a_strong_colour_means_holds_in_both_modes(read: Callable[..., Any]
     said = read(play(named(NAMES)), mode=mode).locator(".av-in-time .av-note").inner_text()
     assert re.search(r"Stronger: a larger contribution", said)
     assert "Darker" not in said
+
+
+@pytest.mark.parametrize("theme", ["data-theme='dark'", "data-theme='light'", ""])
+def test_a_static_timeline_is_no_darker_than_its_page(watch: Open, tmp_path: Path, mode: str, theme: str) -> None:
+    figure = timeline(toy()).to_html()
+    text = f"<!doctype html><html {theme}><meta charset=utf-8><body>{figure}</body></html>"
+    (tmp_path / "page.html").write_text(text, "utf-8")
+    page = watch(mode=mode).page
+    page.goto((tmp_path / "page.html").as_uri())
+    alphas = page.locator(".av-figure path").evaluate_all("all => all.map(one => getComputedStyle(one).fillOpacity)")
+    dark = theme.count("dark") or (not theme and mode == "dark")
+    assert ("0.64" if dark else "0.36") in alphas
+    assert ("0.36" if dark else "0.64") not in alphas
