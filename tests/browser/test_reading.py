@@ -197,7 +197,9 @@ def test_one_parameter_on_several_ranks_is_drawn_to_one_scale(read: Callable[...
 
 
 def test_where_all_rows_have_one_scale_nothing_is_said_of_it(read: Callable[..., Any]) -> None:
-    assert "scale" not in read(play(toy())).locator(".av-frame").inner_text()
+    empty = Ledger.build([W, Parameter("b", (1,))], ROWS)  # a row without a bar has none
+    for player in (play(toy()), play(empty)):
+        assert "scale" not in read(player).locator(".av-frame").inner_text()
 
 
 @pytest.mark.parametrize("width", WIDTHS)

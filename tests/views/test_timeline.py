@@ -503,4 +503,6 @@ def test_one_parameter_on_several_ranks_has_one_scale() -> None:
 
 def test_lanes_of_different_scales_say_so() -> None:
     row = {"kind": "backward", "contribution": {"w": -16, "b": 0.5}, "grad": {"w": -16, "b": 0.5}}
-    assert "Each lane has a scale of its own." in texts(timeline(Ledger.build([W, Parameter("b", (1,))], [row])))
+    parameters = [W, Parameter("b", (1,))]
+    assert "Each lane has a scale of its own." in texts(timeline(Ledger.build(parameters, [row])))
+    assert "scale" not in " ".join(texts(timeline(Ledger.build(parameters, TOY)))), "a lane without a bar has none"

@@ -90,7 +90,10 @@ export class Ledger {
   }
 
   /** Whether bars of two rows cannot be compared by their lengths. */
-  get ownScales() { return new Set(this.rows.map(({ r }) => r.join())).size > 1; }
+  get ownScales() {
+    const drawn = this.rows.filter(({ r }) => r.some(Boolean));
+    return new Set(drawn.map(({ r }) => r.join())).size > 1;
+  }
 
   get parameters() { return this.rows.slice(0, this.count); }
   get groups() { return this.rows.slice(this.count); }
