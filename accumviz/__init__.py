@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +46,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would take every name for a 
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
-            said = f"module 'accumviz' has no attribute {name!r}; it has {', '.join(__all__)}"
-            raise AttributeError(said, name=name, obj=sys.modules[__name__])
+            raise AttributeError(f"module 'accumviz' has no attribute {name!r}; it has {', '.join(__all__)}")
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value
         return value
