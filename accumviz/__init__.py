@@ -42,12 +42,14 @@ _HOME = {
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one list of public names
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'accumviz' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker that saw it would take every name for a verb
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'accumviz' has no attribute {name!r}; it has {', '.join(__all__)}")
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from accumviz import given
+
 # class name -> (view module, function): html and text of one object; resolved only when a notebook asks.
 VIEWS = {
     "Ledger": ("accumviz.views.table", "ledger_html"),
@@ -40,6 +42,7 @@ class Displayed:
 
     def save_page(self, path: str | Path, title: str) -> None:
         """Write `to_html` as a page that any browser opens."""
+        given.file("path", path)
         head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         head += '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
         Path(path).write_text(f"{head}<body>{self.to_html()}</body></html>", "utf-8")

@@ -503,8 +503,10 @@ def load(path: str | Path, *, repair: bool = False) -> Any:
     >>> av.load(path).of("backward")[0].label
     'loss'
     """
-    from accumviz import graphfile, ledgerfile
+    from accumviz import given, graphfile, ledgerfile
 
+    given.file("path", path)
+    given.flag("repair", repair)
     reader = Reader(path, repair=repair)
     decoders: dict[str, Any] = {"ledger": ledgerfile.decode, "graph": graphfile.decode}
     if reader.kind not in decoders:

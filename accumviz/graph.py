@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from accumviz import files, graphfile
+from accumviz import files, given, graphfile
 from accumviz.display import VIEWS, Displayed
 
 _REPR_ROWS = 16
@@ -188,6 +188,8 @@ class Graph(Displayed):
         + AddBackward0
         saved bytes: +0
         """
+        if not isinstance(other, Graph):
+            raise TypeError(f"diff() was given {given.a(other)}; expected the graph to compare with, as from av.trace")
         mine, theirs = _keyed(self.nodes), _keyed(other.nodes)
         both = [(node, theirs[key]) for key, node in mine.items() if key in theirs]
         return Difference(
@@ -211,8 +213,7 @@ class Graph(Displayed):
         >>> [(node.module or node.op, node.operations, node.parameters) for node in folded]
         [('act', 1, 0), ('fc', 1, 1)]
         """
-        if depth < 1:
-            raise ValueError(f"depth is {depth}; expected 1 (the outermost modules) or more")
+        depth = given.whole("depth", depth, "how many levels of modules to fold, 1 for the outermost", least=1)
         classes: dict[str, str] = self.meta.get("classes", {})
 
         paths = {node.module: node.module.split(".") for node in self.nodes if node.module}
@@ -250,6 +251,7 @@ class Graph(Displayed):
 
     def collapse_slices(self, count: int = 100) -> Graph:
         """Fold the graph into at most `count` nodes: equal slices of an order in which gradients flow."""
+        count = given.whole("count", count, "the most nodes to keep", least=1)
         indegree = Counter(edge.target for edge in self.edges)
         targets: dict[int, list[int]] = {}
         for edge in self.edges:
@@ -297,6 +299,8 @@ class Graph(Displayed):
         Pages and drawings are written anew each time. A file of the last kind that is there is
         not replaced unless `overwrite` says so: `FileExistsError`.
         """
+        given.file("path", path)
+        given.flag("overwrite", overwrite)
         suffix = Path(path).suffix.lower()
         if suffix == ".html":
             self.save_page(path, f"Autograd graph: {_plural(len(self), 'node')}")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from accumviz import fates, files, ledgerfile, merging
+from accumviz import fates, files, given, ledgerfile, merging
 from accumviz.display import Displayed
 from accumviz.events import CHANGED, CONTRIBUTED, KINDS, PRESENT, Event, Events, Parameter
 from accumviz.fates import Fates, Window
@@ -26,7 +26,18 @@ __all__ = [
     "Ledger",
     "Parameter",
     "Provenance",
+    "Recorded",
+    "ledger_of",
+    "recorded",
 ]
+
+
+class Recorded(Protocol):
+    """What has a ledger: a recording, open or closed, and what `distribute` brings back."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that was recorded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +99,9 @@ class Ledger(Displayed):
         complete: bool = True,
     ) -> None:
         expected = (len(events), len(parameters))
-        for name, given in (("contribution", contribution), ("grad", grad), ("state", state)):
-            if given.shape != expected:
-                raise ValueError(f"{name} has shape {given.shape}, expected events × parameters {expected}")
+        for name, array in (("contribution", contribution), ("grad", grad), ("state", state)):
+            if array.shape != expected:
+                raise ValueError(f"{name} has shape {array.shape}, expected events × parameters {expected}")
         self.parameters = parameters
         self.events = events if isinstance(events, Events) else tuple(events)
         self.contribution = contribution.astype(np.float32, copy=False)
@@ -112,6 +123,8 @@ class Ledger(Displayed):
         `rows` holds one dict per event: the fields of `Event`, and by parameter name `contribution`
         (a number or a list, element by element) and `grad` (the same; absent: None).
         """
+        _check_rows(parameters, rows)
+        names = [parameter.name for parameter in parameters]
         shape = (len(rows), len(parameters))
         norms = {name: np.full(shape, np.nan, np.float32) for name in ("contribution", "grad")}
         exact = {
@@ -123,8 +136,11 @@ class Ledger(Displayed):
         for e, row in enumerate(rows):
             for which, name in enumerate(("contribution", "grad")):
                 for key, value in row.get(name, {}).items():
-                    p = next(i for i, parameter in enumerate(parameters) if parameter.name == key)
-                    values = np.broadcast_to(np.ravel(np.asarray(value, float)), (parameters[p].numel,))
+                    if key not in names:
+                        near = given.nearest(str(key), names)
+                        raise KeyError(f"rows[{e}] has a {name} of {key!r}, which is no parameter; nearest: {near}")
+                    p = names.index(key)
+                    values = _elements(f"rows[{e}][{name!r}][{key!r}]", value, parameters[p].numel)
                     norms[name][e, p] = np.sqrt((values**2).sum())
                     exact[p][which][e] = values
                     state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
@@ -132,10 +148,10 @@ class Ledger(Displayed):
         return cls(tuple(parameters), tuple(events), norms["contribution"], norms["grad"], state, exact, **kwargs)
 
     @classmethod
-    def merge(cls, ledgers: Iterable[Ledger | str | Path]) -> Ledger:
+    def merge(cls, ledgers: Iterable[Ledger | Recorded | str | Path]) -> Ledger:
         """Put the ledgers of several ranks into one, in which events and parameters say their rank.
 
-        `ledgers` are ledgers, or the files that `record(..., path=...)` wrote on each rank. Each
+        `ledgers` are ledgers, recordings, or the files that `record(..., path=...)` wrote on each rank. Each
         rank's events keep their order; a collective that all ranks took part in is one event.
         Raises `ValueError` when there is none, or when two are of the same rank.
 
@@ -144,7 +160,10 @@ class Ledger(Displayed):
         >>> [(e.kind, e.rank) for e in Ledger.merge([one, two])]
         [('backward', 0), ('backward', 1)]
         """
-        return merging.merge([files.load(x) if isinstance(x, str | Path) else x for x in ledgers])
+        if isinstance(ledgers, str | Path | Ledger) or not isinstance(ledgers, Iterable):
+            raise TypeError(f"merge() was given {given.a(ledgers)}; expected a list of the ranks' ledgers or files")
+        opened = (files.load(one) if isinstance(one, str | Path) else one for one in ledgers)
+        return merging.merge([recorded(one, "merge") for one in opened])
 
     def __len__(self) -> int:
         return len(self.events)
@@ -153,7 +172,25 @@ class Ledger(Displayed):
         return iter(self.events)
 
     def __getitem__(self, index: int) -> Event:
-        return self.events[index]
+        try:
+            return self.events[index]
+        except (IndexError, TypeError):
+            if isinstance(index, slice):
+                raise
+            return self.events[self._place(index)]
+
+    def _place(self, event: int) -> int:
+        """The number of an event, counted from the end where it is negative."""
+        try:
+            return range(len(self))[event]
+        except IndexError:
+            there = f"expected 0 to {len(self) - 1}, or -1 for the last" if len(self) else "it has no events"
+            raise IndexError(f"no event {event} in this ledger; {there}") from None
+        except TypeError:
+            raise TypeError(
+                f"event={event!r:.80}; expected its number, as in ledger[0]; "
+                "ledger.of('step') gives the events of a kind, ledger.values('w') the numbers of a parameter"
+            ) from None
 
     @cached_property
     def columns(self) -> Events:
@@ -179,16 +216,31 @@ class Ledger(Displayed):
     def index(self, parameter: str | int) -> int:
         """The column of a parameter, by name, alias or index.
 
-        Raises `KeyError` with the nearest names when there is none.
+        Raises `KeyError` with the nearest names when there is none, `IndexError` for a column beyond
+        the last, `TypeError` for anything else.
         """
-        if isinstance(parameter, int):
-            return range(len(self.parameters))[parameter]
+        if not isinstance(parameter, str):
+            return self._column(parameter)
         for i, candidate in enumerate(self.parameters):
             if parameter == candidate.name or parameter in candidate.aliases:
                 return i
-        names = [p.name for p in self.parameters]
-        near = difflib.get_close_matches(parameter, names, n=3, cutoff=0.3) or names[:3]
-        raise KeyError(f"no parameter {parameter!r} in this ledger; nearest: {', '.join(near)}")
+        near = given.nearest(parameter, (p.name for p in self.parameters))
+        raise KeyError(f"no parameter {parameter!r} in this ledger; nearest: {near}")
+
+    def _column(self, number: int) -> int:
+        count = len(self.parameters)
+        try:
+            if not isinstance(number, bool):
+                return range(count)[number]
+        except IndexError:
+            there = f"expected 0 to {count - 1}, or a name" if count else "it has none"
+            raise IndexError(f"no parameter {number} in this ledger; {there}") from None
+        except TypeError:
+            pass
+        raise TypeError(
+            f"parameter={number!r:.80}; expected a name or a column's number; "
+            f"there are: {', '.join(p.name for p in self.parameters[:3]) or 'none'}"
+        )
 
     def values(self, parameter: str | int, of: str = "grad") -> np.ndarray:
         """Element by element, what `.grad` held after each event (or `of="contribution"`).
@@ -217,17 +269,18 @@ class Ledger(Displayed):
         Returns indices of events; -1 is the last event, as in a list.
         """
         p = self.index(parameter)
-        event = range(len(self))[event]
+        event = self._place(event)
         born = np.flatnonzero(self.state[: event + 1, p] & CONTRIBUTED)
         erased = self.fates.erased[born, p]
         return [int(b) for b in born[(erased < 0) | (erased > event)]]
 
     def unconsumed(self, event: int) -> dict[str, list[int]]:
         """The contributions, by parameter, that this event erased before any step had used them."""
+        event = self._place(event)
         if self.columns.where("kind", "sync")[event]:  # it hands them on
             return {}
         ends, columns, births = self._unconsumed
-        here = slice(*np.searchsorted(ends, [range(len(self))[event], range(len(self))[event] + 1]))
+        here = slice(*np.searchsorted(ends, [event, event + 1]))
         found: dict[str, list[int]] = {}
         for p, born in zip(columns[here].tolist(), births[here].tolist(), strict=True):
             found.setdefault(self.parameters[p].name, []).append(born)
@@ -311,6 +364,8 @@ class Ledger(Displayed):
         A page is written anew each time, since it can be made again. A ledger that is there is
         not replaced unless `overwrite` says so: `FileExistsError`. The file appears when it is whole.
         """
+        given.file("path", path)
+        given.flag("overwrite", overwrite)
         if str(path).endswith(".html"):
             self.save_page(path, "Ledger")
             return
@@ -344,6 +399,57 @@ class Ledger(Displayed):
             more = max(len(self) - 12, 0), max(len(self.parameters) - 4, 0)
             lines.append("  … {} more events, {} more parameters".format(*more))
         return "\n".join(lines)
+
+
+def ledger_of(source: Any) -> Ledger | None:
+    """What is a ledger, or the ledger of what has one, such as a recording; None for anything else."""
+    found = source if isinstance(source, Ledger) else getattr(source, "ledger", None)
+    return found if isinstance(found, Ledger) else None
+
+
+def recorded(source: Any, verb: str) -> Ledger:
+    """The ledger of what a verb was given. Raises `TypeError` for what has none."""
+    found = ledger_of(source)
+    if found is None:
+        raise TypeError(
+            f"{verb}() was given {given.a(source)}; expected a recording or a ledger: what record(...) gave, "
+            "or av.load('run.ledger')"
+        )
+    return found
+
+
+def _check_rows(parameters: Any, rows: Any) -> None:
+    """What `build` was given. Raises `TypeError`."""
+    for name, listed, kind, example in (
+        ("parameters", parameters, Parameter, "[Parameter('w', shape=(1,))]"),
+        ("rows", rows, Mapping, "[dict(kind='backward', grad={'w': -16})]"),
+    ):
+        if not isinstance(listed, Sequence):
+            raise TypeError(f"{name} is {given.a(listed)}; expected a list, as in {example}")
+        for i, one in enumerate(listed):
+            if not isinstance(one, kind):
+                raise TypeError(f"{name}[{i}] is {given.a(one)}; expected each as in {example}")
+    fields = [*(f.name for f in dataclasses.fields(Event) if f.name != "index"), "contribution", "grad"]
+    for e, row in enumerate(rows):
+        strange = [key for key in row if key not in fields]
+        if strange or "kind" not in row:
+            what = f"has {strange[0]!r}" if strange else "has no 'kind'"
+            raise TypeError(f"rows[{e}] {what}; expected 'kind' and any of {', '.join(fields[1:])}")
+        for name in ("contribution", "grad"):
+            if not isinstance(row.get(name, {}), Mapping):
+                raise TypeError(f"rows[{e}][{name!r}] is {given.a(row[name])}; expected {{parameter: number or list}}")
+
+
+def _elements(where: str, value: Any, count: int) -> np.ndarray:
+    """The elements of one parameter; one number stands for all of them."""
+    expected = f"expected a number, or a list of {count}" if count != 1 else "expected a number"
+    try:
+        found = np.ravel(np.asarray(value, float))
+    except (TypeError, ValueError):
+        raise TypeError(f"{where} is {value!r:.80}; {expected}") from None
+    if found.size not in (1, count):
+        raise ValueError(f"{where} has {found.size} numbers; {expected}")
+    return np.broadcast_to(found, (count,))
 
 
 def _told(stopped: Any) -> str:

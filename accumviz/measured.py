@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from accumviz import given
 from accumviz.display import Displayed
 
 FORMAT = 1
@@ -134,7 +135,7 @@ def checked(values: Any, source: str) -> dict[str, Any]:
     {'full batch': 2.0}
     """
     if not isinstance(values, Mapping):
-        raise TypeError(f"{source} is a {type(values).__name__}; expected {_FORMS}")
+        raise TypeError(f"{source} is {given.a(values)}; expected {_FORMS}")
     kinds = {_kind(cell) for row in values.values() for cell in (row.values() if _table(row) else [row])}
     if not values or len(kinds) != 1 or len({_table(row) for row in values.values()}) != 1:
         raise ValueError(f"{source} is {_shown(values)}; expected one of {_FORMS}, the same form throughout")
@@ -257,8 +258,8 @@ def write(path: str | Path, runs: Mapping[str, Run]) -> None:
         }
         for name, run in sorted(runs.items())
     }
-    for name, given in content.items():
-        _run(name, given)
+    for name, told in content.items():
+        _run(name, told)
     text = json.dumps({"format": FORMAT, "runs": content}, indent=1, ensure_ascii=False, allow_nan=False)
     # Numbers of one series in one line, so that a new recording is a diff that can be read.
     text = re.sub(r"\[[^\[\]{}]*\]", lambda series: re.sub(r"\s*\n\s*", " ", series[0]), text)

@@ -107,7 +107,7 @@ def test_folding_at_depth_one_keeps_one_node_per_outermost_module() -> None:
 
 
 def test_folding_needs_a_depth_of_at_least_one() -> None:
-    with pytest.raises(ValueError, match="expected 1"):
+    with pytest.raises(ValueError, match="depth=0; expected"):
         modules().collapse_modules(0)
 
 

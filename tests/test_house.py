@@ -17,7 +17,7 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-DATA = {"accumviz.ledger", "accumviz.graph", "accumviz.files", "accumviz.measured", "accumviz.doctor"}
+DATA = {"accumviz.given", "accumviz.ledger", "accumviz.graph", "accumviz.files", "accumviz.measured", "accumviz.doctor"}
 
 
 def imports(module: str, *, while_loading: bool = False) -> set[str]:

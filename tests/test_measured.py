@@ -83,7 +83,7 @@ def test_a_strange_file_is_named_with_what_is_wrong_and_what_to_do(tmp_path: Pat
     ("changed", "said"),
     [
         ({"values": {}}, "expected one of {label: number}"),
-        ({"values": None}, "NoneType"),
+        ({"values": None}, "is None"),
         ({"values": {"a": "1e3"}}, "'1e3'; expected a number"),
         ({"values": {"a": True}}, "True; expected a number"),
         ({"values": {"a": 10**400}}, "a float can hold"),

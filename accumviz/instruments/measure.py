@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accumviz import measured
+from accumviz import given, measured
 from accumviz.measured import NAME, Measured, RecordingFileError, Run
 
 # `make recordings` sets these: the folder that takes the runs, and the commit they are made with.
@@ -46,14 +46,23 @@ def measure(
     >>> measured.here.values
     {'bytes': 256.0}
     """
+    if not callable(f):
+        raise TypeError(f"measure() was given {given.a(f)}; expected a function of a device that returns numbers")
+    if says is not None and not callable(says):
+        raise TypeError(f"says is {given.a(says)}; expected a function that makes a sentence of what was measured")
+    if not isinstance(unit, str):
+        raise TypeError(f"unit={unit!r:.80}; expected a text such as 's' or 'bytes'")
+    for which, settings in (("cpu", cpu), ("cuda", cuda)):
+        if settings is not None and not isinstance(settings, Mapping):
+            raise TypeError(f"{which}={settings!r:.80}; expected arguments by name, as in {which}={{'samples': 64}}")
     path, key = _place(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     into = os.environ.get(FOLDER)
     if into and (missing := why_no_gpu()):
         raise RuntimeError(missing)
-    settings = dict((cpu if device == "cpu" else cuda) or {})
-    values = measured.checked(f(device, **settings), f"what {getattr(f, '__name__', 'f')}({device!r}) returned")
-    here = Run(values, **_made(device), settings=settings)
+    passed = dict((cpu if device == "cpu" else cuda) or {})
+    values = measured.checked(f(device, **passed), f"what {getattr(f, '__name__', 'f')}({device!r}) returned")
+    here = Run(values, **_made(device), settings=passed)
     if into:
         target = Path(into, path.name)
         measured.write(target, {**measured.read(target), key: here})

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from accumviz.given import a
 from accumviz.instruments.callsite import variable
 from accumviz.instruments.optimizers import is_optimizer
 from accumviz.instruments.sharded import Shard, Shards, local, units
@@ -111,7 +112,7 @@ def _add(named: Named, item: Any, prefix: str, group: str, frame: FrameType | No
     elif isinstance(item, Mapping):
         for name, value in item.items():
             if not isinstance(value, torch.Tensor):
-                raise TypeError(f"cannot record {name!r}, a {type(value).__name__}; expected a tensor in the dict")
+                raise TypeError(f"cannot record {name!r}, {a(value)}; expected a tensor in the dict")
             named.add(join(str(name)), value, group)
     elif isinstance(item, Iterable) and not isinstance(item, str | bytes):
         for n, value in enumerate(item):
@@ -122,7 +123,7 @@ def _add(named: Named, item: Any, prefix: str, group: str, frame: FrameType | No
             else:
                 _add(named, value, prefix, group, frame)
     else:
-        raise TypeError(f"cannot record {item!r:.80}, a {type(item).__name__}; {_EXPECTED}")
+        raise TypeError(f"cannot record {item!r:.80}, {a(item)}; {_EXPECTED}")
 
 
 def _add_wholes(named: Named, module: torch.nn.Module) -> None:

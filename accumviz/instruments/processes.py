@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accumviz import files
+from accumviz import files, given
 from accumviz.instruments import ranks as child
 from accumviz.instruments.parcels import pack
 from accumviz.ledger import Ledger
@@ -95,10 +95,10 @@ def distribute(function: Callable[..., Any], *, ranks: int = 2, timeout: float =
     >>> distribute(add, ranks=2, value=10).returned
     (30.0, 30.0)
     """
-    if not isinstance(ranks, int) or ranks < 1:
-        raise ValueError(f"ranks={ranks!r}; expected how many processes to start, 1 or more")
-    if timeout <= 0:
-        raise ValueError(f"timeout={timeout!r}; expected seconds, more than 0")
+    if not callable(function):
+        raise TypeError(f"distribute() was given {given.a(function)}; expected the function that each rank calls")
+    ranks = given.whole("ranks", ranks, "how many processes to start", least=1)
+    timeout = given.above_zero("timeout", timeout, "seconds")
     if os.name != "posix":
         raise RuntimeError("distribute needs Linux or macOS; on Windows, use WSL, or torchrun with record(..., path=)")
     parcel = pack(function, kwargs)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from pathlib import Path
 from typing import Any
 
+from accumviz import given
 from accumviz.instruments import versions
 from accumviz.instruments.naming import collect
 from accumviz.instruments.recording import Recording
@@ -68,8 +70,19 @@ def record(
     [-16.0, -20.0]
     """
     versions.check()
-    if exact < 0:
-        raise ValueError(f"exact={exact}; expected the largest number of elements to keep one by one, 0 or more")
+    exact = given.whole("exact", exact, "the largest number of elements to keep one by one")
+    given.flag("memory", memory, or_none=True)
+    for name, value in (("graphs", graphs), ("overwrite", overwrite), ("sources", sources)):
+        given.flag(name, value)
+    if path is not None:
+        given.file("path", path)
+    for name, value in groups.items():
+        meant = difflib.get_close_matches(name, ("path", "exact", "memory", "graphs", "overwrite", "sources"), n=1)
+        if meant and isinstance(value, int | float | str | Path | None):
+            raise TypeError(
+                f"{name}={value!r:.80} is no option and no group of parameters; "
+                f"expected {meant[0]}=..., or a group as in record(G=generator)"
+            )
     frame = sys._getframe(1)
     return Recording(
         collect(objects, groups, frame),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from inspect import signature
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.nn import Module
 
+from accumviz import given
 from accumviz.graph import Edge, Graph, Node, Saved
 from accumviz.instruments import memory
 from accumviz.instruments.callsite import variables
@@ -61,15 +63,22 @@ def trace(
        1  MulBackward0          ()     float32  8 B    6      12
        2  AccumulateGrad  w     ()     float32         3      24
     """
+    given.flag("values", values)
+    if names is not None and not (
+        isinstance(names, Mapping)
+        and all(isinstance(name, str) and isinstance(one, torch.Tensor) for name, one in names.items())
+    ):
+        raise TypeError(f"names={names!r:.80}; expected tensors by name, as in names={{'y_hat': y_hat}}")
     frame = sys._getframe(1)
     with torch._C.DisableTorchFunctionSubclass():
         scopes = module if isinstance(module, Scopes) else Scopes(_roots_of(module, frame))
     frames: list[FrameType] = [frame]
     watched: Watch | None = None
     if len(tensors) == 1 and callable(tensors[0]) and not isinstance(tensors[0], (torch.Tensor, Module)):
+        _check_function(tensors[0])
         tensors, frames, watched = _run(tensors[0], scopes, frame, values)
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        flat = [(t, f"argument {i}") for i, given in enumerate(tensors) for t in _flatten(given)]
+        flat = [(t, f"argument {i}") for i, one in enumerate(tensors) for t in _flatten(one)]
         labels = Labels(frames, names or {})
         roots = [_check(tensor, where, labels) for tensor, where in flat]
         if not roots:
@@ -77,6 +86,22 @@ def trace(
         walk = walk_of(roots)
         found, slopes, notes = _numbers(walk, labels, watched) if values else ({}, {}, [])
         return read(walk, labels, scopes, found, slopes, notes)
+
+
+def _check_function(function: Callable[..., Any]) -> None:
+    """Raise `TypeError` for a function that cannot be called without arguments."""
+    with suppress(ValueError):  # of one that says nothing of its arguments
+        wanted = [
+            p.name
+            for p in signature(function).parameters.values()
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        if wanted:
+            name = getattr(function, "__name__", type(function).__name__)
+            raise TypeError(
+                f"trace() was given {name}, which wants {', '.join(wanted)}; expected a tensor, or a function without "
+                f"arguments, as in av.trace(lambda: {name}({', '.join(wanted)}))"
+            )
 
 
 def _roots_of(module: Module | Mapping[str, Module] | None, frame: FrameType) -> dict[str, Module]:
@@ -87,7 +112,7 @@ def _roots_of(module: Module | Mapping[str, Module] | None, frame: FrameType) ->
         if isinstance(module, Mapping) and all(isinstance(m, Module) for m in module.values()):
             return dict(module)
         raise TypeError(
-            f"module is a {type(module).__name__}; expected a torch.nn.Module, "
+            f"module is {given.a(module)}; expected a torch.nn.Module, "
             "a dict of them by name, or the scopes of `with modules(model) as scopes:`"
         )
     found = {name: v for name, v in variables(frame) if issubclass(type(v), Module)}
@@ -143,7 +168,7 @@ def _check(tensor: Any, where: str, labels: Labels) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         inside = ", ".join(k for k, v in getattr(tensor, "__dict__", {}).items() if isinstance(v, torch.Tensor))
         hint = f"pass one of its tensors ({inside})" if inside else "pass the tensor you call backward on"
-        raise TypeError(f"{where} is a {type(tensor).__name__}; expected a tensor with a grad_fn: {hint}")
+        raise TypeError(f"{where} is {given.a(tensor)}; expected a tensor with a grad_fn: {hint}")
     if tensor.grad_fn is not None:
         return tensor
     name = labels.name(tensor) or where

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from accumviz import given
 from accumviz.views.graphcss import STYLE
 from accumviz.views.layout import graphviz
 
@@ -49,7 +50,7 @@ def svg_from_dot(source: Any, alt: str = "") -> Drawing:
     """
     text = getattr(source, "source", source)
     if not isinstance(text, str):
-        raise TypeError(f"source is a {type(source).__name__}; expected DOT text or an object with .source")
+        raise TypeError(f"source is {given.a(source)}; expected DOT text or an object with .source")
     # Graphviz knows how wide Courier is; of "monospace" it knows nothing and leaves too little room
     drawn = graphviz(re.sub(r'fontname="?monospace"?', "fontname=Courier", text), "svg")
     labels = [html.unescape(label) for label in re.findall(r"<text[^>]*>([^<]*)</text>", drawn)]

@@ -15,8 +15,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from accumviz import given
 from accumviz.display import Displayed
-from accumviz.ledger import Ledger
+from accumviz.ledger import Ledger, ledger_of
 from accumviz.views import outcome, style, words
 from accumviz.views.payload import encode, identity
 from accumviz.views.player import STATIC, Player, assets, play, save_alone
@@ -180,7 +181,7 @@ class Explorer(Displayed):
 
 
 def explore(
-    experiment: Callable[..., Any],
+    experiment: Callable[..., Any] | Mapping[str, Any],
     *,
     start: Mapping[str, Any] | None = None,
     against: Mapping[str, Any] | None = None,
@@ -194,7 +195,8 @@ def explore(
     shown with the run. Numbers become a slider, True and False a switch, all else a select;
     functions go by their names. `start` is shown first, `against` opens a second run beside it,
     with a meter of the difference. A choice for which the experiment raises shows what was
-    raised; the others work.
+    raised; the others work. Runs that are there already are given by name instead, as in
+    `explore({"divided": recording, "undivided": other})`.
 
     Raises `ValueError` for more than `most` runs and for values that are missing or repeated,
     `TypeError` for an experiment that returns something else, and what the experiment raised when
@@ -212,8 +214,16 @@ def explore(
     """
     from tqdm.auto import tqdm
 
+    if isinstance(experiment, Mapping) and experiment and not choices:
+        choices, experiment = {"run": list(experiment)}, _NamedRuns(dict(experiment))
     if not callable(experiment):
-        raise TypeError(f"explore() was given a {type(experiment).__name__}; expected a function that records one run")
+        raise TypeError(
+            f"explore() was given {given.a(experiment)}; expected a function that records one run, or runs by name"
+        )
+    for name, chosen in (("start", start), ("against", against)):
+        if chosen is not None and not isinstance(chosen, Mapping):
+            raise TypeError(f"{name}={chosen!r:.80}; expected a value for a choice, by name, as in {name}={{'k': 4}}")
+    most = given.whole("most", most, "how many runs to allow", least=1)
     grid = _grid(choices, most)
     begin = positions("start", dict(start or {}), grid)
     beside = None if against is None else positions("against", dict(start or {}) | dict(against), grid)
@@ -248,12 +258,22 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
     parts = list(result) if isinstance(result, tuple) else [result]
     if len(parts) > 1 and isinstance(parts[-1], Mapping) and all(isinstance(key, str) for key in parts[-1]):
         figures = parts.pop()
-    ledger = getattr(parts[0], "ledger", parts[0]) if parts else None
+    ledger = ledger_of(parts[0]) if parts else None
     graphs = parts[1] if len(parts) == 2 else getattr(parts[0], "graphs", None) if parts else None
-    if not isinstance(ledger, Ledger) or len(parts) > 2:
-        raise TypeError(f"the experiment returned a {type(result).__name__}; expected {_EXPECTED}")
+    if ledger is None or len(parts) > 2:
+        raise TypeError(f"the experiment returned {given.a(result)}; expected {_EXPECTED}")
     told = [*outcome.figures(ledger), *((words.literal(name), label(value)) for name, value in figures.items())]
     return Run(choice, play(ledger, graphs), told)
+
+
+@dataclass(frozen=True)
+class _NamedRuns:
+    """Runs that were made already, as the experiment that returns the one that is asked for."""
+
+    runs: Mapping[str, Any]
+
+    def __call__(self, run: str) -> Any:
+        return self.runs[run]
 
 
 def _let_go(failure: BaseException | None) -> None:

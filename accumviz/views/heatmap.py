@@ -61,7 +61,9 @@ def cells(ledger: Ledger, columns: Sequence[int], events: Sequence[int], per_row
 def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Sheet:
     """Draw the heat map of these parameters (columns of the ledger) and events."""
     groups = group_rows([ledger.parameters[p].name for p in columns])
-    left = min(196.0, max(72.0, *(text_width(words.shorten(g.name, 24), 11.5, mono=True) + 24 for g in groups)))
+    strips = _strips(ledger, events)
+    beside = (text_width(words.shorten(g.name, 24), 11.5, mono=True) + 24 for g in groups)
+    left = min(196.0, max(72.0, *beside, *(text_width(told, 11.5) + 12 for told, _ in strips)))
     room = width - left - _RIGHT
     per_column, per_row = math.ceil(len(events) / room), math.ceil(len(columns) / _BODY)
     data = cells(ledger, columns, events, per_row, per_column)
@@ -71,7 +73,6 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
     per_event = wide / per_column
     named = per_event >= 15
     top = 26 + (heading_height(ledger, events, per_event) if named else 16)
-    strips = _strips(ledger, events)
     numbers = per_column == per_row == 1 and wide >= 46 and tall >= 15
     low, high = _range(data.norm)
     keys, notes = _legend(ledger, data, columns, events, per_row=per_row, per_column=per_column, low=low, plot=plot)

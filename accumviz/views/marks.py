@@ -80,7 +80,7 @@ def heading_height(ledger: Ledger, events: list[int], column: float) -> float:
     """How many pixels the headings of these events take above columns of this width."""
     if column >= _UPRIGHT:
         return 50.0
-    return 14 + max(text_width(_title(ledger[e]), _POINTS) for e in events)
+    return 14 + max(text_width(_title(ledger[e]), _POINTS, bold=ledger[e].kind != "backward") for e in events)
 
 
 def draw_heading(

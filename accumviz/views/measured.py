@@ -178,7 +178,13 @@ def _curves(
     series, titles = _seen(runs.values()), list(runs)
     rows = {title: run.rows() for title, run in runs.items()}
     most = _most(row[name] for table in rows.values() for row in table.values() for name in series)
-    head, body = f'<th scope="col">{_safe(" and ".join(_called(measured, title) for title in titles))}</th>', {}
+    lengths = {len(row[name]) for table in rows.values() for row in table.values() for name in series}
+    # What stands for an axis: all rows of a table share it.
+    axis = f"0 to {amount(most, measured.unit)}" + (
+        f", over {words.counted(lengths.pop(), 'value')}" if len(lengths) == 1 else ""
+    )
+    called = _safe(" and ".join(_called(measured, title) for title in titles))
+    head, body = f'<th scope="col">{called}<span class="av-each">{_safe(axis)}</span></th>', {}
     for i, name in enumerate(series):
         key = _svg(_level([1.0], 1.0, i, "currentColor", 18, 10), 10, 18)
         head += f'<th class="av-n" scope="col">{key}{_marked(name)}, at most</th>'

@@ -256,7 +256,19 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
         ranks = {s.index: s.details.get("ranks", 1) for s in words.averaged(ledger, p)}
         if ranks:
             row["y"] = [[i, 1 / ranks[e]] for i, e in enumerate(chosen.tolist()) if e in ranks]
+    _to_one_scale(found)
     return {name: column.ravel() for name, column in columns.items()}, found
+
+
+def _to_one_scale(rows: list[dict[str, Any]]) -> None:
+    """What is one parameter on several ranks is compared, and so drawn to one scale."""
+    ranges: dict[str, list[list[Any]]] = {}
+    for row in rows:
+        ranges.setdefault(words.on_any_rank(row["n"]), []).append(row["r"])
+    for same in ranges.values():
+        reach = [min(low for low, _ in same), max(high for _, high in same)]
+        for one in same:
+            one[:] = reach
 
 
 def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:

@@ -8,9 +8,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from accumviz import given
 from accumviz.display import Displayed
 from accumviz.graph import Graph
-from accumviz.ledger import Ledger
+from accumviz.ledger import Ledger, Recorded, recorded
 from accumviz.views import style, words
 from accumviz.views.dot import lines_of, simplify
 from accumviz.views.payload import encode, identity, ledger_data
@@ -117,22 +118,27 @@ class Player(Displayed):
         return f"Player: {', '.join(parts) or 'nothing'}; a notebook shows it, .save('run.html') writes a page"
 
 
-def play(ledger: Ledger | Graph | None, graph: Graph | Mapping[int, Graph] | None = None) -> Player:
+def play(ledger: Ledger | Recorded | Graph | None, graph: Graph | Mapping[int, Graph] | None = None) -> Player:
     """Show code, graph, `.grad` and timeline under one scrubber, with no kernel.
 
-    `graph` is one graph for all backwards, or each backward's own by its event's index. Either
-    of the two may be missing: `play(ledger)` has no graph pane, `play(graph)` nothing else.
-    Raises `TypeError` for anything else.
+    `ledger` may be the recording, whose own graphs are shown where none are given. `graph` is one
+    graph for all backwards, or each backward's own by its event's index. Either of the two may be
+    missing: `play(ledger)` has no graph pane, `play(graph)` nothing else.
+    Raises `TypeError` for anything else, `ValueError` for the graph of an event that is no backward.
 
     >>> play(Ledger.build([], []))
     Player: 0 events, 0 parameters; a notebook shows it, .save('run.html') writes a page
     """
     if isinstance(ledger, Graph) and graph is None:
         ledger, graph = None, ledger
-    if not isinstance(ledger, Ledger | None) or (graph is None and ledger is None):
-        given = "nothing" if ledger is None else f"a {type(ledger).__name__}"
-        hint = "; a recording's ledger is `recording.ledger`" if hasattr(ledger, "ledger") else ""
-        raise TypeError(f"play() was given {given}; expected a ledger, a graph, or both{hint}")
+    if isinstance(ledger, Graph) or (graph is None and ledger is None):
+        what = "nothing" if ledger is None else "two graphs"
+        raise TypeError(
+            f"play() was given {what}; expected a recording or a ledger, a graph, or both: play(ledger, graph)"
+        )
+    if ledger is not None:
+        graph = getattr(ledger, "graphs", None) if graph is None else graph
+        ledger = recorded(ledger, "play")
     if graph is None:
         return Player(ledger, {})
     if isinstance(graph, Graph):
@@ -141,17 +147,24 @@ def play(ledger: Ledger | Graph | None, graph: Graph | Mapping[int, Graph] | Non
         backwards = [event.index for event in ledger.of("backward")]
         note = "One graph was given; every backward shows it." if len(backwards) > 1 else ""
         return Player(ledger, dict.fromkeys(backwards, graph), note)
-    if not isinstance(graph, Mapping) or not all(isinstance(g, Graph) for g in graph.values()):
-        raise TypeError(f"graph is a {type(graph).__name__}; expected a Graph, or a mapping event -> Graph")
+    if not isinstance(graph, Mapping):
+        raise TypeError(f"graph is {given.a(graph)}; expected a Graph as from av.trace, or a dict of them by event")
+    for event, one in graph.items():
+        if not isinstance(one, Graph):
+            raise TypeError(f"graph[{event!r}] is {given.a(one)}; expected a Graph, as from av.trace: leave it out")
     if ledger is not None:
         alien = [event for event in graph if event not in range(len(ledger)) or ledger[event].kind != "backward"]
         if alien:
-            raise ValueError(f"graph has the event {alien[0]!r}, which is no backward of this ledger")
+            known = ", ".join(str(event.index) for event in ledger.of("backward")[:8]) or "none"
+            raise ValueError(
+                f"graph has the event {alien[0]!r}, which is no backward of this ledger; its backwards are: {known}"
+            )
     return Player(ledger, {int(event): one for event, one in graph.items()})
 
 
 def save_alone(shown: Displayed, path: str | Path, title: str) -> None:
     """Write a page of its own, with the two grounds that a book or a notebook has anyway."""
+    given.file("path", path)
     if Path(path).suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"save({str(path)!r}); this is saved as a page: expected a name that ends in .html")
     head = (

@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from accumviz import given
 from accumviz.display import Displayed
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.ledger import CONTRIBUTED, PRESENT, Event, ledger_of
 from accumviz.views import style, words
 
 Value: TypeAlias = "float | bool | str | None"
@@ -102,7 +103,7 @@ def predict(
         raise ValueError(f"tolerance={tolerance!r}; expected a share of the answer from 0 to below 1, as in 0.005")
     if not (reveal is None or isinstance(reveal, str) or any(hasattr(reveal, name) for name in _REPRS)):
         raise TypeError(
-            f"reveal is a {type(reveal).__name__}, which shows no HTML ({', '.join(_REPRS)}); "
+            f"reveal is {given.a(reveal)}, which shows no HTML ({', '.join(_REPRS)}); "
             "expected something like accumviz.timeline(ledger), or a text"
         )
     answer = _recorded(answer_from)
@@ -118,7 +119,7 @@ def _recorded(source: Any) -> Value:
     if callable(source) and not hasattr(source, "item"):
         source = source()
         if callable(source):
-            raise TypeError(f"answer_from returned a {type(source).__name__}; expected a function that returns a value")
+            raise TypeError(f"answer_from returned {given.a(source)}; expected a function that returns a value")
         return _recorded(source)
     answer = _value(source, "answer_from")
     if isinstance(answer, float) and math.isnan(answer):
@@ -131,12 +132,13 @@ def _recorded(source: Any) -> Value:
 
 def _from_ledger(source: tuple[Any, ...]) -> Value:
     what: Any = source[3] if len(source) == 4 else "grad"
-    if len(source) not in (3, 4) or not isinstance(source[0], Ledger) or what not in ("grad", "contribution"):
+    ledger = ledger_of(source[0]) if source else None
+    if len(source) not in (3, 4) or ledger is None or what not in ("grad", "contribution"):
         raise TypeError(
             f"answer_from is a tuple of {', '.join(type(part).__name__ for part in source) or 'nothing'}; expected "
             "(ledger, event, parameter), and perhaps 'contribution', as in (ledger, 1, 'w')"
         )
-    ledger, event, parameter = source[:3]
+    event, parameter = source[1:3]
     column = ledger.index(parameter)
     try:
         row = range(len(ledger))[event.index if isinstance(event, Event) else event]
@@ -159,7 +161,7 @@ def _value(source: Any, name: str) -> Value:
     except (TypeError, ValueError, RuntimeError):
         shape = f" of shape {tuple(source.shape)}" if hasattr(source, "shape") else ""
         raise TypeError(
-            f"{name} is a {type(source).__name__}{shape}; expected one number, None, a bool or one of the choices: "
+            f"{name} is {given.a(source)}{shape}; expected one number, None, a bool or one of the choices: "
             "pick one element, as in ledger.values('w')[1][0]"
         ) from None
 
@@ -169,8 +171,10 @@ def _offered(choices: Iterable[Any] | None, answer: Value, tolerance: float) -> 
         if isinstance(answer, str):
             raise ValueError(f"the answer is the text {answer!r}; expected choices=[...] with it among them")
         return (True, False) if isinstance(answer, bool) else ()
-    if isinstance(choices, (str, bytes)):
-        raise TypeError(f"choices={choices!r} is one text; expected a list of answers")
+    if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable):
+        raise TypeError(
+            f"choices={choices!r:.80} is {given.a(choices)}; expected a list of answers, as in choices=[0, 1]"
+        )
     offered = tuple(_value(choice, "a choice") for choice in choices)
     if len({_said(choice) for choice in offered}) < max(2, len(offered)):
         shown = ", ".join(map(_said, offered)) or "nothing"
@@ -189,7 +193,7 @@ def _reasons(
     because: Mapping[Any, str] | None, answer: Value, offered: tuple[Value, ...], tolerance: float
 ) -> tuple[tuple[Value, str], ...]:
     if because is not None and not isinstance(because, Mapping):
-        raise TypeError(f"because is a {type(because).__name__}; expected {{wrong answer: what lies behind it}}")
+        raise TypeError(f"because is {given.a(because)}; expected {{wrong answer: what lies behind it}}")
     reasons: list[tuple[Value, str]] = []
     for key, text in (because or {}).items():
         if not isinstance(text, str) or not text.strip():

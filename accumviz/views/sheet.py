@@ -22,10 +22,12 @@ from accumviz.views import style
 
 # Sentinels: what a saved file shows in these inks, a page shows in its own.
 INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
+# How opaque a part of `.grad` is that no step has used and no new backward added.
+LIVE = 0.36
 _PAGE_INKS = {INK: "currentColor", MUTED: "var(--av-muted)", LINE: "var(--av-line)"}
 _SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
 # DejaVu is among the widest fonts: a text that fits in it fits in what the page uses.
-_EM = {False: 0.61, True: 0.61}
+_EM, _BOLD_EM = {False: 0.61, True: 0.61}, 0.7
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "accumviz",
@@ -34,6 +36,9 @@ _SETTINGS: Any = {
     "path.effects": [],
 }
 _CSS = """
+:root[data-theme="dark"] .accumviz, [data-jp-theme-light="false"] .accumviz { --av-live: 0.64; }
+@media (prefers-color-scheme: dark) {
+  :root:not([data-theme]) :not([data-jp-theme-light]) > .accumviz { --av-live: 0.64; } }
 .accumviz .av-scroll { overflow-x: auto; max-width: 100%; }
 .accumviz .av-figure { display: block; height: auto; max-width: 100%; }
 .accumviz details.av-words { font-size: 0.8125rem; color: var(--av-muted); margin-top: 0.25rem; }
@@ -117,13 +122,15 @@ def _themed(tag: str, used: set[str], prefix: str) -> str:
     # In style declarations, not in presentation attributes: those know no var().
     for ink, page in _PAGE_INKS.items():
         tag = tag.replace(f": {ink}", f": {page}")
+    # What is live in `.grad` is pale; on a dark ground as pale a colour would be near black.
+    tag = tag.replace(f"fill-opacity: {LIVE}", f"fill-opacity: var(--av-live, {LIVE})")
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag) if " d=" in tag else tag  # a hundredth of a pixel is enough
     return re.sub(r"'DejaVu Sans( Mono)?'[^;\"]*", lambda m: style.MONO if m[1] else style.FONT, tag)
 
 
-def text_width(text: str, points: float = 12, *, mono: bool = False) -> float:
+def text_width(text: str, points: float = 12, *, mono: bool = False, bold: bool = False) -> float:
     """How wide a text is at most, in pixels: room for it, whatever font the page has."""
-    return len(text) * points * _EM[mono]
+    return len(text) * points * (_BOLD_EM if bold else _EM[mono])
 
 
 class Sheet:

@@ -42,6 +42,12 @@ def shown(ledger: Ledger, events: Sequence[int]) -> list[Strip]:
     return [strip for strip, measured in found if measured]
 
 
+def left(ledger: Ledger) -> float:
+    """How many pixels the names of the strips take beside them."""
+    told = {_saved: "tensors", _allocated: "on device"}
+    return max([0.0, *(text_width(told[strip], 11.5) + 22 for strip in shown(ledger, range(len(ledger))))])
+
+
 def keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     """What the legend says of them."""
     found = [Key("bytes before → after backward", MUTED, 0.7)] if _saved in shown(ledger, events) else []

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.ledger import PRESENT, Event, Ledger, Parameter
+from accumviz import given
+from accumviz.ledger import PRESENT, Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import heatmap, strips, style, words
 from accumviz.views.marks import Key, draw_heading, draw_legend, draw_rule, heading_height, legend_height
-from accumviz.views.sheet import INK, LINE, MUTED, Sheet, ThemedFigure, text_width
+from accumviz.views.sheet import INK, LINE, LIVE, MUTED, Sheet, ThemedFigure, text_width
 from accumviz.views.strips import Grid
 
 _MOST_LANES, _NARROWEST = 8, 27.0
@@ -19,7 +20,7 @@ _ALONE = 23  # parts of one `.grad`; earlier ones are put together
 
 
 def timeline(
-    ledger: Ledger,
+    ledger: Ledger | Recorded,
     *,
     parameters: str | int | Iterable[str | int] | None = None,
     events: slice | Iterable[int] | None = None,
@@ -32,7 +33,8 @@ def timeline(
     `parameters` are names, indices or patterns (`"encoder.*"`), `events` a slice or indices,
     `width` the most CSS pixels it may take (72 to the inch in a saved file).
 
-    Raises `KeyError` for an unknown parameter, `IndexError` for an unknown event.
+    Raises `KeyError` for an unknown parameter, `IndexError` for an unknown event, `TypeError` and
+    `ValueError` for what is neither.
 
     >>> import accumviz as av
     >>> from accumviz.ledger import Parameter
@@ -42,6 +44,7 @@ def timeline(
     >>> av.timeline(ledger).words[1]
     'Event 0, backward: w receives −16, .grad −16.'
     """
+    ledger, width = recorded(ledger, "timeline"), given.above_zero("width", width, "CSS pixels")
     columns, chosen = _columns(ledger, parameters), _events(ledger, events)
     if not columns or not chosen:
         sheet = Sheet(min(width, 420), 40)
@@ -59,7 +62,7 @@ def _columns(ledger: Ledger, wanted: str | int | Iterable[str | int] | None) -> 
     if wanted is None:
         return list(range(len(ledger.parameters)))
     chosen: list[int] = []
-    for one in [wanted] if isinstance(wanted, (str, int)) else wanted:
+    for one in wanted if isinstance(wanted, Iterable) and not isinstance(wanted, str) else [wanted]:
         matches = [i for i, p in enumerate(ledger.parameters) if isinstance(one, str) and fnmatch.fnmatch(p.name, one)]
         chosen += matches or [ledger.index(one)]
     return list(dict.fromkeys(chosen))
@@ -67,12 +70,15 @@ def _columns(ledger: Ledger, wanted: str | int | Iterable[str | int] | None) -> 
 
 def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
     every = range(len(ledger))
-    if wanted is None or isinstance(wanted, slice):
-        return list(every[wanted or slice(None)])
+    said = f"events={wanted!r:.80}; expected a slice or indices of this ledger's {len(ledger)} events, as in events=[0]"
     try:
+        if wanted is None or isinstance(wanted, slice):
+            return list(every[wanted or slice(None)])
         return sorted({every[e] for e in wanted})
     except IndexError:
-        raise IndexError(f"events={wanted!r}; expected indices of this ledger's {len(ledger)} events") from None
+        raise IndexError(said) from None
+    except TypeError:
+        raise TypeError(said) from None
 
 
 class Segment(NamedTuple):
@@ -150,7 +156,7 @@ def _present(ledger: Ledger, event: int, parameter: int) -> bool:
 
 def _left(ledger: Ledger, columns: Sequence[int]) -> float:
     names = [words.shorten(ledger.parameters[p].name, 18) for p in columns]
-    return max(64.0, *(text_width(name, 12.5, mono=True) + 26 for name in names))
+    return max(64.0, strips.left(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
 
 
 def _foreign(event: Event, parameter: Parameter) -> bool:
@@ -167,6 +173,7 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     top = heading_height(ledger, events, column)
     shown = strips.shown(ledger, events)
     total = max(left + column * len(events) + 24, 400.0)
+    extents = _extents(ledger, columns, events)
     keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
     grads = (grad for p in columns for grad in _grads(ledger, p)[events] if np.isfinite(grad))
     if not all(_fitting(float(grad), column - 1, 11) for grad in grads):
@@ -175,6 +182,8 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
         not words.is_signed(ledger, p) and any(len(parts) > 1 for parts in segments(ledger, p, events)) for p in columns
     ):
         notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
+    if len({reach for reach in extents.values() if any(reach)}) > 1:
+        notes.append("Each lane has a scale of its own.")
     bottom = top + lane * len(columns) + strips.STRIP * len(shown) + 12
     sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 6)
     grid = Grid(left, top, column, lane, events)
@@ -186,7 +195,7 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
             y, alpha = top + lane * row, 0.25 if p in foreign else 1.0
             draw_rule(sheet, ledger[e], grid.x(i), top=y, bottom=y + lane, alpha=alpha)
     for row, p in enumerate(columns):
-        _lane(sheet, grid, ledger, row, p)
+        _lane(sheet, grid, ledger, row, p, extents[p])
     for n, draw in enumerate(shown):
         draw(sheet, grid, ledger, top + lane * len(columns) + strips.STRIP * n)
     draw_legend(sheet, keys, notes, bottom)
@@ -248,11 +257,26 @@ def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float
     return needed
 
 
-def _lane(sheet: Sheet, grid: Grid, ledger: Ledger, row: int, p: int) -> None:
+def _extents(ledger: Ledger, columns: list[int], events: list[int]) -> dict[int, tuple[float, float]]:
+    """How far the bars of each lane reach; one parameter on several ranks is drawn to one scale."""
+    found: dict[int, tuple[float, float]] = {}
+    same: dict[str, list[int]] = {}
+    for p in columns:
+        signed, grads = words.is_signed(ledger, p), _grads(ledger, p)[events]
+        stacks = zip(segments(ledger, p, events), grads, strict=True)
+        found[p] = _extent([_heights(stack, float(grad), signed) for stack, grad in stacks], grads)
+        same.setdefault(words.on_any_rank(ledger.parameters[p].name), []).append(p)
+    for ranks in same.values():
+        reach = min(found[p][0] for p in ranks), max(found[p][1] for p in ranks)
+        found |= dict.fromkeys(ranks, reach)
+    return found
+
+
+def _lane(sheet: Sheet, grid: Grid, ledger: Ledger, row: int, p: int, extent: tuple[float, float]) -> None:
     parameter, top = ledger.parameters[p], grid.top + grid.lane * row
     signed, stacks = words.is_signed(ledger, p), segments(ledger, p, grid.events)
     grads = _grads(ledger, p)[grid.events]
-    low, high = _extent([_heights(stack, float(g), signed) for stack, g in zip(stacks, grads, strict=True)], grads)
+    low, high = extent
     span = (high - low) or 1.0
     # Room for a total beyond the end of a bar, on the sides that have bars.
     over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)
@@ -300,8 +324,12 @@ def _absent(sheet: Sheet, at: _Slot, below: bool) -> None:
 
 
 def _broken(sheet: Sheet, at: _Slot, grad: float) -> None:
-    sheet.box(at.x, at.top + 26, at.bar, at.lane - 36, edge=INK, hatch="///", line=1.2, z=3)
-    sheet.text(at.middle, at.top + 14, style.number(grad), points=12, bold=True, ha="center")
+    # Below the zero line where that stands so high that it would strike the number through.
+    low = at.zero < at.top + 26
+    box = (at.zero + 4, at.top + at.lane - 24 - at.zero - 4) if low else (at.top + 26, at.lane - 36)
+    sheet.box(at.x, box[0], at.bar, box[1], edge=INK, hatch="///", line=1.2, z=3)
+    number = at.top + (at.lane - 12 if low else 14)
+    sheet.text(at.middle, number, style.number(grad), points=12, bold=True, ha="center")
 
 
 def _bar(
@@ -315,7 +343,7 @@ def _bar(
         y = ends[up] - height if up else ends[up]
         ends[up] += -height if up else height
         color = colors.get(ledger[part.born].label, MUTED) if part.born >= 0 else MUTED
-        alpha, hatch = 1.0 if part.new else 0.0 if part.used else 0.36, "xx" if part.born < 0 else None
+        alpha, hatch = 1.0 if part.new else 0.0 if part.used else LIVE, "xx" if part.born < 0 else None
         sheet.box(
             at.x, y + 0.6, at.bar, max(height - 1.2, 0.8), fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch
         )
@@ -358,10 +386,10 @@ def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
     keys = [Key(words.shorten(label or "backward", 28), colors[label]) for label in seen] if len(seen) > 1 else []
     own = colors[seen[0]] if len(seen) == 1 else MUTED
     keys += [Key("added by this backward", own)] if any(s.new for s in parts) else []
-    keys += [Key("already in .grad", own, 0.36)] if any(not s.new and not s.used and s.born >= 0 for s in parts) else []
+    keys += [Key("already in .grad", own, LIVE)] if any(not s.new and not s.used and s.born >= 0 for s in parts) else []
     keys += [Key("already used by a step", own, 0.0)] if any(s.used for s in parts) else []
     unseen = "from other ranks" if ledger.of("sync") else "not from a recorded backward"
-    keys += [Key(unseen, MUTED, 0.36, "xx")] if any(s.born < 0 for s in parts) else []
+    keys += [Key(unseen, MUTED, LIVE, "xx")] if any(s.born < 0 for s in parts) else []
     keys += [Key(".grad after the event", INK, kind="total")]
     if any(ledger.unconsumed(e) for e in events):
         keys += [Key("erased before any step used it", INK, kind="cross")]

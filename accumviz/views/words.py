@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,6 +35,15 @@ def shorten(text: str, limit: int) -> str:
         return text
     tail = (limit - 1 + 1) // 2
     return text[: max(limit - 1 - tail, 1)] + "…" + text[len(text) - tail :]
+
+
+def on_any_rank(name: str) -> str:
+    """A parameter's name without the rank that a merged ledger puts before it.
+
+    >>> on_any_rank("rank 1 · fc.weight"), on_any_rank("fc.weight")
+    ('fc.weight', 'fc.weight')
+    """
+    return re.sub(r"^rank \d+ · ", "", name)
 
 
 def counted(count: int, noun: str) -> str:

@@ -65,7 +65,7 @@ def test_rows_of_code_are_indented_as_their_source_is(watch: Open, tmp_path: Pat
     explore(experiment, k=[2, 4]).save(tmp_path / "explorer.html")
     # As in a book or a notebook: a fragment among others, below rules of the host's own.
     fragment = play(toy()).to_html() + explore(experiment, k=[2, 4]).to_html()
-    host = "<style>code { white-space: pre-wrap } .host code { white-space: normal }</style>"
+    host = "<style>code { white-space: pre } .host code { white-space: normal }</style>"
     (tmp_path / "host.html").write_text(f"<!doctype html>{host}<div class='host'>{fragment}</div>", "utf-8")
     for name, least in (("player", 5), ("explorer", 5), ("host", 10)):
         page = watch(mode=mode).page
@@ -73,7 +73,7 @@ def test_rows_of_code_are_indented_as_their_source_is(watch: Open, tmp_path: Pat
         page.locator(".av-frame").last.wait_for()
         lines = page.locator(CODE_LINES).evaluate_all(_LINES)
         assert len(lines) >= least
-        assert {style for _, _, style in lines} == {"pre"}
+        assert {style for _, _, style in lines} == {"pre-wrap"}
         for start in range(0, len(lines), 5):
             (_, margin, _), *inside = lines[start : start + 3]
             letter = (inside[0][1] - margin) / 4
@@ -154,6 +154,8 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
     look()
     slider.fill("1")
     page.get_by_role("button", name="Show one run").first.click()
+    look()
+    page.emulate_media(color_scheme="dark")
     look()
     of_ours = {selector: n for selector, n in found.items() if not selector.startswith((".av-graph", "html", "["))}
     assert len(of_ours) > 150

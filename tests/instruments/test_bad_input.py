@@ -57,9 +57,9 @@ class Fails(torch.autograd.Function):
         ((torch.ones(2),), ValueError, "requires_grad_()"),
         ((leaf() * 2,), ValueError, "not a leaf"),
         (("model",), TypeError, "cannot record 'model', a str; expected a module"),
-        ((3,), TypeError, "cannot record 3, a int; expected a module"),
+        ((3,), TypeError, "cannot record 3, an int; expected a module"),
         ((None,), TypeError, "cannot record None"),
-        (({"w": 3},), TypeError, "cannot record 'w', a int; expected a tensor"),
+        (({"w": 3},), TypeError, "cannot record 'w', an int; expected a tensor"),
     ],
 )
 def test_what_holds_no_parameters_is_refused_with_what_was_expected(objects: Any, error: Any, says: str) -> None:

@@ -151,7 +151,7 @@ def test_a_name_that_is_no_chapter_and_run_is_refused(name: Any) -> None:
 @pytest.mark.parametrize(
     ("returned", "error", "said"),
     [
-        (None, TypeError, "is a NoneType; expected"),
+        (None, TypeError, "is None; expected"),
         ({"a": torch.tensor(1.0)}, TypeError, r"take \.item\(\)"),
         ({"a": [1, 2]}, TypeError, "a list belongs to a series"),
         ({}, ValueError, "expected one of"),

@@ -400,7 +400,7 @@ def test_a_trace_keeps_no_tensor_alive() -> None:
         (lambda: (torch.ones(1, requires_grad=True),), ValueError, "is a leaf"),
         (lambda: (torch.ones(1),), ValueError, r"no grad_fn: it was computed under torch.no_grad\(\)"),
         (lambda: (torch.ones(1).long(),), ValueError, "only floating-point"),
-        (lambda: (lambda: None,), TypeError, "is a NoneType"),
+        (lambda: (lambda: None,), TypeError, "is None"),
     ],
 )
 def test_bad_input_says_what_was_passed_and_what_to_do(make: Any, error: type[Exception], message: str) -> None:

@@ -92,9 +92,9 @@ def test_a_series_that_no_run_has_is_no_row_and_is_named_below() -> None:
     assert rows(html)[-2:] == ["detach saved 1 KiB", "recompute saved 2 KiB"]
 
 
-def test_curves_say_their_most_and_every_number_in_words() -> None:
+def test_curves_say_their_measure_their_most_and_every_number_in_words() -> None:
     html = measured_html(Measured("a/b", Run(CURVES), unit="bytes"))
-    assert rows(html) == ["CPU saved, at most", "full batch 4 KiB", "micro-batches 2 KiB"]
+    assert rows(html) == ["CPU 0 to 4 KiB, over 3 values saved, at most", "full batch 4 KiB", "micro-batches 2 KiB"]
     assert "this run, micro-batches, saved: 1 KiB, 2 KiB, –" in text(html)
     assert "Not measured on this device: allocated." in text(html)
 

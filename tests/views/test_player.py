@@ -192,7 +192,7 @@ def test_graphs_without_a_ledger_and_ledgers_without_events() -> None:
 
 
 def test_what_cannot_be_played_is_named() -> None:
-    with pytest.raises(TypeError, match="a dict; expected a ledger"):
+    with pytest.raises(TypeError, match="a dict; expected a recording or a ledger"):
         play({"not": "a ledger"})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="nothing"):
         play(None)

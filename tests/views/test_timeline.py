@@ -154,7 +154,7 @@ def test_parameters_and_events_can_be_chosen() -> None:
 def test_an_unknown_choice_says_what_there_is(toy: Ledger) -> None:
     with pytest.raises(KeyError, match=r"no parameter 'v'.*nearest: w"):
         timeline(toy, parameters=["v"])
-    with pytest.raises(IndexError, match=r"expected indices of this ledger's 3 events"):
+    with pytest.raises(IndexError, match=r"indices of this ledger's 3 events"):
         timeline(toy, events=[7])
 
 
@@ -425,3 +425,84 @@ def test_very_many_live_parts_are_drawn_as_few_and_lose_nothing() -> None:
     assert sum(part.amount for part in parts) == pytest.approx(ledger.values("w")[399, 0])
     assert [part.born for part in parts[-23:]] == list(range(377, 400))
     assert len(timeline(ledger, events=[398, 399]).to_html()) < 60_000
+
+
+def boxes(figure: ThemedFigure) -> list[tuple[str, Any]]:
+    """Each text of a figure and the box that it takes, in pixels from the top left."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer, scale = FigureCanvasAgg(figure).get_renderer(), 72 / figure.dpi
+    height = figure.get_size_inches()[1] * 72
+    found = []
+    for text in figure.axes[0].texts:
+        box = text.get_window_extent(renderer)
+        found.append(
+            (text.get_text(), (box.x0 * scale, height - box.y1 * scale, box.x1 * scale, height - box.y0 * scale))
+        )
+    return found
+
+
+def overlap(one: Any, other: Any) -> bool:
+    return bool(one[0] < other[2] and other[0] < one[2] and one[1] < other[3] - 1 and other[1] < one[3] - 1)
+
+
+def test_no_line_strikes_a_number_through_that_is_not_finite() -> None:
+    never = {"kind": "backward", "contribution": {"w": -1, "b": -np.inf}, "grad": {"w": -1, "b": -np.inf}}
+    figure = timeline(Ledger.build([W, Parameter("b", (1,))], [never] * 2))
+    struck = [line.get_ydata()[0] for line in figure.axes[0].lines if len(set(line.get_ydata())) == 1]
+    numbers = [box for text, box in boxes(figure) if text == "−∞"]
+    height = figure.get_size_inches()[1] * 72
+    assert len(numbers) == 2
+    assert height > 0
+    for _, top, _, bottom in numbers:
+        assert not [y for y in struck if top + 2 < y < bottom - 2]
+
+
+@pytest.mark.parametrize("events", [24, 100])
+def test_nothing_beside_or_above_a_heat_map_is_cut_off_or_printed_over(events: int) -> None:
+    one = large(events, 12)
+    rows = [
+        Event(e.index, e.kind, "AdamW" if e.kind != "backward" else "loss", saved_before=1e6 * e.index, saved_after=0.0)
+        for e in one
+    ]
+    short = tuple(Parameter(f"w{p}", (8, 8), optimizers=(0,)) for p in range(12))
+    figure = timeline(Ledger(short, rows, one.contribution, one.grad, one.state))
+    found = boxes(figure)
+    assert all(x0 >= 0 for _, (x0, *_) in found), [text for text, box in found if box[0] < 0]
+    assert any(text == "saved tensors" for text, _ in found)
+    (summary,) = [box for text, box in found if "parameters ×" in text]
+    assert [text for text, box in found if "parameters ×" not in text and overlap(summary, box)] == []
+
+
+def test_names_of_strips_are_whole() -> None:
+    rows = [{**row, "allocated": 1e6, "peak": 2e6} for row in TOY]
+    found = boxes(timeline(Ledger.build([W], rows)))
+    assert {"tensors", "on device"} <= {text for text, _ in found}
+    assert all(x0 >= 0 for _, (x0, *_) in found), [text for text, box in found if box[0] < 0]
+
+
+def test_one_parameter_on_several_ranks_has_one_scale() -> None:
+    def rank(number: int, added: float) -> Ledger:
+        sync = {"kind": "sync", "details": {"op": "all_reduce", "ranks": 2}, "grad": {"w": -28.0}}
+        return Ledger.build(
+            [W], [{**TOY[0], "contribution": {"w": added}, "grad": {"w": added}}, sync], meta={"rank": number}
+        )
+
+    figure = timeline(Ledger.merge([rank(0, -16.0), rank(1, -40.0)]))
+    # the thick line that ends a bar, below the thin one from which it hangs
+    thin, thick = (
+        [line for line in figure.axes[0].lines if line.get_linewidth() == width and len(set(line.get_ydata())) == 1]
+        for width in (0.9, 2.6)
+    )
+    zeros, last = sorted({float(line.get_ydata()[0]) for line in thin})[:2], max(line.get_xdata()[1] for line in thick)
+    ends = sorted(float(line.get_ydata()[0]) for line in thick if line.get_xdata()[1] == last)
+    assert len(ends) == 2
+    assert ends[0] - zeros[0] == pytest.approx(ends[1] - zeros[1], rel=0.01), "equal numbers are equally long"
+    assert "scale" not in " ".join(texts(figure))
+
+
+def test_lanes_of_different_scales_say_so() -> None:
+    row = {"kind": "backward", "contribution": {"w": -16, "b": 0.5}, "grad": {"w": -16, "b": 0.5}}
+    parameters = [W, Parameter("b", (1,))]
+    assert "Each lane has a scale of its own." in texts(timeline(Ledger.build(parameters, [row])))
+    assert "scale" not in " ".join(texts(timeline(Ledger.build(parameters, TOY)))), "a lane without a bar has none"

@@ -6,7 +6,7 @@
 
 import { lost } from "./fates.js";
 import { h, put } from "./dom.js";
-import { counted, number, shorten } from "./numbers.js";
+import { counted, number } from "./numbers.js";
 import { drawn, fewer, look } from "./parts.js";
 import { contributionText, gradText } from "./words.js";
 
@@ -22,7 +22,7 @@ import { contributionText, gradText } from "./words.js";
  */
 
 /** @param {App} app @param {number} tall @param {(row: Row) => void} choose */
-export function barOf({ ledger, data }, tall, choose) {
+export function barOf({ ledger }, tall, choose) {
   const name = h("span.av-of");
   const zero = h("i.av-zero");
   const end = h("i.av-end");
@@ -43,7 +43,7 @@ export function barOf({ ledger, data }, tall, choose) {
     const told = part.told || number(part.amount, row.signed ? 4 : 3);
     piece.className = `av-part av-${look(part)}`;
     piece.style.cssText = `left: ${left}; width: ${100 * share}%; --av-c: ${color}; color: ${ink}`;
-    piece.textContent = share * width > told.length * 7 + 6 ? told : "";
+    piece.replaceChildren(share * width > told.length * 7 + 6 ? h("span", {}, told) : "");
   }
   /**
    * Positive parts grow to the right of zero, negative ones to the left.
@@ -69,9 +69,11 @@ export function barOf({ ledger, data }, tall, choose) {
   function fillNames({ row, e, open, letters }) {
     const sign = row.in ? (open ? "▾ " : "▸ ") : "";
     const about = row.in ? `: ${counted(row.in[1] - row.in[0], "parameter")}` : `, shape (${row.d.join(", ")})`;
-    name.textContent = sign + shorten(row.n.slice(data.cut), letters);
+    name.textContent = sign + ledger.name(row, Math.floor(letters) - sign.length);
     name.title = row.n + about;
-    total.textContent = gradText(ledger, e, row);
+    total.textContent = total.title = gradText(ledger, e, row);
+    // Elements without room stand in the title, and in words once the row is selected.
+    if (row.x && total.scrollWidth > total.clientWidth) total.textContent = `‖·‖ ${number(row.g[e])}`;
     const unused = row.in ? [] : lost(row.fates, e);
     const told = unused.length === 1 ? contributionText(ledger, unused[0], row) : counted(unused.length, "part");
     bar.dataset.lost = unused.length ? `× ${told} unused` : "";

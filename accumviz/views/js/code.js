@@ -6,12 +6,22 @@
 import { h, pane, reveal, scrolls } from "./dom.js";
 import { counted } from "./numbers.js";
 
+/** Where a line may go on below: behind brackets, commas and the dots between names. */
+const SEAMS = /(?<=[([,]|[\p{L}_)\]]\.)(?=[\p{L}\d_("'[])/u;
+
+/** @param {string} text @returns {(string | Node)[]} */
+const seamed = (text) => text.split(SEAMS).flatMap((piece, i) => (i ? [h("wbr"), piece] : [piece]));
+
 /** @param {Piece} part */
-const colored = (part) => (typeof part === "string" ? part : h(`span.av-${part[0]}`, {}, part[1]));
+const colored = (part) => (typeof part === "string" ? seamed(part) : [h(`span.av-${part[0]}`, {}, ...seamed(part[1]))]);
 
 /** One line, and the events that happened there. @param {App} app @param {number[] | undefined} mine */
 function lineOf({ ledger, go, at }, mine, /** @type {number} */ n, /** @type {Piece[]} */ parts) {
-  const text = h("code", {}, ...parts.map(colored));
+  const source = parts.map((part) => (typeof part === "string" ? part : part[1])).join("");
+  const [margin] = source.match(/^\s*/) ?? [""];
+  // A line that is too long goes on below, further in than it began.
+  const further = `--av-in: ${margin.replaceAll("\t", " ".repeat(8)).length + 4}ch`;
+  const text = h("code", { style: further }, ...parts.flatMap(colored));
   const no = String(n || "⋯");
   if (!mine) return h("li.av-line", {}, h("span.av-no", {}, no), text);
   const next = () => go({ e: mine.find((e) => e > at().e) ?? mine[0] });

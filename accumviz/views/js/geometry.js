@@ -26,7 +26,7 @@ const NARROWEST = 18;
  * @returns {Geometry}
  */
 export function geometry(width, events, parameters, letters, saved) {
-  const left = clamp(14 + 6.8 * Math.max(5, letters), 52, width < 480 ? 92 : 172);
+  const left = clamp(14 + 6.8 * Math.max(5, letters), 52, clamp(0.38 * width, 92, 172));
   const column = Math.min((width - left - 2) / events, 112);
   const bars = parameters <= FEW && column >= NARROWEST;
   const words = bars && column >= 74;

@@ -7,7 +7,7 @@
 import { barOf } from "./bar.js";
 import { KEYS_ARE_MINE, h, own, pane, put, reveal, vertical } from "./dom.js";
 import { clamp } from "./numbers.js";
-import { equation } from "./words.js";
+import { OWN_SCALES, equation } from "./words.js";
 
 /**
  * Until which event a row's `.grad` has come: it is as it was until its AccumulateGrad, or its module, has run.
@@ -104,7 +104,10 @@ export function gradPane(app) {
 
   /** @param {At} state @param {(row: Row) => number} when */
   function explain({ p }, when) {
-    if (p < 0 && parameters.length > 1) return many ? "" : "Select a parameter to see what its .grad is made of.";
+    if (p < 0 && parameters.length > 1) {
+      const select = many ? "" : "Select a parameter to see what its .grad is made of. ";
+      return select + (ledger.ownScales ? OWN_SCALES : "");
+    }
     const row = ledger.rows[Math.max(p, 0)];
     return equation(ledger, when(row), row);
   }

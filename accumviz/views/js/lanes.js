@@ -10,6 +10,8 @@ import { number } from "./numbers.js";
 import { drawn, look } from "./parts.js";
 
 const OPACITY = { new: 1, used: 0, live: 0.36, unseen: 0.2 };
+// On a dark ground as pale a colour would be near black.
+const LIVE_ON_DARK = 0.64;
 const LETTER = 7.7;
 
 /** The total of a column: with as many digits as fit. @param {number} grad @param {number} column */
@@ -56,7 +58,7 @@ function drawBar(pen, inks, ledger, row, e, bar) {
   const end = zero - grad * scale;
   const [up, down] = drawParts(pen, inks, ledger, odd ? [] : parts, bar);
   if (!odd) pen.fill(inks.text, start - 4, end - 1.2, wide + 8, 2.4);
-  const above = odd ? high > 0 || broken : grad >= 0;
+  const above = odd ? high > 0 : grad >= 0;
   const edge = above ? Math.min(up, end) : Math.max(down, end);
   const text = absent ? nothing(column) : total(grad, column);
   const how = absent ? { look: "italic", ink: inks.muted } : { look: "600" };
@@ -76,7 +78,8 @@ function drawParts(
     if (part.height < 0) down += tall;
     const color = part.born < 0 ? inks.muted : ledger.color(part.born)[0];
     const visible = Math.max(tall - 1, 0.8);
-    context.globalAlpha = OPACITY[look(part)];
+    const kind = look(part);
+    context.globalAlpha = kind === "live" && inks.dark ? LIVE_ON_DARK : OPACITY[kind];
     pen.fill(color, start, y + 0.5, wide, visible);
     Object.assign(context, { globalAlpha: 1, lineWidth: 1.2, strokeStyle: color });
     context.strokeRect(start, y + 0.5, wide, visible);

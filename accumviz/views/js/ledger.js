@@ -3,6 +3,7 @@
 /** @import { Data, Events, Plain, RowData } from "./types.d.ts" */
 
 import { decode } from "./fates.js";
+import { abbreviated } from "./names.js";
 import { column } from "./packed.js";
 
 /** @type {Events} */
@@ -72,9 +73,26 @@ export class Ledger {
       const [start, stop] = [p * this.length, (p + 1) * this.length];
       return new Row(row, p, data, columns.map((values) => values.subarray(start, stop)));
     });
+    /** @type {((name: string, limit: number) => string) | undefined} */
+    this.abbreviate = undefined;
     let last = -1;
     /** Of each event the last backward until then. */
     this.backward = this.kinds.map((kind, e) => (last = kind === "backward" ? e : last));
+  }
+
+  /**
+   * A row's name in so many letters; what all names begin with is left out.
+   * @param {Row} row @param {number} letters
+   */
+  name(row, letters) {
+    this.abbreviate ??= abbreviated(this.rows.map(({ n }) => n.slice(this.data.cut)));
+    return this.abbreviate(row.n.slice(this.data.cut), letters);
+  }
+
+  /** Whether bars of two rows cannot be compared by their lengths. */
+  get ownScales() {
+    const drawn = this.rows.filter(({ r }) => r.some(Boolean));
+    return new Set(drawn.map(({ r }) => r.join())).size > 1;
   }
 
   get parameters() { return this.rows.slice(0, this.count); }

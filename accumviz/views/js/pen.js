@@ -5,6 +5,7 @@
  * @property {string} text
  * @property {string} muted
  * @property {string} line
+ * @property {boolean} dark  whether texts are bright, and so their ground dark
  * @property {string} font
  * @property {string} mono
  */
@@ -16,7 +17,13 @@ export function inksOf(/** @type {HTMLElement} */ plot, /** @type {HTMLElement} 
     return getComputedStyle(probe).color;
   });
   const look = getComputedStyle(plot);
-  return { text, muted, line, font: look.fontFamily, mono: look.getPropertyValue("--av-mono") };
+  return { text, muted, line, dark: isBright(text), font: look.fontFamily, mono: look.getPropertyValue("--av-mono") };
+}
+
+/** @param {string} color as getComputedStyle writes it */
+export function isBright(color) {
+  const [red, green, blue] = (color.match(/[\d.]+/g) ?? []).map(Number);
+  return (0.299 * red + 0.587 * green + 0.114 * blue) / (color.startsWith("rgb") ? 255 : 1) > 0.5;
 }
 
 /** @param {HTMLCanvasElement} canvas @param {number} width @param {number} height @param {Inks} inks */

@@ -12,6 +12,7 @@ import { keys } from "./keys.js";
 import { Ledger } from "./ledger.js";
 import { clamp } from "./numbers.js";
 import { read } from "./packed.js";
+import { isBright } from "./pen.js";
 import { playing } from "./playing.js";
 import { timePane } from "./timeline.js";
 import { sentence } from "./words.js";
@@ -145,6 +146,7 @@ export async function render({ model, el }) {
     frame.scrollIntoView({ block: "nearest" });
   }
   function repaint() {
+    frame.classList.toggle("av-dark", isBright(getComputedStyle(frame).color));
     time?.paint();
     draw();
   }

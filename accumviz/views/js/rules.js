@@ -19,16 +19,21 @@ export function drawNames(
   /** @type {Name[]} */ names,
 ) {
   let taken = -99;
-  for (const { text, start, stop } of names) {
+  for (const { write, start, stop } of names) {
     const middle = top + (lane * (start + stop)) / 2;
     if (start) pen.fill(inks.line, left, top + lane * start, width, 0.7);
     if (middle - taken < 13) continue;
     taken = middle;
-    pen.write(shorten(text, Math.floor((left - 12) / 6.7)), left - 8, middle, { align: "right", family: inks.mono });
+    pen.write(write(Math.floor((left - 12) / 6.7)), left - 8, middle, { align: "right", family: inks.mono });
   }
 }
 
-/** @typedef {{text: string, start: number, stop: number}} Name  of the lanes from `start` to `stop` */
+/**
+ * @typedef {object} Name  of the lanes from `start` to `stop`
+ * @property {(limit: number) => string} write  in so many letters
+ * @property {number} start
+ * @property {number} stop
+ */
 
 /** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Geometry} place */
 export function drawRules(pen, inks, ledger, place) {

@@ -6,6 +6,7 @@
 /** @import { Ledger } from "./ledger.js" */
 
 import { h, pane } from "./dom.js";
+import { OWN_SCALES } from "./words.js";
 import { geometry } from "./geometry.js";
 import { drawHeat } from "./heat.js";
 import { drawLanes } from "./lanes.js";
@@ -14,10 +15,13 @@ import { inksOf, penOn } from "./pen.js";
 import { drawNames, drawRules, drawSaved } from "./rules.js";
 
 /** The names that stand beside the lanes: those of groups, where there are any. @param {Ledger} ledger */
-function namesOf({ rows, groups, data }) {
-  return (groups.length ? groups : rows).map(({ n, p, in: [start, stop] = [p, p + 1] }) => ({
-    text: n.slice(data.cut), letters: n.length - data.cut, start, stop,
-  }));
+function namesOf(ledger) {
+  const { rows, groups, data } = ledger;
+  return (groups.length ? groups : rows).map((row) => {
+    const [start, stop] = row.in ?? [row.p, row.p + 1];
+    const write = (/** @type {number} */ limit) => ledger.name(row, limit);
+    return { write, letters: row.n.length - data.cut, start, stop };
+  });
 }
 
 /** What the legend explains in words. @param {Data} data @param {number} events @param {Geometry} place */
@@ -26,7 +30,7 @@ export function remarks({ keys, heat, note }, events, { ruled, bars }) {
   const coarse = !bars && heat && heat.w < events;
   return [
     unruled ? "Lines of events less than 3 px apart are left out." : "",
-    bars ? "" : "Darker: a larger contribution; grey: .grad without one; ink: not finite.",
+    bars ? "" : "Stronger: a larger contribution; grey: .grad without one; ink: not finite.",
     coarse ? `A pixel shows the largest of ${Math.ceil(events / heat.w)} events.` : "",
     note,
   ].join(" ");
@@ -64,7 +68,8 @@ export function timePane({ ledger, data, go, at }) {
     const keys = data.keys.filter(([, name]) => place.ruled || !name.startsWith("rule"));
     const swatches = keys.map(([text, name, color]) =>
       h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text));
-    legend.replaceChildren(...swatches, remarks(data, length, place));
+    const scales = place.bars && ledger.ownScales ? OWN_SCALES : "";
+    legend.replaceChildren(...swatches, `${scales} ${remarks(data, length, place)}`);
   }
   /** Put the marks where the player stands. @param {At} state */
   function draw({ e, p }) {

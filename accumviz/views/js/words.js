@@ -6,6 +6,8 @@ import { lost } from "./fates.js";
 import { counted, number } from "./numbers.js";
 import { stack } from "./parts.js";
 
+/** What is to be known before bars of two rows are compared. */
+export const OWN_SCALES = "Each row has a scale of its own.";
 const FEW = 4;
 const TERMS = 5;
 

@@ -1,0 +1,281 @@
+"""What a reader compares and reads in a player: whole lines, names that differ, one scale, colours that can be seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accumviz.ledger import Ledger, Parameter
+from accumviz.views.player import Player, play
+from accumviz.views.timeline import timeline
+from tests.toys import ROWS, W, chain, large, toy
+
+Open = Callable[..., Any]
+WIDTHS = (1280, 375)
+LONG = """for epoch in range(2):
+    for batch in batches:
+        loss = (2 * sample - model(batch, padding=batch.padding)).pow(2).mean() / accumulation_steps
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=clip_at, error_if_nonfinite=True)
+        loss.backward()
+        optimizer.step()
+"""
+LAYER = ("self_attn.in_proj_weight", "self_attn.in_proj_bias", "linear1.weight", "linear2.weight", "norm1.weight")
+NAMES = [f"layers.{n}.{name}" for n in range(4) for name in LAYER]
+SHARDS = ["0.weight", "1.weight", "0.weight (unsharded)", "1.weight (unsharded)"]
+# Of each line of code where its text begins, and of each further line that it takes, within its pane.
+_WRAPPED = """lines => lines.map(line => {
+    const code = line.querySelector("code"), range = document.createRange(), rows = new Map();
+    const letters = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+    for (let node = letters.nextNode(); node; node = letters.nextNode()) {
+        for (let i = 0; i < node.length; i++) {
+            if (/\\s/.test(node.data[i])) continue;
+            range.setStart(node, i);
+            range.setEnd(node, i + 1);
+            const box = range.getBoundingClientRect(), y = Math.round(box.top);
+            rows.set(y, Math.min(rows.get(y) ?? Infinity, box.left));
+        }
+    }
+    return { text: code.textContent, rows: [...rows.values()], lines: Math.round(code.clientHeight / 19) };
+})"""
+_COLORS = """el => {
+    const canvas = new OffscreenCanvas(1, 1), context = canvas.getContext("2d", { willReadFrequently: true });
+    const over = (...colors) => {
+        for (const color of colors) { context.fillStyle = color; context.fillRect(0, 0, 1, 1); }
+        return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+    };
+    const style = getComputedStyle(el), ground = getComputedStyle(el.closest(".av-pane")).backgroundColor;
+    return [over(ground), over(ground, style.backgroundColor), over(ground, style.borderTopColor)];
+}"""
+
+
+def contrast(one: list[int], other: list[int]) -> float:
+    """WCAG's contrast of two colours."""
+
+    def luminance(color: list[int]) -> float:
+        parts = [c / 255 for c in color]
+        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def named(names: list[str], **more: Any) -> Ledger:
+    """As many events as it takes for a step; the fourth element of a small parameter shows long totals."""
+    one = large(12, len(names))
+    parameters = tuple(Parameter(name, (8, 8), optimizers=(0,)) for name in names)
+    return Ledger(parameters, one.events, one.contribution, one.grad, one.state, **more)
+
+
+@pytest.fixture
+def read(watch: Open, tmp_path: Path) -> Callable[..., Any]:
+    """Open a player, once for each width and mode."""
+
+    def open_page(player: Player, **options: Any) -> Any:
+        player.save(tmp_path / "page.html")
+        page = watch(**options).page
+        page.goto((tmp_path / "page.html").as_uri())
+        page.locator(".av-frame").wait_for()
+        page.wait_for_timeout(100)
+        return page
+
+    return open_page
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_line_that_is_too_long_goes_on_below_and_further_in(read: Callable[..., Any], width: int) -> None:
+    player = play(Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": LONG}), {0: chain()})
+    page = read(player, width=width)
+    pane = page.locator(".av-in-code .av-win")
+    assert pane.evaluate("pane => pane.scrollWidth <= pane.clientWidth"), "nothing of it is beyond the pane's edge"
+    lines = page.locator(".av-line").evaluate_all(_WRAPPED)
+    assert [line["text"] for line in lines] == LONG.splitlines()
+    margin = lines[0]["rows"][0]
+    letter = (lines[1]["rows"][0] - margin) / 4
+    assert 5 < letter < 12
+    assert sum(len(line["rows"]) > 1 for line in lines) >= 2, "the test has lines that are too long"
+    for line in lines:
+        indent = len(line["text"]) - len(line["text"].lstrip())
+        first, *further = line["rows"]
+        assert first - margin == pytest.approx(indent * letter, abs=0.6)
+        assert [x - margin for x in further] == pytest.approx([(indent + 4) * letter] * len(further), abs=0.6)
+        assert line["lines"] == len(line["rows"]), "no row of it is empty"
+    if width == 1280:
+        broken = (
+            page.locator(".av-line")
+            .nth(3)
+            .evaluate("line => [...line.querySelectorAll('wbr')].map(seam => seam.previousSibling.textContent.at(-1))")
+        )
+        assert set(broken) <= set("(,[."), "a line is broken where its parts end"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("names", [NAMES, SHARDS], ids=["many", "shards"])
+def test_names_are_cut_where_they_do_not_differ(read: Callable[..., Any], names: list[str], width: int) -> None:
+    page = read(play(named(names)), width=width)
+    seen: dict[str, str] = {}
+    for top in (0, 200, 400, 800):
+        page.locator(".av-in-grad .av-win").evaluate("(pane, top) => { pane.scrollTop = top; }", top)
+        page.wait_for_timeout(60)
+        for row in page.locator(".av-row:visible .av-of").all():
+            said, whole = row.inner_text(), row.get_attribute("title")
+            assert row.evaluate("name => name.scrollWidth <= name.clientWidth"), f"{said!r} is cut by its column"
+            seen[said] = whole
+    assert len(seen) == len(set(seen.values())) == len(names), "each row has a text of its own"
+
+
+def test_names_beside_a_timeline_differ_too(read: Callable[..., Any]) -> None:
+    for names, width in ((NAMES, 1280), (SHARDS, 375), (NAMES, 375)):
+        page = read(play(named(names)), width=width)
+        page.evaluate(
+            """() => { const draw = CanvasRenderingContext2D.prototype.fillText; window.drawn = [];
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+              window.drawn.push([text, this.measureText(text).width, place[0], this.textAlign]);
+              return draw.call(this, text, ...place); };
+            document.documentElement.setAttribute("data-theme", "again"); }"""
+        )
+        page.wait_for_timeout(100)
+        labels = [row for row in page.evaluate("window.drawn") if row[3] == "right" and row[0] != "saved"]
+        texts = [text for text, *_ in labels]
+        assert len(texts) >= min(len(names), 12)
+        assert len(set(texts)) == len(texts), texts
+        if names is SHARDS:
+            assert {text[-11:] for text in texts if "(" in text} == {"(unsharded)"}, "there is room for it"
+        assert all(place - wide >= -1 for _, wide, place, _ in labels), "none begins left of the pane"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_gradient_of_several_numbers_is_written_where_it_fits_and_else_as_its_norm(
+    read: Callable[..., Any], width: int
+) -> None:
+    values = [0.08211, -0.05116, 0.08507, -0.07046]
+    rows = [{"kind": "backward", "contribution": {"b": values, "w": -16}, "grad": {"b": values, "w": -16}}]
+    page = read(play(Ledger.build([W, Parameter("b", (4,))], rows)), width=width)
+    for total in page.locator(".av-row:visible .av-total").all():
+        assert total.evaluate("el => el.scrollWidth <= el.clientWidth")
+        box, row = total.bounding_box(), total.locator("xpath=..").bounding_box()
+        assert box["x"] + box["width"] <= row["x"] + row["width"]
+    several = page.locator(".av-row:visible .av-total").nth(1)
+    assert several.get_attribute("title") == "(0.08211, −0.05116, 0.08507, −0.07046)"
+    assert several.inner_text() == "‖·‖ 0.1468"
+
+
+def of_ranks() -> Ledger:
+    """Two ranks whose gradients differ until they are averaged."""
+    parts = []
+    for rank, added in enumerate((-16.0, -40.0)):
+        sync = {"kind": "sync", "details": {"op": "all_reduce", "ranks": 2}, "grad": {"w": -28.0, "b": 0.5}}
+        rows = [{**ROWS[0], "contribution": {"w": added, "b": 0.5}, "grad": {"w": added, "b": 0.5}}, sync]
+        parts.append(Ledger.build([W, Parameter("b", (1,))], rows, meta={"rank": rank}))
+    return Ledger.merge(parts)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_one_parameter_on_several_ranks_is_drawn_to_one_scale(read: Callable[..., Any], width: int) -> None:
+    page = read(play(of_ranks()), width=width)
+    page.keyboard.press("Tab")
+    page.locator(".av-top input[type=range]").fill("2")
+    page.wait_for_timeout(100)
+    rows = page.locator(".av-row:visible")
+    found = {}
+    for i in range(rows.count()):
+        row = rows.nth(i)
+        zero, end = (row.locator(f".av-{name}").bounding_box() for name in ("zero", "end"))
+        total = float(row.locator(".av-total").inner_text().replace("−", "-"))
+        middle = (end["x"] + end["width"] / 2) - zero["x"]
+        found[row.locator(".av-of").get_attribute("title")] = (total, middle / total)
+    (one, scale), (other, same) = (found[name] for name in found if "· w" in name)
+    assert (one, other) == (-28, -28)
+    assert scale == pytest.approx(same, rel=0.02), "equal numbers are equally long"
+    note = page.locator(".av-in-grad .av-note").inner_text()
+    assert "Each row has a scale of its own." in note, "w and b are not drawn to one, which is said"
+
+
+def test_where_all_rows_have_one_scale_nothing_is_said_of_it(read: Callable[..., Any]) -> None:
+    empty = Ledger.build([W, Parameter("b", (1,))], ROWS)  # a row without a bar has none
+    for player in (play(toy()), play(empty)):
+        assert "scale" not in read(player).locator(".av-frame").inner_text()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_bars_of_all_rows_begin_and_end_at_the_same_place(read: Callable[..., Any], width: int) -> None:
+    rows = [{"kind": "backward", "contribution": {}, "grad": {"w": -16, "b": [0.01234, -0.4321, 1, 2], "c": 1e-9}}]
+    player = play(Ledger.build([W, Parameter("b", (4,)), Parameter("c", (1,))], rows))
+    page = read(player, width=width)
+    boxes = [bar.bounding_box() for bar in page.locator(".av-row:visible .av-bar").all()]
+    assert len(boxes) == 3
+    assert len({(round(box["x"]), round(box["width"])) for box in boxes}) == 1
+    assert min(box["width"] for box in boxes) > 60
+
+
+def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
+    read: Callable[..., Any], mode: str
+) -> None:
+    page = read(play(toy(), {0: chain()}), mode=mode)
+    page.get_by_role("button", name="next event").click()
+    page.wait_for_timeout(100)
+    for live, new in ((".av-part.av-live", ".av-part.av-new"), (".av-swatch.av-live", ".av-swatch.av-new")):
+        ground, pale, edge = page.locator(live).first.evaluate(_COLORS)
+        _, full, _ = page.locator(new).first.evaluate(_COLORS)
+        assert contrast(ground, pale) > 1.6, "not near the ground, be it white or black"
+        assert contrast(ground, edge) > 3
+        assert contrast(pale, full) > 1.4
+    # the same in the timeline, which is painted: the second column's lower part was there before
+    shade = page.locator(".av-plot canvas").evaluate(
+        """canvas => { const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const found = {}; for (let i = 0; i < data.length; i += 4) if (data[i + 2] > data[i] + 40) {
+          const key = [...data.slice(i, i + 4)].join(); found[key] = (found[key] ?? 0) + 1; }
+        const often = Object.entries(found).sort((a, b) => b[1] - a[1]).slice(0, 2);
+        return often.map(([key]) => Number(key.split(",")[3])); }"""
+    )
+    assert sorted(shade) == [pytest.approx(0.36 * 255 if mode == "light" else 0.64 * 255, abs=2), 255]
+
+
+def test_a_number_stands_on_the_ground_not_on_the_hatching_of_what_was_not_recorded(
+    read: Callable[..., Any], mode: str
+) -> None:
+    rows = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 5}}]
+    page = read(play(Ledger.build([W], rows)), mode=mode)
+    unseen = page.locator(".av-part.av-unseen")
+    assert unseen.inner_text() == "4"
+    ground = page.locator(".av-in-grad").evaluate("el => getComputedStyle(el).backgroundColor")
+    assert unseen.locator("span").evaluate("el => getComputedStyle(el).backgroundColor") == ground
+
+
+def test_a_number_that_is_not_finite_stands_within_its_lane(read: Callable[..., Any]) -> None:
+    rows = [{"kind": "backward", "contribution": {"w": -16}, "grad": {"w": -16, "b": np.nan}}]
+    page = read(play(Ledger.build([W, Parameter("b", (1,))], rows)))
+    page.evaluate(
+        """() => { const draw = CanvasRenderingContext2D.prototype.fillText; window.drawn = [];
+        CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+          window.drawn.push([text, y]); return draw.call(this, text, x, y); };
+        document.documentElement.setAttribute("data-theme", "again"); }"""
+    )
+    page.wait_for_timeout(100)
+    places = dict(page.evaluate("window.drawn"))
+    middle = places["b"]
+    assert abs(places["NaN"] - middle) < 60 / 2 - 6, "away from the line above its lane"
+
+
+def test_what_a_strong_colour_means_holds_in_both_modes(read: Callable[..., Any], mode: str) -> None:
+    said = read(play(named(NAMES)), mode=mode).locator(".av-in-time .av-note").inner_text()
+    assert re.search(r"Stronger: a larger contribution", said)
+    assert "Darker" not in said
+
+
+@pytest.mark.parametrize("theme", ["data-theme='dark'", "data-theme='light'", ""])
+def test_a_static_timeline_is_no_darker_than_its_page(watch: Open, tmp_path: Path, mode: str, theme: str) -> None:
+    figure = timeline(toy()).to_html()
+    text = f"<!doctype html><html {theme}><meta charset=utf-8><body>{figure}</body></html>"
+    (tmp_path / "page.html").write_text(text, "utf-8")
+    page = watch(mode=mode).page
+    page.goto((tmp_path / "page.html").as_uri())
+    alphas = page.locator(".av-figure path").evaluate_all("all => all.map(one => getComputedStyle(one).fillOpacity)")
+    dark = theme.count("dark") or (not theme and mode == "dark")
+    assert ("0.64" if dark else "0.36") in alphas
+    assert ("0.36" if dark else "0.64") not in alphas

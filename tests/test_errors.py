@@ -1,0 +1,272 @@
+"""What is refused, and how: an error names what was passed, what was expected and what to do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import accumviz as av
+from accumviz.graph import Graph
+from accumviz.ledger import Ledger, Parameter
+from tests.toys import W, chain, toy
+
+w = torch.nn.Parameter(torch.tensor([1.0]))
+loss = (w * 2).sum()
+L, G = toy(), chain()
+
+
+def numbers(device: str) -> dict[str, float]:
+    return {"a": 1.0}
+
+
+def one(k: int) -> Any:
+    return L
+
+
+def build(*rows: Any, parameters: Any = (W,)) -> Callable[[], Any]:
+    return lambda: Ledger.build(parameters, list(rows))
+
+
+# What is called, which error it is, and texts in it: what was passed, what was expected or what to do.
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
+    "timeline(3)": (lambda: av.timeline(3), TypeError, ("timeline() was given an int", "a ledger", "av.load(")),
+    "timeline(None)": (lambda: av.timeline(None), TypeError, ("given None", "record(...)")),
+    "timeline(graph)": (lambda: av.timeline(G), TypeError, ("given a Graph", "a ledger")),
+    "timeline, columns": (lambda: av.timeline(L, parameters=99), IndexError, ("no parameter 99", "0 to 0", "a name")),
+    "timeline, a float": (lambda: av.timeline(L, parameters=1.5), TypeError, ("=1.5", "a name", "there are: w")),
+    "timeline, None in it": (lambda: av.timeline(L, parameters=[None]), TypeError, ("=None", "a name")),
+    "timeline, no such name": (lambda: av.timeline(L, parameters="v"), KeyError, ("'v'", "nearest: w")),
+    "timeline, one event": (lambda: av.timeline(L, events=1), TypeError, ("events=1", "events=[0]")),
+    "timeline, a late event": (lambda: av.timeline(L, events=[99]), IndexError, ("[99]", "4 events")),
+    "timeline, a word": (lambda: av.timeline(L, events="all"), TypeError, ("events='all'", "a slice or indices")),
+    "timeline, wide as a word": (lambda: av.timeline(L, width="wide"), TypeError, ("'wide'", "CSS pixels", "number")),
+    "timeline, below no width": (lambda: av.timeline(L, width=-5), ValueError, ("width=-5", "above 0")),
+    "timeline, NaN wide": (lambda: av.timeline(L, width=float("nan")), ValueError, ("width=nan", "above 0")),
+    "ledger[99]": (lambda: L[99], IndexError, ("no event 99", "0 to 3", "-1 for the last")),
+    "ledger[-9]": (lambda: L[-9], IndexError, ("no event -9", "0 to 3")),
+    "an empty ledger[0]": (lambda: Ledger.build([], [])[0], IndexError, ("no event 0", "has no events")),
+    "ledger['w']": (lambda: L["w"], TypeError, ("event='w'", "ledger[0]", "ledger.values('w')")),
+    "ledger[None]": (lambda: L[None], TypeError, ("event=None", "ledger[0]")),
+    "ledger.of": (lambda: L.of("backwards"), ValueError, ("'backwards'", "expected one of backward")),
+    "ledger.index(99)": (lambda: L.index(99), IndexError, ("no parameter 99", "expected 0 to 0")),
+    "ledger.index('v')": (lambda: L.index("v"), KeyError, ("no parameter 'v'", "nearest: w")),
+    "ledger.index(None)": (lambda: L.index(None), TypeError, ("=None", "expected a name", "there are: w")),
+    "ledger.index(True)": (lambda: L.index(True), TypeError, ("=True", "expected a name")),
+    "ledger.values(9)": (lambda: L.values(9), IndexError, ("no parameter 9", "a name")),
+    "ledger.values(of=)": (lambda: L.values("w", of="x"), ValueError, ("of='x'", "'grad' or 'contribution'")),
+    "ledger.live(99)": (lambda: L.live(99, "w"), IndexError, ("no event 99", "0 to 3")),
+    "ledger.live('a')": (lambda: L.live("a", "w"), TypeError, ("event='a'", "its number")),
+    "ledger.live(.., 'v')": (lambda: L.live(0, "v"), KeyError, ("'v'", "nearest: w")),
+    "ledger.unconsumed(99)": (lambda: L.unconsumed(99), IndexError, ("no event 99", "0 to 3")),
+    "ledger.unconsumed('a')": (lambda: L.unconsumed("a"), TypeError, ("event='a'", "its number")),
+    "ledger.running_sum": (lambda: L.running_sum("v"), KeyError, ("'v'", "nearest: w")),
+    "ledger.save(3)": (lambda: L.save(3), TypeError, ("path is an int", "pathlib.Path")),
+    "ledger.save, overwrite": (lambda: L.save("x", overwrite="y"), TypeError, ("overwrite='y'", "True or False")),
+    "provenance as a page": (lambda: L.provenance().save_page(3, ""), TypeError, ("path is an int", "a file")),
+    "build, parameters": (build(parameters=3), TypeError, ("parameters is an int", "[Parameter(")),
+    "build, a name": (build(parameters=["w"]), TypeError, ("parameters[0] is a str", "[Parameter(")),
+    "build, rows": (lambda: Ledger.build([W], 3), TypeError, ("rows is an int", "[dict(kind=")),
+    "build, a row": (build(3), TypeError, ("rows[0] is an int", "[dict(kind=")),
+    "build, no kind": (build({"grad": {"w": 1}}), TypeError, ("rows[0] has no 'kind'", "expected 'kind'")),
+    "build, a strange field": (build({"kind": "step", "grads": {}}), TypeError, ("'grads'", "contribution, grad")),
+    "build, no such name": (build({"kind": "step", "grad": {"v": 1}}), KeyError, ("rows[0]", "'v'", "nearest: w")),
+    "build, a bare number": (build({"kind": "step", "grad": 3}), TypeError, ("['grad'] is an int", "{parameter:")),
+    "build, a text": (build({"kind": "step", "grad": {"w": "a"}}), TypeError, ("is 'a'", "a number")),
+    "build, too many": (build({"kind": "step", "grad": {"w": [1, 2]}}), ValueError, ("has 2 numbers", "a number")),
+    "build, too few": (
+        build({"kind": "step", "grad": {"b": [1, 2]}}, parameters=[Parameter("b", (3,))]),
+        ValueError,
+        ("['b'] has 2 numbers", "a list of 3"),
+    ),
+    "merge(ledger)": (lambda: Ledger.merge(L), TypeError, ("given a Ledger", "a list of the ranks'")),
+    "merge('file')": (lambda: Ledger.merge("x"), TypeError, ("given a str", "a list of the ranks'")),
+    "merge([3])": (lambda: Ledger.merge([3]), TypeError, ("merge() was given an int", "a ledger")),
+    "merge([])": (lambda: Ledger.merge([]), ValueError, ("no ledger", "pass the ledger of each rank")),
+    "record()": (lambda: av.record(), ValueError, ("no arguments", "expected a module", "record(model, optimizer)")),
+    "record(3)": (lambda: av.record(3), TypeError, ("3, an int", "expected a module", "record(model")),
+    "record('w')": (lambda: av.record("w"), TypeError, ("'w', a str", "expected a module")),
+    "record({'a': 3})": (lambda: av.record({"a": 3}), TypeError, ("'a', an int", "a tensor in the dict")),
+    "record(loss)": (lambda: av.record(loss), ValueError, ("not a leaf", "pass the parameters")),
+    "record, exact='a'": (lambda: av.record(w, exact="a"), TypeError, ("exact='a'", "whole number from 0")),
+    "record, exact=None": (lambda: av.record(w, exact=None), TypeError, ("exact=None", "whole number")),
+    "record, exact=1.5": (lambda: av.record(w, exact=1.5), TypeError, ("exact=1.5", "whole number")),
+    "record, exact=True": (lambda: av.record(w, exact=True), TypeError, ("exact=True", "whole number")),
+    "record, exact=-1": (lambda: av.record(w, exact=-1), ValueError, ("exact=-1", "from 0 on")),
+    "record, memory": (lambda: av.record(w, memory="no"), TypeError, ("memory='no'", "True, False or None")),
+    "record, graphs": (lambda: av.record(w, graphs="no"), TypeError, ("graphs='no'", "True or False")),
+    "record, overwrite": (lambda: av.record(w, overwrite="no"), TypeError, ("overwrite='no'", "True or False")),
+    "record, sources": (lambda: av.record(w, sources="a.py"), TypeError, ("sources='a.py'", "True or False")),
+    "record, path": (lambda: av.record(w, path=3), TypeError, ("path is an int", "pathlib.Path")),
+    "record, misspelt": (lambda: av.record(w, exakt=3), TypeError, ("exakt=3", "exact=...", "record(G=generator)")),
+    "trace()": (lambda: av.trace(), ValueError, ("nothing to trace", "av.trace(loss)")),
+    "trace(3)": (lambda: av.trace(3), TypeError, ("an int", "expected a tensor", "call backward on")),
+    "trace(w)": (lambda: av.trace(w), ValueError, ("w is a leaf", "such as the loss")),
+    "trace, of two arguments": (
+        lambda: av.trace(lambda x, y: x),
+        TypeError,
+        ("wants x, y", "without arguments", "av.trace(lambda:"),
+    ),
+    "trace, module": (lambda: av.trace(loss, module=3), TypeError, ("module is an int", "a torch.nn.Module")),
+    "trace, names": (lambda: av.trace(loss, names=3), TypeError, ("names=3", "names={'y_hat': y_hat}")),
+    "trace, no tensor": (lambda: av.trace(loss, names={"a": 3}), TypeError, ("{'a': 3}", "tensors by name")),
+    "trace, values": (lambda: av.trace(loss, values="all"), TypeError, ("values='all'", "True or False")),
+    "load(3)": (lambda: av.load(3), TypeError, ("path is an int", "the name of a file")),
+    "load(ledger)": (lambda: av.load(L), TypeError, ("path is a Ledger", "the name of a file")),
+    "load(b'x')": (lambda: av.load(b"x"), TypeError, ("path is bytes", "a text")),
+    "load, repair": (lambda: av.load("x", repair="y"), TypeError, ("repair='y'", "True or False")),
+    "load, not there": (lambda: av.load("not there.ledger"), ValueError, ("'not there.ledger'", "No such file")),
+    "play(3)": (lambda: av.play(3), TypeError, ("play() was given an int", "a ledger", "record(...)")),
+    "play(None)": (lambda: av.play(None), TypeError, ("given nothing", "play(ledger, graph)")),
+    "play(graph, graph)": (lambda: av.play(G, G), TypeError, ("given two graphs", "play(ledger, graph)")),
+    "play(l, {7: None})": (lambda: av.play(L, {7: None}), TypeError, ("graph[7] is None", "av.trace", "leave it out")),
+    "play(l, {7: graph})": (lambda: av.play(L, {7: G}), ValueError, ("event 7", "its backwards are: 0, 1")),
+    "play(l, {'a': graph})": (lambda: av.play(L, {"a": G}), ValueError, ("event 'a'", "its backwards are")),
+    "play(l, 3)": (lambda: av.play(L, 3), TypeError, ("graph is an int", "expected a Graph", "av.trace")),
+    "play(l, [graph])": (lambda: av.play(L, [G]), TypeError, ("graph is a list", "a dict of them by event")),
+    "player.save(3)": (lambda: av.play(L).save(3), TypeError, ("path is an int", "a file")),
+    "player.save('x')": (lambda: av.play(L).save("x"), ValueError, ("save('x')", "ends in .html")),
+    "explore(3)": (lambda: av.explore(3), TypeError, ("given an int", "a function that records one run")),
+    "explore({})": (lambda: av.explore({}), TypeError, ("given a dict", "runs by name")),
+    "explore({'a': 3})": (lambda: av.explore({"a": 3}), TypeError, ("an int", "a recording, a ledger")),
+    "explore, no choice": (lambda: av.explore(one), ValueError, ("no choices", "k=[1, 2, 4]")),
+    "explore, k=3": (lambda: av.explore(one, k=3), TypeError, ("k=3", "k=[1, 2, 4]")),
+    "explore, k=[1, 1]": (lambda: av.explore(one, k=[1, 1]), ValueError, ("k=[1, 1]", "each of them once")),
+    "explore, start=3": (lambda: av.explore(one, k=[1], start=3), TypeError, ("start=3", "start={'k': 4}")),
+    "explore, against=3": (lambda: av.explore(one, k=[1], against=3), TypeError, ("against=3", "against={'k': 4}")),
+    "explore, start, j": (lambda: av.explore(one, k=[1], start={"j": 1}), ValueError, ("'j'", "the choices are k")),
+    "explore, start, k=2": (lambda: av.explore(one, k=[1], start={"k": 2}), ValueError, ("k=2", "recorded: 1")),
+    "explore, most='a'": (lambda: av.explore(one, k=[1], most="a"), TypeError, ("most='a'", "whole number")),
+    "explore, most=1": (lambda: av.explore(one, k=[1, 2], most=1), ValueError, ("2 runs", "pass most=2")),
+    "explore, returns 3": (lambda: av.explore(lambda k: 3, k=[1]), TypeError, ("returned an int", "a recording")),
+    "explorer.run()": (lambda: av.explore(one, k=[1, 2]).run(), ValueError, ("no k", "one value for each choice")),
+    "explorer.run(k=3)": (lambda: av.explore(one, k=[1]).run(k=3), ValueError, ("k=3", "recorded: 1")),
+    "distribute(3)": (lambda: av.distribute(3), TypeError, ("given an int", "the function that each rank calls")),
+    "distribute, ranks='2'": (lambda: av.distribute(one, ranks="2"), TypeError, ("ranks='2'", "how many processes")),
+    "distribute, ranks=True": (lambda: av.distribute(one, ranks=True), TypeError, ("ranks=True", "from 1 on")),
+    "distribute, ranks=0": (lambda: av.distribute(one, ranks=0), ValueError, ("ranks=0", "from 1 on")),
+    "distribute, timeout=''": (lambda: av.distribute(one, timeout=""), TypeError, ("timeout=''", "seconds")),
+    "distribute, timeout=nan": (lambda: av.distribute(one, timeout=float("nan")), ValueError, ("=nan", "seconds")),
+    "predict(3)": (lambda: av.predict(3, 4), TypeError, ("question=3", "a text")),
+    "predict, (3, 1, 'w')": (lambda: av.predict("q", (3, 1, "w")), TypeError, ("int, int, str", "(ledger, 1, 'w')")),
+    "predict, late": (lambda: av.predict("q", (L, 99, "w")), ValueError, ("event 99", "counted from 0")),
+    "predict, no such name": (lambda: av.predict("q", (L, 1, "v")), KeyError, ("'v'", "nearest: w")),
+    "predict, a list": (lambda: av.predict("q", [1, 2]), TypeError, ("is a list", "pick one element")),
+    "predict, an object": (lambda: av.predict("q", object()), TypeError, ("is an object", "one number")),
+    "predict, choices=3": (lambda: av.predict("q", 4, choices=3), TypeError, ("choices=3", "choices=[0, 1]")),
+    "predict, because=3": (lambda: av.predict("q", 4, because=3), TypeError, ("because is an int", "{wrong answer")),
+    "predict, reveal=3": (lambda: av.predict("q", 4, reveal=3), TypeError, ("reveal is an int", "timeline(ledger)")),
+    "predict, tolerance": (lambda: av.predict("q", 4, tolerance="a"), ValueError, ("tolerance='a'", "0.005")),
+    "measure(3)": (lambda: av.measure(3, "a/b"), TypeError, ("given an int", "a function of a device")),
+    "measure, name": (lambda: av.measure(numbers, "a"), ValueError, ("name='a'", "'05_memory/peak'")),
+    "measure, cpu=3": (lambda: av.measure(numbers, "a/b", cpu=3), TypeError, ("cpu=3", "cpu={'samples': 64}")),
+    "measure, cuda=3": (lambda: av.measure(numbers, "a/b", cuda=3), TypeError, ("cuda=3", "cuda={'samples'")),
+    "measure, unit=3": (lambda: av.measure(numbers, "a/b", unit=3), TypeError, ("unit=3", "'bytes'")),
+    "measure, says=3": (lambda: av.measure(numbers, "a/b", says=3), TypeError, ("says is an int", "a sentence")),
+    "measure, returns 3": (lambda: av.measure(lambda d: 3, "a/b"), TypeError, ("is an int", "{label: number}")),
+    "graph.diff(3)": (lambda: G.diff(3), TypeError, ("given an int", "the graph to compare with")),
+    "graph.collapse_modules(0)": (lambda: G.collapse_modules(0), ValueError, ("depth=0", "from 1 on")),
+    "graph.collapse_modules('a')": (lambda: G.collapse_modules("a"), TypeError, ("depth='a'", "levels of modules")),
+    "graph.collapse_slices(0)": (lambda: G.collapse_slices(0), ValueError, ("count=0", "the most nodes")),
+    "graph.collapse_slices('a')": (lambda: G.collapse_slices("a"), TypeError, ("count='a'", "the most nodes")),
+    "graph.save(3)": (lambda: G.save(3), TypeError, ("path is an int", "a file")),
+    "graph.save, overwrite": (lambda: G.save("x", overwrite=3), TypeError, ("overwrite=3", "True or False")),
+    "Graph.load(3)": (lambda: Graph.load(3), TypeError, ("path is an int", "a file")),
+    "a verb that is not there": (lambda: av.timelin, AttributeError, ("'timelin'", "it has Graph, Ledger", "timeline")),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_an_error_says_what_was_passed_what_was_expected_and_what_to_do(what: str) -> None:
+    call, kind, texts = REFUSED[what]
+    with pytest.raises(kind) as refused:
+        call()
+    assert isinstance(refused.value, kind)
+    said = str(refused.value)
+    assert [text for text in texts if text not in said] == [], said
+    assert not re.search(
+        r"object of type|has no attribute '(parameters|items)'|unsupported operand|not supported", said
+    )
+
+
+def test_every_verb_is_refused_something_above() -> None:
+    verbs = {name for name in av.__all__ if name[0].islower()}
+    assert verbs - {re.match(r"\w+", what)[0] for what in REFUSED} == set()
+
+
+def recorded() -> Any:
+    """A recording that is still open, and what it leads to."""
+    recording = av.record(w, graphs=True)
+    recording.start()
+    (w * 2).sum().backward()
+    return recording
+
+
+@pytest.mark.parametrize("state", ["open", "closed"])
+def test_whatever_takes_a_ledger_takes_a_recording(state: str) -> None:
+    recording = recorded()
+    try:
+        if state == "closed":
+            recording.stop()
+        ledger = recording.ledger
+        assert av.timeline(recording).words == av.timeline(ledger).words
+        played = av.play(recording)
+        assert played.words == av.play(ledger).words
+        assert list(played.graphs) == [0], "a recording brings its own graphs"
+        assert list(av.play(recording, G).graphs) == [0]
+        assert av.play(recording, {}).graphs == {}
+        assert av.predict("q", (recording, 0, "w")).answer == 2.0
+        assert len(Ledger.merge([recording])) == len(ledger)
+        runs = av.explore({"one": recording, "two": ledger}, start={"run": "two"})
+        assert [len(runs.run(run=name)) for name in ("one", "two")] == [len(ledger)] * 2
+        assert av.explore(lambda k: recording, k=[1]).runs[0].player.graphs.keys() == {0}
+    finally:
+        recording.stop()
+        w.grad = None
+
+
+def test_what_has_a_ledger_counts_as_one_and_what_has_something_else_of_that_name_does_not() -> None:
+    assert av.timeline(SimpleNamespace(ledger=L)).words == av.timeline(L).words
+    with pytest.raises(TypeError, match="given a SimpleNamespace"):
+        av.timeline(SimpleNamespace(ledger=3))
+
+
+def test_a_misspelt_verb_is_found_by_a_type_checker(tmp_path: Path, root: Path) -> None:
+    script = tmp_path / "user.py"
+    script.write_text(
+        "import accumviz as av\n\nav.timelin\nav.timeline(3)\nav.timeline(av.load('a'))\nav.__version__\n"
+    )
+    # without torch's own types, which take a minute to read and say nothing here
+    alone = ["--strict", "--no-site-packages", "--ignore-missing-imports", "--cache-dir", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "mypy", *alone, str(script)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    found = [
+        line.partition("user.py:")[2] for line in done.stdout.splitlines() if "user.py:" in line and "error:" in line
+    ]
+    assert [line.split(":")[0] for line in found] == ["3", "4"], done.stdout + done.stderr
+    assert "timelin" in found[0]
+
+
+def test_every_verb_is_listed_before_any_is_loaded() -> None:
+    script = (
+        "import sys, accumviz as av; listed = dir(av); assert set(av.__all__) < set(listed), listed\n"
+        "assert not {'torch', 'matplotlib'} & set(sys.modules)\n"
+        "assert av.Ledger.__name__ == 'Ledger' and not {'torch', 'matplotlib'} & set(sys.modules)\n"
+        "import rlcompleter; found = rlcompleter.Completer({'av': av})\n"
+        "assert found.complete('av.timel', 0).startswith('av.timeline')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_misspelt_verb_is_corrected_in_its_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import accumviz as av; av.timelin"], capture_output=True, text=True, check=False
+    )
+    assert "Did you mean: 'timeline'?" in done.stderr
