@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Callable
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,7 +17,6 @@ from accumviz.instruments.buffer import Buffer
 from accumviz.instruments.leaves import HOT, Found, Hook, Leaves
 from accumviz.instruments.numbers import keep_for_stream
 from accumviz.instruments.row import Backward
-from accumviz.instruments.sync import Syncs
 
 # On a device, contributions are reduced in bulks of so many bytes: a call costs more there than its bytes.
 _BULK_BYTES_ON_DEVICE = 16 << 20
@@ -26,23 +26,22 @@ _current_task = torch._C._current_graph_task_id
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-class Told(watch.Observer, Protocol):
-    """What is asked of the recording."""
+class Contributions:
+    """What backwards bring to which leaf: the backwards that run now, what reached them, and what `.grad` was before.
 
-    _rows: Buffer
-
-
-class Arrivals:
-    """The backwards that run now, and what has reached which leaf of each.
+    `rows` is where they go; `failed` is told of what fails in a hook. `taken` are the leaves whose
+    `.grad` is changed or taken away while a backward runs, so that what comes is read at once.
 
     On the CPU our hooks run on the thread that called backward. On a device they run on the
     engine's thread for it, under the stream of the operation that brought the contribution: what
     they read is there for that stream, and after the backward for the caller's.
     """
 
-    def __init__(self, leaves: Leaves, syncs: Syncs, told: Told) -> None:
+    def __init__(self, leaves: Leaves, rows: Buffer, failed: Callable[[Exception], None]) -> None:
+        self.leaves, self.rows = leaves, rows
         self.open: list[Backward] = []
-        self._leaves, self._syncs, self._told = leaves, syncs, weakref.ref(told)
+        self.taken: set[int] = set()
+        self._failed = failed
         # Threads other than the one we were opened in, and the leaves that their backwards reach.
         self._opener, self.shared = get_ident(), False
         # Not empty as long as no two threads call our hooks at once, and all leaves are on the CPU: when one hook
@@ -86,7 +85,7 @@ class Arrivals:
             self._alone.clear()
             for running in self.open:
                 running.loose = True
-        self._leaves.hook()
+        self.leaves.hook()
 
     def on_devices(self, devices: set[torch.device]) -> None:
         """Leaves on several devices are reached on several threads at once, those of one device on its own."""
@@ -95,17 +94,21 @@ class Arrivals:
 
     def look(self, *, into: list[torch.Tensor | None] | None = None) -> list[int]:
         """The leaves whose `.grad` has changed since we looked last, by no other thread's backward."""
-        changed = self._leaves.update(self._mine() if self._theirs else None, into=into)
+        changed = self.leaves.update(self._mine() if self._theirs else None, into=into)
         # Another thread may have reached its first leaf while we looked.
         return [i for i in changed if i not in self._theirs] if self._theirs else changed
 
+    def changed(self, owner: Any) -> list[int]:
+        """The leaves whose `.grad` the call that just ended has changed, of this owner's where threads train."""
+        return self.leaves.update(self.leaves.owned(owner) if self.shared else None)
+
     def prepare(self) -> None:
         """See to it that our hooks are where a backward needs them."""
-        self._leaves.prepare(self._mine() if self._theirs else None)
+        self.leaves.prepare(self._mine() if self._theirs else None)
 
     def _mine(self) -> list[int]:
         # Reading a `.grad` while another thread's backward writes it can end the process.
-        return [i for i in range(len(self._leaves)) if i not in self._theirs]
+        return [i for i in range(len(self.leaves)) if i not in self._theirs]
 
     def by_opener(self, thread: int) -> bool:
         """Whether this is the thread we were opened in."""
@@ -127,45 +130,40 @@ class Arrivals:
     def _hook_of(self, i: int) -> Hook:
         # The tensor holds its hook: one that held the recording would keep both alive for ever.
         here, running_now, alone, elsewhere = weakref.ref(self), self.open, self._alone, watch.differentiating
-        tensor = self._leaves.tensors[i]
-        size = self._leaves.sizes[i] * tensor.element_size()
+        tensor = self.leaves.tensors[i]
+        size = self.leaves.sizes[i] * tensor.element_size()
         bulk = HOT if tensor.device.type == "cpu" else _BULK_BYTES_ON_DEVICE
-        taken = i in self._syncs.taken
+        taken = i in self.taken
 
         def hook(grad: torch.Tensor | None) -> None:
             if not running_now or grad is None:  # autograd.grad runs hooks too, but writes no `.grad`
                 return
-            arrivals = here()
-            if arrivals is None:
+            contributions = here()
+            if contributions is None:
                 return
             try:
                 running = running_now[0]
                 # By far the most frequent case first: this runs once per parameter and backward.
                 if running.hot and alone and not elsewhere and i not in running.met and not taken:
                     if running.waiting > bulk:
-                        arrivals.reduce(running)
+                        contributions.reduce(running)
                     running.waiting += size
                     running.met[i] = None
                     if running.had[i]:
                         running.held[i] = grad.detach()
-                    elif arrivals._leaves.freed_by_user(i):
+                    elif contributions.leaves.freed_by_user(i):
                         running.held[i] = grad  # the reference keeps autograd from handing it on as `.grad`
                     else:
                         running.fresh[i] = None
                 elif not elsewhere or get_ident() not in elsewhere:
-                    arrivals._receive(i, grad, size, bulk)
+                    contributions._receive(i, grad, size, bulk)
             except Exception as error:  # a hook that raises would end the user's backward
                 watch.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
-                    arrivals._failed(error)
+                    contributions._failed(error)
                     watch.failures.pop()
 
         return hook
-
-    def _failed(self, error: Exception) -> None:
-        told = self._told()
-        if told is not None:
-            watch.fails(told, error)
 
     def _receive(self, i: int, grad: torch.Tensor, size: int, bulk: int) -> None:
         """Take note of what autograd is about to add to a leaf's `.grad`, whoever's backward it is."""
@@ -188,20 +186,16 @@ class Arrivals:
             running.met[i] = None
             if grad.is_cuda and _raw_stream is not None:
                 running.streams.add(_raw_stream(grad.get_device()))
-            if i in self._syncs.taken and size > _SMALL:
+            if i in self.taken and size > _SMALL:
                 # Held, it would be copied and not be freed when it is scattered.
-                self._leaves.reduce(running, [("contribution", i, grad.detach())])
-                running.settled[i] = self._count()
-            elif running.had[i] or theirs or i in self._syncs.taken or self._leaves.freed_by_user(i):
+                self.leaves.reduce(running, [("contribution", i, grad.detach())])
+                running.settled[i] = len(self.rows)
+            elif running.had[i] or theirs or i in self.taken or self.leaves.freed_by_user(i):
                 # Detached where `.grad` is another tensor anyway; else the reference keeps it another tensor.
                 running.held[i] = grad.detach() if running.had[i] else grad
                 running.waiting += size
             else:
                 running.fresh[i] = None
-
-    def _count(self) -> int:
-        told = self._told()
-        return 0 if told is None else len(told._rows)
 
     def settle(self, running: Backward) -> None:
         """Reduce what has reached leaves so far, while it is there to be read."""
@@ -212,12 +206,12 @@ class Arrivals:
             running.met |= dict.fromkeys(unhooked)
             self.reduce(running)
             unread = [i for i in arrived if i not in running.read]
-            self._leaves.read(running, unread)
-            self._leaves.note(unread)
+            self.leaves.read(running, unread)
+            self.leaves.note(unread)
             running.read |= dict.fromkeys(unread)
 
     def _arrived_unhooked(self, running: Backward) -> list[int]:
-        leaves, had = self._leaves, running.had
+        leaves, had = self.leaves, running.had
         if self.shared:
             return []
         return [i for i in leaves.unhooked if not had[i] and leaves.tensors[i].grad is not None]
@@ -227,7 +221,7 @@ class Arrivals:
 
         Where that is sure to be right, what `.grad` has become goes with them.
         """
-        leaves = self._leaves
+        leaves = self.leaves
         tensors = leaves.tensors
         held, running.held, running.waiting = running.held, {}, 0
         fresh: dict[int, None] = {}
@@ -249,7 +243,7 @@ class Arrivals:
         if running.hot:
             for i in held:
                 grad = tensors[i].grad
-                if grad is not None and i not in self._syncs.taken:
+                if grad is not None and i not in self.taken:
                     found.append(("grad", i, grad))
                     running.read[i] = None
         leaves.reduce(running, found)
@@ -257,7 +251,7 @@ class Arrivals:
             current = {_raw_stream(grad.get_device()) for grad in held.values() if grad.is_cuda}
             if running.streams != current:
                 keep_for_stream(list(held.values()))
-        count = self._count()
+        count = len(self.rows)
         for i in held:
             running.settled[i] = count
         for i in fresh:
@@ -267,7 +261,7 @@ class Arrivals:
 
     def finish(self, running: Backward) -> bool:
         """Give a backward that is over its numbers; False if it reached none of our leaves."""
-        leaves, had, met = self._leaves, running.had, running.met
+        leaves, had, met = self.leaves, running.had, running.met
         mine = self.by_opener(running.thread)
         if met:
             self.reduce(running)
@@ -298,7 +292,7 @@ class Arrivals:
 
     def _finish_met(self, running: Backward, fresh: list[int], changed: list[int]) -> None:
         """Where `.grad` is not just what this backward brought, or was changed while it ran, say what it is now."""
-        leaves, unknown = self._leaves, running.unknown
+        leaves, unknown = self.leaves, running.unknown
         touched = [*running.met, *fresh]
         there = running.met.keys() | set(fresh)
         later = set(changed).difference(fresh)
@@ -313,13 +307,12 @@ class Arrivals:
         if unknown:
             running.unmeasured = list(unknown)
             running.details["unmeasured"] = [leaves.named.names[i] for i in unknown]
-        told = self._told()
-        if told is None or told._rows.pending[-1] is running:
+        if self.rows.pending[-1] is running:
             return
         # Events inside it: an optimizer that stepped in a hook may have freed what had come before.
-        count, present = len(told._rows), bytearray(running.present)
+        count, present = len(self.rows), bytearray(running.present)
         for i, number in running.settled.items():
             if number < count:
                 present[i] = PRESENT
         running.present = bytes(present)
-        told._rows.expect(running, touched)
+        self.rows.expect(running, touched)

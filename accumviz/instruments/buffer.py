@@ -21,6 +21,7 @@ from accumviz import ledgerfile
 from accumviz.events import CODES, NUMBERS, PRESENT, TABLES, Events, Parameter
 from accumviz.files import Writer
 from accumviz.graph import Graph
+from accumviz.instruments.allocator import Allocated
 from accumviz.instruments.callsite import CallSite
 from accumviz.instruments.columns import Columns
 from accumviz.instruments.numbers import Wire
@@ -59,13 +60,15 @@ class Buffer:
         sizes: list[int],
         small: list[int],
         wire: Wire,
+        allocated: Allocated,
         about: Callable[[], tuple[list[Parameter], dict[str, Any]]],
         *,
         path: str | Path | None = None,
         overwrite: bool = False,
         sources: bool = False,
     ) -> None:
-        self._wire, self._about, self._whole_sources = wire, about, sources
+        self._wire, self._allocated, self._about, self._whole_sources = wire, allocated, about, sources
+        self.start = time.perf_counter()
         self.pending: list[Row] = []
         self.lost = ""  # why there is no file any more
         self._count, self._sizes = len(sizes), sizes
@@ -109,8 +112,16 @@ class Buffer:
 
     # --- from rows to columns ------------------------------------------------------------------
 
+    def begin(self, kind: str, label: str, site: CallSite, within: str, details: dict[str, Any]) -> Row:
+        """A new event, which takes its place when it begins to take effect."""
+        row = Row(kind, label, site, time.perf_counter() - self.start, within, details)
+        self.pending.append(row)
+        return row
+
     def finish(self, row: Row) -> None:
         """This row is whole, but for what a device still sends."""
+        if self._allocated.devices:
+            row.allocated, row.peak = self._allocated.after()
         site = row.site
         if id(site) not in self._met:
             # Here, not in the thread that writes: keeping the parser's warnings to ourselves concerns all threads.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
@@ -18,7 +20,7 @@ from accumviz.events import Parameter
 from accumviz.graph import Graph
 from accumviz.instruments import ranks, watch
 from accumviz.instruments.allocator import Allocated
-from accumviz.instruments.arrivals import Arrivals
+from accumviz.instruments.arrivals import Contributions
 from accumviz.instruments.buffer import Buffer
 from accumviz.instruments.callsite import CallSite, CallSites
 from accumviz.instruments.graphs import Graphs
@@ -28,7 +30,7 @@ from accumviz.instruments.losses import describe_root
 from accumviz.instruments.naming import Named
 from accumviz.instruments.optimizers import Optimizers
 from accumviz.instruments.row import Backward, Row
-from accumviz.instruments.sync import Syncs
+from accumviz.instruments.sync import Collectives
 from accumviz.ledger import Ledger
 
 _CAPTURED = (
@@ -69,8 +71,6 @@ class Recording:
         sources: bool = False,
     ) -> None:
         self._leaves = Leaves(named, exact)
-        self._syncs = Syncs(self, self._leaves)
-        self._arrivals = Arrivals(self._leaves, self._syncs, self)
         self._optimizers = Optimizers(self._leaves.owned)
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites = CallSites()
@@ -82,7 +82,6 @@ class Recording:
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
         self._capturing: CallSite | None = None
         self._in_graphs: dict[int, None] = {}
-        self._start = perf_counter()
         self._rank = ranks.where()
         self._known: list[Parameter] | None = None  # once they have been let go
         self._size = len(self._leaves)
@@ -90,11 +89,15 @@ class Recording:
             self._leaves.sizes,
             list(self._leaves.small),
             self._leaves.wire,
+            self._allocated,
             self._about,
             path=ranks.ledger_path(path),
             overwrite=overwrite,
             sources=sources,
         )
+        failed = _telling(self)
+        self._contributions = Contributions(self._leaves, self._rows, failed)
+        self._collectives = Collectives(self._contributions, self._sites, failed)
         for optimizer in named.optimizers:
             self._optimizers.meet(optimizer, frame)
 
@@ -152,15 +155,15 @@ class Recording:
                 watch.failures.pop()
 
     def _open(self) -> None:
-        self._start = perf_counter()
+        self._rows.start = perf_counter()
         self._leaves.update()
         devices = self._leaves.devices()
         self._leaves.wire.open(devices)
-        self._arrivals.on_devices(devices)
+        self._contributions.on_devices(devices)
         self._allocated.open(devices)
         if self._graphs is not None:
             self._graphs.open()
-        self._syncs.open(lambda frame: self._sites.find(frame).line)
+        self._collectives.open()
         ranks.opened(self)
         watch.enter(self)
 
@@ -178,7 +181,7 @@ class Recording:
         """Take everything of ours away from torch and from the user's tensors, whatever fails on the way."""
         with contextlib.suppress(Exception):
             watch.leave(self)
-        for part in (self._syncs, self._leaves, self._graphs):
+        for part in (self._collectives, self._leaves, self._graphs):
             with contextlib.suppress(Exception):
                 if part is not None:
                     part.close()
@@ -191,14 +194,14 @@ class Recording:
             self._steps.clear()
             self._optimizers.forget()
             self._memory = Held(wanted=False)
-            self._syncs.forget()
+            self._collectives.forget()
             self._leaves.forget()
-            self._arrivals.forget()
+            self._contributions.forget()
 
     def _leave_running(self) -> None:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
-        for running in self._arrivals.open:
-            self._arrivals.reduce(running)
+        for running in self._contributions.open:
+            self._contributions.reduce(running)
             if running.met:
                 running.details["error"] = "the recording was closed while this backward ran"
                 running.contributed = running.changed = list(running.met)
@@ -208,7 +211,7 @@ class Recording:
                     sync.row.present, sync.row.done = running.present, True
             else:
                 self._rows.pending.remove(running)
-        self._arrivals.open.clear()
+        self._contributions.open.clear()
 
     def write_out(self) -> None:
         """Write what is whole to the file, if there is one: this process is about to be ended."""
@@ -221,7 +224,7 @@ class Recording:
 
         What was written to a file is read back from there.
         """
-        if self._entered and not self._closed and not self._arrivals.open:
+        if self._entered and not self._closed and not self._contributions.open:
             self._edits()
         return self._rows.ledger()
 
@@ -280,41 +283,43 @@ class Recording:
 
     def backward_begins(self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Backward:
         leaves = self._leaves
-        arrivals, within, thread = self._arrivals, "", get_ident()
+        contributions, within, thread = self._contributions, "", get_ident()
         if self._steps:
             within = self._within()
-        if self._syncs.unhooked:
-            self._syncs.hook()
-        if arrivals.by_opener(thread):
+        if self._collectives.unhooked:
+            self._collectives.hook()
+        if contributions.by_opener(thread):
             self._edits()
-            arrivals.prepare()
+            contributions.prepare()
         else:
-            arrivals.share_with_threads()
-        running = Backward(self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread)
+            contributions.share_with_threads()
+        running = Backward(
+            self._sites.find(frame), perf_counter() - self._rows.start, within, bytes(leaves.present), thread
+        )
         describe_root(running, args, kwargs)
         if running.late:
             running.send(leaves.wire)
-        if self._syncs.replicas:
-            self._syncs.describe(running.details)
+        if self._collectives.replicas:
+            self._collectives.describe(running.details)
         running.storages = self._memory.before(running.nodes)
         if running.storages is not None:
             running.before = self._memory.total(running.storages)
         if self._graphs is not None:
             self._graphs.begin(running, frame, args, kwargs)
         self._rows.pending.append(running)
-        arrivals.begin(running)
+        contributions.begin(running)
         return running
 
     def backward_nests(self) -> None:
-        self._arrivals.nests()
+        self._contributions.nests()
 
     def backward_ends(self, running: Backward, error: BaseException | None) -> None:
         if running.finish_graph is not None and self._graphs is not None:
             self._graphs.end(running)
         if self._closed:
             return
-        arrivals = self._arrivals
-        arrivals.end(running)
+        contributions = self._contributions
+        contributions.end(running)
         if running.storages is not None:
             failed = error is not None
             running.after = self._memory.after(running.nodes, running.storages, keeps=running.keeps, failed=failed)
@@ -322,17 +327,12 @@ class Recording:
         running.nodes = ()
         if error is not None:
             running.details["error"] = watch.said(error)[:500]
-        if not arrivals.finish(running):
+        if not contributions.finish(running):
             self._rows.pending.remove(running)
             return
         if running.syncs:
-            self._syncs.finish(running)
+            self._collectives.finish(running)
         self._finish(running)
-
-    def reduce_arrived(self, running: Backward) -> None:
-        """Take what has reached leaves so far, while `.grad` is what autograd made of it."""
-        if running.hot:
-            self._arrivals.reduce(running)
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         if not self._leaves.owns(optimizer):
@@ -374,16 +374,16 @@ class Recording:
             self._leaves.note(leaves)
 
     def _before_change(self) -> None:
-        running = self._arrivals.running()
+        running = self._contributions.running()
         if running is not None:
-            self._arrivals.settle(running)
+            self._contributions.settle(running)
         else:
             self._edits()
 
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
         if self._closed:
             return
-        changed = self._leaves.update(self._leaves.owned(tensors) if self._arrivals.shared else None)
+        changed = self._contributions.changed(tensors)
         if kind == "unscale":  # it does not bump versions
             changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
         site, label = self._site(frame), ""
@@ -392,22 +392,6 @@ class Recording:
         elif owner is not None:
             label = site.subject or type(owner).__name__
         self._emit(kind, site, label, details, changed, plain=kind == "zero_grad")
-
-    def running_backward(self) -> Backward | None:
-        """The backward that the caller is inside of, if any."""
-        return self._arrivals.running()
-
-    def sync_begins(self, details: dict[str, Any], frame: FrameType, running: Backward | None) -> Row:
-        """Give a collective its place among the events."""
-        site = running.site if running is not None else self._sites.find(frame)
-        within = "" if running is None else "backward"
-        row = Row("sync", running.label if running else "", site, perf_counter() - self._start, within, details)
-        self._rows.pending.append(row)
-        return row
-
-    def sync_ends(self, row: Row) -> None:
-        """Its numbers are taken."""
-        self._finish(row)
 
     def captures(self, frame: FrameType) -> None:
         """A CUDA graph is being captured: nothing may be read, and nothing has happened yet."""
@@ -427,12 +411,12 @@ class Recording:
     # --- events --------------------------------------------------------------------------------
 
     def _edits(self) -> None:
-        arrivals = self._arrivals
-        if not arrivals.by_opener(get_ident()):
+        contributions = self._contributions
+        if not contributions.by_opener(get_ident()):
             return
-        changed = arrivals.look()
-        if self._syncs.manual:
-            changed = self._syncs.claim(changed)
+        changed = contributions.look()
+        if self._collectives.manual:
+            changed = self._collectives.claim(changed)
         if changed or self._capturing is not None:
             self._edit(changed)
 
@@ -460,7 +444,7 @@ class Recording:
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, torch.Tensor):
             plain, details["found_inf"] = False, found
-        changed = self._leaves.update(self._leaves.owned(optimizer) if self._arrivals.shared else None)
+        changed = self._contributions.changed(optimizer)
         if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
         self._emit("step", self._site(frame), name, details, changed, plain=plain)
@@ -468,14 +452,14 @@ class Recording:
     def _site(self, frame: FrameType) -> CallSite:
         """The user's line; on the engine's thread, where there may be none, that of the backward."""
         site = self._sites.find(frame)
-        running = None if site.file else self._arrivals.running()
+        running = None if site.file else self._contributions.running()
         return site if running is None else running.site
 
     def _within(self) -> str:
         """What the caller is inside of: a step (its closure), a backward (its hooks), or nothing."""
         if self._steps:
             self._drop_stale_steps()
-        if self._arrivals.running():
+        if self._contributions.running():
             return "backward"
         thread = get_ident()
         return "step" if any(step.thread == thread for step in self._steps) else ""
@@ -492,10 +476,8 @@ class Recording:
         plain: bool = True,
     ) -> None:
         """Add an event; `plain` says that none of its details is a tensor that is still to be read."""
-        within = self._within() if self._arrivals.open or (self._steps and kind != "step") else ""
-        # An event takes its place when it begins to take effect.
-        row = Row(kind, label, site, perf_counter() - self._start, within, details)
-        self._rows.pending.append(row)
+        within = self._within() if self._contributions.open or (self._steps and kind != "step") else ""
+        row = self._rows.begin(kind, label, site, within, details)
         if not plain:
             for name in [name for name, value in details.items() if isinstance(value, torch.Tensor)]:
                 row.take(("detail", name), details.pop(name))
@@ -512,8 +494,6 @@ class Recording:
         self._finish(row)
 
     def _finish(self, row: Row) -> None:
-        if self._allocated.devices:
-            row.allocated, row.peak = self._allocated.after()
         self._rows.finish(row)
         if self._rows.lost:
             self._tell_lost()
@@ -558,3 +538,15 @@ def _number(value: Any) -> Any:
     with contextlib.suppress(TypeError, ValueError):
         return float(value)
     return None
+
+
+def _telling(recording: Recording) -> Callable[[Exception], None]:
+    """Tells a recording of what failed in a hook; tensors hold hooks, and a hook may hold no recording."""
+    here = weakref.ref(recording)
+
+    def failed(error: Exception) -> None:
+        told = here()
+        if told is not None:
+            watch.fails(told, error)
+
+    return failed

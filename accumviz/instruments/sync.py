@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 
 from accumviz.instruments import watch
-from accumviz.instruments.leaves import Leaves
+from accumviz.instruments.arrivals import Contributions
+from accumviz.instruments.callsite import CallSites
 from accumviz.instruments.numbers import keep_for_stream
 from accumviz.instruments.row import Backward, Row, Sync
 from accumviz.instruments.sharded import Whole, local, pieces
@@ -105,24 +106,15 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
-class Watched(watch.Observer, Protocol):
-    """What is asked of the recording."""
-
-    def running_backward(self) -> Backward | None: ...
-    def reduce_arrived(self, running: Backward) -> None: ...
-    def sync_begins(self, details: dict[str, Any], frame: FrameType, running: Backward | None) -> Row: ...
-    def sync_ends(self, row: Row) -> None: ...
-
-
-class Syncs:
+class Collectives:
     """The leaves that are reduced across ranks, and the collectives that do it, as they come.
 
     What autograd brings to such a leaf is read while it is there: later, the average replaces it.
     """
 
-    def __init__(self, recording: Watched, leaves: Leaves) -> None:
-        self._recording = weakref.ref(recording)
-        self._leaves = leaves
+    def __init__(self, contributions: Contributions, sites: CallSites, failed: Callable[[Exception], None]) -> None:
+        self._contributions, self._sites, self.failed = contributions, sites, failed
+        self._leaves = leaves = contributions.leaves
         named = leaves.named
         self._shards = named.shards
         found = dict.fromkeys(part for module in named.wrapped for part in module.modules() if _replicates(part))
@@ -138,19 +130,19 @@ class Syncs:
         # The leaves whose `.grad` is changed or taken away while the backward runs.
         in_place = {i for n, members in enumerate(self._members) for i in members if _in_place(self.replicas[n])}
         elsewhere = {i for i in self._replicated if leaves.tensors[i].device.type != "cpu"}
-        self.taken = (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
-        self.unhooked = set(self.taken)
-        leaves.always |= self._replicated | self.taken
+        contributions.taken = (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
+        self.unhooked = set(contributions.taken)
+        leaves.always |= self._replicated | contributions.taken
         self.manual: list[tuple[Row, list[int]]] = []
 
-    def open(self, line_of: Callable[[FrameType], int]) -> None:
+    def open(self) -> None:
         """Watch the forwards that arm an all-reduce, and every collective."""
         for n, replica in enumerate(self.replicas):
 
             def before(module: Any, args: Any, n: int = n) -> None:
                 try:
                     wanted = bool(module.require_backward_grad_sync) and torch.is_grad_enabled()
-                    self._armed[n] = wanted, line_of(sys._getframe(1))
+                    self._armed[n] = wanted, self._sites.find(sys._getframe(1)).line
                 except Exception as error:
                     watch.failures.append(type(error).__name__)
                     with contextlib.suppress(Exception):
@@ -176,12 +168,6 @@ class Syncs:
         self.manual.clear()
         self.unhooked.clear()
 
-    def failed(self, error: Exception) -> None:
-        """Have the recording stop."""
-        recording = self._recording()
-        if recording is not None:
-            watch.fails(recording, error)
-
     def hook(self) -> None:
         """Hook those of the leaves that are taken away which exist by now."""
         for i in list(self.unhooked):
@@ -202,35 +188,34 @@ class Syncs:
         here = weakref.ref(self)
 
         def hook(_: torch.Tensor) -> None:
-            syncs = here()
-            recording = syncs._recording() if syncs is not None else None
-            if syncs is None or recording is None:
+            collectives = here()
+            if collectives is None:
                 return
             try:
-                running = recording.running_backward()
+                running = collectives._contributions.running()
                 if running is not None:
                     if running.had[i]:
-                        syncs._leaves.read(running, [i])
+                        collectives._leaves.read(running, [i])
                         running.read[i] = None
                     elif i not in running.unknown:
                         running.same[i] = None
-                    syncs._leaves.note([i])
+                    collectives._leaves.note([i])
             except Exception as error:
                 watch.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
-                    watch.fails(recording, error)
+                    collectives.failed(error)
                     watch.failures.pop()
 
         return hook
 
     def collective(self, op: str, whole: list[torch.Tensor], output: list[torch.Tensor], frame: FrameType) -> None:
         """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
-        recording = self._recording()
-        if recording is None or watch.capturing():
+        if watch.capturing():
             return
-        running = recording.running_backward() if torch._C._current_graph_task_id() != -1 else None
-        if running is not None:  # once it is over, `.grad` is no longer what this backward made of it
-            recording.reduce_arrived(running)
+        contributions = self._contributions
+        running = contributions.running() if torch._C._current_graph_task_id() != -1 else None
+        if running is not None and running.hot:  # once it is over, `.grad` is no longer what this backward made of it
+            contributions.reduce(running)
         details: dict[str, Any] = {"op": op, "bytes": sum(t.numel() * t.element_size() for t in whole)}
         details["ranks"] = self._ranks
         moving = self._shards.moving(frame) if self._shards else None
@@ -253,7 +238,11 @@ class Syncs:
         if not concerned:
             return
         details["parameters"] = [self._leaves.named.names[i] for i in concerned]
-        row = recording.sync_begins(details, frame, running)
+        rows = contributions.rows
+        if running is not None:
+            row = rows.begin("sync", running.label, running.site, "backward", details)
+        else:
+            row = rows.begin("sync", "", self._sites.find(frame), "", details)
         if running is not None and leaves:
             running.syncs = [*running.syncs, Sync(row, leaves, arriving)]
             running.synced = {*running.synced, *leaves}
@@ -261,7 +250,7 @@ class Syncs:
             self.manual.append((row, leaves))
         else:
             row.present = bytes(self._leaves.present)
-            recording.sync_ends(row)
+            rows.finish(row)
 
     def _bucket(
         self, whole: list[torch.Tensor], frame: FrameType, running: Backward, details: dict[str, Any]
@@ -307,7 +296,7 @@ class Syncs:
 
     def finish(self, running: Backward) -> None:
         """The backward is over: read what its collectives left in `.grad`."""
-        leaves, recording = self._leaves, self._recording()
+        leaves = self._leaves
         present = bytearray(running.present)
         for n, members in enumerate(self._members):
             if n not in self._arrivals and running.synced & set(members):
@@ -331,21 +320,18 @@ class Syncs:
             for i in concerned:
                 present[i] = leaves.present[i]
             row.present = bytes(present)
-            if recording is not None:
-                recording.sync_ends(row)
+            self._contributions.rows.finish(row)
 
     def claim(self, changed: list[int]) -> list[int]:
         """Give the changes that a collective outside a backward made to it; return the others."""
         if not self.manual:
             return changed
         manual, self.manual = self.manual, []
-        recording = self._recording()
         for row, concerned in manual:
             row.changed = concerned  # the library writes without a new version
             self._leaves.read(row, concerned)
             row.present = bytes(self._leaves.present)
-            if recording is not None:
-                recording.sync_ends(row)
+            self._contributions.rows.finish(row)
         taken = {i for _, concerned in manual for i in concerned}
         return [i for i in changed if i not in taken] if taken else changed
 

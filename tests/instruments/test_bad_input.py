@@ -18,7 +18,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.instruments import losses, watch
-from accumviz.instruments.arrivals import Arrivals
+from accumviz.instruments.arrivals import Contributions
 from accumviz.instruments.buffer import Buffer
 from accumviz.instruments.leaves import Leaves
 from accumviz.instruments.recording import Recording
@@ -438,7 +438,7 @@ def _train(around: Any) -> list[torch.Tensor]:
         (Recording, "step_ends"),
         (Recording, "change_begins"),
         (Recording, "change_ends"),
-        (Arrivals, "reduce"),
+        (Contributions, "reduce"),
         (Buffer, "settle"),
     ],
 )
@@ -452,7 +452,7 @@ def test_a_failure_of_ours_ends_the_recording_not_the_training(
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
-        if calls[0] > (9 if owner is not Arrivals and name in ("update", "reduce", "settle") else 2):
+        if calls[0] > (9 if owner is not Contributions and name in ("update", "reduce", "settle") else 2):
             raise ZeroDivisionError("ours")
         return original(*args, **kwargs)
 
