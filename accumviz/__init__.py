@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from accumviz.files import load as load
+    from accumviz.format.load import load as load
     from accumviz.graph import Graph as Graph
     from accumviz.instruments.measure import measure as measure
     from accumviz.instruments.processes import distribute as distribute
@@ -31,7 +31,7 @@ _HOME = {
     "Ledger": "accumviz.ledger",
     "distribute": "accumviz.instruments.processes",
     "explore": "accumviz.views.explore",
-    "load": "accumviz.files",
+    "load": "accumviz.format.load",
     "measure": "accumviz.instruments.measure",
     "play": "accumviz.views.player",
     "predict": "accumviz.views.predict",

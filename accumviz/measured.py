@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accumviz.display import Displayed
+from accumviz.show import Displayed
 
 FORMAT = 1
 NAME = re.compile(r"([a-z0-9_]+)/([a-z0-9_]+)")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accumviz import files
+from accumviz.format.container import LedgerFileError
 from accumviz.graph import Edge, Graph, Node, Saved
 
 CHAIN = Graph(
@@ -155,13 +155,13 @@ def test_an_infinite_value_keeps_its_sign(tmp_path: Path) -> None:
 
 def test_a_file_that_holds_no_graph_is_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"hello")
-    with pytest.raises(files.LedgerFileError, match="not an accumviz file"):
+    with pytest.raises(LedgerFileError, match="not an accumviz file"):
         Graph.load(tmp_path / "x")
 
 
 def test_a_file_whose_edges_point_nowhere_is_refused(tmp_path: Path) -> None:
     Graph((Node(0, "MulBackward0"),), (Edge(0, 7),)).save(tmp_path / "x")
-    with pytest.raises(files.LedgerFileError, match="not a valid graph"):
+    with pytest.raises(LedgerFileError, match="not a valid graph"):
         Graph.load(tmp_path / "x")
 
 

@@ -15,8 +15,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from accumviz.display import Displayed
 from accumviz.ledger import Ledger
+from accumviz.show import Displayed
 from accumviz.views import outcome, style, words
 from accumviz.views.payload import encode, identity
 from accumviz.views.player import STATIC, Player, assets, play, save_alone

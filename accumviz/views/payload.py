@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from accumviz import lifecycle
 from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger
 from accumviz.views import style, words
-from accumviz.views.fate_runs import fate_runs
 from accumviz.views.groups import group_rows
 from accumviz.views.listing import listing
 from accumviz.views.pixels import heat
@@ -42,7 +42,9 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     kinds = list(dict.fromkeys(str(e.kind) for e in events))
     columns, described = _rows(ledger, chosen)
     members = [tuple(row.get("in", (p, p + 1))) for p, row in enumerate(described)]
-    fates, which = fate_runs(ledger, chosen, columns["c"].reshape(len(described), len(chosen)), members)
+    fates, which = lifecycle.runs(
+        ledger, ledger.fates, chosen, columns["c"].reshape(len(described), len(chosen)), members
+    )
     for row, runs in zip(described, which, strict=True):
         row["f"] = runs
     files, lines = listing(ledger, events)
@@ -251,7 +253,7 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
         if p >= len(ledger.parameters):
             continue
         if words.is_signed(ledger, p):
-            row["r"] = plain(_reach(ledger, p))
+            row["r"] = plain(lifecycle.reach(ledger, ledger.fates, p))
         # What a rank's own part counts for, once it is averaged.
         ranks = {s.index: s.details.get("ranks", 1) for s in words.averaged(ledger, p)}
         if ranks:
@@ -279,21 +281,6 @@ def _norm(rows: np.ndarray) -> np.ndarray:
     """The norm of tensors put together, of those that are there."""
     whole: np.ndarray = np.sqrt((np.where(rows < 0, 0.0, rows) ** 2).sum(axis=0))
     return np.where((rows < 0).all(axis=0), -1.0, whole)
-
-
-def _reach(ledger: Ledger, p: int) -> list[float]:
-    """How far the contributions live in a signed parameter's `.grad`, stacked by sign, reach at any time."""
-    added, grad = (values[:, 0] for values in ledger.exact[p])
-    reach = [0.0, *grad[np.isfinite(grad)]]
-    born = np.flatnonzero((ledger.state[:, p] & CONTRIBUTED > 0) & np.isfinite(added))
-    erased = ledger.fates.erased[born, p]
-    for side in (-1, 1):
-        part = np.where(added[born] * side > 0, added[born], 0.0)
-        change = np.zeros(len(ledger) + 1)
-        np.add.at(change, born, part)
-        np.add.at(change, np.where(erased < 0, len(ledger), erased), -part)
-        reach += [*np.cumsum(change)[:-1]]
-    return [min(reach), max(reach)]
 
 
 def _cut(names: Sequence[str]) -> int:

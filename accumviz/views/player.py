@@ -8,9 +8,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from accumviz.display import Displayed
 from accumviz.graph import Graph
 from accumviz.ledger import Ledger
+from accumviz.show import Displayed
 from accumviz.views import style, words
 from accumviz.views.dot import lines_of, simplify
 from accumviz.views.payload import encode, identity, ledger_data

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from accumviz.display import Displayed
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.show import Displayed
 from accumviz.views import style, words
 
 Value: TypeAlias = "float | bool | str | None"

@@ -1,4 +1,4 @@
-"""Which view shows which data in a notebook: the data modules know no view, so the pairing stands here."""
+"""How anything shows itself: which view shows which data, what a notebook gets of it, and the page it is saved as."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# class name -> (view module, function): html and text of one object; resolved only when a notebook asks.
+# class name -> module of the view, and its function for each form; resolved only when somebody asks.
 VIEWS = {
-    "Ledger": ("accumviz.views.table", "ledger_html"),
-    "Graph": ("accumviz.views.dot", "graph_html"),
-    "Measured": ("accumviz.views.measured", "measured_html"),
-    "Prediction": ("accumviz.views.predict", "prediction_html"),
-    "Provenance": ("accumviz.views.table", "provenance_html"),
+    "Ledger": ("accumviz.views.table", {"html": "ledger_html"}),
+    "Graph": ("accumviz.views.dot", {"html": "graph_html", "svg": "to_svg"}),
+    "Measured": ("accumviz.views.measured", {"html": "measured_html"}),
+    "Prediction": ("accumviz.views.predict", {"html": "prediction_html"}),
+    "Provenance": ("accumviz.views.table", {"html": "provenance_html"}),
 }
+
+
+def shown(what: Any, form: str) -> str:
+    """What the view of some data makes of it: the data modules know no view, so the pairing stands here."""
+    # What somebody derived from one of our classes is shown as ours is, whatever its own name.
+    ours = (kind.__name__ for kind in type(what).__mro__ if kind.__module__.startswith("accumviz."))
+    module, functions = VIEWS[next(name for name in ours if name in VIEWS)]
+    text: str = getattr(import_module(module), functions[form])(what)
+    return text
 
 
 class Displayed:
@@ -32,11 +41,7 @@ class Displayed:
 
         Raises `ImportError` when the view lacks a library; the message says which.
         """
-        # What somebody derived from one of our classes is shown as ours is, whatever its own name.
-        ours = (kind.__name__ for kind in type(self).__mro__ if kind.__module__.startswith("accumviz."))
-        module, function = VIEWS[next(name for name in ours if name in VIEWS)]
-        html: str = getattr(import_module(module), function)(self)
-        return html
+        return shown(self, "html")
 
     def save_page(self, path: str | Path, title: str) -> None:
         """Write `to_html` as a page that any browser opens."""
