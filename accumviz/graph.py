@@ -12,7 +12,7 @@ from accumviz.format import graph as columns
 from accumviz.format.container import LedgerFileError, Reader, valid
 from accumviz.format.writer import Writer
 from accumviz.nodes import Edge, Node, Saved, distinct_bytes
-from accumviz.show import Displayed, shown
+from accumviz.show import Displayed, save_page, shown
 
 __all__ = ["Difference", "Edge", "Graph", "Node", "Saved"]
 
@@ -226,7 +226,7 @@ class Graph(Displayed):
         """
         suffix = Path(path).suffix.lower()
         if suffix == ".html":
-            self.save_page(path, f"Autograd graph: {_plural(len(self), 'node')}")
+            save_page(path, f"Autograd graph: {_plural(len(self), 'node')}", self.to_html())
             return
         if suffix == ".svg":
             Path(path).write_text(shown(self, "svg"), encoding="utf-8")

@@ -18,7 +18,7 @@ from accumviz.format.container import LedgerFileError, Reader, valid
 from accumviz.format.writer import Writer
 from accumviz.lifecycle import Fates, Window
 from accumviz.merge import merge
-from accumviz.show import Displayed
+from accumviz.show import Displayed, save_page
 
 __all__ = [
     "CHANGED",
@@ -286,7 +286,7 @@ class Ledger(Arrays, Displayed):
         not replaced unless `overwrite` says so: `FileExistsError`. The file appears when it is whole.
         """
         if str(path).endswith(".html"):
-            self.save_page(path, "Ledger")
+            save_page(path, "Ledger", self.to_html())
             return
         with Writer(path, "ledger", overwrite=overwrite, whole=True) as writer:
             writer.append(columns.header(self))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from accumviz.graph import Graph, Node
-from accumviz.views.drawing import Drawing, clean, escape, svg_from_dot
+from accumviz.show import escape, literal
+from accumviz.views.drawing import Drawing, svg_from_dot
 from accumviz.views.graphcss import SMALL, STYLE, TITLE
 from accumviz.views.layout import LayoutError, graphviz
 from accumviz.views.style import number, size
@@ -151,8 +152,8 @@ def _card(node: Node, root: bool) -> Card:
     numbers = [*_numbers("value", node.value), *_numbers("grad", node.grad)]
     shape = "" if node.shape is None else f"[{' × '.join(map(str, node.shape))}]" if node.shape else "scalar"
     kinds = [node.kind, *(["root"] if root else []), *([] if node.alive else ["freed"])]
-    rows = [(label, clean(text)) for label, text in rows]
-    return Card(_clip(clean(title)), shape, rows, numbers, kinds, node.name or node.module)
+    rows = [(label, literal(text)) for label, text in rows]
+    return Card(_clip(literal(title)), shape, rows, numbers, kinds, node.name or node.module)
 
 
 def _numbers(label: str, value: Any) -> list[tuple[str, str]]:
@@ -321,7 +322,7 @@ def _clip(text: str, longest: int = _LONGEST) -> str:
 
 def _quoted(lines: list[str]) -> str:
     # Graphviz reads entities and backslash escapes inside a label
-    safe = [clean(line).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    safe = [literal(line).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"') for line in lines]
     return '"' + "\\n".join(safe) + '"'
 
 

@@ -1,4 +1,4 @@
-"""Someone else's DOT as a drawing that follows the page's theme, and the escaping all drawings share."""
+"""Someone else's DOT as a drawing that follows the page's theme."""
 
 from __future__ import annotations
 
@@ -7,20 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from accumviz.show import escape
 from accumviz.views.graphcss import STYLE
 from accumviz.views.layout import graphviz
-
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-
-
-def clean(text: str) -> str:
-    """Show what XML forbids and what would turn the line around as a visible mark."""
-    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def escape(text: str) -> str:
-    """Make any text safe inside an element or a quoted attribute."""
-    return html.escape(clean(text))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from accumviz import lifecycle
 from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger
+from accumviz.show import encoded, literal
 from accumviz.views import style, words
 from accumviz.views.groups import group_rows
 from accumviz.views.listing import listing
@@ -48,7 +49,7 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     for row, runs in zip(described, which, strict=True):
         row["f"] = runs
     files, lines = listing(ledger, events)
-    colors = style.label_colors([words.literal(label) for label in ledger.labels])
+    colors = style.label_colors([literal(label) for label in ledger.labels])
     data: dict[str, Any] = {
         "note": f"{note} {_measured(events)}".strip(),
         "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
@@ -172,10 +173,8 @@ def plain(numbers: Sequence[float] | np.ndarray) -> list[float | str | None]:
 
 
 def _plain(x: float) -> float | str | None:
-    if math.isnan(x):
-        return "NaN"
-    if math.isinf(x):
-        return "Infinity" if x > 0 else "-Infinity"
+    if not math.isfinite(x):
+        return encoded(x)
     short = float(f"{x:.6g}")
     return int(short) if short == int(short) and abs(short) < 1e15 else short
 
@@ -236,7 +235,7 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
     }
     found: list[dict[str, Any]] = [
         {
-            "n": words.literal(p.name),
+            "n": literal(p.name),
             "s": words.shorten(p.name, 40),
             "d": list(p.shape),
         }
@@ -270,7 +269,7 @@ def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:
     own = colors[0][2] if len(colors) == 1 else "var(--av-muted)"
     looks = [["added now", "new", own], ["already in .grad", "live", own], ["used by a step", "used", own]]
     rules = [
-        [words.literal(kind), f"rule.av-rule-{kind if kind in KINDS else 'other'}", style.KIND.get(kind, "#7f7f7f")]
+        [literal(kind), f"rule.av-rule-{kind if kind in KINDS else 'other'}", style.KIND.get(kind, "#7f7f7f")]
         for kind in kinds
         if kind != "backward"
     ]

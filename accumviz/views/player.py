@@ -10,24 +10,11 @@ from typing import Any
 
 from accumviz.graph import Graph
 from accumviz.ledger import Ledger
-from accumviz.show import Displayed
+from accumviz.show import Displayed, check_page_name, save_page
 from accumviz.views import style, words
 from accumviz.views.dot import lines_of, simplify
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.scene import scenes
-
-STATIC = Path(__file__).parent / "static"
-# On a page of its own, a player brings the two grounds that a book or a notebook has anyway.
-_PAGE = """
-:root { color-scheme: light dark; }
-@media print { :root { color-scheme: light; } }
-body { margin: 0 auto; padding: clamp(0.5rem, 2vw, 1.5rem); max-width: 84rem;
-  background: light-dark(#fff, #14181d); color: light-dark(#1f262d, #e6e9ec); }
-body .accumviz { --av-accent: light-dark(#0072b2, #6cb8e6); --av-ground: light-dark(#fff, #14181d);
-  --av-muted: light-dark(#5a6570, #a4afba); --av-line: light-dark(#d3dbe1, #38424c);
-  --av-surface: light-dark(#f3f5f7, #20262d); }
-h1 { font: 600 1rem system-ui, sans-serif; margin: 0 0 0.5rem; }
-"""
 
 
 class Player(Displayed):
@@ -92,16 +79,16 @@ class Player(Displayed):
 
         Raises `ValueError` for a name that does not end in `.html`.
         """
-        save_alone(self, path, "accumviz player")
+        check_page_name(path)
+        save_page(path, "accumviz player", self.to_html())
 
     def live(self) -> Any:
         """The same view as a widget, whose moment (`.at`) Python can read and set.
 
         Raises `ImportError` when anywidget is not installed.
         """
-        from accumviz.views.widget import live_player
-
-        return live_player(self)
+        sheet, script = assets()
+        return live(script, sheet, "player", encode(*self.content))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
@@ -150,22 +137,40 @@ def play(ledger: Ledger | Graph | None, graph: Graph | Mapping[int, Graph] | Non
     return Player(ledger, {int(event): one for event, one in graph.items()})
 
 
-def save_alone(shown: Displayed, path: str | Path, title: str) -> None:
-    """Write a page of its own, with the two grounds that a book or a notebook has anyway."""
-    if Path(path).suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"save({str(path)!r}); this is saved as a page: expected a name that ends in .html")
-    head = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_PAGE}</style></head>"
-    )
-    Path(path).write_text(
-        f"{head}<body><main><h1>{title}</h1>{shown.to_html()}</main></body></html>", "utf-8", "replace"
-    )
+def assets() -> tuple[str, str]:
+    """The style sheet, with the names of accumviz's colours before, and the module, which explorers share."""
+    return style.CSS + style.static("player.css"), style.static("accumviz.js")
+
+
+def live(script: str, sheet: str, kind: str, data: str, **more: Any) -> Any:
+    """A widget that carries this module and style sheet: what a page does without a kernel, with one that answers.
+
+    Raises `ImportError` when anywidget is not installed.
+    """
+    return _host(script, sheet)(kind=kind, data=data, **more)
 
 
 @cache
-def assets() -> tuple[str, str]:
-    """The style sheet, with the names of accumviz's colours before, and the module, which explorers share."""
-    sheet = (STATIC / "player.css").read_text("utf-8")
-    return style.CSS + sheet, (STATIC / "accumviz.js").read_text("utf-8")
+def _host(module: str, sheet: str) -> Any:
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as missing:
+        raise ImportError(
+            f"live() needs the package anywidget ({missing}): pip install anywidget. "
+            "What a notebook shows without live() needs nothing"
+        ) from missing
+
+    class Live(anywidget.AnyWidget):
+        """The state that page and kernel share."""
+
+        _esm, _css = module, sheet
+        kind = traitlets.Unicode().tag(sync=True)
+        data = traitlets.Unicode().tag(sync=True)
+        id = traitlets.Unicode().tag(sync=True)
+        live = traitlets.Bool(False).tag(sync=True)
+        at = traitlets.Dict().tag(sync=True)
+        ask = traitlets.Dict().tag(sync=True)
+        told = traitlets.Dict().tag(sync=True)
+
+    return Live

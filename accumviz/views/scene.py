@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from accumviz.graph import Graph
+from accumviz.show import literal
 from accumviz.views.dot import Card, LayoutError, cards_of, place, simplify
-from accumviz.views.words import literal
 
 # Laying out takes a tenth of a second each: more forms than these are counted, not drawn.
 _MOST_FORMS = 40

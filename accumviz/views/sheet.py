@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon, Rectangle
 
+from accumviz.show import save_page
 from accumviz.views import style
 
 # Sentinels: what a saved file shows in these inks, a page shows in its own.
@@ -55,8 +56,7 @@ class ThemedFigure(Figure):
     def save(self, path: str | Path) -> None:
         """Write a self-contained page (`.html`), or any format that matplotlib's `savefig` knows."""
         if str(path).endswith(".html"):
-            head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Timeline</title>'
-            Path(path).write_text(head + self.to_html() + "</html>", "utf-8")
+            save_page(path, "Timeline", self.to_html())
         else:
             self.savefig(path)
 

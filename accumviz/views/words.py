@@ -8,19 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.show import literal
 from accumviz.views.style import number, size
 
 _MOST_SENTENCES = 40
 _MOST_NAMES = 6
-
-
-def literal(text: str) -> str:
-    """Make a text safe to draw: white space becomes a blank, other unprintable characters visible.
-
-    >>> literal("a\\tb\\u202ec")
-    'a b�c'
-    """
-    return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(text))
 
 
 def shorten(text: str, limit: int) -> str:
