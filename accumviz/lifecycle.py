@@ -225,6 +225,13 @@ def live(ledger: Arrays, fates: Fates, event: int, parameter: int) -> np.ndarray
     return found
 
 
+def used(fates: Fates, backwards: np.ndarray, event: int, parameter: int) -> np.ndarray:
+    """Which of these backwards' contributions a step had consumed by this event."""
+    consumed = fates.consumed[backwards, parameter]
+    found: np.ndarray = (consumed >= 0) & (consumed <= event)
+    return found
+
+
 def unconsumed(fates: Fates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Every contribution that no step used: what erased it, its parameter and its backward, in this order."""
     births, columns = np.nonzero((fates.erased >= 0) & (fates.steps == 0))

@@ -12,7 +12,7 @@ from typing import Any
 # class name -> module of the view, and its function for each form; resolved only when somebody asks.
 VIEWS = {
     "Ledger": ("accumviz.views.table", {"html": "ledger_html"}),
-    "Graph": ("accumviz.views.dot", {"html": "graph_html", "svg": "to_svg"}),
+    "Graph": ("accumviz.views.graph", {"html": "graph_html", "svg": "to_svg"}),
     "Measured": ("accumviz.book.chart", {"html": "measured_html"}),
     "Prediction": ("accumviz.book.predict", {"html": "prediction_html"}),
     "Provenance": ("accumviz.views.table", {"html": "provenance_html"}),

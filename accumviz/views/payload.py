@@ -17,9 +17,8 @@ from accumviz import lifecycle
 from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
 from accumviz.views import style, words
-from accumviz.views.groups import group_rows
 from accumviz.views.listing import listing
-from accumviz.views.pixels import heat
+from accumviz.views.words import group_rows
 
 # What is shown at once; beyond, events are thinned, and a note says so.
 MOST_EVENTS, MOST_CELLS = 10_000, 2_000_000
@@ -33,6 +32,11 @@ _FINEST = 8e-4
 _SCALING = ("clip", "unscale")
 # Codes of a packed number; what lies between is a logarithm.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
+# More pixels than a page is wide tell nobody anything.
+_WIDEST = 640
+# Codes of a byte: nothing, `.grad` is there, a number that is not finite; then levels, label after label.
+_PRESENT, _BROKEN, _LEVELS = 1, 2, 30
+_LABELS, _DECADES = 8, 6.0
 
 
 def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
@@ -161,6 +165,34 @@ def unpack(packed: bytes, low: float, step: float) -> np.ndarray:
     for code, value in ((_NONE, -1.0), (_ZERO, 0.0), (_NAN, np.nan), (_INFINITE, np.inf)):
         values[codes == code] = value
     return values
+
+
+def heat(added: np.ndarray, grad: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """A heat map as bytes: of each pixel's events the largest norm, so that a single spike survives.
+
+    A byte codes a parameter × pixel of time; `added` and `grad` are parameters × events, -1 where there is none.
+
+    `labels` numbers each event's loss. Levels are logarithmic, over at most six decades.
+
+    >>> heat(np.array([[-1, 1.0, np.inf]]), np.array([[-1, 1.0, 1.0]]), np.array([0, 0, 0])).tolist()
+    [[0, 3, 2]]
+    """
+    events = added.shape[1]
+    starts = np.unique(np.arange(min(events, _WIDEST)) * events // max(min(events, _WIDEST), 1))
+    known = np.isfinite(added) & (added > 0)
+    logs = np.log10(added, where=known, out=np.full(added.shape, -np.inf))
+    high = logs[known].max(initial=-math.inf)
+    low = max(logs[known].min(initial=math.inf), high - _DECADES)
+    level = np.zeros(added.shape, np.int64)
+    level[known] = np.rint(np.clip((logs[known] - low) / ((high - low) or 1.0), 0, 1) * (_LEVELS - 1)).astype(np.int64)
+    # The level decides between a pixel's events, the label only colours it.
+    ranked = np.where(added >= 0, level * _LABELS + labels[None] % _LABELS, -1)
+    ranked[~np.isfinite(added)] = -1
+    most = np.maximum.reduceat(ranked, starts, axis=1)
+    codes = np.where(most >= 0, 1 + _BROKEN + (most % _LABELS) * _LEVELS + most // _LABELS, 0)
+    codes[(most < 0) & np.logical_or.reduceat(~(grad < 0), starts, axis=1)] = _PRESENT
+    codes[np.logical_or.reduceat(~np.isfinite(added), starts, axis=1)] = _BROKEN
+    return codes.astype(np.uint8)
 
 
 def plain(numbers: Sequence[float] | np.ndarray) -> list[float | str | None]:

@@ -12,7 +12,7 @@ from accumviz.graph import Graph
 from accumviz.ledger import Ledger
 from accumviz.show import Displayed, check_page_name, save_page
 from accumviz.views import style, words
-from accumviz.views.dot import lines_of, simplify
+from accumviz.views.graph import lines_of, simplify
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.scene import scenes
 

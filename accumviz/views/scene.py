@@ -9,7 +9,8 @@ from typing import Any
 
 from accumviz.graph import Graph
 from accumviz.show import literal
-from accumviz.views.dot import Card, LayoutError, cards_of, place, simplify
+from accumviz.views.graph import Card, cards_of, place, simplify
+from accumviz.views.graphviz import LayoutError
 
 # Laying out takes a tenth of a second each: more forms than these are counted, not drawn.
 _MOST_FORMS = 40
@@ -93,7 +94,7 @@ def _form(graph: Graph, cards: list[Card]) -> Any:
 def _layout(graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]) -> dict[str, Any]:
     cards = [max(same, key=lambda card: card.width) for same in zip(*(cards for _, _, cards in members), strict=True)]
     width, height, placed, edges = place(graph, cards)
-    held = [node.saved_bytes > 0 for node in graph]
+    keeps = [node.saved_bytes > 0 for node in graph]
     nodes = [
         {
             "b": [round(x - card.width / 2), round(y - card.height / 2), round(card.width), round(card.height)],
@@ -102,7 +103,7 @@ def _layout(graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]) ->
             "y": 22 + 19 * len(card.rows) + 26,
             "k": card.kinds,
             "m": list(_marks(card)),
-            "s": int(held[i]),
+            "s": int(keeps[i]),
             **({"leaf": literal(graph.nodes[i].name)} if graph.nodes[i].kind == "accumulate" else {}),
             **({"in": literal(graph.nodes[i].module)} if graph.nodes[i].kind == "fold" else {}),
         }

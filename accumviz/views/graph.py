@@ -9,12 +9,8 @@ from typing import Any, NamedTuple
 
 from accumviz.graph import Graph, Node
 from accumviz.show import escape, literal
-from accumviz.views.drawing import Drawing, svg_from_dot
-from accumviz.views.graphcss import SMALL, STYLE, TITLE
-from accumviz.views.layout import LayoutError, graphviz
+from accumviz.views.graphviz import SMALL, STYLE, TITLE, graphviz
 from accumviz.views.style import number, size
-
-__all__ = ["Drawing", "LayoutError", "graph_html", "simplify", "svg_from_dot", "to_dot", "to_svg"]
 
 NODES_LIMIT = 150
 _OVERVIEW = (12, 60)  # once folded, a reader wants neither a single box nor a hundred
