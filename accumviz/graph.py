@@ -11,7 +11,7 @@ from typing import Any
 from accumviz.format import graph as columns
 from accumviz.format.container import LedgerFileError, Reader, valid
 from accumviz.format.writer import Writer
-from accumviz.nodes import Edge, Node, Saved, distinct_bytes
+from accumviz.nodes import Edge, Node, Saved, distinct_bytes, in_order
 from accumviz.show import Displayed, save_page, shown
 
 __all__ = ["Difference", "Edge", "Graph", "Node", "Saved"]
@@ -177,18 +177,8 @@ class Graph(Displayed):
 
     def collapse_slices(self, count: int = 100) -> Graph:
         """Fold the graph into at most `count` nodes: equal slices of an order in which gradients flow."""
-        indegree = Counter(edge.target for edge in self.edges)
-        targets: dict[int, list[int]] = {}
-        for edge in self.edges:
-            targets.setdefault(edge.source, []).append(edge.target)
-        order = [node.id for node in self.nodes if not indegree[node.id]]
-        for at in order:
-            for target in targets.get(at, ()):
-                indegree[target] -= 1
-                if not indegree[target]:
-                    order.append(target)
-        # folded modules can form a cycle; its nodes come last, in their own order
-        rank = {at: position for position, at in enumerate(dict.fromkeys([*order, *range(len(self.nodes))]))}
+        order = in_order(len(self.nodes), ((edge.source, edge.target) for edge in self.edges), across=True)
+        rank = {at: position for position, at in enumerate(order)}
         width = -(-len(self.nodes) // count)
         return self._fold(lambda node: (f"#{rank[node.id] // width}", "slice"))
 

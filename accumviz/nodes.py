@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,3 +91,30 @@ def distinct_bytes(nodes: Sequence[Node]) -> int:
     parameters = {saved.storage for node in nodes for saved in node.saved if saved.parameter}
     kept = {saved.storage: saved.bytes for node in nodes for saved in node.saved if saved.storage >= 0}
     return sum(count for storage, count in kept.items() if storage not in parameters)
+
+
+def in_order(count: int, edges: Iterable[tuple[int, int]], *, across: bool = False) -> list[int]:
+    """All of so many nodes, sources before their targets; of several that could be next, the first by number.
+
+    `across` takes the one that has waited longest instead, and so goes level by level. What stands
+    in a circle, as folded modules can, comes last.
+
+    >>> in_order(4, [(2, 1), (1, 3)])
+    [0, 2, 1, 3]
+    """
+    waiting = [0] * count
+    targets: dict[int, list[int]] = {}
+    for source, target in edges:
+        waiting[target] += 1
+        targets.setdefault(source, []).append(target)
+    came = itertools.count(count)
+    ready = [(i, i) for i, sources in enumerate(waiting) if not sources]
+    found: list[int] = []
+    while ready:
+        _, at = heapq.heappop(ready)
+        found.append(at)
+        for target in targets.get(at, ()):
+            waiting[target] -= 1
+            if not waiting[target]:
+                heapq.heappush(ready, (next(came) if across else target, target))
+    return list(dict.fromkeys([*found, *range(count)]))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from accumviz.graph import Graph
+from accumviz.nodes import in_order
 from accumviz.show import literal
-from accumviz.views.graph import Card, cards_of, place, simplify
+from accumviz.views.graph import Card, cards_of, drawn, numbers_from, place, simplify
 from accumviz.views.graphviz import LayoutError
 
 # Laying out takes a tenth of a second each: more forms than these are counted, not drawn.
@@ -61,22 +61,7 @@ def order(graph: Graph) -> list[int]:
     told = graph.meta.get("order")
     if isinstance(told, (list, tuple)) and told and all(isinstance(i, int) and 0 <= i < len(graph) for i in told):
         return list(dict.fromkeys(told))
-    waiting = [0] * len(graph)
-    targets: dict[int, list[int]] = {}
-    for edge in graph.edges:
-        waiting[edge.target] += 1
-        targets.setdefault(edge.source, []).append(edge.target)
-    ready = [i for i, count in enumerate(waiting) if not count]
-    found: list[int] = []
-    while ready:
-        at = heapq.heappop(ready)
-        found.append(at)
-        for target in targets.get(at, ()):
-            waiting[target] -= 1
-            if not waiting[target]:
-                heapq.heappush(ready, target)
-    # folded modules can form a circle; its nodes come last
-    return list(dict.fromkeys([*found, *range(len(graph))]))
+    return in_order(len(graph), ((edge.source, edge.target) for edge in graph.edges))
 
 
 def _form(graph: Graph, cards: list[Card]) -> Any:
@@ -100,9 +85,9 @@ def _layout(graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]) ->
             "b": [round(x - card.width / 2), round(y - card.height / 2), round(card.width), round(card.height)],
             "t": card.title,
             "n": [label for label, _ in card.numbers],
-            "y": 22 + 19 * len(card.rows) + 26,
+            "y": numbers_from(card),
             "k": card.kinds,
-            "m": list(_marks(card)),
+            "m": list(_elements(card)),
             "s": int(keeps[i]),
             **({"leaf": literal(graph.nodes[i].name)} if graph.nodes[i].kind == "accumulate" else {}),
             **({"in": literal(graph.nodes[i].module)} if graph.nodes[i].kind == "fold" else {}),
@@ -118,20 +103,12 @@ def _layout(graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]) ->
     }
 
 
-def _marks(card: Card) -> Iterator[list[Any]]:
-    """What a card shows but for its numbers: elements with their attributes and text, as `dot` places them."""
-    box = {"width": round(card.width), "height": round(card.height), "rx": 15 if "accumulate" in card.kinds else 7}
-    if card.full not in (card.title, ""):
-        yield ["title", {}, literal(card.full)]
-    if "fold" in card.kinds:
-        yield ["rect.av-card", {"x": 4, "y": 4, **box}]
-    yield ["rect.av-card", box]
-    yield ["text.av-title", {"x": 11, "y": 22}, card.title]
-    if card.shape:
-        yield ["text.av-quiet", {"x": round(card.width) - 11, "y": 22, "text-anchor": "end"}, card.shape]
-    for i, (label, text) in enumerate(card.rows):
-        name = "text.av-quiet.av-saves" if label.startswith("saves") else "text.av-quiet"
-        yield [name, {"x": 11, "y": 41 + 19 * i}, f"{label} {text}".strip()]
-    if card.numbers:
-        line = 22 + 19 * len(card.rows) + 9
-        yield ["line.av-rule", {"x2": round(card.width), "y1": line, "y2": line}]
+def _elements(card: Card) -> Iterator[list[Any]]:
+    """What a card shows but for its numbers: elements as a player makes them, with their attributes and text."""
+    for name, look, at, parts in drawn(card):
+        text = "".join(part for _, part in parts)
+        # A player has one look for both rectangles, and for all texts of a row.
+        looks = look.replace("av-mono ", "").replace("av-box", "av-card").replace("av-behind", "av-card").split()
+        if name == "text" and not looks:
+            looks = ["av-quiet", *(["av-saves"] if text.startswith("saves") else [])]
+        yield [".".join([name, *looks]), {k: v for k, v in at.items() if v}, *([literal(text)] if text else [])]

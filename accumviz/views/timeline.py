@@ -236,7 +236,7 @@ def _bar(
             at.x, y + 0.6, at.bar, max(height - 1.2, 0.8), fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch
         )
         told = _fitting(part.amount, at.bar - 3, 11) if part.together == 1 else ""
-        ink = _ink_on(color) if part.new else INK
+        ink = style.ink_on(color) if part.new else INK
         # A lone part is its own total, which stands at the end of the bar.
         if height >= 14 and told and part.born >= 0 and (part.new or len(stack) > 1):
             canvas.text(at.middle, y + height / 2, told, points=11, ha="center", color=ink)
@@ -257,11 +257,6 @@ def _fitting(amount: float, room: float, points: float) -> str:
         if text_width(told, points) <= room:
             return told
     return ""
-
-
-def _ink_on(color: str) -> str:
-    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
 
 
 def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
