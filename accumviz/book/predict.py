@@ -245,9 +245,9 @@ def prediction_html(prediction: Prediction) -> str:
     recorded = f"Recorded: <b>{marked(_said(p.answer), veiled=True)}</b>"
     recorded += f"<br>{marked(p.why, veiled=True)}" if p.why else ""
     figure = "" if p.reveal is None else f'<div class="av-shown">{_figure(p.reveal)}</div>'
-    sheet, script = style.static("predict.css"), style.static("predict.js")
+    css, script = style.static("predict.css"), style.static("predict.js")
     return (
-        f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><style>{style.CSS}{sheet}'
+        f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><style>{style.CSS}{css}'
         f'</style><div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{marked(p.question)}</p>'
         f'{f"<ul>{offered}</ul>" if offered else ""}{hint}<p class="av-space"></p></div>'
         f'<details class="av-reveal"><summary>Show me</summary><p class="av-recorded">{recorded}</p>{figure}{others}'

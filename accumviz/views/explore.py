@@ -19,7 +19,7 @@ from accumviz.ledger import Ledger
 from accumviz.show import Displayed, check_page_name, literal, save_page
 from accumviz.views import outcome, style, words
 from accumviz.views.payload import encode, identity
-from accumviz.views.player import Player, assets, live, play
+from accumviz.views.player import Player, assets, play, widget
 
 _EXPECTED = "a recording, a ledger, (ledger, graphs), or one of these followed by a dictionary of figures"
 Choices = Mapping[str, Sequence[Any]]
@@ -116,9 +116,9 @@ class Explorer(Displayed):
 
     def to_html(self) -> str:
         """A fragment of HTML that needs nothing else; with its scripts stripped, a table of all runs remains."""
-        (sheet, script), own = assets(), style.static("explore.css")
+        (css, script), own = assets(), style.static("explore.css")
         return (
-            f'<div class="accumviz av-explorer" data-accumviz-explorer="{self.id}"><style>{sheet}</style>'
+            f'<div class="accumviz av-explorer" data-accumviz-explorer="{self.id}"><style>{css}</style>'
             f"<style>{own}</style>\n{self._table()}"
             f'<script type="application/json">{encode(*self.content)}</script></div>\n'
             f'<script type="module">{script}</script>'
@@ -137,8 +137,8 @@ class Explorer(Displayed):
 
         Raises `ImportError` when anywidget is not installed.
         """
-        sheet, script = assets()
-        widget = live(script, sheet + style.static("explore.css"), "explorer", encode(*self.content), live=True)
+        css, script = assets()
+        shown = widget(script, css + style.static("explore.css"), "explorer", encode(*self.content), live=True)
 
         def record(change: Any) -> None:
             asked = change["new"]["choice"]
@@ -146,10 +146,10 @@ class Explorer(Displayed):
                 name: values[place] if isinstance(place, int) else number(place, values)
                 for place, (name, values) in zip(asked, self.choices.items(), strict=True)
             }
-            widget.told = {"choice": asked, "run": encode(*record_run(self.experiment, choice).content())}
+            shown.told = {"choice": asked, "run": encode(*record_run(self.experiment, choice).content())}
 
-        widget.observe(record, "ask")
-        return widget
+        shown.observe(record, "ask")
+        return shown
 
     def _rows(self) -> list[list[str]]:
         """The table of all runs: a heading, then one row for each."""

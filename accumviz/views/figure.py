@@ -8,6 +8,7 @@ import html
 import io
 import itertools
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -299,17 +300,13 @@ def _flow(keys: list[Key], width: float) -> Iterator[tuple[Key, float, int]]:
 
 
 def _wrapped(notes: list[str], width: float) -> list[str]:
-    room, lines = max(int((width - 2 * _LEFT) / (text_width("x", _POINTS) * 0.9)), 20), []
-    for note in notes:
-        line = ""
-        for word in note.split():
-            if line and len(line) + 1 + len(word) > room:
-                lines.append(line)
-                line = word
-            else:
-                line = f"{line} {word}".strip()
-        lines.append(line)
-    return lines
+    room = max(int((width - 2 * _LEFT) / (text_width("x", _POINTS) * 0.9)), 20)
+    # A word that is wider than the figure stays whole.
+    return [
+        line
+        for note in notes
+        for line in textwrap.wrap(note, room, break_long_words=False, break_on_hyphens=False) or [""]
+    ]
 
 
 def legend_height(keys: list[Key], notes: list[str], width: float) -> float:

@@ -55,7 +55,7 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     files, lines = listing(ledger, events)
     colors = style.label_colors([literal(label) for label in ledger.labels])
     data: dict[str, Any] = {
-        "note": f"{note} {_measured(events)}".strip(),
+        "note": f"{note} {_unmeasured(events)}".strip(),
         "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, kinds),
@@ -242,10 +242,10 @@ def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
     return columns
 
 
-def _measured(events: Sequence[Event]) -> str:
+def _unmeasured(events: Sequence[Event]) -> str:
     """Which bars of saved bytes are missing because nobody measured: measuring a large graph each time would cost.
 
-    >>> _measured([Event(0, "backward", saved_before=8.0, saved_after=0.0), Event(1, "backward")])
+    >>> _unmeasured([Event(0, "backward", saved_before=8.0, saved_after=0.0), Event(1, "backward")])
     'Saved tensors were measured at 1 of 2 backwards.'
     """
     known = [not math.isnan(e.saved_before) for e in events if e.kind == "backward"]

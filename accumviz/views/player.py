@@ -87,8 +87,8 @@ class Player(Displayed):
 
         Raises `ImportError` when anywidget is not installed.
         """
-        sheet, script = assets()
-        return live(script, sheet, "player", encode(*self.content))
+        css, script = assets()
+        return widget(script, css, "player", encode(*self.content))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
@@ -142,16 +142,16 @@ def assets() -> tuple[str, str]:
     return style.CSS + style.static("player.css"), style.static("accumviz.js")
 
 
-def live(script: str, sheet: str, kind: str, data: str, **more: Any) -> Any:
+def widget(script: str, css: str, kind: str, data: str, **more: Any) -> Any:
     """A widget that carries this module and style sheet: what a page does without a kernel, with one that answers.
 
     Raises `ImportError` when anywidget is not installed.
     """
-    return _host(script, sheet)(kind=kind, data=data, **more)
+    return _host(script, css)(kind=kind, data=data, **more)
 
 
 @cache
-def _host(module: str, sheet: str) -> Any:
+def _host(module: str, css: str) -> Any:
     try:
         import anywidget
         import traitlets
@@ -164,7 +164,7 @@ def _host(module: str, sheet: str) -> Any:
     class Live(anywidget.AnyWidget):
         """The state that page and kernel share."""
 
-        _esm, _css = module, sheet
+        _esm, _css = module, css
         kind = traitlets.Unicode().tag(sync=True)
         data = traitlets.Unicode().tag(sync=True)
         id = traitlets.Unicode().tag(sync=True)

@@ -159,8 +159,8 @@ def _cells(ledger: Ledger, event: int, p: int, lost: list[int]) -> str:
     if lost:
         gone = ", ".join(words.value(ledger, b, p, "contribution") for b in lost[:2]) + (", …" if len(lost) > 2 else "")
         added += f'<span class="av-said">erased {html.escape(gone)}, unused</span>'
-    held = _plain(ledger, event, p, "grad") if state & PRESENT else '<span class="av-none">None</span>'
-    return f'<td class="av-n av-first">{added}</td><td class="av-n av-grad">{held}</td>'
+    grad = _plain(ledger, event, p, "grad") if state & PRESENT else '<span class="av-none">None</span>'
+    return f'<td class="av-n av-first">{added}</td><td class="av-n av-grad">{grad}</td>'
 
 
 def _plain(ledger: Ledger, event: int, p: int, of: str) -> str:
