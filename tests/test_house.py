@@ -36,7 +36,6 @@ FLOORS = {
             "parts",
             "payload",
             "player",
-            "scene",
             "style",
             "table",
             "timeline",

@@ -20,8 +20,7 @@ from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import graphviz, payload
 from accumviz.views.listing import listing
-from accumviz.views.player import Player, play
-from accumviz.views.scene import order, scenes
+from accumviz.views.player import Player, order, play, scenes
 from tests.toys import EVIL, ROWS, W, chain, large, toy
 
 
