@@ -12,9 +12,10 @@ import torch
 
 from accumviz.events import PRESENT
 from accumviz.instruments import watch
-from accumviz.instruments.buffer import Backward, Buffer
+from accumviz.instruments.buffer import Buffer
 from accumviz.instruments.leaves import HOT, Found, Hook, Leaves
 from accumviz.instruments.numbers import keep_for_stream
+from accumviz.instruments.row import Backward
 from accumviz.instruments.sync import Syncs
 
 # On a device, contributions are reduced in bulks of so many bytes: a call costs more there than its bytes.
@@ -92,18 +93,19 @@ class Arrivals:
         if any(device.type != "cpu" for device in devices):
             self._alone.clear()
 
-    def mine(self) -> list[int] | None:
-        """The leaves (None: all) that the thread we were opened in may look at.
-
-        Reading a `.grad` while another thread's backward writes it can end the process.
-        """
-        return [i for i in range(len(self._leaves)) if i not in self._theirs] if self._theirs else None
-
-    def look(self, *, hook: bool = False, into: list[torch.Tensor | None] | None = None) -> list[int]:
+    def look(self, *, into: list[torch.Tensor | None] | None = None) -> list[int]:
         """The leaves whose `.grad` has changed since we looked last, by no other thread's backward."""
-        changed = self._leaves.update(self.mine(), hook=hook, into=into)
+        changed = self._leaves.update(self._mine() if self._theirs else None, into=into)
         # Another thread may have reached its first leaf while we looked.
         return [i for i in changed if i not in self._theirs] if self._theirs else changed
+
+    def prepare(self) -> None:
+        """See to it that our hooks are where a backward needs them."""
+        self._leaves.prepare(self._mine() if self._theirs else None)
+
+    def _mine(self) -> list[int]:
+        # Reading a `.grad` while another thread's backward writes it can end the process.
+        return [i for i in range(len(self._leaves)) if i not in self._theirs]
 
     def by_opener(self, thread: int) -> bool:
         """Whether this is the thread we were opened in."""

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from accumviz.graph import Graph
-from accumviz.instruments.buffer import Backward
 from accumviz.instruments.callsite import CallSites
 from accumviz.instruments.numbers import Wire
+from accumviz.instruments.row import Backward
 from accumviz.instruments.scopes import Scopes
 from accumviz.instruments.trace import VALUES_LIMIT, Labels, Walk, read, walk_of
 from accumviz.instruments.values import Later, Sum, fill, forward_values

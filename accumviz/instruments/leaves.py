@@ -11,9 +11,9 @@ import torch
 
 from accumviz.events import PRESENT, Parameter
 from accumviz.instruments import optimizers
-from accumviz.instruments.buffer import Row
 from accumviz.instruments.naming import Named
 from accumviz.instruments.numbers import Wire, norms
+from accumviz.instruments.row import Row
 from accumviz.instruments.sharded import local
 from accumviz.instruments.storage import readable
 
@@ -56,8 +56,9 @@ class Leaves:
         too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
         self._handles: dict[int, Any] = {}
         self._hooks: list[int | None] = [None] * count
-        self._grads: list[ref[torch.Tensor] | None] = [None] * count
-        self._versions = [0] * count
+        # Of each leaf, its number, itself, and the `.grad` that it had when we last looked, in which version.
+        self._seen: list[tuple[int, torch.Tensor, ref[torch.Tensor] | None, int]]
+        self._seen = [(i, tensor, None, 0) for i, tensor in enumerate(self.tensors)]
         self.small: dict[int, None] = {}
         # Those of whom it is known that some of their tensors are recorded, by id.
         self._owners: dict[int, ref[Any]] = {}
@@ -100,7 +101,7 @@ class Leaves:
     def forget(self) -> None:
         """Let go of every tensor."""
         self.tensors.clear()
-        self._grads.clear()
+        self._seen.clear()
         self._all = range(0)
         self._index.clear()
         self._owners.clear()
@@ -110,62 +111,66 @@ class Leaves:
         """Whether a hook of the user's runs between autograd's writing this `.grad` and our reading it."""
         return bool(self.tensors[i]._post_accumulate_grad_hooks)
 
-    def update(
-        self, only: Iterable[int] | None = None, *, hook: bool = False, into: list[Any] | None = None
-    ) -> list[int]:
+    def update(self, only: Iterable[int] | None = None, *, into: list[Any] | None = None) -> list[int]:
         """The leaves (or `only` these) whose `.grad` is not the tensor, or the version of it, that it was.
 
-        With `hook`, also see to it that ours is where a backward needs it, behind the hooks that
-        users added meanwhile. `into` is given the `.grad` of each of them: asked for a second time, it costs as much
-        again.
+        `into` is given the `.grad` of each of them: asked for a second time, it costs as much again.
         """
         found = []
-        grads, versions = self._grads, self._versions
-        present, hooks, always = self.present, self._hooks, self.always
-        if only is None:
-            looked: Any = zip(self._all, self.tensors, grads, versions)  # noqa: B905 - they are as long
-        else:
-            looked = [(i, self.tensors[i], grads[i], versions[i]) for i in only]
-        for i, tensor, known, version in looked:
-            given = grad = tensor.grad
+        seen = self._seen
+        for i, tensor, known, version in seen if only is None else [seen[i] for i in only]:
+            grad = tensor.grad
             if grad is None:
-                if known is not None:
-                    grads[i], present[i] = None, 0
-                    found.append(i)
-                    if into is not None:
-                        into.append(None)
-                if not hook or not (hooks[i] is not None or i in always or tensor._post_accumulate_grad_hooks):
+                if known is None:
                     continue
+                self._see(i, tensor, None)
+            elif known is None:
+                self._see(i, tensor, grad)
             else:
-                if type(grad) is not _TENSOR:
-                    grad = local(grad)
-                if known is None or known() is not grad or grad._version != version:
-                    grads[i], versions[i], present[i] = ref(grad), grad._version, PRESENT
-                    found.append(i)
-                    if into is not None:
-                        into.append(given)
-            if hook:
+                inner = grad if type(grad) is _TENSOR else local(grad)
+                if known() is inner and inner._version == version:
+                    continue
+                self._see(i, tensor, grad)
+            found.append(i)
+            if into is not None:
+                into.append(grad)
+        return found
+
+    def _see(self, i: int, tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
+        if grad is None:
+            self._seen[i], self.present[i] = (i, tensor, None, 0), 0
+        else:
+            inner = grad if type(grad) is _TENSOR else local(grad)
+            self._seen[i], self.present[i] = (i, tensor, ref(inner), inner._version), PRESENT
+
+    def prepare(self, only: Iterable[int] | None = None) -> None:
+        """See to it that our hook is where a backward needs it, behind the hooks that users added meanwhile."""
+        present, hooks, always = self.present, self._hooks, self.always
+        if only is None and not self._handles and not always and PRESENT not in present:
+            for tensor in self.tensors:
+                if tensor._post_accumulate_grad_hooks:
+                    break
+            else:
+                return
+        for i in self._all if only is None else only:
+            tensor = self.tensors[i]
+            if present[i] or hooks[i] is not None or i in always or tensor._post_accumulate_grad_hooks:
                 there = tensor._backward_hooks
                 if not there or next(reversed(there)) != hooks[i]:
                     self._hook(i, tensor)
-        return found
 
     def note(self, indices: Iterable[int]) -> None:
         """Take the `.grad` of these leaves as seen."""
         for i in indices:
-            grad = self.tensors[i].grad
-            if grad is None:
-                self._grads[i], self.present[i] = None, 0
-            else:
-                grad = local(grad)
-                self._grads[i], self._versions[i], self.present[i] = ref(grad), grad._version, PRESENT
+            tensor = self.tensors[i]
+            self._see(i, tensor, tensor.grad)
 
     def let_go(self, tensors: Iterable[Any]) -> list[int]:
         """Hold no weak reference to these; returns the leaves whose `.grad` they are."""
         ids = {id(tensor) for tensor in tensors}
-        found = [i for i, known in enumerate(self._grads) if known is not None and id(known()) in ids]
+        found = [i for i, _, known, _ in self._seen if known is not None and id(known()) in ids]
         for i in found:
-            self._grads[i] = None
+            self._seen[i] = (i, self.tensors[i], None, 0)
         return found
 
     def devices(self) -> set[torch.device]:
@@ -191,6 +196,8 @@ class Leaves:
 
     def read(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
+        if PRESENT not in self.present:
+            return
         tensors = self.tensors
         self.reduce(row, [(what, i, grad) for i in indices if (grad := tensors[i].grad) is not None])
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from accumviz.instruments import watch
-from accumviz.instruments.buffer import Backward
 from accumviz.instruments.memory import held
+from accumviz.instruments.row import Backward
 from accumviz.instruments.sharded import local
 from accumviz.instruments.storage import readable
 
@@ -41,7 +41,12 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         details |= {"create_graph": True} if create else {}
     if inputs is not None:
         details["inputs"] = len(inputs) if isinstance(inputs, list | tuple | dict) else 1
-    plain = type(root) is _TENSOR or isinstance(root, torch.Tensor)
+    if type(root) is _TENSOR and root.numel() == 1 and root.is_cpu and not root.is_complex():
+        row.loss, node = root.item(), root.grad_fn
+        if node is not None:
+            _describe_node(row, node)
+        return
+    plain = isinstance(root, torch.Tensor)
     if not plain and isinstance(root, list | tuple) and not hasattr(root, "node"):
         row.nodes = tuple(node for node in map(_node, root) if node is not None)
         if len(root) != 1:
@@ -52,22 +57,22 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         node = root.grad_fn
         if root.numel() != 1:
             details["root_shape"] = list(root.shape)
-        elif root.is_complex():
-            pass
-        elif type(root) is _TENSOR and root.is_cpu:
-            row.loss = root.item()
-        elif readable(local(root)):
+        elif not root.is_complex() and readable(local(root)):
             row.take(("loss", None), local(root))
     else:
         node = _node(root)
     if node is not None:
-        row.nodes = (node,)
-        name = _names.get(type(node)) or _name(node)
-        if name in _SCALING:
-            name = _walk_scale(row, node, name)
-        details["root"] = name
-        if not row.label:  # no source to read it from: the operation names it better than nothing
-            row.label = name
+        _describe_node(row, node)
+
+
+def _describe_node(row: Backward, node: Any) -> None:
+    row.nodes = (node,)
+    name = _names.get(type(node)) or _name(node)
+    if name in _SCALING:
+        name = _walk_scale(row, node, name)
+    row.details["root"] = name
+    if not row.label:  # no source to read it from: the operation names it better than nothing
+        row.label = name
 
 
 def _name(node: Any) -> str:

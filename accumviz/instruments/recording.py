@@ -19,7 +19,7 @@ from accumviz.graph import Graph
 from accumviz.instruments import ranks, watch
 from accumviz.instruments.allocator import Allocated
 from accumviz.instruments.arrivals import Arrivals
-from accumviz.instruments.buffer import Backward, Buffer, Row
+from accumviz.instruments.buffer import Buffer
 from accumviz.instruments.callsite import CallSite, CallSites
 from accumviz.instruments.graphs import Graphs
 from accumviz.instruments.held import Held
@@ -27,6 +27,7 @@ from accumviz.instruments.leaves import Leaves
 from accumviz.instruments.losses import describe_root
 from accumviz.instruments.naming import Named
 from accumviz.instruments.optimizers import Optimizers
+from accumviz.instruments.row import Backward, Row
 from accumviz.instruments.sync import Syncs
 from accumviz.ledger import Ledger
 
@@ -282,16 +283,19 @@ class Recording:
         arrivals, within, thread = self._arrivals, "", get_ident()
         if self._steps:
             within = self._within()
-        self._syncs.hook()
+        if self._syncs.unhooked:
+            self._syncs.hook()
         if arrivals.by_opener(thread):
-            self._edits(hook=True)
+            self._edits()
+            arrivals.prepare()
         else:
             arrivals.share_with_threads()
         running = Backward(self._sites.find(frame), perf_counter() - self._start, within, bytes(leaves.present), thread)
         describe_root(running, args, kwargs)
         if running.late:
             running.send(leaves.wire)
-        self._syncs.describe(running.details)
+        if self._syncs.replicas:
+            self._syncs.describe(running.details)
         running.storages = self._memory.before(running.nodes)
         if running.storages is not None:
             running.before = self._memory.total(running.storages)
@@ -387,7 +391,7 @@ class Recording:
             label = self._optimizers.names[self._optimizers.meet(owner, frame)]
         elif owner is not None:
             label = site.subject or type(owner).__name__
-        self._emit(kind, site, label, details, changed)
+        self._emit(kind, site, label, details, changed, plain=kind == "zero_grad")
 
     def running_backward(self) -> Backward | None:
         """The backward that the caller is inside of, if any."""
@@ -422,11 +426,11 @@ class Recording:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _edits(self, *, hook: bool = False) -> None:
+    def _edits(self) -> None:
         arrivals = self._arrivals
         if not arrivals.by_opener(get_ident()):
             return
-        changed = arrivals.look(hook=hook)
+        changed = arrivals.look()
         if self._syncs.manual:
             changed = self._syncs.claim(changed)
         if changed or self._capturing is not None:
@@ -447,16 +451,19 @@ class Recording:
         index = self._optimizers.meet(optimizer, frame)
         name = self._optimizers.names[index]
         details["optimizer"], details["optimizer_index"] = name, index
-        lr = [group.get("lr") for group in optimizer.param_groups]
-        details["lr"] = [x if type(x) is float else _number(x) for x in lr]
+        plain, lr = True, [group.get("lr") for group in optimizer.param_groups]
+        for group, rate in enumerate(lr):
+            if type(rate) is not float:
+                plain, lr[group] = False, _number(rate)
+        details["lr"] = lr
         # A fused optimizer is called even when the scaler found inf; it then changes nothing.
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, torch.Tensor):
-            details["found_inf"] = found
+            plain, details["found_inf"] = False, found
         changed = self._leaves.update(self._leaves.owned(optimizer) if self._arrivals.shared else None)
         if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
-        self._emit("step", self._site(frame), name, details, changed)
+        self._emit("step", self._site(frame), name, details, changed, plain=plain)
 
     def _site(self, frame: FrameType) -> CallSite:
         """The user's line; on the engine's thread, where there may be none, that of the backward."""
@@ -474,17 +481,26 @@ class Recording:
         return "step" if any(step.thread == thread for step in self._steps) else ""
 
     def _emit(
-        self, kind: str, site: CallSite, label: str, details: dict[str, Any], changed: list[int], *, read: bool = True
+        self,
+        kind: str,
+        site: CallSite,
+        label: str,
+        details: dict[str, Any],
+        changed: list[int],
+        *,
+        read: bool = True,
+        plain: bool = True,
     ) -> None:
+        """Add an event; `plain` says that none of its details is a tensor that is still to be read."""
         within = self._within() if self._arrivals.open or (self._steps and kind != "step") else ""
         # An event takes its place when it begins to take effect.
         row = Row(kind, label, site, perf_counter() - self._start, within, details)
         self._rows.pending.append(row)
-        if kind not in ("zero_grad", "edit"):
+        if not plain:
             for name in [name for name, value in details.items() if isinstance(value, torch.Tensor)]:
                 row.take(("detail", name), details.pop(name))
             for group, value in enumerate(details.get("lr", ())):
-                if type(value) is not float and isinstance(value, torch.Tensor):
+                if isinstance(value, torch.Tensor):
                     details["lr"][group] = None
                     row.take(("lr", group), value)
         if changed:
@@ -498,8 +514,7 @@ class Recording:
     def _finish(self, row: Row) -> None:
         if self._allocated.devices:
             row.allocated, row.peak = self._allocated.after()
-        row.done = True
-        self._rows.settle()
+        self._rows.finish(row)
         if self._rows.lost:
             self._tell_lost()
 

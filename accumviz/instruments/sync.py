@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from accumviz.instruments import watch
-from accumviz.instruments.buffer import Backward, Row, Sync
 from accumviz.instruments.leaves import Leaves
 from accumviz.instruments.numbers import keep_for_stream
+from accumviz.instruments.row import Backward, Row, Sync
 from accumviz.instruments.sharded import Whole, local, pieces
 
 # The operators, what they do, and which argument is the whole.
@@ -126,26 +126,26 @@ class Syncs:
         named = leaves.named
         self._shards = named.shards
         found = dict.fromkeys(part for module in named.wrapped for part in module.modules() if _replicates(part))
-        self._replicas: list[Any] = list(found)
-        self._members = [[named.index.get(id(p), -1) for p in _synced(replica)] for replica in self._replicas]
+        self.replicas: list[Any] = list(found)
+        self._members = [[named.index.get(id(p), -1) for p in _synced(replica)] for replica in self.replicas]
         # The last forward of each: whether it armed the all-reduce, and its line.
-        self._armed: list[tuple[bool, int] | None] = [None] * len(self._replicas)
+        self._armed: list[tuple[bool, int] | None] = [None] * len(self.replicas)
         # The order in which the gradients of the first synchronised backward came.
         self._arrivals: dict[int, list[int]] = {}
         self._handles: list[Any] = []
         self._ranks = 1
         self._replicated = {i for members in self._members for i in members if i >= 0}
         # The leaves whose `.grad` is changed or taken away while the backward runs.
-        in_place = {i for n, members in enumerate(self._members) for i in members if _in_place(self._replicas[n])}
+        in_place = {i for n, members in enumerate(self._members) for i in members if _in_place(self.replicas[n])}
         elsewhere = {i for i in self._replicated if leaves.tensors[i].device.type != "cpu"}
         self.taken = (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
-        self._unhooked = set(self.taken)
+        self.unhooked = set(self.taken)
         leaves.always |= self._replicated | self.taken
         self.manual: list[tuple[Row, list[int]]] = []
 
     def open(self, line_of: Callable[[FrameType], int]) -> None:
         """Watch the forwards that arm an all-reduce, and every collective."""
-        for n, replica in enumerate(self._replicas):
+        for n, replica in enumerate(self.replicas):
 
             def before(module: Any, args: Any, n: int = n) -> None:
                 try:
@@ -171,10 +171,10 @@ class Syncs:
 
     def forget(self) -> None:
         """Let go of the modules and of what they hold."""
-        self._replicas.clear()
+        self.replicas.clear()
         self._members.clear()
         self.manual.clear()
-        self._unhooked.clear()
+        self.unhooked.clear()
 
     def failed(self, error: Exception) -> None:
         """Have the recording stop."""
@@ -184,18 +184,16 @@ class Syncs:
 
     def hook(self) -> None:
         """Hook those of the leaves that are taken away which exist by now."""
-        if not self._unhooked:
-            return
-        for i in list(self._unhooked):
+        for i in list(self.unhooked):
             tensor: Any = self._leaves.tensors[i]
             leaf = tensor.leaf if isinstance(tensor, Whole) else tensor
             if leaf is not None and leaf.requires_grad:
                 self._handles.append(leaf.register_post_accumulate_grad_hook(self._after(i)))
-                self._unhooked.discard(i)
+                self.unhooked.discard(i)
 
     def describe(self, details: dict[str, Any]) -> None:
         """Say of a backward whether the last forward armed its all-reduce, and what the flag is now."""
-        for replica, armed in zip(self._replicas, self._armed, strict=True):
+        for replica, armed in zip(self.replicas, self._armed, strict=True):
             if armed is not None:
                 details["armed"], details["armed_line"] = armed
                 details["no_sync"] = not replica.require_backward_grad_sync

@@ -119,11 +119,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 
 
+_cuda: Any = torch.cuda
+
+
 def capturing() -> bool:
     """Whether what is done now goes into a CUDA graph instead of being done."""
-    cuda: Any = torch.cuda
     # The flag first: this is asked at every event, and whether we are in a fork only matters where there is a device.
-    return bool(getattr(cuda, "_initialized", True) and cuda.is_initialized() and cuda.is_current_stream_capturing())
+    return bool(_cuda._initialized and _cuda.is_initialized() and _cuda.is_current_stream_capturing())
 
 
 def said(error: BaseException) -> str:
@@ -138,26 +140,34 @@ def said(error: BaseException) -> str:
 def _told(session: Session) -> tuple[Observer, ...]:
     """The open recordings; nobody while a CUDA graph is captured, which would capture what we read, too."""
     observers = _open if session is _session else ()
-    if observers and capturing():
+    if observers and _cuda._initialized and capturing():
         _tell(observers, "captures", sys._getframe(2))
         return ()
     return observers
 
 
 def _tell(observers: tuple[Observer, ...], what: str, *args: Any) -> list[tuple[Observer, Any]]:
-    """Call this method of each; one that fails is told so, and heard no more."""
+    """Call this method of each; one that fails is told so, and heard no more.
+
+    What every step passes calls the method itself: finding it by its name costs as much as the rest of the door.
+    """
     answers = []
     for observer in observers:
         try:
             answers.append((observer, getattr(observer, what)(*args)))
         except BaseException as error:
-            failures.append(type(error).__name__)
-            with contextlib.suppress(Exception):
-                fails(observer, error)
-                failures.pop()
-            if not isinstance(error, Exception):  # a key was pressed: that one is the user's
-                raise
+            _failed(observer, error)
     return answers
+
+
+def _failed(observer: Observer, error: BaseException) -> None:
+    """Tell it, while the error is being handled; a key that was pressed is the user's, and raised again."""
+    failures.append(type(error).__name__)
+    with contextlib.suppress(Exception):
+        fails(observer, error)
+        failures.pop()
+    if not isinstance(error, Exception):
+        raise error
 
 
 def fails(observer: Observer, error: BaseException) -> None:
@@ -245,7 +255,12 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
         begun: list[tuple[Observer, Any]] = []
         error = None
         try:
-            begun = _tell(_told(session), "backward_begins", sys._getframe(1), args, kwargs)
+            frame = sys._getframe(1)
+            for observer in _told(session):
+                try:
+                    begun.append((observer, observer.backward_begins(frame, args, kwargs)))
+                except BaseException as failure:
+                    _failed(observer, failure)
         except Exception as failure:
             failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
@@ -261,7 +276,10 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
             _inside.backward = False
             try:
                 for observer, token in begun:
-                    _tell((observer,), "backward_ends", token, error)
+                    try:
+                        observer.backward_ends(token, error)
+                    except BaseException as failure:
+                        _failed(observer, failure)
             except Exception as failure:
                 failures.append(type(failure).__name__)
                 with contextlib.suppress(Exception):
@@ -291,7 +309,12 @@ def _running(original: Callable[..., Any], session: Session) -> Callable[..., An
 def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None:
     _inside.steps += 1
     try:
-        _tell(_told(session), "step_begins", optimizer, sys._getframe(1))
+        frame = sys._getframe(1)
+        for observer in _told(session):
+            try:
+                observer.step_begins(optimizer, frame)
+            except BaseException as failure:
+                _failed(observer, failure)
     except Exception as failure:
         failures.append(type(failure).__name__)
         with contextlib.suppress(Exception):
@@ -301,7 +324,12 @@ def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> No
 
 def _step_ends(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None:
     try:
-        _tell(_told(session), "step_ends", optimizer, sys._getframe(1))
+        frame = sys._getframe(1)
+        for observer in _told(session):
+            try:
+                observer.step_ends(optimizer, frame)
+            except BaseException as failure:
+                _failed(observer, failure)
     except Exception as failure:
         failures.append(type(failure).__name__)
         with contextlib.suppress(Exception):
@@ -333,7 +361,12 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
             observers = _told(session)
             change = read(args, kwargs) if observers else None
             if change is not None:
-                concerned = [observer for observer, wants in _tell(observers, "change_begins", change[1]) if wants]
+                for observer in observers:
+                    try:
+                        if observer.change_begins(change[1]):
+                            concerned.append(observer)
+                    except BaseException as failure:
+                        _failed(observer, failure)
         except Exception as failure:
             failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
@@ -349,8 +382,12 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
                     owner, tensors, details = change
                     if kind != "zero_grad":
                         details = _ended(details)
+                    frame = sys._getframe(1)
                     for observer in concerned:
-                        _tell((observer,), "change_ends", kind, sys._getframe(1), owner, tensors, dict(details))
+                        try:
+                            observer.change_ends(kind, frame, owner, tensors, dict(details))
+                        except BaseException as failure:
+                            _failed(observer, failure)
                 except Exception as failure:
                     failures.append(type(failure).__name__)
                     with contextlib.suppress(Exception):

@@ -530,6 +530,7 @@ def test_an_event_that_could_be_half_described_is_dropped_whole(path: Path, monk
     with pytest.warns(RuntimeWarning, match="stopped recording"), av.record(loop.model, large, path=path) as recording:
         loop.train(5)
         large(torch.ones(100)).sum().backward()
+        recording.write_out()
         monkeypatch.setattr(buffer.Buffer, "_codes", None)
         large(torch.ones(100)).sum().backward()
         loop.model(torch.ones(3)).sum().backward()

@@ -26,10 +26,10 @@ from torch.utils.checkpoint import checkpoint
 
 import accumviz as av
 from accumviz.instruments import graphs, scopes
-from accumviz.instruments.buffer import Backward
 from accumviz.instruments.callsite import CallSite, CallSites
 from accumviz.instruments.graphs import Graphs
 from accumviz.instruments.numbers import Wire
+from accumviz.instruments.row import Backward
 from accumviz.instruments.storage import readable
 from accumviz.instruments.trace import modules, trace
 from accumviz.instruments.values import fill
