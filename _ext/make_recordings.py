@@ -74,7 +74,7 @@ def record(chapter: Path, made_with: str) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
-    from accumviz.instruments import measure
+    from accumviz.book import measure
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", default="", help="the commit that is checked out, where git cannot say it")

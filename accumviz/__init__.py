@@ -11,16 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from accumviz.files import load as load
+    from accumviz.book.measure import measure as measure
+    from accumviz.book.predict import predict as predict
+    from accumviz.format.load import load as load
     from accumviz.graph import Graph as Graph
-    from accumviz.instruments.measure import measure as measure
     from accumviz.instruments.processes import distribute as distribute
     from accumviz.instruments.record import record as record
     from accumviz.instruments.trace import trace as trace
     from accumviz.ledger import Ledger as Ledger
     from accumviz.views.explore import explore as explore
     from accumviz.views.player import play as play
-    from accumviz.views.predict import predict as predict
     from accumviz.views.timeline import timeline as timeline
 
 __version__ = "0.1.0"
@@ -31,10 +31,10 @@ _HOME = {
     "Ledger": "accumviz.ledger",
     "distribute": "accumviz.instruments.processes",
     "explore": "accumviz.views.explore",
-    "load": "accumviz.files",
-    "measure": "accumviz.instruments.measure",
+    "load": "accumviz.format.load",
+    "measure": "accumviz.book.measure",
     "play": "accumviz.views.player",
-    "predict": "accumviz.views.predict",
+    "predict": "accumviz.book.predict",
     "record": "accumviz.instruments.record",
     "timeline": "accumviz.views.timeline",
     "trace": "accumviz.instruments.trace",

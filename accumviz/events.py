@@ -320,3 +320,46 @@ class Gatherer:
             own = [places.setdefault(text, len(places)) for text in tables[name]]
             if own != list(range(len(own))):
                 codes[:, _AT[name]] = np.array(own, np.int32)[codes[:, _AT[name]]]
+
+
+class Arrays:
+    """What a ledger is made of: parameters, events, and arrays of events × parameters; `Ledger` says what each is.
+
+    What reads, writes, joins or judges them stands below the ledger and needs no more than this.
+    """
+
+    def __init__(
+        self,
+        parameters: tuple[Parameter, ...],
+        events: Sequence[Event],
+        contribution: np.ndarray,
+        grad: np.ndarray,
+        state: np.ndarray,
+        exact: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None,
+        *,
+        sources: Mapping[str, str] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        complete: bool = True,
+    ) -> None:
+        expected = (len(events), len(parameters))
+        for name, given in (("contribution", contribution), ("grad", grad), ("state", state)):
+            if given.shape != expected:
+                raise ValueError(f"{name} has shape {given.shape}, expected events × parameters {expected}")
+        self.parameters = parameters
+        self.events = events if isinstance(events, Events) else tuple(events)
+        self.contribution = contribution.astype(np.float32, copy=False)
+        self.grad = grad.astype(np.float32, copy=False)
+        self.state = state.astype(np.uint8, copy=False)
+        self.exact: dict[int, tuple[np.ndarray, np.ndarray]] = dict(exact or {})
+        self.sources = dict(sources or {})
+        self.meta = dict(meta or {})
+        self.complete = complete and "stopped" not in self.meta
+        for array in (self.contribution, self.grad, self.state):
+            array.flags.writeable = False
+        for array in (array for pair in self.exact.values() for array in pair):
+            array.flags.writeable = False
+
+    @cached_property
+    def columns(self) -> Events:
+        """The events as columns: what asks something of all of them asks here."""
+        return Events.of(self.events)

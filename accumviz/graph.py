@@ -5,91 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from accumviz import files, given, graphfile
-from accumviz.display import VIEWS, Displayed
+from accumviz import given
+from accumviz.format import graph as columns
+from accumviz.format.container import LedgerFileError, Reader, valid
+from accumviz.format.writer import Writer
+from accumviz.nodes import Edge, Node, Saved, distinct_bytes, in_order
+from accumviz.show import Displayed, save_page, shown
+
+__all__ = ["Difference", "Edge", "Graph", "Node", "Saved"]
 
 _REPR_ROWS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """One tensor an operation keeps for its backward.
-
-    `attr` is the name under which the node keeps it, without `_saved_`.
-
-    `shape` is None once the tensor was freed. `bytes` is the whole storage it holds on to, and
-    `storage` tells equal storages apart (-1: no storage is known). A parameter's storage is
-    there anyway, so `parameter` excludes it from every sum.
-    """
-
-    attr: str
-    shape: tuple[int, ...] | None = None
-    dtype: str = ""
-    bytes: int = 0
-    storage: int = -1
-    parameter: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One backward operation, or a group of them after folding.
-
-    `op` is autograd's own name; `name` is the variable's or the parameter's, `module` the dotted
-    path of the module that ran it; both are empty when unknown. `shape` and `dtype` are those of
-    the operation's first forward output. `value` and `grad` (the derivative of the roots with
-    respect to it) are nested lists of floats, None when unknown. In a recorded graph, `grad` is
-    what the engine brought to the node: it begins with the gradient that `backward` was given,
-    hooks may have changed it, and a leaf's is the sum of all that came while that backward ran.
-    `alive` is False once a backward has freed what it saved. `operations` and `parameters` count
-    what a folded node holds.
-
-    >>> from accumviz.graph import Node
-    >>> Node(0, "MulBackward0", name="y_hat", shape=(4,)).kind
-    'operation'
-    """
-
-    id: int
-    op: str
-    name: str = ""
-    module: str = ""
-    shape: tuple[int, ...] | None = None
-    dtype: str = ""
-    saved: tuple[Saved, ...] = ()
-    alive: bool = True
-    value: Any = None
-    grad: Any = None
-    operations: int = 1
-    parameters: int = 0
-
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes of the distinct storages it keeps, parameters excluded."""
-        return _distinct_bytes([self])
-
-    @property
-    def kind(self) -> str:
-        """Which of `accumulate` (a leaf's AccumulateGrad), `operation` and `fold` it is."""
-        if self.operations + self.parameters > 1:
-            return "fold"
-        return "accumulate" if self.op == "AccumulateGrad" else "operation"
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A gradient's way: from the operation `source` to `target`, one of its `next_functions`.
-
-    Data went the other way in the forward. `input` is the position in `next_functions`,
-    `output` says which output of `target` it was.
-    """
-
-    source: int
-    target: int
-    input: int = 0
-    output: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,7 +71,7 @@ class Graph(Displayed):
     @property
     def saved_bytes(self) -> int:
         """Bytes the graph keeps alive: each storage once, parameters excluded."""
-        return _distinct_bytes(self.nodes)
+        return distinct_bytes(self.nodes)
 
     @property
     def alive(self) -> bool:
@@ -252,18 +180,8 @@ class Graph(Displayed):
     def collapse_slices(self, count: int = 100) -> Graph:
         """Fold the graph into at most `count` nodes: equal slices of an order in which gradients flow."""
         count = given.whole("count", count, "the most nodes to keep", least=1)
-        indegree = Counter(edge.target for edge in self.edges)
-        targets: dict[int, list[int]] = {}
-        for edge in self.edges:
-            targets.setdefault(edge.source, []).append(edge.target)
-        order = [node.id for node in self.nodes if not indegree[node.id]]
-        for at in order:
-            for target in targets.get(at, ()):
-                indegree[target] -= 1
-                if not indegree[target]:
-                    order.append(target)
-        # folded modules can form a cycle; its nodes come last, in their own order
-        rank = {at: position for position, at in enumerate(dict.fromkeys([*order, *range(len(self.nodes))]))}
+        order = in_order(len(self.nodes), ((edge.source, edge.target) for edge in self.edges), across=True)
+        rank = {at: position for position, at in enumerate(order)}
         width = -(-len(self.nodes) // count)
         return self._fold(lambda node: (f"#{rank[node.id] // width}", "slice"))
 
@@ -303,13 +221,13 @@ class Graph(Displayed):
         given.flag("overwrite", overwrite)
         suffix = Path(path).suffix.lower()
         if suffix == ".html":
-            self.save_page(path, f"Autograd graph: {_plural(len(self), 'node')}")
+            save_page(path, f"Autograd graph: {_plural(len(self), 'node')}", self.to_html())
             return
         if suffix == ".svg":
-            Path(path).write_text(import_module(VIEWS["Graph"][0]).to_svg(self), encoding="utf-8")
+            Path(path).write_text(shown(self, "svg"), encoding="utf-8")
             return
-        with files.Writer(path, "graph", overwrite=overwrite, whole=True) as writer:
-            writer.append(*graphfile.encode(self))
+        with Writer(path, "graph", overwrite=overwrite, whole=True) as writer:
+            writer.append(*columns.encode((self.nodes, self.edges, self.roots, self.meta)))
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
@@ -322,10 +240,15 @@ class Graph(Displayed):
         >>> graph.save(path); Graph.load(path) == graph
         True
         """
-        graph = files.load(path)
-        if not isinstance(graph, cls):
-            raise files.LedgerFileError(f"{Path(path).name!r} holds a ledger; open it with av.load(...)")
-        return graph
+        reader = Reader(path)
+        if reader.kind != "graph":
+            raise LedgerFileError(f"{Path(path).name!r} holds a {reader.kind}; open it with av.load(...)")
+        return cls.read(reader)
+
+    @classmethod
+    def read(cls, reader: Reader) -> Graph:
+        """The graph of a file that is open. Raises `LedgerFileError` when it is not whole."""
+        return cls(*valid(reader, columns.decode))
 
     def __repr__(self) -> str:
         roots = ", ".join(_title(self.nodes[root]) for root in self.roots[:3])
@@ -355,7 +278,7 @@ def _title(node: Node) -> str:
 
 
 def _row(node: Node) -> tuple[str, ...]:
-    held = node.saved_bytes
+    kept = node.saved_bytes
     return (
         str(node.id),
         node.op if node.kind != "fold" else f"{node.op} ({node.operations} operations, {node.parameters} parameters)",
@@ -363,7 +286,7 @@ def _row(node: Node) -> tuple[str, ...]:
         node.module,
         "" if node.shape is None else str(node.shape),
         node.dtype,
-        f"{held:,} B" if held else "",
+        f"{kept:,} B" if kept else "",
         "" if node.alive else "freed",
         _short(node.value),
         _short(node.grad),
@@ -377,12 +300,6 @@ def _short(value: Any) -> str:
         text = "[" + ", ".join(map(_short, value)) + "]"
         return text if len(text) <= 40 else text[:38] + "…]"
     return f"{value:.4g}"
-
-
-def _distinct_bytes(nodes: list[Node] | tuple[Node, ...]) -> int:
-    parameters = {saved.storage for node in nodes for saved in node.saved if saved.parameter}
-    held = {saved.storage: saved.bytes for node in nodes for saved in node.saved if saved.storage >= 0}
-    return sum(count for storage, count in held.items() if storage not in parameters)
 
 
 def _join(at: int, nodes: list[Node], label: str) -> Node:

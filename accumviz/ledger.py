@@ -11,10 +11,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from accumviz import fates, files, given, ledgerfile, merging
-from accumviz.display import Displayed
-from accumviz.events import CHANGED, CONTRIBUTED, KINDS, PRESENT, Event, Events, Parameter
-from accumviz.fates import Fates, Window
+from accumviz import given, lifecycle
+from accumviz.events import CHANGED, CONTRIBUTED, KINDS, PRESENT, Arrays, Event, Events, Parameter
+from accumviz.format import ledger as columns
+from accumviz.format.container import LedgerFileError, Reader, valid
+from accumviz.format.writer import Writer
+from accumviz.lifecycle import Fates, Window
+from accumviz.merge import merge
+from accumviz.show import Displayed, save_page
 
 __all__ = [
     "CHANGED",
@@ -53,7 +57,7 @@ class Provenance(Displayed):
     count: np.ndarray
 
 
-class Ledger(Displayed):
+class Ledger(Arrays, Displayed):
     """Events × parameters: what each event added to, and left in, every `.grad`.
 
     It is the sequence of its events: `len(ledger)`, `ledger[3]` and `for event in ledger` are what
@@ -84,37 +88,6 @@ class Ledger(Displayed):
     >>> ledger.live(1, "w")
     [0, 1]
     """
-
-    def __init__(
-        self,
-        parameters: tuple[Parameter, ...],
-        events: Sequence[Event],
-        contribution: np.ndarray,
-        grad: np.ndarray,
-        state: np.ndarray,
-        exact: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None,
-        *,
-        sources: Mapping[str, str] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        complete: bool = True,
-    ) -> None:
-        expected = (len(events), len(parameters))
-        for name, array in (("contribution", contribution), ("grad", grad), ("state", state)):
-            if array.shape != expected:
-                raise ValueError(f"{name} has shape {array.shape}, expected events × parameters {expected}")
-        self.parameters = parameters
-        self.events = events if isinstance(events, Events) else tuple(events)
-        self.contribution = contribution.astype(np.float32, copy=False)
-        self.grad = grad.astype(np.float32, copy=False)
-        self.state = state.astype(np.uint8, copy=False)
-        self.exact: dict[int, tuple[np.ndarray, np.ndarray]] = dict(exact or {})
-        self.sources = dict(sources or {})
-        self.meta = dict(meta or {})
-        self.complete = complete and "stopped" not in self.meta
-        for array in (self.contribution, self.grad, self.state):
-            array.flags.writeable = False
-        for array in (array for pair in self.exact.values() for array in pair):
-            array.flags.writeable = False
 
     @classmethod
     def build(cls, parameters: list[Parameter], rows: list[dict[str, Any]], **kwargs: Any) -> Ledger:
@@ -162,8 +135,29 @@ class Ledger(Displayed):
         """
         if isinstance(ledgers, str | Path | Ledger) or not isinstance(ledgers, Iterable):
             raise TypeError(f"merge() was given {given.a(ledgers)}; expected a list of the ranks' ledgers or files")
-        opened = (files.load(one) if isinstance(one, str | Path) else one for one in ledgers)
-        return merging.merge([recorded(one, "merge") for one in opened])
+        opened = (cls.read(Reader(one)) if isinstance(one, str | Path) else one for one in ledgers)
+        return cls.of_arrays(merge([recorded(one, "merge") for one in opened]))
+
+    @classmethod
+    def of_arrays(cls, arrays: Arrays) -> Ledger:
+        """The ledger that consists of these."""
+        about: dict[str, Any] = {"sources": arrays.sources, "meta": arrays.meta, "complete": arrays.complete}
+        return cls(
+            arrays.parameters,
+            arrays.events,
+            arrays.contribution,
+            arrays.grad,
+            arrays.state,
+            arrays.exact,
+            **about,
+        )
+
+    @classmethod
+    def read(cls, reader: Reader) -> Ledger:
+        """The ledger of a file that is open. Raises `LedgerFileError` when it holds another thing, or is not whole."""
+        if reader.kind != "ledger":
+            raise LedgerFileError(f"{reader.path.name!r} holds a {reader.kind}; expected a ledger")
+        return valid(reader, lambda chunks: cls.of_arrays(columns.decode(chunks)))
 
     def __len__(self) -> int:
         return len(self.events)
@@ -191,11 +185,6 @@ class Ledger(Displayed):
                 f"event={event!r:.80}; expected its number, as in ledger[0]; "
                 "ledger.of('step') gives the events of a kind, ledger.values('w') the numbers of a parameter"
             ) from None
-
-    @cached_property
-    def columns(self) -> Events:
-        """The events as columns: what asks something of all of them asks here."""
-        return Events.of(self.events)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -261,7 +250,7 @@ class Ledger(Displayed):
     @cached_property
     def fates(self) -> Fates:
         """What became of each contribution: erased by which event, consumed by which steps."""
-        return fates.fates(self)
+        return lifecycle.fates(self)
 
     def live(self, event: int, parameter: str | int) -> list[int]:
         """The backwards whose contributions are in this parameter's `.grad` after the event.
@@ -269,10 +258,8 @@ class Ledger(Displayed):
         Returns indices of events; -1 is the last event, as in a list.
         """
         p = self.index(parameter)
-        event = self._place(event)
-        born = np.flatnonzero(self.state[: event + 1, p] & CONTRIBUTED)
-        erased = self.fates.erased[born, p]
-        return [int(b) for b in born[(erased < 0) | (erased > event)]]
+        found: list[int] = lifecycle.live(self, self.fates, self._place(event), p).tolist()
+        return found
 
     def unconsumed(self, event: int) -> dict[str, list[int]]:
         """The contributions, by parameter, that this event erased before any step had used them."""
@@ -288,18 +275,14 @@ class Ledger(Displayed):
 
     @cached_property
     def _unconsumed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Every contribution that no step used: what erased it, its parameter and its backward, in this order."""
-        births, columns = np.nonzero((self.fates.erased >= 0) & (self.fates.steps == 0))
-        ends = self.fates.erased[births, columns]
-        order = np.lexsort((births, columns, ends))
-        return ends[order], columns[order], births[order]
+        return lifecycle.unconsumed(self.fates)
 
     def windows(self) -> list[Window]:
         """The accumulation window of every step: which backwards it consumed.
 
         `scale` is the sum of their scales, which are constants only: it does not tell a right loop from a wrong one.
         """
-        return fates.windows(self)
+        return lifecycle.windows(self, self.fates)
 
     def running_sum(self, parameter: str | int) -> np.ndarray:
         """Element by element, the sum of the live contributions after each event.
@@ -308,16 +291,7 @@ class Ledger(Displayed):
         but backward and zero_grad touched it. Raises `KeyError` as `values` does.
         """
         p = self.index(parameter)
-        parts = self.values(p, "contribution")
-        total = np.zeros_like(parts)
-        born = np.flatnonzero(self.state[:, p] & CONTRIBUTED)
-        total[born] = parts[born]
-        ends = np.where(self.fates.erased[born, p] < 0, len(self), self.fates.erased[born, p])
-        # What is born between two ends is erased together, so that sums run from the first of them to its end.
-        ends, first = np.unique(ends, return_index=True)
-        for start, end in zip(born[first].tolist(), ends.tolist(), strict=True):
-            total[start:end] = np.cumsum(total[start:end], axis=0)
-        return total
+        return lifecycle.running_sum(self, self.fates, p, self.values(p, "contribution"))
 
     def provenance(self) -> Provenance:
         """Which loss wrote into which parameter, and how much: the loss × parameter matrix."""
@@ -367,11 +341,11 @@ class Ledger(Displayed):
         given.file("path", path)
         given.flag("overwrite", overwrite)
         if str(path).endswith(".html"):
-            self.save_page(path, "Ledger")
+            save_page(path, "Ledger", self.to_html())
             return
-        with files.Writer(path, "ledger", overwrite=overwrite, whole=True) as writer:
-            writer.append(ledgerfile.header(self))
-            for head, arrays in ledgerfile.chunks(self):
+        with Writer(path, "ledger", overwrite=overwrite, whole=True) as writer:
+            writer.append(columns.header(self))
+            for head, arrays in columns.chunks(self):
                 writer.append(head, arrays)
             writer.close(**({} if self.complete else {"complete": False}))
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from accumviz.instruments.memory import saved_bytes
 from accumviz.instruments.trace import modules, trace
-from accumviz.views.dot import to_svg
-from accumviz.views.layout import graphviz
+from accumviz.views.graph import to_svg
+from accumviz.views.graphviz import graphviz
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:

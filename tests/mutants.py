@@ -230,7 +230,7 @@ def show(found: Any, drawn: bool) -> None:
 def run(paths: list[str], start: int, count: int, drawn_every: int) -> Counter[str]:
     """Open mutants of these files in turn; anything but the documented error is printed and counted."""
     import accumviz as av
-    from accumviz.files import LedgerFileError
+    from accumviz.format.container import LedgerFileError
 
     ends: Counter[str] = Counter()
     whole = [Path(path).read_bytes() for path in paths]

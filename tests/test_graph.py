@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accumviz import files
+from accumviz.format.container import LedgerFileError
 from accumviz.graph import Edge, Graph, Node, Saved
+from accumviz.nodes import in_order
 
 CHAIN = Graph(
     (
@@ -155,13 +156,13 @@ def test_an_infinite_value_keeps_its_sign(tmp_path: Path) -> None:
 
 def test_a_file_that_holds_no_graph_is_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"hello")
-    with pytest.raises(files.LedgerFileError, match="not an accumviz file"):
+    with pytest.raises(LedgerFileError, match="not an accumviz file"):
         Graph.load(tmp_path / "x")
 
 
 def test_a_file_whose_edges_point_nowhere_is_refused(tmp_path: Path) -> None:
     Graph((Node(0, "MulBackward0"),), (Edge(0, 7),)).save(tmp_path / "x")
-    with pytest.raises(files.LedgerFileError, match="not a valid graph"):
+    with pytest.raises(LedgerFileError, match="not a valid graph"):
         Graph.load(tmp_path / "x")
 
 
@@ -183,7 +184,27 @@ def test_the_repr_is_a_table_with_the_notes_below() -> None:
 
 def test_a_graph_needs_neither_torch_nor_a_layout_engine() -> None:
     code = (
-        "import sys, accumviz, accumviz.graph, accumviz.views.dot;"
+        "import sys, accumviz, accumviz.graph, accumviz.views.graph;"
         "bad = {'torch', 'pygraphviz', 'matplotlib'} & set(sys.modules); assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+
+
+@given(st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11))), st.booleans())
+def test_an_order_has_each_node_once_and_sources_before_their_targets(
+    edges: set[tuple[int, int]], across: bool
+) -> None:
+    forward = [(min(edge), max(edge)) for edge in edges if edge[0] != edge[1]]
+    order = in_order(12, forward, across=across)
+    assert sorted(order) == list(range(12))
+    assert all(order.index(source) < order.index(target) for source, target in forward)
+
+
+def test_an_order_of_nodes_in_a_circle_still_has_them_all() -> None:
+    assert in_order(4, [(0, 1), (1, 2), (2, 1), (3, 0)]) == [3, 0, 1, 2]
+
+
+def test_levels_come_one_after_the_other_across() -> None:
+    edges = [(0, 1), (0, 2), (1, 3), (2, 4)]
+    assert in_order(5, edges) == [0, 1, 2, 3, 4]
+    assert in_order(5, [(0, 2), (0, 1), (2, 3), (1, 4)], across=True) == [0, 2, 1, 3, 4]

@@ -11,8 +11,7 @@ import make_book
 import make_recordings
 import pytest
 
-from accumviz import measured
-from accumviz.instruments import measure
+from accumviz.book import measure, measurements
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = "0123456789abcdef"
@@ -54,7 +53,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 def test_a_chapter_is_run_and_its_recording_kept_with_the_commit(write: Write) -> None:
     kept = write(ACTED)
     assert make_recordings.main(["--commit", COMMIT]) == 0
-    (run,) = measured.read(kept).values()
+    (run,) = measurements.read(kept).values()
     assert (run.values, run.gpu, run.commit) == ({"a": 1}, "test device", COMMIT)
 
 
@@ -75,7 +74,7 @@ def test_runs_of_an_earlier_try_do_not_come_back(write: Write) -> None:
     assert make_recordings.DRAFTS.joinpath("05_memory.json").exists()
     write(ACTED)
     assert make_recordings.main(["--commit", COMMIT]) == 0
-    assert list(measured.read(kept)) == ["peak"]
+    assert list(measurements.read(kept)) == ["peak"]
 
 
 def test_without_a_gpu_nothing_is_run_and_the_reason_is_said(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +125,7 @@ def test_every_run_of_a_chapter_is_named_after_it() -> None:
 
 def test_what_is_recorded_was_made_on_a_gpu_and_can_be_read() -> None:
     for path in sorted((ROOT / "chapters" / "recordings").glob("*.json")):
-        for name, run in measured.read(path).items():
+        for name, run in measurements.read(path).items():
             assert run.gpu, (path.name, name)
             assert "test" not in run.gpu, (path.name, name)
 

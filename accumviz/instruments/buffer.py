@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from accumviz import ledgerfile
 from accumviz.events import CODES, NUMBERS, PRESENT, TABLES, Events, Parameter
-from accumviz.files import Writer
+from accumviz.format import ledger as ledgerfile
+from accumviz.format.writer import Writer
 from accumviz.graph import Graph
 from accumviz.instruments.allocator import Allocated
 from accumviz.instruments.callsite import CallSite
@@ -414,7 +414,7 @@ class Buffer:
                     head, arrays, *_ = self._chunk()
                     chunks = [(head, {name: np.array(array) for name, array in arrays.items()})]
                 whole = ledgerfile.Parts(described, *parts, chunks, described)
-                self._ledger = (self._away, about), ledgerfile.decode(whole)
+                self._ledger = (self._away, about), Ledger.of_arrays(ledgerfile.decode(whole))
             return self._ledger[1]
 
     def give_up(self) -> None:

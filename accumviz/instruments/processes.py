@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accumviz import files, given
+from accumviz import given
+from accumviz.format import load as files
 from accumviz.instruments import ranks as child
 from accumviz.instruments.parcels import pack
 from accumviz.ledger import Ledger

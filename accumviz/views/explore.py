@@ -9,18 +9,18 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from accumviz import given
-from accumviz.display import Displayed
 from accumviz.ledger import Ledger, ledger_of
+from accumviz.show import Displayed, check_page_name, literal, save_page
 from accumviz.views import outcome, style, words
 from accumviz.views.payload import encode, identity
-from accumviz.views.player import STATIC, Player, assets, play, save_alone
+from accumviz.views.player import Player, assets, play, widget
 
 _EXPECTED = "a recording, a ledger, (ledger, graphs), or one of these followed by a dictionary of figures"
 Choices = Mapping[str, Sequence[Any]]
@@ -117,10 +117,10 @@ class Explorer(Displayed):
 
     def to_html(self) -> str:
         """A fragment of HTML that needs nothing else; with its scripts stripped, a table of all runs remains."""
-        sheet, script = assets()
+        (css, script), own = assets(), style.static("explore.css")
         return (
-            f'<div class="accumviz av-explorer" data-accumviz-explorer="{self.id}"><style>{sheet}</style>'
-            f"<style>{sheet_text()}</style>\n{self._table()}"
+            f'<div class="accumviz av-explorer" data-accumviz-explorer="{self.id}"><style>{css}</style>'
+            f"<style>{own}</style>\n{self._table()}"
             f'<script type="application/json">{encode(*self.content)}</script></div>\n'
             f'<script type="module">{script}</script>'
         )
@@ -130,21 +130,32 @@ class Explorer(Displayed):
 
         Raises `ValueError` for a name that does not end in `.html`.
         """
-        save_alone(self, path, "accumviz explorer")
+        check_page_name(path)
+        save_page(path, "accumviz explorer", self.to_html())
 
     def live(self) -> Any:
         """The same view as a widget, in which the kernel records values outside the grid.
 
         Raises `ImportError` when anywidget is not installed.
         """
-        from accumviz.views.widget import live_explorer
+        css, script = assets()
+        shown = widget(script, css + style.static("explore.css"), "explorer", encode(*self.content), live=True)
 
-        return live_explorer(self)
+        def record(change: Any) -> None:
+            asked = change["new"]["choice"]
+            choice = {
+                name: values[place] if isinstance(place, int) else number(place, values)
+                for place, (name, values) in zip(asked, self.choices.items(), strict=True)
+            }
+            shown.told = {"choice": asked, "run": encode(*record_run(self.experiment, choice).content())}
+
+        shown.observe(record, "ask")
+        return shown
 
     def _rows(self) -> list[list[str]]:
         """The table of all runs: a heading, then one row for each."""
         names = list(dict.fromkeys(name for run in self.runs for name, _ in run.figures))
-        rows = [[*map(words.literal, self.choices), *names]]
+        rows = [[*map(literal, self.choices), *names]]
         for run in self.runs:
             told = dict(run.figures)
             figures = [told.get(name, "") for name in names] if run.failure is None else [run.error]
@@ -174,7 +185,7 @@ class Explorer(Displayed):
         return bundle
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{words.literal(name)} ({len(values)})" for name, values in self.choices.items())
+        told = ", ".join(f"{literal(name)} ({len(values)})" for name, values in self.choices.items())
         failed = sum(run.failure is not None for run in self.runs)
         raised = f", {failed} of which raised" if failed else ""
         return f"Explorer: {words.counted(len(self.runs), 'run')}{raised}; {told}; .save('runs.html') writes a page"
@@ -250,8 +261,8 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
     try:
         result = experiment(**choice)
     except Exception as failure:
-        text = words.literal(str(failure).partition("\n")[0])
-        line = words.literal(traceback.extract_tb(failure.__traceback__)[-1].line or "")
+        text = literal(str(failure).partition("\n")[0])
+        line = literal(traceback.extract_tb(failure.__traceback__)[-1].line or "")
         error = f"{type(failure).__name__}: {text}{f' (raised by: {line})' if line else ''}"
         return Run(choice, failure=failure, error=error)
     figures: Mapping[str, Any] = {}
@@ -262,7 +273,7 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
     graphs = parts[1] if len(parts) == 2 else getattr(parts[0], "graphs", None) if parts else None
     if ledger is None or len(parts) > 2:
         raise TypeError(f"the experiment returned {given.a(result)}; expected {_EXPECTED}")
-    told = [*outcome.figures(ledger), *((words.literal(name), label(value)) for name, value in figures.items())]
+    told = [*outcome.figures(ledger), *((literal(name), label(value)) for name, value in figures.items())]
     return Run(choice, play(ledger, graphs), told)
 
 
@@ -337,7 +348,7 @@ def control(name: str, values: Sequence[Any]) -> dict[str, Any]:
     else:
         numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
         kind = "slider" if numbers and len(values) > 2 else "select"
-    return {"name": words.literal(name), "kind": kind, "labels": list(map(label, values))}
+    return {"name": literal(name), "kind": kind, "labels": list(map(label, values))}
 
 
 def label(value: Any) -> str:
@@ -351,10 +362,14 @@ def label(value: Any) -> str:
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float):
         return style.number(value)
-    return words.literal(getattr(value, "__name__", None) or str(value))
+    return literal(getattr(value, "__name__", None) or str(value))
 
 
-@cache
-def sheet_text() -> str:
-    """The explorer's style sheet."""
-    return (STATIC / "explore.css").read_text("utf-8")
+def number(text: str, values: Sequence[Any]) -> float | int:
+    """The number that a reader typed: whole where all recorded ones are.
+
+    >>> number("3", (1, 2)), number("3", (0.5, 1))
+    (3, 3.0)
+    """
+    value = float(text)
+    return int(value) if value.is_integer() and all(isinstance(known, int) for known in values) else value

@@ -11,16 +11,27 @@ import numpy as np
 
 from accumviz.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.views import style, words
-from accumviz.views.groups import Group, group_rows
-from accumviz.views.marks import DASH, Key, draw_heading, draw_legend, heading_height, legend_height
-from accumviz.views.sheet import INK, LINE, MUTED, Sheet, text_width
+from accumviz.views.figure import (
+    DASH,
+    INK,
+    LINE,
+    MUTED,
+    Canvas,
+    Key,
+    draw_heading,
+    draw_legend,
+    heading_height,
+    legend_height,
+    text_width,
+)
+from accumviz.views.words import Group, group_rows
 
 _BODY, _STRIP, _RIGHT = 440.0, 52.0, 18.0
 _DECADES, _FAINTEST = 6.0, 0.14
 # Rules closer than this many pixels would hide what they divide.
 _RULE, _BAND = 2.5, 3.0
 _SAVED, _ALLOCATED = ("saved_before", "saved_after"), ("peak", "allocated")
-_HELD = (0.5, 0.5, 0.5, 0.13)
+_PRESENT = (0.5, 0.5, 0.5, 0.13)
 
 
 class Cells(NamedTuple):
@@ -58,7 +69,7 @@ def cells(ledger: Ledger, columns: Sequence[int], events: Sequence[int], per_row
     return Cells(norm, label, thin(there & ~np.isfinite(added)), thin((state & PRESENT) > 0))
 
 
-def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Sheet:
+def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Canvas:
     """Draw the heat map of these parameters (columns of the ledger) and events."""
     groups = group_rows([ledger.parameters[p].name for p in columns])
     strips = _strips(ledger, events)
@@ -78,27 +89,27 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
     keys, notes = _legend(ledger, data, columns, events, per_row=per_row, per_column=per_column, low=low, plot=plot)
     bottom = top + body + _STRIP * (1 + len(strips)) + 30
     total = max(left + plot + _RIGHT, 480.0)
-    sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 22)
+    canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 22)
 
     colors = list(style.label_colors(ledger.labels).values()) or [style.CYCLE[0]]
     pixels = paint(data, colors, low, high, 0.5 if numbers else 1.0)
-    sheet.text(12, 11, _summary(ledger, columns, events), color=MUTED)
-    sheet.image(left, top, plot, body, pixels)
-    sheet.box(left, top, plot, body, edge=LINE, line=0.8, z=4)
+    canvas.text(12, 11, _summary(ledger, columns, events), color=MUTED)
+    canvas.image(left, top, plot, body, pixels)
+    canvas.box(left, top, plot, body, edge=LINE, line=0.8, z=4)
     at = _Plot(left, top, wide, tall, top + body, [left + per_event * i for i in range(len(events) + 1)])
     if numbers:
-        _write(sheet, ledger, columns, events, at)
-    _crosses(sheet, data, at)
-    _rows(sheet, groups, at, tall / per_row)
-    _columns(sheet, ledger, events, at, named)
-    _norms(sheet, ledger, columns, events, at)
+        _write(canvas, ledger, columns, events, at)
+    _crosses(canvas, data, at)
+    _rows(canvas, groups, at, tall / per_row)
+    _columns(canvas, ledger, events, at, named)
+    _norms(canvas, ledger, columns, events, at)
     for n, (told, names) in enumerate(strips, 2):
-        _bytes(sheet, ledger, events, at, at.bottom + n * _STRIP - 4, told, names)
+        _bytes(canvas, ledger, events, at, at.bottom + n * _STRIP - 4, told, names)
     if not named:
-        _ticks(sheet, events, at.x, bottom - 30)
-    _scale(sheet, colors[0], low, high, bottom)
-    draw_legend(sheet, keys, notes, bottom + 22)
-    return sheet
+        _ticks(canvas, events, at.x, bottom - 30)
+    _scale(canvas, colors[0], low, high, bottom)
+    draw_legend(canvas, keys, notes, bottom + 22)
+    return canvas
 
 
 def _range(norm: np.ndarray) -> tuple[float, float]:
@@ -118,7 +129,7 @@ def paint(data: Cells, colors: Sequence[str], low: float, high: float, most: flo
     """
     palette = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in colors])
     pixels = np.zeros((*data.norm.shape, 4))
-    pixels[data.present] = _HELD
+    pixels[data.present] = _PRESENT
     with np.errstate(divide="ignore"):
         share = np.clip((np.log10(data.norm) - low) / (high - low), 0, 1)
     # More steps than an eye can tell apart would only make the page heavier.
@@ -140,54 +151,54 @@ class _Plot(NamedTuple):
     x: list[float]
 
 
-def _rows(sheet: Sheet, groups: list[Group], at: _Plot, tall: float) -> None:
+def _rows(canvas: Canvas, groups: list[Group], at: _Plot, tall: float) -> None:
     taken: list[float] = []
     # The largest groups get their names first; a name with no room is left to its neighbours.
     for group in sorted(groups, key=lambda g: g.start - g.stop):
         first, last = at.top + group.start * tall, at.top + group.stop * tall
         if group.start and last - first >= 4:
-            sheet.line([at.left - 7, at.x[-1]], [first, first], color=LINE, width=0.6, alpha=0.9)
+            canvas.line([at.left - 7, at.x[-1]], [first, first], color=LINE, width=0.6, alpha=0.9)
         middle = (first + last) / 2
         if all(abs(middle - other) >= 13 for other in taken):
             taken.append(middle)
-            sheet.text(at.left - 9, middle, words.shorten(group.name, 24), points=11.5, mono=True, ha="right")
+            canvas.text(at.left - 9, middle, words.shorten(group.name, 24), points=11.5, mono=True, ha="right")
 
 
-def _columns(sheet: Sheet, ledger: Ledger, events: list[int], plot: _Plot, named: bool) -> None:
+def _columns(canvas: Canvas, ledger: Ledger, events: list[int], plot: _Plot, named: bool) -> None:
     at, x, top, bottom = {e: i for i, e in enumerate(events)}, plot.x, plot.top, plot.bottom
     each = x[1] - x[0]
     steps = [w for w in ledger.windows() if w.step in at and w.backwards]
     if len(steps) <= (x[-1] - x[0]) / _BAND:
         for i, window in enumerate(steps):
             first = x[at.get(window.backwards[0], 0)]
-            sheet.box(first, top - 9, max(x[at[window.step]] - first, 1.0), 6, fill=MUTED, alpha=(0.75, 0.35)[i % 2])
+            canvas.box(first, top - 9, max(x[at[window.step]] - first, 1.0), 6, fill=MUTED, alpha=(0.75, 0.35)[i % 2])
     ruled = [e for e in events if ledger[e].kind != "backward"]
     if named:
         for e in events:
-            draw_heading(sheet, ledger[e], x[at[e]], each, top=top - 12, bottom=bottom, above=24)
+            draw_heading(canvas, ledger[e], x[at[e]], each, top=top - 12, bottom=bottom, above=24)
     elif len(ruled) <= (x[-1] - x[0]) / _RULE:
         for e in ruled:
             kind = ledger[e].kind
-            sheet.line([x[at[e]]] * 2, [top - 3, bottom], color=style.KIND[kind], width=0.9, dash=DASH[kind])
+            canvas.line([x[at[e]]] * 2, [top - 3, bottom], color=style.KIND[kind], width=0.9, dash=DASH[kind])
 
 
-def _write(sheet: Sheet, ledger: Ledger, columns: list[int], events: list[int], at: _Plot) -> None:
+def _write(canvas: Canvas, ledger: Ledger, columns: list[int], events: list[int], at: _Plot) -> None:
     for (i, e), (row, p) in itertools.product(enumerate(events), enumerate(columns)):
         if ledger.state[e, p] & CONTRIBUTED:
             told = style.number(float(ledger.contribution[e, p]), 3)
             x, y = at.left + at.wide * (i + 0.5), at.top + at.tall * (row + 0.5)
-            sheet.text(x, y, told, points=11, ha="center")
+            canvas.text(x, y, told, points=11, ha="center")
 
 
-def _crosses(sheet: Sheet, data: Cells, at: _Plot) -> None:
+def _crosses(canvas: Canvas, data: Cells, at: _Plot) -> None:
     rows, columns = np.nonzero(data.broken)
     if len(rows) > 400:  # a wall of crosses says no more than its outline
         rows, columns = rows[:: len(rows) // 400], columns[:: len(columns) // 400]
     x, y = at.left + at.wide * (columns + 0.5), at.top + at.tall * (rows + 0.5)
-    sheet.points(x.tolist(), y.tolist(), marker="x", size=6)
+    canvas.points(x.tolist(), y.tolist(), marker="x", size=6)
 
 
-def _norms(sheet: Sheet, ledger: Ledger, columns: list[int], events: list[int], at: _Plot) -> None:
+def _norms(canvas: Canvas, ledger: Ledger, columns: list[int], events: list[int], at: _Plot) -> None:
     part = ledger.grad[np.ix_(events, columns)].astype(float)
     with np.errstate(over="ignore"):
         norm = np.sqrt(np.nansum(np.where(np.isfinite(part), part, np.nan) ** 2, axis=1))
@@ -201,13 +212,13 @@ def _norms(sheet: Sheet, ledger: Ledger, columns: list[int], events: list[int], 
     edges = np.append(np.array(x)[starts], x[-1])
     across = np.repeat(edges, 2)[1:-1].tolist()
     flat = [base] * len(across)
-    sheet.area(across, flat, high, color=MUTED, alpha=0.3)
-    sheet.line(across, high, color=INK, width=0.9)
+    canvas.area(across, flat, high, color=MUTED, alpha=0.3)
+    canvas.line(across, high, color=INK, width=0.9)
     if per_column > 1:
-        sheet.line(across, low, color=MUTED, width=0.7)
-    sheet.line([x[0], x[-1]], [base, base], color=LINE, width=0.8)
-    sheet.text(x[0] - 9, base - room / 2 - 7, "‖.grad‖", points=11.5, mono=True, ha="right")
-    sheet.text(x[0] - 9, base - room / 2 + 8, f"0 to {style.number(most, 3)}", points=11, color=MUTED, ha="right")
+        canvas.line(across, low, color=MUTED, width=0.7)
+    canvas.line([x[0], x[-1]], [base, base], color=LINE, width=0.8)
+    canvas.text(x[0] - 9, base - room / 2 - 7, "‖.grad‖", points=11.5, mono=True, ha="right")
+    canvas.text(x[0] - 9, base - room / 2 + 8, f"0 to {style.number(most, 3)}", points=11, color=MUTED, ha="right")
 
 
 def _strips(ledger: Ledger, events: list[int]) -> list[tuple[str, tuple[str, str]]]:
@@ -220,7 +231,7 @@ def _strips(ledger: Ledger, events: list[int]) -> list[tuple[str, tuple[str, str
 
 
 def _bytes(
-    sheet: Sheet, ledger: Ledger, events: list[int], at: _Plot, base: float, told: str, names: tuple[str, str]
+    canvas: Canvas, ledger: Ledger, events: list[int], at: _Plot, base: float, told: str, names: tuple[str, str]
 ) -> None:
     x, room = at.x, _STRIP - 14
     first, second = (np.nan_to_num([getattr(ledger[e], name) for e in events]) for name in names)
@@ -228,32 +239,32 @@ def _bytes(
     edges = np.repeat(x, 2)[1:-1].tolist()
     for bytes_, alpha in ((first, 0.35), (second, 0.75)):
         heights = np.repeat(base - room * bytes_ / most, 2).tolist()
-        sheet.area(edges, [base] * len(edges), heights, color=MUTED, alpha=alpha)
-    sheet.line([x[0], x[-1]], [base, base], color=LINE, width=0.8)
-    sheet.text(x[0] - 9, base - room / 2 - 7, told, points=11.5, ha="right")
-    sheet.text(x[0] - 9, base - room / 2 + 8, f"0 to {style.size(most)}", points=11, color=MUTED, ha="right")
+        canvas.area(edges, [base] * len(edges), heights, color=MUTED, alpha=alpha)
+    canvas.line([x[0], x[-1]], [base, base], color=LINE, width=0.8)
+    canvas.text(x[0] - 9, base - room / 2 - 7, told, points=11.5, ha="right")
+    canvas.text(x[0] - 9, base - room / 2 + 8, f"0 to {style.size(most)}", points=11, color=MUTED, ha="right")
 
 
-def _ticks(sheet: Sheet, events: list[int], x: list[float], top: float) -> None:
+def _ticks(canvas: Canvas, events: list[int], x: list[float], top: float) -> None:
     span = len(events)
     step = next(s for k in itertools.count() for s in (10**k, 2 * 10**k, 5 * 10**k) if span / s <= 8)
     for i in range(0, span, step):
         at = (x[i] + x[min(i + 1, span)]) / 2
-        sheet.line([at, at], [top, top + 4], color=MUTED, width=0.8)
-        sheet.text(at, top + 13, f"{events[i]:,}", points=11, color=MUTED, ha="center")
-    sheet.text(x[0] - 9, top + 13, "event", points=11, color=MUTED, ha="right")
+        canvas.line([at, at], [top, top + 4], color=MUTED, width=0.8)
+        canvas.text(at, top + 13, f"{events[i]:,}", points=11, color=MUTED, ha="center")
+    canvas.text(x[0] - 9, top + 13, "event", points=11, color=MUTED, ha="right")
 
 
-def _scale(sheet: Sheet, color: str, low: float, high: float, top: float) -> None:
+def _scale(canvas: Canvas, color: str, low: float, high: float, top: float) -> None:
     rgb = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     strip = np.zeros((1, 64, 4))
     strip[0, :, :3], strip[0, :, 3] = rgb, np.linspace(_FAINTEST, 1, 64)
     words_ = "norm of the contribution (logarithmic)"
-    sheet.text(12, top + 9, words_, points=11.5)
+    canvas.text(12, top + 9, words_, points=11.5)
     x = 18 + text_width(words_, 11.5) * 0.95
-    sheet.text(x + 42, top + 9, style.number(10**low, 2), points=11.5, ha="right")
-    sheet.image(x + 48, top + 3, 96, 12, strip)
-    sheet.text(x + 150, top + 9, style.number(10**high, 2), points=11.5)
+    canvas.text(x + 42, top + 9, style.number(10**low, 2), points=11.5, ha="right")
+    canvas.image(x + 48, top + 3, 96, 12, strip)
+    canvas.text(x + 150, top + 9, style.number(10**high, 2), points=11.5)
 
 
 def _counted_kinds(kinds: list[str]) -> str:

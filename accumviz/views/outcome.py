@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from accumviz.ledger import PRESENT, Ledger
+from accumviz.show import encoded, literal
 from accumviz.views import style, words
 
 # Of larger models the norms of the larger tensors are compared, of longer runs the first steps.
@@ -54,7 +55,7 @@ def gradients(ledger: Ledger) -> dict[str, Any]:
         counts[p] = ledger.parameters[p].numel if room >= 0 else 0
     at = compared(ledger)
     kept = at[: max(_MOST_NUMBERS // max(sum(max(count, 1) for count in counts.values()), 1), 1)]
-    names = [part for p, count in counts.items() for part in (words.literal(ledger.parameters[p].name), count)]
+    names = [part for p, count in counts.items() for part in (literal(ledger.parameters[p].name), count)]
     return {
         "of": names,
         "exact": all(counts.values()),
@@ -68,7 +69,7 @@ def _numbers(ledger: Ledger, event: int, p: int, count: int) -> list[float | str
     if not ledger.state[event, p] & PRESENT or not _read(ledger, event, p):
         return [None] * max(count, 1)
     found = ledger.exact[p][1][event] if count else ledger.grad[event, p : p + 1]
-    return [float(x) if np.isfinite(x) else "NaN" if np.isnan(x) else f"{'-' * bool(x < 0)}Infinity" for x in found]
+    return [encoded(float(x)) for x in found]
 
 
 def _read(ledger: Ledger, event: int, p: int) -> bool:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from accumviz import lifecycle
 from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger
+from accumviz.show import encoded, literal
 from accumviz.views import style, words
-from accumviz.views.fate_runs import fate_runs
-from accumviz.views.groups import group_rows
 from accumviz.views.listing import listing
-from accumviz.views.pixels import heat
+from accumviz.views.words import group_rows
 
 # What is shown at once; beyond, events are thinned, and a note says so.
 MOST_EVENTS, MOST_CELLS = 10_000, 2_000_000
@@ -32,6 +32,11 @@ _FINEST = 8e-4
 _SCALING = ("clip", "unscale")
 # Codes of a packed number; what lies between is a logarithm.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
+# More pixels than a page is wide tell nobody anything.
+_WIDEST = 640
+# Codes of a byte: nothing, `.grad` is there, a number that is not finite; then levels, label after label.
+_PRESENT, _BROKEN, _LEVELS = 1, 2, 30
+_LABELS, _DECADES = 8, 6.0
 
 
 def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
@@ -42,13 +47,15 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     kinds = list(dict.fromkeys(str(e.kind) for e in events))
     columns, described = _rows(ledger, chosen)
     members = [tuple(row.get("in", (p, p + 1))) for p, row in enumerate(described)]
-    fates, which = fate_runs(ledger, chosen, columns["c"].reshape(len(described), len(chosen)), members)
+    fates, which = lifecycle.runs(
+        ledger, ledger.fates, chosen, columns["c"].reshape(len(described), len(chosen)), members
+    )
     for row, runs in zip(described, which, strict=True):
         row["f"] = runs
     files, lines = listing(ledger, events)
-    colors = style.label_colors([words.literal(label) for label in ledger.labels])
+    colors = style.label_colors([literal(label) for label in ledger.labels])
     data: dict[str, Any] = {
-        "note": f"{note} {_measured(events)}".strip(),
+        "note": f"{note} {_unmeasured(events)}".strip(),
         "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, kinds),
@@ -160,6 +167,34 @@ def unpack(packed: bytes, low: float, step: float) -> np.ndarray:
     return values
 
 
+def heat(added: np.ndarray, grad: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """A heat map as bytes: of each pixel's events the largest norm, so that a single spike survives.
+
+    A byte codes a parameter × pixel of time; `added` and `grad` are parameters × events, -1 where there is none.
+
+    `labels` numbers each event's loss. Levels are logarithmic, over at most six decades.
+
+    >>> heat(np.array([[-1, 1.0, np.inf]]), np.array([[-1, 1.0, 1.0]]), np.array([0, 0, 0])).tolist()
+    [[0, 3, 2]]
+    """
+    events = added.shape[1]
+    starts = np.unique(np.arange(min(events, _WIDEST)) * events // max(min(events, _WIDEST), 1))
+    known = np.isfinite(added) & (added > 0)
+    logs = np.log10(added, where=known, out=np.full(added.shape, -np.inf))
+    high = logs[known].max(initial=-math.inf)
+    low = max(logs[known].min(initial=math.inf), high - _DECADES)
+    level = np.zeros(added.shape, np.int64)
+    level[known] = np.rint(np.clip((logs[known] - low) / ((high - low) or 1.0), 0, 1) * (_LEVELS - 1)).astype(np.int64)
+    # The level decides between a pixel's events, the label only colours it.
+    ranked = np.where(added >= 0, level * _LABELS + labels[None] % _LABELS, -1)
+    ranked[~np.isfinite(added)] = -1
+    most = np.maximum.reduceat(ranked, starts, axis=1)
+    codes = np.where(most >= 0, 1 + _BROKEN + (most % _LABELS) * _LEVELS + most // _LABELS, 0)
+    codes[(most < 0) & np.logical_or.reduceat(~(grad < 0), starts, axis=1)] = _PRESENT
+    codes[np.logical_or.reduceat(~np.isfinite(added), starts, axis=1)] = _BROKEN
+    return codes.astype(np.uint8)
+
+
 def plain(numbers: Sequence[float] | np.ndarray) -> list[float | str | None]:
     """Numbers for JSON, which knows neither NaN nor infinity; whole ones without a needless point.
 
@@ -170,10 +205,8 @@ def plain(numbers: Sequence[float] | np.ndarray) -> list[float | str | None]:
 
 
 def _plain(x: float) -> float | str | None:
-    if math.isnan(x):
-        return "NaN"
-    if math.isinf(x):
-        return "Infinity" if x > 0 else "-Infinity"
+    if not math.isfinite(x):
+        return encoded(x)
     short = float(f"{x:.6g}")
     return int(short) if short == int(short) and abs(short) < 1e15 else short
 
@@ -209,10 +242,10 @@ def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
     return columns
 
 
-def _measured(events: Sequence[Event]) -> str:
+def _unmeasured(events: Sequence[Event]) -> str:
     """Which bars of saved bytes are missing because nobody measured: measuring a large graph each time would cost.
 
-    >>> _measured([Event(0, "backward", saved_before=8.0, saved_after=0.0), Event(1, "backward")])
+    >>> _unmeasured([Event(0, "backward", saved_before=8.0, saved_after=0.0), Event(1, "backward")])
     'Saved tensors were measured at 1 of 2 backwards.'
     """
     known = [not math.isnan(e.saved_before) for e in events if e.kind == "backward"]
@@ -234,7 +267,7 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
     }
     found: list[dict[str, Any]] = [
         {
-            "n": words.literal(p.name),
+            "n": literal(p.name),
             "s": words.shorten(p.name, 40),
             "d": list(p.shape),
         }
@@ -251,7 +284,7 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
         if p >= len(ledger.parameters):
             continue
         if words.is_signed(ledger, p):
-            row["r"] = plain(_reach(ledger, p))
+            row["r"] = plain(lifecycle.reach(ledger, ledger.fates, p))
         # What a rank's own part counts for, once it is averaged.
         ranks = {s.index: s.details.get("ranks", 1) for s in words.averaged(ledger, p)}
         if ranks:
@@ -280,7 +313,7 @@ def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:
     own = colors[0][2] if len(colors) == 1 else "var(--av-muted)"
     looks = [["added now", "new", own], ["already in .grad", "live", own], ["used by a step", "used", own]]
     rules = [
-        [words.literal(kind), f"rule.av-rule-{kind if kind in KINDS else 'other'}", style.KIND.get(kind, "#7f7f7f")]
+        [literal(kind), f"rule.av-rule-{kind if kind in KINDS else 'other'}", style.KIND.get(kind, "#7f7f7f")]
         for kind in kinds
         if kind != "backward"
     ]
@@ -291,21 +324,6 @@ def _norm(rows: np.ndarray) -> np.ndarray:
     """The norm of tensors put together, of those that are there."""
     whole: np.ndarray = np.sqrt((np.where(rows < 0, 0.0, rows) ** 2).sum(axis=0))
     return np.where((rows < 0).all(axis=0), -1.0, whole)
-
-
-def _reach(ledger: Ledger, p: int) -> list[float]:
-    """How far the contributions live in a signed parameter's `.grad`, stacked by sign, reach at any time."""
-    added, grad = (values[:, 0] for values in ledger.exact[p])
-    reach = [0.0, *grad[np.isfinite(grad)]]
-    born = np.flatnonzero((ledger.state[:, p] & CONTRIBUTED > 0) & np.isfinite(added))
-    erased = ledger.fates.erased[born, p]
-    for side in (-1, 1):
-        part = np.where(added[born] * side > 0, added[born], 0.0)
-        change = np.zeros(len(ledger) + 1)
-        np.add.at(change, born, part)
-        np.add.at(change, np.where(erased < 0, len(ledger), erased), -part)
-        reach += [*np.cumsum(change)[:-1]]
-    return [min(reach), max(reach)]
 
 
 def _cut(names: Sequence[str]) -> int:

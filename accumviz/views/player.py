@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from accumviz import given
-from accumviz.display import Displayed
 from accumviz.graph import Graph
 from accumviz.ledger import Ledger, Recorded, recorded
+from accumviz.nodes import in_order
+from accumviz.show import Displayed, check_page_name, literal, save_page
 from accumviz.views import style, words
-from accumviz.views.dot import lines_of, simplify
+from accumviz.views.graph import Card, cards_of, drawn, lines_of, numbers_from, place, simplify
+from accumviz.views.graphviz import LayoutError
 from accumviz.views.payload import encode, identity, ledger_data
-from accumviz.views.scene import scenes
 
-STATIC = Path(__file__).parent / "static"
-# On a page of its own, a player brings the two grounds that a book or a notebook has anyway.
-_PAGE = """
-:root { color-scheme: light dark; }
-@media print { :root { color-scheme: light; } }
-body { margin: 0 auto; padding: clamp(0.5rem, 2vw, 1.5rem); max-width: 84rem;
-  background: light-dark(#fff, #14181d); color: light-dark(#1f262d, #e6e9ec); }
-body .accumviz { --av-accent: light-dark(#0072b2, #6cb8e6); --av-ground: light-dark(#fff, #14181d);
-  --av-muted: light-dark(#5a6570, #a4afba); --av-line: light-dark(#d3dbe1, #38424c);
-  --av-surface: light-dark(#f3f5f7, #20262d); }
-h1 { font: 600 1rem system-ui, sans-serif; margin: 0 0 0.5rem; }
-"""
+# Laying out takes a tenth of a second each: more forms than these are counted, not drawn.
+_MOST_FORMS = 40
 
 
 class Player(Displayed):
@@ -45,14 +37,14 @@ class Player(Displayed):
         if self.ledger is not None:
             told, blob = ledger_data(self.ledger)
             data |= told | {"about": self.words[0]}
-        drawn = scenes(self.graphs)
+        found = scenes(self.graphs)
         at = data.get("e", {}).get("i")
         where = {event: i for i, event in enumerate(at)} if at else {event: event for event in self.graphs}
         data |= {
-            "layouts": drawn["layouts"],
-            "graphs": drawn["graphs"],
-            "of": {str(where[event]): i for event, i in drawn["of"].items() if event in where},
-            "undrawn": {str(where[event]): note for event, note in drawn["notes"].items() if event in where},
+            "layouts": found["layouts"],
+            "graphs": found["graphs"],
+            "of": {str(where[event]): i for event, i in found["of"].items() if event in where},
+            "undrawn": {str(where[event]): note for event, note in found["notes"].items() if event in where},
             "remark": self.note,
         }
         return data, blob
@@ -93,16 +85,16 @@ class Player(Displayed):
 
         Raises `ValueError` for a name that does not end in `.html`.
         """
-        save_alone(self, path, "accumviz player")
+        check_page_name(path)
+        save_page(path, "accumviz player", self.to_html())
 
     def live(self) -> Any:
         """The same view as a widget, whose moment (`.at`) Python can read and set.
 
         Raises `ImportError` when anywidget is not installed.
         """
-        from accumviz.views.widget import live_player
-
-        return live_player(self)
+        css, script = assets()
+        return widget(script, css, "player", encode(*self.content))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
@@ -162,23 +154,139 @@ def play(ledger: Ledger | Recorded | Graph | None, graph: Graph | Mapping[int, G
     return Player(ledger, {int(event): one for event, one in graph.items()})
 
 
-def save_alone(shown: Displayed, path: str | Path, title: str) -> None:
-    """Write a page of its own, with the two grounds that a book or a notebook has anyway."""
-    given.file("path", path)
-    if Path(path).suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"save({str(path)!r}); this is saved as a page: expected a name that ends in .html")
-    head = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_PAGE}</style></head>"
+def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
+    """One layout for all graphs of one form, since a loop builds the same one again.
+
+    `layouts`, `graphs` (which layout, and the numbers on its cards), and `of`: event -> graph.
+    What could not be drawn stands in `notes`, by event.
+    """
+    forms: dict[Any, list[tuple[list[int], Graph, list[Card]]]] = {}
+    shown: dict[Any, Graph] = {}
+    notes: dict[int, str] = {}
+    done: dict[int, list[int]] = {}  # one object given for many events is one graph
+    for event, graph in graphs.items():
+        if id(graph) in done:
+            done[id(graph)].append(event)
+            continue
+        small = simplify(graph)
+        if small is not graph:  # the engine's order names nodes that are folded now
+            small = replace(small, meta={k: v for k, v in small.meta.items() if k != "order"})
+        cards = cards_of(small)
+        form = _form(small, cards)
+        if form not in forms and len(forms) == _MOST_FORMS:
+            notes[event] = f"Not drawn: only {_MOST_FORMS} graphs of different form are."
+            continue
+        done[id(graph)] = [event]
+        forms.setdefault(form, []).append((done[id(graph)], small, cards))
+        shown.setdefault(form, small)
+    layouts: list[dict[str, Any]] = []
+    told: list[dict[str, Any]] = []
+    of: dict[int, int] = {}
+    for form, members in forms.items():
+        try:
+            layouts.append(_layout(shown[form], members))
+        except LayoutError as missing:
+            notes |= {event: str(missing) for events, _, _ in members for event in events}
+            continue
+        for events, graph, cards in members:
+            of |= dict.fromkeys(events, len(told))
+            numbers = [[text for _, text in card.numbers] for card in cards]
+            told.append({"l": len(layouts) - 1, "v": numbers, "order": order(graph)})
+    return {"layouts": layouts, "graphs": told, "of": of, "notes": notes}
+
+
+def order(graph: Graph) -> list[int]:
+    """The nodes in the order in which the engine ran them, when it was recorded, else in one it could have used."""
+    told = graph.meta.get("order")
+    if isinstance(told, (list, tuple)) and told and all(isinstance(i, int) and 0 <= i < len(graph) for i in told):
+        return list(dict.fromkeys(told))
+    return in_order(len(graph), ((edge.source, edge.target) for edge in graph.edges))
+
+
+def _form(graph: Graph, cards: list[Card]) -> Any:
+    """What two graphs must share to share a drawing: everything but the numbers."""
+    return (
+        tuple(
+            (c.title, c.shape, tuple(c.rows), tuple(label for label, _ in c.numbers), tuple(c.kinds), c.full)
+            for c in cards
+        ),
+        tuple((edge.source, edge.target) for edge in graph.edges),
+        graph.notes,
     )
-    Path(path).write_text(
-        f"{head}<body><main><h1>{title}</h1>{shown.to_html()}</main></body></html>", "utf-8", "replace"
-    )
+
+
+def _layout(graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]) -> dict[str, Any]:
+    cards = [max(same, key=lambda card: card.width) for same in zip(*(cards for _, _, cards in members), strict=True)]
+    width, height, placed, edges = place(graph, cards)
+    keeps = [node.saved_bytes > 0 for node in graph]
+    nodes = [
+        {
+            "b": [round(x - card.width / 2), round(y - card.height / 2), round(card.width), round(card.height)],
+            "t": card.title,
+            "n": [label for label, _ in card.numbers],
+            "y": numbers_from(card),
+            "k": card.kinds,
+            "m": list(_elements(card)),
+            "s": int(keeps[i]),
+            **({"leaf": literal(graph.nodes[i].name)} if graph.nodes[i].kind == "accumulate" else {}),
+            **({"in": literal(graph.nodes[i].module)} if graph.nodes[i].kind == "fold" else {}),
+        }
+        for i, (card, x, y) in enumerate(placed)
+    ]
+    return {
+        "w": round(width),
+        "h": round(height),
+        "n": nodes,
+        "e": [[source, target, curve, tip] for source, target, curve, tip in edges],
+        "notes": [literal(note) for note in graph.notes],
+    }
+
+
+def _elements(card: Card) -> Iterator[list[Any]]:
+    """What a card shows but for its numbers: elements as a player makes them, with their attributes and text."""
+    for name, look, at, parts in drawn(card):
+        text = "".join(part for _, part in parts)
+        # A player has one look for both rectangles, and for all texts of a row.
+        looks = look.replace("av-mono ", "").replace("av-box", "av-card").replace("av-behind", "av-card").split()
+        if name == "text" and not looks:
+            looks = ["av-quiet", *(["av-saves"] if text.startswith("saves") else [])]
+        yield [".".join([name, *looks]), {k: v for k, v in at.items() if v}, *([literal(text)] if text else [])]
+
+
+def assets() -> tuple[str, str]:
+    """The style sheet, with the names of accumviz's colours before, and the module, which explorers share."""
+    return style.CSS + style.static("player.css"), style.static("accumviz.js")
+
+
+def widget(script: str, css: str, kind: str, data: str, **more: Any) -> Any:
+    """A widget that carries this module and style sheet: what a page does without a kernel, with one that answers.
+
+    Raises `ImportError` when anywidget is not installed.
+    """
+    return _host(script, css)(kind=kind, data=data, **more)
 
 
 @cache
-def assets() -> tuple[str, str]:
-    """The style sheet, with the names of accumviz's colours before, and the module, which explorers share."""
-    sheet = (STATIC / "player.css").read_text("utf-8")
-    return style.CSS + sheet, (STATIC / "accumviz.js").read_text("utf-8")
+def _host(module: str, css: str) -> Any:
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as missing:
+        raise ImportError(
+            f"live() needs the package anywidget ({missing}): pip install anywidget. "
+            "What a notebook shows without live() needs nothing"
+        ) from missing
+
+    class Live(anywidget.AnyWidget):
+        """The state that page and kernel share."""
+
+        _esm, _css = module, css
+        kind = traitlets.Unicode().tag(sync=True)
+        data = traitlets.Unicode().tag(sync=True)
+        id = traitlets.Unicode().tag(sync=True)
+        live = traitlets.Bool(False).tag(sync=True)
+        at = traitlets.Dict().tag(sync=True)
+        ask = traitlets.Dict().tag(sync=True)
+        told = traitlets.Dict().tag(sync=True)
+
+    return Live

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from pathlib import Path
 
 # Okabe & Ito, "Color Universal Design" (2008): told apart with every common colour vision.
 CYCLE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -35,6 +37,12 @@ CSS = """
 }
 .accumviz code { font-family: %(mono)s; }
 """ % {"font": FONT, "mono": MONO}
+
+
+@cache
+def static(name: str) -> str:
+    """The text of a style sheet or a script that pages carry."""
+    return (Path(__file__).parent / "static" / name).read_text("utf-8")
 
 
 def label_colors(labels: tuple[str, ...] | list[str]) -> dict[str, str]:

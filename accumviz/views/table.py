@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Provenance
+from accumviz.show import literal
 from accumviz.views import style, words
 
 _MOST_ROWS, _MOST_PARAMETERS = 40, 6
@@ -84,7 +85,7 @@ def _head(ledger: Ledger, shown: Iterable[int]) -> str:
     for p in shown:
         parameter = ledger.parameters[p]
         name = html.escape(words.shorten(parameter.name, 32))
-        about = html.escape(f"{words.literal(parameter.name)}, shape {parameter.shape}")
+        about = html.escape(f"{literal(parameter.name)}, shape {parameter.shape}")
         names += (
             f'<th class="av-name av-n av-first" scope="colgroup" colspan="2" title="{about}">'
             f"<code><bdi>{name}</bdi></code></th>"
@@ -148,7 +149,7 @@ def _event(ledger: Ledger, event: Event, lost: dict[str, list[int]]) -> str:
 
 def _code(event: Event) -> str:
     line = f'<span class="av-quiet">{event.line}</span> ' if event.line else ""
-    full, short = words.literal(event.source.strip()), words.shorten(event.source.strip(), 44)
+    full, short = literal(event.source.strip()), words.shorten(event.source.strip(), 44)
     return f'{line}<code title="{html.escape(full)}">{html.escape(short)}</code>' if full else line
 
 
@@ -158,8 +159,8 @@ def _cells(ledger: Ledger, event: int, p: int, lost: list[int]) -> str:
     if lost:
         gone = ", ".join(words.value(ledger, b, p, "contribution") for b in lost[:2]) + (", …" if len(lost) > 2 else "")
         added += f'<span class="av-said">erased {html.escape(gone)}, unused</span>'
-    held = _plain(ledger, event, p, "grad") if state & PRESENT else '<span class="av-none">None</span>'
-    return f'<td class="av-n av-first">{added}</td><td class="av-n av-grad">{held}</td>'
+    grad = _plain(ledger, event, p, "grad") if state & PRESENT else '<span class="av-none">None</span>'
+    return f'<td class="av-n av-first">{added}</td><td class="av-n av-grad">{grad}</td>'
 
 
 def _plain(ledger: Ledger, event: int, p: int, of: str) -> str:

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from accumviz import given
-from accumviz.ledger import PRESENT, Event, Ledger, Parameter, Recorded, recorded
-from accumviz.views import heatmap, strips, style, words
-from accumviz.views.marks import Key, draw_heading, draw_legend, draw_rule, heading_height, legend_height
-from accumviz.views.sheet import INK, LINE, LIVE, MUTED, Sheet, ThemedFigure, text_width
-from accumviz.views.strips import Grid
+from accumviz.ledger import Event, Ledger, Parameter, Recorded, recorded
+from accumviz.views import heatmap, style, words
+from accumviz.views.figure import (
+    INK,
+    LINE,
+    LIVE,
+    MUTED,
+    Canvas,
+    Key,
+    ThemedFigure,
+    draw_heading,
+    draw_legend,
+    draw_rule,
+    heading_height,
+    legend_height,
+    text_width,
+)
+from accumviz.views.parts import Segment, extent, heights, present, segments, totals
 
 _MOST_LANES, _NARROWEST = 8, 27.0
-_ALONE = 23  # parts of one `.grad`; earlier ones are put together
 
 
 def timeline(
@@ -47,15 +59,15 @@ def timeline(
     ledger, width = recorded(ledger, "timeline"), given.above_zero("width", width, "CSS pixels")
     columns, chosen = _columns(ledger, parameters), _events(ledger, events)
     if not columns or not chosen:
-        sheet = Sheet(min(width, 420), 40)
+        canvas = Canvas(min(width, 420), 40)
         what = "no event" if not chosen else "no parameter"
-        sheet.text(12, 20, f"Nothing to show: this ledger has {what}.", color=MUTED)
+        canvas.text(12, 20, f"Nothing to show: this ledger has {what}.", color=MUTED)
     elif len(columns) <= _MOST_LANES and (width - _left(ledger, columns) - 24) / len(chosen) >= _NARROWEST:
-        sheet = _lanes(ledger, columns, chosen, width)
+        canvas = _lanes(ledger, columns, chosen, width)
     else:
-        sheet = heatmap.draw(ledger, columns, chosen, width)
-    sheet.figure.words = words.story(ledger, chosen, columns)
-    return sheet.figure
+        canvas = heatmap.draw(ledger, columns, chosen, width)
+    canvas.figure.words = words.story(ledger, chosen, columns)
+    return canvas.figure
 
 
 def _columns(ledger: Ledger, wanted: str | int | Iterable[str | int] | None) -> list[int]:
@@ -81,82 +93,9 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
         raise TypeError(said) from None
 
 
-class Segment(NamedTuple):
-    """A part of `.grad` after an event: which backward put it there, how much, and its state then.
-
-    `born` is -1 for what no recorded backward put there. Where very many are live, the early ones
-    are `together` backwards in one part, of which `born` is the last.
-    """
-
-    born: int
-    amount: float
-    new: bool
-    used: bool
-    together: int = 1
-
-
-def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list[Segment]]:
-    """Split `.grad` after each event into the contributions live in it.
-
-    Amounts are signed for a parameter of one recorded element, 2-norms else; what a clip or an
-    unscale did to the whole of `.grad` is applied to each part, and an all-reduce leaves each
-    rank its share of the average. Of many parts the last 23 stand alone; the early ones are put
-    together by label, sign and use.
-
-    >>> from accumviz.ledger import Parameter
-    >>> ledger = Ledger.build([Parameter("w", (1,))], [
-    ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
-    ...     dict(kind="clip", grad={"w": -1}),
-    ... ])
-    >>> [[part.amount for part in parts] for parts in segments(ledger, 0, [0, 1])]
-    [[-16.0], [-1.0]]
-    """
-    signed = words.is_signed(ledger, parameter)
-    if signed:
-        added, grad = (array[:, 0].astype(float) for array in ledger.exact[parameter])
-    else:
-        added, grad = (a[:, parameter].astype(float) for a in (ledger.contribution, ledger.grad))
-    factor = np.ones(len(ledger))
-    for event in ledger:
-        before = grad[event.index - 1] if event.index else np.nan
-        known = np.isfinite([before, grad[event.index]]).all() and before != 0 and grad[event.index] != 0
-        if event.kind in ("clip", "unscale") and known:
-            factor[event.index] = grad[event.index] / before
-    scale, consumed = np.cumprod(factor), ledger.fates.consumed[:, parameter]
-    averaged = words.averaged(ledger, parameter)
-    when, ranks = [s.index for s in averaged], np.array([s.details.get("ranks", 1) for s in averaged] + [1])
-    numbered = {label: i for i, label in enumerate(ledger.labels)}
-    labels = np.array([numbered.get(event.label, 0) for event in ledger], np.int64)
-    result = []
-    for e in events:
-        births = np.array(ledger.live(e, parameter), np.int64)
-        # What a rank's own contribution counts for, once it was averaged.
-        first = np.searchsorted(when, births, side="right")
-        among = np.where(first < np.searchsorted(when, e, side="right"), ranks[first], 1)
-        amounts = added[births] * (scale[e] / scale[births] / among)
-        used = (consumed[births] >= 0) & (consumed[births] <= e)
-        alone = len(births) - _ALONE if len(births) > _ALONE + 1 else 0
-        looks = 4 * labels[births[:alone]] + 2 * (amounts[:alone] > 0) + used[:alone]
-        parts = []
-        for look in np.unique(looks):
-            them = np.flatnonzero(looks == look)
-            parts.append(Segment(int(births[them[-1]]), float(amounts[them].sum()), False, bool(look & 1), them.size))
-        late = (column[alone:].tolist() for column in (births, amounts, used))
-        parts += [Segment(born, amount, born == e, spent) for born, amount, spent in zip(*late, strict=True)]
-        unseen = float(grad[e]) - sum(part.amount for part in parts) if signed and _present(ledger, e, parameter) else 0
-        if abs(unseen) > 1e-4 * max(abs(float(grad[e])), *(abs(part.amount) for part in parts), 0.0):
-            parts.insert(0, Segment(-1, unseen, False, False))
-        result.append(parts)
-    return result
-
-
-def _present(ledger: Ledger, event: int, parameter: int) -> bool:
-    return bool(ledger.state[event, parameter] & PRESENT)
-
-
 def _left(ledger: Ledger, columns: Sequence[int]) -> float:
     names = [words.shorten(ledger.parameters[p].name, 18) for p in columns]
-    return max(64.0, strips.left(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
+    return max(64.0, _beside(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
 
 
 def _foreign(event: Event, parameter: Parameter) -> bool:
@@ -166,16 +105,16 @@ def _foreign(event: Event, parameter: Parameter) -> bool:
     return event.kind == "step" and event.details.get("optimizer_index", 0) not in parameter.optimizers
 
 
-def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Sheet:
+def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Canvas:
     left = _left(ledger, columns)
     column = float(np.clip((width - left - 24) / len(events), _NARROWEST, 112))
     lane = _lane_height(ledger, columns, events)
     top = heading_height(ledger, events, column)
-    shown = strips.shown(ledger, events)
+    shown = _strips(ledger, events)
     total = max(left + column * len(events) + 24, 400.0)
     extents = _extents(ledger, columns, events)
     keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
-    grads = (grad for p in columns for grad in _grads(ledger, p)[events] if np.isfinite(grad))
+    grads = (grad for p in columns for grad in totals(ledger, p)[events] if np.isfinite(grad))
     if not all(_fitting(float(grad), column - 1, 11) for grad in grads):
         notes.append("Totals without room are left out here; they stand in the words below.")
     if any(
@@ -184,22 +123,22 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
         notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
     if len({reach for reach in extents.values() if any(reach)}) > 1:
         notes.append("Each lane has a scale of its own.")
-    bottom = top + lane * len(columns) + strips.STRIP * len(shown) + 12
-    sheet = Sheet(total, bottom + legend_height(keys, notes, total) + 6)
-    grid = Grid(left, top, column, lane, events)
+    bottom = top + lane * len(columns) + _STRIP * len(shown) + 12
+    canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 6)
+    grid = _Grid(left, top, column, lane, events)
     for i, e in enumerate(events):
         foreign = [p for p in columns if _foreign(ledger[e], ledger.parameters[p])]
         below = top + lane * len(columns)
-        draw_heading(sheet, ledger[e], grid.x(i), column, top=top, bottom=below, faint=bool(foreign))
+        draw_heading(canvas, ledger[e], grid.x(i), column, top=top, bottom=below, faint=bool(foreign))
         for row, p in enumerate(columns if foreign else []):
             y, alpha = top + lane * row, 0.25 if p in foreign else 1.0
-            draw_rule(sheet, ledger[e], grid.x(i), top=y, bottom=y + lane, alpha=alpha)
+            draw_rule(canvas, ledger[e], grid.x(i), top=y, bottom=y + lane, alpha=alpha)
     for row, p in enumerate(columns):
-        _lane(sheet, grid, ledger, row, p, extents[p])
+        _lane(canvas, grid, ledger, row, p, extents[p])
     for n, draw in enumerate(shown):
-        draw(sheet, grid, ledger, top + lane * len(columns) + strips.STRIP * n)
-    draw_legend(sheet, keys, notes, bottom)
-    return sheet
+        draw(canvas, grid, ledger, top + lane * len(columns) + _STRIP * n)
+    draw_legend(canvas, keys, notes, bottom)
+    return canvas
 
 
 class _Slot(NamedTuple):
@@ -218,36 +157,14 @@ class _Slot(NamedTuple):
         return self.x + self.bar / 2
 
 
-def _grads(ledger: Ledger, p: int) -> np.ndarray:
-    """`.grad` after each event: the number where it is one, the norm else."""
-    return (ledger.exact[p][1][:, 0] if words.is_signed(ledger, p) else ledger.grad[:, p]).astype(float)
-
-
-def _heights(stack: list[Segment], grad: float, signed: bool) -> list[float]:
-    """How tall each part is drawn. Norms do not add up, so parts of a tensor share the height of its `‖.grad‖`."""
-    amounts = [part.amount for part in stack]
-    whole = sum(amounts)
-    if signed or not np.isfinite(whole) or not np.isfinite(grad) or whole == 0:
-        return amounts
-    return [amount * grad / whole for amount in amounts]
-
-
-def _extent(stacks: list[list[float]], grads: np.ndarray) -> tuple[float, float]:
-    """How far bars and totals reach below and above zero."""
-    finite = [[amount for amount in stack if np.isfinite(amount)] for stack in stacks]
-    known = grads[np.isfinite(grads)].tolist()
-    low = min([0.0, *known, *(sum(a for a in amounts if a < 0) for amounts in finite)])
-    return low, max([0.0, *known, *(sum(a for a in amounts if a > 0) for amounts in finite)])
-
-
 def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float:
     """Tall enough to write a number into the smallest contribution, if that is not too tall."""
     base = 132.0 if len(columns) == 1 else 104.0 if len(columns) <= 3 else 84.0
     most, needed = base * 1.4, base
     for p in columns:
-        signed, stacks, grads = words.is_signed(ledger, p), segments(ledger, p, events), _grads(ledger, p)[events]
-        drawn = [_heights(stack, float(grad), signed) for stack, grad in zip(stacks, grads, strict=True)]
-        low, high = _extent(drawn, grads)
+        signed, stacks, grads = words.is_signed(ledger, p), segments(ledger, p, events), totals(ledger, p)[events]
+        drawn = [heights(stack, float(grad), signed) for stack, grad in zip(stacks, grads, strict=True)]
+        low, high = extent(drawn, grads)
         parts = (
             pair for stack, heights in zip(stacks, drawn, strict=True) for pair in zip(stack, heights, strict=True)
         )
@@ -262,21 +179,21 @@ def _extents(ledger: Ledger, columns: list[int], events: list[int]) -> dict[int,
     found: dict[int, tuple[float, float]] = {}
     same: dict[str, list[int]] = {}
     for p in columns:
-        signed, grads = words.is_signed(ledger, p), _grads(ledger, p)[events]
+        signed, grads = words.is_signed(ledger, p), totals(ledger, p)[events]
         stacks = zip(segments(ledger, p, events), grads, strict=True)
-        found[p] = _extent([_heights(stack, float(grad), signed) for stack, grad in stacks], grads)
+        found[p] = extent([heights(stack, float(grad), signed) for stack, grad in stacks], grads)
         same.setdefault(words.on_any_rank(ledger.parameters[p].name), []).append(p)
     for ranks in same.values():
-        reach = min(found[p][0] for p in ranks), max(found[p][1] for p in ranks)
-        found |= dict.fromkeys(ranks, reach)
+        both = min(found[p][0] for p in ranks), max(found[p][1] for p in ranks)
+        found |= dict.fromkeys(ranks, both)
     return found
 
 
-def _lane(sheet: Sheet, grid: Grid, ledger: Ledger, row: int, p: int, extent: tuple[float, float]) -> None:
+def _lane(canvas: Canvas, grid: _Grid, ledger: Ledger, row: int, p: int, reach: tuple[float, float]) -> None:
     parameter, top = ledger.parameters[p], grid.top + grid.lane * row
     signed, stacks = words.is_signed(ledger, p), segments(ledger, p, grid.events)
-    grads = _grads(ledger, p)[grid.events]
-    low, high = extent
+    grads = totals(ledger, p)[grid.events]
+    low, high = reach
     span = (high - low) or 1.0
     # Room for a total beyond the end of a bar, on the sides that have bars.
     over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)
@@ -284,31 +201,31 @@ def _lane(sheet: Sheet, grid: Grid, ledger: Ledger, row: int, p: int, extent: tu
     zero = top + over + 3 + high * scale
 
     end = grid.x(len(grid.events))
-    sheet.line([grid.left, end], [zero, zero], color=MUTED, width=0.9, z=1)
+    canvas.line([grid.left, end], [zero, zero], color=MUTED, width=0.9, z=1)
     if row:
-        sheet.line([10, end], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
+        canvas.line([10, end], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
     middle = top + grid.lane / 2
-    sheet.text(grid.left - 14, middle - 8, words.shorten(parameter.name, 18), points=12.5, mono=True, ha="right")
+    canvas.text(grid.left - 14, middle - 8, words.shorten(parameter.name, 18), points=12.5, mono=True, ha="right")
     what = "number" if signed else "norm ‖·‖"
-    sheet.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
+    canvas.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
 
     bar = min(grid.column * 0.66, 52.0)
     for i, (e, stack) in enumerate(zip(grid.events, stacks, strict=True)):
         slot = _Slot(grid.x(i) + (grid.column - bar) / 2, bar, grid.column, top, grid.lane, zero, scale)
         grad = float(grads[i])
-        if not _present(ledger, e, p):
-            _absent(sheet, slot, below=high == 0 and low < 0)
+        if not present(ledger, e, p):
+            _absent(canvas, slot, below=high == 0 and low < 0)
         elif not np.isfinite(grad) or any(not np.isfinite(s.amount) for s in stack):
-            _broken(sheet, slot, grad)
+            _broken(canvas, slot, grad)
         else:
             # Where columns are narrow, a total that did not change is not said twice.
-            quiet = grid.column < 52 and i > 0 and _present(ledger, e - 1, p) and grads[i - 1] == grad
-            _bar(sheet, ledger, slot, stack, _heights(stack, grad, signed), grad, quiet=quiet)
+            quiet = grid.column < 52 and i > 0 and present(ledger, e - 1, p) and grads[i - 1] == grad
+            _bar(canvas, ledger, slot, stack, heights(stack, grad, signed), grad, quiet=quiet)
         lost = ledger.unconsumed(e).get(parameter.name)
         if lost:
             told = "×" if grid.column < 80 else f"× {_lost(ledger, p, lost)}"
             at = middle + (18 if zero < middle else -18)
-            sheet.text(slot.middle, at, told, points=11, ha="center")
+            canvas.text(slot.middle, at, told, points=11, ha="center")
 
 
 def _lost(ledger: Ledger, p: int, births: list[int]) -> str:
@@ -316,24 +233,24 @@ def _lost(ledger: Ledger, p: int, births: list[int]) -> str:
     return told if 0 < len(told) <= 9 else words.counted(len(births), "part")
 
 
-def _absent(sheet: Sheet, at: _Slot, below: bool) -> None:
-    sheet.line([at.x, at.x + at.bar], [at.zero, at.zero], color=MUTED, width=2.2, dash=":", z=3)
+def _absent(canvas: Canvas, at: _Slot, below: bool) -> None:
+    canvas.line([at.x, at.x + at.bar], [at.zero, at.zero], color=MUTED, width=2.2, dash=":", z=3)
     text = "None" if at.room >= 36 else "∅"
     y = at.zero + (12 if below else -12)
-    sheet.text(at.middle, y, text, points=11.5, italic=True, color=MUTED, ha="center")
+    canvas.text(at.middle, y, text, points=11.5, italic=True, color=MUTED, ha="center")
 
 
-def _broken(sheet: Sheet, at: _Slot, grad: float) -> None:
+def _broken(canvas: Canvas, at: _Slot, grad: float) -> None:
     # Below the zero line where that stands so high that it would strike the number through.
     low = at.zero < at.top + 26
     box = (at.zero + 4, at.top + at.lane - 24 - at.zero - 4) if low else (at.top + 26, at.lane - 36)
-    sheet.box(at.x, box[0], at.bar, box[1], edge=INK, hatch="///", line=1.2, z=3)
+    canvas.box(at.x, box[0], at.bar, box[1], edge=INK, hatch="///", line=1.2, z=3)
     number = at.top + (at.lane - 12 if low else 14)
-    sheet.text(at.middle, number, style.number(grad), points=12, bold=True, ha="center")
+    canvas.text(at.middle, number, style.number(grad), points=12, bold=True, ha="center")
 
 
 def _bar(
-    sheet: Sheet, ledger: Ledger, at: _Slot, stack: list[Segment], heights: list[float], grad: float, *, quiet: bool
+    canvas: Canvas, ledger: Ledger, at: _Slot, stack: list[Segment], heights: list[float], grad: float, *, quiet: bool
 ) -> None:
     colors = style.label_colors(ledger.labels)
     net, ends = at.zero - grad * at.scale, {True: at.zero, False: at.zero}
@@ -344,22 +261,22 @@ def _bar(
         ends[up] += -height if up else height
         color = colors.get(ledger[part.born].label, MUTED) if part.born >= 0 else MUTED
         alpha, hatch = 1.0 if part.new else 0.0 if part.used else LIVE, "xx" if part.born < 0 else None
-        sheet.box(
+        canvas.box(
             at.x, y + 0.6, at.bar, max(height - 1.2, 0.8), fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch
         )
         told = _fitting(part.amount, at.bar - 3, 11) if part.together == 1 else ""
-        ink = _ink_on(color) if part.new else INK
+        ink = style.ink_on(color) if part.new else INK
         # A lone part is its own total, which stands at the end of the bar.
         if height >= 14 and told and part.born >= 0 and (part.new or len(stack) > 1):
-            sheet.text(at.middle, y + height / 2, told, points=11, ha="center", color=ink)
+            canvas.text(at.middle, y + height / 2, told, points=11, ha="center", color=ink)
     inside = ends[True] + 1 < net < ends[False] - 1
     # Parts that cancel leave the total inside the bar: there only its ends are marked, to spare the numbers.
     for x, to in [(at.x - 8, at.x), (at.x + at.bar, at.x + at.bar + 8)] if inside else [(at.x - 4, at.x + at.bar + 4)]:
-        sheet.line([x, to], [net, net], width=2.6, z=4)
+        canvas.line([x, to], [net, net], width=2.6, z=4)
     edge = max(ends[False], net) + 12 if grad < 0 else min(ends[True], net) - 11
     total = _fitting(grad, at.room - 1, 12 if at.room >= 44 else 11)
     if total and not quiet:
-        sheet.text(at.middle, edge, total, points=12 if at.room >= 44 else 11, bold=True, ha="center")
+        canvas.text(at.middle, edge, total, points=12 if at.room >= 44 else 11, bold=True, ha="center")
 
 
 def _fitting(amount: float, room: float, points: float) -> str:
@@ -369,11 +286,6 @@ def _fitting(amount: float, room: float, points: float) -> str:
         if text_width(told, points) <= room:
             return told
     return ""
-
-
-def _ink_on(color: str) -> str:
-    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
 
 
 def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
@@ -395,6 +307,99 @@ def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
         keys += [Key("erased before any step used it", INK, kind="cross")]
     if any(not np.isfinite(part.amount) for part in parts):
         keys += [Key("not finite", INK, 0.0, "///")]
-    if any(not _present(ledger, e, p) for e in events for p in columns):
+    if any(not present(ledger, e, p) for e in events for p in columns):
         keys += [Key("no .grad (None)", MUTED, kind="dots")]
-    return keys + strips.keys(ledger, events)
+    return keys + _strip_keys(ledger, events)
+
+
+_STRIP = 44.0
+
+
+class _Grid(NamedTuple):
+    """Where columns (events) and lanes (parameters) stand, in pixels."""
+
+    left: float
+    top: float
+    column: float
+    lane: float
+    events: list[int]
+
+    def x(self, position: int) -> float:
+        return self.left + position * self.column
+
+
+class _Strip(Protocol):
+    """Draws one strip, with its upper edge at `top`."""
+
+    def __call__(self, canvas: Canvas, grid: _Grid, ledger: Ledger, top: float) -> None: ...
+
+
+def _beside(ledger: Ledger) -> float:
+    """How many pixels the names of the strips take beside them."""
+    told = {_saved: "tensors", _allocated: "on device"}
+    return max([0.0, *(text_width(told[strip], 11.5) + 22 for strip in _strips(ledger, range(len(ledger))))])
+
+
+def _strips(ledger: Ledger, events: Sequence[int]) -> list[_Strip]:
+    """The strips for which something was measured, from the top."""
+    saved = any(np.isfinite(ledger[e].saved_before) for e in events)
+    allocated = any(np.isfinite(ledger[e].allocated) for e in events)
+    found: list[tuple[_Strip, bool]] = [(_saved, saved), (_allocated, allocated)]
+    return [strip for strip, measured in found if measured]
+
+
+def _strip_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
+    """What the legend says of them."""
+    found = [Key("bytes before → after backward", MUTED, 0.7)] if _saved in _strips(ledger, events) else []
+    if _allocated in _strips(ledger, events):
+        found.append(Key("bytes allocated after the event", MUTED, 0.4))
+    if any(np.isfinite(ledger[e].peak) for e in events):
+        found.append(Key("new maximum on the way", INK, kind="total"))
+    return found
+
+
+def _head(canvas: Canvas, grid: _Grid, top: float, upper: str, lower: str) -> None:
+    canvas.line([10, grid.x(len(grid.events))], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
+    canvas.text(grid.left - 14, top + 14, upper, points=11.5, ha="right")
+    canvas.text(grid.left - 14, top + 29, lower, points=11.5, ha="right")
+
+
+def _saved(canvas: Canvas, grid: _Grid, ledger: Ledger, top: float) -> None:
+    base = top + _STRIP - 4
+    _head(canvas, grid, top, "saved", "tensors")
+    most = max([1.0, *(ledger[e].saved_before for e in grid.events if np.isfinite(ledger[e].saved_before))])
+    bar = min(grid.column * 0.62, 52.0)
+    for i, e in enumerate(grid.events):
+        event = ledger[e]
+        if not np.isfinite(event.saved_before):
+            continue
+        x = grid.x(i) + (grid.column - bar) / 2
+        for bytes_, offset in ((event.saved_before, 0.0), (event.saved_after, bar / 2)):
+            height = (_STRIP - 24) * (bytes_ if np.isfinite(bytes_) else 0) / most
+            canvas.box(x + offset, base - height, bar / 2, height, fill=MUTED, alpha=0.55 if offset else 0.9)
+        canvas.line([x, x + bar], [base, base], color=MUTED, width=0.9)
+        told = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
+        if text_width(told, 11) <= grid.column - 4:
+            canvas.text(x + bar / 2, top + 10, told, points=11, ha="center")
+
+
+def _allocated(canvas: Canvas, grid: _Grid, ledger: Ledger, top: float) -> None:
+    base = top + _STRIP - 4
+    _head(canvas, grid, top, "allocated", "on device")
+    known = np.array([[ledger[e].allocated, ledger[e].peak] for e in grid.events])
+    most = max(float(np.nanmax(known)), 1.0)
+    bar = min(grid.column * 0.62, 52.0)
+    for i, (allocated, peak) in enumerate(known.tolist()):
+        if not np.isfinite(allocated):
+            continue
+        x = grid.x(i) + (grid.column - bar) / 2
+        height = (_STRIP - 24) * allocated / most
+        canvas.box(x, base - height, bar, height, fill=MUTED, alpha=0.4)
+        canvas.line([x, x + bar], [base, base], color=MUTED, width=0.9)
+        told = [style.size(allocated)]
+        if np.isfinite(peak):
+            level = base - (_STRIP - 24) * peak / most
+            canvas.line([x - 3, x + bar + 3], [level, level], width=1.6, z=4)
+            told.insert(0, f"{style.size(peak)}, {told[0]}")
+        fitting = next((one for one in told if text_width(one, 11) <= grid.column - 4), "")
+        canvas.text(x + bar / 2, top + 10, fitting, points=11, ha="center")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from accumviz.book.predict import predict, prediction_html
 from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views.explore import explore
 from accumviz.views.player import play
-from accumviz.views.predict import predict, prediction_html
 
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]

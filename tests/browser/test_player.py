@@ -14,8 +14,8 @@ import pytest
 from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views import words
+from accumviz.views.parts import segments
 from accumviz.views.player import Player, play
-from accumviz.views.timeline import segments
 from tests.toys import EVIL, ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]

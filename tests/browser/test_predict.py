@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from accumviz.book.predict import Prediction, _same, predict, prediction_html
 from accumviz.ledger import Ledger, Parameter
-from accumviz.views.predict import Prediction, _same, predict, prediction_html
 from accumviz.views.timeline import timeline
 
 Open = Callable[..., Any]

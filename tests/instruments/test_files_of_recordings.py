@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 import accumviz as av
-from accumviz import files
-from accumviz.files import LedgerFileError
+from accumviz.format import writer
+from accumviz.format.container import LedgerFileError
 from accumviz.instruments import buffer, callsite
 from accumviz.instruments.recording import Recording
 
@@ -66,7 +66,7 @@ def _no_descriptor_left() -> Iterator[None]:
         warnings.simplefilter("error", ResourceWarning)
         yield
         gc.collect()
-    assert not files._WRITTEN
+    assert not writer._WRITTEN
 
 
 class Loop:

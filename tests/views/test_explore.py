@@ -15,7 +15,7 @@ import pytest
 
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views import explore as module
-from accumviz.views import outcome, payload, widget
+from accumviz.views import outcome, payload
 from accumviz.views.explore import Explorer, explore
 from accumviz.views.player import assets
 
@@ -257,7 +257,7 @@ def test_a_widget_records_values_outside_the_grid_and_shows_what_they_raise() ->
             raise ValueError("three")
         return toy(k)
 
-    live: Any = widget.live_explorer(explore(experiment, k=[1, 2, 4], lr=[0.1]))
+    live: Any = explore(experiment, k=[1, 2, 4], lr=[0.1]).live()
     live.ask = {"choice": ["5", 0], "n": 1}
     assert live.told["choice"] == ["5", 0]
     assert json.loads(live.told["run"])["figures"][0] == ["backwards", "5"]
@@ -267,7 +267,7 @@ def test_a_widget_records_values_outside_the_grid_and_shows_what_they_raise() ->
 
 def test_a_widget_is_the_module_of_a_page_and_says_which_view_it_is() -> None:
     for live, kind in (
-        (widget.live_explorer(explore(toy, k=[1, 2])), "explorer"),
+        (explore(toy, k=[1, 2]).live(), "explorer"),
         (explore(toy, k=[1]).runs[0].player.live(), "player"),  # type: ignore[union-attr]
     ):
         assert live._esm == assets()[1]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import accumviz as av
-from accumviz import ledgerfile
 from accumviz.events import NUMBERS
+from accumviz.format import ledger as ledgerfile
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views import outcome, payload, words
 from accumviz.views.timeline import timeline

@@ -18,10 +18,9 @@ import pytest
 
 from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
-from accumviz.views import layout, payload
+from accumviz.views import graphviz, payload
 from accumviz.views.listing import listing
-from accumviz.views.player import Player, play
-from accumviz.views.scene import order, scenes
+from accumviz.views.player import Player, order, play, scenes
 from tests.toys import EVIL, ROWS, W, chain, large, toy
 
 
@@ -177,9 +176,9 @@ def test_one_graph_stands_for_all_backwards_and_says_so() -> None:
 
 def test_without_graphviz_the_player_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> str:
-        raise layout.LayoutError("install one: `pip install pygraphviz`")
+        raise graphviz.LayoutError("install one: `pip install pygraphviz`")
 
-    monkeypatch.setattr("accumviz.views.dot.graphviz", missing)
+    monkeypatch.setattr("accumviz.views.graph.graphviz", missing)
     data, _ = carried(play(toy(), {0: chain()}))
     assert "pip install pygraphviz" in data["undrawn"]["0"]
 

@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 import accumviz as av
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import heatmap, style
-from accumviz.views.sheet import ThemedFigure
-from accumviz.views.timeline import segments, timeline
+from accumviz.views.figure import ThemedFigure
+from accumviz.views.parts import segments
+from accumviz.views.timeline import timeline
 
 W = Parameter("w", (1,), optimizers=(0,))
 TOY: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""What was measured, and where: runs of a chapter's cells as data, and the files that keep those made on a GPU.
+"""What was measured, and where: a chapter's measurements as data, and the files that keep those made on a GPU.
 
 A recording is read as a stranger's file: plain JSON, every field checked, never pickle.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accumviz import given
-from accumviz.display import Displayed
+from accumviz.show import Displayed, decoded, encoded, save_page
 
 FORMAT = 1
 NAME = re.compile(r"([a-z0-9_]+)/([a-z0-9_]+)")
@@ -31,7 +31,7 @@ class RecordingFileError(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class Measurement:
     """Numbers measured in one go, and what they were measured on.
 
     `values` is `{label: number}`, `{row: {series: number}}` or `{row: {series: [numbers]}}`. `gpu`
@@ -66,7 +66,7 @@ class Run:
     def rows(self) -> dict[str, dict[str, list[float]]]:
         """The numbers in one form, whichever they were given in: rows of series of numbers.
 
-        >>> Run({"full batch": 2.0}).rows()
+        >>> Measurement({"full batch": 2.0}).rows()
         {'full batch': {'': [2.0]}}
         """
         table = {row: given if isinstance(given, Mapping) else {"": given} for row, given in self.values.items()}
@@ -88,19 +88,19 @@ class Measured(Displayed):
     """
 
     name: str
-    here: Run
-    recorded: Run | None = None
+    here: Measurement
+    recorded: Measurement | None = None
     unit: str = ""
     says: Callable[[Any], str] | None = None
 
     @property
-    def runs(self) -> dict[str, Run]:
+    def runs(self) -> dict[str, Measurement]:
         """The runs in the order in which they are shown: what was recorded on a GPU stands in front."""
         return {"this run": self.here} if self.recorded is None else {"recorded": self.recorded, "this run": self.here}
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained page that any browser opens."""
-        self.save_page(path, "Measured")
+        save_page(path, "Measured", self.to_html())
 
     def __repr__(self) -> str:
         lines = [f"Measured: {self.name}"]
@@ -115,10 +115,10 @@ class Measured(Displayed):
         return "\n".join(lines if self.recorded or self.here.gpu else [*lines, "  not recorded on a GPU yet"])
 
 
-def provenance(run: Run) -> list[str]:
+def provenance(run: Measurement) -> list[str]:
     """Where a run was made, part by part, as a chip says it.
 
-    >>> provenance(Run({}, torch="2.13.0", settings={"width": 64}))
+    >>> provenance(Measurement({}, torch="2.13.0", settings={"width": 64}))
     ['CPU', 'torch 2.13.0', 'width 64']
     """
     known = [("CUDA", run.cuda), ("torch", run.torch), ("", run.date), ("commit", run.commit[:7])]
@@ -192,7 +192,7 @@ def _number(value: Any, source: str) -> float:
         raise ValueError(f"{source} has {len(str(value))} digits; expected a number that a float can hold") from None
 
 
-def read(path: str | Path) -> dict[str, Run]:
+def read(path: str | Path) -> dict[str, Measurement]:
     """The runs in a file that `write` wrote, by name; none if there is no such file.
 
     Raises `RecordingFileError` for a file that is anything else.
@@ -225,7 +225,7 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"it holds a bare {text}, which is no JSON")
 
 
-def _run(name: str, given: Any) -> Run:
+def _run(name: str, given: Any) -> Measurement:
     if not re.fullmatch(r"[a-z0-9_]+", name) or not isinstance(given, dict):
         raise TypeError(f"the run {_shown(name)} is {_shown(given)}; expected an object under a plain name")
     unknown = [key for key in given if key not in (*_FIELDS, "settings", "values")]
@@ -241,10 +241,10 @@ def _run(name: str, given: Any) -> Run:
         settings = checked(settings, f"the settings of {name!r}")
     if not isinstance(settings, dict) or any(_table(value) for value in settings.values()):
         raise TypeError(f"the settings of {name!r} are {_shown(settings)}; expected {{name: number}}")
-    return Run(checked(_each(given.get("values"), _decoded), f"the run {name!r}"), **texts, settings=settings)
+    return Measurement(checked(_each(given.get("values"), decoded), f"the run {name!r}"), **texts, settings=settings)
 
 
-def write(path: str | Path, runs: Mapping[str, Run]) -> None:
+def write(path: str | Path, runs: Mapping[str, Measurement]) -> None:
     """Write runs to a file, all at once: whoever reads it meanwhile, or after a kill, finds the old one whole.
 
     Raises as `read` would if a run has no commit, say: nothing is written that could not be read.
@@ -254,7 +254,7 @@ def write(path: str | Path, runs: Mapping[str, Run]) -> None:
         name: {
             **{key: getattr(run, key) for key in _FIELDS},
             "settings": dict(run.settings),
-            "values": _each(run.values, _encoded),
+            "values": _each(run.values, _short),
         }
         for name, run in sorted(runs.items())
     }
@@ -279,15 +279,7 @@ def _each(values: Any, convert: Callable[[Any], Any]) -> Any:
     return [convert(x) for x in values] if isinstance(values, list | tuple) else convert(values)
 
 
-# JSON has neither of these three.
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def _encoded(value: float) -> float | str:
-    if math.isfinite(value):
-        return int(value) if value and float(value).is_integer() and abs(value) < 1 << 53 else value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _decoded(value: Any) -> Any:
-    return _WORDS.get(value, value) if isinstance(value, str) else value
+def _short(value: float) -> float | str:
+    """A number for JSON; a whole one without a needless point, but for 0, which may be negative."""
+    whole = value and float(value).is_integer() and abs(value) < 1 << 53
+    return int(value) if whole else encoded(value)

@@ -7,21 +7,18 @@ import hashlib
 import html
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from accumviz import given
-from accumviz.display import Displayed
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, ledger_of
-from accumviz.views import style, words
+from accumviz.show import Displayed, literal, marked, save_page
+from accumviz.views import style
 
 Value: TypeAlias = "float | bool | str | None"
 
-_STATIC = Path(__file__).with_name("static")
 _NO_NUMBER_NEAR_ZERO = 1e-9
 _REPRS = ("_repr_mimebundle_", "_repr_html_", "_repr_svg_")
 
@@ -43,14 +40,14 @@ class Prediction(Displayed):
     tolerance: float
 
     def __repr__(self) -> str:
-        lines = [f"Prediction: {words.literal(self.question)}"]
+        lines = [f"Prediction: {literal(self.question)}"]
         lines += [f"  - {_said(choice)}" for choice in self.choices]
-        lines += [f"  Hint: {words.literal(self.hint)}"] if self.hint else []
+        lines += [f"  Hint: {literal(self.hint)}"] if self.hint else []
         return "\n".join([*lines, "  (.answer is what was recorded)"])
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained page that asks, and remembers, without Python."""
-        self.save_page(path, "Prediction")
+        save_page(path, "Prediction", self.to_html())
 
 
 def predict(
@@ -228,7 +225,7 @@ def _same(said: Value, answer: Value, tolerance: float) -> bool:
 def _said(value: Value) -> str:
     if isinstance(value, bool):
         return "Yes" if value else "No"
-    return style.number(value) if isinstance(value, float) else words.literal(str(value))
+    return style.number(value) if isinstance(value, float) else literal(str(value))
 
 
 def prediction_html(prediction: Prediction) -> str:
@@ -240,30 +237,26 @@ def prediction_html(prediction: Prediction) -> str:
     True
     """
     p = prediction
-    offered = "".join(f"<li>{_marked(_said(choice))}</li>" for choice in p.choices)
-    hint = f'<details class="av-hint"><summary>Hint</summary><p>{_marked(p.hint)}</p></details>' if p.hint else ""
+    offered = "".join(f"<li>{marked(_said(choice))}</li>" for choice in p.choices)
+    hint = f'<details class="av-hint"><summary>Hint</summary><p>{marked(p.hint)}</p></details>' if p.hint else ""
     others = "".join(
-        f'<tr><th scope="row">{_marked(_said(value), veiled=True)}</th><td>{_marked(text, veiled=True)}</td></tr>'
+        f'<tr><th scope="row">{marked(_said(value), veiled=True)}</th><td>{marked(text, veiled=True)}</td></tr>'
         for value, text in p.because
     )
     if others:
         head = '<tr><th scope="col">Another answer</th><th scope="col">What lies behind it</th></tr>'
         others = f'<table class="av-others"><thead>{head}</thead><tbody>{others}</tbody></table>'
-    recorded = f"Recorded: <b>{_marked(_said(p.answer), veiled=True)}</b>"
-    recorded += f"<br>{_marked(p.why, veiled=True)}" if p.why else ""
+    recorded = f"Recorded: <b>{marked(_said(p.answer), veiled=True)}</b>"
+    recorded += f"<br>{marked(p.why, veiled=True)}" if p.why else ""
     figure = "" if p.reveal is None else f'<div class="av-shown">{_figure(p.reveal)}</div>'
+    css, script = style.static("predict.css"), style.static("predict.js")
     return (
-        f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><style>{style.CSS}{_static("predict.css")}'
-        f'</style><div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{_marked(p.question)}</p>'
+        f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><style>{style.CSS}{css}'
+        f'</style><div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{marked(p.question)}</p>'
         f'{f"<ul>{offered}</ul>" if offered else ""}{hint}<p class="av-space"></p></div>'
         f'<details class="av-reveal"><summary>Show me</summary><p class="av-recorded">{recorded}</p>{figure}{others}'
-        f'</details><script type="module">{_static("predict.js")}</script></div>'
+        f'</details><script type="module">{script}</script></div>'
     )
-
-
-@cache
-def _static(name: str) -> str:
-    return (_STATIC / name).read_text("utf-8")
 
 
 def _payload(p: Prediction) -> str:
@@ -282,17 +275,9 @@ def _payload(p: Prediction) -> str:
     return base64.b64encode(json.dumps(answer).encode()).decode()
 
 
-def _marked(text: str, *, veiled: bool = False) -> str:
-    """A text with `code` in backticks, as HTML; veiled, each character as a number that only browsers read."""
-    # Printable throughout, so that no character turns the direction of what follows.
-    parts = re.split(r"`([^`]+)`", words.literal(text))
-    write: Callable[[str], str] = (lambda part: "".join(f"&#{ord(c)};" for c in part)) if veiled else html.escape
-    return "".join(f"<code>{write(part)}</code>" if i % 2 else write(part) for i, part in enumerate(parts))
-
-
 def _figure(reveal: Any) -> str:
     if isinstance(reveal, str):
-        return f"<p>{_marked(reveal)}</p>"
+        return f"<p>{marked(reveal)}</p>"
     bundle: Any = {}
     if hasattr(reveal, "_repr_mimebundle_"):
         bundle = reveal._repr_mimebundle_()
@@ -301,7 +286,7 @@ def _figure(reveal: Any) -> str:
         shown = bundle.get(mime) or (getattr(reveal, method)() if hasattr(reveal, method) else None)
         if shown:
             return str(shown)
-    text = words.literal(bundle.get("text/plain", "")) or "a figure"
+    text = literal(bundle.get("text/plain", "")) or "a figure"
     if "image/png" in bundle:
         data = html.escape(str(bundle["image/png"]).strip())
         return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">'

@@ -23,8 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accumviz as av
-from accumviz import files, ledgerfile
-from accumviz.files import LedgerFileError, Writer
+from accumviz.format import container
+from accumviz.format import ledger as ledgerfile
+from accumviz.format import writer as writing
+from accumviz.format.container import LedgerFileError
+from accumviz.format.writer import Writer
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Events, Ledger, Parameter
 from tests.toys import chain
 
@@ -80,7 +83,7 @@ def body(header: dict[str, Any], raw: bytes = b"") -> bytes:
 
 
 def opening(**fields: Any) -> bytes:
-    return files.MAGIC + frame(body({"meta": {"format": 1, "kind": "ledger", **fields}, "arrays": []}))
+    return container.MAGIC + frame(body({"meta": {"format": 1, "kind": "ledger", **fields}, "arrays": []}))
 
 
 def test_a_ledger_comes_back_to_the_bit_with_nan_infinity_and_negative_zero(ledger: Ledger, path: Path) -> None:
@@ -198,7 +201,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
 def test_a_decompression_bomb_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_ROOM", 1 << 20)
+    monkeypatch.setattr(container, "_ROOM", 1 << 20)
     bomb = body({"meta": {"events": []}, "arrays": [["x", "|u1", [1 << 24]]]}, bytes(1 << 24))
     (tmp_path / "x.ledger").write_bytes(opening() + frame(bomb))
     with pytest.raises(LedgerFileError, match="contents are larger than"):
@@ -233,7 +236,7 @@ def test_a_hostile_header_is_refused_in_words(header: dict[str, Any], tmp_path: 
 def test_a_header_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
     for content in (b"[]", b"[" * 100_000, b"\xff\xfe", b"3"):
         packed = zlib.compress(struct.pack("<I", len(content)) + content)
-        (tmp_path / "x.ledger").write_bytes(files.MAGIC + frame(packed))
+        (tmp_path / "x.ledger").write_bytes(container.MAGIC + frame(packed))
         with pytest.raises(LedgerFileError):
             av.load(tmp_path / "x.ledger")
 
@@ -259,7 +262,7 @@ def test_arrays_that_would_need_pickle_are_not_written(tmp_path: Path) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_after_the_magic_are_refused_or_read_but_never_crash(tmp_path_factory: Any, tail: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.ledger"
-    for start in (files.MAGIC, opening()):
+    for start in (container.MAGIC, opening()):
         path.write_bytes(start + tail)
         with contextlib.suppress(LedgerFileError):
             av.load(path)
@@ -407,10 +410,10 @@ def test_a_second_writer_of_a_file_is_refused_and_the_first_is_unharmed(
         pass
 
 
-@pytest.mark.skipif(files.fcntl is None, reason="this system has no locks of files")
+@pytest.mark.skipif(writing.fcntl is None, reason="this system has no locks of files")
 def test_a_writer_of_another_process_is_refused_too(ledger: Ledger, tmp_path: Path) -> None:
     path = tmp_path / "x.ledger"
-    script = f"from accumviz.files import Writer; Writer({str(path)!r}, 'ledger', overwrite=True).open()"
+    script = f"from accumviz.format.writer import Writer; Writer({str(path)!r}, 'ledger', overwrite=True).open()"
     with Writer(path, "ledger") as first:
         first.append(ledgerfile.header(ledger))
         done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -462,7 +465,7 @@ def in_little_room(limit: int, path: Path) -> None:
 def test_a_full_disk_is_said_and_leaves_whole_chunks(tmp_path: Path) -> None:
     script = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        f"import pathlib, test_files; test_files.in_little_room(5000, pathlib.Path({str(tmp_path / 'x.ledger')!r}))"
+        f"import pathlib, test_format; test_format.in_little_room(5000, pathlib.Path({str(tmp_path / 'x.ledger')!r}))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     before, after, complete = done.stdout.split()
@@ -529,7 +532,7 @@ def test_nothing_is_appended_to_a_closed_file(tmp_path: Path) -> None:
 def test_what_compresses_a_thousandfold_is_written_so_that_it_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_ROOM", 1 << 20)
+    monkeypatch.setattr(container, "_ROOM", 1 << 20)
     monkeypatch.setattr(ledgerfile, "_CHUNK", 1 << 18)
     shape = (2_000, 1_000)
     names = tuple(Parameter(f"p{p}", (9,)) for p in range(shape[1]))

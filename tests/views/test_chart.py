@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from accumviz.measured import Measured, Run
+from accumviz.book.chart import amount, measured_html
+from accumviz.book.measurements import Measured, Measurement
 from accumviz.views import style
-from accumviz.views.measured import amount, measured_html
 
 MADE: dict[str, Any] = {"torch": "0.0.1", "cuda": "0.1", "date": "2026-01-02", "commit": "0123456789abcdef"}
 FLAT = {"full batch": 2e-6, "64 micro-batches": 8e-6}
@@ -39,13 +39,15 @@ def widths(html: str) -> dict[str, list[float]]:
 
 
 def test_without_a_recording_the_chip_says_so_beside_the_cpu_run() -> None:
-    html = measured_html(Measured("a/b", Run(FLAT, torch="0.0.1"), unit="s"))
+    html = measured_html(Measured("a/b", Measurement(FLAT, torch="0.0.1"), unit="s"))
     assert "this run: CPU · torch 0.0.1 not recorded on a GPU yet" in text(html)
     assert rows(html) == ["CPU × “full batch”", "full batch 2 µs 1", "64 micro-batches 8 µs 4"]
 
 
 def test_a_recording_stands_in_front_with_its_chip_and_a_measure_of_its_own() -> None:
-    html = measured_html(Measured("a/b", Run(FLAT), Run(TWICE, gpu="test device", **MADE, settings={"width": 64}), "s"))
+    html = measured_html(
+        Measured("a/b", Measurement(FLAT), Measurement(TWICE, gpu="test device", **MADE, settings={"width": 64}), "s")
+    )
     told = text(html)
     chip = "recorded: test device · CUDA 0.1 · torch 0.0.1 · 2026-01-02 · commit 0123456 · width 64"
     assert told.index(chip) < told.index("this run: CPU")
@@ -58,24 +60,26 @@ def test_a_recording_stands_in_front_with_its_chip_and_a_measure_of_its_own() ->
 
 
 def test_two_gpus_share_one_measure_so_that_their_bars_compare() -> None:
-    here = Run(FLAT, gpu="another test device")
-    html = measured_html(Measured("a/b", here, Run(TWICE, gpu="test device", **MADE), "s"))
+    here = Measurement(FLAT, gpu="another test device")
+    html = measured_html(Measured("a/b", here, Measurement(TWICE, gpu="test device", **MADE), "s"))
     recorded, this = (widths(html)[color] for color in style.CYCLE[:2])
     assert recorded == pytest.approx([2 * width for width in this], rel=0.01)
 
 
 def test_a_gpu_without_a_recording_is_not_called_unrecorded() -> None:
-    assert "not recorded" not in measured_html(Measured("a/b", Run(FLAT, gpu="test device")))
+    assert "not recorded" not in measured_html(Measured("a/b", Measurement(FLAT, gpu="test device")))
 
 
 def test_two_runs_on_one_kind_of_gpu_are_told_apart() -> None:
-    html = measured_html(Measured("a/b", Run(FLAT, gpu="test device"), Run(TWICE, gpu="test device", **MADE)))
+    html = measured_html(
+        Measured("a/b", Measurement(FLAT, gpu="test device"), Measurement(TWICE, gpu="test device", **MADE))
+    )
     assert rows(html)[0] == "recorded × “full batch” this run × “full batch”"
 
 
 def test_series_of_single_numbers_are_rows_of_their_row() -> None:
     values = {"`av.record`": {"handed over": 0.001, "done": 0.25}, "`item`": {"handed over": math.nan, "done": 2.0}}
-    html = measured_html(Measured("a/b", Run(values), unit="s"))
+    html = measured_html(Measured("a/b", Measurement(values), unit="s"))
     assert rows(html)[1:] == ["av.record handed over 1 ms", "done 250 ms", "item handed over –", "done 2 s"]
     assert "<code>av.record</code>" in html
     assert html.count('rowspan="2"') == 2
@@ -83,24 +87,24 @@ def test_series_of_single_numbers_are_rows_of_their_row() -> None:
 
 def test_a_series_that_no_run_has_is_no_row_and_is_named_below() -> None:
     values = {"detach": {"saved": 1024.0, "peak": math.nan}, "recompute": {"saved": 2048.0, "peak": math.nan}}
-    html = measured_html(Measured("a/b", Run(values), unit="bytes"))
+    html = measured_html(Measured("a/b", Measurement(values), unit="bytes"))
     assert rows(html)[1:] == ["detach saved 1 KiB", "recompute saved 2 KiB"]
     assert "Not measured on this device: peak." in text(html)
     there = {row: {"saved": 1024.0, "peak": 4096.0} for row in values}
-    html = measured_html(Measured("a/b", Run(values), Run(there, gpu="test device", **MADE), "bytes"))
+    html = measured_html(Measured("a/b", Measurement(values), Measurement(there, gpu="test device", **MADE), "bytes"))
     assert rows(html)[1:3] == ["detach saved 1 KiB", "peak 4 KiB"]
     assert rows(html)[-2:] == ["detach saved 1 KiB", "recompute saved 2 KiB"]
 
 
 def test_curves_say_their_measure_their_most_and_every_number_in_words() -> None:
-    html = measured_html(Measured("a/b", Run(CURVES), unit="bytes"))
+    html = measured_html(Measured("a/b", Measurement(CURVES), unit="bytes"))
     assert rows(html) == ["CPU 0 to 4 KiB, over 3 values saved, at most", "full batch 4 KiB", "micro-batches 2 KiB"]
     assert "this run, micro-batches, saved: 1 KiB, 2 KiB, –" in text(html)
     assert "Not measured on this device: allocated." in text(html)
 
 
 def test_a_level_is_as_high_as_its_number_and_a_gap_is_no_line() -> None:
-    html = measured_html(Measured("a/b", Run(CURVES), unit="bytes"))
+    html = measured_html(Measured("a/b", Measurement(CURVES), unit="bytes"))
     lines = re.findall(r'<polyline points="([^"]+)" fill="none" stroke="#', html)
     points = [[tuple(map(float, point.split(","))) for point in line.split()] for line in lines]
     assert [len(line) for line in points] == [2, 4]
@@ -115,7 +119,7 @@ def test_what_a_run_says_is_computed_from_its_own_values() -> None:
         return f"{values['64 micro-batches'] / values['full batch']:.0f} times"
 
     other = {"full batch": 1.0, "64 micro-batches": 9.0}
-    html = measured_html(Measured("a/b", Run(FLAT), Run(other, gpu="test device", **MADE), "s", says))
+    html = measured_html(Measured("a/b", Measurement(FLAT), Measurement(other, gpu="test device", **MADE), "s", says))
     assert "test device: 9 times CPU: 4 times" in text(html)
 
 
@@ -123,7 +127,7 @@ def test_a_hostile_recording_is_text() -> None:
     evil = '"><script>alert(1)</script>\u202e'
     made = {**MADE, "gpu": evil, "settings": {evil: 1.0}}
     html = measured_html(
-        Measured("a/b", Run({evil: {evil: [1.0, 2.0]}}), Run({evil: {evil: [1.0, 2.0]}}, **made), evil)
+        Measured("a/b", Measurement({evil: {evil: [1.0, 2.0]}}), Measurement({evil: {evil: [1.0, 2.0]}}, **made), evil)
     )
     assert "<script" not in html
     assert "\u202e" not in html
@@ -133,19 +137,19 @@ def test_a_hostile_recording_is_text() -> None:
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf, -math.inf, -1.0])
 def test_no_number_breaks_the_drawing(value: float) -> None:
     for values in ({"a": value, "b": value}, {"a": {"b": [value, value]}}):
-        for recorded in (None, Run(values, gpu="test device", **MADE)):
-            html = measured_html(Measured("a/b", Run(values), recorded, "s"))
+        for recorded in (None, Measurement(values, gpu="test device", **MADE)):
+            html = measured_html(Measured("a/b", Measurement(values), recorded, "s"))
             assert not re.search(r'(points|width|height)="[^"]*(nan|inf)', html)
             assert not re.search(r'width="-', html)
 
 
 def test_drawings_are_hidden_from_who_cannot_see_them_as_the_table_says_it_all() -> None:
-    html = measured_html(Measured("a/b", Run(CURVES), unit="bytes"))
+    html = measured_html(Measured("a/b", Measurement(CURVES), unit="bytes"))
     assert html.count("<svg") == html.count('aria-hidden="true"') > 0
 
 
 def test_every_colour_is_the_page_s_own_or_one_of_the_palette() -> None:
-    html = measured_html(Measured("a/b", Run(CURVES), Run(CURVES, gpu="test device", **MADE), "bytes"))
+    html = measured_html(Measured("a/b", Measurement(CURVES), Measurement(CURVES, gpu="test device", **MADE), "bytes"))
     drawn = set(re.findall(r'(?:fill|stroke)="([^"]+)"', html))
     assert drawn <= {"none", "currentColor", *style.CYCLE[:2]}
     page = html[html.index("</style>") :]
@@ -153,14 +157,14 @@ def test_every_colour_is_the_page_s_own_or_one_of_the_palette() -> None:
 
 
 def test_a_figure_is_saved_as_a_page(tmp_path: Path) -> None:
-    Measured("a/b", Run(FLAT), unit="s").save(tmp_path / "speed.html")
+    Measured("a/b", Measurement(FLAT), unit="s").save(tmp_path / "speed.html")
     page = (tmp_path / "speed.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert "not recorded on a GPU yet" in page
 
 
 def test_a_notebook_gets_html_and_a_text_that_says_the_same() -> None:
-    bundle = Measured("a/b", Run(FLAT), unit="s")._repr_mimebundle_()
+    bundle = Measured("a/b", Measurement(FLAT), unit="s")._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain"}
     assert "not recorded on a GPU yet" in bundle["text/plain"]
 

@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 import pytest
 
 from accumviz.graph import Edge, Graph, Node, Saved
-from accumviz.views import dot, graphcss, layout
+from accumviz.views import graph as drawing
+from accumviz.views import graphviz
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
@@ -68,13 +69,13 @@ class Tags(HTMLParser):
 
 
 def test_a_node_shows_operation_name_shape_saved_bytes_value_and_gradient() -> None:
-    shown = texts(dot.to_svg(chain()))
+    shown = texts(drawing.to_svg(chain()))
     for expected in ("temp2", "PowBackward0", "[4]", "saves 16 B self", "[4, 16, 36, 64]", "w", "−30", "scalar"):
         assert expected in shown
 
 
 def test_an_unknown_value_is_not_drawn_and_zero_is() -> None:
-    shown = texts(dot.to_svg(chain(value=None, grad=0.0)))
+    shown = texts(drawing.to_svg(chain(value=None, grad=0.0)))
     assert shown.count("value") == 2
     assert "0" in shown
 
@@ -82,69 +83,69 @@ def test_an_unknown_value_is_not_drawn_and_zero_is() -> None:
 def test_data_flows_down_so_the_leaf_stands_above_the_loss() -> None:
     tops = {
         "".join(g.find(f"{SVG}text").itertext()): float(g.find(f"{SVG}rect").get("y"))  # type: ignore[union-attr, arg-type]
-        for g in ET.fromstring(dot.to_svg(chain())).iter(f"{SVG}g")
+        for g in ET.fromstring(drawing.to_svg(chain())).iter(f"{SVG}g")
     }
     assert tops["w"] < tops["temp2"] < tops["loss"]
 
 
 def test_a_freed_node_is_hollow_and_says_so() -> None:
     graph = Graph((Node(0, "PowBackward0", alive=False),), (), (0,), {"notes": ["freed graph"]})
-    assert "av-freed" in dot.to_svg(graph)
-    assert "freed" in texts(dot.to_svg(graph))
-    assert "freed graph" in dot.graph_html(graph)
+    assert "av-freed" in drawing.to_svg(graph)
+    assert "freed" in texts(drawing.to_svg(graph))
+    assert "freed graph" in drawing.graph_html(graph)
 
 
 def test_nothing_in_the_drawing_is_black_or_white_or_has_an_id() -> None:
-    drawn = dot.graph_html(chain())
+    drawn = drawing.graph_html(chain())
     assert not re.search(r'(fill|stroke)="(black|white|#0{3,6}|#f{3,6})"', drawn)
     assert not re.search(r"\sid=", drawn)
 
 
 def test_hostile_names_stay_text_in_svg_html_and_dot() -> None:
     graph = hostile()
-    ET.fromstring(dot.to_svg(graph))
+    ET.fromstring(drawing.to_svg(graph))
     tags = Tags()
-    fragment = dot.graph_html(graph)
+    fragment = drawing.graph_html(graph)
     tags.feed(fragment)
     assert not tags.seen & {"script", "b", "onclick"}
     fragment.encode("utf-8")
     assert "\u202e" not in fragment
-    layout.graphviz(dot.to_dot(graph), "svg").encode("utf-8")
+    graphviz.graphviz(drawing.to_dot(graph), "svg").encode("utf-8")
 
 
 def test_a_quote_or_backslash_in_a_name_comes_out_of_graphviz_as_it_went_in() -> None:
-    drawn = layout.graphviz(dot.to_dot(Graph((Node(0, 'a"b\\nc &amp; \\N'),))), "svg")
+    drawn = graphviz.graphviz(drawing.to_dot(Graph((Node(0, 'a"b\\nc &amp; \\N'),))), "svg")
     (shown,) = texts(drawn)
     assert shown.replace("\xa0", " ") == 'a"b\\nc &amp; \\N'
 
 
 def test_a_long_name_is_shortened_in_the_box_and_whole_in_its_title() -> None:
-    drawn = dot.to_svg(Graph((Node(0, "AccumulateGrad", "a" * 300),), (), (0,)))
+    drawn = drawing.to_svg(Graph((Node(0, "AccumulateGrad", "a" * 300),), (), (0,)))
     assert "…" in texts(drawn)[0]
     assert "a" * 300 in drawn
     assert float(ET.fromstring(drawn).get("width") or 0) < 400
 
 
 def test_text_never_gets_smaller_than_eleven_pixels() -> None:
-    assert graphcss.SMALL * graphcss.SHRINK >= 11
-    assert f"min-width: calc(var(--av-width) * {graphcss.SHRINK})" in dot.to_svg(chain())
+    assert graphviz.SMALL * graphviz.SHRINK >= 11
+    assert f"min-width: calc(var(--av-width) * {graphviz.SHRINK})" in drawing.to_svg(chain())
 
 
 def test_the_same_content_stands_as_a_list_when_the_drawing_is_stripped() -> None:
-    left = re.sub(r"<svg.*?</svg>|<style.*?</style>", "", dot.graph_html(chain()), flags=re.DOTALL)
+    left = re.sub(r"<svg.*?</svg>|<style.*?</style>", "", drawing.graph_html(chain()), flags=re.DOTALL)
     items = re.findall(r"<li>(.*?)</li>", left)
     assert len(items) == 3
     assert "PowBackward0" in items[1] and "saves 16 B" in items[1] and "from 3" in items[1]
 
 
 def test_the_drawing_has_a_text_alternative_that_names_root_and_leaves() -> None:
-    svg = ET.fromstring(dot.to_svg(chain()))
+    svg = ET.fromstring(drawing.to_svg(chain()))
     assert svg.get("role") == "img"
     assert svg.get("aria-label") == "Autograd graph of loss (MeanBackward0): 3 nodes, from the leaves w"
 
 
 def test_the_legend_explains_only_what_is_drawn() -> None:
-    drawn = dot.graph_html(chain())
+    drawn = drawing.graph_html(chain())
     assert "leaf: adds to its .grad" in drawn and "data flows down" in drawn
     assert "freed by backward" not in drawn
 
@@ -157,30 +158,30 @@ def large(modules: bool) -> Graph:
 
 @pytest.mark.parametrize("modules", [True, False])
 def test_a_large_graph_is_folded_before_layout_and_says_so(modules: bool) -> None:
-    folded = dot.simplify(large(modules))
-    assert len(folded) <= dot.NODES_LIMIT
+    folded = drawing.simplify(large(modules))
+    assert len(folded) <= drawing.NODES_LIMIT
     assert sum(n.operations for n in folded) == 2000
     assert folded.notes[-1].startswith(f"2,000 nodes drawn as {len(folded)}")
-    assert "2,000 nodes drawn as" in dot.graph_html(large(modules))
+    assert "2,000 nodes drawn as" in drawing.graph_html(large(modules))
 
 
 def test_a_long_chain_is_drawn_as_one_run() -> None:
     nodes = tuple(Node(i, "AddBackward0") for i in range(5000))
-    assert len(dot.simplify(Graph(nodes, tuple(Edge(i, i + 1) for i in range(4999)), (0,)))) == 1
+    assert len(drawing.simplify(Graph(nodes, tuple(Edge(i, i + 1) for i in range(4999)), (0,)))) == 1
 
 
 def test_a_folded_cycle_is_drawn() -> None:
     graph = Graph((Node(0, "A", operations=3), Node(1, "B", operations=2)), (Edge(0, 1), Edge(1, 0)), (0,))
-    assert dot.to_svg(graph).count("av-tip") >= 2
+    assert drawing.to_svg(graph).count("av-tip") >= 2
 
 
 def test_no_layout_engine_is_an_error_that_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pygraphviz", None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(dot.LayoutError, match=r"pip install pygraphviz.*apt install graphviz"):
-        dot.to_svg(chain())
-    with pytest.raises(dot.LayoutError, match="pygraphviz"):
-        dot.svg_from_dot("digraph { a }")
+    with pytest.raises(graphviz.LayoutError, match=r"pip install pygraphviz.*apt install graphviz"):
+        drawing.to_svg(chain())
+    with pytest.raises(graphviz.LayoutError, match="pygraphviz"):
+        graphviz.svg_from_dot("digraph { a }")
 
 
 def test_without_a_layout_engine_a_notebook_still_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,20 +202,20 @@ def test_a_dot_on_the_path_draws_when_pygraphviz_is_missing(monkeypatch: pytest.
     path.chmod(0o755)
     monkeypatch.setitem(sys.modules, "pygraphviz", None)
     monkeypatch.setattr(shutil, "which", lambda _: str(path))
-    assert "temp2" in texts(dot.to_svg(chain()))
-    with pytest.raises(dot.LayoutError, match="`dot` could not draw this"):
-        dot.svg_from_dot("not dot at all {")
+    assert "temp2" in texts(drawing.to_svg(chain()))
+    with pytest.raises(graphviz.LayoutError, match="`dot` could not draw this"):
+        graphviz.svg_from_dot("not dot at all {")
 
 
 def test_source_that_is_not_dot_is_refused() -> None:
-    with pytest.raises(dot.LayoutError, match="could not draw"):
-        dot.svg_from_dot("not dot at all {")
+    with pytest.raises(graphviz.LayoutError, match="could not draw"):
+        graphviz.svg_from_dot("not dot at all {")
     with pytest.raises(TypeError, match="expected DOT text"):
-        dot.svg_from_dot(3)
+        graphviz.svg_from_dot(3)
 
 
 def test_a_foreign_drawing_follows_the_page_and_keeps_its_own_colours() -> None:
-    drawn = dot.svg_from_dot(
+    drawn = graphviz.svg_from_dot(
         'digraph { node [style=filled, fontname=monospace]; a [fillcolor=lightblue, label="<w>"]; a -> b }'
     )
     ET.fromstring(drawn.svg)
@@ -235,7 +236,7 @@ def test_a_graph_saves_itself_as_page_and_as_drawing(tmp_path: object) -> None:
 def test_folding_is_as_deep_as_gives_an_overview() -> None:
     nodes = [Node(i, "MulBackward0", module=f"layers.{i // 60}.{'abc'[i // 20 % 3]}") for i in range(1200)]
     graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(1199)), (0,))
-    assert len(dot.simplify(graph)) == 60
+    assert len(drawing.simplify(graph)) == 60
     twice = [Node(i, "MulBackward0", module=f"layers.{i // 60}.{'abc'[i // 20 % 3]}") for i in range(4800)]
     graph = Graph(tuple(twice), tuple(Edge(i, i + 1) for i in range(4799)), (0,))
-    assert len(dot.simplify(graph)) == 80
+    assert len(drawing.simplify(graph)) == 80

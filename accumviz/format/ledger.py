@@ -6,26 +6,22 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from accumviz.events import CODES, KINDS, NUMBERS, TABLES, Events, Gatherer, Parameter
-
-if TYPE_CHECKING:
-    from accumviz.files import Reader
-    from accumviz.ledger import Ledger
+from accumviz.events import CODES, KINDS, NUMBERS, TABLES, Arrays, Events, Gatherer, Parameter
+from accumviz.format.container import FORMAT, Reader, a_list, a_text, an_object, plain, whole
 
 # So many bytes of arrays in one chunk of a saved ledger: reading it holds two of them.
 _CHUNK = 4 << 20
 _MOST = 2**31 - 1
-_TODAY = 2
 # A ledger from before there were ranks, or a CUDA device, knows nothing of them.
 _LATER = ("rank", "unsharded_of")
 _ON_DEVICES = NUMBERS.index("allocated")
 
 
-def header(ledger: Ledger) -> dict[str, Any]:
+def header(ledger: Arrays) -> dict[str, Any]:
     """What a file says once: the parameters and where the recording was made."""
     return described(ledger.parameters, ledger.meta)
 
@@ -39,11 +35,11 @@ def described(parameters: Iterable[Parameter], meta: Mapping[str, Any]) -> dict[
     }
 
 
-def chunks(ledger: Ledger) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+def chunks(ledger: Arrays) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
     """The events and their arrays, in chunks of a few megabytes; the texts of the files with the first."""
     wide = 9 * len(ledger.parameters) + 16 * sum(a.shape[1] for a, _ in ledger.exact.values()) + 88
     step = max(1, _CHUNK // wide)
-    for start in range(0, len(ledger), step):
+    for start in range(0, len(ledger.events), step):
         where = slice(start, start + step)
         head, arrays = pack(
             ledger.columns.take(where),
@@ -53,11 +49,11 @@ def chunks(ledger: Ledger) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarra
             {p: (added[where], grad[where]) for p, (added, grad) in ledger.exact.items()},
         )
         yield head | ({} if start else {"sources": ledger.sources}), arrays
-    if not len(ledger) and ledger.sources:
+    if not len(ledger.events) and ledger.sources:
         yield {"sources": ledger.sources}, {}
 
 
-def chunk(ledger: Ledger) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def chunk(ledger: Arrays) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The events of a ledger and their arrays, as one chunk: what a recording appends."""
     head, arrays = pack(ledger.columns, ledger.contribution, ledger.grad, ledger.state, ledger.exact)
     return head | {"sources": ledger.sources}, arrays
@@ -99,7 +95,7 @@ class Parts:
     """Chunks from several places as one file: a recording's, on disk and in memory."""
 
     def __init__(self, *parts: Iterable[tuple[dict[str, Any], dict[str, np.ndarray]]]) -> None:
-        self.format, self.complete, self.end = _TODAY, True, dict[str, Any]()
+        self.format, self.complete, self.end = FORMAT, True, dict[str, Any]()
         # What reads chunks takes them apart.
         self._chunks = ((dict(head), dict(arrays)) for part in parts for head, arrays in part)
 
@@ -107,13 +103,11 @@ class Parts:
         return self._chunks
 
 
-def decode(reader: Reader | Parts) -> Ledger:
+def decode(reader: Reader | Parts) -> Arrays:
     """Put the chunks of a file together.
 
-    Raises ValueError, KeyError or TypeError for anything that `Ledger`, its queries and the views do not expect.
+    Raises ValueError, KeyError or TypeError for anything that a ledger, its queries and the views do not expect.
     """
-    from accumviz.ledger import Ledger
-
     first, _ = next(iter(reader), ({}, {}))
     if not first:
         raise ValueError("it ends before its parameters: nothing was recorded in it")
@@ -154,7 +148,7 @@ def decode(reader: Reader | Parts) -> Ledger:
         joined["numbers"].array((len(NUMBERS),), np.float64),
         {name: list(places) for name, places in gathered.places.items()},
     )
-    return Ledger(
+    return Arrays(
         parameters,
         events,
         joined["contribution"].array((wide,), np.float32),
@@ -208,7 +202,7 @@ def _codes(tables: dict[str, Any], arrays: dict[str, np.ndarray]) -> np.ndarray:
     for at, name in enumerate(CODES):
         column, low, high = codes[:, at], 0, _MOST
         if name in TABLES:
-            tables[name] = [_text(text) for text in _list(tables[name], name)]
+            tables[name] = [a_text(text) for text in a_list(tables[name], name)]
             high = len(tables[name]) - 1
         elif name == "rank":
             low = -1
@@ -246,17 +240,17 @@ def _from_first_format(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> N
     """Turn a chunk of format 1, with one JSON object for each event, into one of today, in place."""
     if "events" not in meta:
         return
-    rows = _list(meta["events"], "events")
+    rows = a_list(meta["events"], "events")
     for row in rows:
         if not isinstance(row, dict) or "kind" not in row or row.keys() - set(CODES):
             raise ValueError(f"an event is {str(row)[:100]}")
         if not all(isinstance(row.get(name, ""), str) for name in TABLES if name != "details"):
             raise ValueError("a text of an event is none")
-        if not _whole(row.get("line", 0)) or not (row.get("rank") is None or _whole(row["rank"])):
+        if not whole(row.get("line", 0)) or not (row.get("rank") is None or whole(row["rank"])):
             raise ValueError("a line or a rank of an event is no whole number")
     defaults: dict[str, Any] = {"line": 0, "rank": None, "details": {}}
     given = {name: [row.get(name, defaults.get(name, "")) for row in rows] for name in CODES}
-    given["details"] = [json.dumps(_plain(details, 0)) for details in given["details"]]
+    given["details"] = [json.dumps(plain(details, "details", dict)) for details in given["details"]]
     events = Events.of_columns(len(rows), **given)
     meta["tables"] = {name: list(events.tables[name]) for name in TABLES}
     arrays["codes"] = events.codes.T
@@ -275,7 +269,7 @@ def _exact(
     parameters: tuple[Parameter, ...], small: list[Any], columns: tuple[_Growing, _Growing], count: int
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """The elements of each parameter, cut out of those of all."""
-    if not all(_whole(p) and p < len(parameters) for p in _list(small, "exact")) or len(set(small)) < len(small):
+    if not all(whole(p) and p < len(parameters) for p in a_list(small, "exact")) or len(set(small)) < len(small):
         raise ValueError(f"exact is {str(small)[:100]}, expected indices of parameters")
     if not small:
         return {}
@@ -293,17 +287,17 @@ def _exact(
 
 def _parameters(rows: Any) -> tuple[Parameter, ...]:
     found = []
-    for row in _list(rows, "parameters"):
-        shape, optimizers, aliases = (_list(row[name], name) for name in ("shape", "optimizers", "aliases"))
-        if not all(_whole(n, 1 << 48) for n in shape) or len(shape) > 64 or math.prod(shape) > 1 << 48:
+    for row in a_list(rows, "parameters"):
+        shape, optimizers, aliases = (a_list(row[name], name) for name in ("shape", "optimizers", "aliases"))
+        if not all(whole(n, 1 << 48) for n in shape) or len(shape) > 64 or math.prod(shape) > 1 << 48:
             raise ValueError(f"a parameter's shape is {str(shape)[:100]}")
-        if not all(_whole(n) for n in optimizers):
+        if not all(whole(n) for n in optimizers):
             raise ValueError(f"a parameter's optimizers are {str(optimizers)[:100]}, expected whole numbers")
         rank = row.get("rank")
-        if not isinstance(row["requires_grad"], bool) or not (rank is None or _whole(rank)):
+        if not isinstance(row["requires_grad"], bool) or not (rank is None or whole(rank)):
             raise ValueError(f"a parameter is {str(row)[:100]}")
-        tuples = {"shape": tuple(shape), "optimizers": tuple(optimizers), "aliases": tuple(map(_text, aliases))}
-        texts = {k: _text(row.get(k, "")) for k in ("name", "dtype", "device", "group", "unsharded_of")}
+        tuples = {"shape": tuple(shape), "optimizers": tuple(optimizers), "aliases": tuple(map(a_text, aliases))}
+        texts = {k: a_text(row.get(k, "")) for k in ("name", "dtype", "device", "group", "unsharded_of")}
         found.append(Parameter(**{**row, **texts, **tuples}))
     names = {p.name for p in found} | {alias for p in found for alias in p.aliases} | {""}
     lost = {p.unsharded_of for p in found} - names
@@ -313,17 +307,17 @@ def _parameters(rows: Any) -> tuple[Parameter, ...]:
 
 
 def _sources(given: Any) -> dict[str, str]:
-    return {_text(file): _text(text) for file, text in _dict(given, "sources").items()}
+    return {a_text(file): a_text(text) for file, text in an_object(given, "sources").items()}
 
 
 def _meta(given: Any) -> dict[str, Any]:
     """What a recording says about itself: plain, and of the type that is known for some of it."""
     meta: dict[str, Any] = plain(given, "meta", dict)
     for name in ("notes", "optimizers"):
-        for text in _list(meta.get(name, []), name):
-            _text(text)
+        for text in a_list(meta.get(name, []), name):
+            a_text(text)
     for name in ("rank", "ranks"):
-        if name in meta and not _whole(meta[name]):
+        if name in meta and not whole(meta[name]):
             raise ValueError(f"{name} is {meta[name]!r}, expected a whole number")
     return meta
 
@@ -335,51 +329,8 @@ def _details(text: str) -> str:
     details = plain(json.loads(text), "details", dict)
     for name in ("optimizer_index", "ranks", "bytes"):
         known = details.get(name, 1)
-        if not _whole(known, 1 << 62) or (name != "bytes" and known > _MOST) or (name == "ranks" and not known):
+        if not whole(known, 1 << 62) or (name != "bytes" and known > _MOST) or (name == "ranks" and not known):
             raise ValueError(f"{name} is {str(known)[:100]}, expected a whole number")
     for name in ("lr", "parameters", "unmeasured"):
-        _list(details.get(name, []), name)
+        a_list(details.get(name, []), name)
     return text if text.isascii() and "\\u" not in text else json.dumps(details, separators=(",", ":"))
-
-
-def plain(value: Any, name: str, kind: type = list) -> Any:
-    """JSON that came from a file, if it is a list (or an object) and what is in it can be printed."""
-    return _plain(_list(value, name) if kind is list else _dict(value, name), 0)
-
-
-def _plain(value: Any, depth: int) -> Any:
-    """JSON as it is, if it is not deep and its texts and numbers can be printed."""
-    if depth > 16:
-        raise ValueError("lists within lists within lists")
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, dict):
-        return {_text(name): _plain(each, depth + 1) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each, depth + 1) for each in value]
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        raise ValueError("a number beyond 64 bits")
-    return value
-
-
-def _text(value: Any) -> str:
-    """A text that can be written anywhere: half a character, as in a file's name that is no UTF-8, becomes "?"."""
-    if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:100]!r} where a text was expected")
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
-
-
-def _whole(value: Any, most: int = _MOST) -> bool:
-    return type(value) is int and 0 <= value <= most
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{name} is {str(value)[:100]!r}, expected a list")
-    return value
-
-
-def _dict(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} is {str(value)[:100]!r}, expected an object")
-    return value

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from accumviz import given, measured
-from accumviz.measured import NAME, Measured, RecordingFileError, Run
+from accumviz import given
+from accumviz.book import measurements
+from accumviz.book.measurements import NAME, Measured, Measurement, RecordingFileError
 
 # `make recordings` sets these: the folder that takes the runs, and the commit they are made with.
 FOLDER, COMMIT = "ACCUMVIZ_RECORDINGS", "ACCUMVIZ_COMMIT"
@@ -61,12 +62,12 @@ def measure(
     if into and (missing := why_no_gpu()):
         raise RuntimeError(missing)
     passed = dict((cpu if device == "cpu" else cuda) or {})
-    values = measured.checked(f(device, **passed), f"what {getattr(f, '__name__', 'f')}({device!r}) returned")
-    here = Run(values, **_made(device), settings=passed)
+    values = measurements.checked(f(device, **passed), f"what {getattr(f, '__name__', 'f')}({device!r}) returned")
+    here = Measurement(values, **_made(device), settings=passed)
     if into:
         target = Path(into, path.name)
-        measured.write(target, {**measured.read(target), key: here})
-    recorded = None if into else measured.read(path).get(key)
+        measurements.write(target, {**measurements.read(target), key: here})
+    recorded = None if into else measurements.read(path).get(key)
     if recorded is not None:
         _compare(name, path, recorded, here, dict(cuda or {}))
     return Measured(name, here, recorded, unit, says)
@@ -102,7 +103,7 @@ def _made(device: str) -> dict[str, str]:
     return made
 
 
-def _compare(name: str, path: Path, recorded: Run, here: Run, settings: dict[str, float]) -> None:
+def _compare(name: str, path: Path, recorded: Measurement, here: Measurement, settings: dict[str, float]) -> None:
     """A recording of other rows, or made with other settings, is of a cell that has changed since."""
     for what, then, now in (
         ("rows", recorded.names(), here.names()),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from accumviz.ledgerfile import plain
-
-if TYPE_CHECKING:
-    from accumviz.files import Reader
-    from accumviz.graph import Graph, Saved
+from accumviz.format.container import Reader, plain
+from accumviz.nodes import Edge, Node, Saved
 
 
 class _Table:
@@ -27,34 +24,38 @@ class _Table:
 _COLUMNS = ("op", "name", "module", "shape", "dtype")
 
 
-def encode(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Turn a graph into one chunk: JSON with a table of distinct names, and columns of numbers."""
-    table = _Table()
-    nodes = [[table(getattr(n, c)) for c in _COLUMNS] + [n.alive, n.operations, n.parameters] for n in graph]
+Parts = tuple[tuple[Node, ...], tuple[Edge, ...], tuple[int, ...], dict[str, Any]]
+
+
+def encode(graph: Parts) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Turn a graph (nodes, edges, roots, meta) into one chunk: JSON with a table of names, and columns of numbers."""
+    (graph_nodes, edges, roots, meta), table = graph, _Table()
+    nodes = [[table(getattr(n, c)) for c in _COLUMNS] + [n.alive, n.operations, n.parameters] for n in graph_nodes]
     saved = [
         (n.id, table(s.attr), table(s.shape), table(s.dtype), s.bytes, s.storage, s.parameter)
-        for n in graph
+        for n in graph_nodes
         for s in n.saved
     ]
     numbers: dict[str, np.ndarray] = {}
     for what in ("value", "grad"):
-        known = [(n.id, np.asarray(getattr(n, what), "<f8")) for n in graph if getattr(n, what) is not None]
+        known = [(n.id, np.asarray(getattr(n, what), "<f8")) for n in graph_nodes if getattr(n, what) is not None]
         rows = [(i, table(array.shape), array.size) for i, array in known]
         numbers[f"{what}_at"] = np.array(rows, "<i4").reshape(-1, 3)
         numbers[what] = np.concatenate([np.zeros(0, "<f8"), *(array.ravel() for _, array in known)])
     arrays = {
         "nodes": np.array(nodes, "<i4").reshape(-1, len(_COLUMNS) + 3),
-        "edges": np.array([(e.source, e.target, e.input, e.output) for e in graph.edges], "<i4").reshape(-1, 4),
+        "edges": np.array([(e.source, e.target, e.input, e.output) for e in edges], "<i4").reshape(-1, 4),
         "saved": np.array(saved, "<i8").reshape(-1, 7),
         **numbers,
     }
-    return {"roots": list(graph.roots), "table": list(table.index), "meta": graph.meta}, arrays
+    return {"roots": list(roots), "table": list(table.index), "meta": meta}, arrays
 
 
-def decode(reader: Reader) -> Graph:
-    """Build the graph of a file; raises ValueError, KeyError, TypeError or IndexError when it does not fit together."""
-    from accumviz.graph import Edge, Graph, Node, Saved  # graph.py saves through this module
+def decode(reader: Reader) -> Parts:
+    """The nodes, edges, roots and meta of a file's graph.
 
+    Raises ValueError, KeyError, TypeError or IndexError when they do not fit together.
+    """
     chunks = list(reader)
     if len(chunks) != 1:
         raise ValueError(f"it holds {len(chunks)} graphs, expected one")
@@ -91,9 +92,8 @@ def decode(reader: Reader) -> Graph:
         made.append(
             Node(i, op, name, module, shape, dtype, kept_here, bool(alive), value, grad, operations, parameters)
         )
-    return Graph(
-        tuple(made), tuple(Edge(*row) for row in edges.tolist()), tuple(meta["roots"]), _meta(meta["meta"], count)
-    )
+    about = _meta(meta["meta"], count)
+    return tuple(made), tuple(Edge(*row) for row in edges.tolist()), tuple(meta["roots"]), about
 
 
 def _entry(thing: Any) -> Any:

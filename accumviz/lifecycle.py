@@ -1,15 +1,14 @@
-"""What became of each contribution: which event erased it, which steps consumed it; and so the windows."""
+"""What is live in `.grad`: which event erased each contribution, which steps consumed it, and so the windows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from accumviz.ledger import Event, Ledger
+from accumviz.events import CONTRIBUTED, PRESENT, Arrays, Event
 
 
 class Fates(NamedTuple):
@@ -99,10 +98,8 @@ class Window(NamedTuple):
     scale: float
 
 
-def fates(ledger: Ledger) -> Fates:
+def fates(ledger: Arrays) -> Fates:
     """See `Ledger.fates`."""
-    from accumviz.ledger import CONTRIBUTED, PRESENT
-
     shape = ledger.state.shape
     erased, consumed = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
     steps = np.zeros(shape, np.int32)
@@ -120,8 +117,8 @@ def fates(ledger: Ledger) -> Fates:
         ends = np.flatnonzero(gone[:, p] | (zeroed[parameter.rank] & (ledger.grad[:, p] == 0)))
         mine = owned[parameter.optimizers]
         after = np.searchsorted(ends, born, side="right")
-        end = np.where(after < ends.size, np.append(ends, 0)[after], len(ledger))
-        erased[born, p] = np.where(end < len(ledger), end, -1)
+        end = np.where(after < ends.size, np.append(ends, 0)[after], len(ledger.events))
+        erased[born, p] = np.where(end < len(ledger.events), end, -1)
         first = np.searchsorted(mine, born, side="right")
         # A closure's backward is used by the step around it, even when the closure zeroes again.
         until = np.searchsorted(mine, end, side="left")
@@ -133,25 +130,24 @@ def fates(ledger: Ledger) -> Fates:
     return Fates(erased, consumed, steps)
 
 
-def _zeroing(ledger: Ledger, rank: int | None) -> np.ndarray:
+def _zeroing(ledger: Arrays, rank: int | None) -> np.ndarray:
     kinds = ("zero_grad", "edit")
     return np.array([e.kind in kinds and (e.rank is None or e.rank == rank) for e in ledger.events], bool)
 
 
-def _scattered(ledger: Ledger, erased: np.ndarray) -> Iterator[tuple[int, np.ndarray, int, int]]:
+def _scattered(ledger: Arrays, erased: np.ndarray) -> Iterator[tuple[int, np.ndarray, int, int]]:
     """The reduce-scatters: event, the contributions that it took from an unsharded gradient, and the columns."""
-    from accumviz.ledger import CONTRIBUTED
-
     for whole, parameter in enumerate(ledger.parameters):
         if not parameter.unsharded_of:
             continue
-        shard = ledger.index(parameter.unsharded_of)
+        name = parameter.unsharded_of
+        shard = next(i for i, p in enumerate(ledger.parameters) if name == p.name or name in p.aliases)
         for sync in np.unique(erased[erased[:, whole] >= 0, whole]).tolist():
             if ledger.events[sync].kind == "sync" and ledger.state[sync, shard] & CONTRIBUTED:
                 yield sync, np.flatnonzero(erased[:, whole] == sync), whole, shard
 
 
-def _steps_of(ledger: Ledger, optimizers: tuple[int, ...]) -> np.ndarray:
+def _steps_of(ledger: Arrays, optimizers: tuple[int, ...]) -> np.ndarray:
     return np.array(
         [
             e.index
@@ -162,19 +158,19 @@ def _steps_of(ledger: Ledger, optimizers: tuple[int, ...]) -> np.ndarray:
     )
 
 
-def windows(ledger: Ledger) -> list[Window]:
+def windows(ledger: Arrays, fates: Fates) -> list[Window]:
     """See `Ledger.windows`."""
     steps: dict[int, list[Event]] = {}
-    for event in ledger.of("step"):
+    for event in (ledger.events[e] for e in np.flatnonzero(ledger.columns.where("kind", "step")).tolist()):
         if not event.skipped:
             steps.setdefault(event.details.get("optimizer_index", 0), []).append(event)
-    found = [window for optimizer, events in steps.items() for window in _windows_of(ledger, optimizer, events)]
+    found = [window for optimizer, events in steps.items() for window in _windows_of(ledger, fates, optimizer, events)]
     return sorted(found, key=lambda window: window.step)
 
 
-def _windows_of(ledger: Ledger, optimizer: int, steps: list[Event]) -> Iterator[Window]:
+def _windows_of(ledger: Arrays, fates: Fates, optimizer: int, steps: list[Event]) -> Iterator[Window]:
     """The windows of one optimizer: what enters and leaves from step to step, never all that stays."""
-    until = _until(ledger, optimizer)
+    until = _until(ledger, fates, optimizer)
     born = np.flatnonzero(until >= 0)
     until = until[born]
     leaving = np.argsort(until, kind="stable")
@@ -202,13 +198,11 @@ def _units(number: float) -> int:
     return above * (_ONE // below)
 
 
-def _until(ledger: Ledger, optimizer: int) -> np.ndarray:
+def _until(ledger: Arrays, fates: Fates, optimizer: int) -> np.ndarray:
     """Per event, before which event an optimizer's steps consume something of what it contributed; -1: never."""
-    from accumviz.ledger import CONTRIBUTED
-
-    fates, mine = ledger.fates, np.array([optimizer in p.optimizers for p in ledger.parameters], bool)
+    mine = np.array([optimizer in p.optimizers for p in ledger.parameters], bool)
     contributed = (ledger.state[:, mine] & CONTRIBUTED).astype(bool)
-    erased = np.where(fates.erased[:, mine] < 0, len(ledger), fates.erased[:, mine])
+    erased = np.where(fates.erased[:, mine] < 0, len(ledger.events), fates.erased[:, mine])
     # A step may consume what was erased before it: by its own closure, or by a reduce-scatter that hands it on.
     ends = np.where(contributed, np.maximum(erased, fates.consumed[:, mine] + 1), -1).max(axis=1, initial=-1)
     until: np.ndarray = ends.copy()
@@ -221,3 +215,124 @@ def _until(ledger: Ledger, optimizer: int) -> np.ndarray:
         until[births] = np.maximum(until[births], ends[sync])
     until[[sync for sync, _ in behind]] = -1
     return until
+
+
+def live(ledger: Arrays, fates: Fates, event: int, parameter: int) -> np.ndarray:
+    """The backwards whose contributions are in this parameter's `.grad` after the event, as indices of events."""
+    born = np.flatnonzero(ledger.state[: event + 1, parameter] & CONTRIBUTED)
+    erased = fates.erased[born, parameter]
+    found: np.ndarray = born[(erased < 0) | (erased > event)]
+    return found
+
+
+def used(fates: Fates, backwards: np.ndarray, event: int, parameter: int) -> np.ndarray:
+    """Which of these backwards' contributions a step had consumed by this event."""
+    consumed = fates.consumed[backwards, parameter]
+    found: np.ndarray = (consumed >= 0) & (consumed <= event)
+    return found
+
+
+def unconsumed(fates: Fates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every contribution that no step used: what erased it, its parameter and its backward, in this order."""
+    births, columns = np.nonzero((fates.erased >= 0) & (fates.steps == 0))
+    ends = fates.erased[births, columns]
+    order = np.lexsort((births, columns, ends))
+    return ends[order], columns[order], births[order]
+
+
+def running_sum(ledger: Arrays, fates: Fates, parameter: int, parts: np.ndarray) -> np.ndarray:
+    """The sum of the live ones among a parameter's contributions (`parts`, events × elements) after each event."""
+    total = np.zeros_like(parts)
+    born, ends = _lives(ledger, fates, parameter)
+    total[born] = parts[born]
+    # What is born between two ends is erased together, so that sums run from the first of them to its end.
+    ends, first = np.unique(ends, return_index=True)
+    for start, end in zip(born[first].tolist(), ends.tolist(), strict=True):
+        total[start:end] = np.cumsum(total[start:end], axis=0)
+    return total
+
+
+def reach(ledger: Arrays, fates: Fates, parameter: int) -> list[float]:
+    """How far the contributions live in a signed parameter's `.grad`, stacked by sign, reach at any time."""
+    added, grad = (values[:, 0] for values in ledger.exact[parameter])
+    found = [0.0, *grad[np.isfinite(grad)]]
+    born, ends = _lives(ledger, fates, parameter)
+    known = np.isfinite(added[born])
+    born, ends = born[known], ends[known]
+    for side in (-1, 1):
+        part = np.where(added[born] * side > 0, added[born], 0.0)
+        change = np.zeros(len(ledger.events) + 1)
+        np.add.at(change, born, part)
+        np.add.at(change, ends, -part)
+        found += [*np.cumsum(change)[:-1]]
+    return [min(found), max(found)]
+
+
+def _lives(ledger: Arrays, fates: Fates, parameter: int) -> tuple[np.ndarray, np.ndarray]:
+    """A parameter's contributions, and before which event each is gone."""
+    born = np.flatnonzero(ledger.state[:, parameter] & CONTRIBUTED)
+    erased = fates.erased[born, parameter]
+    return born, np.where(erased < 0, len(ledger.events), erased)
+
+
+# Runs count events from the last contribution in them, so that windows of one form are equal, and compress to nothing.
+_NEVER, _HANDED_ON = 0, -1
+
+
+def runs(
+    ledger: Arrays, fates: Fates, chosen: np.ndarray, added: np.ndarray, rows: Sequence[tuple[int, int]]
+) -> tuple[list[list[int]], list[int]]:
+    """Tell when the contributions of each row are erased and first consumed, in positions of the `chosen` events.
+
+    `added` holds rows × chosen events, below 0 where there is no contribution; a row is a range
+    of parameters, and what several of them receive is erased with the last and consumed with
+    the first of it. Returns lists of runs, and which of them each row has. A run is three
+    numbers: how many contributions share a fate, and how many events after the last of them they
+    are erased and consumed (0: never; consumed -1: never, but handed on by a collective).
+    """
+    state, consumed = ledger.state[chosen], _positions(fates.consumed[chosen], chosen)
+    erased, handed = _positions(fates.erased[chosen], chosen), _handed_on(ledger, fates, chosen)
+    told: list[list[int]] = []
+    found: dict[bytes, int] = {}
+    which = []
+    for row, (start, stop) in enumerate(rows):
+        born = np.flatnonzero(~(added[row] < 0))
+        if stop == start + 1:
+            ends, uses, passed = (array[born, start] for array in (erased, consumed, handed))
+        else:
+            there = (state[born, start:stop] & CONTRIBUTED).astype(bool)
+            ends = np.where(there, erased[born, start:stop], -1).max(axis=1, initial=-1)
+            uses = np.where(there, consumed[born, start:stop], len(chosen)).min(axis=1, initial=len(chosen))
+            passed = np.zeros(born.size, bool)
+        key = b"".join(array.tobytes() for array in (born, ends, uses, passed))
+        if key not in found:
+            found[key] = len(told)
+            told.append(_runs(born, ends, uses, passed, len(chosen)))
+        which.append(found[key])
+    return told, which
+
+
+def _positions(events: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Where in `chosen` an event has happened; their number, if it never has."""
+    return np.where(events < 0, len(chosen), np.searchsorted(chosen, events)).astype(np.int32)
+
+
+def _handed_on(ledger: Arrays, fates: Fates, chosen: np.ndarray) -> np.ndarray:
+    """The contributions that no step used because a collective took them elsewhere."""
+    erased = fates.erased[chosen]
+    by_sync = np.append(ledger.columns.where("kind", "sync"), False)[erased]  # -1 is the last
+    taken: np.ndarray = by_sync & (erased >= 0) & (fates.steps[chosen] == 0)
+    return taken
+
+
+def _runs(born: np.ndarray, ends: np.ndarray, uses: np.ndarray, passed: np.ndarray, never: int) -> list[int]:
+    if not born.size:
+        return []
+    changes = (np.diff(ends) != 0) | (np.diff(uses) != 0) | (np.diff(passed.astype(np.int8)) != 0)
+    last = np.append(np.flatnonzero(changes), born.size - 1)
+    counts = np.diff(last, prepend=-1)
+    erased = np.where(ends[last] == never, _NEVER, ends[last] - born[last])
+    consumed = np.where(uses[last] == never, _NEVER, uses[last] - born[last])
+    consumed[passed[last]] = _HANDED_ON
+    told: list[int] = np.stack([counts, erased, consumed], axis=1).ravel().tolist()
+    return told

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import math
-import re
 from collections.abc import Iterable
 from itertools import pairwise
 
-from accumviz.measured import Measured, Run, provenance
-from accumviz.views import style, words
+from accumviz.book.measurements import Measured, Measurement, provenance
+from accumviz.show import escape, marked
+from accumviz.views import style
+from accumviz.views.words import counted
 
 # The recorded run and this one keep their colours, whichever of them is there.
 _COLOR = {"recorded": style.CYCLE[0], "this run": style.CYCLE[1]}
@@ -61,7 +61,7 @@ def measured_html(measured: Measured) -> str:
 
     Runs made on GPUs share their bars and curves; a GPU and a CPU have tables, and a measure, of their own.
 
-    >>> "not recorded on a GPU yet" in measured_html(Measured("doc/example", Run({"full batch": 2.0})))
+    >>> "not recorded on a GPU yet" in measured_html(Measured("doc/example", Measurement({"full batch": 2.0})))
     True
     """
     runs = measured.runs
@@ -74,7 +74,7 @@ def measured_html(measured: Measured) -> str:
     )
 
 
-def _table(measured: Measured, runs: dict[str, Run]) -> str:
+def _table(measured: Measured, runs: dict[str, Measurement]) -> str:
     """One table for runs that share a measure."""
     labels = [label for label in _labels(measured.here) if label[1] in ("", *_seen(runs.values()))]
     head, cells = (_bars if measured.here.single else _curves)(measured, runs, labels)
@@ -98,15 +98,6 @@ def amount(value: float, unit: str) -> str:
     return f"{style.number(value * factor, 3)} {name}"
 
 
-def _safe(text: str) -> str:
-    return html.escape(words.literal(text))
-
-
-def _marked(text: str) -> str:
-    """A text with `code` in backticks, as HTML."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _safe(text))
-
-
 def _key(title: str) -> str:
     return (
         f'<svg class="av-key" aria-hidden="true" viewBox="0 0 1 1"><rect width="1" height="1" fill="{_COLOR[title]}"/>'
@@ -120,24 +111,24 @@ def _called(measured: Measured, title: str) -> str:
     return runs[title].device if len({run.device for run in runs.values()}) == len(runs) else title
 
 
-def _labels(run: Run) -> list[tuple[str, str]]:
+def _labels(run: Measurement) -> list[tuple[str, str]]:
     """What the rows of the table are: each number's own, or each curve's with all its series."""
     if not run.single:
         return [(row, "") for row in run.names()]
     return [(row, name) for row, names in run.names().items() for name in names]
 
 
-def _corner(run: Run) -> str:
+def _corner(run: Measurement) -> str:
     return "<td></td>" if run.flat or not run.single else "<td></td><td></td>"
 
 
 def _heads(label: tuple[str, str], labels: list[tuple[str, str]]) -> str:
     row, name = label
     if not name:
-        return f'<th scope="row">{_marked(row)}</th>'
+        return f'<th scope="row">{marked(row)}</th>'
     names = [series for other, series in labels if other == row]
-    first = f'<th scope="rowgroup" rowspan="{len(names)}">{_marked(row)}</th>' if name == names[0] else ""
-    return f'{first}<th class="av-quiet" scope="row">{_marked(name)}</th>'
+    first = f'<th scope="rowgroup" rowspan="{len(names)}">{marked(row)}</th>' if name == names[0] else ""
+    return f'{first}<th class="av-quiet" scope="row">{marked(name)}</th>'
 
 
 def _most(cells: Iterable[list[float]]) -> float:
@@ -145,7 +136,7 @@ def _most(cells: Iterable[list[float]]) -> float:
 
 
 def _bars(
-    measured: Measured, runs: dict[str, Run], labels: list[tuple[str, str]]
+    measured: Measured, runs: dict[str, Measurement], labels: list[tuple[str, str]]
 ) -> tuple[str, dict[tuple[str, str], str]]:
     """The columns of runs that share a measure: their numbers, and one bar for each."""
     head, body = "", dict.fromkeys(labels, "")
@@ -153,11 +144,11 @@ def _bars(
     most = _most(list(each.values()) for each in cells.values())
     against = measured.here.flat and len(labels) > 1
     for title in runs:
-        ratio = f'<th class="av-n" scope="col">× “{_marked(labels[0][0])}”</th>' if against else ""
-        head += f'<th class="av-n" scope="col">{_safe(_called(measured, title))}</th>{ratio}'
+        ratio = f'<th class="av-n" scope="col">× “{marked(labels[0][0])}”</th>' if against else ""
+        head += f'<th class="av-n" scope="col">{escape(_called(measured, title))}</th>{ratio}'
         for label in labels:
             value, first = cells[label][title], cells[labels[0]][title]
-            body[label] += f'<td class="av-n">{_safe(amount(value, measured.unit))}</td>'
+            body[label] += f'<td class="av-n">{escape(amount(value, measured.unit))}</td>'
             times = style.number(value / first, 3) if math.isfinite(first) and first else "–"
             body[label] += f'<td class="av-n av-quiet">{times}</td>' if against else ""
     for label in labels:
@@ -172,7 +163,7 @@ def _bars(
 
 
 def _curves(
-    measured: Measured, runs: dict[str, Run], labels: list[tuple[str, str]]
+    measured: Measured, runs: dict[str, Measurement], labels: list[tuple[str, str]]
 ) -> tuple[str, dict[tuple[str, str], str]]:
     """The columns of runs that share a measure: one drawing for each row, and how far each series goes."""
     series, titles = _seen(runs.values()), list(runs)
@@ -181,13 +172,13 @@ def _curves(
     lengths = {len(row[name]) for table in rows.values() for row in table.values() for name in series}
     # What stands for an axis: all rows of a table share it.
     axis = f"0 to {amount(most, measured.unit)}" + (
-        f", over {words.counted(lengths.pop(), 'value')}" if len(lengths) == 1 else ""
+        f", over {counted(lengths.pop(), 'value')}" if len(lengths) == 1 else ""
     )
-    called = _safe(" and ".join(_called(measured, title) for title in titles))
-    head, body = f'<th scope="col">{called}<span class="av-each">{_safe(axis)}</span></th>', {}
+    called = escape(" and ".join(_called(measured, title) for title in titles))
+    head, body = f'<th scope="col">{called}<span class="av-each">{escape(axis)}</span></th>', {}
     for i, name in enumerate(series):
         key = _svg(_level([1.0], 1.0, i, "currentColor", 18, 10), 10, 18)
-        head += f'<th class="av-n" scope="col">{key}{_marked(name)}, at most</th>'
+        head += f'<th class="av-n" scope="col">{key}{marked(name)}, at most</th>'
     for label in labels:
         cells = {title: rows[title][label[0]] for title in titles}
         drawn = f'<line x1="0" x2="{_WIDE}" y1="{_HIGH}" y2="{_HIGH}" stroke="currentColor" stroke-opacity="0.5"/>'
@@ -198,14 +189,14 @@ def _curves(
                 filled = title == titles[0]
                 drawn += _level(cells[title][name], most, i, _COLOR[title], _WIDE, _HIGH, filled=filled)
                 key = _key(title) if len(titles) > 1 else ""
-                most_here = _safe(amount(_highest(cells[title][name]), measured.unit))
+                most_here = escape(amount(_highest(cells[title][name]), measured.unit))
                 each += f'<span class="av-each">{key}{most_here}</span>'
             told += f'<td class="av-n">{each}</td>'
         body[label] = f"<td>{_svg(drawn, _HIGH, _WIDE)}</td>{told}"
     return head, body
 
 
-def _seen(runs: Iterable[Run]) -> list[str]:
+def _seen(runs: Iterable[Measurement]) -> list[str]:
     """The series of which something was measured, in any row."""
     found: dict[str, bool] = {}
     for run in runs:
@@ -255,7 +246,7 @@ def _svg(inside: str, high: float, wide: float) -> str:
 def _chips(measured: Measured) -> str:
     chips = ""
     for title, run in measured.runs.items():
-        told = " · ".join(map(_safe, provenance(run)))
+        told = " · ".join(map(escape, provenance(run)))
         chips += f'<li class="av-chip">{_key(title)}<b>{title}:</b> {told}</li>'
     if not any(run.gpu for run in measured.runs.values()):
         chips += f'<li class="av-chip av-yet">{_YET}</li>'
@@ -269,7 +260,7 @@ def _remarks(measured: Measured) -> str:
         said = [measured.says(run.values)] if measured.says else []
         said += [f"Not measured on this device: {', '.join(missing)}."] if missing else []
         if said:
-            told += f"<p><b>{_safe(_called(measured, title))}:</b> {_marked(' '.join(said))}</p>"
+            told += f"<p><b>{escape(_called(measured, title))}:</b> {marked(' '.join(said))}</p>"
     return told
 
 
@@ -284,5 +275,5 @@ def _in_words(measured: Measured) -> str:
                 cell = series[name]
                 told = ", ".join(amount(x, measured.unit) for x in cell[:_MOST_TOLD])
                 told += f", and {len(cell) - _MOST_TOLD} more" if len(cell) > _MOST_TOLD else ""
-                items += f"<li>{_safe(f'{title}, {row}, {name}: {told}')}</li>"
+                items += f"<li>{escape(f'{title}, {row}, {name}: {told}')}</li>"
     return f"<details><summary>In words</summary><ul>{items}</ul></details>"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accumviz import measured
-from accumviz.measured import Measured, RecordingFileError, Run
+from accumviz.book import measurements
+from accumviz.book.measurements import Measured, Measurement, RecordingFileError
 
 # No device has this name: nothing in a test may look as if it had been measured on a GPU.
 MADE: dict[str, Any] = {
@@ -40,15 +40,15 @@ def content(**changed: Any) -> dict[str, Any]:
 @given(values=forms)
 def test_every_number_survives_a_file(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
     path = tmp_path_factory.mktemp("runs") / "05_memory.json"
-    measured.write(path, {"peak": Run(measured.checked(values, "f"), **MADE)})
-    (back,) = measured.read(path).values()
-    assert repr(back.values) == repr(measured.checked(values, "f"))
+    measurements.write(path, {"peak": Measurement(measurements.checked(values, "f"), **MADE)})
+    (back,) = measurements.read(path).values()
+    assert repr(back.values) == repr(measurements.checked(values, "f"))
     assert [getattr(back, name) for name in MADE] == list(MADE.values())
     json.loads(path.read_text("utf-8"), parse_constant=pytest.fail)
 
 
 def test_a_file_that_is_not_there_holds_no_runs(tmp_path: Path) -> None:
-    assert measured.read(tmp_path / "none.json") == {}
+    assert measurements.read(tmp_path / "none.json") == {}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_strange_file_is_named_with_what_is_wrong_and_what_to_do(tmp_path: Pat
     path = tmp_path / "05_memory.json"
     path.write_bytes(text)
     with pytest.raises(RecordingFileError) as caught:
-        measured.read(path)
+        measurements.read(path)
     assert said in str(caught.value)
     assert "'05_memory.json'" in str(caught.value)
     assert "make recordings" in str(caught.value)
@@ -109,48 +109,52 @@ def test_a_strange_file_is_named_with_what_is_wrong_and_what_to_do(tmp_path: Pat
 def test_a_strange_run_is_named_with_what_is_wrong(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     path = tmp_path / "05_memory.json"
     path.write_text(json.dumps(content()))
-    assert list(measured.read(path)) == ["peak"]
+    assert list(measurements.read(path)) == ["peak"]
     path.write_text(json.dumps(content(**changed)))
     with pytest.raises(RecordingFileError) as caught:
-        measured.read(path)
+        measurements.read(path)
     assert said in str(caught.value)
 
 
 def test_a_folder_in_place_of_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(RecordingFileError, match=f"cannot open .*{tmp_path.name}"):
-        measured.read(tmp_path)
+        measurements.read(tmp_path)
 
 
 def test_what_could_not_be_read_is_not_written_and_the_old_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "05_memory.json"
-    measured.write(path, {"peak": Run({"a": 1.0}, **MADE)})
+    measurements.write(path, {"peak": Measurement({"a": 1.0}, **MADE)})
     before = path.read_bytes()
-    for bad in (Run({"a": 1.0}), Run({"a": 1.0}, **{**MADE, "commit": ""}), Run({"a": "b"}, **MADE)):
+    for bad in (
+        Measurement({"a": 1.0}),
+        Measurement({"a": 1.0}, **{**MADE, "commit": ""}),
+        Measurement({"a": "b"}, **MADE),
+    ):
         with pytest.raises((ValueError, TypeError)):
-            measured.write(path, {"peak": bad})
+            measurements.write(path, {"peak": bad})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_series_is_one_line_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "05_memory.json"
-    measured.write(path, {"peak": Run({"a [0]": {"b": [1.0, 2.5, math.nan]}}, **MADE)})
+    measurements.write(path, {"peak": Measurement({"a [0]": {"b": [1.0, 2.5, math.nan]}}, **MADE)})
     assert '"b": [ 1, 2.5, "NaN" ]' in path.read_text()
 
 
 def test_the_text_says_where_each_run_was_made_and_what_was_not_measured() -> None:
-    here = Run({"full batch": {"saved": [3.0, 7.0], "peak": [math.nan, math.nan]}}, torch="0.0.1")
+    here = Measurement({"full batch": {"saved": [3.0, 7.0], "peak": [math.nan, math.nan]}}, torch="0.0.1")
     alone = repr(Measured("05_memory/peak", here, unit="bytes"))
     assert "this run: CPU, torch 0.0.1" in alone
     assert "at most 7 bytes" in alone
     assert "not measured" in alone
     assert alone.endswith("not recorded on a GPU yet")
-    both = repr(Measured("05_memory/peak", here, Run(here.values, **MADE)))
+    both = repr(Measured("05_memory/peak", here, Measurement(here.values, **MADE)))
     assert both.index("recorded: test device, CUDA 0.1") < both.index("this run: CPU")
     assert "not recorded" not in both
 
 
 def test_a_recorded_run_stands_in_front() -> None:
-    here, there = Run({"a": 1.0}), Run({"a": 2.0}, **MADE)
+    here, there = Measurement({"a": 1.0}), Measurement({"a": 2.0}, **MADE)
     assert list(Measured("a/b", here).runs.values()) == [here]
     assert list(Measured("a/b", here, there).runs.values()) == [there, here]

@@ -1,52 +1,25 @@
-"""Append-only, versioned files for ledgers and graphs: JSON and raw numbers, never pickle, safe to open.
-
-A file is a magic line and then chunks. A chunk is its length, its CRC-32 and a zlib-compressed
-body: one JSON header and the bytes of its arrays. A killed process loses at most the chunk it
-was writing.
-
-Opening a file takes at most 256 MiB and 128 times its size, whatever it claims: a chunk is
-refused before it is inflated further, and its JSON before it is parsed. The writer keeps to
-that bound: what compresses better is padded.
-"""
+"""Writes the chunks of a file as they come, beside whoever else may want to write there."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import stat
-import struct
 import tempfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+
+from accumviz.format.container import FORMAT, MAGIC, LedgerFileError, Reader, frame
 
 try:
     import fcntl
 except ImportError:  # Windows: there, writers of one process know of each other, those of several do not
     fcntl = None  # type: ignore[assignment]
-
-MAGIC = b"accumviz\n"
-FORMAT = 2
-_FRAME = struct.Struct("<II")
-_HEAD = struct.Struct("<I")
-# Plain numbers only: an object array is how a hostile file would smuggle code in.
-_DTYPES = ("<f4", "<f8", "|u1", "<i4", "<i8")
-# What the contents of a file may take: so much, and so many times its size. Half of what the module's
-# text says, because an array and the bytes it is made from are there together.
-_ROOM, _RATIO = 128 << 20, 64
-# A graph's arrays become objects, which are so many times larger.
-_WEIGHTS = {"graph": 24}
-_PIECE = 1 << 18
-
-
-class LedgerFileError(ValueError):
-    """A file that cannot be read as a ledger or a graph; the message says why and what to do."""
 
 
 class Writer:
@@ -134,7 +107,7 @@ class Writer:
 
     def _replace(self) -> None:
         """Begin a file beside the one that is there, and put it in its place."""
-        with _held(self._target, self.path):
+        with _locked(self._target, self.path):
             if os.name == "nt" and not self.whole:  # there, an open file cannot be moved
                 self._target.unlink()
                 self._begin(_create(self._target))
@@ -197,11 +170,8 @@ class Writer:
         return Reader(self._target, repair=True)
 
     def _pack(self, meta: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> bytes:
-        body, weight = _pack(meta, arrays or {}, _WEIGHTS.get(self.kind, 1))
-        self._weight += weight
-        # What is so regular that the reader would take it for a bomb is given the size that it may have.
-        body = body.ljust((self._weight - _ROOM) // _RATIO + len(MAGIC) + 1 - self.size, b"\0")
-        return _FRAME.pack(len(body), zlib.crc32(body)) + body
+        framed, self._weight = frame(meta, arrays or {}, self.kind, self._weight, self.size)
+        return framed
 
     def _write(self, data: bytes) -> None:
         descriptor = self._file
@@ -338,7 +308,7 @@ def _refusal(path: Path, target: Path) -> str:
 
 
 @contextlib.contextmanager
-def _held(target: Path, path: Path) -> Iterator[None]:
+def _locked(target: Path, path: Path) -> Iterator[None]:
     """Keep other writers off the file that is about to be replaced."""
     if target in _WRITTEN:
         raise FileExistsError(_refusal(path, target))
@@ -358,253 +328,3 @@ def _held(target: Path, path: Path) -> Iterator[None]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
-
-
-class Reader:
-    """The chunks of a file written by `Writer`, one at a time, each a header and its arrays.
-
-    `kind` is there at once. After the last chunk `complete` says whether the file was closed
-    properly, and `end` what was said then: a file that ends in the middle of a chunk (its process
-    was killed) gives what was written before. Raises `LedgerFileError` for a foreign, newer or corrupt file;
-    with `repair` a corrupt file gives the chunks before the damage.
-    """
-
-    def __init__(
-        self, path: str | Path, *, repair: bool = False, descriptor: int | None = None, size: int | None = None
-    ) -> None:
-        self.path, self.repair = Path(path), repair
-        self._descriptor, self._size = descriptor, size
-        self.complete = False
-        self.end: dict[str, Any] = {}
-        self.format = 0
-        self.kind = ""
-        self._chunks = self._read()
-        # The first chunk says what the file is.
-        next(self._chunks)
-
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-        return self._chunks
-
-    def _read(self) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-        try:
-            with self.path.open("rb") if self._descriptor is None else _Open(self._descriptor) as file:
-                yield from self._read_from(file)
-        except OSError as error:
-            raise LedgerFileError(f"cannot open {str(self.path)!r}: {error.strerror or error}") from error
-        except MemoryError as error:
-            raise LedgerFileError(f"{self.path.name!r} needs more memory than there is") from error
-
-    def _read_from(self, file: BinaryIO | _Open) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise LedgerFileError(f"{self.path.name!r} is not a file")
-        # Of a file that is open, what was written when it was asked for: another process may write on.
-        size = about.st_size if self._size is None else min(self._size, about.st_size)
-        magic = file.read(max(len(MAGIC), 12))
-        if magic[: len(MAGIC)] != MAGIC:
-            shown = "it is empty" if not magic else f"it starts with {magic[:12]!r}"
-            raise LedgerFileError(
-                f"{self.path.name!r} is not an accumviz file ({shown}, expected {MAGIC!r}); "
-                "pass a file written by ledger.save(...), graph.save(...) or record(..., path=...)"
-            )
-        position, number, room = len(MAGIC), 0, _Room(_ROOM)
-        while position + _FRAME.size <= size:
-            file.seek(position)
-            frame = file.read(_FRAME.size)
-            if len(frame) < _FRAME.size:
-                break
-            length, checksum = _FRAME.unpack(frame)
-            if position + _FRAME.size + length > size:
-                break
-            body = file.read(length)
-            if len(body) < length:
-                break
-            try:
-                if zlib.crc32(body) != checksum:
-                    raise ValueError("its checksum does not match")
-                # By what was read so far, so that nothing is inflated on the word of what is still to come.
-                room.grow(_RATIO * (_FRAME.size + length))
-                meta, arrays = _unpack(body, room, _WEIGHTS.get(self.kind, 1))
-            except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error, zlib.error) as error:
-                if self.repair and number:
-                    return
-                raise LedgerFileError(
-                    f"{self.path.name!r} is damaged at byte {position} (chunk {number}: {error}); "
-                    f"av.load(path, repair=True) reads the {max(number - 1, 0)} chunks before it"
-                ) from error
-            position += _FRAME.size + length
-            # What was written after the closing mark was not written by a recording.
-            self.complete = False
-            if number == 0:
-                self._begin(meta)
-                yield {}, {}
-            elif "end" in meta:
-                self.end = dict(meta["end"]) if isinstance(meta["end"], dict) else {}
-                self.complete = self.end.pop("complete", True) is True
-            else:
-                del body
-                yield meta, arrays
-            number += 1
-        if number == 0:
-            raise LedgerFileError(f"{self.path.name!r} ends before its first chunk: nothing was recorded in it")
-
-    def _begin(self, meta: dict[str, Any]) -> None:
-        found, kind, name = meta.get("format"), meta.get("kind"), self.path.name
-        if type(found) is not int or not isinstance(kind, str):
-            raise LedgerFileError(f"{name!r} has no format number: it is not a whole accumviz file")
-        if found > FORMAT:
-            raise LedgerFileError(
-                f"{name!r} has format {found}, this accumviz reads up to {FORMAT}: "
-                "update it (pip install -U accumviz) or save the file again with the older version"
-            )
-        self.format, self.kind = found, kind
-
-
-class _Open:
-    """Reads a file that is open elsewhere, and leaves its place in it alone."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._at = descriptor, 0
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def seek(self, at: int) -> None:
-        self._at = at
-
-    def read(self, size: int) -> bytes:
-        if hasattr(os, "pread"):
-            found = os.pread(self._descriptor, size, self._at)
-        else:
-            os.lseek(self._descriptor, self._at, os.SEEK_SET)
-            found = os.read(self._descriptor, size)
-            os.lseek(self._descriptor, 0, os.SEEK_END)
-        self._at += len(found)
-        return found
-
-    def __enter__(self) -> _Open:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Whoever opened it closes it."""
-
-
-def load(path: str | Path, *, repair: bool = False) -> Any:
-    """Read a ledger or a graph from the file that `save` or `record(..., path=...)` wrote.
-
-    Opening a file runs nothing that is in it, and takes at most 256 MiB and 128 times its size of
-    memory. A process that was killed leaves what it had recorded, and `ledger.complete` is False.
-    Raises `LedgerFileError` for a file that is neither, is newer than this accumviz, or is damaged;
-    `repair=True` then gives what stands before the damage.
-
-    >>> import os, tempfile, accumviz as av
-    >>> path = os.path.join(tempfile.mkdtemp(), "run.ledger")
-    >>> av.Ledger.build([], [dict(kind="backward", label="loss")]).save(path)
-    >>> av.load(path).of("backward")[0].label
-    'loss'
-    """
-    from accumviz import given, graphfile, ledgerfile
-
-    given.file("path", path)
-    given.flag("repair", repair)
-    reader = Reader(path, repair=repair)
-    decoders: dict[str, Any] = {"ledger": ledgerfile.decode, "graph": graphfile.decode}
-    if reader.kind not in decoders:
-        raise LedgerFileError(f"{reader.path.name!r} holds a {reader.kind!r}; expected a ledger or a graph")
-    try:
-        return decoders[reader.kind](reader)
-    except LedgerFileError:
-        raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise LedgerFileError(f"{reader.path.name!r} is not a valid {reader.kind}: {error!r}") from error
-    except MemoryError as error:
-        raise LedgerFileError(f"{reader.path.name!r} needs more memory than there is") from error
-
-
-class _Room:
-    """How many bytes the contents of a file may still take."""
-
-    def __init__(self, most: int) -> None:
-        self.most = self.left = most
-
-    def grow(self, size: int) -> None:
-        self.most += size
-        self.left += size
-
-    def take(self, size: int) -> None:
-        if size > self.left:
-            raise ValueError(
-                f"its contents are larger than the {self.most >> 20:,} MiB that a file of its size may hold"
-            )
-        self.left -= size
-
-
-def _weight(head: bytes) -> int:
-    """The most bytes that JSON takes once parsed, told from how often what begins a value stands in it."""
-    containers = 256 * head.count(b"{") + 88 * head.count(b"[")
-    return 4 * len(head) + containers + 96 * (head.count(b",") + head.count(b":"))
-
-
-def _pack(meta: dict[str, Any], arrays: dict[str, np.ndarray], weight: int) -> tuple[bytes, int]:
-    columns, parts, size = [], [], 0
-    for name, array in arrays.items():
-        if array.dtype.str not in _DTYPES:
-            raise TypeError(f"array {name!r} has dtype {array.dtype}, expected one of {_DTYPES}")
-        columns.append([name, array.dtype.str, list(array.shape)])
-        # Bytes of equal weight side by side: exponents repeat, so zlib finds much more.
-        flat = np.ascontiguousarray(array).view(np.uint8)
-        parts.append(flat.reshape(-1, array.itemsize).T.tobytes() if array.size else b"")
-        size += array.nbytes
-    head = json.dumps({"meta": meta, "arrays": columns}, separators=(",", ":")).encode()
-    return zlib.compress(_HEAD.pack(len(head)) + head + b"".join(parts), 1), weight * size + _weight(head)
-
-
-class _Inflated:
-    """The inflated bytes of a body, as many at a time as are asked for."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body, self._at = memoryview(body), 0
-        self._stream, self._rest = zlib.decompressobj(), b""
-
-    def read(self, size: int) -> bytes:
-        parts = []
-        while size > 0:
-            if not self._rest:
-                self._rest = bytes(self._body[self._at : self._at + _PIECE])
-                self._at += _PIECE
-            ended = not self._rest
-            # Even when all is read, some of what it inflates to may still be due.
-            part = self._stream.decompress(self._rest, size)
-            self._rest = self._stream.unconsumed_tail
-            if (ended and not part) or (self._stream.eof and len(part) < size):
-                raise ValueError("it is shorter than it says")
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts) if len(parts) != 1 else parts[0]
-
-
-def _unpack(body: bytes, room: _Room, weight: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    stream = _Inflated(body)
-    (length,) = _HEAD.unpack(stream.read(_HEAD.size))
-    if length > room.left:
-        room.take(length)
-    head = stream.read(length)
-    room.take(_weight(head))
-    header = json.loads(head)
-    del head
-    if not isinstance(header, dict) or not isinstance(header.get("meta"), dict):
-        raise TypeError("its header is no JSON object")
-    arrays = {}
-    for name, dtype, shape in header["arrays"]:
-        if not isinstance(name, str) or dtype not in _DTYPES:
-            raise ValueError(f"array {name!r} has dtype {dtype!r}")
-        if not all(type(side) is int and 0 <= side < 1 << 48 for side in shape) or len(shape) > 8:
-            raise ValueError(f"array {name!r} has no shape: {str(shape)[:100]}")
-        kind, count = np.dtype(dtype), 1
-        for side in shape:
-            count *= side
-        room.take(weight * count * kind.itemsize)
-        planes = np.frombuffer(stream.read(count * kind.itemsize), np.uint8)
-        arrays[name] = np.ascontiguousarray(planes.reshape(kind.itemsize, count).T).view(kind).reshape(shape)
-        del planes
-    return header["meta"], arrays

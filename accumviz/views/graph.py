@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from accumviz.graph import Graph, Node
-from accumviz.views.drawing import Drawing, clean, escape, svg_from_dot
-from accumviz.views.graphcss import SMALL, STYLE, TITLE
-from accumviz.views.layout import LayoutError, graphviz
+from accumviz.show import escape, literal
+from accumviz.views.graphviz import SMALL, STYLE, TITLE, graphviz
 from accumviz.views.style import number, size
-
-__all__ = ["Drawing", "LayoutError", "graph_html", "simplify", "svg_from_dot", "to_dot", "to_svg"]
 
 NODES_LIMIT = 150
 _OVERVIEW = (12, 60)  # once folded, a reader wants neither a single box nor a hundred
-_LINE, _PAD, _LABEL = 19.0, 11.0, 48.0  # px
+_TOP, _LINE, _PAD, _LABEL = 22, 19, 11, 48  # px
 _EM = 0.625  # a monospace advance, with room for fonts wider than the common 0.60
 _LONGEST, _LONGEST_NUMBERS = 30, 36  # characters in a row
 
@@ -151,8 +148,8 @@ def _card(node: Node, root: bool) -> Card:
     numbers = [*_numbers("value", node.value), *_numbers("grad", node.grad)]
     shape = "" if node.shape is None else f"[{' × '.join(map(str, node.shape))}]" if node.shape else "scalar"
     kinds = [node.kind, *(["root"] if root else []), *([] if node.alive else ["freed"])]
-    rows = [(label, clean(text)) for label, text in rows]
-    return Card(_clip(clean(title)), shape, rows, numbers, kinds, node.name or node.module)
+    rows = [(label, literal(text)) for label, text in rows]
+    return Card(_clip(literal(title)), shape, rows, numbers, kinds, node.name or node.module)
 
 
 def _numbers(label: str, value: Any) -> list[tuple[str, str]]:
@@ -247,40 +244,60 @@ def _paths(pos: list[str], at: Any) -> tuple[str, str]:
     return path, heads
 
 
+class Shape(NamedTuple):
+    """One element of a drawn card, placed from the card's corner on; a text is parts, each with a look of its own."""
+
+    name: str
+    look: str
+    at: dict[str, Any]
+    parts: tuple[tuple[str, str], ...] = ()
+
+
+def drawn(card: Card) -> Iterator[Shape]:
+    """What a card shows but for its numbers, which a player fills in."""
+    wide = round(card.width)
+    box = {"width": wide, "height": round(card.height), "rx": 15 if "accumulate" in card.kinds else 7}
+    if card.full not in (card.title, ""):
+        yield Shape("title", "", {}, (("", card.full),))
+    if "fold" in card.kinds:
+        yield Shape("rect", "av-behind", {"x": 4, "y": 4, **box})
+    yield Shape("rect", "av-box", {"x": 0, "y": 0, **box})
+    yield Shape("text", "av-title", {"x": _PAD, "y": _TOP}, (("", card.title),))
+    if card.shape:
+        yield Shape(
+            "text", "av-mono av-quiet", {"x": wide - _PAD, "y": _TOP, "text-anchor": "end"}, (("", card.shape),)
+        )
+    for i, (label, text) in enumerate(card.rows, 1):
+        parts = (("av-quiet", label + " " * bool(label and text)), ("av-mono av-quiet", text))
+        yield Shape("text", "", {"x": _PAD, "y": _TOP + _LINE * i}, parts)
+    if card.numbers:
+        line = numbers_from(card) - 17
+        yield Shape("line", "av-rule", {"x1": 0, "x2": wide, "y1": line, "y2": line})
+
+
+def numbers_from(card: Card) -> int:
+    """Where the first of a card's numbers stands, below its rows and a rule."""
+    return _TOP + _LINE * (len(card.rows) + 1) + 7
+
+
 def _card_svg(card: Card, x: float, y: float) -> list[str]:
     left, top = x - card.width / 2, y - card.height / 2
-    radius = 15 if "accumulate" in card.kinds else 7
-    rect = f'width="{card.width:.0f}" height="{card.height:.0f}" rx="{radius}"'
     parts = [f'<g class="{" ".join(f"av-{kind}" for kind in card.kinds)}">']
-    if card.full and card.full not in (card.title, ""):
-        parts.append(f"<title>{escape(card.full)}</title>")
-    if "fold" in card.kinds:
-        parts.append(f'<rect class="av-behind" x="{left + 4:.1f}" y="{top + 4:.1f}" {rect}/>')
-    parts.append(f'<rect class="av-box" x="{left:.1f}" y="{top:.1f}" {rect}/>')
-    line = top + 8 + 14
-    inner = left + _PAD
-    parts.append(f'<text class="av-title" x="{inner:.1f}" y="{line:.1f}">{escape(card.title)}</text>')
-    if card.shape:
-        right = left + card.width - _PAD
+    for shape in drawn(card):
+        at = {k: f"{v + (left if k[0] == 'x' else top):.1f}" if k[0] in "xy" else v for k, v in shape.at.items()}
+        first = {"class": shape.look or None, "text-anchor": at.get("text-anchor")}
+        given = "".join(f' {name}="{value}"' for name, value in {**first, **at}.items() if value is not None)
+        if shape.name in ("rect", "line"):
+            parts.append(f"<{shape.name}{given}/>")
+            continue
+        texts = [(look, text) for look, text in shape.parts if text]
+        spans = [f'<tspan class="{look}">{escape(text)}</tspan>' if look else escape(text) for look, text in texts]
+        parts.append(f"<{shape.name}{given}>{''.join(spans)}</{shape.name}>")
+    for i, (label, text) in enumerate(card.numbers):
+        line = top + numbers_from(card) + _LINE * i
         parts.append(
-            f'<text class="av-mono av-quiet" text-anchor="end" x="{right:.1f}" y="{line:.1f}">{card.shape}</text>'
-        )
-    for label, text in card.rows:
-        line += _LINE
-        quiet = f'<tspan class="av-quiet">{escape(label)}{" " * bool(label and text)}</tspan>' if label else ""
-        mono = f'<tspan class="av-mono av-quiet">{escape(text)}</tspan>' if text else ""
-        parts.append(f'<text x="{inner:.1f}" y="{line:.1f}">{quiet}{mono}</text>')
-    if card.numbers:
-        line += 7
-        rule = line + 2
-        parts.append(
-            f'<line class="av-rule" x1="{left:.1f}" x2="{left + card.width:.1f}" y1="{rule:.1f}" y2="{rule:.1f}"/>'
-        )
-    for label, text in card.numbers:
-        line += _LINE
-        parts.append(
-            (f'<text class="av-quiet" x="{inner:.1f}" y="{line:.1f}">{label}</text>' if label else "")
-            + f'<text class="av-mono" x="{inner + _LABEL:.1f}" y="{line:.1f}">{escape(text)}</text>'
+            (f'<text class="av-quiet" x="{left + _PAD:.1f}" y="{line:.1f}">{label}</text>' if label else "")
+            + f'<text class="av-mono" x="{left + _PAD + _LABEL:.1f}" y="{line:.1f}">{escape(text)}</text>'
         )
     return [*parts, "</g>"]
 
@@ -321,7 +338,7 @@ def _clip(text: str, longest: int = _LONGEST) -> str:
 
 def _quoted(lines: list[str]) -> str:
     # Graphviz reads entities and backslash escapes inside a label
-    safe = [clean(line).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    safe = [literal(line).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"') for line in lines]
     return '"' + "\\n".join(safe) + '"'
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from accumviz.events import CODES, NUMBERS, Events, Gatherer
-
-if TYPE_CHECKING:
-    from accumviz.ledger import Ledger
+from accumviz.events import CODES, NUMBERS, Arrays, Events, Gatherer
 
 
 def name(rank: int, parameter: str) -> str:
@@ -24,10 +21,8 @@ def name(rank: int, parameter: str) -> str:
     return f"rank {rank} · {parameter}"
 
 
-def merge(ledgers: Sequence[Ledger]) -> Ledger:
+def merge(ledgers: Sequence[Arrays]) -> Arrays:
     """See `Ledger.merge`."""
-    from accumviz.ledger import Ledger
-
     if not ledgers:
         raise ValueError("no ledger to merge; pass the ledger of each rank, or its file")
     numbers = [int(ledger.meta.get("rank", place)) for place, ledger in enumerate(ledgers)]
@@ -64,7 +59,7 @@ def merge(ledgers: Sequence[Ledger]) -> Ledger:
         for p, (contribution, grad) in ledger.exact.items():
             exact[first + p] = _pick(contribution, own, np.nan), _pick(grad, last, np.nan)
         first += len(ledger.parameters)
-    return Ledger(
+    return Arrays(
         tuple(parameters),
         _events(rows, events, numbers, offsets),
         np.concatenate(columns["contribution"], axis=1),
@@ -147,13 +142,13 @@ def _shifted(events: Events, codes: np.ndarray, offset: int) -> list[str]:
     return table
 
 
-def _optimizers(ledger: Ledger) -> int:
+def _optimizers(ledger: Arrays) -> int:
     used = [o for p in ledger.parameters for o in p.optimizers]
     used += ledger.columns.detail("optimizer_index", 0)[ledger.columns.where("kind", "step")].tolist()
     return max([len(ledger.meta.get("optimizers", ())), *(o + 1 for o in used)])
 
 
-def _meta(ledgers: Sequence[Ledger], numbers: list[int]) -> dict[str, Any]:
+def _meta(ledgers: Sequence[Arrays], numbers: list[int]) -> dict[str, Any]:
     meta = {key: value for key, value in ledgers[0].meta.items() if key != "rank"}
     stopped = {str(n): x.meta["stopped"] for n, x in zip(numbers, ledgers, strict=True) if "stopped" in x.meta}
     optimizers = [o for ledger in ledgers for o in ledger.meta.get("optimizers", ())]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import accumviz as av
-from accumviz import measured
-from accumviz.instruments import measure as instrument
+from accumviz.book import measure as instrument
+from accumviz.book import measurements
 
 COMMIT = "0123456789abcdef"
 
@@ -85,14 +85,14 @@ def test_what_was_recorded_is_found_below_the_working_directory(
         {"width": 2},
     )
     assert result.here.values == {"a": 3, "b": 4}
-    assert set(measured.read(recording / "05_memory.json")) == {"peak", "scale"}
+    assert set(measurements.read(recording / "05_memory.json")) == {"peak", "scale"}
 
 
 def test_recording_again_replaces_one_run_and_keeps_the_others(recording: Path) -> None:
     for value in (1, 2):
         av.measure(lambda device, value=value: {"a": value}, "05_memory/peak")
         av.measure(lambda device: {"b": 5}, "05_memory/scale")
-    found = measured.read(recording / "05_memory.json")
+    found = measurements.read(recording / "05_memory.json")
     assert {name: run.values for name, run in found.items()} == {"peak": {"a": 2}, "scale": {"b": 5}}
 
 
@@ -138,7 +138,7 @@ def test_a_recording_of_a_cell_that_has_changed_since_is_an_error_not_a_figure(
     monkeypatch.delenv(instrument.FOLDER)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     f: Callable[[str], dict[str, Any]] = changed.pop("f", lambda device: {"a": 2})
-    with pytest.raises(measured.RecordingFileError, match=r"has changed since '05_memory\.json' was recorded"):
+    with pytest.raises(measurements.RecordingFileError, match=r"has changed since '05_memory\.json' was recorded"):
         av.measure(f, "05_memory/peak", **changed)
 
 
@@ -172,5 +172,5 @@ def test_a_result_of_another_form_is_an_error_that_names_the_function(
 def test_a_file_in_the_way_is_an_error_also_where_nothing_is_recorded(without: None, tmp_path: Path) -> None:
     (tmp_path / "recordings").mkdir()
     (tmp_path / "recordings" / "05_memory.json").write_text(json.dumps({"format": 99, "runs": {}}))
-    with pytest.raises(measured.RecordingFileError, match="its format is 99"):
+    with pytest.raises(measurements.RecordingFileError, match="its format is 99"):
         av.measure(lambda device: {"a": 1}, "05_memory/peak")

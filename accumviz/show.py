@@ -1,0 +1,130 @@
+"""How anything shows itself: texts and numbers that a page can carry, the page around them, and which view is whose."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from accumviz import given
+
+# class name -> module of the view, and its function for each form; resolved only when somebody asks.
+VIEWS = {
+    "Ledger": ("accumviz.views.table", {"html": "ledger_html"}),
+    "Graph": ("accumviz.views.graph", {"html": "graph_html", "svg": "to_svg"}),
+    "Measured": ("accumviz.book.chart", {"html": "measured_html"}),
+    "Prediction": ("accumviz.book.predict", {"html": "prediction_html"}),
+    "Provenance": ("accumviz.views.table", {"html": "provenance_html"}),
+}
+# On a page of its own, a view brings the two grounds that a book or a notebook has anyway.
+_PAGE = """
+:root { color-scheme: light dark; }
+@media print { :root { color-scheme: light; } }
+body { margin: 0 auto; padding: clamp(0.5rem, 2vw, 1.5rem); max-width: 84rem;
+  background: light-dark(#fff, #14181d); color: light-dark(#1f262d, #e6e9ec); }
+body .accumviz { --av-accent: light-dark(#0072b2, #6cb8e6); --av-ground: light-dark(#fff, #14181d);
+  --av-muted: light-dark(#5a6570, #a4afba); --av-line: light-dark(#d3dbe1, #38424c);
+  --av-surface: light-dark(#f3f5f7, #20262d); }
+h1 { font: 600 1rem system-ui, sans-serif; margin: 0 0 0.5rem; }
+"""
+# JSON has none of these three.
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def literal(text: str) -> str:
+    """Make a text safe to draw: white space becomes a blank, other unprintable characters visible.
+
+    >>> literal("a\\tb\\u202ec")
+    'a b�c'
+    """
+    return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(text))
+
+
+def escape(text: str) -> str:
+    """Make any text safe inside an element or a quoted attribute.
+
+    >>> escape("<b>\\u202e")
+    '&lt;b&gt;�'
+    """
+    return html.escape(literal(text))
+
+
+def marked(text: str, *, veiled: bool = False) -> str:
+    """A text with `code` in backticks, as HTML; veiled, each character as a number that only browsers read.
+
+    >>> marked("`w` < 1")
+    '<code>w</code> &lt; 1'
+    """
+    # Printable throughout, so that no character turns the direction of what follows.
+    parts = re.split(r"`([^`]+)`", literal(text))
+    parts = ["".join(f"&#{ord(c)};" for c in part) if veiled else html.escape(part) for part in parts]
+    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
+
+
+def encoded(value: float) -> float | str:
+    """A number as JSON can hold it: NaN and the infinities by name, in the words that JavaScript has for them.
+
+    >>> encoded(1.5), encoded(float("-inf"))
+    (1.5, '-Infinity')
+    """
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def decoded(value: Any) -> Any:
+    """What `encoded` was given; everything else as it is.
+
+    >>> decoded("-Infinity"), decoded(2)
+    (-inf, 2)
+    """
+    return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
+def save_page(path: str | Path, title: str, content: str) -> None:
+    """Write HTML as one page that any browser opens, on a light and on a dark ground."""
+    given.file("path", path)
+    head = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_PAGE}</style></head>"
+    )
+    Path(path).write_text(f"{head}<body><main><h1>{title}</h1>{content}</main></body></html>", "utf-8", "replace")
+
+
+def check_page_name(path: str | Path) -> None:
+    """Raise `ValueError` for a name that does not end in `.html`."""
+    given.file("path", path)
+    if Path(path).suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"save({str(path)!r}); this is saved as a page: expected a name that ends in .html")
+
+
+def shown(what: Any, form: str) -> str:
+    """What the view of some data makes of it: the data modules know no view, so the pairing stands here."""
+    # What somebody derived from one of our classes is shown as ours is, whatever its own name.
+    ours = (kind.__name__ for kind in type(what).__mro__ if kind.__module__.startswith("accumviz."))
+    module, functions = VIEWS[next(name for name in ours if name in VIEWS)]
+    text: str = getattr(import_module(module), functions[form])(what)
+    return text
+
+
+class Displayed:
+    """Something a notebook shows as static, self-contained HTML, with its `repr` as the text fallback."""
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        bundle = {"text/plain": repr(self)}
+        try:
+            bundle["text/html"] = self.to_html()
+        except ImportError as missing:  # a view's own library is not there: the text still says everything
+            bundle["text/plain"] += f"\n({missing})"
+        return bundle
+
+    def to_html(self) -> str:
+        """What a notebook shows: a fragment of HTML that needs no other file and no kernel.
+
+        Raises `ImportError` when the view lacks a library; the message says which.
+        """
+        return shown(self, "html")
