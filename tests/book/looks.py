@@ -33,7 +33,8 @@ ALIKE = """() => {
         if (element.children.length || !element.checkVisibility({visibilityProperty: true})) continue;
         const {color, fontSize, fontWeight, visibility, textShadow} = getComputedStyle(element);
         const look = [color, fontSize, fontWeight, visibility, textShadow, ground(element)].join(";");
-        if (seen.has(look)) element.replaceWith(element.textContent);
+        // Of a single letter, axe says nothing.
+        if (seen.has(look) || element.textContent.trim().length < 2) element.replaceWith(element.textContent);
         else seen.add(look);
     }
     document.body.normalize();
