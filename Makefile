@@ -14,13 +14,16 @@ PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
 	$$p -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo $$p; exit; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help book test lab recordings bench lint scripts screenshots clean FORCE
+.PHONY: help book chapter test lab recordings bench lint scripts screenshots clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 book: $(VENV)/.book ## execute every chapter and build the site: _build/html/index.html
 	@$(PY) _ext/make_book.py
+
+chapter: $(VENV)/.book ## one chapter alone, executed and built in seconds: make chapter N=03
+	@$(PY) _ext/make_book.py "$(N)"
 
 test: $(VENV)/.tests $(BARE)/.ready $(NODE)/.installed book ## every test, the built book in a browser included
 	@$(PY) tests/book/chromium.py --install

@@ -2,7 +2,7 @@
 
 Sphinx repeats no warning of a page it has read before, and the execution cache looks at a chapter's code but
 not at accumviz. So the site is built whole or not at all, and recorded outputs are dropped when the code behind
-them changed.
+them changed. With the number of a chapter: that chapter alone, to be looked at, and the built book stays as it is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,47 @@ def remember(name: str, value: str) -> None:
     (BUILD / name).write_text(value)
 
 
-def main() -> int:
+def jupyter_book(*options: str | Path) -> int:
+    command = [str(Path(sys.executable).with_name("jupyter-book")), "build", str(ROOT), *map(str, options)]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def build_chapter(number: str) -> int:
+    """One chapter alone, executed anew, with the glossary and the bibliography that it refers to.
+
+    It is to be looked at, not checked: what it says of other chapters leads nowhere, and it has no notebook.
+    """
+    import yaml  # the book's tests of this module need none
+
+    started = time.monotonic()
+    chapters = sorted((ROOT / "chapters").glob("*.md"))
+    found = [path for path in chapters if path.stem.partition("_")[0] == number.zfill(2)]
+    if len(found) != 1:
+        listed = "\n".join(f"  make chapter N={path.stem.partition('_')[0]}   {path.name}" for path in chapters)
+        print(f"There is no chapter {number!r}. One of these:\n{listed}", file=sys.stderr)
+        return 2
+    page = found[0].relative_to(ROOT).with_suffix("").as_posix()
+    folder = BUILD / "chapter"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    config = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))
+    config["sphinx"]["local_extensions"] = {"wherebook": str(ROOT / "_ext")}
+    config["sphinx"]["config"] |= {"book_has_notebooks": False, "suppress_warnings": ["ref", "myst.xref_missing"]}
+    (folder / "_config.yml").write_text(yaml.safe_dump(config), "utf-8")
+    beside = [{"file": name} for name in ("glossary", "bibliography") if (ROOT / f"{name}.md").exists()]
+    (folder / "_toc.yml").write_text(yaml.safe_dump({"format": "jb-book", "root": page, "chapters": beside}), "utf-8")
+    places = ["--config", folder / "_config.yml", "--toc", folder / "_toc.yml", "--path-output", folder]
+    status, html = jupyter_book("-q", *places), folder / "_build" / "html" / f"{page}.html"
+    if status != 0 or not html.exists():
+        print(f"\n{found[0].name} was not built: see the warnings and errors above.", file=sys.stderr)
+        return status or 1
+    print(f"\nBuilt in {time.monotonic() - started:.0f} s. Open {html.as_uri()}")
+    return 0
+
+
+def main(chapter: str | None = None) -> int:
+    if chapter is not None:
+        return build_chapter(chapter)
     started = time.monotonic()
     code, book = fingerprint(CODE), fingerprint((*CODE, *PAGES))
     book += "".join(f" {os.environ.get(name, '')}" for name in PUBLISHING)
@@ -72,8 +112,7 @@ def main() -> int:
     (BUILD / "book.sha").unlink(missing_ok=True)
     remember("code.sha", code)
 
-    command = [str(Path(sys.executable).with_name("jupyter-book")), "build", str(ROOT), "-n", "-W", "--keep-going"]
-    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    status = jupyter_book("-n", "-W", "--keep-going")
     if status != 0:
         print("\nThe book was not built: see the warnings and errors above.", file=sys.stderr)
         return status
@@ -86,4 +125,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:2]))

@@ -6,9 +6,10 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import pytest
@@ -20,6 +21,26 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A window per figure would open on a desktop and fail on a server.
 mpl.use("agg")
+
+
+@cache
+def shares(module: str) -> bool:
+    """Whether tests of a module share what is made once for it, such as a built book or the ledgers of ranks."""
+    path = ROOT / module
+    return path.suffix == ".py" and 'scope="module"' in path.read_text("utf-8")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker takes one test at a time, or a module whose tests share something, so that it is made once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0]
+            return module if shares(module) else nodeid
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

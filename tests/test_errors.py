@@ -70,7 +70,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "ledger.running_sum": (lambda: L.running_sum("v"), KeyError, ("'v'", "nearest: w")),
     "ledger.save(3)": (lambda: L.save(3), TypeError, ("path is an int", "pathlib.Path")),
     "ledger.save, overwrite": (lambda: L.save("x", overwrite="y"), TypeError, ("overwrite='y'", "True or False")),
-    "provenance as a page": (lambda: L.provenance().save_page(3, ""), TypeError, ("path is an int", "a file")),
     "build, parameters": (build(parameters=3), TypeError, ("parameters is an int", "[Parameter(")),
     "build, a name": (build(parameters=["w"]), TypeError, ("parameters[0] is a str", "[Parameter(")),
     "build, rows": (lambda: Ledger.build([W], 3), TypeError, ("rows is an int", "[dict(kind=")),

@@ -223,7 +223,7 @@ def test_requirements_pin_jupyter_book_before_its_rewrite_and_torch() -> None:
 
 def test_make_without_a_target_lists_every_command() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in ("book", "test", "lab", "bench", "lint", "clean", "help"):
+    for target in ("book", "chapter", "test", "lab", "bench", "lint", "clean", "help"):
         assert f"make {target} " in shown
 
 

@@ -74,6 +74,13 @@ def test_ci_runs_the_commands_that_people_are_told() -> None:
     assert [command for command in run if f"`{command}`" not in readme + contributing and command not in shown] == []
 
 
+def test_every_notebook_is_run_each_night_and_before_it_is_published_and_else_two_are() -> None:
+    events = yaml.safe_load(TEXT)[True]  # YAML reads `on` as a truth
+    assert len(events["schedule"]) == 1
+    said = JOBS["test"]["env"]["NOTEBOOKS"]
+    assert said == f"${{{{ (github.event_name == 'schedule' || {PUSHED_TO_MAIN}) && 'all' || '' }}}}"
+
+
 def test_every_action_is_pinned_to_a_commit_and_says_its_version() -> None:
     used = re.findall(r"uses: *(.+)", TEXT)
     assert len(used) == sum("uses" in step for step in STEPS) > 0
@@ -113,7 +120,8 @@ def test_what_is_published_is_the_site_that_passed_its_tests_on_main() -> None:
 def test_pages_link_to_colab_only_in_the_build_that_is_published() -> None:
     [push] = [step for step in JOBS["publish"]["steps"] if "run" in step]
     branch = push["env"]["BRANCH"]
-    assert JOBS["test"]["env"] == {"BOOK_PUBLISHES_TO": f"${{{{ {PUSHED_TO_MAIN} && '{branch}' || '' }}}}"}
+    assert JOBS["test"]["env"].keys() == {"BOOK_PUBLISHES_TO", "NOTEBOOKS"}
+    assert JOBS["test"]["env"]["BOOK_PUBLISHES_TO"] == f"${{{{ {PUSHED_TO_MAIN} && '{branch}' || '' }}}}"
 
 
 def push(site: Path, server: str, sha: str, token: str = "") -> int:

@@ -132,7 +132,7 @@ def first_cell(app: Sphinx, pagename: str, cells: list[Any], brought: dict[str, 
 
 
 def write_notebooks(app: Sphinx, exception: Exception | None) -> None:
-    if exception or app.builder.format != "html":
+    if exception or app.builder.format != "html" or not app.config.book_has_notebooks:
         return
     brought = {"accumviz": wheels.built(PROJECT), **{name: wheels.installed(name) for name in CARRIED}}
     verdicts = claims.verdicts(app) if claims.pages(app, app.env) else {}
@@ -148,4 +148,5 @@ def write_notebooks(app: Sphinx, exception: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.add_config_value("book_has_notebooks", True, "html")  # a chapter alone refers to what is not there
     app.connect("build-finished", write_notebooks)

@@ -15,6 +15,13 @@ from wherebook import mathml, outputs
 
 ROOT = Path(__file__).resolve().parents[2]
 
+KERNEL = """---
+jupytext:
+  text_representation: {extension: .md, format_name: myst}
+kernelspec: {display_name: Python 3, language: python, name: python3}
+---
+"""
+
 
 @pytest.fixture
 def make_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -40,7 +47,7 @@ def make_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
             module.INDEX.write_text("the book")
         return SimpleNamespace(returncode=module.status)
 
-    module.status, module.writes_index = 0, True
+    module.status, module.writes_index, module.really = 0, True, subprocess.run
     monkeypatch.setattr(module.subprocess, "run", build)
     return module
 
@@ -112,6 +119,43 @@ def test_a_page_that_left_the_book_leaves_the_site(make_book: ModuleType) -> Non
     (make_book.ROOT / "chapters" / "01_graphs.md").write_text("# Other graphs\n")
     make_book.main()
     assert not stale.exists()
+
+
+def test_a_chapter_alone_is_executed_and_told_where_it_is_and_the_book_stays(
+    make_book: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(make_book.subprocess, "run", make_book.really)
+    folder = make_book.ROOT
+    for name in ("_ext", "_static", "assets", "references.bib", "_config.yml"):
+        (folder / name).symlink_to(ROOT / name)
+    cells = (
+        "(sec-own)=\n## Own\n\n[There](#sec-elsewhere), {numref}`fig-elsewhere`.\n\n```{code-cell}\nprint(6 * 7)\n```\n"
+    )
+    (folder / "chapters" / "01_graphs.md").write_text(f"{KERNEL}# Graphs\n\n{cells}")
+    (folder / "chapters" / "02_other.md").write_text(f"{KERNEL}# Other\n\n```{{code-cell}}\n1 / 0\n```\n")
+    (folder / "glossary.md").write_text("# Words\n")
+    assert make_book.main("1") == 0
+    said, page = capfd.readouterr(), folder / "_build/chapter/_build/html/chapters/01_graphs.html"
+    assert said.out.splitlines()[-1].endswith(f"Open {page.as_uri()}")
+    assert "elsewhere" not in said.err
+    assert ">42\n" in page.read_text()
+    assert not (folder / "_build" / "html").exists()
+
+
+def test_a_chapter_that_fails_alone_is_named(make_book: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    (make_book.ROOT / "_config.yml").write_text("sphinx: {config: {}}\n")
+    make_book.status = 1
+    assert make_book.main("01") == 1
+    assert "01_graphs.md was not built" in capsys.readouterr().err
+
+
+def test_a_chapter_that_is_not_there_is_answered_with_those_that_are(
+    make_book: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in ("", "7", "graphs"):
+        assert make_book.main(number) == 2
+        assert "make chapter N=01   01_graphs.md" in capsys.readouterr().err
+    assert make_book.built == []
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,22 @@
-"""Every control of every player, explorer and prediction in the book: by mouse, by finger and by keyboard alone.
+"""Every control of every player, explorer and prediction in the book by mouse, each kind by finger and by keyboard.
 
 Nothing is listed here: what a page holds is found on the page, so that what a later chapter brings is driven too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.book.conftest import built_pages
+
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]
 WAYS: dict[str, dict[str, Any]] = {
-    "mouse": {"mode": "light"},
     "finger": {"mode": "dark", "width": 375, "has_touch": True},
     "keyboard": {"mode": "light", "reduced_motion": "reduce"},
 }
@@ -33,12 +36,17 @@ PREPARE = """() => {
         }
         return found;
     };
+    /** What a hand finds there: its controls, without what they are called. */
+    window.kinds = scope => [...controls(scope)].map(([name, {localName, type}]) =>
+        `${scope.className} ${many.test(name) ? name : `${localName} ${type || ""}`}`);
     /** All that a control can change, what is in the page and what fields hold, as a number. */
     window.state = scope => {
         const root = scope.closest("[data-accumviz-explorer]") || scope;
         const fields = [...root.querySelectorAll("input, select")].map(one => `${one.value} ${one.checked}`);
         const all = `${root.innerHTML} ${fields} ${location.hash}`;
-        return [...all].reduce((sum, letter) => (sum * 31 + letter.charCodeAt()) | 0, 0);
+        let sum = 0;
+        for (let i = 0; i < all.length; i++) sum = (sum * 31 + all.charCodeAt(i)) | 0;
+        return sum;
     };
     /** What is said of it without a picture. */
     window.told = scope => [
@@ -62,8 +70,14 @@ PREPARE = """() => {
         if (n && Number(n[1]) < one(".av-sub input").max && !/run/.test(said)) found.push(`${n[0]}, but ${said}`);
         return found;
     };
+    // A page draws in the next frame, and some of what it draws is measured in the one after.
+    const frame = then => requestAnimationFrame(() => requestAnimationFrame(then));
+    window.settled = () => new Promise(done => frame(() => setTimeout(done)));
+    window.link = scope => (scope.querySelector(".av-top a")?.hash || "").replace(/.*?&/, "");
+    window.look = scope => [state(scope), told(scope), link(scope)];
+    window.lookAgain = async scope => { await settled(); return look(scope); };
 }"""
-SETTLE = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20))))"
+SETTLE = "() => settled()"
 KEYS = {"checkbox": [" ", " "], "radio": ["ArrowDown", "ArrowUp"], "range": ["ArrowRight", "ArrowLeft"]}
 
 
@@ -88,7 +102,6 @@ class Hand:
                 box = control.bounding_box()
                 place = {"position": {"x": box["width"] * (0.1 if again else 0.9), "y": box["height"] / 2}}
             (control.tap if self.way == "finger" else control.click)(**place)
-        self.page.evaluate(SETTLE)
 
     def press(self, control: Any, tag: str, kind: str, again: bool) -> None:
         control.focus()
@@ -105,25 +118,29 @@ class Hand:
             control = self.named(scope, name)
             if control is None or self.skips(control):
                 continue
+            before, said, link = scope.evaluate("scope => look(scope)")
             for again in (False, True):
-                before, said, link = self.look(scope)
                 self.act(control, again)
-                after, says, leads = self.look(scope)
+                after, says, leads = scope.evaluate("scope => lookAgain(scope)")
                 if before != after:
                     break
                 self.nudge(scope, names, name)
                 control = self.named(scope, name) or control
+                before, said, link = scope.evaluate("scope => lookAgain(scope)")
             else:
                 yield f"{name!r} does nothing"
             if control.evaluate("control => control.type === 'search'"):
                 control.fill("")  # a list without rows has nothing to do, and no selected row to restore
-                self.page.evaluate(SETTLE)
             if link != leads and said == says:
                 yield f"{name!r} leads from {link} to {leads}, and nothing says so: {says[:200]}"
-            yield from (f"after {name!r}: {quarrel}" for quarrel in scope.evaluate("scope => window.quarrels(scope)"))
+            yield from (
+                f"after {name!r}: {quarrel}"
+                for quarrel in scope.evaluate("async scope => { await settled(); return quarrels(scope); }")
+            )
             playing = scope.query_selector("button[aria-label=pause]")
             if playing:
                 self.act(playing, again=False)
+                self.page.evaluate(SETTLE)
 
     def skips(self, control: Any) -> bool:
         """Rows, nodes and the timeline are a mouse's; the keyboard has the list, the graph and the slider."""
@@ -136,10 +153,6 @@ class Hand:
             return not reached or scrolls
         return bool(control.evaluate("control => control.matches('[tabindex]')"))
 
-    def look(self, scope: Any) -> list[Any]:
-        link = "(scope.querySelector('.av-top a')?.hash || '').replace(/.*?&/, '')"
-        return list(scope.evaluate(f"scope => [state(scope), told(scope), {link}]"))
-
     def nudge(self, scope: Any, names: list[str], name: str) -> None:
         """A button that has nothing to do, such as 'previous' at the start, gets something to do."""
         if name.startswith(("INPUT", "SELECT", "CANVAS")):
@@ -151,63 +164,102 @@ class Hand:
             self.act(control, again=False)
 
 
-def ready(page: Any) -> None:
+def prepared(page: Any, address: str) -> Any:
+    """The scopes of a page that has been opened, with all that is folded open."""
+    page.goto(address)
     page.evaluate(PREPARE)
-    page.evaluate(SETTLE)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_players_and_explorers_obey_and_their_permalinks_restore_them(
-    page_name: str, way: str, watch: Open, address: Address
-) -> None:
-    watched = watch(**WAYS[way])
-    page = watched.page
-    page.goto(address(page_name, "file"))
-    scopes = page.locator(SCOPES)
-    if not scopes.count():
-        pytest.skip("nothing to drive on this page")
-    ready(page)
     page.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
-    hand, links = Hand(page, way), []
+    page.evaluate(SETTLE)
+    return page.locator(SCOPES)
+
+
+def with_widgets(site: Path) -> list[str]:
+    return [name for name in built_pages() if re.search("data-accumviz|av-predict", (site / name).read_text())]
+
+
+def driven(watched: Any, scopes: Any, way: str, known: set[str] | None = None) -> list[int]:
+    """Use every control of the scopes, or of those with a kind that is not known yet; returns which scopes these were.
+
+    The kinds that were used are added to those that are known.
+    """
+    hand, used = Hand(watched.page, way), []
     for i in range(scopes.count()):
         if i >= scopes.count() or not scopes.nth(i).is_visible():
             continue
         scope = scopes.nth(i).element_handle()
-        assert list(hand.drive(scope)) == []
-    for i in range(scopes.count()):
-        link = scopes.nth(i).locator(".av-top a")
-        if link.count() and link.is_visible():
+        kinds = set(scope.evaluate("scope => kinds(scope)"))
+        if known is None or kinds - known:
+            assert list(hand.drive(scope)) == []
+            used.append(i)
+            if known is not None:
+                known |= kinds
+    return used
+
+
+def assert_permalinks_restore(watched: Any, scopes: Any, used: list[int], fresh: Any, address: str) -> None:
+    """A first link of each form is followed from outside the page, the others inside it."""
+    links = []
+    for i in used:
+        link = scopes.nth(i).locator(".av-top a") if i < scopes.count() else None
+        if link is not None and link.count() and link.is_visible():
             links.append((i, link.get_attribute("href"), scopes.nth(i).evaluate("scope => told(scope)")))
-    assert watched.complaints == []
+    forms: set[str] = set()
     for i, link, told in links:
-        fresh = watch(**WAYS[way]).page
-        fresh.goto(address(page_name, "file") + link)
+        form = re.sub(r"#[^&]+|=[^&]*", "", link)
+        if form in forms:
+            fresh.evaluate("link => { location.hash = link; }", link)
+        else:
+            fresh.goto("about:blank")
+            fresh.goto(address + link)
+            fresh.evaluate(PREPARE)
+        forms.add(form)
         fresh.locator(SCOPES).nth(i).locator(".av-say").wait_for(state="attached")
-        ready(fresh)
+        fresh.evaluate(SETTLE)
         assert fresh.locator(SCOPES).nth(i).evaluate("scope => told(scope)") == told, link
+
+
+def test_players_and_explorers_obey_a_mouse_and_their_permalinks_restore_them(
+    page_name: str, watch: Open, address: Address, site: Path
+) -> None:
+    if page_name not in with_widgets(site):
+        pytest.skip("nothing to drive on this page")
+    watched, place = watch(), address(page_name, "file")
+    scopes = prepared(watched.page, place)
+    used = driven(watched, scopes, "mouse")
+    assert_permalinks_restore(watched, scopes, used, watch().page, place)
+    assert watched.complaints == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_kind_of_player_and_explorer_obeys_and_its_permalink_restores_it(
+    way: str, watch: Open, address: Address, site: Path
+) -> None:
+    kinds: set[str] = set()
+    for page_name in with_widgets(site):
+        watched, place = watch(**WAYS[way]), address(page_name, "file")
+        scopes = prepared(watched.page, place)
+        used = driven(watched, scopes, way, kinds)
+        if used:
+            assert_permalinks_restore(watched, scopes, used, watch(**WAYS[way]).page, place)
+        assert watched.complaints == []
+        watched.page.close()
+    assert len(kinds) > 10
 
 
 def reload_with_what_was_stored(page: Any, first: Any) -> None:
     """The browser takes what a page stores to its next load in its own time, and a busy machine's reload is quicker."""
-    for _ in range(10):
-        page.wait_for_timeout(300)
+    for _ in range(40):
         page.reload()
         if first.get_attribute("data-av-state") != "asked":
             return
+        page.wait_for_timeout(50)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_predictions_are_answered_remembered_and_asked_again(
-    page_name: str, way: str, watch: Open, address: Address
-) -> None:
-    watched = watch(**WAYS[way])
-    page = watched.page
-    page.goto(address(page_name, "file"))
+def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
+    """Answer predictions, load the page again, and be asked again and shown."""
+    page, hand, states = watched.page, Hand(watched.page, way), []
     asked = page.locator(".av-predict[data-av-state]")
-    if not asked.count():
-        pytest.skip("nothing to predict on this page")
-    hand, states = Hand(page, way), []
-    for i in range(asked.count()):
+    for i in which:
         root = asked.nth(i)
         for fold in root.locator("> .av-ask > .av-hint > summary").all():
             hand.act(fold.element_handle(), again=False) if way != "keyboard" else fold.press("Enter")
@@ -225,13 +277,10 @@ def test_predictions_are_answered_remembered_and_asked_again(
         assert ("Right." in states[-1][1]) == (states[-1][0] == "right")
         assert ("You said" in states[-1][1]) == (states[-1][0] == "wrong")
         assert root.locator("> .av-reveal > .av-recorded").is_visible()
-    reload_with_what_was_stored(page, asked.first)
-    for i, (state, verdict) in enumerate(states):
+    reload_with_what_was_stored(page, asked.nth(which[0]))
+    for i, state in zip(which, states, strict=True):
         root = asked.nth(i)
-        assert (root.get_attribute("data-av-state"), root.locator("> .av-ask > .av-verdict").inner_text()) == (
-            state,
-            verdict,
-        )
+        assert (root.get_attribute("data-av-state"), root.locator("> .av-ask > .av-verdict").inner_text()) == state
         hand.act(root.locator("> .av-ask > .av-again").element_handle(), again=False)
         assert root.get_attribute("data-av-state") == "asked"
         assert not root.locator("> .av-reveal > .av-recorded").is_visible()
@@ -240,3 +289,35 @@ def test_predictions_are_answered_remembered_and_asked_again(
         page.wait_for_function("root => root.dataset.avState === 'skipped'", arg=root.element_handle())
         assert "Shown without a prediction" in root.locator("> .av-ask > .av-verdict").inner_text()
     assert watched.complaints == []
+
+
+def test_predictions_are_answered_by_mouse_remembered_and_asked_again(
+    page_name: str, watch: Open, address: Address, site: Path
+) -> None:
+    watched = watch()
+    watched.page.goto(address(page_name, "file"))
+    count = watched.page.locator(".av-predict[data-av-state]").count()
+    if not count:
+        pytest.skip("nothing to predict on this page")
+    answered_and_asked_again(watched, "mouse", [*range(count)])
+
+
+# A prediction is one of a number or of a choice, with a hint or without.
+FORMS = """asked => asked.map(root => [".av-field", ".av-hint", ".av-choice"]
+    .filter(part => root.querySelector(`:scope > .av-ask ${part}`)).join())"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_kind_of_prediction_is_answered_remembered_and_asked_again(
+    way: str, watch: Open, address: Address, site: Path
+) -> None:
+    kinds: set[str] = set()
+    for page_name in with_widgets(site):
+        watched = watch(**WAYS[way])
+        watched.page.goto(address(page_name, "file"))
+        forms = watched.page.locator(".av-predict[data-av-state]").evaluate_all(FORMS)
+        if new := {form: i for i, form in reversed([*enumerate(forms)]) if form not in kinds}:
+            answered_and_asked_again(watched, way, sorted(new.values()))
+        kinds |= new.keys()
+        watched.page.close()
+    assert len(kinds) >= 3

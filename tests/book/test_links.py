@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,9 +17,11 @@ class Anchors(HTMLParser):
         super().__init__()
         self.links: list[str] = []
         self.names: set[str] = set()
+        self.ids: Counter[str] = Counter()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
+        self.ids.update([attributes["id"] or ""] if "id" in attributes else [])
         self.names |= {attributes[key] or "" for key in ("id", "name") if key in attributes}
         links = [attributes.get("href"), attributes.get("src")]
         self.links += [link for link in links if link and not link.startswith(("data:", "javascript:", "mailto:"))]
@@ -45,18 +49,11 @@ def test_every_link_and_anchor_inside_the_book_resolves(page_name: str, site: Pa
 
 
 def test_an_id_stands_once_on_a_page(page_name: str, site: Path) -> None:
-    class Ids(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            ids.extend(value for key, value in attrs if key == "id" and value)
-
-    ids: list[str] = []
-    Ids().feed((site / page_name).read_text())
-    assert sorted({name for name in ids if ids.count(name) > 1}) == []
+    ids = anchors(site / page_name).ids
+    assert sorted({name for name, count in ids.items() if name and count > 1}) == []
 
 
 def test_what_outputs_share_stands_once_on_a_page(page_name: str, site: Path) -> None:
-    import re
-
     html = (site / page_name).read_text()
     assets = [
         match[0]

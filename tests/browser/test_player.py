@@ -581,22 +581,24 @@ def test_no_text_is_small_and_nothing_runs_over(show: Show, width: int, mode: st
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_scrubbing_ten_thousand_events_is_smooth(show: Show) -> None:
-    watched = show(play(large(10_000, 150)))
-    frames = watched.page.evaluate(
+def test_scrubbing_ten_thousand_events_takes_as_long_as_scrubbing_a_hundred(show: Show) -> None:
+    watched = show(play(large(10_000, 150)), play(large(100, 150)))
+    assert watched.page.locator(".av-frame").count() == 2
+    many, few = watched.page.evaluate(
         """async () => {
-            const slider = document.querySelector('.av-scrub'), took = [];
-            for (let i = 0; i < 60; i++) {
-                slider.value = String((i * 167) % 10000);
+            const sliders = document.querySelectorAll('.av-scrub'), took = [[], []];
+            for (let i = 0; i < 120; i++) {
+                const slider = sliders[i % 2];
+                slider.value = String((i * 167) % (Number(slider.max) + 1));
                 slider.dispatchEvent(new Event('input'));
                 const start = performance.now();
                 await new Promise(done => requestAnimationFrame(() => setTimeout(done)));
-                took.push(performance.now() - start);
+                took[i % 2].push(performance.now() - start);
             }
-            return took.sort((a, b) => a - b);
+            return took.map(times => times.sort((a, b) => a - b)[times.length / 2]);
         }"""
     )
-    assert frames[len(frames) // 2] <= 40, "a shared machine gets some slack; the benchmark holds the bar"
+    assert many <= 2.5 * few, "turn by turn, so that a busy machine slows both; the benchmark holds the bar"
     assert watched.complaints == []
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import jupytext
 import nbformat
 import pytest
+
+from tests.conftest import missing
+from tests.notebooks.bare import BARE, site
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDING = {"hide-input", "hide-cell", "remove-input"}
@@ -70,6 +74,19 @@ def test_no_cell_of_a_notebook_needs_a_name_that_only_a_removed_one_makes(notebo
         else:
             assert lost & ({node.id for node in names} - bound) == set(), cell.source
             lost -= bound
+
+
+def test_a_notebook_imports_only_what_a_runtime_has_or_it_brings(notebook: Any) -> None:
+    if not (BARE / ".ready").exists():
+        missing(f"there is no bare runtime: run `make {BARE.name}/.ready`")
+    brought = set(re.findall(r"\baccumviz\b|\btorchviz\b", notebook.cells[1].source.splitlines()[1]))
+    there = {path.name.partition(".")[0] for path in site(BARE).iterdir()} | sys.stdlib_module_names | brought
+    for cell in notebook.cells[2:]:
+        tree = ast.walk(ast.parse(cell.source)) if cell.cell_type == "code" else ()
+        for node in tree:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in names} <= there, cell.source
 
 
 def test_code_that_the_page_hides_is_folded_under_a_title(notebook: Any, notebook_name: str) -> None:

@@ -17,7 +17,7 @@ CELL = re.compile(r"\bIn\[(\d+)\]")
 SHOWS = re.compile(r"^av\.(?:predict|play|explore|timeline|trace)\((?!.*\)\.save)|^(?:explorer|graph)$", re.MULTILINE)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a runtime has before a notebook came."""
     return runtime(tmp_path_factory.mktemp("before") / "runtime").freeze()
@@ -53,6 +53,7 @@ def assert_lines_are_found_in_their_cells(cells: list[Any], page: str) -> None:
     assert all(re.search("backward|step|record", sources[number]) for number in named)
 
 
+@pytest.mark.executes
 @pytest.mark.timeout(900)
 def test_a_notebook_runs_from_top_to_bottom_and_changes_no_package(
     notebook: Any, notebook_path: Path, bare: Runtime, frozen: dict[str, str]

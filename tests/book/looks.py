@@ -1,0 +1,199 @@
+"""What is asked of every page of the book, wide or narrow, light or dark: each look returns what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+# All rules that axe runs unasked, and one of its experiments: a button is called what is written on it.
+# It would ask for the style sheets again, which a page from a file may not.
+AUDIT = """async options => {
+    const rules = {"label-content-name-mismatch": {enabled: true}, ...options.rules};
+    const {violations} = await axe.run(
+        document, {resultTypes: ["violations"], preload: false, rules, ...options.only});
+    return violations.flatMap(({id, nodes}) => nodes.map(({html}) => `${id}: ${html.slice(0, 160)}`));
+}"""
+# axe's rule of contrast takes time with the square of the letters' boxes, and a page has thousands of coloured words
+# that look alike: one of each look stays an element, the others become text of what they stand in.
+ALIKE = """() => {
+    const grounds = new Map(), seen = new Set();
+    const ground = element => {
+        if (!element) return "";
+        if (!grounds.has(element)) {
+            const {backgroundColor, backgroundImage, opacity, position, filter} = getComputedStyle(element);
+            const own = [backgroundColor, backgroundImage, opacity, position, filter].join(" ");
+            const over = own === "rgba(0, 0, 0, 0) none 1 static none" ? "" : `|${own}`;
+            grounds.set(element, ground(element.parentElement) + over);
+        }
+        return grounds.get(element);
+    };
+    for (const element of document.querySelectorAll("pre span, dt span")) {
+        if (element.children.length || !element.checkVisibility({visibilityProperty: true})) continue;
+        const {color, fontSize, fontWeight, visibility, textShadow} = getComputedStyle(element);
+        const look = [color, fontSize, fontWeight, visibility, textShadow, ground(element)].join(";");
+        // Of a single letter, axe says nothing.
+        if (seen.has(look) || element.textContent.trim().length < 2) element.replaceWith(element.textContent);
+        else seen.add(look);
+    }
+    document.body.normalize();
+}"""
+CONTRAST = """() => {
+    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const rgba = color => {
+        canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255];
+    };
+    const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+        .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const over = (top, under) => [0, 1, 2].map(i => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
+    const ground = element => {
+        const layers = [];
+        for (let box = element; box; box = box.parentElement) layers.push(rgba(getComputedStyle(box).backgroundColor));
+        return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255, 1]);
+    };
+    const found = [];
+    for (const element of document.querySelectorAll('article *')) {
+        const own = [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+        const box = element.getBoundingClientRect(), style = getComputedStyle(element);
+        if (!own || !box.width || style.visibility === 'hidden' || style.opacity === '0') continue;
+        if (element.closest('svg, script, style, .headerlink, .copybtn, [aria-hidden=true]')) continue;
+        const under = ground(element), text = over(rgba(style.color), under);
+        const [high, low] = [light(under), light(text)].sort((a, b) => b - a);
+        const ratio = (high + 0.05) / (low + 0.05);
+        const what = `${element.tagName}.${element.className}: ${element.textContent.trim().slice(0, 40)}`;
+        if (ratio < 4.5) found.push(`${ratio.toFixed(2)} ${what}`);
+    }
+    return [...new Set(found)];
+}"""
+PALE = """() => [...document.querySelectorAll('.cell_output .text_html, .cell_output .output, .cell_output .accumviz')]
+    .flatMap(output => [output, ...output.querySelectorAll('div, figure, table, svg, details')])
+    .filter(element => {
+        const [r, g, b, a = 1] = getComputedStyle(element).backgroundColor.match(/[\\d.]+/g).map(Number);
+        return a > 0.5 && (r + g + b) / 3 > 140;
+    }).map(element => element.outerHTML.slice(0, 120))"""
+SILENT = """() => [...document.querySelectorAll('article img, article svg:not(svg svg), article canvas')]
+    .filter(picture => {
+        if (picture.closest('button, summary, .headerlink, [aria-hidden=true]')) return false;
+        const holder = picture.alt ? picture : picture.closest('[aria-label], [aria-labelledby]') || picture;
+        const pointed = document.getElementById(holder.getAttribute('aria-labelledby') || '-');
+        const inner = picture.querySelector(':scope > title, :scope > desc');
+        const text = [picture.alt, holder.getAttribute('aria-label'), pointed?.textContent, inner?.textContent]
+            .find(words => words?.trim()) || '';
+        return !text || /\\.(png|svg|jpe?g|gif)$/i.test(text.trim());
+    }).map(picture => picture.outerHTML.slice(0, 160))"""
+# What reaches over the right edge outside any box that scrolls.
+OUTGROWING = """() => document.documentElement.scrollWidth <= document.documentElement.clientWidth ? []
+    : ["the page scrolls sideways", ...[...document.querySelectorAll('body *')].filter(element => {
+        if (element.getBoundingClientRect().right <= innerWidth + 1) return false;
+        for (let box = element.parentElement; box && box !== document.body; box = box.parentElement)
+            if (getComputedStyle(box).overflowX !== 'visible') return false;
+        return true;
+    }).map(element => element.outerHTML.slice(0, 120))]"""
+CUT = """() => {
+    const end = element => element.getBoundingClientRect().right;
+    return [...document.querySelectorAll('.av-measured .av-bar')]
+        .filter(bar => end(bar) > end(bar.closest('.av-scroll'))).map(bar => bar.outerHTML.slice(0, 120));
+}"""
+MOVING = """() => [...document.querySelectorAll('*')].filter(element => {
+    const style = getComputedStyle(element);
+    const times = style.transitionDuration.split(',').map(parseFloat);
+    return style.animationName !== 'none' || times.some(time => time > 0);
+}).map(element => element.outerHTML.slice(0, 80))"""
+UNDRAWN = """async () => {
+    const all = [...document.querySelectorAll('math')];
+    await document.fonts.ready;
+    if (all.length && !document.fonts.check('16px "Book Math"')) return ['the font of equations is not there'];
+    return all.filter(math => math.getBoundingClientRect().height <= 5).map(math => math.outerHTML.slice(0, 120));
+}"""
+UNFOLD = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
+# As long as a page that has loaded may still begin to ask for something.
+LINGER = "performance.now() > performance.getEntriesByType('navigation')[0].loadEventEnd + 500"
+
+Look = Callable[[Any], list[str]]
+
+
+def script(text: str) -> Look:
+    return lambda watched: list(watched.page.evaluate(text))
+
+
+def theme(mode: str) -> Look:
+    """The page stands in the mode that its reader's system asks for."""
+
+    def look(watched: Any) -> list[str]:
+        wanted = "mode => document.documentElement.dataset.theme === mode"
+        watched.page.wait_for_function(wanted, arg=mode)
+        return []
+
+    return look
+
+
+def axe(**options: Any) -> Look:
+    def look(watched: Any) -> list[str]:
+        watched.page.evaluate(f"{AXE}; 0")
+        return list(watched.page.evaluate(AUDIT, options))
+
+    return look
+
+
+def axe_contrast(watched: Any) -> list[str]:
+    """The last look, because it changes the page."""
+    watched.page.evaluate(ALIKE)
+    return axe(only={"runOnly": ["color-contrast"]})(watched)
+
+
+# Without what takes seconds on a long page and is looked at on its own.
+axe_without_contrast = axe(rules={"color-contrast": {"enabled": False}})
+
+
+def narrow(watched: Any) -> list[str]:
+    found = []
+    for width in (320, 600, 760, 375):
+        watched.page.set_viewport_size({"width": width, "height": 900})
+        found += [f"at {width} px: {one}" for one in watched.page.evaluate(OUTGROWING)]
+    return found
+
+
+def unfolded(watched: Any) -> list[str]:
+    watched.page.evaluate(UNFOLD)
+    return axe_without_contrast(watched)
+
+
+def quiet(watched: Any) -> list[str]:
+    """It asked no other host, and complained about nothing."""
+    watched.page.wait_for_function(LINGER)
+    return [*watched.foreign, *watched.complaints]
+
+
+# Each visit with what is looked at, in this order.
+LIGHT: dict[str, Look] = {
+    "the theme": theme("light"),
+    "text on its ground": script(CONTRAST),
+    "pictures without words": script(SILENT),
+    "what moves": script(MOVING),
+    "equations": script(UNDRAWN),
+    "axe": axe_without_contrast,
+    "axe on contrast": axe_contrast,
+    "complaints": quiet,
+}
+DARK: dict[str, Look] = {
+    "the theme": theme("dark"),
+    "text on its ground": script(CONTRAST),
+    "pale outputs": script(PALE),
+    "axe on contrast": axe_contrast,
+    "complaints": quiet,
+}
+PHONE: dict[str, Look] = {
+    "what outgrows the page": narrow,
+    "bars that are cut": script(CUT),
+    "axe, all unfolded": unfolded,
+    "complaints": quiet,
+}
+SERVED: dict[str, Look] = {"the theme": theme("dark"), "complaints": quiet}
+
+
+def findings(looks: dict[str, Look], watched: Any) -> dict[str, list[str]]:
+    """What each look found, where it found something."""
+    return {name: found for name, look in looks.items() if (found := look(watched))}

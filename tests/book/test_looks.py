@@ -1,0 +1,71 @@
+"""Each look at a page finds the fault that it is for: a page with all of them, and one without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.book import looks
+
+Open = Callable[..., Any]
+PAGE = """<!doctype html><html lang="en" data-theme="{theme}"><meta charset="utf-8"><title>A page</title>
+<meta name="viewport" content="width=device-width"><style>.fade {{ transition: color 1s }}</style>
+<body><main><article><h1>A page</h1>{body}</article></main></body></html>"""
+DOT = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'/%3E"
+RIGHT = (
+    f"<p>Words</p><pre><span>a</span> <span>b</span></pre><img alt='A dot' src=\"{DOT}\">"
+    "<details><summary>More</summary><input aria-label='A number'></details>"
+)
+FAULTS = {
+    "text on its ground": "<p style='color: #999; background: #fff'>pale words</p>",
+    "pictures without words": f"<img role='presentation' src=\"{DOT}\">",
+    "what moves": "<p class='fade'>slow words</p>",
+    "equations": "<math style='display: none'><mi>x</mi></math>",
+    "axe": "<input>",
+    "axe on contrast": "<pre><span>some</span> <span style='color: #999; background: #fff'>(</span>"
+    "<span style='color: #999; background: #fff'>pale</span></pre>",
+    "complaints": "<script>setTimeout(() => console.error('late'), 400)</script>",
+    "pale outputs": "<div class='cell_output'><div class='output' style='background: #fff'>1</div></div>",
+    "what outgrows the page": "<p style='width: 330px'>wide words</p>",
+    "bars that are cut": "<div class='av-measured'><div class='av-scroll' style='width: 50px; overflow: auto'>"
+    "<div class='av-bar' style='width: 90px'></div></div></div>",
+    "axe, all unfolded": "<details><summary>More</summary><input></details>",
+}
+VISITS: dict[str, Any] = {"light": looks.LIGHT, "dark": looks.DARK, "phone": looks.PHONE}
+
+
+def look(name: str, visit: str, body: str, watch: Open, folder: Path) -> list[str]:
+    watched = watch("dark" if visit == "dark" else "light", **({"width": 375} if visit == "phone" else {}))
+    (folder / "page.html").write_text(PAGE.format(theme="dark" if visit == "dark" else "light", body=body), "utf-8")
+    watched.page.goto((folder / "page.html").as_uri())
+    return list(VISITS[visit][name](watched))
+
+
+@pytest.mark.parametrize(
+    ("visit", "name"), [(visit, name) for visit, all_looks in VISITS.items() for name in all_looks if name in FAULTS]
+)
+def test_a_look_finds_its_fault_and_nothing_else(visit: str, name: str, watch: Open, tmp_path: Path) -> None:
+    assert look(name, visit, RIGHT, watch, tmp_path) == []
+    assert look(name, visit, FAULTS[name], watch, tmp_path) != []
+
+
+def test_every_look_has_its_fault() -> None:
+    assert {name for visit in VISITS.values() for name in visit} - {"the theme"} == FAULTS.keys()
+
+
+def test_a_request_to_another_host_is_a_complaint(watch: Open, tmp_path: Path) -> None:
+    late = "<script>setTimeout(() => fetch('http://192.0.2.1/').catch(() => 0), 300)</script>"
+    assert "http://192.0.2.1/" in look("complaints", "light", late, watch, tmp_path)
+
+
+def test_a_page_in_the_wrong_mode_is_found(watch: Open, tmp_path: Path) -> None:
+    from playwright.sync_api import TimeoutError as Late
+
+    watched = watch("light")
+    watched.page.set_default_timeout(500)
+    watched.page.set_content(PAGE.format(theme="dark", body=RIGHT))
+    with pytest.raises(Late):
+        looks.theme("light")(watched)
