@@ -13,11 +13,7 @@ from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views.explore import explore
 from accumviz.views.player import play
-<<<<<<< HEAD
-=======
-from accumviz.views.predict import predict, prediction_html
 from tests.book import looks
->>>>>>> tests5
 
 Open = Callable[..., Any]
 violations = looks.axe()
