@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from accumviz.book.predict import predict as predict
     from accumviz.format.load import load as load
     from accumviz.graph import Graph as Graph
-    from accumviz.instruments.processes import distribute as distribute
-    from accumviz.instruments.record import record as record
-    from accumviz.instruments.trace import trace as trace
     from accumviz.ledger import Ledger as Ledger
+    from accumviz.recorder.distribute import distribute as distribute
+    from accumviz.recorder.record import record as record
+    from accumviz.recorder.trace import trace as trace
     from accumviz.views.explore import explore as explore
     from accumviz.views.player import play as play
     from accumviz.views.timeline import timeline as timeline
@@ -29,15 +29,15 @@ __version__ = "0.1.0"
 _HOME = {
     "Graph": "accumviz.graph",
     "Ledger": "accumviz.ledger",
-    "distribute": "accumviz.instruments.processes",
+    "distribute": "accumviz.recorder.distribute",
     "explore": "accumviz.views.explore",
     "load": "accumviz.format.load",
     "measure": "accumviz.book.measure",
     "play": "accumviz.views.player",
     "predict": "accumviz.book.predict",
-    "record": "accumviz.instruments.record",
+    "record": "accumviz.recorder.record",
     "timeline": "accumviz.views.timeline",
-    "trace": "accumviz.instruments.trace",
+    "trace": "accumviz.recorder.trace",
 }
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one list of public names
 

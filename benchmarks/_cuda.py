@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from accumviz.instruments.arrivals import _BULK_BYTES_ON_DEVICE
-from accumviz.instruments.record import record
 from accumviz.ledger import Ledger
+from accumviz.recorder.contributions import _BULK_BYTES_ON_DEVICE
+from accumviz.recorder.record import record
 
 if torch.cuda.is_available():  # read by cuBLAS when it starts: without it, bits may differ from run to run
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

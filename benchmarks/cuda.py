@@ -1,6 +1,6 @@
 """Recording on a CUDA device: what it costs, that it waits for nothing, changes nothing and tells the truth.
 
-The checks are in `_cuda.py`; tests/instruments/test_cuda.py runs them as tests.
+The checks are in `_cuda.py`; tests/recorder/test_cuda.py runs them as tests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from accumviz.instruments.record import record
+from accumviz.recorder.record import record
 from benchmarks._cuda import CHECKS, Row, row
 from benchmarks.record import transformer
 

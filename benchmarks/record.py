@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accumviz.instruments.record import record
+from accumviz.recorder.record import record
 from benchmarks._turns import Row, Step, in_turns, quartile, row, spent
 
 Loop = tuple[nn.Module, torch.optim.Optimizer, Step]

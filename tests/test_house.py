@@ -45,7 +45,7 @@ FLOORS = {
     "book": {"book.chart", "book.measure", "book.measurements", "book.predict"},
 }
 PACKAGES = {"accumviz", "accumviz.format", "accumviz.views", "accumviz.book"}
-RECORDER = ("accumviz.instruments", "accumviz.record")
+RECORDER = ("accumviz.recorder", "accumviz.record")
 DATA = {f"accumviz.{name}" for floor in ("ground", "what is made of it", "data", "files") for name in FLOORS[floor]}
 
 

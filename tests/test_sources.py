@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accumviz.sources import needed
+from accumviz.recorder.sources import needed
 
 SCRIPT = """\
 import torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accumviz.ledger import Ledger
-from accumviz.sources import needed
+from accumviz.recorder.sources import needed
 from accumviz.views.listing import listing
 
 SCRIPT = """\

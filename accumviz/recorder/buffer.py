@@ -1,0 +1,505 @@
+"""From what was seen to the ledger's columns, and from there to a file: what is written leaves memory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import linecache
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accumviz.events import CODES, NUMBERS, PRESENT, TABLES, Events, Parameter
+from accumviz.format import ledger as ledgerfile
+from accumviz.format.writer import Writer
+from accumviz.graph import Graph
+from accumviz.ledger import Ledger
+from accumviz.recorder.callsite import CallSite
+from accumviz.recorder.memory import Allocated
+from accumviz.recorder.rows import Backward, Columns, Row
+from accumviz.recorder.sources import needed
+from accumviz.recorder.transfer import Wire
+
+# A cell or a script, not a generated file: the player shows the code beside what it did.
+_LONGEST_SOURCE = 200_000
+# A chunk has room for so many events, and for so many numbers of large parameters.
+_EVENTS, _NUMBERS = 2048, 200_000
+# In memory, so many rows are put away at a time: one by one, the code that does it has left the cache in between.
+_TOGETHER = 24
+# A file has each event after so many, and after so many seconds.
+_FILE_EVENTS, _SECONDS = 256, 0.5
+_LONGEST_WRITE = 5.0
+# What a recording without a file may hold in memory; the rest goes to a temporary one.
+ROOM = 64 << 20
+
+# What a disk says that takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class Buffer:
+    """Events between the training loop and the ledger.
+
+    A row is `pending` until it is done, its numbers have arrived and those before it are away; it
+    then becomes a row of the open columns. Those are closed when they are full, or when a file has
+    waited long enough, and written: to the file, or kept until there are more than `ROOM` bytes of
+    them, and then written to a temporary file. A process forked from this one has what was there
+    until then, and holds what comes in memory.
+    """
+
+    def __init__(
+        self,
+        sizes: list[int],
+        small: list[int],
+        wire: Wire,
+        allocated: Allocated,
+        about: Callable[[], tuple[list[Parameter], dict[str, Any]]],
+        *,
+        path: str | Path | None = None,
+        overwrite: bool = False,
+        sources: bool = False,
+    ) -> None:
+        self._wire, self._allocated, self._about, self._whole_sources = wire, allocated, about, sources
+        self.start = time.perf_counter()
+        self.pending: list[Row] = []
+        self.lost = ""  # why there is no file any more
+        self._count, self._sizes = len(sizes), sizes
+        ends = np.cumsum([sizes[p] for p in small]).tolist()
+        self._slices = {p: slice(end - sizes[p], end) for p, end in zip(small, ends, strict=True)}
+        self._elements = ends[-1] if ends else 0
+        self._away = 0  # rows that are in columns
+        self._bulk = max(64, min(_EVENTS, _NUMBERS // max(self._count, 1)))
+        self._writer = None if path is None else Writer(path, "ledger", overwrite=overwrite)
+        self._graphs: dict[int, tuple[Graph, Callable[[Graph], Graph] | None]] = {}
+        self._chunks: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []
+        self._bytes, self._room = 0, float(ROOM)
+        self._temporary = False
+        self._written: list[Writer] = []  # files that take no more, but are read
+        self._given_up = False
+        self._asked = -math.inf  # when a device was asked what has arrived
+        self._end: dict[str, Any] = {}
+        self._lock = threading.RLock()
+        self._flusher: threading.Timer | None = None
+        self._said: Any = None
+        self._ledger: tuple[Any, Ledger] | None = None
+        # By file: the lines that events stand on; and what of its text they need, until it is written.
+        self._lines: dict[str, set[int]] = {}
+        self._texts: dict[str, str] = {}
+        # By line and kind, the last event's label, whereabouts and details, and the codes that these became.
+        self._last: dict[tuple[int, str], tuple[CallSite, str, str, dict[str, Any], bytes]] = {}
+        self._met: dict[int, CallSite] = {}  # lines whose text was looked for since the last chunk
+        self._begin(np.full(self._count, np.nan, np.float32), np.full(self._elements, np.nan))
+        _alive.add(self)
+
+    def _begin(self, grad: np.ndarray, exact_grad: np.ndarray) -> None:
+        self._columns = Columns(self._count, self._slices, grad, exact_grad)
+        self._tables: dict[str, dict[str, int]] = {name: {} for name in TABLES}
+        self._last.clear()
+        self._met.clear()
+        self._since = time.monotonic()
+
+    def __len__(self) -> int:
+        with self._lock:  # a thread that writes takes rows from one to the other
+            return self._away + len(self.pending)
+
+    # --- from rows to columns ------------------------------------------------------------------
+
+    def begin(self, kind: str, label: str, site: CallSite, within: str, details: dict[str, Any]) -> Row:
+        """A new event, which takes its place when it begins to take effect."""
+        row = Row(kind, label, site, time.perf_counter() - self.start, within, details)
+        self.pending.append(row)
+        return row
+
+    def finish(self, row: Row) -> None:
+        """This row is whole, but for what a device still sends."""
+        if self._allocated.devices:
+            row.allocated, row.peak = self._allocated.after()
+        site = row.site
+        if id(site) not in self._met:
+            # Here, not in the thread that writes: keeping the parser's warnings to ourselves concerns all threads.
+            self._meet(site)
+        row.done = True
+        self.settle()
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Put away the rows whose numbers have arrived, many at a time; with `wait`, all that are done."""
+        pending = self.pending
+        if not wait:
+            in_memory = self._writer is None or self._temporary
+            if (in_memory and len(pending) < _TOGETHER) or not pending or not pending[0].done:
+                return
+            if pending[0].sent:
+                if not self._worth_asking():
+                    return
+            elif not in_memory and len(pending) < _TOGETHER and time.monotonic() - self._since < _SECONDS:
+                self._flush_later()
+                return
+        self._put_away(wait=wait)
+
+    def _put_away(self, *, wait: bool = False, sent: bool = True) -> None:
+        """Likewise, however few there are; without `sent`, up to the first that a device sends something."""
+        pending = self.pending
+        with self._lock:
+            there, ready = -1, 0
+            for row in pending:
+                if not row.done or (row.sent and not sent):
+                    break
+                if row.sent:
+                    if there < 0:
+                        there = self._wire.wait() if wait else self._wire.arrived()
+                    if row.sent > there:
+                        break
+                ready += 1
+            moved = 0
+            try:
+                for row in pending[:ready]:
+                    self._put(row, self._away + moved)
+                    moved += 1
+            finally:
+                del pending[:moved]  # another thread may have added some meanwhile
+                self._away += moved
+            if self._writer is not None:
+                self._write_soon()
+
+    def _worth_asking(self) -> bool:
+        """Whether to ask a device what has arrived: for many events at once, or because a file waits for them."""
+        if len(self.pending) < self._bulk:
+            if self._writer is None or self._temporary or time.monotonic() - self._asked < _SECONDS:
+                return False
+            self._asked = time.monotonic()
+        return True
+
+    def _write_soon(self) -> None:
+        """Write by count and by time, also when no event comes: a loop that pauses loses no more than one that runs."""
+        if self._temporary or not self._columns.rows:
+            return
+        if self._columns.rows >= _FILE_EVENTS or time.monotonic() - self._since > _SECONDS:
+            self._close_columns()
+        else:
+            self._flush_later()
+
+    def _flush_later(self) -> None:
+        if self._flusher is not None:
+            return
+        flusher = threading.Timer(_SECONDS, _flush, (weakref.ref(self),))
+        flusher.daemon = True
+        # No new thread can be had while the interpreter ends, nor beyond a limit: the next event asks again.
+        with contextlib.suppress(RuntimeError):
+            flusher.start()
+            self._flusher = flusher
+
+    def flush(self) -> None:
+        """Write what is there, whoever asks; a device is not asked, which may be in the middle of a capture."""
+        with self._lock:
+            self._flusher = None
+            if not self._given_up:
+                self._put_away(sent=False)
+                if self._columns.rows:
+                    self._close_columns()
+
+    def _put(self, row: Row, index: int) -> None:
+        if type(row) is Backward and row.graph is not None:
+            self._graphs[index] = row.graph, row.fill_graph
+        if row.host:
+            row.arrive()
+        # Most events say what the last one on the same line said.
+        site = row.site
+        known = self._last.get((id(site), row.kind))
+        if (
+            known is None
+            or known[0] is not site
+            or known[1] != row.label
+            or known[2] != row.within
+            or known[3] != row.details
+        ):
+            known = self._last[id(site), row.kind] = (site, row.label, row.within, row.details, self._codes(row))
+        self._columns.put(row, known[4])
+        if self._columns.rows == self._bulk:
+            self._close_columns()
+
+    def _meet(self, site: CallSite) -> None:
+        self._met[id(site)] = site
+        if site.path:
+            lines = self._lines.setdefault(site.file, set())
+            if site.line not in lines:
+                lines.add(site.line)
+                self._texts[site.file] = self._source(site.path, lines)
+
+    def _codes(self, row: Row) -> bytes:
+        tables, site = self._tables, row.site
+        codes = (
+            _place(tables["kind"], row.kind),
+            _place(tables["label"], row.label),
+            _place(tables["file"], site.file),
+            site.line,
+            _place(tables["source"], site.source),
+            _place(tables["within"], row.within),
+            -1,
+            _place(tables["details"], self._detailed(row.details)),
+        )
+        return np.array(codes, np.int32).tobytes()
+
+    def _detailed(self, details: dict[str, Any]) -> str:
+        if not details:
+            return "{}"
+        return json.dumps({name: _plain(value) for name, value in details.items()}, separators=(",", ":"))
+
+    def expect(self, running: Backward, touched: Iterable[int]) -> None:
+        """In rows that happened inside this backward, what it had yet to bring counts as there already.
+
+        Its own row stands before them with all it brought: a `.grad` may not be gone in between.
+        """
+        with self._lock:
+            self._expect(running, touched)
+
+    def _expect(self, running: Backward, touched: Iterable[int]) -> None:
+        position = self.pending.index(running)
+        last = len(self)
+        arrivals = sorted((running.settled.get(i, last), i) for i in touched if not running.had[i])
+        missing, arrived = bytearray(self._count), 0
+        for _, i in arrivals:
+            missing[i] = PRESENT
+        for number, row in enumerate(self.pending[position + 1 :], self._away + position + 1):
+            while arrived < len(arrivals) and arrivals[arrived][0] <= number:
+                missing[arrivals[arrived][1]] = 0
+                arrived += 1
+            if row.within == "backward" and row.done:
+                both = int.from_bytes(row.present, "little") | int.from_bytes(missing, "little")
+                row.present = both.to_bytes(self._count, "little")
+
+    # --- from columns to chunks ----------------------------------------------------------------
+
+    def _close_columns(self) -> None:
+        """Make the open columns a chunk, write it, and begin new ones."""
+        head, arrays, grad, exact_grad = self._chunk()
+        head |= self._news()
+        self._begin(grad, exact_grad)
+        self._keep(head, arrays)
+
+    def _chunk(self) -> tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        """The open columns as a chunk, and what `.grad` is after its last event."""
+        columns, rows = self._columns, self._columns.rows
+        state, contribution, exact, grad, exact_grad = columns.arrays()
+        events = Events(
+            np.frombuffer(columns.codes, np.int32).reshape(rows, len(CODES)),
+            np.frombuffer(columns.numbers, np.float64).reshape(rows, len(NUMBERS)),
+            {name: tuple(table) for name, table in self._tables.items()},
+        )
+        elements = {p: (exact[:, where], exact_grad[1:, where]) for p, where in self._slices.items()}
+        head, arrays = ledgerfile.pack(events, contribution, grad[1:], state, elements)
+        return head, arrays, grad[-1].copy(), exact_grad[-1].copy()
+
+    def _news(self) -> dict[str, Any]:
+        """What a chunk says beside its events: code that was not shown yet, and what has changed since."""
+        news: dict[str, Any] = {}
+        if self._texts:
+            news["sources"] = dict(sorted(self._texts.items()))
+        said = self._described()
+        if said != self._said:
+            self._said = said
+            news |= ledgerfile.described(*said)
+        self._texts.clear()
+        return news
+
+    def _described(self) -> Any:
+        try:
+            said = self._about()
+        except Exception:
+            if not self._given_up:
+                raise
+        else:
+            if len(said[0]) == self._count:
+                return said
+        # It failed while the parameters were let go, or before anything was known of them.
+        unknown = [Parameter(f"parameter {n}", (size,)) for n, size in enumerate(self._sizes)]
+        return self._said or (unknown, {"stopped": "it did not begin"})
+
+    def _source(self, path: str, lines: set[int]) -> str:
+        text = "".join(linecache.getlines(path))
+        if len(text) > _LONGEST_SOURCE:
+            return ""
+        return text if self._whole_sources else needed(text, lines)
+
+    # --- from chunks to a file -----------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin the file, if there is one, with what is known before the first event."""
+        self._said = self._about()
+        if self._writer is None:
+            return
+        try:
+            self._writer.open()
+            self._writer.append(ledgerfile.described(*self._said))
+        except OSError as error:
+            if error.errno not in _FULL:  # a name that cannot be: whoever passed it is told
+                raise
+            self._lose(error)
+        except Exception:
+            writer, self._writer = self._writer, None
+            writer.discard()
+            raise
+
+    def _keep(self, head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        if self._writer is not None:
+            try:
+                self._writer.append(head, arrays)
+            except OSError as error:
+                self._lose(error)
+            else:
+                if self._writer.can_be_read:
+                    return
+        self._chunks.append((head, {name: np.array(array) for name, array in arrays.items()}))
+        self._bytes += sum(array.nbytes for array in arrays.values())
+        if self._bytes > self._room and self._writer is None:
+            self._spill()
+
+    def _lose(self, error: OSError) -> None:
+        """The disk takes no more: what the file has is read from there, what comes is held in memory."""
+        self._let_be()
+        if self._temporary:
+            self._room = math.inf
+        self.lost = f"{type(error).__name__}: {error}"
+
+    def _let_be(self) -> None:
+        """Write no more to the file; what it has is still read from there."""
+        writer, self._writer = self._writer, None
+        if writer is not None and writer.can_be_read:
+            writer.release()
+            self._written.append(writer)
+
+    def _spill(self) -> None:
+        """Write what memory holds to a temporary file that goes with the recording."""
+        try:
+            writer = Writer.temporary("ledger")
+            writer.append(ledgerfile.described(*self._described()))
+            for head, arrays in self._chunks:
+                writer.append(head, arrays)
+        except OSError:  # no room there, either: memory is all there is
+            self._room = math.inf
+        else:
+            self._writer, self._temporary = writer, True
+            self._chunks, self._bytes = [], 0
+
+    # --- what comes out ------------------------------------------------------------------------
+
+    def graphs(self) -> dict[int, Graph]:
+        """The graphs that backwards ran, by event."""
+        for index, (graph, fill) in list(self._graphs.items()):
+            if fill is not None:
+                self._graphs[index] = fill(graph), None
+        return {index: graph for index, (graph, _) in self._graphs.items()}
+
+    def ledger(self) -> Ledger:
+        """All rows that are done, as a ledger."""
+        with self._lock:
+            self.settle(wait=True)
+            parameters, meta = about = self._described()
+            if self._ledger is None or self._ledger[0] != (self._away, about):
+                if self._columns.rows:
+                    self._close_columns()
+                writers = self._written if self._writer is None else [*self._written, self._writer]
+                parts = [writer.read() for writer in writers if writer.can_be_read]
+                described: list[tuple[dict[str, Any], dict[str, np.ndarray]]]
+                described = [(ledgerfile.described(parameters, meta | self._end), {})]
+                chunks = self._chunks
+                if not self._away:  # even without events a ledger has its columns
+                    head, arrays, *_ = self._chunk()
+                    chunks = [(head, {name: np.array(array) for name, array in arrays.items()})]
+                whole = ledgerfile.Parts(described, *parts, chunks, described)
+                self._ledger = (self._away, about), Ledger.of_arrays(ledgerfile.decode(whole))
+            return self._ledger[1]
+
+    def give_up(self) -> None:
+        """Keep what is whole, drop what is not, after something of ours has failed: it may do so again."""
+        with self._lock:
+            self._given_up = True
+            self._columns.cut()
+            self.pending[:] = [row for row in self.pending if row.done]
+            with contextlib.suppress(Exception):
+                self._put_away(wait=True)
+            if self.pending:
+                self.pending.clear()
+                self._columns.cut()
+
+    def close(self, **end: Any) -> None:
+        """Write what there is; `end` is what the file says last."""
+        with self._lock:
+            try:
+                self.settle(wait=True)
+                if self._columns.rows:
+                    self._close_columns()
+            except Exception:
+                if not self._given_up:
+                    raise
+            self._end = end
+            if self._flusher is not None:
+                self._flusher.cancel()
+                self._flusher = None
+            if self._writer is not None and not self._temporary:
+                try:
+                    self._writer.close(**end)
+                except OSError as error:
+                    self._lose(error)
+                self._let_be()
+
+    def forked(self) -> None:
+        """In a forked process: hold on in memory, and leave the parent's file to the parent."""
+        self._lock, self._flusher = threading.RLock(), None
+        if self._writer is not None and self._writer.size:
+            self._let_be()
+            self._temporary = False
+
+
+def _place(table: dict[str, int], text: str) -> int:
+    found = table.get(text)
+    if found is None:
+        found = table[text] = len(table)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return value
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)[:200]
+
+
+def _flush(buffer: weakref.ref[Buffer]) -> None:
+    here = buffer()
+    if here is not None:
+        with contextlib.suppress(Exception):
+            here.flush()
+
+
+# A fork copies a buffer as it stands, so nobody may be in the middle of a change; those whose locks this thread took.
+_alive: weakref.WeakSet[Buffer] = weakref.WeakSet()
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    # The lock is held for as long as a write takes; a disk that hangs may not hang the user's fork.
+    _forking.locks = [buffer._lock for buffer in list(_alive) if buffer._lock.acquire(timeout=_LONGEST_WRITE)]
+
+
+def _after_fork() -> None:
+    for lock in _forking.locks:
+        lock.release()
+    _forking.locks = []
+
+
+def _in_child() -> None:
+    _forking.locks = []
+    for buffer in list(_alive):
+        buffer.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

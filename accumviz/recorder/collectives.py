@@ -1,0 +1,352 @@
+"""Collectives that move gradients between ranks: all-reduce (DDP), all-gather and reduce-scatter (FSDP).
+
+Every collective of every backend goes through an operator of torch's `c10d` library. While a
+recording is open, a kernel in front of these operators takes note of the call and passes it on.
+That sees what DDP's C++ reducer sends, with or without a comm hook of the user's, and what the
+hook sends where it compresses. Nothing of DDP or FSDP is replaced.
+
+`bytes` are those of the whole that is reduced or gathered: an all-reduce's tensor, what an
+all-gather gives, what a reduce-scatter is given. What a ring or a tree sends on the wire differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from accumviz.recorder import patches
+from accumviz.recorder.callsite import CallSites
+from accumviz.recorder.contributions import Contributions
+from accumviz.recorder.fsdp import Whole, local, pieces
+from accumviz.recorder.rows import Backward, Row, Sync
+from accumviz.recorder.transfer import keep_for_stream
+
+# The operators, what they do, and which argument is the whole.
+_OPERATORS = {
+    "allreduce_": ("all-reduce", 0),
+    "allreduce_coalesced_": ("all-reduce", 0),
+    "allgather_": ("all-gather", 0),
+    "_allgather_base_": ("all-gather", 0),
+    "allgather_into_tensor_coalesced_": ("all-gather", 0),
+    "reduce_scatter_": ("reduce-scatter", 1),
+    "_reduce_scatter_base_": ("reduce-scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce-scatter", 1),
+}
+_KEYS = ("AutogradCPU", "AutogradCUDA")
+# SyncBatchNorm, too, reduces inside a backward.
+_BATCH_NORM = str(Path("nn", "modules", "_functions.py"))
+
+
+class Listener(Protocol):
+    """What an open recording is told of a collective, before it begins."""
+
+    def failed(self, error: Exception) -> None: ...
+    def collective(self, op: str, whole: list[torch.Tensor], given: list[torch.Tensor], frame: FrameType) -> None: ...
+
+
+_listeners: tuple[Listener, ...] = ()
+_lock = threading.Lock()
+_library: Any = None
+
+
+def listen(listener: Listener) -> None:
+    """Tell this listener of collectives from now on."""
+    global _listeners, _library  # noqa: PLW0603 - the operators are the process's
+    with _lock:
+        if not _listeners:
+            _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+            for name in _OPERATORS:
+                packet: Any = getattr(torch.ops.c10d, name, None)
+                for key in _KEYS if packet is not None else ():
+                    _library.impl(name, _kernel(name, packet.default), key, with_keyset=True)
+        _listeners = (*_listeners, listener)
+
+
+def leave(listener: Listener) -> None:
+    """Stop telling it; the last one out leaves the operators as they were."""
+    global _listeners, _library  # noqa: PLW0603 - as above
+    with _lock:
+        if listener in _listeners:
+            _listeners = tuple(other for other in _listeners if other is not listener)
+            if not _listeners:
+                _library._destroy()
+                _library = None
+
+
+def _kernel(name: str, operator: Any) -> Callable[..., Any]:
+    op, whole = _OPERATORS[name]
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        for listener in _listeners:
+            try:
+                # A device's thread has no frame below this one.
+                listener.collective(op, _tensors(args[whole]), _tensors(args[0]), sys._getframe())
+            except Exception as error:
+                patches.failures.append(type(error).__name__)
+                with contextlib.suppress(Exception):
+                    listener.failed(error)
+                    patches.failures.pop()
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+    return kernel
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+class Collectives:
+    """The leaves that are reduced across ranks, and the collectives that do it, as they come.
+
+    What autograd brings to such a leaf is read while it is there: later, the average replaces it.
+    """
+
+    def __init__(self, contributions: Contributions, sites: CallSites, failed: Callable[[Exception], None]) -> None:
+        self._contributions, self._sites, self.failed = contributions, sites, failed
+        self._leaves = leaves = contributions.leaves
+        named = leaves.named
+        self._shards = named.shards
+        found = dict.fromkeys(part for module in named.wrapped for part in module.modules() if _replicates(part))
+        self.replicas: list[Any] = list(found)
+        self._members = [[named.index.get(id(p), -1) for p in _synced(replica)] for replica in self.replicas]
+        # The last forward of each: whether it armed the all-reduce, and its line.
+        self._armed: list[tuple[bool, int] | None] = [None] * len(self.replicas)
+        # The order in which the gradients of the first synchronised backward came.
+        self._arrivals: dict[int, list[int]] = {}
+        self._handles: list[Any] = []
+        self._ranks = 1
+        self._replicated = {i for members in self._members for i in members if i >= 0}
+        # The leaves whose `.grad` is changed or taken away while the backward runs.
+        in_place = {i for n, members in enumerate(self._members) for i in members if _in_place(self.replicas[n])}
+        elsewhere = {i for i in self._replicated if leaves.tensors[i].device.type != "cpu"}
+        contributions.taken = (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
+        self.unhooked = set(contributions.taken)
+        leaves.always |= self._replicated | contributions.taken
+        self.manual: list[tuple[Row, list[int]]] = []
+
+    def open(self) -> None:
+        """Watch the forwards that arm an all-reduce, and every collective."""
+        for n, replica in enumerate(self.replicas):
+
+            def before(module: Any, args: Any, n: int = n) -> None:
+                try:
+                    wanted = bool(module.require_backward_grad_sync) and torch.is_grad_enabled()
+                    self._armed[n] = wanted, self._sites.find(sys._getframe(1)).line
+                except Exception as error:
+                    patches.failures.append(type(error).__name__)
+                    with contextlib.suppress(Exception):
+                        self.failed(error)
+                        patches.failures.pop()
+
+            self._handles.append(replica.register_forward_pre_hook(before))
+        if dist.is_available() and dist.is_initialized():
+            self._ranks = dist.get_world_size()
+            listen(self)
+
+    def close(self) -> None:
+        """Leave everything as it was."""
+        leave(self)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def forget(self) -> None:
+        """Let go of the modules and of what they hold."""
+        self.replicas.clear()
+        self._members.clear()
+        self.manual.clear()
+        self.unhooked.clear()
+
+    def hook(self) -> None:
+        """Hook those of the leaves that are taken away which exist by now."""
+        for i in list(self.unhooked):
+            tensor: Any = self._leaves.tensors[i]
+            leaf = tensor.leaf if isinstance(tensor, Whole) else tensor
+            if leaf is not None and leaf.requires_grad:
+                self._handles.append(leaf.register_post_accumulate_grad_hook(self._after(i)))
+                self.unhooked.discard(i)
+
+    def describe(self, details: dict[str, Any]) -> None:
+        """Say of a backward whether the last forward armed its all-reduce, and what the flag is now."""
+        for replica, armed in zip(self.replicas, self._armed, strict=True):
+            if armed is not None:
+                details["armed"], details["armed_line"] = armed
+                details["no_sync"] = not replica.require_backward_grad_sync
+
+    def _after(self, i: int) -> Callable[[torch.Tensor], None]:
+        here = weakref.ref(self)
+
+        def hook(_: torch.Tensor) -> None:
+            collectives = here()
+            if collectives is None:
+                return
+            try:
+                running = collectives._contributions.running()
+                if running is not None:
+                    if running.had[i]:
+                        collectives._leaves.read(running, [i])
+                        running.read[i] = None
+                    elif i not in running.unknown:
+                        running.same[i] = None
+                    collectives._leaves.note([i])
+            except Exception as error:
+                patches.failures.append(type(error).__name__)
+                with contextlib.suppress(Exception):
+                    collectives.failed(error)
+                    patches.failures.pop()
+
+        return hook
+
+    def collective(self, op: str, whole: list[torch.Tensor], output: list[torch.Tensor], frame: FrameType) -> None:
+        """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
+        if patches.capturing():
+            return
+        contributions = self._contributions
+        running = contributions.running() if torch._C._current_graph_task_id() != -1 else None
+        if running is not None and running.hot:  # once it is over, `.grad` is no longer what this backward made of it
+            contributions.reduce(running)
+        details: dict[str, Any] = {"op": op, "bytes": sum(t.numel() * t.element_size() for t in whole)}
+        details["ranks"] = self._ranks
+        moving = self._shards.moving(frame) if self._shards else None
+        arriving: dict[int, torch.Tensor | None] = {}
+        leaves: list[int] = []
+        if moving is not None:
+            units = [self._shards.by_id[id(unit)] for unit in moving if id(unit) in self._shards.by_id]
+            shards = [i for _, inside in units for i in inside]
+            if op == "reduce-scatter":
+                leaves = [*(i for i, _ in units), *shards]
+                new = pieces(moving, output[0]) if len(shards) == len(moving) else None
+                arriving = dict(zip(shards, new, strict=True)) if new else dict.fromkeys(shards)
+            concerned = shards
+        elif op != "all-reduce":
+            return
+        elif running is not None:
+            concerned = leaves = self._bucket(whole, frame, running, details)
+        else:
+            concerned = leaves = self._grads_in(whole)
+        if not concerned:
+            return
+        details["parameters"] = [self._leaves.named.names[i] for i in concerned]
+        rows = contributions.rows
+        if running is not None:
+            row = rows.begin("sync", running.label, running.site, "backward", details)
+        else:
+            row = rows.begin("sync", "", self._sites.find(frame), "", details)
+        if running is not None and leaves:
+            running.syncs = [*running.syncs, Sync(row, leaves, arriving)]
+            running.synced = {*running.synced, *leaves}
+        elif leaves:
+            self.manual.append((row, leaves))
+        else:
+            row.present = bytes(self._leaves.present)
+            rows.finish(row)
+
+    def _bucket(
+        self, whole: list[torch.Tensor], frame: FrameType, running: Backward, details: dict[str, Any]
+    ) -> list[int]:
+        """The leaves in the bucket that DDP reduces now.
+
+        Buckets are filled from the last parameter to the first, and from the second synchronised
+        backward on in the order in which the gradients of the first came. (DDP cannot be asked:
+        it holds its lock.)
+        """
+        above: FrameType | None = frame
+        while above is not None:
+            if above.f_code.co_filename.endswith(_BATCH_NORM):
+                return []
+            above = above.f_back
+        count = sum(tensor.numel() for tensor in whole)
+        arrived = [i for i in running.met if i in self._replicated]
+        left = [i for i in arrived if i not in running.synced]
+        owner = next((n for n, members in enumerate(self._members) if set(left) & set(members)), -1)
+        armed = self._armed[owner] if owner >= 0 else None
+        if armed is None:
+            return []
+        details["armed_line"] = armed[1]
+        mine = set(self._members[owner])
+        for order in (self._arrivals.get(owner, ()), arrived, self._members[owner][::-1]):
+            held, inside = 0, []
+            for i in (i for i in order if i in mine and i not in running.synced):
+                if held >= count:
+                    break
+                inside.append(i)
+                held += self._leaves.sizes[i]
+            if held == count:
+                return inside
+        details["compressed"] = True  # a comm hook sends something else than the bucket
+        return [i for i in left if i in mine]
+
+    def _grads_in(self, whole: list[torch.Tensor]) -> list[int]:
+        """The leaves whose `.grad` is reduced by hand."""
+        sent = {tensor.untyped_storage().data_ptr() for tensor in whole}
+        grads = ((i, tensor.grad) for i, tensor in enumerate(self._leaves.tensors))
+        plain = ((i, local(grad)) for i, grad in grads if grad is not None)
+        return [i for i, grad in plain if grad.layout is torch.strided and grad.untyped_storage().data_ptr() in sent]
+
+    def finish(self, running: Backward) -> None:
+        """The backward is over: read what its collectives left in `.grad`."""
+        leaves = self._leaves
+        present = bytearray(running.present)
+        for n, members in enumerate(self._members):
+            if n not in self._arrivals and running.synced & set(members):
+                self._arrivals[n] = [i for i in running.met if i in self._replicated]
+        for i in running.synced:
+            if i not in running.met:
+                present[i] = running.had[i]
+        running.present = bytes(present)
+        for row, concerned, arriving in running.syncs:
+            row.changed = concerned
+            row.contributed = [i for i in arriving if leaves.present[i]]
+            leaves.read(row, concerned)
+            for i in row.contributed:
+                new = arriving[i]
+                brought = new if new is not None or present[i] else leaves.tensors[i].grad
+                if brought is None:
+                    row.unmeasured = [*row.unmeasured, i]
+                else:
+                    leaves.reduce(row, [("contribution", i, brought.reshape(-1))])
+                    keep_for_stream([brought])  # what was scattered was made on a stream of its own
+            for i in concerned:
+                present[i] = leaves.present[i]
+            row.present = bytes(present)
+            self._contributions.rows.finish(row)
+
+    def claim(self, changed: list[int]) -> list[int]:
+        """Give the changes that a collective outside a backward made to it; return the others."""
+        if not self.manual:
+            return changed
+        manual, self.manual = self.manual, []
+        for row, concerned in manual:
+            row.changed = concerned  # the library writes without a new version
+            self._leaves.read(row, concerned)
+            row.present = bytes(self._leaves.present)
+            self._contributions.rows.finish(row)
+        taken = {i for _, concerned in manual for i in concerned}
+        return [i for i in changed if i not in taken] if taken else changed
+
+
+def _replicates(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.parallel.DistributedDataParallel)
+
+
+def _in_place(replica: Any) -> bool:
+    """Whether DDP divides and reduces in `.grad` itself, or somebody's hook decides what becomes of it."""
+    return bool(getattr(replica, "gradient_as_bucket_view", True) or getattr(replica, "_comm_hooks", True))
+
+
+def _synced(replica: Any) -> list[torch.Tensor]:
+    """The parameters that DDP numbers, in its order."""
+    ignored = set(getattr(replica, "parameters_to_ignore", ()))
+    named = replica.module.named_parameters()
+    return [tensor for name, tensor in named if tensor.requires_grad and name not in ignored]

@@ -1,0 +1,318 @@
+"""What reaches the leaves while backwards run, taken by our hooks on whichever thread the engine calls them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from accumviz.events import PRESENT
+from accumviz.recorder import patches
+from accumviz.recorder.buffer import Buffer
+from accumviz.recorder.leaves import HOT, Found, Hook, Leaves
+from accumviz.recorder.rows import Backward
+from accumviz.recorder.transfer import keep_for_stream
+
+# On a device, contributions are reduced in bulks of so many bytes: a call costs more there than its bytes.
+_BULK_BYTES_ON_DEVICE = 16 << 20
+# What FSDP takes away after the hook is held only if a copy of it costs nothing.
+_SMALL = 16 << 10
+_current_task = torch._C._current_graph_task_id
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+class Contributions:
+    """What backwards bring to which leaf: the backwards that run now, what reached them, and what `.grad` was before.
+
+    `rows` is where they go; `failed` is told of what fails in a hook. `taken` are the leaves whose
+    `.grad` is changed or taken away while a backward runs, so that what comes is read at once.
+
+    On the CPU our hooks run on the thread that called backward. On a device they run on the
+    engine's thread for it, under the stream of the operation that brought the contribution: what
+    they read is there for that stream, and after the backward for the caller's.
+    """
+
+    def __init__(self, leaves: Leaves, rows: Buffer, failed: Callable[[Exception], None]) -> None:
+        self.leaves, self.rows = leaves, rows
+        self.open: list[Backward] = []
+        self.taken: set[int] = set()
+        self._failed = failed
+        # Threads other than the one we were opened in, and the leaves that their backwards reach.
+        self._opener, self.shared = get_ident(), False
+        # Not empty as long as no two threads call our hooks at once, and all leaves are on the CPU: when one hook
+        # is called, what the hooks before it saw is in `.grad`. A list, because the hooks hold it.
+        self._alone = [True]
+        self._theirs: set[int] = set()
+        self._lock = threading.RLock()
+        leaves.hook_of = self._hook_of
+
+    def begin(self, running: Backward) -> None:
+        """This backward runs from now on."""
+        if self.shared:
+            # On a device, what tells the threads' backwards apart is the engine's number of the task.
+            def note(_: Any) -> None:
+                running.task = _current_task()
+
+            running.tags = [node.register_prehook(note) for node in running.nodes]
+        running.hot = bool(self._alone)
+        self.open.append(running)
+
+    def nests(self) -> None:
+        """A backward runs inside the one that is running: it may bring contributions in parts, so they are kept."""
+        running = self.running()
+        if running is not None:
+            running.hot, running.whole = False, True
+
+    def forget(self) -> None:
+        """Let go of what runs."""
+        self.open.clear()
+
+    def end(self, running: Backward) -> None:
+        """It is over."""
+        self.open.remove(running)
+        for tag in running.tags:
+            tag.remove()
+
+    def share_with_threads(self) -> None:
+        """From now on our hooks tell which thread's backward reached a leaf: they are called inside it."""
+        if not self.shared:
+            self.shared = True
+            self._alone.clear()
+            for running in self.open:
+                running.loose = True
+        self.leaves.hook()
+
+    def on_devices(self, devices: set[torch.device]) -> None:
+        """Leaves on several devices are reached on several threads at once, those of one device on its own."""
+        if any(device.type != "cpu" for device in devices):
+            self._alone.clear()
+
+    def look(self, *, into: list[torch.Tensor | None] | None = None) -> list[int]:
+        """The leaves whose `.grad` has changed since we looked last, by no other thread's backward."""
+        changed = self.leaves.update(self._mine() if self._theirs else None, into=into)
+        # Another thread may have reached its first leaf while we looked.
+        return [i for i in changed if i not in self._theirs] if self._theirs else changed
+
+    def changed(self, owner: Any) -> list[int]:
+        """The leaves whose `.grad` the call that just ended has changed, of this owner's where threads train."""
+        return self.leaves.update(self.leaves.owned(owner) if self.shared else None)
+
+    def prepare(self) -> None:
+        """See to it that our hooks are where a backward needs them."""
+        self.leaves.prepare(self._mine() if self._theirs else None)
+
+    def _mine(self) -> list[int]:
+        # Reading a `.grad` while another thread's backward writes it can end the process.
+        return [i for i in range(len(self.leaves)) if i not in self._theirs]
+
+    def by_opener(self, thread: int) -> bool:
+        """Whether this is the thread we were opened in."""
+        return thread == self._opener
+
+    def running(self) -> Backward | None:
+        """The backward that the caller is inside of, if any; on a device, hooks run on the engine's threads."""
+        if not self.open:
+            return None
+        thread, task = get_ident(), _current_task()
+        untagged = None
+        for running in reversed(self.open):
+            if running.thread == thread or (task != -1 and running.task == task):
+                return running
+            if running.task is None and untagged is None:
+                untagged = running
+        return None if task == -1 else untagged or self.open[-1]
+
+    def _hook_of(self, i: int) -> Hook:
+        # The tensor holds its hook: one that held the recording would keep both alive for ever.
+        here, running_now, alone, elsewhere = weakref.ref(self), self.open, self._alone, patches.differentiating
+        tensor = self.leaves.tensors[i]
+        size = self.leaves.sizes[i] * tensor.element_size()
+        bulk = HOT if tensor.device.type == "cpu" else _BULK_BYTES_ON_DEVICE
+        taken = i in self.taken
+
+        def hook(grad: torch.Tensor | None) -> None:
+            if not running_now or grad is None:  # autograd.grad runs hooks too, but writes no `.grad`
+                return
+            contributions = here()
+            if contributions is None:
+                return
+            try:
+                running = running_now[0]
+                # By far the most frequent case first: this runs once per parameter and backward.
+                if running.hot and alone and not elsewhere and i not in running.met and not taken:
+                    if running.waiting > bulk:
+                        contributions.reduce(running)
+                    running.waiting += size
+                    running.met[i] = None
+                    if running.had[i]:
+                        running.held[i] = grad.detach()
+                    elif contributions.leaves.freed_by_user(i):
+                        running.held[i] = grad  # the reference keeps autograd from handing it on as `.grad`
+                    else:
+                        running.fresh[i] = None
+                elif not elsewhere or get_ident() not in elsewhere:
+                    contributions._receive(i, grad, size, bulk)
+            except Exception as error:  # a hook that raises would end the user's backward
+                patches.failures.append(type(error).__name__)
+                with contextlib.suppress(Exception):
+                    contributions._failed(error)
+                    patches.failures.pop()
+
+        return hook
+
+    def _receive(self, i: int, grad: torch.Tensor, size: int, bulk: int) -> None:
+        """Take note of what autograd is about to add to a leaf's `.grad`, whoever's backward it is."""
+        with self._lock:
+            running = self.open[-1]
+            if len(self.open) > 1:
+                running = self.running() or running
+            theirs = running.thread != self._opener
+            if theirs:
+                self._theirs.add(i)
+            if running.waiting > bulk and not running.whole:
+                # Another device's stream is none of this thread's.
+                self.reduce(running, grad.device)
+            if i in running.held:  # in parts, from a reentrant checkpoint
+                running.held[i] = running.held[i] + grad.detach()
+                return
+            if i in running.settled:  # this part came too late
+                running.unknown[i] = None
+                return
+            running.met[i] = None
+            if grad.is_cuda and _raw_stream is not None:
+                running.streams.add(_raw_stream(grad.get_device()))
+            if i in self.taken and size > _SMALL:
+                # Held, it would be copied and not be freed when it is scattered.
+                self.leaves.reduce(running, [("contribution", i, grad.detach())])
+                running.settled[i] = len(self.rows)
+            elif running.had[i] or theirs or i in self.taken or self.leaves.freed_by_user(i):
+                # Detached where `.grad` is another tensor anyway; else the reference keeps it another tensor.
+                running.held[i] = grad.detach() if running.had[i] else grad
+                running.waiting += size
+            else:
+                running.fresh[i] = None
+
+    def settle(self, running: Backward) -> None:
+        """Reduce what has reached leaves so far, while it is there to be read."""
+        with self._lock:
+            unhooked = [i for i in self._arrived_unhooked(running) if i not in running.met]
+            arrived = [i for i in (*running.fresh, *running.held, *unhooked) if i not in running.settled]
+            running.fresh |= dict.fromkeys(unhooked)
+            running.met |= dict.fromkeys(unhooked)
+            self.reduce(running)
+            unread = [i for i in arrived if i not in running.read]
+            self.leaves.read(running, unread)
+            self.leaves.note(unread)
+            running.read |= dict.fromkeys(unread)
+
+    def _arrived_unhooked(self, running: Backward) -> list[int]:
+        leaves, had = self.leaves, running.had
+        if self.shared:
+            return []
+        return [i for i in leaves.unhooked if not had[i] and leaves.tensors[i].grad is not None]
+
+    def reduce(self, running: Backward, device: torch.device | None = None) -> None:
+        """Reduce the contributions that have come (only those held on this device), and let go of them.
+
+        Where that is sure to be right, what `.grad` has become goes with them.
+        """
+        leaves = self.leaves
+        tensors = leaves.tensors
+        held, running.held, running.waiting = running.held, {}, 0
+        fresh: dict[int, None] = {}
+        if device is not None:
+            running.held = {i: grad for i, grad in held.items() if grad.device != device}
+            held = {i: grad for i, grad in held.items() if grad.device == device}
+        else:
+            fresh, running.fresh = running.fresh, {}
+        if not held and not fresh:
+            return
+        found: list[Found] = [("contribution", i, grad) for i, grad in held.items()]
+        for i in fresh:
+            grad = tensors[i].grad
+            if grad is None:  # freed before we could read it: that something arrived is known, not how much
+                running.unknown[i] = None
+            else:
+                found.append(("contribution", i, grad))
+                running.same[i] = None
+        if running.hot:
+            for i in held:
+                grad = tensors[i].grad
+                if grad is not None and i not in self.taken:
+                    found.append(("grad", i, grad))
+                    running.read[i] = None
+        leaves.reduce(running, found)
+        if running.streams and _raw_stream is not None:
+            current = {_raw_stream(grad.get_device()) for grad in held.values() if grad.is_cuda}
+            if running.streams != current:
+                keep_for_stream(list(held.values()))
+        count = len(self.rows)
+        for i in held:
+            running.settled[i] = count
+        for i in fresh:
+            running.settled[i] = count
+        if running.hot:
+            leaves.note(running.settled if len(running.settled) == len(held) + len(fresh) else [*held, *fresh])
+
+    def finish(self, running: Backward) -> bool:
+        """Give a backward that is over its numbers; False if it reached none of our leaves."""
+        leaves, had, met = self.leaves, running.had, running.met
+        mine = self.by_opener(running.thread)
+        if met:
+            self.reduce(running)
+        grads: list[torch.Tensor | None] = []
+        changed = self.look(into=grads) if mine else leaves.update(list(met))
+        plain = mine and not met and not self._theirs and not running.synced
+        if plain and PRESENT not in had and len(leaves.unhooked) == len(had):
+            # Nothing was there and no hook was needed: what is there now is what came.
+            there = zip(changed, grads, strict=True)
+            leaves.reduce(running, [("contribution", i, grad) for i, grad in there if grad is not None])
+            running.alike = running.contributed = running.changed = changed
+            running.present = bytes(leaves.present)
+            return True
+        if running.synced:
+            changed = [i for i in changed if i not in running.synced]
+        fresh = [i for i in changed if not had[i] and leaves.present[i] and i not in met]
+        if not running.loose:
+            fresh = [i for i in fresh if i in leaves.unhooked]
+        if not met and not fresh and not mine:
+            return False  # another thread's training, not of these parameters
+        leaves.read(running, fresh, "contribution")
+        running.present = bytes(leaves.present)
+        if not met and len(fresh) == len(changed):
+            running.alike = running.contributed = running.changed = fresh
+            return True
+        self._finish_met(running, fresh, changed)
+        return True
+
+    def _finish_met(self, running: Backward, fresh: list[int], changed: list[int]) -> None:
+        """Where `.grad` is not just what this backward brought, or was changed while it ran, say what it is now."""
+        leaves, unknown = self.leaves, running.unknown
+        touched = [*running.met, *fresh]
+        there = running.met.keys() | set(fresh)
+        later = set(changed).difference(fresh)
+        if not running.hot:  # what was not noted on the way looks changed now
+            later -= running.same.keys() - running.read.keys()
+        alike = [i for i in running.same if i not in unknown and i not in later and i not in running.read]
+        running.contributed = touched
+        running.changed = touched + [i for i in changed if i not in there]
+        running.alike = alike + fresh
+        known = set(running.alike) | running.read.keys() - later
+        leaves.read(running, [i for i in running.changed if i not in known and i not in running.synced])
+        if unknown:
+            running.unmeasured = list(unknown)
+            running.details["unmeasured"] = [leaves.named.names[i] for i in unknown]
+        if self.rows.pending[-1] is running:
+            return
+        # Events inside it: an optimizer that stepped in a hook may have freed what had come before.
+        count, present = len(self.rows), bytearray(running.present)
+        for i, number in running.settled.items():
+            if number < count:
+                present[i] = PRESENT
+        running.present = bytes(present)
+        self.rows.expect(running, touched)

@@ -1,0 +1,280 @@
+"""The recorded leaves: our hook where it is needed, and what each `.grad` was when we last looked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import ref
+
+import torch
+
+from accumviz.events import PRESENT, Parameter
+from accumviz.recorder import targets
+from accumviz.recorder.fsdp import local
+from accumviz.recorder.rows import Row
+from accumviz.recorder.targets import Named
+from accumviz.recorder.transfer import Wire, norms, readable
+
+# In all, so many elements of small tensors are kept one by one: a teaching example, not a ResNet's biases.
+_EXACT_TOTAL = 1024
+# Bytes of gradients that are still in a processor's cache when the next one arrives. Read there, a gradient
+# costs a fraction of what it costs from memory, and what was held for it is free for the next.
+HOT = 512 << 10
+
+_FLOAT, _STRIDED, _TENSOR = torch.float32, torch.strided, torch.Tensor
+Hook = Callable[[torch.Tensor | None], None]
+# What a number is ("contribution" or "grad"), of which leaf, and the tensor to take it from.
+Found = tuple[str, int, torch.Tensor]
+
+
+class Leaves:
+    """Parameters by index: hooked, watched for changes of `.grad`, and reduced to numbers.
+
+    A leaf without a `.grad` needs no hook: what backward adds is what is there afterwards. So a
+    leaf gets ours only once it goes into a backward with a `.grad`, when a hook of the user's
+    may change or free that `.grad` before we see it, or when all gradients together are too large
+    to be read from the cache afterwards.
+
+    `small` are the leaves whose elements are kept one by one; `present` holds the PRESENT bit of
+    each, one byte a leaf. What runs once per event is written for speed: a step of a small model
+    takes a fifth of a millisecond.
+    """
+
+    hook_of: Callable[[int], Hook]  # makes our hook for a leaf
+
+    def __init__(self, named: Named, exact: int) -> None:
+        self.named, self.tensors, self.wire = named, named.tensors, Wire()
+        count = len(self.tensors)
+        self._all = range(count)
+        self.present = bytearray(count)
+        self.unhooked = dict.fromkeys(range(count))
+        self._index = named.index
+        self.sizes = [local(tensor).numel() for tensor in self.tensors]
+        bytes_ = sum(n * tensor.element_size() for n, tensor in zip(self.sizes, self.tensors, strict=True))
+        too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
+        self._handles: dict[int, Any] = {}
+        self._hooks: list[int | None] = [None] * count
+        # Of each leaf, its number, itself, and the `.grad` that it had when we last looked, in which version.
+        self._seen: list[tuple[int, torch.Tensor, ref[torch.Tensor] | None, int]]
+        self._seen = [(i, tensor, None, 0) for i, tensor in enumerate(self.tensors)]
+        self.small: dict[int, None] = {}
+        # Those of whom it is known that some of their tensors are recorded, by id.
+        self._owners: dict[int, ref[Any]] = {}
+        # Those that need our hook whether or not they have a `.grad`.
+        self.always: set[int] = set(range(count)) if too_large else set()
+        total = 0
+        for i, tensor in enumerate(self.tensors):
+            size = self.sizes[i]
+            fits = size <= exact and total + size <= max(_EXACT_TOTAL, exact)
+            if fits and tensor.is_floating_point():
+                total += size
+                self.small[i] = None
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def hook(self) -> None:
+        """Put our hook on every leaf, last."""
+        for i, tensor in enumerate(self.tensors):
+            there = tensor._backward_hooks
+            if not there or next(reversed(there)) != self._hooks[i]:
+                self._hook(i, tensor)
+
+    def _hook(self, i: int, tensor: torch.Tensor) -> None:
+        if i in self._handles:
+            self._handles.pop(i).remove()
+        self._hooks[i] = None
+        self.unhooked[i] = None
+        if tensor.requires_grad:
+            handle = tensor.register_hook(self.hook_of(i))  # type: ignore[no-untyped-call]
+            self._handles[i], self._hooks[i] = handle, handle.id
+            del self.unhooked[i]
+
+    def close(self) -> None:
+        """Take our hooks away."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+
+    def forget(self) -> None:
+        """Let go of every tensor."""
+        self.tensors.clear()
+        self._seen.clear()
+        self._all = range(0)
+        self._index.clear()
+        self._owners.clear()
+        self.named.forget()
+
+    def freed_by_user(self, i: int) -> bool:
+        """Whether a hook of the user's runs between autograd's writing this `.grad` and our reading it."""
+        return bool(self.tensors[i]._post_accumulate_grad_hooks)
+
+    def update(self, only: Iterable[int] | None = None, *, into: list[Any] | None = None) -> list[int]:
+        """The leaves (or `only` these) whose `.grad` is not the tensor, or the version of it, that it was.
+
+        `into` is given the `.grad` of each of them: asked for a second time, it costs as much again.
+        """
+        found = []
+        seen = self._seen
+        for i, tensor, known, version in seen if only is None else [seen[i] for i in only]:
+            grad = tensor.grad
+            if grad is None:
+                if known is None:
+                    continue
+                self._see(i, tensor, None)
+            elif known is None:
+                self._see(i, tensor, grad)
+            else:
+                inner = grad if type(grad) is _TENSOR else local(grad)
+                if known() is inner and inner._version == version:
+                    continue
+                self._see(i, tensor, grad)
+            found.append(i)
+            if into is not None:
+                into.append(grad)
+        return found
+
+    def _see(self, i: int, tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
+        if grad is None:
+            self._seen[i], self.present[i] = (i, tensor, None, 0), 0
+        else:
+            inner = grad if type(grad) is _TENSOR else local(grad)
+            self._seen[i], self.present[i] = (i, tensor, ref(inner), inner._version), PRESENT
+
+    def prepare(self, only: Iterable[int] | None = None) -> None:
+        """See to it that our hook is where a backward needs it, behind the hooks that users added meanwhile."""
+        present, hooks, always = self.present, self._hooks, self.always
+        if only is None and not self._handles and not always and PRESENT not in present:
+            for tensor in self.tensors:
+                if tensor._post_accumulate_grad_hooks:
+                    break
+            else:
+                return
+        for i in self._all if only is None else only:
+            tensor = self.tensors[i]
+            if present[i] or hooks[i] is not None or i in always or tensor._post_accumulate_grad_hooks:
+                there = tensor._backward_hooks
+                if not there or next(reversed(there)) != hooks[i]:
+                    self._hook(i, tensor)
+
+    def note(self, indices: Iterable[int]) -> None:
+        """Take the `.grad` of these leaves as seen."""
+        for i in indices:
+            tensor = self.tensors[i]
+            self._see(i, tensor, tensor.grad)
+
+    def let_go(self, tensors: Iterable[Any]) -> list[int]:
+        """Hold no weak reference to these; returns the leaves whose `.grad` they are."""
+        ids = {id(tensor) for tensor in tensors}
+        found = [i for i, _, known, _ in self._seen if known is not None and id(known()) in ids]
+        for i in found:
+            self._seen[i] = (i, self.tensors[i], None, 0)
+        return found
+
+    def devices(self) -> set[torch.device]:
+        """Where the leaves are now."""
+        return {tensor.device for tensor in self.tensors}
+
+    def owns(self, owner: Any) -> bool:
+        """Whether any of an optimizer's, a module's or a list's tensors is recorded."""
+        known = self._owners.get(id(owner))
+        if known is not None and known() is owner:
+            return True
+        index = self._index
+        found = any(id(tensor) in index for tensor in _tensors(owner))
+        if found and not isinstance(owner, list | tuple):
+            with contextlib.suppress(TypeError):  # with slots
+                self._owners[id(owner)] = ref(owner)
+        return found
+
+    def owned(self, owner: Any) -> list[int]:
+        """The recorded leaves among an optimizer's, a module's or a list's tensors."""
+        index = self._index
+        return [index[id(tensor)] for tensor in _tensors(owner) if id(tensor) in index]
+
+    def read(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
+        """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
+        if PRESENT not in self.present:
+            return
+        tensors = self.tensors
+        self.reduce(row, [(what, i, grad) for i in indices if (grad := tensors[i].grad) is not None])
+
+    def reduce(self, row: Row, found: list[Found]) -> None:
+        """Give a row these tensors, likewise."""
+        small = self.small
+        kinds, indices, tensors = [], [], []
+        # One call for all where it can be: CPU, single precision, dense.
+        alike = True
+        for what, i, given in found:
+            tensor = given
+            plain = type(given) is _TENSOR and given.is_cpu and given.dtype is _FLOAT and given.layout is _STRIDED
+            if not plain or given.is_nested:
+                if type(given) is not _TENSOR or given.is_meta or given.is_nested or given.is_quantized:
+                    tensor = local(given)
+                    if not readable(tensor):  # that something is there is known, not how much
+                        self.leave_unread(row, [i], what)
+                        continue
+                plain = tensor.dtype is _FLOAT and tensor.is_cpu and tensor.layout is _STRIDED
+            if i in small:
+                row.take((f"exact {what}", i), tensor)
+                continue
+            kinds.append(what)
+            indices.append(i)
+            tensors.append(tensor)
+            alike = alike and plain
+        if tensors and alike:
+            numbers = [norm.item() for norm in torch._foreach_norm(tensors, 2.0)]
+            for start, end in _stretches(kinds):
+                row.values.append(((kinds[start], indices[start:end]), numbers[start:end]))
+        elif tensors:
+            for start, end in _stretches(kinds):
+                for leaves, reduced in norms(indices[start:end], tensors[start:end]):
+                    row.take_all((kinds[start], leaves), reduced)
+        if row.late:
+            row.send(self.wire)
+
+    def leave_unread(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
+        """Give a row for these leaves that the number is not known."""
+        for i in indices:
+            target = (f"exact {what}", i) if i in self.small else (what, [i])
+            row.values.append((target, [float("nan")] * (self.sizes[i] if i in self.small else 1)))
+
+    def parameters(self, owned: list[list[int]]) -> list[Parameter]:
+        """The leaves as data, as they are now; `owned` are those of each optimizer."""
+        owners: dict[int, list[int]] = {}
+        for index, found in enumerate(owned):
+            for i in dict.fromkeys(found):
+                owners.setdefault(i, []).append(index)
+        named = self.named
+        for whole, shard in named.shards.wholes.items():
+            owners[whole] = owners.get(shard, [])
+        return [
+            Parameter(
+                name=named.names[i],
+                shape=tuple(local(tensor).shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                device=str(tensor.device),
+                group=named.groups[i],
+                aliases=tuple(named.aliases[i]),
+                optimizers=tuple(owners.get(i, ())),
+                requires_grad=tensor.requires_grad or i in named.shards.wholes,
+                unsharded_of=named.names[named.shards.wholes[i]] if i in named.shards.wholes else "",
+            )
+            for i, tensor in enumerate(self.tensors)
+        ]
+
+
+def _stretches(kinds: list[str]) -> list[tuple[int, int]]:
+    """Where one kind of number begins and ends: there are two at most, one after the other."""
+    count = len(kinds)
+    if kinds[0] == kinds[-1]:
+        return [(0, count)]
+    middle = kinds.index(kinds[-1])
+    return [(0, middle), (middle, count)]
+
+
+def _tensors(owner: Any) -> Iterable[Any]:
+    if isinstance(owner, torch.nn.Module):
+        return owner.parameters()
+    return targets.parameters(owner) if targets.is_optimizer(owner) else owner

@@ -1,0 +1,113 @@
+"""`record`: what to record, under which names, and where to."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accumviz import given
+from accumviz.recorder.recording import Recording
+from accumviz.recorder.targets import collect
+
+# Before 2.10 a SavedTensor does not show what it holds: a loss divided by K reads as an undivided one.
+NEEDED = 2, 10
+
+
+def check() -> None:
+    """Raise `ImportError` on a torch that would be recorded wrongly, though without any sign of it."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is not None and (int(found[1]), int(found[2])) < NEEDED:
+        needed = ".".join(map(str, NEEDED))
+        raise ImportError(
+            f"record needs torch {needed} or newer, and this is torch {torch.__version__}, on which a loss divided by "
+            f"K would be recorded as undivided. Install one (pip install 'torch>={needed}'); ledgers that exist "
+            "can be loaded and shown with any torch"
+        )
+
+
+def record(
+    *objects: Any,
+    path: str | Path | None = None,
+    exact: int = 64,
+    memory: bool | None = None,
+    graphs: bool = False,
+    overwrite: bool = False,
+    sources: bool = False,
+    **groups: Any,
+) -> Recording:
+    """Record what happens to the `.grad` of these parameters while the `with` block runs.
+
+    `objects` are modules, optimizers, parameters, dicts of named tensors, or lists of these;
+    keywords name groups, as in `record(G=generator, D=discriminator)`.
+
+    With `path` the ledger is written there as it grows, every half second, and leaves memory; a
+    process that is killed loses the last second. A file that is there is refused with
+    `FileExistsError` unless `overwrite=True`, when the recording is opened. A full disk or a
+    vanished folder costs the file only: a warning says so. Without `path`, what exceeds 64 MiB goes
+    to a temporary file, and from there with the recording. A forked process writes to neither.
+
+    A file holds the names, shapes, dtypes and devices of the parameters, the events with their
+    numbers (no other values of weights, gradients or data), the names of the optimizers and of
+    what `backward` was called on, the texts of errors that ended a `backward`, the versions of
+    torch and accumviz, and of the source files, under their paths below the working folder, the
+    lines that events stand on and the functions around them: whoever gets the file can read
+    these. `sources=True` stores those files whole.
+
+    Tensors of at most `exact` elements keep every element, larger ones their 2-norm. `memory`
+    measures the bytes of saved tensors alive around a backward, and on a CUDA device what its
+    allocator has given out after an event: each one (True), none (False), or as many as fit into
+    a hundredth of a second and then two thousandths of the loop's time (None). `graphs=True`
+    keeps each backward's graph in `recording.graphs`, for `play`: those of at most 2,000 nodes,
+    100,000 nodes in all.
+
+    On a device, numbers follow behind the training, which never waits for them. What
+    `torch.compile` makes of the model, the step or the optimizer is recorded as the eager loop
+    is. A captured CUDA graph runs no Python: a warning says so, `ledger.meta["notes"]` keeps it,
+    and each replay becomes an `edit`. `torch.cuda.make_graphed_callables` can be recorded, but
+    refuses modules that have hooks: call it before a recording with `graphs=True`.
+
+    Raises `TypeError` for something that holds no parameters, `ValueError` when nothing would
+    be recorded, and `ImportError` on a torch before 2.10, where numbers would be wrong. Source of
+    the hooks used: "Backward Hooks execution" in the PyTorch note on autograd mechanics.
+
+    >>> import torch, accumviz as av
+    >>> w = torch.tensor([1.0], requires_grad=True)
+    >>> with av.record(w) as recording:
+    ...     for x in (4.0, 2.0):
+    ...         loss = (2 * x - w * x).square().mean() / 2
+    ...         loss.backward()
+    >>> recording.ledger.values("w", of="contribution").ravel().tolist()
+    [-16.0, -4.0]
+    >>> recording.ledger.values("w").ravel().tolist()
+    [-16.0, -20.0]
+    """
+    check()
+    exact = given.whole("exact", exact, "the largest number of elements to keep one by one")
+    given.flag("memory", memory, or_none=True)
+    for name, value in (("graphs", graphs), ("overwrite", overwrite), ("sources", sources)):
+        given.flag(name, value)
+    if path is not None:
+        given.file("path", path)
+    for name, value in groups.items():
+        meant = difflib.get_close_matches(name, ("path", "exact", "memory", "graphs", "overwrite", "sources"), n=1)
+        if meant and isinstance(value, int | float | str | Path | None):
+            raise TypeError(
+                f"{name}={value!r:.80} is no option and no group of parameters; "
+                f"expected {meant[0]}=..., or a group as in record(G=generator)"
+            )
+    frame = sys._getframe(1)
+    return Recording(
+        collect(objects, groups, frame),
+        frame,
+        path=path,
+        exact=exact,
+        memory=memory,
+        graphs=graphs,
+        overwrite=overwrite,
+        sources=sources,
+    )

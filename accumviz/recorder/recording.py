@@ -1,0 +1,550 @@
+"""The open recording: it observes, never steers, and never waits for the device."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from threading import get_ident
+from time import perf_counter
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+from accumviz import __version__
+from accumviz.events import Parameter
+from accumviz.graph import Graph
+from accumviz.ledger import Ledger
+from accumviz.recorder import patches, ranks
+from accumviz.recorder.buffer import Buffer
+from accumviz.recorder.callsite import CallSite, CallSites
+from accumviz.recorder.collectives import Collectives
+from accumviz.recorder.contributions import Contributions
+from accumviz.recorder.graphs import Graphs
+from accumviz.recorder.leaves import Leaves
+from accumviz.recorder.memory import Allocated, Held
+from accumviz.recorder.root import describe_root
+from accumviz.recorder.rows import Backward, Row
+from accumviz.recorder.targets import Named, Optimizers
+
+_CAPTURED = (
+    "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
+    "only the .grad that a replay leaves; to see every event, record the loop before it is captured"
+)
+
+
+class _Step(NamedTuple):
+    """An optimizer's step that has begun: its number, and what tells its frame from others, without holding it."""
+
+    optimizer: int
+    frame: int
+    code: CodeType
+    thread: int
+    inner: bool  # inside the step of what wraps it: one step, one event
+
+
+class Recording:
+    """The open recording: mutable while the loop runs; `recording.ledger` is its frozen ledger.
+
+    `record` makes it. `with` opens and closes it, once; so do `start()` and `stop()`, for a loop at
+    the top of a script. One that is never closed is closed with the process. Both properties may
+    be read at any time. Should recording itself fail, it warns, stops and keeps what it has: the
+    training goes on, and `ledger.meta["stopped"]` says why, in the file as well.
+    """
+
+    def __init__(
+        self,
+        named: Named,
+        frame: FrameType | None,
+        *,
+        path: str | Path | None,
+        exact: int,
+        memory: bool | None,
+        graphs: bool = False,
+        overwrite: bool = False,
+        sources: bool = False,
+    ) -> None:
+        self._leaves = Leaves(named, exact)
+        self._optimizers = Optimizers(self._leaves.owned)
+        self._memory, self._allocated = Held(memory), Allocated(memory)
+        self._sites = CallSites()
+        self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
+        self._steps: list[_Step] = []
+        self._entered = self._closed = False
+        self._failure, self._failures = "", len(patches.failures)
+        self._notes: list[str] = []
+        # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
+        self._capturing: CallSite | None = None
+        self._in_graphs: dict[int, None] = {}
+        self._rank = ranks.where()
+        self._known: list[Parameter] | None = None  # once they have been let go
+        self._size = len(self._leaves)
+        self._rows = Buffer(
+            self._leaves.sizes,
+            list(self._leaves.small),
+            self._leaves.wire,
+            self._allocated,
+            self._about,
+            path=ranks.ledger_path(path),
+            overwrite=overwrite,
+            sources=sources,
+        )
+        failed = _telling(self)
+        self._contributions = Contributions(self._leaves, self._rows, failed)
+        self._collectives = Collectives(self._contributions, self._sites, failed)
+        for optimizer in named.optimizers:
+            self._optimizers.meet(optimizer, frame)
+
+    def start(self) -> Recording:
+        """Open the recording: what happens from now on is recorded, until `stop`.
+
+        Raises `RuntimeError` when it was used before, and with `path` `FileExistsError` or another
+        `OSError` when the file cannot be begun.
+        """
+        if self._entered:
+            raise RuntimeError("this recording has been used already; call record(...) again for a new one")
+        self._entered = True
+        try:
+            self._rows.open()
+        except OSError:
+            self._entered = False
+            raise
+        except Exception as failure:
+            self._rows.forked()
+            patches.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                patches.fails(self, failure)
+                patches.failures.pop()
+            return self
+        try:
+            self._open()
+        except Exception as failure:
+            patches.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                patches.fails(self, failure)
+                patches.failures.pop()
+        return self
+
+    def stop(self) -> None:
+        """Close the recording, and its file."""
+        try:
+            self._close()
+        except Exception as failure:
+            patches.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                patches.fails(self, failure)
+                patches.failures.pop()
+
+    __enter__ = start
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._close()
+        except Exception as failure:
+            patches.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                patches.fails(self, failure)
+                patches.failures.pop()
+
+    def _open(self) -> None:
+        self._rows.start = perf_counter()
+        self._leaves.update()
+        devices = self._leaves.devices()
+        self._leaves.wire.open(devices)
+        self._contributions.on_devices(devices)
+        self._allocated.open(devices)
+        if self._graphs is not None:
+            self._graphs.open()
+        self._collectives.open()
+        ranks.opened(self)
+        patches.enter(self)
+
+    def _close(self) -> None:
+        self._leave()
+        if self._entered and not self._closed:
+            self._edits()
+            self._closed = True
+            self._leave_running()
+            self._let_go()
+            self._rows.close()
+            self._tell_lost()
+
+    def _leave(self) -> None:
+        """Take everything of ours away from torch and from the user's tensors, whatever fails on the way."""
+        with contextlib.suppress(Exception):
+            patches.leave(self)
+        for part in (self._collectives, self._leaves, self._graphs):
+            with contextlib.suppress(Exception):
+                if part is not None:
+                    part.close()
+
+    def _let_go(self) -> None:
+        """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
+        try:
+            self._known = self._parameters()
+        finally:
+            self._steps.clear()
+            self._optimizers.forget()
+            self._memory = Held(wanted=False)
+            self._collectives.forget()
+            self._leaves.forget()
+            self._contributions.forget()
+
+    def _leave_running(self) -> None:
+        """What still runs, on another thread or around a hook that closes us, is not waited for."""
+        for running in self._contributions.open:
+            self._contributions.reduce(running)
+            if running.met:
+                running.details["error"] = "the recording was closed while this backward ran"
+                running.contributed = running.changed = list(running.met)
+                running.alike = [i for i in running.same if i not in running.unknown]
+                running.present, running.done = bytes(self._leaves.present), True
+                for sync in running.syncs:
+                    sync.row.present, sync.row.done = running.present, True
+            else:
+                self._rows.pending.remove(running)
+        self._contributions.open.clear()
+
+    def write_out(self) -> None:
+        """Write what is whole to the file, if there is one: this process is about to be ended."""
+        self._rows.settle(wait=True)
+        self._rows.flush()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything recorded so far, frozen; waits for numbers still on their way from a device.
+
+        What was written to a file is read back from there.
+        """
+        if self._entered and not self._closed and not self._contributions.open:
+            self._edits()
+        return self._rows.ledger()
+
+    @property
+    def graphs(self) -> dict[int, Graph]:
+        """The graph that each backward ran, by its event's index; empty without `record(..., graphs=True)`.
+
+        `graph.meta["order"]` holds the ids of its nodes in the order in which the engine ran them.
+        """
+        self._rows.settle(wait=True)
+        return self._rows.graphs()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._entered else "not entered: use it in a with statement"
+        state = f"stopped by {self._failure}" if self._failure else state
+        return f"Recording ({state}): {len(self._rows)} events × {self._size} parameters"
+
+    # --- what watch tells us -------------------------------------------------------------------
+
+    def failed(self, error: BaseException) -> None:
+        """Stop observing, keep what is recorded, and say so once: training goes on as if we were not there."""
+        if self._failure:
+            patches.leave(self)
+            return
+        self._failure, self._closed = type(error).__name__, True
+        with contextlib.suppress(Exception):
+            self._failure = patches.said(error)
+        with contextlib.suppress(Exception):
+            self._leave()
+        with contextlib.suppress(Exception):
+            self._rows.give_up()
+        with contextlib.suppress(Exception):
+            self._let_go()
+        with contextlib.suppress(Exception):
+            self._rows.close(stopped=self._failure)
+        with contextlib.suppress(Exception):
+            events = len(self._rows)
+            self._say(f"accumviz stopped recording after {events} events, training goes on: {self._failure}")
+
+    def forked(self) -> None:
+        """In a forked process nothing is written to the parent's file."""
+        self._rows.forked()
+
+    def _tell_lost(self) -> None:
+        if self._rows.lost:
+            said = f"accumviz could not write on, the recording is held in memory: {self._rows.lost}"
+            if said not in self._notes:
+                self._notes.append(said)
+                self._say(said)
+
+    def _say(self, said: str) -> None:
+        try:
+            warnings.warn(said, RuntimeWarning, stacklevel=3)
+        except Warning:  # made an error by the user's filters, it would end the training that we must not disturb
+            print(said, file=sys.stderr)
+
+    def backward_begins(self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Backward:
+        leaves = self._leaves
+        contributions, within, thread = self._contributions, "", get_ident()
+        if self._steps:
+            within = self._within()
+        if self._collectives.unhooked:
+            self._collectives.hook()
+        if contributions.by_opener(thread):
+            self._edits()
+            contributions.prepare()
+        else:
+            contributions.share_with_threads()
+        running = Backward(
+            self._sites.find(frame), perf_counter() - self._rows.start, within, bytes(leaves.present), thread
+        )
+        describe_root(running, args, kwargs)
+        if running.late:
+            running.send(leaves.wire)
+        if self._collectives.replicas:
+            self._collectives.describe(running.details)
+        running.storages = self._memory.before(running.nodes)
+        if running.storages is not None:
+            running.before = self._memory.total(running.storages)
+        if self._graphs is not None:
+            self._graphs.begin(running, frame, args, kwargs)
+        self._rows.pending.append(running)
+        contributions.begin(running)
+        return running
+
+    def backward_nests(self) -> None:
+        self._contributions.nests()
+
+    def backward_ends(self, running: Backward, error: BaseException | None) -> None:
+        if running.finish_graph is not None and self._graphs is not None:
+            self._graphs.end(running)
+        if self._closed:
+            return
+        contributions = self._contributions
+        contributions.end(running)
+        if running.storages is not None:
+            failed = error is not None
+            running.after = self._memory.after(running.nodes, running.storages, keeps=running.keeps, failed=failed)
+            running.storages = None
+        running.nodes = ()
+        if error is not None:
+            running.details["error"] = patches.said(error)[:500]
+        if not contributions.finish(running):
+            self._rows.pending.remove(running)
+            return
+        if running.syncs:
+            self._collectives.finish(running)
+        self._finish(running)
+
+    def step_begins(self, optimizer: Any, frame: FrameType) -> None:
+        if not self._leaves.owns(optimizer):
+            return
+        index, thread = self._optimizers.meet(optimizer, frame), get_ident()
+        steps = self._steps
+        inner = bool(steps) and any(step.thread == thread and step.optimizer == index for step in steps)
+        if not inner:
+            self._before_change()
+        steps.append(_Step(index, id(frame), frame.f_code, thread, inner))
+
+    def step_ends(self, optimizer: Any, frame: FrameType) -> None:
+        steps, number = self._steps, id(frame)
+        if steps and steps[-1].frame == number:
+            step: _Step | None = steps.pop()
+        else:
+            step = next((step for step in reversed(steps) if step.frame == number), None)
+            if step is not None:
+                steps.remove(step)
+        if (step is None or not step.inner) and self._leaves.owns(optimizer):
+            self._step(optimizer, frame, {})
+
+    def step_skipped(self, optimizer: Any, frame: FrameType) -> None:
+        if self._leaves.owns(optimizer):
+            self._before_change()
+            self._step(optimizer, frame, {"skipped": True})
+
+    def change_begins(self, tensors: Any) -> bool:
+        if not self._leaves.owns(tensors):
+            return False
+        self._before_change()
+        return True
+
+    def swap_begins(self, tensors: tuple[Any, ...]) -> list[int]:
+        return self._leaves.let_go(tensors)
+
+    def swap_ends(self, leaves: list[int]) -> None:
+        if leaves:
+            self._leaves.note(leaves)
+
+    def _before_change(self) -> None:
+        running = self._contributions.running()
+        if running is not None:
+            self._contributions.settle(running)
+        else:
+            self._edits()
+
+    def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
+        if self._closed:
+            return
+        changed = self._contributions.changed(tensors)
+        if kind == "unscale":  # it does not bump versions
+            changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
+        site, label = self._site(frame), ""
+        if owner is not None and not isinstance(owner, torch.nn.Module):
+            label = self._optimizers.names[self._optimizers.meet(owner, frame)]
+        elif owner is not None:
+            label = site.subject or type(owner).__name__
+        self._emit(kind, site, label, details, changed, plain=kind == "zero_grad")
+
+    def captures(self, frame: FrameType) -> None:
+        """A CUDA graph is being captured: nothing may be read, and nothing has happened yet."""
+        if self._capturing is None:
+            self._capturing = self._sites.find(frame)
+            said = _CAPTURED.format(place=f"{self._capturing.file}, line {self._capturing.line}")
+            if not self._notes:
+                self._notes.append(said)
+                self._say(f"accumviz: {said}")
+
+    def replayed(self, frame: FrameType) -> None:
+        """A captured graph ran, without a version's telling so."""
+        self._edits()
+        if self._in_graphs:
+            self._emit("edit", self._sites.find(frame), "CUDA graph", {"replay": True}, list(self._in_graphs))
+
+    # --- events --------------------------------------------------------------------------------
+
+    def _edits(self) -> None:
+        contributions = self._contributions
+        if not contributions.by_opener(get_ident()):
+            return
+        changed = contributions.look()
+        if self._collectives.manual:
+            changed = self._collectives.claim(changed)
+        if changed or self._capturing is not None:
+            self._edit(changed)
+
+    def _edit(self, changed: list[int]) -> None:
+        """What changed since we last looked: by a hand that we did not see, or in a capture."""
+        capturing, self._capturing = self._capturing, None
+        if not changed:
+            return
+        if capturing is None:
+            self._emit("edit", CallSite(), "", {}, changed)
+        else:
+            self._in_graphs |= dict.fromkeys(changed)
+            self._emit("edit", capturing, "CUDA graph", {"captured": True}, changed, read=False)
+
+    def _step(self, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
+        index = self._optimizers.meet(optimizer, frame)
+        name = self._optimizers.names[index]
+        details["optimizer"], details["optimizer_index"] = name, index
+        plain, lr = True, [group.get("lr") for group in optimizer.param_groups]
+        for group, rate in enumerate(lr):
+            if type(rate) is not float:
+                plain, lr[group] = False, _number(rate)
+        details["lr"] = lr
+        # A fused optimizer is called even when the scaler found inf; it then changes nothing.
+        found = getattr(optimizer, "found_inf", None)
+        if isinstance(found, torch.Tensor):
+            plain, details["found_inf"] = False, found
+        changed = self._contributions.changed(optimizer)
+        if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
+            changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
+        self._emit("step", self._site(frame), name, details, changed, plain=plain)
+
+    def _site(self, frame: FrameType) -> CallSite:
+        """The user's line; on the engine's thread, where there may be none, that of the backward."""
+        site = self._sites.find(frame)
+        running = None if site.file else self._contributions.running()
+        return site if running is None else running.site
+
+    def _within(self) -> str:
+        """What the caller is inside of: a step (its closure), a backward (its hooks), or nothing."""
+        if self._steps:
+            self._drop_stale_steps()
+        if self._contributions.running():
+            return "backward"
+        thread = get_ident()
+        return "step" if any(step.thread == thread for step in self._steps) else ""
+
+    def _emit(
+        self,
+        kind: str,
+        site: CallSite,
+        label: str,
+        details: dict[str, Any],
+        changed: list[int],
+        *,
+        read: bool = True,
+        plain: bool = True,
+    ) -> None:
+        """Add an event; `plain` says that none of its details is a tensor that is still to be read."""
+        within = self._within() if self._contributions.open or (self._steps and kind != "step") else ""
+        row = self._rows.begin(kind, label, site, within, details)
+        if not plain:
+            for name in [name for name, value in details.items() if isinstance(value, torch.Tensor)]:
+                row.take(("detail", name), details.pop(name))
+            for group, value in enumerate(details.get("lr", ())):
+                if isinstance(value, torch.Tensor):
+                    details["lr"][group] = None
+                    row.take(("lr", group), value)
+        if changed:
+            row.changed = changed
+            (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
+        if row.late:
+            row.send(self._leaves.wire)
+        row.present = bytes(self._leaves.present)
+        self._finish(row)
+
+    def _finish(self, row: Row) -> None:
+        self._rows.finish(row)
+        if self._rows.lost:
+            self._tell_lost()
+
+    def _drop_stale_steps(self) -> None:
+        """A step that raised never ends: forget it once its frame has left the stack."""
+        stack = set()
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            stack.add((id(frame), frame.f_code))
+            frame = frame.f_back
+        thread = get_ident()
+        self._steps = [s for s in self._steps if s.thread != thread or (s.frame, s.code) in stack]
+
+    def _about(self) -> tuple[list[Parameter], dict[str, Any]]:
+        """What a file says of the parameters and of the recording itself."""
+        return self._parameters(), self._meta()
+
+    def _parameters(self) -> list[Parameter]:
+        return self._leaves.parameters(self._optimizers.leaves()) if self._known is None else self._known
+
+    def _meta(self) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "accumviz": __version__,
+            "torch": torch.__version__,
+            "optimizers": list(self._optimizers.names),
+        }
+        if self._rank is not None:
+            meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
+        if self._notes:
+            meta["notes"] = list(self._notes)
+        if self._graphs is not None and self._graphs.left_out:
+            meta["graphs_left_out"] = self._graphs.left_out
+        stopped = self._failure or "".join(patches.failures[self._failures :][:1])
+        return meta | ({"stopped": stopped} if stopped else {})
+
+
+def _number(value: Any) -> Any:
+    """A learning rate: a float, or the tensor that is still to be read."""
+    if isinstance(value, torch.Tensor):
+        return value if value.numel() == 1 else None
+    with contextlib.suppress(TypeError, ValueError):
+        return float(value)
+    return None
+
+
+def _telling(recording: Recording) -> Callable[[Exception], None]:
+    """Tells a recording of what failed in a hook; tensors hold hooks, and a hook may hold no recording."""
+    here = weakref.ref(recording)
+
+    def failed(error: Exception) -> None:
+        told = here()
+        if told is not None:
+            patches.fails(told, error)
+
+    return failed

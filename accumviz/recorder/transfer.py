@@ -1,0 +1,274 @@
+"""Numbers on their way from tensors: which may be read, reduced where they are, sent in bulk, read later.
+
+Training never waits for them, and no code of the user's runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+_HALF = (torch.float16, torch.bfloat16)
+_STRIDED, _TENSOR = torch.strided, torch.Tensor
+# Pinned memory costs a call that may wait for the device: so one piece of it for many events.
+_PIECE, _ALIGNED = 1 << 20, 16
+# Where a copy to pinned memory runs behind the caller's back. Elsewhere numbers stay on the device until they are read.
+ASYNCHRONOUS = {"cuda"}
+
+
+class Wire:
+    """Copies numbers to the host without waiting, in the order in which they are sent.
+
+    Each copy runs on the stream that is current where it is sent, behind what computed the
+    numbers. `sent` counts the calls of `send`; what the call of that number sent has arrived once
+    `arrived()` is as large.
+
+    >>> wire = Wire()
+    >>> [part.tolist() for part in wire.send([[torch.tensor([1.0, 2.0])], [torch.tensor(3.0), torch.tensor(4.0)]])]
+    [[1.0, 2.0], [3.0, 4.0]]
+    >>> wire.sent, wire.arrived()
+    (1, 1)
+    """
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._arrived = 0
+        self._piece: torch.Tensor | None = None
+        self._at = 0
+        # The streams on which something was sent since the last mark, and the marks that were not passed yet.
+        self._streams: dict[int, Any] = {}
+        self._marks: list[tuple[int, list[Any]]] = []
+        self._lock = threading.Lock()  # hooks run on one thread per device
+
+    def open(self, devices: set[torch.device]) -> None:
+        """Take the first piece of pinned memory before training, not during it."""
+        if any(device.type in ASYNCHRONOUS for device in devices):
+            self._piece = pinned(_PIECE)
+
+    def send(self, parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """Send tensors of at most one dimension, as they are now; each part is of one device and dtype.
+
+        Returns for each part one flat tensor, to be read once it has arrived.
+        """
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for place, part in enumerate(parts):
+            groups.setdefault((part[0].device, part[0].dtype), []).append(place)
+        found: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(parts)
+        with self._lock:
+            self.sent += 1
+            for (device, _), places in groups.items():
+                members = [tensor for place in places for tensor in parts[place]]
+                flat = self._copied(members, device)
+                lengths = [sum(tensor.numel() for tensor in parts[place]) for place in places]
+                for place, end, length in zip(places, itertools.accumulate(lengths), lengths, strict=True):
+                    found[place] = flat[end - length : end]
+        return found
+
+    def _copied(self, members: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+        flat = torch.hstack(members).detach() if len(members) > 1 else members[0].detach().reshape(-1)
+        if device.type not in ASYNCHRONOUS:
+            return flat if len(members) > 1 else flat.clone()
+        stream = current_stream(device)
+        self._streams[hash(stream)] = stream
+        size = flat.numel() * flat.element_size()
+        if self._piece is None or self._at + size > self._piece.numel():
+            self._piece, self._at = pinned(max(_PIECE, size)), 0
+        start, self._at = self._at, self._at + -(-size // _ALIGNED) * _ALIGNED
+        return self._piece[start : start + size].view(flat.dtype).copy_(flat, non_blocking=True)
+
+    def arrived(self) -> int:
+        """The number of the last call whose numbers can be read without waiting."""
+        with self._lock:
+            while self._marks and all(event.query() for event in self._marks[0][1]):
+                self._arrived = self._marks.pop(0)[0]
+            if not self._streams and not self._marks:
+                self._arrived = self.sent
+            elif not self._marks:
+                self._mark()
+            return self._arrived
+
+    def _mark(self) -> None:
+        self._marks.append((self.sent, [mark(stream) for stream in self._streams.values()]))
+        self._streams.clear()
+
+    def wait(self) -> int:
+        """Wait until all that was sent has arrived; returns its number."""
+        with self._lock:
+            if self._streams:
+                self._mark()
+            for number, events in self._marks:
+                for event in events:
+                    event.synchronize()
+                self._arrived = number
+            self._marks.clear()
+            self._arrived = self.sent
+            return self._arrived
+
+
+# What the tests replace to run all this without CUDA.
+def pinned(size: int) -> torch.Tensor:
+    """Host memory into which a device can write by itself."""
+    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+def current_stream(device: torch.device) -> Any:
+    """The stream on which the caller's work for this device goes."""
+    return torch.cuda.current_stream(device)
+
+
+def mark(stream: Any) -> Any:
+    """An event that is passed when what the stream was given so far is done."""
+    return stream.record_event()
+
+
+def keep_for_stream(tensors: Sequence[torch.Tensor]) -> None:
+    """See to it that the memory of tensors made on other streams is not reused before the current one has read it."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def numbers(host: torch.Tensor) -> np.ndarray:
+    """What has arrived, as a flat array."""
+    host = host.cpu()
+    # numpy knows no bfloat16
+    return np.asarray((host.float() if host.dtype is torch.bfloat16 else host).numpy())
+
+
+def norms(indices: list[int], tensors: list[torch.Tensor]) -> list[tuple[list[int], list[torch.Tensor]]]:
+    """The 2-norm of each tensor, on its device, in few kernels.
+
+    Returns pairs (indices, their norms), one for each device and dtype. Half precision is
+    summed in float32, where its squares fit. Duplicate entries of a sparse gradient are added
+    first, because the norm of duplicates is not the norm of the gradient.
+
+    >>> norms([7, 8], [torch.tensor([3.0, 4.0]), torch.ones(4)])
+    [([7, 8], [tensor(5.), tensor(2.)])]
+    """
+    groups: dict[tuple[int, torch.dtype], list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        if tensor.layout is not _STRIDED:
+            tensors[position] = _values(tensor)
+        key = (tensor.get_device(), tensor.dtype)
+        if key in groups:
+            groups[key].append(position)
+        else:
+            groups[key] = [position]
+    result = []
+    for (_, dtype), positions in groups.items():
+        whole = len(groups) == 1
+        members = tensors if whole else [tensors[position] for position in positions]
+        if dtype in _HALF:
+            reduced = torch._foreach_norm(members, 2.0, dtype=torch.float32)
+        else:
+            reduced = torch._foreach_norm(members, 2.0)
+        result.append((indices if whole else [indices[position] for position in positions], list(reduced)))
+    return result
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a sparse gradient, each once."""
+    if tensor.layout is not torch.sparse_coo:
+        return tensor.values()
+    return tensor.coalesce().values() if tensor.is_cpu or tensor.is_coalesced() else summed(tensor)
+
+
+def summed(sparse: torch.Tensor) -> torch.Tensor:
+    """The values of an uncoalesced tensor, each once, and zeros in the places of the duplicates.
+
+    `coalesce` asks the device how many different entries there are, and waits for the answer.
+
+    >>> summed(torch.sparse_coo_tensor([[0, 3, 0]], [1.0, 10.0, 2.0], (4,), check_invariants=True))
+    tensor([ 3., 10.,  0.])
+    """
+    indices, values = sparse._indices(), sparse._values()
+    flat = indices[0]
+    for dimension in range(1, indices.shape[0]):
+        flat = flat * sparse.shape[dimension] + indices[dimension]
+    flat, order = flat.sort()
+    place = torch.zeros_like(flat)
+    place[1:] = (flat[1:] != flat[:-1]).cumsum(0)
+    return torch.zeros_like(values).index_add_(0, place, values[order])
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SPARSE = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+# Devices without numbers, and those where reading one runs, and waits for, all that was put off.
+_UNREAD = {"meta", "lazy", "xla", "hpu", "vulkan"}
+# Devices whose storages do not tell their size (backends written in Python); a released one looks like any other.
+UNSIZED: set[str] = set()
+_functorch: Any = getattr(torch._C, "_functorch", None)
+_wrapped: Callable[[torch.Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
+_transform: Callable[[], Any] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
+
+
+def readable(tensor: Any) -> bool:
+    """Tell whether a tensor's numbers can be read: nothing is computed, and no code but torch's own runs.
+
+    Not those of a subclass (DTensor, fake tensors), of a tensor inside a transform of
+    `torch.func` or a compilation, of a quantized, nested or meta tensor, and not those of a
+    tensor whose storage was released, as FSDP does with parameters that it has gathered:
+    reading there ends the process.
+
+    >>> w = torch.ones(2)
+    >>> readable(w), readable(torch.ones(2, device="meta"))
+    (True, False)
+    >>> released = w.untyped_storage().resize_(0)
+    >>> readable(w)
+    False
+    """
+    if type(tensor) not in PLAIN or torch.compiler.is_compiling():
+        return False
+    if tensor.device.type in _UNREAD or tensor.is_quantized or tensor.is_nested:
+        return False
+    if _transform() is not None or _wrapped(tensor) or tensor._is_zerotensor():
+        return False
+    try:
+        return _stored(tensor)
+    except (RuntimeError, NotImplementedError):  # opaque layouts
+        return False
+
+
+def _stored(tensor: torch.Tensor) -> bool:
+    layout = tensor.layout
+    if layout is torch.strided:
+        if tensor.numel() == 0 or tensor.device.type in UNSIZED:
+            return True
+        span = tensor.numel()
+        if not tensor.is_contiguous():
+            span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return (tensor.storage_offset() + span) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    if layout is torch.sparse_coo:
+        return _stored(tensor._indices()) and _stored(tensor._values())
+    return layout in _SPARSE and all(_stored(getattr(tensor, part)()) for part in (*_SPARSE[layout], "values"))
+
+
+class Quietly:
+    """Within it, what we do to tensors is seen by no mode, subclass or graph of the user's.
+
+    >>> with Quietly():
+    ...     torch.is_grad_enabled()
+    False
+    """
+
+    def __enter__(self) -> None:
+        self._guards = [torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch()]
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(kind, error, trace)

@@ -1,0 +1,53 @@
+"""Every test of an instrument must leave torch as it found it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as optim
+
+from accumviz.recorder import patches
+
+
+def _patchable() -> dict[str, Any]:
+    return {
+        "torch.autograd.backward": torch.autograd.backward,
+        **{f"Optimizer.{name}": getattr(torch.optim.Optimizer, name) for name in ("zero_grad", "step")},
+        "torch.compile": torch.compile,
+        "CUDAGraph.replay": torch.cuda.CUDAGraph.replay,
+        "Module.zero_grad": torch.nn.Module.zero_grad,
+        **{
+            f"GradScaler.{name}": getattr(torch.amp.GradScaler, name)
+            for name in ("scale", "unscale_", "step", "update", "_unscale_grads_", "_maybe_opt_step")
+        },
+        **{f"clip_grad.{name}": value for name, value in vars(clip_grad).items() if callable(value)},
+        **{
+            f"nn.utils.{name}": getattr(torch.nn.utils, name)
+            for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
+        },
+        "step pre-hooks": dict(optim._global_optimizer_pre_hooks),
+        "step post-hooks": dict(optim._global_optimizer_post_hooks),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """Fail when a hook or a wrapper outlives its recording."""
+    before = _patchable()
+    yield
+    after = _patchable()
+    assert [name for name in before if after[name] != before[name]] == []
+    assert patches._open == ()
+    assert patches._undo == []
+    ours = [
+        hook
+        for tensor in (thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter))
+        for hook in (tensor._backward_hooks or {}).values()
+        if getattr(hook, "__module__", "").startswith("accumviz.")
+    ]
+    assert ours == []

@@ -1,0 +1,262 @@
+"""What must hold of a recording on a device: each function is one check, run by test_second_device.py in a process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import accumviz as av
+from accumviz.ledger import CONTRIBUTED, Ledger
+from accumviz.recorder import contributions
+from benchmarks import _cuda as cuda
+from tests.recorder import second_device as device
+
+Loop = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor], None]
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
+
+
+def _loop(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    for step in range(3):
+        for _ in range(2):
+            loss = (model(x) - y).square().mean() / 2
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+
+
+def _scaled(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    scaler = torch.amp.GradScaler(x.device.type, init_scale=8.0)
+    for _ in range(3):
+        loss = (model(x) - y).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def _run(where: str, loop: Loop = _loop, recorded: bool = True, **kwargs: Any) -> tuple[nn.Module, Any]:
+    model, data = _model().to(where), torch.arange(6).to(where)
+    target = torch.randn(6, 2, generator=torch.Generator().manual_seed(1)).to(where)
+    lr = torch.tensor(0.1).to(where)
+    optimizer = torch.optim.AdamW(model.parameters(), lr, foreach=False, capturable=False)
+    device.waits.clear()
+    with av.record(model, optimizer, memory=True, **kwargs) if recorded else nullcontext() as recording:
+        loop(model, optimizer, data, target)
+        counted = +device.waits
+        if recording is not None:
+            recording.waits = counted
+    return model, recording if recorded else counted
+
+
+def _alike(ours: Ledger, theirs: Ledger) -> None:
+    assert [(e.kind, e.label, e.line, e.source) for e in ours] == [(e.kind, e.label, e.line, e.source) for e in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose([a.loss, a.scale], [b.loss, b.scale], rtol=1e-6)
+        assert a.details.keys() == b.details.keys()
+        for name, value in a.details.items():
+            if isinstance(value, float | list) and name != "unmeasured":
+                np.testing.assert_allclose(value, b.details[name], rtol=1e-6)
+    np.testing.assert_array_equal(ours.state, theirs.state)
+    np.testing.assert_allclose(ours.contribution, theirs.contribution, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(ours.grad, theirs.grad, rtol=1e-5, atol=1e-8)
+    assert ours.exact.keys() == theirs.exact.keys()
+    for p, pair in ours.exact.items():
+        for a, b in zip(pair, theirs.exact[p], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
+
+
+def hooks_run_on_a_thread_with_no_frame_of_the_users() -> None:
+    """Otherwise the other checks would say nothing about a GPU."""
+    w = torch.ones(2).to(device.NAME).requires_grad_()
+    seen = []
+    w.register_hook(lambda _: seen.append(threading.get_ident()))
+    w.square().sum().backward()
+    assert len(seen) == 1
+    assert seen[0] != threading.get_ident()
+
+
+def a_ledger_is_that_of_the_cpu_with_the_users_lines_and_labels() -> None:
+    for loop in (_loop, _scaled):
+        _, ours = _run(device.NAME, loop)
+        _, theirs = _run("cpu", loop)
+        _alike(ours.ledger, theirs.ledger)
+        assert {e.label for e in ours.ledger.of("backward")} == {"loss" if loop is _loop else "scaler.scale(loss)"}
+        assert all(e.source for e in ours.ledger)
+        assert all(e.file.endswith("on_second_device.py") for e in ours.ledger)
+
+
+def recording_waits_for_the_device_not_once_more_than_training_itself() -> None:
+    for loop in (_loop, _scaled):
+        _, bare = _run(device.NAME, loop, recorded=False)
+        for kwargs in ({}, {"graphs": True}, {"exact": 0}, {"exact": 1000}):
+            _, recording = _run(device.NAME, loop, **kwargs)
+            assert recording.waits == bare, (loop.__name__, kwargs)
+    assert bare  # the gradient scaler's own question is counted: what counts nothing proves nothing
+
+
+def numbers_that_are_late_are_complete_when_the_recording_is_closed() -> None:
+    model, data = _model().to(device.NAME), torch.arange(6).to(device.NAME)
+    with av.record(model) as recording:
+        before = device.stream.done
+        model(data).square().sum().backward()
+        model(data).square().sum().backward()
+        assert device.stream.queued  # nothing has arrived, because nobody has asked
+        assert device.stream.done == before
+    assert not device.stream.queued
+    ledger = recording.ledger
+    assert np.isfinite(ledger.grad).all()
+    np.testing.assert_allclose(ledger.grad[1], 2 * ledger.grad[0], rtol=1e-6)
+    expected = [float(p.grad.cpu().norm()) for p in model.parameters() if p.grad is not None]
+    np.testing.assert_allclose(ledger.grad[1], expected, rtol=1e-6)
+
+
+def rows_freeze_while_training_goes_on_once_their_numbers_have_arrived() -> None:
+    w = torch.ones(3).to(device.NAME).requires_grad_()
+    with av.record(w) as recording:
+        rows = recording._rows
+        rows._bulk = 4
+        for _ in range(6):
+            w.square().sum().backward()
+        assert len(rows.pending) == 6  # the device is behind
+        device.stream.run(device.stream.done + len(device.stream.queued))
+        w.square().sum().backward()
+        assert len(rows.pending) <= 3
+    np.testing.assert_allclose(recording.ledger.values("w")[:, 0], 2 * np.arange(1, 8))
+
+
+def training_is_the_same_bit_for_bit() -> None:
+    for loop in (_loop, _scaled):
+        bare, _ = _run(device.NAME, loop, recorded=False)
+        recorded, _ = _run(device.NAME, loop, graphs=True)
+        for a, b in zip(bare.parameters(), recorded.parameters(), strict=True):
+            assert torch.equal(a.cpu(), b.cpu())
+
+
+def nothing_on_the_device_is_kept_alive() -> None:
+    def left(recorded: bool) -> list[int]:
+        found = []
+        model, data = _model().to(device.NAME), torch.arange(6).to(device.NAME)
+        with av.record(model, graphs=True) if recorded else nullcontext():
+            for _ in range(3):
+                model(data).square().sum().backward()
+                found.append(device.alive())
+        return [now - found[0] for now in found]
+
+    assert left(recorded=True) == left(recorded=False)
+
+
+def two_threads_on_one_device_are_told_apart() -> None:
+    first, second = (torch.full((2,), float(n)).to(device.NAME).requires_grad_() for n in (1, 2))
+    barrier = threading.Barrier(2)
+
+    def train(w: torch.Tensor) -> None:
+        for _ in range(20):
+            barrier.wait()
+            (w * w).sum().backward()
+
+    with av.record({"first": first, "second": second}) as recording:
+        other = threading.Thread(target=train, args=(second,))
+        other.start()
+        train(first)
+        other.join()
+    ledger = recording.ledger
+    backwards = [event.index for event in ledger.of("backward")]
+    contributed = (ledger.state[backwards] & CONTRIBUTED) > 0
+    assert len(backwards) == 40
+    assert contributed.sum(axis=1).max() == 1  # no backward is given what another one brought
+    assert contributed.sum(axis=0).tolist() == [20, 20]
+    for n in range(2):
+        values = ledger.values(n, "contribution")[backwards][contributed[:, n]]
+        assert (values == 2 * (n + 1)).all()
+
+
+def leaves_on_two_devices_lose_nothing_to_each_others_threads() -> None:
+    here = [torch.ones(100, requires_grad=True) for _ in range(30)]
+    there = [torch.ones(100).to(device.NAME).requires_grad_() for _ in range(30)]
+    often, hot, switch = contributions._BULK_BYTES_ON_DEVICE, contributions.HOT, sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)  # the two threads take turns as often as they can
+        contributions.HOT = contributions._BULK_BYTES_ON_DEVICE = 1000
+        with av.record({"here": here[0]}, [*here[1:], *there]) as recording:
+            for _ in range(10):
+                (sum((w * 2).sum() for w in here) + sum((w * 3).sum() for w in there).cpu()).backward()
+    finally:
+        sys.setswitchinterval(switch)
+        contributions.HOT, contributions._BULK_BYTES_ON_DEVICE = hot, often
+    ledger = recording.ledger
+    assert ((ledger.state & CONTRIBUTED) > 0).all()
+    expected = np.repeat([20.0, 30.0], 30)
+    np.testing.assert_allclose(ledger.contribution, np.tile(expected, (10, 1)), rtol=1e-6)
+    np.testing.assert_allclose(ledger.grad[-1], 10 * expected, rtol=1e-6)
+
+
+def an_optimizer_that_steps_on_the_engines_thread_has_a_line() -> None:
+    w = torch.ones(2).to(device.NAME).requires_grad_()
+    optimizer = torch.optim.SGD([w], 0.5)
+
+    def hook(_: torch.Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    w.register_post_accumulate_grad_hook(hook)
+    with av.record(w, optimizer) as recording:
+        for _ in range(2):
+            (w * w).sum().backward()
+    told = [(e.kind, e.within, e.source) for e in recording.ledger]
+    assert told == 2 * [
+        ("backward", "", "(w * w).sum().backward()"),
+        ("step", "backward", "optimizer.step()"),
+        ("zero_grad", "backward", "optimizer.zero_grad()"),
+    ]
+    assert recording.ledger.windows()[0].backwards == (0,)
+    assert recording.ledger.values("w", "contribution")[[0, 3]].tolist() == [[2, 2], [0, 0]]
+
+
+def a_graph_has_its_values_though_nobody_waited_for_them() -> None:
+    def graph(where: str) -> Any:
+        w, x = torch.tensor([1.0, 2.0]).to(where).requires_grad_(), torch.tensor([3.0, 4.0]).to(where)
+        with av.record(w, graphs=True) as recording:
+            loss = (w * x).square().sum()
+            device.waits.clear()
+            loss.backward()
+            assert not device.waits
+            with torch.no_grad():
+                x.zero_()  # what comes later is not what was recorded
+        return recording.graphs[0]
+
+    ours, theirs = graph(device.NAME), graph("cpu")
+    assert [(n.op, n.name, n.value, n.grad) for n in ours] == [(n.op, n.name, n.value, n.grad) for n in theirs]
+    assert any(n.value is not None and n.grad is not None for n in ours)
+
+
+def the_checks_for_cuda_hold_here_as_far_as_they_can_be_run() -> None:
+    name = device.NAME
+    for rows in (cuda.numbers(name), cuda.places(name), cuda.neutrality(name, amps=(False,))):
+        assert rows
+        assert [row for row in rows if row["holds"] is not True] == []
+
+
+def what_a_library_does_on_the_engines_thread_has_the_line_of_the_backward() -> None:
+    w = torch.ones(2).to(device.NAME).requires_grad_()
+    names: dict[str, Any] = {"__name__": "torch.somewhere", "optimizer": torch.optim.SGD([w], 0.5)}
+    exec(compile("def hook(_):\n    optimizer.step()", torch.__file__, "exec"), names)
+    w.register_post_accumulate_grad_hook(names["hook"])
+    with av.record(w, names["optimizer"]) as recording:
+        (w * w).sum().backward()
+    assert [(e.kind, e.source) for e in recording.ledger] == [
+        ("backward", "(w * w).sum().backward()"),
+        ("step", "(w * w).sum().backward()"),
+    ]

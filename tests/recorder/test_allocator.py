@@ -1,0 +1,98 @@
+"""The figures of the CUDA allocator, from counters that the test moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from accumviz.recorder.memory import Allocated
+
+NAN = float("nan")
+
+
+class Counters:
+    """What `torch.cuda.memory_stats_as_nested_dict` says of each device, and how often it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current, self.peak, self.asked = {0: 0, 1: 0}, {0: 0, 1: 0}, 0
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self._stats)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
+
+    def _stats(self, device: int) -> dict[str, Any]:
+        self.asked += 1
+        return {"allocated_bytes": {"all": {"current": self.current[device], "peak": self.peak[device]}}}
+
+    def _reset(self, *_: Any) -> None:
+        raise AssertionError("the peak is the user's to reset")
+
+    def allocate(self, most: int, left: int, device: int = 0) -> None:
+        self.peak[device] = max(self.peak[device], most)
+        self.current[device] = left
+
+
+@pytest.fixture
+def counters(monkeypatch: pytest.MonkeyPatch) -> Counters:
+    return Counters(monkeypatch)
+
+
+def test_a_peak_is_told_where_it_is_a_new_maximum_and_nowhere_else(counters: Counters) -> None:
+    counters.allocate(50, 10)
+    allocated = Allocated(wanted=True)
+    allocated.open([torch.device("cuda", 0)])
+    found = []
+    for most, left in ((40, 20), (90, 30), (80, 40), (91, 5)):
+        counters.allocate(most, left)
+        found.append(allocated.after())
+    np.testing.assert_array_equal(found, [(20, NAN), (30, 90), (40, NAN), (5, 91)])
+
+
+def test_once_the_user_has_reset_it_the_peak_is_that_since_then(counters: Counters) -> None:
+    counters.allocate(90, 10)
+    allocated = Allocated(wanted=True)
+    allocated.open([torch.device("cuda", 0)])
+    counters.peak[0] = counters.current[0]
+    counters.allocate(30, 20)
+    np.testing.assert_array_equal([allocated.after(), allocated.after()], [(20, 30), (20, NAN)])
+
+
+def test_bytes_on_several_devices_add_up_and_their_peaks_do_not(counters: Counters) -> None:
+    allocated = Allocated(wanted=True)
+    allocated.open([torch.device("cuda", 1), torch.device("cuda", 0), torch.device("cpu")])
+    counters.allocate(30, 20)
+    counters.allocate(300, 200, device=1)
+    np.testing.assert_array_equal(allocated.after(), (220, NAN))
+
+
+@pytest.mark.parametrize(("wanted", "device"), [(False, "cuda:0"), (True, "cpu"), (None, "cpu")])
+def test_nobody_is_asked_where_nobody_wants_to_know(counters: Counters, wanted: bool | None, device: str) -> None:
+    allocated = Allocated(wanted)
+    allocated.open([torch.device(device)])
+    assert np.isnan(allocated.after()).all()
+    assert counters.asked == 0
+
+
+def test_unless_asked_for_it_stops_when_it_has_cost_its_share(
+    counters: Counters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accumviz.recorder import memory
+
+    clock = [0.0]
+    monkeypatch.setattr(memory.time, "perf_counter", lambda: clock[0])
+    stats = counters._stats
+
+    def slow(device: int) -> dict[str, Any]:
+        clock[0] += 0.004
+        return stats(device)
+
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", slow)
+
+    def measured(wanted: bool | None) -> list[bool]:
+        allocated = Allocated(wanted)
+        allocated.open([torch.device("cuda", 0)])
+        return [not np.isnan(allocated.after()[0]) for _ in range(6)]
+
+    assert measured(True) == [True] * 6
+    assert measured(None) == [True] * 3 + [False] * 3

@@ -1,0 +1,397 @@
+"""What DDP and FSDP do to `.grad`, on real processes, against gradients computed in one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import accumviz as av
+from accumviz.ledger import Ledger
+from accumviz.recorder import collectives
+from accumviz.recorder.distribute import World
+
+# float32, a few additions in another order
+TOLERANCE = 1e-5
+RANKS, MICRO, SAMPLES = 2, 3, 24
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def data(ranks: int = 1, micro: int = 1, rank: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return list(torch.randn(SAMPLES, 5, generator=generator).chunk(ranks)[rank].chunk(micro))
+
+
+def whole_batch_gradient() -> dict[str, torch.Tensor]:
+    model = make()
+    model(data()[0]).square().mean().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def local_gradients(rank: int, ranks: int = RANKS, micro: int = MICRO) -> list[dict[str, torch.Tensor]]:
+    """Of each micro-batch of one rank, what its backward alone gives, computed in one process."""
+    found = []
+    for part in data(ranks, micro, rank):
+        model = make()
+        (model(part).square().mean() / micro).backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    return found
+
+
+def window(
+    model: Any,
+    optimizer: Any,
+    *,
+    way: str = "no_sync",
+    zero_inside: bool = False,
+    micro: int = MICRO,
+) -> dict[str, np.ndarray]:
+    """One accumulation window on this rank; returns the gradients that the step sees."""
+    parts = data(dist.get_world_size(), micro, dist.get_rank())
+    for k, part in enumerate(parts):
+        last = k == len(parts) - 1
+        quiet = way != "every" and not last
+        if hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(not quiet)
+            quiet = False
+        if way == "forward outside":
+            loss = model(part).square().mean() / micro
+            with model.no_sync() if quiet else contextlib.nullcontext():
+                loss.backward()
+        else:
+            with model.no_sync() if quiet else contextlib.nullcontext():
+                loss = model(part).square().mean() / micro
+                loss.backward()
+        if zero_inside and not last:
+            optimizer.zero_grad()
+    seen = {name: local(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    optimizer.zero_grad()
+    return seen
+
+
+def local(tensor: torch.Tensor) -> np.ndarray:
+    # A copy: what it shares memory with lives in another process.
+    plain: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return plain.detach().numpy().copy()
+
+
+def replicate(hook: bool = False, **options: Any) -> Any:
+    model = DistributedDataParallel(make(), **options)
+    if hook:
+        model.register_comm_hook(None, fp16_compress_hook)
+    return model
+
+
+def shard(kind: str) -> Any:
+    model = make()
+    if kind == "FSDP2":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in (model[0], model[2], model):  # type: ignore[index]
+            fully_shard(layer, mesh=mesh)
+        return model
+    warnings.simplefilter("ignore")  # FSDP1 is deprecated
+    return FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"), use_orig_params=kind == "FSDP1 original parameters"
+    )
+
+
+def run(kind: str = "DDP", options: dict[str, Any] | None = None, steps: int = 1, record: bool = True, **given: Any):
+    """What a rank does: windows with or without a recording; returns gradients of the first, and the weights."""
+    model = replicate(**(options or {})) if kind == "DDP" else shard(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with av.record(model, optimizer, exact=1000) if record else contextlib.nullcontext():
+        seen = [window(model, optimizer, **given) for _ in range(steps)]
+    return seen[0], {name: local(p) for name, p in model.named_parameters()}
+
+
+def syncs(ledger: Ledger | None, op: str = "all-reduce") -> list[Any]:
+    assert ledger is not None
+    return [event for event in ledger.of("sync") if event.details["op"] == op]
+
+
+# --- DDP ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quiet() -> World:
+    return av.distribute(run, ranks=RANKS)
+
+
+@pytest.fixture(scope="module")
+def every() -> World:
+    return av.distribute(run, ranks=RANKS, way="every")
+
+
+def test_the_gradient_of_a_window_is_that_of_one_process_on_the_whole_batch(quiet: World, every: World) -> None:
+    expected = whole_batch_gradient()
+    for seen, _ in (*quiet.returned, *every.returned):
+        assert seen.keys() == {f"module.{name}" for name in expected}
+        for name, gradient in expected.items():
+            np.testing.assert_allclose(seen[f"module.{name}"], gradient, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_a_window_has_an_all_reduce_for_each_backward_and_only_one_with_no_sync(quiet: World, every: World) -> None:
+    assert [len(syncs(ledger)) for ledger in every.ledgers] == [MICRO] * RANKS
+    assert [len(syncs(ledger)) for ledger in quiet.ledgers] == [1] * RANKS
+
+
+def test_an_all_reduce_carries_the_bytes_of_the_parameters_that_it_names(quiet: World) -> None:
+    sizes = {name: p.numel() * p.element_size() for name, p in make().named_parameters()}
+    (event,) = syncs(quiet.ledgers[0])
+    assert sorted(event.details["parameters"]) == sorted(sizes)
+    assert event.details["bytes"] == sum(sizes.values())
+
+
+@pytest.mark.parametrize("which", ["quiet", "every"])
+def test_a_backward_adds_the_local_contribution_and_the_all_reduce_leaves_the_mean(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    world = request.getfixturevalue(which)
+    locals_ = [local_gradients(rank) for rank in range(RANKS)]
+    for rank, ledger in enumerate(world.ledgers):
+        backwards = [event.index for event in ledger.of("backward")]
+        for name in whole_batch_gradient():
+            contributions, grads = ledger.values(name, "contribution"), ledger.values(name)
+            running = np.zeros(grads.shape[1])
+            for k, index in enumerate(backwards):
+                mine = locals_[rank][k][name].numpy().ravel()
+                np.testing.assert_allclose(contributions[index], mine, rtol=TOLERANCE, atol=1e-7)
+                running = running + mine
+                np.testing.assert_allclose(grads[index], running, rtol=TOLERANCE, atol=1e-6)
+                if k == MICRO - 1 or which == "every":
+                    assert ledger[index + 1].kind == "sync"
+                    running = mean_over_ranks(locals_, name, k)
+                    np.testing.assert_allclose(grads[index + 1], running, rtol=TOLERANCE, atol=1e-6)
+
+
+def mean_over_ranks(locals_: list[list[dict[str, torch.Tensor]]], name: str, k: int) -> np.ndarray:
+    sums = [sum(part[name].numpy().ravel() for part in parts[: k + 1]) for parts in locals_]
+    return np.asarray(np.mean(sums, axis=0))
+
+
+def test_backward_and_all_reduce_say_which_forward_armed_them(quiet: World) -> None:
+    ledger = quiet.ledgers[0]
+    assert ledger is not None
+    told = [(e.details["armed"], e.details["no_sync"]) for e in ledger.of("backward")]
+    assert told == [(False, True)] * (MICRO - 1) + [(True, False)]
+    (event,) = syncs(ledger)
+    source = ledger.sources[event.file].splitlines()
+    assert source[event.details["armed_line"] - 1].strip() == "loss = model(part).square().mean() / micro"
+
+
+def test_no_sync_around_the_backward_alone_does_not_stop_the_all_reduce() -> None:
+    world = av.distribute(run, ranks=RANKS, way="forward outside")
+    for ledger in world.ledgers:
+        assert ledger is not None
+        assert len(syncs(ledger)) == MICRO
+        told = [(e.details["armed"], e.details["no_sync"]) for e in ledger.of("backward")]
+        assert told == [(True, True)] * (MICRO - 1) + [(True, False)]
+
+
+def test_the_merged_ledger_has_one_event_for_what_all_ranks_do_together(quiet: World) -> None:
+    merged = quiet.ledger
+    (event,) = merged.of("sync")
+    assert event.rank is None
+    for name in whole_batch_gradient():
+        ours = [merged.values(f"rank {rank} · {name}")[event.index] for rank in range(RANKS)]
+        np.testing.assert_array_equal(*ours)
+    assert [len(w.backwards) for w in merged.windows()] == [MICRO] * RANKS
+    assert [{merged[b].rank for b in w.backwards} for w in merged.windows()] == [{0}, {1}]
+    assert [w.scale for w in merged.windows()] == pytest.approx([1.0] * RANKS)
+
+
+def test_each_bucket_is_an_event_and_together_they_hold_every_parameter_once() -> None:
+    # In megabytes: so small that each parameter is a bucket, from the second backward on.
+    world = av.distribute(run, ranks=RANKS, options={"bucket_cap_mb": 1e-5}, way="every")
+    sizes = {name: p.numel() * 4 for name, p in make().named_parameters()}
+    for ledger in world.ledgers:
+        assert ledger is not None
+        counts = []
+        for backward in ledger.of("backward"):
+            following = ledger.events[backward.index + 1 :]
+            ours = [e for e in following if e.kind == "sync" and e.line == backward.line]
+            until = next((e.index for e in following if e.kind != "sync"), len(ledger))
+            ours = [e for e in ours if e.index < until]
+            counts.append(len(ours))
+            assert sorted(name for e in ours for name in e.details["parameters"]) == sorted(sizes)
+            for e in ours:
+                assert e.details["bytes"] == sum(sizes[name] for name in e.details["parameters"])
+        assert counts[-1] > 1
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "every micro-batch": {"way": "every"},
+    "gradients as views of buckets": {"options": {"gradient_as_bucket_view": True}},
+    "a comm hook of the user's": {"options": {"hook": True}},
+    "small buckets": {"options": {"bucket_cap_mb": 1e-5}},
+    "unused parameters": {"options": {"find_unused_parameters": True}},
+    "FSDP2": {"kind": "FSDP2"},
+    "FSDP2, every micro-batch": {"kind": "FSDP2", "way": "every"},
+    "FSDP1": {"kind": "FSDP1"},
+    "FSDP1 original parameters": {"kind": "FSDP1 original parameters"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_training_is_bit_for_bit_the_same_with_and_without_a_recording(variant: str) -> None:
+    # Three ranks: a mean over two is the same however it is computed.
+    ranks = 3 if variant in ("plain", "every micro-batch") else 2
+    with_, without = (
+        av.distribute(run, ranks=ranks, steps=3, record=record, micro=2, **VARIANTS[variant])
+        for record in (True, False)
+    )
+    assert all(ledger is not None for ledger in with_.ledgers)
+    assert without.ledgers == (None,) * ranks
+    for (seen, weights), (seen_plain, weights_plain) in zip(with_.returned, without.returned, strict=True):
+        for ours, theirs in ((seen, seen_plain), (weights, weights_plain)):
+            assert ours.keys() == theirs.keys()
+            assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_gradients_as_views_of_buckets_are_recorded_alike(quiet: World) -> None:
+    view = av.distribute(run, ranks=RANKS, options={"gradient_as_bucket_view": True})
+    for ours, theirs in zip(quiet.ledgers, view.ledgers, strict=True):
+        assert ours is not None
+        assert theirs is not None
+        assert [e.kind for e in ours] == [e.kind for e in theirs]
+        for name in whole_batch_gradient():
+            np.testing.assert_allclose(ours.values(name), theirs.values(name), rtol=TOLERANCE, atol=1e-7)
+
+
+def test_with_a_compressing_comm_hook_the_bytes_are_those_that_it_sends(quiet: World) -> None:
+    hooked = av.distribute(run, ranks=RANKS, options={"hook": True})
+    (ours,), (plain,) = syncs(hooked.ledgers[0]), syncs(quiet.ledgers[0])
+    assert ours.details["bytes"] * 2 == plain.details["bytes"]
+
+
+def test_a_gradient_averaged_by_hand_is_a_sync_and_no_edit() -> None:
+    def work() -> None:
+        w = torch.ones(2, requires_grad=True)
+        with av.record(w):
+            (w * (dist.get_rank() + 1.0)).sum().backward()
+            assert w.grad is not None
+            dist.all_reduce(w.grad)
+            logged = torch.ones(1)
+            dist.all_reduce(logged)
+
+    for rank, ledger in enumerate(av.distribute(work, ranks=2).ledgers):
+        assert ledger is not None
+        assert [e.kind for e in ledger] == ["backward", "sync"]
+        assert ledger.values("w").tolist() == [[rank + 1.0] * 2, [3.0] * 2]
+
+
+def test_the_operators_of_torch_are_left_as_they_were() -> None:
+    def work() -> tuple[bool, float]:
+        w = torch.ones(1, requires_grad=True)
+        with av.record(w):
+            listening = bool(collectives._listeners)
+        value = torch.ones(1)
+        dist.all_reduce(value)
+        return listening and collectives._library is None and not collectives._listeners, value.item()
+
+    assert av.distribute(work, ranks=2).returned == ((True, 2.0),) * 2
+
+
+# --- FSDP -----------------------------------------------------------------------------------------
+
+KINDS = ("FSDP2", "FSDP1", "FSDP1 original parameters")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def sharded(request: pytest.FixtureRequest) -> tuple[str, World, World]:
+    kind = request.param
+    return kind, av.distribute(run, ranks=RANKS, kind=kind), av.distribute(run, ranks=RANKS, kind=kind, way="every")
+
+
+def test_a_reduce_scatter_follows_each_synchronised_backward_only(sharded: Any) -> None:
+    kind, quiet, every = sharded
+    units = 2 if kind == "FSDP2" else 1
+    for ledger in quiet.ledgers:
+        assert len(syncs(ledger, "reduce-scatter")) == units
+    for ledger in every.ledgers:
+        assert len(syncs(ledger, "reduce-scatter")) == units * MICRO
+
+
+def test_parameters_are_gathered_whether_gradients_are_synchronised_or_not(sharded: Any) -> None:
+    kind, quiet, every = sharded
+    gathers = [len(syncs(ledger, "all-gather")) for ledger in (*quiet.ledgers, *every.ledgers)]
+    if kind == "FSDP2":  # forward and backward of each layer; the last is not resharded between the two
+        assert gathers[0] == gathers[-1] >= 2 * MICRO
+    else:
+        assert gathers == [MICRO] * (2 * RANKS)
+
+
+def test_gathers_and_scatters_carry_the_bytes_of_the_whole(sharded: Any) -> None:
+    kind, quiet, _ = sharded
+    bytes_ = sum(p.numel() for p in make().parameters()) * 4
+    for op in ("all-gather", "reduce-scatter"):
+        events = syncs(quiet.ledgers[0], op)
+        units = 2 if kind == "FSDP2" else 1
+        carried = sum(event.details["bytes"] for event in events[:units])
+        # Padded, so that all ranks have equal shares: of each parameter, or of the flat one, aligned to 16 bytes.
+        most = 4 * 5 * 4 if kind == "FSDP2" else 16 * 4 + 8
+        assert bytes_ <= carried <= bytes_ + most
+
+
+def test_the_whole_gradient_takes_local_contributions_until_it_is_scattered(sharded: Any) -> None:
+    _, quiet, _ = sharded
+    for rank, ledger in enumerate(quiet.ledgers):
+        wholes = [p for p, x in enumerate(ledger.parameters) if x.unsharded_of]
+        parts = local_gradients(rank)
+        backwards = [event.index for event in ledger.of("backward")]
+        for k, index in enumerate(backwards):
+            squares = sum(float((g.double() ** 2).sum()) for g in parts[k].values())
+            ours = math.sqrt(sum(float(ledger.contribution[index, p]) ** 2 for p in wholes))
+            assert ours == pytest.approx(math.sqrt(squares), rel=TOLERANCE)
+            sums = [sum(part[name].double() for part in parts[: k + 1]) for name in parts[0]]
+            held = math.sqrt(sum(float(ledger.grad[index, p]) ** 2 for p in wholes))
+            assert held == pytest.approx(math.sqrt(sum(float((g**2).sum()) for g in sums)), rel=TOLERANCE)
+        assert not any(ledger.live(-1, p) for p in wholes)
+
+
+def test_the_shards_hold_the_mean_and_the_window_is_the_backwards(sharded: Any) -> None:
+    _, quiet, every = sharded
+    norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in whole_batch_gradient().values()))
+    for world in (quiet, every):
+        squares = 0.0
+        for ledger in world.ledgers:
+            (step,) = ledger.of("step")
+            shards = [p for p, x in enumerate(ledger.parameters) if not x.unsharded_of]
+            squares += float(np.nansum(ledger.grad[step.index, shards].astype(float) ** 2))
+            (found,) = ledger.windows()
+            assert found.backwards == tuple(event.index for event in ledger.of("backward"))
+            assert found.scale == pytest.approx(1.0)
+            assert not any(ledger.unconsumed(event.index) for event in ledger)
+        assert math.sqrt(squares) == pytest.approx(norm, rel=TOLERANCE)
+        assert [len(w.backwards) for w in world.ledger.windows()] == [MICRO] * RANKS
+
+
+def test_zero_grad_does_not_reach_the_whole_gradient_of_fsdp2() -> None:
+    world = av.distribute(run, ranks=RANKS, kind="FSDP2", zero_inside=True)
+    plain = av.distribute(run, ranks=RANKS, kind="FSDP2")
+    for ours, theirs in zip(world.returned, plain.returned, strict=True):
+        for name in ours[0]:
+            np.testing.assert_array_equal(ours[0][name], theirs[0][name])
+    for ledger in world.ledgers:
+        assert ledger is not None
+        first = ledger.of("zero_grad")[0]
+        wholes = [p for p, x in enumerate(ledger.parameters) if x.unsharded_of]
+        assert wholes
+        assert all(ledger.live(first.index, p) == [ledger.of("backward")[0].index] for p in wholes)

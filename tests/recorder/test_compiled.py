@@ -1,0 +1,228 @@
+"""torch.compile, compiled autograd and CUDA graphs: recorded as an eager loop is, or said plainly what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import accumviz as av
+from accumviz.ledger import CONTRIBUTED, Ledger
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.*", "ignore::DeprecationWarning")
+Step = Callable[[], None]
+Wrap = Callable[[nn.Module, torch.optim.Optimizer, Step], Step]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _train(
+    compiled: Callable[[nn.Module], nn.Module] = lambda model: model,
+    wrap: Callable[[Step], Step] = lambda step: step,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    recorded: bool = True,
+    compile_step: bool = False,
+) -> tuple[list[torch.Tensor], Ledger | None]:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
+    optimizer = torch.optim.SGD(inner.parameters(), 0.1, momentum=0.9)
+    x, model = torch.randn(4, 3), compiled(inner)
+    with av.record(inner, optimizer) if recorded else nullcontext() as recording:
+        take = torch.compile(optimizer.step, backend="aot_eager") if compile_step else optimizer.step
+
+        def step() -> None:
+            for _ in range(2):
+                loss = model(x).square().mean() / 2
+                loss.backward()
+            take()
+            optimizer.zero_grad()
+
+        run = wrap(step)
+        with around():
+            for _ in range(3):
+                run()
+    return [p.detach().clone() for p in inner.parameters()], recording.ledger if recording is not None else None
+
+
+def _compare(told: Ledger | None, eager: Ledger | None) -> None:
+    assert told is not None
+    assert eager is not None
+    assert "stopped" not in told.meta
+    assert [(e.kind, e.source, e.scale) for e in told] == [(e.kind, e.source, e.scale) for e in eager]
+    assert {e.label for e in told.of("backward")} == {"loss"}
+    assert [e.line for e in told.of("backward")] == [e.line for e in eager.of("backward")]
+    np.testing.assert_array_equal(told.state, eager.state)
+    np.testing.assert_allclose(told.contribution, eager.contribution, rtol=1e-5)
+    np.testing.assert_allclose(told.grad, eager.grad, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_brings_the_contributions_of_the_eager_one(backend: str) -> None:
+    _, eager = _train()
+    weights, told = _train(lambda model: torch.compile(model, backend=backend))
+    bare, _ = _train(lambda model: torch.compile(model, backend=backend), recorded=False)
+    _compare(told, eager)
+    assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
+
+
+def test_a_model_compiled_by_inductor_brings_the_contributions_of_the_eager_one() -> None:
+    try:
+        compiled = torch.compile(lambda x: (x * 2).sin())
+        compiled(torch.ones(3))
+    except Exception as missing:  # no C++ compiler, or one that inductor cannot use
+        pytest.skip(f"inductor does not work here: {type(missing).__name__}")
+    _, eager = _train()
+    weights, told = _train(torch.compile)
+    bare, _ = _train(torch.compile, recorded=False)
+    _compare(told, eager)
+    assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
+
+
+def test_a_whole_step_that_is_compiled_is_recorded_and_computes_what_it_does_without_us() -> None:
+    def wrap(step: Step) -> Step:
+        return torch.compile(step, backend="aot_eager")
+
+    _, eager = _train()
+    weights, told = _train(wrap=wrap)
+    bare, _ = _train(wrap=wrap, recorded=False)
+    _compare(told, eager)
+    assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
+
+
+def test_a_compiled_optimizer_step_is_an_event_as_any_other() -> None:
+    _, eager = _train()
+    weights, told = _train(compile_step=True)
+    bare, _ = _train(compile_step=True, recorded=False)
+    assert told is not None
+    assert eager is not None
+    assert [e.kind for e in told] == [e.kind for e in eager]
+    assert [w.backwards for w in told.windows()] == [w.backwards for w in eager.windows()]
+    np.testing.assert_allclose(told.contribution, eager.contribution, rtol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
+
+
+def test_compiled_autograd_brings_the_contributions_of_the_eager_engine() -> None:
+    from torch._dynamo import compiled_autograd
+
+    ran = []
+
+    def compile_it(graph: Any) -> Any:
+        ran.append(graph)
+        return torch.compile(graph, backend="aot_eager")
+
+    def around() -> AbstractContextManager[Any]:
+        return compiled_autograd._enable(compile_it)
+
+    _, eager = _train()
+    weights, told = _train(around=around)
+    assert ran  # it was the compiled engine
+    bare, _ = _train(around=around, recorded=False)
+    _compare(told, eager)
+    assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
+
+
+# --- CUDA graphs, of which only the question "is this being captured?" can be asked here ----------------
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    answer = [False]
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: answer[0])
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: graph())
+
+    def switch(on: bool) -> None:
+        answer[0] = on
+
+    return switch
+
+
+def test_nothing_is_read_while_a_graph_is_captured_and_one_warning_says_what_to_do(
+    capture: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accumviz.recorder.leaves import Leaves
+
+    model = nn.Linear(3, 100)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    read: list[Any] = []
+    original = Leaves.reduce
+    monkeypatch.setattr(Leaves, "reduce", lambda *args: read.append(args) or original(*args))
+    with av.record(model, optimizer) as recording:
+        model(torch.ones(2, 3)).sum().backward()
+        read.clear()
+        capture(True)
+        with pytest.warns(RuntimeWarning, match="record the loop before it is captured") as said:
+            for _ in range(2):
+                model(torch.ones(2, 3)).sum().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        assert not read
+        capture(False)
+        model(torch.ones(2, 3)).sum().backward()
+    assert len(said) == 1
+    ledger = recording.ledger
+    assert [event.kind for event in ledger] == ["backward", "edit", "backward"]
+    assert "CUDA graph" in ledger.meta["notes"][0]
+    assert "test_compiled.py" in ledger.meta["notes"][0]
+    assert ledger[1].details["captured"] is True
+
+
+def test_an_edit_after_a_capture_that_wrote_no_grad_is_an_edit_as_any_other(capture: Callable[[bool], None]) -> None:
+    w = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 0.5)
+    with av.record(w, optimizer) as recording, pytest.warns(RuntimeWarning, match="CUDA graph"):
+        capture(True)
+        optimizer.step()
+        capture(False)
+        optimizer.step()
+        w.grad = torch.full((2,), 3.0)
+        optimizer.step()
+    assert [(e.kind, e.label, dict(e.details)) for e in recording.ledger.of("edit")] == [("edit", "", {})]
+    assert recording.ledger.values("w")[-1].tolist() == [3, 3]
+
+
+def test_what_a_replay_leaves_in_grad_is_an_edit_at_the_line_that_replays(capture: Callable[[bool], None]) -> None:
+    w = torch.ones(2, requires_grad=True)
+    with av.record(w) as recording, pytest.warns(RuntimeWarning, match="CUDA graph"):
+        capture(True)
+        (w * 3).sum().backward()  # a capture computes nothing; that this one does is not read
+        capture(False)
+
+        def replayed() -> None:
+            assert w.grad is not None
+            w.grad.data.add_(1)  # no new version, as with a real one
+
+        for _ in range(2):
+            torch.cuda.CUDAGraph.replay(replayed)
+    ledger = recording.ledger
+    assert [(e.kind, e.label, e.details) for e in ledger] == [
+        ("edit", "CUDA graph", {"captured": True}),
+        ("edit", "CUDA graph", {"replay": True}),
+        ("edit", "CUDA graph", {"replay": True}),
+    ]
+    assert np.isnan(ledger.values("w")[0]).all()
+    assert ledger.values("w")[1:].tolist() == [[4, 4], [5, 5]]
+    assert ledger[1].source.startswith("torch.cuda.CUDAGraph.replay(replayed)")
+    assert not (ledger.state & CONTRIBUTED).any()
+
+
+def test_replays_of_graphs_that_write_no_grad_of_ours_are_no_events(capture: Callable[[bool], None]) -> None:
+    w = torch.ones(2, requires_grad=True)
+    with av.record(w) as recording:
+        torch.cuda.CUDAGraph.replay(lambda: None)
+        (w * 3).sum().backward()
+    assert [event.kind for event in recording.ledger] == ["backward"]

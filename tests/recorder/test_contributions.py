@@ -1,0 +1,218 @@
+"""What a backward brings to a leaf, also where gradients are too large to be read from the cache afterwards.
+
+Each case is recorded twice: with gradients that fit, and with a cache so small that each is read as it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import accumviz as av
+from accumviz.recorder import contributions, leaves
+
+
+@pytest.fixture(params=[leaves.HOT, 1], ids=["all at once", "one by one"], autouse=True)
+def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(leaves, "HOT", request.param)
+    monkeypatch.setattr(contributions, "HOT", request.param)
+    return request.param
+
+
+def _norms(tensors: list[torch.Tensor]) -> list[float]:
+    return [float(t.double().norm()) for t in tensors]
+
+
+def _wide() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(9, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 3))
+
+
+def _gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    return [g.clone() for g in torch.autograd.grad(model(x).square().mean(), list(model.parameters()))]
+
+
+def test_contributions_and_what_grad_becomes_are_those_of_autograd() -> None:
+    model, batches = _wide(), torch.randn(4, 5, 9)
+    parts = [_gradients(model, x) for x in batches]
+    with av.record(model) as recording:
+        for x in batches:
+            model(x).square().mean().backward()
+    ledger, sums = recording.ledger, [torch.zeros_like(p) for p in model.parameters()]
+    for n, part in enumerate(parts):
+        sums = [a + b for a, b in zip(sums, part, strict=True)]
+        np.testing.assert_allclose(ledger.contribution[n], _norms(part), rtol=1e-5)
+        np.testing.assert_allclose(ledger.grad[n], _norms(sums), rtol=1e-5)
+
+
+def test_what_autograd_grad_computes_inside_a_backward_is_no_contribution() -> None:
+    w = torch.tensor([3.0], requires_grad=True)
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                torch.autograd.grad((w**2).sum(), w)
+            return grad
+
+    for before in (False, True):
+        w.grad = torch.ones(1) if before else None
+        with av.record(w) as recording:
+            Inner.apply(w * 2).sum().backward()
+            (w * 1.0).sum().backward()
+        assert recording.ledger.values("w", "contribution").ravel().tolist() == [2.0, 1.0]
+
+
+def test_a_hook_of_the_users_that_changes_grad_after_us_is_seen() -> None:
+    model = _wide()
+
+    def halve(p: torch.Tensor) -> None:
+        assert p.grad is not None
+        p.grad.mul_(0.5)
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(halve)
+    x = torch.randn(5, 9)
+    part = _gradients(model, x)
+    with av.record(model) as recording:
+        for _ in range(2):
+            model(x).square().mean().backward()
+    ledger = recording.ledger
+    np.testing.assert_allclose(ledger.contribution, [_norms(part)] * 2, rtol=1e-5)
+    np.testing.assert_allclose(ledger.grad[0], _norms([g * 0.5 for g in part]), rtol=1e-5)
+    np.testing.assert_allclose(ledger.grad[1], _norms([g * 0.75 for g in part]), rtol=1e-5)
+
+
+def test_a_hook_of_the_users_that_frees_grad_loses_nothing() -> None:
+    model, x = _wide(), torch.randn(5, 9)
+
+    def free(p: torch.Tensor) -> None:
+        p.grad = None
+
+    part = _gradients(model, x)
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(free)
+    with av.record(model) as recording:
+        for _ in range(2):
+            model(x).square().mean().backward()
+    backwards = [event.index for event in recording.ledger.of("backward")]
+    np.testing.assert_allclose(recording.ledger.contribution[backwards], [_norms(part)] * 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_contributions_that_come_in_parts_are_added(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(20, 20), torch.randn(4, 20, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        first = checkpoint(layer, x, use_reentrant=reentrant)
+        return checkpoint(layer, first, use_reentrant=reentrant).square().mean()
+
+    part = torch.autograd.grad(layer(layer(x)).square().mean(), list(layer.parameters()))
+    with av.record(layer) as recording:
+        for _ in range(3):
+            forward().backward()
+    ledger = recording.ledger
+    np.testing.assert_allclose(ledger.contribution, [_norms(list(part))] * 3, rtol=1e-4)
+    np.testing.assert_allclose(ledger.grad, [_norms([g * k for g in part]) for k in (1, 2, 3)], rtol=1e-4)
+
+
+def test_an_optimizer_that_steps_in_a_hook_consumes_what_had_come() -> None:
+    model, x = _wide(), torch.randn(5, 9)
+    optimizers = {p: torch.optim.SGD([p], 0.0) for p in model.parameters()}
+
+    def step(p: torch.Tensor) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    part = _gradients(model, x)
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    with av.record(model) as recording:
+        for _ in range(2):
+            model(x).square().mean().backward()
+    ledger = recording.ledger
+    backwards = [event.index for event in ledger.of("backward")]
+    np.testing.assert_allclose(ledger.contribution[backwards], [_norms(part)] * 2, rtol=1e-5)
+    assert (ledger.fates.steps[backwards] == 1).all()
+
+
+def _replicated(view: bool, comm: bool) -> tuple[Any, ...]:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(9, 30), nn.Tanh(), nn.Linear(30, 3))
+    x = torch.randn(4, 5, 9)[2 * dist.get_rank() :][:2]
+    parts = [
+        [float(g.double().norm()) for g in torch.autograd.grad(model(b).square().mean(), list(model.parameters()))]
+        for b in x
+    ]
+    both = [
+        float(sum(torch.autograd.grad(model(b).square().mean(), p)[0].double() for b in x).norm())  # type: ignore[union-attr, arg-type]
+        for p in model.parameters()
+    ]
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=view)
+    if comm:
+
+        def hook(state, bucket):  # type: ignore[no-untyped-def] # DDP reads the annotations
+            bucket.buffer().div_(dist.get_world_size())
+            return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0])
+
+        replica.register_comm_hook(None, hook)
+    with av.record(replica):
+        for _ in range(2):
+            with replica.no_sync():
+                replica(x[0]).square().mean().backward()
+            replica(x[1]).square().mean().backward()
+            model.zero_grad()
+    return parts, both
+
+
+@pytest.mark.parametrize(("view", "comm"), [(False, False), (True, False), (False, True), (True, True)])
+def test_under_ddp_a_backward_has_what_came_to_this_rank_before_it_is_averaged(
+    view: bool, comm: bool, cache: int
+) -> None:
+    def work(view: bool, comm: bool, hot: int, run: Callable[..., Any]) -> Any:
+        from accumviz.recorder import contributions, leaves
+
+        leaves.HOT = contributions.HOT = hot
+        return run(view, comm)
+
+    world = av.distribute(work, ranks=2, view=view, comm=comm, hot=cache, run=_replicated)
+    for ledger, (parts, both) in zip(world.ledgers, world.returned, strict=True):
+        assert ledger is not None
+        backwards = [event.index for event in ledger.of("backward")]
+        np.testing.assert_allclose(ledger.contribution[backwards], parts * 2, rtol=1e-4)
+        np.testing.assert_allclose(ledger.grad[backwards], [parts[0], both] * 2, rtol=1e-4)
+
+
+def test_under_ddp_norms_are_taken_in_bulk() -> None:
+    def work() -> int:
+        calls = [0]
+        original = torch._foreach_norm
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            return original(*args, **kwargs)
+
+        torch._foreach_norm = counting
+        model = nn.Sequential(*[nn.Linear(20, 20) for _ in range(50)])
+        replica = nn.parallel.DistributedDataParallel(model)
+        with av.record(replica, memory=False):
+            for _ in range(2):
+                replica(torch.ones(2, 20)).square().mean().backward()
+                last, calls[0] = calls[0], 0
+        return last
+
+    assert max(av.distribute(work, ranks=2).returned) <= 10

@@ -1,0 +1,415 @@
+"""Real processes from a cell: what comes back, and what is said when one raises, hangs or dies."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import accumviz as av
+from accumviz.ledger import Ledger
+from accumviz.recorder import distribute, ranks
+from accumviz.recorder.distribute import RankError, World
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def descendants() -> list[psutil.Process]:
+    """The Python processes below this one: a test's browser is no rank."""
+    below = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in below if "python" in p.name().lower()]
+
+
+def ranks_left() -> list[psutil.Process]:
+    """Descendants other than the one that waits to start ranks."""
+    launcher = distribute._launcher
+    return [p for p in descendants() if launcher is None or p.pid != launcher.pid]
+
+
+def in_notebook(source: str, name: str, **known: Any) -> Any:
+    """Define something as a notebook cell does: in `__main__`, its source known to linecache alone."""
+    source = textwrap.dedent(source)
+    path = f"<cell {name}>"
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    namespace: dict[str, Any] = {"__name__": "__main__", **known}
+    exec(compile(source, path, "exec"), namespace)
+    return namespace[name]
+
+
+def train(fail: str = "") -> str:
+    w = torch.tensor([1.0], requires_grad=True)
+    x = torch.tensor([4.0, 2.0])[dist.get_rank() :][:1]
+    with av.record(w) as recording:
+        loss = (2 * x - w * x).square().mean()
+        loss.backward()
+        if dist.get_rank() == 1 and fail:
+            misbehave(fail)
+        if fail:
+            dist.all_reduce(w.grad)
+    return repr(recording.ledger)
+
+
+def misbehave(how: str) -> None:
+    if how == "raise":
+        raise ValueError("rank one has had enough")
+    if how == "die":
+        os.kill(os.getpid(), 9)
+    while how == "hang":
+        time.sleep(0.01)
+
+
+# --- what comes back ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return av.distribute(train, ranks=2)
+
+
+def test_each_rank_returns_its_value_and_its_ledger(world: World) -> None:
+    assert [ledger.values("w").ravel().tolist() for ledger in world.ledgers if ledger] == [[-32.0], [-8.0]]
+    assert [repr(ledger) for ledger in world.ledgers] == list(world.returned)
+    assert [ledger.meta["rank"] for ledger in world.ledgers if ledger] == [0, 1]
+
+
+def test_the_merged_ledger_has_a_row_for_each_rank(world: World) -> None:
+    merged = world.ledger
+    assert [(p.name, p.rank) for p in merged.parameters] == [("rank 0 · w", 0), ("rank 1 · w", 1)]
+    assert [(e.kind, e.rank) for e in merged] == [("backward", 0), ("backward", 1)]
+    assert merged.values("rank 1 · w").ravel()[-1] == -8.0
+
+
+def test_an_event_shows_the_users_line_and_its_source(world: World) -> None:
+    for event in world.ledger:
+        assert event.source == "loss.backward()"
+        assert Path(event.file).name == Path(__file__).name
+        assert world.ledger.sources[event.file].splitlines()[event.line - 1].strip() == "loss.backward()"
+
+
+def test_the_ranks_run_on_one_thread_each_and_see_the_variables_that_torchrun_sets() -> None:
+    def look() -> tuple[int, dict[str, str]]:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        return torch.get_num_threads(), {name: os.environ[name] for name in names}
+
+    for rank, (threads, seen) in enumerate(av.distribute(look, ranks=2).returned):
+        assert threads == 1
+        assert seen == {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+
+def test_a_second_call_starts_much_faster_than_the_first() -> None:
+    def number() -> int:
+        return dist.get_rank()
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert av.distribute(number, ranks=4).returned == (0, 1, 2, 3)
+        return time.perf_counter() - start
+
+    distribute._end_launcher()
+    first = seconds()
+    assert min(seconds() for _ in range(3)) < first / 2
+
+
+def test_a_variable_of_the_environment_set_between_two_calls_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look() -> str:
+        return os.environ.get("ACCUMVIZ_TEST", "")
+
+    for value in ("", "one", "two"):
+        monkeypatch.setenv("ACCUMVIZ_TEST", value)
+        assert av.distribute(look, ranks=1).returned == (value,)
+
+
+def test_where_fork_is_not_safe_each_rank_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    distribute._end_launcher()
+    start = "import accumviz.recorder.ranks as ranks; ranks._FORK = False; ranks.serve()"
+    monkeypatch.setattr(ranks, "_START", start)
+    assert av.distribute(train, ranks=2).ledger.values("rank 1 · w").ravel()[-1] == -8.0
+    distribute._end_launcher()
+    assert descendants() == []
+
+
+def test_what_ranks_print_follows_rank_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    def speak() -> None:
+        print("first\nsecond")
+        print("a remark", file=sys.stderr)
+
+    av.distribute(speak, ranks=2)
+    said = capsys.readouterr()
+    assert said.out == "rank 0: first\nrank 0: second\nrank 1: first\nrank 1: second\n"
+    assert said.err == "rank 0: a remark\nrank 1: a remark\n"
+
+
+# --- what can be sent -----------------------------------------------------------------------------
+
+
+def test_a_function_of_a_notebook_takes_its_imports_helpers_classes_and_values_along() -> None:
+    work = in_notebook(
+        """
+        import torch
+        import torch.distributed as dist
+        import accumviz as av
+        from dataclasses import dataclass
+
+        @dataclass
+        class Options:
+            scale: float = 2.0
+
+        class Base(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = torch.nn.Parameter(torch.ones(1))
+
+        class Net(Base):
+            limit = 3
+            @property
+            def twice(self):
+                return 2 * self.w
+            @staticmethod
+            def half(x):
+                return x / 2
+            def forward(self, x):
+                return helper(self.twice, self.half(x))
+
+        helper = lambda a, b: a * b * options.scale
+        options = Options(scale=5.0)
+        x = torch.tensor([4.0])
+
+        def even(n):
+            return True if n == 0 else odd(n - 1)
+
+        def odd(n):
+            return False if n == 0 else even(n - 1)
+
+        def work(power=1):
+            net = Net()
+            with av.record(net) as recording:
+                loss = net(x) ** power
+                loss.backward()
+            return loss.item(), even(Net.limit), repr(options)
+        """,
+        "work",
+    )
+    world = av.distribute(work, ranks=2, power=2)
+    assert world.returned == (((2 * 2 * 5) ** 2, False, "Options(scale=5.0)"),) * 2
+    event = world.ledger[0]
+    assert event.source == "loss.backward()"
+    assert event.label == "loss"
+    assert "net = Net()" in world.ledger.sources[event.file]
+
+
+def test_a_closure_and_a_function_of_another_module_can_be_sent() -> None:
+    count = 3
+
+    @dataclass
+    class Point:
+        x: int
+
+    def work() -> tuple[int, str]:
+        return Point(count).x + 1, textwrap.dedent("  a")
+
+    assert av.distribute(work, ranks=1).returned == ((4, "a"),)
+
+
+def test_each_function_that_is_sent_keeps_the_globals_of_its_own_module() -> None:
+    library = types.ModuleType("a_library")
+    exec("SCALE = 100\ndef make():\n    def loss(x): return x * SCALE\n    return loss", vars(library))
+    job = in_notebook("SCALE = 2\ndef job(x):\n    return loss(x), x * SCALE\n", "job", loss=library.make())
+    assert job(1.0) == (100.0, 2.0)
+    assert av.distribute(job, ranks=1, x=1.0).returned == ((100.0, 2.0),)
+
+
+def test_ranks_exchange_and_return_values_of_a_class_of_the_notebook() -> None:
+    work = in_notebook(
+        """
+        import torch.distributed as dist
+        from dataclasses import dataclass
+
+        @dataclass
+        class Point:
+            x: int
+
+        def work():
+            found = [None] * dist.get_world_size()
+            dist.all_gather_object(found, Point(dist.get_rank()))
+            return found
+        """,
+        "work",
+    )
+    point = work.__globals__["Point"]
+    assert av.distribute(work, ranks=2).returned == ([point(0), point(1)],) * 2
+
+
+def test_what_cannot_be_copied_is_refused_with_the_remedy() -> None:
+    lock = threading.Lock()  # a thing that no other process can have
+
+    def work() -> Any:
+        return lock
+
+    with pytest.raises(TypeError, match=r"cannot send 'work'.*make the rest inside the function"):
+        av.distribute(work)
+
+
+def test_a_value_that_cannot_come_back_is_that_ranks_error() -> None:
+    def work() -> Any:
+        return threading.Lock() if dist.get_rank() == 1 else 1
+
+    with pytest.raises(RankError, match=r"rank 1 raised"):
+        av.distribute(work, ranks=2)
+
+
+@pytest.mark.parametrize(("given", "said"), [({"ranks": 0}, "ranks=0"), ({"timeout": -1}, "timeout=-1")])
+def test_senseless_arguments_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        av.distribute(train, **given)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["raise", "die", "hang"])
+def failure(request: pytest.FixtureRequest) -> tuple[str, RankError, float, list[psutil.Process]]:
+    start = time.perf_counter()
+    with pytest.raises(RankError) as caught:
+        av.distribute(train, ranks=2, timeout=4, fail=request.param)
+    return request.param, caught.value, time.perf_counter() - start, ranks_left()
+
+
+def test_a_rank_that_raises_dies_or_hangs_is_named_in_time_with_its_traceback(failure: Any) -> None:
+    how, error, seconds, _ = failure
+    # Waking up the launcher may come on top.
+    assert seconds < 4 + 15
+    assert {
+        "raise": "rank 1 raised ValueError: rank one has had enough",
+        "die": "rank 1 died, killed by SIGKILL",
+        "hang": "rank 1 had not ended",
+    }[how] in str(error)
+    if how != "die":
+        assert "in misbehave" in str(error)
+        assert Path(__file__).name in str(error)
+    if how != "hang":
+        assert error.rank == 1
+
+
+def test_the_ledgers_of_the_other_ranks_are_kept(failure: Any) -> None:
+    how, error, _, _ = failure
+    kept = error.world.ledgers[0]
+    assert kept.values("w").ravel()[0] == -32.0
+    if how == "raise":
+        assert error.world.ledgers[1].values("w").ravel()[0] == -8.0
+    assert "The ledgers of these ranks are kept" in str(error)
+
+
+def test_no_process_is_left_after_a_failure(failure: Any) -> None:
+    assert failure[3] == []
+
+
+def test_the_next_call_works(failure: Any) -> None:
+    assert av.distribute(dist.get_world_size, ranks=2).returned == (2, 2)
+    assert ranks_left() == []
+
+
+def test_a_rank_that_does_not_listen_is_ended_too() -> None:
+    def deaf() -> None:
+        import ctypes
+
+        if dist.get_rank() == 1:  # holds the interpreter's lock
+            ctypes.PyDLL(None).sleep(60)
+
+    start = time.perf_counter()
+    with pytest.raises(RankError, match="rank 1 had not ended after 2 seconds"):
+        av.distribute(deaf, ranks=2, timeout=2)
+    assert time.perf_counter() - start < 40
+    assert descendants() == []
+
+
+def test_the_ranks_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import pathlib, time
+            import accumviz as av
+            def work():
+                import os
+                pathlib.Path({str(tmp_path)!r}, f"pid{{os.environ['RANK']}}").write_text(str(os.getpid()))
+                time.sleep(60)
+            av.distribute(work, ranks=2)
+            """
+        )
+    )
+    with subprocess.Popen([sys.executable, str(script)], cwd=ROOT) as process:
+        pids = [tmp_path / "pid0", tmp_path / "pid1"]
+        wait_for(lambda: all(path.exists() and path.read_text() for path in pids), 60)
+        process.kill()
+    wait_for(lambda: not any(psutil.pid_exists(int(path.read_text())) for path in pids), 10)
+
+
+def wait_for(condition: Any, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+# --- torchrun -------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import accumviz as av
+
+def loop(path=None):
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.arange(8.0).reshape(4, 2)[dist.get_rank() :: 2]
+    with av.record(model, optimizer, path=path) as recording:
+        for _ in range(2):
+            loss = model(data).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    loop(sys.argv[1])
+    dist.destroy_process_group()
+"""
+
+
+def test_torchrun_gives_the_same_ledger_as_a_notebook(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "localhost:0", "script.py", "run.ledger"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    files = sorted(tmp_path.glob("run.rank*.ledger"))
+    assert [path.name for path in files] == ["run.rank0.ledger", "run.rank1.ledger"]
+    launched = Ledger.merge(files)
+    here = av.distribute(in_notebook(SCRIPT.replace('"__main__"', "''"), "loop"), ranks=2).ledger
+    assert described(launched) == described(here)
+    for name in ("contribution", "grad", "state"):
+        np.testing.assert_array_equal(getattr(launched, name), getattr(here, name))
+
+
+def described(ledger: Ledger) -> list[Any]:
+    return [(e.kind, e.rank, e.label, e.line, e.source, str(e.loss), dict(e.details)) for e in ledger] + [
+        ledger.parameters
+    ]

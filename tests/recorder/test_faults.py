@@ -1,0 +1,308 @@
+"""Whatever of ours fails, training goes on bit for bit as if we were not there, and the recording says that it stopped.
+
+Each function of the recorder that runs while a loop trains is made to raise, one at a time: once, at
+its first call or in the middle of the loop, or at every call. `record(...)` itself judges its
+arguments and may raise; from `with` on nothing may. What torch or the user calls is a door: it must
+have a `try` of its own, and is then the one that catches; all that it calls is made to raise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import gc
+import os
+import sys
+import tempfile
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import accumviz as av
+from accumviz.recorder import patches, scopes
+from tests.recorder.loops import Train, alone, replicated, sharded
+
+OURS = str(Path(sys.modules[av.record.__module__].__file__ or "").parent) + os.sep
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "graphs": {"graphs": True},
+    "memory": {"memory": True},
+    "path": {"path": "run.ledger"},
+}
+
+
+class Fault(Exception):
+    """Planted."""
+
+    def __str__(self) -> str:
+        return "planted"
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def is_ours(frame: types.FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith(OURS)
+
+
+def name_of(code: types.CodeType) -> str:
+    return f"{code.co_filename.removeprefix(OURS)}:{code.co_firstlineno} {code.co_qualname}"
+
+
+@contextlib.contextmanager
+def counting(calls: Counter[types.CodeType], doors: list[types.CodeType]) -> Iterator[None]:
+    """Count the calls of each function of ours; those that others call are doors."""
+
+    def profile(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call" and is_ours(frame) and frame.f_code.co_name != "<module>":
+            calls[frame.f_code] += 1
+            if not is_ours(frame.f_back) and frame.f_code not in doors:
+                doors.append(frame.f_code)
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@contextlib.contextmanager
+def once(code: types.CodeType, at: int) -> Iterator[None]:
+    """Have one call of a function raise; Python itself then forgets the profiler."""
+    seen = 0
+
+    def profile(frame: types.FrameType, event: str, _: Any) -> None:
+        nonlocal seen
+        if event == "call" and frame.f_code is code:
+            seen += 1
+            if seen == at:
+                raise Fault
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@contextlib.contextmanager
+def always(*codes: types.CodeType) -> Iterator[None]:
+    """Have every call of these functions raise, whoever holds them already."""
+    kept = [(function, code) for code in codes for function in holders().get(code, ())]
+    for function, code in kept:
+        function.__code__ = raising(code)
+    try:
+        yield
+    finally:
+        for function, code in kept:
+            function.__code__ = code
+
+
+@functools.cache
+def holders() -> dict[types.CodeType, list[types.FunctionType]]:
+    """Our functions and methods by their code; those that are made anew in each loop are made of the same."""
+    found: dict[types.CodeType, list[types.FunctionType]] = {}
+    for thing in gc.get_objects():
+        if type(thing) is types.FunctionType and thing.__code__.co_filename.startswith(OURS):
+            found.setdefault(thing.__code__, []).append(thing)
+    return found
+
+
+def guarded(code: types.CodeType) -> bool:
+    """Whether a door catches what happens behind it, or calls nothing that could fail."""
+    return bool(code.co_exceptiontable) or not any("CALL" in step.opname for step in dis.get_instructions(code))
+
+
+def raising(code: types.CodeType) -> types.CodeType:
+    """Code that raises, in place of this one: it must close over as many variables."""
+    names = "".join(f"{name}, " for name in code.co_freevars)
+    lines = ["def outside():", *([f"    {names}= ({'0, ' * len(code.co_freevars)})"] if names else [])]
+    lines += [f"    def {code.co_name.strip('<>')}(*args, **kwargs):", "        raise 'fault'"]
+    lines += [f"        ({names})"] if names else []
+    space: dict[str, Any] = {}
+    exec("\n".join([*lines, f"    return {code.co_name.strip('<>')}.__code__"]), space)
+    made: types.CodeType = space["outside"]()
+    return made.replace(co_consts=tuple(Fault if constant == "fault" else constant for constant in made.co_consts))
+
+
+# --- what must hold -------------------------------------------------------------------------------
+
+
+class Run:
+    """A loop under a recording, with something planted from `with` on."""
+
+    def __init__(self, train: Train, mode: dict[str, Any] | None, plant: Any = None) -> None:
+        self.raised, self.made = "", []
+        self.recording: Any = None
+        self.ledger: Any
+        self.file: Any
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), unraisable():
+            warnings.simplefilter("ignore")
+            self._mode, self._folder, self._plant = mode, Path(folder), plant or contextlib.nullcontext()
+            torch.manual_seed(1 + (dist.get_rank() if dist.is_initialized() else 0))
+            try:
+                self.made = train(self._around)
+            except Exception as error:
+                self.raised = f"{type(error).__name__}: {error}"
+            sys.setprofile(None)
+            self.random = torch.get_rng_state()
+            self.ledger, self.file, self.unread = None, None, ""
+            try:
+                self.ledger = self.recording.ledger if self.recording is not None else None
+                files = sorted(Path(folder).glob("*.ledger"))
+                self.file = av.load(files[0], repair=True) if files else None
+            except Exception as error:
+                self.unread = f"{type(error).__name__}: {error}"
+
+    @contextlib.contextmanager
+    def _around(self, *objects: Any) -> Iterator[None]:
+        if self._mode is None:
+            yield
+            return
+        options = dict(self._mode)
+        if "path" in options:
+            options["path"] = self._folder / options["path"]
+        self.recording = av.record(*objects, **options)
+        with self._plant, self.recording:
+            yield
+
+
+@contextlib.contextmanager
+def both(*plants: Any) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for plant in plants:
+            stack.enter_context(plant)
+        yield
+
+
+@contextlib.contextmanager
+def unraisable() -> Iterator[None]:
+    """What fails while something is thrown away is printed by Python, and reaches nobody."""
+    before, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def problems(bare: Run, right: Run, train: Train, mode: dict[str, Any], plant: Any) -> list[str]:
+    """What a fault did to training, or to the truth of what is recorded."""
+    run = Run(train, mode, plant)
+    if run.raised != bare.raised:
+        return [f"training raised {run.raised}"]
+    if not all(map(torch.equal, run.made, bare.made)) or not torch.equal(run.random, bare.random):
+        return ["training went another way"]
+    if run.unread:
+        return [f"what is left cannot be read: {run.unread}"]
+    found = [
+        f"the {what} is silent"
+        for what, ledger in (("ledger", run.ledger), ("file", run.file))
+        if ledger and silent(ledger, right.ledger)
+    ]
+    if "path" in mode and run.file is None and not silent(run.ledger, right.ledger):
+        return found if "stopped" in run.ledger.meta else [*found, "there is no file"]
+    return found
+
+
+def silent(ledger: Any, right: Any) -> bool:
+    """Whether a ledger lacks something without saying so."""
+    if "Fault" in str(ledger.meta.get("stopped", "")) or "Fault" in str(ledger.meta.get("notes", "")):
+        return False
+    return [event.kind for event in ledger] != [event.kind for event in right] or not all(
+        np.array_equal(getattr(ledger, name), getattr(right, name), equal_nan=name != "state")
+        for name in ("state", "contribution", "grad")
+    )
+
+
+def plans(calls: Counter[types.CodeType], doors: list[types.CodeType]) -> list[tuple[str, Callable[[], Any]]]:
+    """Every fault that can be planted, and its name."""
+    planted: list[tuple[str, Callable[[], Any]]] = []
+    for code in sorted((code for code in calls if code not in doors or not guarded(code)), key=name_of):
+        planted.append((f"{name_of(code)}, first call", functools.partial(once, code, 1)))
+        if calls[code] > 2:
+            middle = calls[code] // 2 + 1
+            planted.append((f"{name_of(code)}, call {middle}", functools.partial(once, code, middle)))
+        if code in holders():
+            planted.append((f"{name_of(code)}, always", functools.partial(always, code)))
+    return planted
+
+
+def survey(train: Train, mode: dict[str, Any]) -> tuple[int, dict[str, list[str]]]:
+    """Plant every fault in one loop; returns how many were planted, and what each that was felt did.
+
+    In ranks, rank 0 alone has faults; the others train as often, and must not feel them.
+    """
+    mine = not dist.is_initialized() or dist.get_rank() == 0
+    bare = Run(train, None)
+    Run(train, mode)  # what is imported or made on first use
+    calls: Counter[types.CodeType] = Counter()
+    doors: list[types.CodeType] = []
+    right = Run(train, mode, counting(calls, doors))
+    assert right.raised == bare.raised
+    planted = plans(calls, doors)
+    # What runs only when something has failed: that, too, may fail.
+    inside = [code for code in sorted(calls, key=name_of) if code not in doors and code in holders()]
+    for n in range(3):
+        first, after = inside[n * len(inside) // 3], Counter[types.CodeType]()
+        run = Run(train, mode, both(always(first) if mine else contextlib.nullcontext(), counting(after, [])))
+        if dist.is_initialized() and run.raised != bare.raised:  # the other ranks wait for what this one left out
+            raise AssertionError(f"{name_of(first)}, always: training raised {run.raised}")
+        later = sorted((set(after) & set(holders())) - set(calls), key=name_of)
+        for code in later:
+            name = f"{name_of(code)}, always, after {name_of(first)}"
+            planted.append((name, functools.partial(always, first, code)))
+    found = {}
+    for n in range(agreed(len(planted))):
+        name, plant = planted[n] if mine else (f"fault {n} of another rank", contextlib.nullcontext)
+        wrong = problems(bare, right, train, mode, plant())
+        if wrong and dist.is_initialized():  # as above
+            raise AssertionError(f"{name}: {wrong}")
+        if wrong:
+            found[name] = wrong
+    for left in (*patches._open, None):  # what the last fault kept from leaving, or from being undone
+        patches.leave(left)
+    for left_watching in scopes._watching:
+        left_watching.close()
+    return agreed(len(planted)), found
+
+
+def agreed(count: int) -> int:
+    """What rank 0 says, where there are ranks."""
+    if not dist.is_initialized():
+        return count
+    said = [count]
+    dist.broadcast_object_list(said, 0)
+    return said[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_fault_of_ours_is_felt_by_a_loop(mode: str) -> None:
+    planted, found = survey(alone, MODES[mode])
+    gc.collect()
+    assert planted > 100
+    assert found == {}
+
+
+def survey_in_ranks(train: Train, mode: str) -> tuple[int, dict[str, list[str]]]:
+    """Faults in rank 0 alone: as many runs in each rank, or they would wait for each other."""
+    return survey(train, MODES[mode])
+
+
+# Ranks with each of the other modes take minutes: where somebody has them.
+ALL = [(train, mode) for train in (replicated, sharded) for mode in MODES]
+HERE = ALL if os.environ.get("ACCUMVIZ_ALL_FAULTS") else [(replicated, "default"), (sharded, "default")]
+
+
+@pytest.mark.parametrize(("train", "mode"), HERE)
+def test_no_fault_of_ours_in_one_rank_is_felt_by_any(train: Train, mode: str) -> None:
+    world = av.distribute(survey_in_ranks, ranks=2, timeout=200, train=train, mode=mode)
+    assert [(planted > 100, found) for planted, found in world.returned] == [(True, {})] * 2

@@ -1,0 +1,613 @@
+"""What a recording has seen is not lost: however the process, the disk, the folder or a fork ends what it was doing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accumviz as av
+from accumviz.format import writer
+from accumviz.format.container import LedgerFileError
+from accumviz.recorder import buffer, callsite
+from accumviz.recorder.recording import Recording
+
+ROOT = Path(__file__).resolve().parents[2]
+POSIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork, and no limits")
+
+OPENING = """
+import atexit, os, signal, sys, threading, time
+import torch
+import accumviz as av
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+def train(steps):
+    for _ in range(steps):
+        model(torch.ones(4, 3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+path = sys.argv[1]
+"""
+
+
+def run(script: str, path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *options, "-c", OPENING + textwrap.dedent(script), str(path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.ledger"
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_left() -> Iterator[None]:
+    """Every file is closed once its recording is gone, and nobody is warned of one that was not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        yield
+        gc.collect()
+    assert not writer._WRITTEN
+
+
+class Loop:
+    """A small model that trains, and what its weights would be without us."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(3, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.steps = 0
+
+    def train(self, steps: int = 10) -> None:
+        for _ in range(steps):
+            self.model(torch.ones(4, 3)).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.steps += steps
+
+    def record(self, path: Path | str | None = None, **options: Any) -> Recording:
+        return av.record(self.model, self.optimizer, path=path, **options)
+
+    def is_as_without_us(self) -> bool:
+        other = Loop()
+        other.train(self.steps)
+        return torch.equal(other.model.weight, self.model.weight)
+
+
+# --- begun and ended by hand, or never ended ----------------------------------------------------------
+
+
+def test_a_recording_is_started_and_stopped_by_hand(path: Path) -> None:
+    loop = Loop()
+    recording = loop.record(path).start()
+    loop.train()
+    recording.stop()
+    recording.stop()
+    loop.train()
+    assert len(recording.ledger) == len(av.load(path)) == 30
+    assert av.load(path).complete
+    with pytest.raises(RuntimeError, match="used already"):
+        recording.start()
+
+
+ENDS = {
+    "the end of the script": ("", 0),
+    "sys.exit": ("sys.exit(3)", 3),
+    "an exception": ("raise KeyError('mine')", 1),
+    "an exception inside with": ("with av.record(model) as second: train(1); raise KeyError('mine')", 1),
+    "a daemon thread inside with": (
+        """
+        def run():
+            with av.record(model, path=path + ".thread"):
+                train(20)
+                open(path + ".done", "w").close()
+                time.sleep(600)
+        threading.Thread(target=run, daemon=True).start()
+        while not os.path.exists(path + ".done"): time.sleep(0.01)
+        """,
+        0,
+    ),
+    "what was recorded in a file that is temporary": ("recording._rows._spill(); train(20)", 0),
+    "training while the interpreter ends": ("atexit.register(train, 300)", 0),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_recording_that_is_never_closed_is_closed_with_the_process(end: str, path: Path) -> None:
+    how, code = ENDS[end]
+    temporary = "temporary" in end
+    script = f"""
+recording = av.record(model, optimizer{"" if temporary else ", path=path"}).start()
+if {temporary}: atexit.register(lambda: recording.ledger.save(path))
+train(20)
+{textwrap.dedent(how)}
+"""
+    done = run(script, path, "-X", "dev", "-W", "ignore::DeprecationWarning")
+    assert done.returncode == code, done.stderr
+    last = done.stderr.strip().splitlines()[-1:]
+    assert last == (["KeyError: 'mine'"] if code == 1 else []), done.stderr
+    assert done.stdout == ""
+    ledger = av.load(path)
+    more = {
+        "training while the interpreter ends": 900,
+        "an exception inside with": 3,
+        "a daemon thread inside with": 60,
+        "what was recorded in a file that is temporary": 60,
+    }.get(end, 0)
+    assert len(ledger) == 60 + more
+    assert ledger.complete
+    if "daemon" in end:
+        assert len(av.load(f"{path}.thread")) == 60
+        assert av.load(f"{path}.thread").complete
+
+
+@POSIX
+def test_a_process_that_ends_without_ceremony_leaves_what_was_written_so_far(path: Path) -> None:
+    done = run("av.record(model, optimizer, path=path).start(); train(100); time.sleep(1.5); os._exit(0)", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    ledger = av.load(path)
+    assert len(ledger) == 300
+    assert not ledger.complete
+
+
+@POSIX
+def test_killed_at_any_moment_a_file_loads_and_misses_at_most_the_last_second(tmp_path: Path) -> None:
+    """The loop tells after each step how far it is and when; it pauses every now and then."""
+    script = """
+    import random
+    random.seed(sys.argv[2] if len(sys.argv) > 2 else path)
+    told = os.open(path + ".told", os.O_WRONLY | os.O_CREAT)
+    start = time.time()
+    with av.record(model, optimizer, path=path) as recording:
+        while True:
+            train(1)
+            os.pwrite(told, f"{time.time()} {len(recording._rows)}".encode().ljust(40), 0)
+            if random.random() < 0.002: time.sleep(random.random() * 2)
+    """
+    lost = []
+    rng = random.Random(0)
+    kills = int(os.environ.get("ACCUMVIZ_KILLS", "12"))
+    for batch in range(-(-kills // 3)):
+        ran = []
+        for each in range(3):
+            path = tmp_path / f"{batch}-{each}.ledger"
+            command = [sys.executable, "-c", OPENING + textwrap.dedent(script), str(path)]
+            ran.append((path, subprocess.Popen(command, cwd=ROOT)))
+        for path, process in ran:
+            told = Path(f"{path}.told")
+            while not told.exists() or not told.read_text():
+                assert process.poll() is None
+                time.sleep(0.01)
+            time.sleep(rng.random() * 2)
+            # By when which event had happened: the last reading that is a second old.
+            readings = []
+            until = time.time() + 1.2
+            while time.time() < until:
+                readings.append(told.read_text().split())
+                time.sleep(0.02)
+            process.kill()
+            killed = time.time()
+            process.wait()
+            ledger = av.load(path)
+            assert not ledger.complete
+            due = max((int(events) for when, events in readings if float(when) < killed - 1), default=0)
+            lost.append((due - len(ledger), path.name))
+    assert max(lost)[0] <= 0, lost
+
+
+# --- forks ------------------------------------------------------------------------------------------------
+
+
+@POSIX
+@pytest.mark.parametrize("by", ["os.fork", "multiprocessing", "DataLoader"])
+def test_a_fork_leaves_the_file_to_its_parent(by: str, path: Path) -> None:
+    script = f"""
+    import multiprocessing, warnings
+    warnings.simplefilter("ignore")
+    def child():
+        train(50)
+        assert len(recording.ledger) == 300 + 150, len(recording.ledger)
+        with av.record(model, path=path + ".child"): train(5)
+        recording.stop()
+        assert len(recording.ledger) == 300 + 165, len(recording.ledger)
+        assert recording.ledger.complete
+    with av.record(model, optimizer, path=path) as recording:
+        train(100)
+        if {by!r} == "os.fork":
+            for _ in range(20):
+                train(1)  # close to a write by the other thread, sooner or later
+                if not os.fork(): os._exit(0)
+                os.wait()
+            train(80)
+            with av.record(model, path=path + ".none"): pass
+            recording.stop()
+            sys.exit(0 if len(recording.ledger) == 600 else "lost")
+        if {by!r} == "multiprocessing":
+            process = multiprocessing.get_context("fork").Process(target=child)
+            process.start()
+            train(100)
+            process.join(60)
+            assert process.exitcode == 0, process.exitcode
+        else:
+            data = torch.utils.data.TensorDataset(torch.ones(100, 3))
+            for (x,) in torch.utils.data.DataLoader(data, 1, num_workers=2):
+                train(1)
+    """
+    done = run(script, path)
+    assert (done.returncode, done.stderr) == (0, "")
+    ledger = av.load(path)
+    assert len(ledger) == 600
+    assert ledger.complete
+    if by == "multiprocessing":
+        assert len(av.load(f"{path}.child")) == 15
+        assert [e.index for e in ledger] == list(range(600))
+
+
+@POSIX
+def test_a_child_that_ends_by_itself_writes_nothing_and_says_nothing(path: Path) -> None:
+    script = """
+    with av.record(model, optimizer, path=path), av.record(model, optimizer) as second:
+        train(20)
+        second._rows._spill()
+        if not os.fork():
+            train(10)
+            assert len(second.ledger) == 90
+            sys.exit(0)
+        assert os.wait()[1] == 0
+        train(10)
+        assert len(second.ledger) == 90
+    """
+    done = run(script, path, "-X", "dev", "-W", "ignore::DeprecationWarning")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(av.load(path)) == 90
+
+
+@POSIX
+def test_a_fork_waits_until_nobody_is_in_the_middle_of_a_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer, "_SECONDS", 600.0)
+    loop, inside = Loop(), threading.Event()
+    keep = buffer.Buffer._keep
+
+    def slowly(self: Any, *args: Any) -> None:
+        inside.set()
+        time.sleep(0.3)
+        keep(self, *args)
+
+    with loop.record(path) as recording:
+        loop.train(1)
+        monkeypatch.setattr(buffer.Buffer, "_keep", slowly)
+        writing = threading.Thread(target=recording.write_out)
+        writing.start()
+        assert inside.wait(60)
+        child = os.fork()
+        if not child:
+            os._exit(0 if len(recording.ledger) == 3 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        writing.join()
+    assert len(av.load(path)) == 3
+
+
+# --- paths that are refused ----------------------------------------------------------------------------------
+
+
+def test_what_is_there_is_refused_before_the_loop_and_replaced_if_asked(path: Path) -> None:
+    path.write_text("thesis")
+    loop = Loop()
+    recording = loop.record(path)
+    assert len(recording.ledger) == 0
+    assert "not entered" in repr(recording)
+    with pytest.raises(FileExistsError, match="overwrite=True"), recording:
+        loop.train()
+    assert (path.read_text(), loop.steps) == ("thesis", 0)
+    path.unlink()
+    with recording:  # the same one, once there is room for it
+        loop.train()
+    assert len(recording.ledger) == len(av.load(path)) == 30
+    with loop.record(path, overwrite=True):
+        assert len(av.load(path)) == 0
+
+
+def test_two_recordings_on_one_path_are_refused(path: Path) -> None:
+    loop = Loop()
+    with loop.record(path):
+        with pytest.raises(FileExistsError, match="another recording"), loop.record(path, overwrite=True):
+            pass
+        loop.train()
+    assert len(av.load(path)) == 30
+
+
+@pytest.mark.parametrize("name", ["nowhere/x.ledger", ".", "", "a\0b", "x" * 300, "circle"])
+def test_a_path_that_cannot_be_a_file_is_refused_before_the_loop(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if name == "circle":
+        Path("circle").symlink_to("circle")
+    loop = Loop()
+    with pytest.raises(OSError), loop.record(name):
+        loop.train()
+    assert loop.steps == 0
+
+
+@POSIX
+def test_a_pipe_is_written_to_and_the_recording_is_held_in_memory(tmp_path: Path) -> None:
+    loop = Loop()
+    for name in ("/dev/null", tmp_path / "pipe"):
+        if name != "/dev/null":
+            os.mkfifo(name)
+            threading.Thread(target=Path(name).read_bytes, daemon=True).start()
+        with loop.record(name) as recording:
+            loop.train(200)
+        assert len(recording.ledger) == 600
+
+
+def test_a_recording_without_a_name_touches_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop = Loop()
+    never = loop.record("never.ledger")
+    assert len(never.ledger) == 0
+    with loop.record() as recording:
+        pass
+    assert len(recording.ledger) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- disks that fail ------------------------------------------------------------------------------------------
+
+
+def full_from(size: int) -> Iterator[None]:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+full = contextlib.contextmanager(full_from)
+
+
+@POSIX
+@pytest.mark.parametrize("at", ["opening", "half-way", "closing"])
+def test_a_full_disk_is_said_once_and_costs_the_file_only(at: str, path: Path) -> None:
+    loop = Loop()
+    with pytest.warns(RuntimeWarning) as said, contextlib.ExitStack() as stack:
+        if at != "closing":
+            stack.enter_context(full(10 if at == "opening" else 20_000))
+        with loop.record(path) as recording:
+            loop.train(600)
+            if at == "closing":
+                recording.write_out()
+                stack.enter_context(full(path.stat().st_size))
+        early = recording.ledger
+    assert len(said) == 1
+    assert "held in memory" in str(said[0].message)
+    assert "stopped" not in recording.ledger.meta
+    assert len(early) == len(recording.ledger) == 1800
+    assert recording.ledger.values("weight", "contribution").shape == (1800, 3)
+    assert loop.is_as_without_us()
+    if at == "opening":
+        assert not path.exists()
+    else:
+        assert 0 < len(av.load(path)) <= 1800
+        assert not av.load(path).complete
+    with loop.record(path, overwrite=True) as again:  # while the first is still held
+        loop.train(1)
+    assert len(again.ledger) == len(av.load(path)) == 3
+    assert len(recording.ledger) == 1800
+
+
+@POSIX
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_device_that_takes_nothing_costs_the_file_only() -> None:
+    loop = Loop()
+    with pytest.warns(RuntimeWarning, match="No space left") as said, loop.record("/dev/full") as recording:
+        loop.train()
+    assert len(said) == 1
+    assert len(recording.ledger) == 30
+
+
+@POSIX
+def test_a_file_or_a_folder_that_vanishes_is_said_once_and_what_it_held_is_read_back(tmp_path: Path) -> None:
+    loop = Loop()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    recording = loop.record(folder / "x.ledger")
+    with pytest.warns(RuntimeWarning, match="deleted while it was written") as said, recording:
+        loop.train(200)
+        recording.write_out()
+        shutil.rmtree(folder)
+        loop.train(200)
+        assert len(recording.ledger) == 1200
+        loop.train(200)
+    assert len(said) == 1
+    assert [event.index for event in recording.ledger] == list(range(1800))
+    assert recording.ledger.complete
+    assert loop.is_as_without_us()
+    assert not folder.exists()
+
+
+def test_a_full_disk_for_temporary_files_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(buffer, "ROOM", 10_000)
+    monkeypatch.setattr(buffer.Writer, "temporary", refuse)
+    loop = Loop()
+    with loop.record() as recording:
+        loop.train(2_000)
+    assert len(recording.ledger) == 6_000
+
+
+# --- what became of the file afterwards -------------------------------------------------------------------------
+
+
+def test_a_file_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop = Loop()
+    with loop.record("x.ledger") as recording:
+        loop.train()
+    monkeypatch.chdir("/")
+    assert len(recording.ledger) == 30
+
+
+def test_a_file_that_is_not_there_any_more_is_said_so(path: Path) -> None:
+    loop = Loop()
+    with loop.record(path) as recording:
+        loop.train()
+    path.rename(path.with_name("elsewhere"))
+    assert repr(recording) == "Recording (closed): 30 events × 2 parameters"
+    with pytest.raises(LedgerFileError, match=r"run.ledger', which holds what was recorded, is not there any more"):
+        _ = recording.ledger
+
+
+def test_a_file_that_another_has_replaced_is_not_taken_for_ours(path: Path) -> None:
+    loop = Loop()
+    with loop.record(path) as first:
+        loop.train()
+    with loop.record(path, overwrite=True) as second:
+        loop.train(20)
+    assert len(second.ledger) == 60
+    with pytest.raises(LedgerFileError, match="was replaced or changed since"):
+        _ = first.ledger
+
+
+# --- recordings that stop --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["_put", "_codes", "_keep", "_news", "_close_columns", "settle"])
+@pytest.mark.parametrize("with_path", [True, False])
+def test_whatever_fails_on_the_way_to_the_file_the_recording_says_why(
+    what: str, with_path: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    with pytest.warns(RuntimeWarning, match="stopped recording"), loop.record(path if with_path else None) as recording:
+        loop.train(200)
+        recording.write_out()
+        monkeypatch.setattr(buffer.Buffer, what, fail)
+        loop.train(1500)
+    monkeypatch.undo()
+    assert loop.is_as_without_us()
+    assert "stopped by ZeroDivisionError" in repr(recording)
+    for ledger in (recording.ledger, av.load(path) if with_path else recording.ledger):
+        assert len(ledger) >= 600
+        assert ledger.meta["stopped"] == "ZeroDivisionError: ours"
+        assert not ledger.complete
+        assert ledger.parameters[0].name == "weight"
+
+
+def test_an_event_that_could_be_half_described_is_dropped_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    large = nn.Linear(100, 2)
+    with pytest.warns(RuntimeWarning, match="stopped recording"), av.record(loop.model, large, path=path) as recording:
+        loop.train(5)
+        large(torch.ones(100)).sum().backward()
+        recording.write_out()
+        monkeypatch.setattr(buffer.Buffer, "_codes", None)
+        large(torch.ones(100)).sum().backward()
+        loop.model(torch.ones(3)).sum().backward()
+    whole = len(recording.ledger)
+    assert whole == len(av.load(path)) == 16
+    assert av.load(path).contribution[-1].tolist()[-2:] == recording.ledger.contribution[-1].tolist()[-2:]
+
+
+# --- what memory holds ------------------------------------------------------------------------------------------
+
+
+def test_what_is_too_much_for_memory_goes_to_a_file_that_goes_with_the_recording(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(buffer, "ROOM", 100_000)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    loop = Loop()
+    recording = loop.record()
+    with recording:
+        loop.train(3000)
+        assert sum(a.nbytes for _, arrays in recording._rows._chunks for a in arrays.values()) <= 100_000
+        assert len(recording.ledger) == 9000
+    assert recording._rows._temporary
+    assert list(tmp_path.glob("accumviz*")) == []  # no name, so that not even a kill leaves it behind
+    assert [event.kind for event in recording.ledger[:3]] == ["backward", "step", "zero_grad"]
+    writer = weakref.ref(recording._rows._writer)
+    descriptor = recording._rows._writer._file
+    assert os.fstat(descriptor).st_size > 50_000
+    del recording
+    gc.collect()
+    assert writer() is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_code_that_is_made_as_it_runs_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callsite, "_MOST", 50)
+    w = torch.ones(2, requires_grad=True)
+    with av.record(w) as recording:
+        for n in range(200):
+            exec(compile("(w * w).sum().backward()", f"<made {n % 3}>", "exec"), {"w": w})
+    assert len(recording._sites._codes) <= 50
+    assert len(recording._sites._known) <= 50
+    assert {event.file for event in recording.ledger} == {f"<made {n}>" for n in range(3)}
+
+
+def test_rows_that_another_thread_brings_meanwhile_are_not_lost() -> None:
+    loop, other = Loop(), Loop()
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with av.record(loop.model, other.model) as recording:
+            threads = [threading.Thread(target=each.train, args=(300,)) for each in (loop, other)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert "stopped" not in recording.ledger.meta
+    assert len(recording.ledger.of("backward")) == 600
+
+
+def test_events_whose_numbers_are_on_a_device_are_written_by_time_as_well(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Everything comes from a device.
+    monkeypatch.setattr(buffer, "_SECONDS", 0.05)
+    monkeypatch.setattr(
+        buffer.Row, "take", lambda self, target, tensor: self.late.append((target, [tensor.reshape(-1)]))
+    )
+    loop = Loop()
+    with loop.record(path) as recording:
+        for _ in range(6):
+            loop.train(1)
+            time.sleep(0.1)
+        recording._rows.flush()
+        assert len(recording._rows.pending) <= 3
+        assert len(av.load(path)) >= 15
+    assert len(av.load(path)) == 18

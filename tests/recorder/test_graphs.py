@@ -1,0 +1,857 @@
+"""`record(..., graphs=True)`: the graph of each backward, the engine's order, and training left as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import accumviz as av
+from accumviz.recorder import graphs, scopes
+from accumviz.recorder.callsite import CallSite, CallSites
+from accumviz.recorder.graphs import Graphs
+from accumviz.recorder.node_values import fill
+from accumviz.recorder.rows import Backward
+from accumviz.recorder.trace import modules, trace
+from accumviz.recorder.transfer import Wire, readable
+
+
+def toy() -> tuple[torch.Tensor, av.Ledger, dict[int, av.Graph]]:
+    w = torch.tensor([1.0], requires_grad=True)
+    with av.record(w, graphs=True) as recording:
+        for x in (4.0, 2.0):
+            y_hat = w * torch.tensor([x])
+            loss = (torch.tensor([2 * x]) - y_hat).pow(2).mean() / 2
+            loss.backward()
+        w.grad = None
+    return w, recording.ledger, recording.graphs
+
+
+def test_each_backward_keeps_its_graph_with_the_callers_names_values_and_gradients() -> None:
+    _, ledger, kept = toy()
+    assert list(kept) == [event.index for event in ledger.of("backward")]
+    assert [node.name for node in kept[0]] == ["loss", "", "", "", "y_hat", "w"]
+    assert [graph.nodes[-1].grad for graph in kept.values()] == [[-16.0], [-4.0]]
+    assert kept[0].alive
+
+
+def test_the_order_is_the_one_that_the_engine_took() -> None:
+    a = torch.ones(2, requires_grad=True)
+    ran: list[str] = []
+    with av.record({"a": a}, graphs=True) as recording:
+        loss = (a.exp() + a.sin() * a).sum()
+        todo, seen = [loss.grad_fn], {loss.grad_fn}
+        for node in todo:
+            node.register_hook(lambda *_, ran_node=node: ran.append(ran_node.name()))
+            new = [fn for fn, _ in node.next_functions if fn is not None and fn not in seen]
+            seen.update(new)
+            todo += new
+        loss.backward()
+    graph = recording.graphs[0]
+    told = [graph.nodes[i].op for i in graph.meta["order"]]
+    assert [name for name in told if name != "AccumulateGrad"] == [n for n in ran if "AccumulateGrad" not in n]
+    assert sorted(graph.meta["order"]) == list(range(len(graph)))
+
+
+def test_operations_know_their_module() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    with av.record(model, graphs=True) as recording:
+        model(torch.ones(1, 2)).sum().backward()
+    assert {node.module for node in recording.graphs[0] if "Relu" in node.op} == {"1"}
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_training_is_bitwise_the_same_and_no_hook_stays_on_the_nodes() -> None:
+    def train(keep: bool) -> tuple[list[torch.Tensor], torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        with av.record(model, optimizer, graphs=keep):
+            for _ in range(3):
+                loss = model(torch.randn(5, 4)).square().mean()
+                loss.backward(retain_graph=True)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return list(model.parameters()), torch.rand(3)
+
+    (plain, random), (watched, same) = train(False), train(True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True)) and torch.equal(random, same)
+
+
+def test_a_graph_over_the_limit_is_left_out_and_counted(monkeypatch) -> None:
+    monkeypatch.setattr(graphs, "GRAPH_NODES", 4)
+    _, ledger, kept = toy()
+    assert kept == {} and ledger.meta["graphs_left_out"] == 2
+    assert ledger.values("w", of="contribution").ravel().tolist()[:2] == [-16.0, -4.0]
+
+
+def test_without_graphs_nothing_is_kept_and_a_failing_backward_keeps_what_was_there() -> None:
+    w = torch.ones(1, requires_grad=True)
+    with av.record(w) as recording:
+        (w * 2).sum().backward()
+    assert recording.graphs == {}
+    with av.record(w, graphs=True) as recording:
+        loss = w.exp().sum()
+        loss.backward()
+        with contextlib.suppress(RuntimeError):
+            loss.backward()
+    assert list(recording.graphs) == [0, 1]
+    assert recording.graphs[0].alive and not recording.graphs[1].alive
+
+
+def test_a_recording_with_graphs_plays() -> None:
+    _, ledger, kept = toy()
+    assert "AccumulateGrad" in av.play(ledger, kept).to_html()
+
+
+# --- training is left as it was --------------------------------------------------------------------------
+
+
+class Stateful(torch.autograd.Function):
+    """In place on a view it stands behind `CopySlices`, and counts how often its backward ran."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        Stateful.calls += 1
+        return grad * 2 * Stateful.calls
+
+
+def behind_a_view(model: nn.Module, x: torch.Tensor) -> None:
+    y = model(x).clone()
+    Stateful.apply(y[:2])  # type: ignore[no-untyped-call]
+    y.sum().backward()
+
+
+def double_backward(model: nn.Module, x: torch.Tensor) -> None:
+    loss = model(x).square().mean()
+    grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    (loss + sum(g.square().sum() for g in grads)).backward()
+
+
+def with_a_graph_of_the_gradient(model: nn.Module, x: torch.Tensor) -> None:
+    first = next(model.parameters())
+    model(x).square().mean().backward(create_graph=True)
+    penalty, first.grad = first.grad.square().sum(), None
+    penalty.backward()
+
+
+def checkpointed(model: nn.Module, x: torch.Tensor, reentrant: bool = False) -> None:
+    y = checkpoint(model, x.clone().requires_grad_(), use_reentrant=reentrant)
+    (y.square().mean() + next(model.parameters()).sum()).backward()
+
+
+def hooks_that_change_gradients(model: nn.Module, x: torch.Tensor) -> None:
+    y = model(x)
+    y.register_hook(lambda g: g * 3)
+    y.grad_fn.register_prehook(lambda grads: (grads[0] + 1,))
+    y.grad_fn.register_hook(lambda inputs, outputs: tuple(None if g is None else g / 2 for g in inputs))
+    y.mean().backward()
+
+
+def twice_through_one_graph(model: nn.Module, x: torch.Tensor) -> None:
+    loss = model(x).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def a_backward_in_a_hook(model: nn.Module, x: torch.Tensor) -> None:
+    y = model(x)
+    loss, inner = y.square().mean(), y.sum()
+    handle = y.register_hook(lambda g: handle.remove() or inner.backward(retain_graph=True))
+    loss.backward()
+
+
+def threads(model: nn.Module, x: torch.Tensor) -> None:
+    def one() -> None:
+        model(x).square().mean().backward()
+
+    for _ in range(2):
+        thread = threading.Thread(target=one)
+        thread.start()
+        thread.join()
+    one()
+
+
+def functional(model: nn.Module, x: torch.Tensor) -> None:
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def of(values: Any, one: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.func.functional_call(model, values, (one[None],)).square().mean()
+        return out
+
+    each = torch.func.vmap(torch.func.grad(of), (None, 0), randomness="different")(parameters, x)
+    for name, p in model.named_parameters():
+        p.grad = each[name].mean(0)
+    torch.func.vjp(lambda values: of(values, x[0]), parameters)[1](torch.tensor(1.0))
+    model(x).sum().backward()
+
+
+def forward_mode(model: nn.Module, x: torch.Tensor) -> None:
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        model(dual).square().mean().backward()
+
+
+def packed_by_hooks(model: nn.Module, x: torch.Tensor) -> None:
+    unpacked.clear()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: unpacked.append(1) or t):
+        loss = model(x).square().mean()
+    loss.backward()
+
+
+unpacked: list[int] = []
+
+
+def inputs_only(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).square().mean().backward(inputs=[next(model.parameters())])
+
+
+def a_given_gradient(model: nn.Module, x: torch.Tensor) -> None:
+    y = model(x)
+    y.backward(gradient=torch.full_like(y, 0.25))
+
+
+def the_optimizer_in_the_backward(model: nn.Module, x: torch.Tensor) -> None:
+    def step(p: torch.Tensor) -> None:
+        with torch.no_grad():
+            p.sub_(p.grad, alpha=0.1)
+        p.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
+    model(x).square().mean().backward()
+    for handle in handles:
+        handle.remove()
+
+
+def sparse_and_complex(model: nn.Module, x: torch.Tensor) -> None:
+    table = torch.ones(5, 4, requires_grad=True)
+    rows = torch.nn.functional.embedding(torch.tensor([1, 1, 3]), table, sparse=True)
+    z = torch.fft.fft(model(rows)[:, 0])
+    (z * z.conj()).real.sum().backward()
+
+
+def nested(model: nn.Module, x: torch.Tensor) -> None:
+    rows = torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged)
+    model(rows).values().sum().backward()
+    rows = torch.nested.nested_tensor([x[:1], x[1:]])
+    model[0](rows).to_padded_tensor(0.0).sum().backward()
+
+
+LOOPS: list[Callable[[nn.Module, torch.Tensor], None]] = [
+    behind_a_view,
+    double_backward,
+    with_a_graph_of_the_gradient,
+    checkpointed,
+    functools.partial(checkpointed, reentrant=True),
+    hooks_that_change_gradients,
+    twice_through_one_graph,
+    a_backward_in_a_hook,
+    threads,
+    functional,
+    forward_mode,
+    packed_by_hooks,
+    inputs_only,
+    a_given_gradient,
+    the_optimizer_in_the_backward,
+    sparse_and_complex,
+    nested,
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: getattr(loop, "__name__", "checkpointed, reentrant"))
+def test_weights_are_bitwise_those_of_a_training_without_us(loop: Callable[[nn.Module, torch.Tensor], None]) -> None:
+    def train(keep: bool | None) -> list[Any]:
+        torch.manual_seed(0)
+        Stateful.calls = 0
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 3))
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        x = torch.randn(3, 4)
+        with contextlib.nullcontext() if keep is None else av.record(model, optimizer, graphs=keep) as recording:
+            for _ in range(3):
+                loop(model, x)
+                optimizer.step()
+                optimizer.zero_grad()
+        if keep:
+            assert "stopped" not in recording.ledger.meta
+            assert recording.graphs
+        return [*model.parameters(), torch.rand(3), torch.tensor(Stateful.calls), torch.tensor(len(unpacked))]
+
+    plain = train(None)
+    for keep in (False, True):
+        assert all(torch.equal(a, b) for a, b in zip(plain, train(keep), strict=True))
+
+
+def test_a_function_in_place_on_a_view_runs_its_backward_once() -> None:
+    Stateful.calls = 0
+    w = torch.ones(3, requires_grad=True)
+    with av.record({"w": w}, graphs=True) as recording:
+        y = w.clone()
+        Stateful.apply(y[:2])  # type: ignore[no-untyped-call]
+        y.sum().backward()
+    assert Stateful.calls == 1
+    assert w.grad is not None
+    assert w.grad.tolist() == [2, 2, 1] == recording.graphs[0].nodes[-1].grad
+
+
+class Products(TorchDispatchMode):
+    """Sees every operation of the block it is in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_users_sees_the_operations_of_the_backward_and_none_of_ours() -> None:
+    def ran(keep: bool) -> list[str]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(5)])
+        loss = model(torch.ones(2, 6)).sum()
+        with av.record(model, exact=0, graphs=keep, memory=False), Products() as mode:
+            loss.backward()
+        return mode.seen
+
+    assert sum("mm" in name for name in ran(True)) == 9
+    assert ran(True) == ran(False)
+
+
+MEMORY = """
+import resource, sys, torch, accumviz as av
+torch.set_num_threads(1)
+x = torch.nn.Parameter(torch.ones(4_000_000))
+h = x
+for i in range(60):
+    h = h + 1.0 if i % 2 else h * 1.0
+loss = h.sum()
+del h
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with av.record(x, graphs=True, memory=False) as recording:
+    loss.backward()
+assert len(recording.graphs[0]) == 62
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_a_backward_takes_the_memory_that_it_takes_without_us() -> None:
+    # two gradients of 16 MiB at a time; all of them would be a thousand
+    assert int(alone(MEMORY)) < 80
+
+
+def alone(script: str, *args: str) -> str:
+    """What a script prints in a process of its own, which may end badly."""
+    root = Path(av.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *args],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        cwd=root,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+SHARDED = """
+import contextlib, sys, warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+import accumviz as av
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+
+
+def fsdp2(model):
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def fsdp1(model):
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+def tensor_parallel(model):
+    return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def train(wrap, how):
+    torch.manual_seed(0)
+    model = wrap(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)))
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    with contextlib.nullcontext() if how is None else av.record(model, optimizer, graphs=how) as recording:
+        for i in range(8):
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    if how and wrap is not fsdp1:
+        assert "stopped" not in recording.ledger.meta, recording.ledger.meta
+        assert len(recording.graphs) == 8
+        graph = recording.graphs[max(recording.graphs)]
+        assert "TanhBackward0" in {node.op for node in graph}, graph
+        assert {"0.weight", "0.bias", "2.weight", "2.bias"} <= {node.name for node in graph}, graph
+        assert graph.nodes[0].grad == 1 and len(graph.meta["order"]) == len(graph)
+    full = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+    return [p.detach().clone() for p in full]
+
+
+for wrap in (fsdp2, DistributedDataParallel, tensor_parallel, fsdp1):
+    plain = train(wrap, None)
+    assert all(torch.equal(a, b) for a, b in zip(plain, train(wrap, True), strict=True)), wrap
+    print(wrap.__name__, flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_sharded_models_are_drawn_with_what_can_be_known_and_train_as_without_us() -> None:
+    names = ["fsdp2", "DistributedDataParallel", "tensor_parallel", "fsdp1"]
+    assert [word for word in alone(SHARDED).split() if word in names] == names
+
+
+def graph_of(loss: torch.Tensor) -> av.Graph:
+    """The graph of one backward, without the rest of a recording."""
+    kept = Graphs({}, CallSites(), Wire())
+    kept.open()
+    running = Backward(CallSite(), 0.0, "", b"", 0)
+    kept.begin(running, sys._getframe(), (loss,), {})
+    loss.backward()
+    kept.end(running)
+    kept.close()
+    assert running.graph is not None
+    return fill(running.graph)
+
+
+def test_fake_and_meta_tensors_have_graphs_without_numbers() -> None:
+    with FakeTensorMode():
+        fake = graph_of((torch.ones(2, requires_grad=True) * 2).sum())
+    meta = graph_of((torch.ones(2, device="meta", requires_grad=True) * 2).sum())
+    for graph in (fake, meta):
+        assert [n.op for n in graph] == ["SumBackward0", "MulBackward0", "AccumulateGrad"]
+        assert [(n.value, n.grad) for n in graph] == [(None, None)] * 3
+        assert sorted(graph.meta["order"]) == [0, 1, 2]
+
+
+def test_a_tensor_whose_storage_was_released_is_not_read() -> None:
+    w = torch.ones(4, requires_grad=True)
+    x = torch.full((4,), 2.0)
+    loss = (w * x).sum()
+    assert readable(w)
+    w.untyped_storage().resize_(0)
+    assert not readable(w)
+    graph = graph_of(loss)
+    assert [n.value for n in graph] == [8.0, None, None]
+    assert [n.grad for n in graph] == [1.0, [1.0] * 4, [2.0] * 4]
+    assert [n.value for n in trace(loss, values=True)][-1] is None
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: torch.ones(3), True),
+        (lambda: nn.Parameter(torch.ones(3)).t(), True),
+        (lambda: torch.ones(4)[1::2], True),
+        (lambda: torch.ones(1).expand(5), True),
+        (lambda: torch.empty(0), True),
+        (lambda: torch.eye(3).to_sparse(), True),
+        (lambda: torch.eye(3).to_sparse_csc(), True),
+        (lambda: torch.ones(3).as_subclass(Tagged), False),
+        (lambda: torch.ones(3, device="meta"), False),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), False),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)]), False),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), False),
+        (lambda: torch._efficientzerotensor((3,)), False),
+        (lambda: None, False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_it_is_known_of_which_tensors_the_numbers_can_be_read(make: Callable[[], Any], expected: bool) -> None:
+    assert readable(make()) is expected
+
+
+def test_tensors_inside_a_transform_are_not_read() -> None:
+    seen = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        seen.append(readable(x))
+        return x.sum()
+
+    torch.func.grad(f)(torch.ones(2))
+    torch.func.vmap(f)(torch.ones(2, 2))
+    assert seen == [False, False]
+
+
+# --- the compiler ----------------------------------------------------------------------------------------
+
+
+class Compilable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+COMPILED: dict[str, Callable[[nn.Module, str], Callable[..., Any]]] = {
+    "the model": lambda model, backend: torch.compile(model, backend=backend, fullgraph=True),
+    "in place": lambda model, backend: model.compile(backend=backend, fullgraph=True) or model,
+    "its call": lambda model, backend: torch.compile(model.__call__, backend=backend, fullgraph=True),
+    "a function": lambda model, backend: torch.compile(lambda x: model(x) * 2, backend=backend, fullgraph=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("backend", "users_hook"), [("eager", True), ("aot_eager", False)])
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("what", COMPILED)
+def test_a_model_compiled_as_one_graph_is_compiled_once_and_computes_the_same(
+    what: str, backend: str, before: bool, users_hook: bool
+) -> None:
+    from torch._dynamo.utils import counters
+
+    x = torch.randn(3, 4)
+
+    def run(keep: bool) -> list[Any]:
+        torch._dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        model = Compilable()
+        if users_hook:
+            model.layers[1].register_forward_hook(lambda module, args, out: out * 2)
+        compiled = COMPILED[what](model, backend) if before else None
+        found = [] if compiled is None else [compiled(x)]
+        with av.record(model, graphs=True) if keep else contextlib.nullcontext() as recording:
+            compiled = COMPILED[what](model, backend) if compiled is None else compiled
+            for _ in range(3):
+                found.append(compiled(x))
+                found[-1].sum().backward()
+        found.append(compiled(x))
+        if keep:
+            assert len(recording.graphs) == 3
+        compilations = torch.tensor(counters["stats"]["unique_graphs"])
+        torch._dynamo.reset()
+        return [*found, *(p.grad for p in model.parameters()), compilations]
+
+    plain, watched = run(False), run(True)
+    assert plain[-1] == 1
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_autograd_computes_the_same() -> None:
+    from torch._dynamo import compiled_autograd
+
+    def run(keep: bool) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Compilable()
+        with av.record(model, graphs=True) if keep else contextlib.nullcontext() as recording:
+            for _ in range(3):
+                loss = model(torch.ones(3, 4)).square().mean()
+                with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager")):
+                    loss.backward()
+        if keep:
+            assert "stopped" not in recording.ledger.meta
+            assert len(recording.graphs) == 3
+        torch._dynamo.reset()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(False), run(True), strict=True))
+
+
+# --- modules are watched, and not touched ----------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_is_copied_pickled_and_scripted_as_without_us() -> None:
+    model = Compilable()
+    with av.record(model, graphs=True):
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        assert pickle.dumps(nn.Linear(1, 1))
+        copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        assert torch.jit.script(nn.Sequential(nn.Linear(4, 2)))(torch.ones(1, 4)).shape == (1, 2)
+        by_example = torch.jit.trace(model, torch.ones(1, 4))
+        exported = torch.export.export(model, (torch.ones(1, 4),))
+        assert torch.equal(by_example(torch.ones(1, 4)), exported.module()(torch.ones(1, 4)))
+        assert [*inspect.signature(model).parameters] == ["args", "kwargs"]
+        traced = torch.fx.symbolic_trace(nn.Sequential(model.layers[0], model.layers[1]))
+        assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
+        model(torch.ones(1, 4)).sum().backward()
+    assert torch.equal(copied(torch.ones(1, 4)), model(torch.ones(1, 4)))
+
+
+def test_a_transformer_keeps_its_fast_path() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+
+    def runs() -> list[str]:
+        with torch.no_grad(), Products() as mode:
+            layer(torch.ones(2, 3, 8))
+        return mode.seen
+
+    plain = runs()
+    with av.record(layer, graphs=True):
+        assert runs() == plain
+
+
+def test_a_call_with_any_keyword_reaches_the_module_and_what_it_raises_reaches_the_caller() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor, module: int = 0, door: int = 0) -> torch.Tensor:
+            if module > 1:
+                raise KeyError("mine")
+            return x * module + door
+
+    odd, w = Odd(), torch.ones(1, requires_grad=True)
+    with av.record({"w": w}, nn.ModuleDict({"odd": odd, "linear": nn.Linear(1, 1)}), graphs=True) as recording:
+        with pytest.raises(KeyError, match="mine"):
+            odd(w, module=2)
+        after = w * 5
+        (odd(after, module=1, door=2)).sum().backward()
+    assert [(n.op, n.module) for n in recording.graphs[0]] == [
+        ("SumBackward0", ""),
+        ("AddBackward0", "odd"),
+        ("MulBackward0", "odd"),
+        ("MulBackward0", ""),
+        ("AccumulateGrad", ""),
+    ]
+
+
+def test_operations_of_another_thread_get_no_module_of_this_one() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    found = []
+
+    def one() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+
+    with av.record(model, graphs=True) as recording:
+        for _ in range(40):  # the numbers of this thread run ahead
+            model(torch.ones(1, 2))
+        thread = threading.Thread(target=one)
+        thread.start()
+        thread.join()
+        found += recording.graphs.values()
+    assert [(n.op, n.module) for n in found[0]][:3] == [
+        ("SumBackward0", ""),
+        ("TanhBackward0", "1"),
+        ("AddmmBackward0", "0"),
+    ]
+
+
+def test_forward_passes_without_a_backward_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scopes, "MARKS", 10)
+    model, x = nn.Sequential(nn.Linear(1, 1), nn.Tanh()), torch.ones(1, 1)
+    with modules(model) as seen:
+        for _ in range(20):
+            model(x)
+        loss = model(x).sum()
+    assert len(seen) <= 10
+    assert [n.module for n in trace(loss, module=seen)][:3] == ["", "1", "0"]
+
+
+def test_modules_are_called_as_before_once_nobody_watches() -> None:
+    model = nn.Linear(1, 1)
+    assert not watched()
+    with av.record(model, graphs=True):
+        with av.record(model, graphs=True):
+            assert watched()
+        assert watched()
+    assert not watched()
+
+
+def test_who_replaced_the_call_of_modules_meanwhile_keeps_it_replaced() -> None:
+    original = nn.Module.__call__
+    calls = []
+
+    def theirs(module: nn.Module, *args: Any) -> Any:
+        calls.append(module)
+        return before(module, *args)
+
+    with av.record(nn.Linear(1, 1), graphs=True):
+        before = nn.Module.__call__
+        nn.Module.__call__ = theirs  # type: ignore[method-assign]
+    try:
+        nn.Tanh()(torch.ones(1))
+        assert len(calls) == 1
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+def test_a_closed_recording_keeps_no_model_no_tensor_and_no_frame() -> None:
+    def train() -> tuple[Any, list[weakref.ref[Any]]]:
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        x = torch.randn(3, 4)
+        kept = Graphs({"model": model}, CallSites(), Wire())
+        kept.open()
+        loss = model(x).sum()
+        running = Backward(CallSite(), 0.0, "", b"", 0)
+        kept.begin(running, sys._getframe(), (loss,), {})
+        loss.backward()
+        kept.end(running)
+        kept.close()
+        gone = [weakref.ref(thing) for thing in (model, model[0], model[0].weight, x, loss)]
+        return (kept, running), gone
+
+    (_, running), gone = train()
+    assert running.graph is not None
+    assert running.fill_graph is not None
+    assert running.fill_graph(running.graph).nodes[0].grad == 1
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 5
+
+
+# --- what is brought -------------------------------------------------------------------------------------
+
+
+def test_what_went_through_custom_functions_checkpoints_and_hooks_is_known() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 2
+
+    w = torch.tensor([3.0], requires_grad=True)
+    with av.record(w, graphs=True) as recording:
+        Twice.apply(w * 2).sum().backward()  # type: ignore[no-untyped-call]
+        checkpoint(lambda x: (x * 2).exp(), w * 0, use_reentrant=False).sum().backward()
+        y = w * 2
+        y.register_hook(lambda grad: grad * 10)
+        (y * 3).backward(gradient=torch.tensor([0.5]))
+    first, second, third = recording.graphs.values()
+    assert [(n.op, n.grad) for n in first] == [
+        ("SumBackward0", 1.0),
+        ("TwiceBackward", [1.0]),
+        ("MulBackward0", [2.0]),
+        ("AccumulateGrad", [4.0]),
+    ]
+    assert [n.grad for n in second] == [1.0, [1.0], [1.0], [2.0], [0.0]]
+    # what flowed: from the gradient that was given, through the hook
+    assert [n.grad for n in third] == [[0.5], [15.0], [30.0]]
+
+
+def test_a_backward_that_goes_to_some_inputs_leaves_the_others_unknown() -> None:
+    a, b = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    with av.record({"a": a, "b": b}, graphs=True) as recording:
+        (a * 2 + b * 3).sum().backward(inputs=[a])
+    graph = recording.graphs[0]
+    assert {n.name: n.grad for n in graph if n.op == "AccumulateGrad"} == {"a": [2.0], "b": None}
+    assert [graph.nodes[i].name for i in graph.meta["order"]].count("b") == 0
+
+
+def test_a_leaf_takes_what_a_backward_inside_this_one_brings_and_an_operation_does_not() -> None:
+    w = torch.ones(1, requires_grad=True)
+    with av.record({"w": w}, graphs=True) as recording:
+        y = w * 2
+        loss = (y * 3).sum()
+        inner = (y * 100).sum()
+        handle = y.register_hook(lambda grad: handle.remove() or inner.backward(retain_graph=True))
+        loss.backward()
+    graph = recording.graphs[0]
+    assert w.grad is not None
+    assert w.grad.tolist() == [206.0] == graph.nodes[-1].grad
+    assert [n.grad for n in graph] == [1.0, [1.0], [3.0], [206.0]]
+    assert len(graph.meta["order"]) == len(graph)
+
+
+def test_what_a_backward_of_another_thread_brought_meanwhile_is_not_taken_for_this_ones() -> None:
+    w = torch.ones(1, requires_grad=True)
+
+    def other() -> None:
+        (w * 100).sum().backward()
+
+    def meanwhile(_: Any) -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    y = w * 2
+    loss = (y * 3).sum()
+    y.register_hook(meanwhile)
+    graph = graph_of(loss)
+    assert [n.grad for n in graph] == [1.0, [1.0], [3.0], None]
+    assert sorted(graph.meta["order"]) == [0, 1, 2, 3]
+
+
+def test_nothing_that_fails_in_a_hook_of_ours_reaches_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("ours")
+
+    for owner, name in (
+        (graphs.Flow, "note"),
+        (scopes.Scopes, "enter"),
+        (scopes.Scopes, "leave"),
+        (scopes, "_by_name"),
+    ):
+        model = nn.Linear(1, 1)
+        with monkeypatch.context() as broken, pytest.warns(RuntimeWarning, match="stopped recording.*ours"):
+            broken.setattr(owner, name, fail)
+            with av.record(model, graphs=True) as recording:
+                for _ in range(2):
+                    model(torch.ones(1, 1)).sum().backward()
+        assert "ValueError: ours" in recording.ledger.meta["stopped"]
+        assert model.weight.grad is not None
+        assert model.weight.grad.tolist() == [[2.0]]
+        assert not watched()
+
+
+def watched() -> bool:
+    """Whether modules are watched; a function that says `__call__` calls modules unseen."""
+    return vars(nn.Module)["__call__"] is not nn.Module.__call__
+
+
+def test_no_hook_of_ours_stays_on_a_graph_whose_recording_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.ones(1, requires_grad=True)
+    loss = (w * 2).sum()
+    noted: list[int] = []
+    monkeypatch.setattr(graphs.Flow, "note", lambda self, i, grads: noted.append(i))
+    with pytest.warns(RuntimeWarning, match="stopped"), av.record(w, graphs=True) as recording:
+        w.register_hook(lambda grad: recording.failed(ValueError("x")))
+        loss.backward(retain_graph=True)
+    noted.clear()
+    loss.backward()
+    assert noted == []

@@ -1,0 +1,639 @@
+"""What each event of a recording says: label, line, scale, kind, bytes, and what state each `.grad` is in."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+import accumviz as av
+from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT
+from accumviz.recorder import patches
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def leaf(size: int = 2) -> torch.Tensor:
+    return torch.arange(1.0, size + 1).requires_grad_()
+
+
+def here(offset: int = 0) -> int:
+    return sys._getframe(1).f_lineno + offset
+
+
+def kinds(ledger: Any) -> list[str]:
+    return [event.kind for event in ledger]
+
+
+# --- labels, lines, sources ---------------------------------------------------------------------
+
+
+def test_a_loss_goes_by_the_expression_that_backward_was_called_on() -> None:
+    w = leaf()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with av.record(w) as recording:
+        g_loss = (w * w).sum()
+        g_loss.backward()
+        (0.5 * (w * w).sum()).backward()
+        (
+            (w * w).sum()
+            * 0.25
+        ).backward()  # fmt: skip
+        scaler.scale((w * w).sum()).backward()
+        torch.autograd.backward((w * w).sum())
+        torch.autograd.backward(tensors=(w * w).sum())
+    assert [event.label for event in recording.ledger] == [
+        "g_loss",
+        "0.5 * (w * w).sum()",
+        "(w * w).sum() * 0.25",
+        "scaler.scale((w * w).sum())",
+        "(w * w).sum()",
+        "(w * w).sum()",
+    ]
+
+
+def test_an_event_knows_its_line_and_source() -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        line = here(1)
+        (w * w).sum().backward()
+        (
+            (w * w)
+            .sum()
+            .backward()
+        )  # fmt: skip
+    first, second = recording.ledger.events
+    assert (first.file, first.line) == (os.path.relpath(__file__), line)
+    assert first.source == "(w * w).sum().backward()"
+    assert second.source == "(w * w) .sum() .backward()"
+    assert second.line == line + 4
+    assert "def test_an_event_knows_its_line" in recording.ledger.sources[first.file]
+
+
+def test_the_line_is_the_users_when_a_library_calls_backward_for_them(tmp_path: Path) -> None:
+    import site
+
+    text = "def backward(loss):\n    loss.backward()\n"
+    path = str(Path(site.getsitepackages()[0]) / "somebodys_library.py")
+    library = types.ModuleType("somebodys_library")
+    exec(compile(text, path, "exec"), library.__dict__)
+    w = leaf()
+    with av.record(w) as recording:
+        line = here(1)
+        library.backward((w * w).sum())
+    assert (recording.ledger[0].line, recording.ledger[0].label) == (line, "(w * w).sum()")
+
+
+def test_code_without_a_source_still_has_a_line_and_its_loss_goes_by_its_operation() -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        exec(compile("\n(w * w).sum().backward()", "<generated>", "exec"), {"w": w})
+    event = recording.ledger[0]
+    assert (event.line, event.source, event.label) == (2, "", "SumBackward0")
+
+
+def test_a_notebook_cell_is_named_by_its_number(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    cell = """def login():
+    return 'secret'
+
+
+w = torch.ones(2, requires_grad=True)
+with av.record(w) as recording:
+    loss = (w * w).sum()
+    loss.backward()"""
+    script = f"""
+    cell = {cell!r}
+    from IPython.core.interactiveshell import InteractiveShell
+    shell = InteractiveShell.instance()
+    shell.run_cell("import torch, accumviz as av", store_history=True)
+    shell.run_cell(cell, store_history=True)
+    ledger = shell.user_ns["recording"].ledger
+    event = ledger[0]
+    print("secret" in ledger.sources["In[2]"], ledger.sources["In[2]"].splitlines()[5:7])
+    print(event.file, event.line, event.label, event.source, sep="|")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+    )
+    sources, event = done.stdout.strip().splitlines()[-2:]
+    assert event == "In[2]|8|loss|loss.backward()"
+    assert sources == "False ['with av.record(w) as recording:', '    loss = (w * w).sum()']"
+
+
+def test_changed_source_is_not_mistaken_for_a_label() -> None:
+    w = leaf()
+    linecache.cache["<cell>"] = (10, None, ["this is not Python at all ("], "<cell>")
+    try:
+        with av.record(w) as recording:
+            exec(compile("(w * w).sum().backward()", "<cell>", "exec"), {"w": w})
+    finally:
+        del linecache.cache["<cell>"]
+    assert recording.ledger[0].kind == "backward"
+
+
+# --- the loss -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scale", "expression"),
+    [
+        (0.25, lambda loss: loss / 4),
+        (0.5, lambda loss: 0.5 * loss),
+        (0.125, lambda loss: loss * 0.25 / 2),
+        (0.5, lambda loss: loss * torch.tensor(0.5)),
+        (3.0, lambda loss: loss.mul(3)),
+        (4.0, lambda loss: 4 / loss),  # four times the reciprocal
+        (1.0, lambda loss: torch.div(torch.tensor(4.0), loss)),
+        (1.0, lambda loss: loss * loss),
+        (1.0, lambda loss: loss + 1),
+        (math.inf, lambda loss: loss / 0),
+    ],
+)
+def test_the_scale_is_the_product_of_the_constants_on_the_way_to_the_loss(scale: float, expression: Any) -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        loss = expression((w * w).sum())
+        loss.backward()
+    event = recording.ledger[0]
+    assert event.scale == pytest.approx(scale)
+    assert event.loss == pytest.approx(float(loss.detach()))
+
+
+def test_the_gradient_scalers_factor_is_told_apart_from_the_losss_scale() -> None:
+    w = leaf()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with av.record(w) as recording:
+        scaler.scale((w * w).sum() / 4).backward()
+    assert recording.ledger[0].scale == 0.25
+    assert recording.ledger[0].details["amp_scale"] == 1024.0
+
+
+def test_a_constant_times_a_parameter_is_a_loss_not_a_scaled_one() -> None:
+    w = torch.tensor(2.0, requires_grad=True)
+    with av.record(w) as recording:
+        (w * 3).backward()
+    assert recording.ledger[0].scale == 1.0
+
+
+# --- zero_grad, step, clip, unscale, edit ---------------------------------------------------------
+
+
+def test_zero_grad_says_which_call_it_was_and_what_it_left() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with av.record(model, optimizer) as recording:
+        for zero in (optimizer.zero_grad, model.zero_grad):
+            for to_none in (True, False):
+                model(torch.ones(2)).sum().backward()
+                zero(set_to_none=to_none)
+    zeros = recording.ledger.of("zero_grad")
+    assert [event.details["set_to_none"] for event in zeros] == [True, False, True, False]
+    for event in zeros:
+        present = recording.ledger.state[event.index] & PRESENT
+        assert present.all() == (not event.details["set_to_none"])
+        assert recording.ledger.unconsumed(event.index) == {name: [event.index - 1] for name in ("weight", "bias")}
+    assert [event.source for event in zeros] == ["zero(set_to_none=to_none)"] * 4
+
+
+def test_the_optimizer_and_the_model_are_named_in_their_zero_grad() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with av.record(model, optimizer) as recording:
+        optimizer.zero_grad()
+        model.zero_grad()
+    assert [event.label for event in recording.ledger] == ["optimizer", "model"]
+
+
+def test_zeroing_a_part_of_the_model_touches_that_part() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with av.record(model) as recording:
+        model(torch.ones(2)).sum().backward()
+        model[0].zero_grad()
+    assert (recording.ledger.state[1] & PRESENT > 0).tolist() == [False, False, True, True]
+
+
+def test_a_step_says_which_optimizer_and_at_what_rate() -> None:
+    a, b = leaf(), leaf()
+    first = torch.optim.SGD([a], 0.1)
+    second = torch.optim.Adam([{"params": [b], "lr": torch.tensor(0.25)}], 0.5)
+    with av.record(a, b, first, second) as recording:
+        (a * b).sum().backward()
+        second.step()
+        first.step()
+    steps = recording.ledger.of("step")
+    assert [(e.label, e.details["optimizer"], e.details["optimizer_index"], e.details["lr"]) for e in steps] == [
+        ("second", "second", 1, [0.25]),
+        ("first", "first", 0, [0.1]),
+    ]
+    assert recording.ledger.windows()[0].backwards == (0,)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_the_scaler_skips_is_marked_so(fused: bool) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with av.record(model, optimizer) as recording:
+        for factor in (1.0, math.inf, 1.0):
+            scaler.scale(model(torch.ones(2)).sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert [event.skipped for event in recording.ledger.of("step")] == [False, True, False]
+    assert len(recording.ledger.windows()) == 2
+
+
+def test_unscale_is_an_event_with_the_scale_it_took_out() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with av.record(model, optimizer) as recording:
+        scaler.scale(model(torch.ones(2)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+    ledger = recording.ledger
+    assert kinds(ledger) == ["backward", "unscale", "step"]
+    assert ledger[1].details["amp_scale"] == 8.0
+    assert ledger.values("weight")[:2].tolist() == [[8.0, 8.0], [1.0, 1.0]]
+
+
+def test_clipping_is_seen_however_it_was_imported() -> None:
+    w = torch.full((2,), 3.0, requires_grad=True)
+    with av.record(w) as recording:
+        (w * w).sum().backward()
+        clip_grad_value_([w], 5.0)
+        nn.utils.clip_grad_value_(w, clip_value=4.0)
+        clip_grad_norm_([w], 2.0)
+        nn.utils.clip_grad_norm_(w, max_norm=1.0, foreach=False)
+    ledger = recording.ledger
+    assert kinds(ledger) == ["backward", "clip", "clip", "clip", "clip"]
+    assert [event.details["by"] for event in ledger.of("clip")] == ["value", "value", "norm", "norm"]
+    assert ledger[1].details["clip_value"] == 5.0
+    assert ledger[3].details["max_norm"] == 2.0
+    assert ledger[3].details["total_norm"] == pytest.approx(4 * math.sqrt(2))
+    np.testing.assert_allclose(ledger.grad[1:, 0], [5 * math.sqrt(2), 4 * math.sqrt(2), 2.0, 1.0], rtol=1e-5)
+    assert ledger[1].source == "clip_grad_value_([w], 5.0)"
+
+
+def test_what_we_did_not_see_coming_is_an_edit_before_the_next_event() -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        (w * w).sum().backward()
+        w.grad.mul_(2)
+        (w * w).sum().backward()
+        w.grad = torch.ones(2)
+        (w * w).sum().backward()
+        w.grad = None
+    ledger = recording.ledger
+    assert kinds(ledger) == ["backward", "edit", "backward", "edit", "backward", "edit"]
+    assert ledger.values("w")[:5].tolist() == [[2.0, 4.0], [4.0, 8.0], [6.0, 12.0], [1.0, 1.0], [3.0, 5.0]]
+    assert (ledger.state[:, 0] & PRESENT > 0).tolist() == [True] * 5 + [False]
+
+
+def test_an_open_recording_can_be_read_and_shows_edits_so_far() -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        (w * w).sum().backward()
+        w.grad.zero_()
+        assert kinds(recording.ledger) == ["backward", "edit"]
+        (w * w).sum().backward()
+    assert kinds(recording.ledger) == ["backward", "edit", "backward"]
+    assert recording.ledger.complete
+
+
+def test_closures_and_hooks_say_what_they_ran_inside() -> None:
+    w = leaf()
+    optimizer = torch.optim.LBFGS([w], max_iter=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (w * w).sum()
+        loss.backward()
+        return loss
+
+    with av.record(w, optimizer) as recording:
+        optimizer.step(closure)
+    assert {event.within for event in recording.ledger if event.kind != "step"} == {"step"}
+    assert [event.within for event in recording.ledger.of("step")] == [""]
+
+
+def test_an_optimizer_that_steps_in_a_hook_is_inside_the_backward() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
+
+    def step(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    handles = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
+    x = torch.ones(2)
+    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    with av.record(model, *optimizers.values()) as recording:
+        model(x).sum().backward()
+    for handle in handles:
+        handle.remove()
+    ledger = recording.ledger
+    assert kinds(ledger) == ["backward", *["step", "zero_grad"] * 4]
+    assert {event.within for event in ledger.events[1:]} == {"backward"}
+    assert (ledger.state[0] & (PRESENT | CONTRIBUTED) == PRESENT | CONTRIBUTED).all()
+    for p, contribution in enumerate(expected):
+        np.testing.assert_allclose(ledger.values(p, "contribution")[0], contribution.ravel())
+        np.testing.assert_allclose(ledger.values(p)[0], contribution.ravel())
+    assert (ledger.fates.steps[0] == 1).all()
+    assert not (ledger.state[-1] & PRESENT).any()
+
+
+def test_a_hook_that_changes_grad_does_not_change_what_was_contributed() -> None:
+    w = leaf()
+
+    def double(p: torch.Tensor) -> None:
+        p.grad.mul_(2)
+
+    handle = w.register_post_accumulate_grad_hook(double)
+    with av.record(w) as recording:
+        for _ in range(2):
+            (w * w).sum().backward()
+    handle.remove()
+    assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0], [2.0, 4.0]]
+    assert recording.ledger.values("w").tolist() == [[4.0, 8.0], [12.0, 24.0]]
+
+
+def test_a_hook_that_frees_grad_does_not_hide_what_was_contributed() -> None:
+    w = leaf()
+
+    def free(p: torch.Tensor) -> None:
+        p.grad = None
+
+    handle = w.register_post_accumulate_grad_hook(free)
+    with av.record(w) as recording:
+        (w * w).sum().backward()
+    handle.remove()
+    assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0]]
+    assert not recording.ledger.state[0, 0] & PRESENT
+    assert np.isnan(recording.ledger.grad[0, 0])
+
+
+def test_a_contribution_is_what_arrives_after_the_users_own_hooks() -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        (w * w).sum().backward()
+        first = w.register_hook(lambda grad: grad * 10)
+        (w * w).sum().backward()
+        first.remove()
+        second = w.register_hook(lambda grad: grad * 100)  # as many hooks as before, in another order
+        (w * w).sum().backward()
+        second.remove()
+    assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0], [20.0, 40.0], [200.0, 400.0]]
+
+
+# --- bytes ------------------------------------------------------------------------------------------
+
+
+def test_saved_bytes_are_those_alive_before_and_after_a_backward() -> None:
+    w = leaf(1000)
+    with av.record(w, memory=True) as recording:
+        for retain in (False, True, True, False):
+            w.exp().sum().backward(retain_graph=retain)
+    assert [event.saved_before for event in recording.ledger] == [4000, 4000, 4000, 4000]
+    assert [event.saved_after for event in recording.ledger] == [0, 4000, 4000, 0]
+
+
+def test_graphs_that_are_retained_and_held_add_up() -> None:
+    w, kept = leaf(1000), []
+    with av.record(w, memory=True) as recording:
+        for _ in range(3):
+            loss = w.exp().sum()
+            loss.backward(retain_graph=True)
+            kept.append(loss)
+    assert [event.saved_before for event in recording.ledger] == [4000, 8000, 12000]
+    assert [event.saved_after for event in recording.ledger] == [4000, 8000, 12000]
+
+
+def test_memory_false_measures_nothing() -> None:
+    w = leaf()
+    with av.record(w, memory=False) as recording:
+        (w * w).sum().backward()
+    assert math.isnan(recording.ledger[0].saved_before)
+
+
+def test_the_recording_keeps_no_graph_and_no_model_alive() -> None:
+    import gc
+    import weakref
+
+    model = nn.Linear(2, 1)
+    with av.record(model) as recording:
+        hidden = model(torch.ones(2))
+        there = weakref.ref(hidden)
+        hidden.square().sum().backward(retain_graph=True)
+        del hidden
+        assert there() is None
+    there = weakref.ref(model)
+    ledger = recording.ledger
+    del model, recording
+    gc.collect()
+    assert there() is None
+    assert len(ledger) == 1
+
+
+# --- programs nobody wrote ----------------------------------------------------------------------------
+
+STEPS = st.sampled_from(
+    ["backward", "backward / 4", "retained", "inputs", "grad", "zero", "zeros", "model zero", "model zeros", "step",
+     "clip", "edit", "replace", "drop"]
+)  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(STEPS, max_size=25), st.booleans())
+def test_any_program_is_told_as_it_was(program: list[str], exact: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    leaves = list(model.parameters())
+    expected: list[tuple[str, list[Any], list[Any]]] = []
+    nothing: list[Any] = [None] * len(leaves)
+
+    def grads() -> list[Any]:
+        return [None if p.grad is None else p.grad.clone() for p in leaves]
+
+    def loss_of() -> torch.Tensor:
+        return model(torch.randn(3, 2, dtype=torch.float64)).square().mean()
+
+    pending = False
+    with av.record(model, optimizer, exact=64 if exact else 0) as recording:
+        for what in program:
+            if pending:
+                pending = False
+                if what in ("edit", "replace", "drop", "grad"):
+                    pending = True  # several edits in a row are one
+                else:
+                    expected.append(("edit", nothing, grads()))
+            if what.startswith("backward") or what in ("retained", "inputs"):
+                loss = loss_of() / (4 if what == "backward / 4" else 1)
+                chosen = leaves[:2] if what == "inputs" else leaves
+                added = list(torch.autograd.grad(loss, chosen, retain_graph=True)) + nothing[len(chosen) :]
+                loss.backward(retain_graph=what == "retained", inputs=chosen)
+                expected.append(("backward", added, grads()))
+            elif what == "grad":
+                torch.autograd.grad(loss_of(), leaves)
+            elif what in ("edit", "replace", "drop"):
+                before = leaves[0].grad
+                if what == "edit" and before is not None:
+                    before.add_(1)
+                elif what == "replace":
+                    leaves[0].grad = torch.ones_like(leaves[0])
+                elif what == "drop":
+                    leaves[0].grad = None
+                pending = pending or not (before is None and what != "replace")
+                if pending and expected[-1:] and leaves[0].grad is None and expected[-1][2][0] is None:
+                    pending = False  # came and went between two events
+                if pending and not expected and leaves[0].grad is None:
+                    pending = False
+            elif "zero" in what:
+                (model if "model" in what else optimizer).zero_grad(set_to_none=not what.endswith("zeros"))
+                expected.append(("zero_grad", nothing, grads()))
+            elif what == "step":
+                optimizer.step()
+                expected.append(("step", nothing, grads()))
+            else:
+                clip_grad_norm_(leaves, 0.1)
+                expected.append(("clip", nothing, grads()))
+        if pending:
+            expected.append(("edit", nothing, grads()))
+    ledger = recording.ledger
+    assert kinds(ledger) == [kind for kind, _, _ in expected]
+    before = nothing
+    for e, (_, added, after) in enumerate(expected):
+        for p in range(len(leaves)):
+            state = ledger.state[e, p]
+            assert bool(state & PRESENT) == (after[p] is not None)
+            assert bool(state & CONTRIBUTED) == (added[p] is not None)
+            same = (before[p] is None and after[p] is None) or (
+                before[p] is not None and after[p] is not None and torch.equal(before[p], after[p])
+            )
+            assert same or state & CHANGED
+            for column, values, name in ((ledger.contribution, added, "contribution"), (ledger.grad, after, "grad")):
+                if values[p] is None:
+                    assert np.isnan(column[e, p])
+                else:
+                    np.testing.assert_allclose(column[e, p], values[p].norm(), rtol=1e-6)
+                    if exact:
+                        np.testing.assert_array_equal(ledger.values(p, name)[e], values[p].ravel())
+        before = after
+    if exact and not {"clip", "edit"} & set(kinds(ledger)):
+        for p in range(len(leaves)):
+            present = ledger.state[:, p] & PRESENT > 0
+            np.testing.assert_allclose(ledger.running_sum(p)[present], ledger.values(p)[present], atol=1e-12)
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+def test_a_recording_writes_its_ledger_as_it_goes(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    path = tmp_path / "run.ledger"
+    with av.record(model, path=path) as recording:
+        for _ in range(400):
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+        early = av.load(path)
+        assert not early.complete
+        assert len(early) >= 512
+    loaded, ledger = av.load(path), recording.ledger
+    assert loaded.complete
+    assert repr(loaded.events) == repr(ledger.events)  # NaN does not equal itself
+    assert loaded.meta == ledger.meta
+    assert loaded.parameters == ledger.parameters
+    assert loaded.sources == ledger.sources
+    for name in ("contribution", "grad", "state"):
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(ledger, name))
+    np.testing.assert_array_equal(loaded.values("weight"), ledger.values("weight"))
+
+
+def test_a_killed_process_leaves_a_ledger_that_loads(tmp_path: Path) -> None:
+    script = f"""
+    import os, signal, torch, accumviz as av
+    w = torch.ones(3, requires_grad=True)
+    with av.record(w, path={str(tmp_path / "killed.ledger")!r}):
+        for n in range(1000):
+            (w * n).sum().backward()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    ledger = av.load(tmp_path / "killed.ledger")
+    assert not ledger.complete
+    assert 700 <= len(ledger) <= 1000
+    assert ledger.values("w", "contribution")[700].tolist() == [700.0] * 3
+    assert "incomplete" in repr(ledger)
+
+
+def test_recordings_print_what_they_are() -> None:
+    w = leaf()
+    recording = av.record(w)
+    assert "not entered" in repr(recording)
+    with recording:
+        (w * w).sum().backward()
+        assert repr(recording) == "Recording (open): 1 events × 1 parameters"
+    assert "closed" in repr(recording)
+    assert patches._open == ()
+
+
+def test_finding_names_does_not_keep_the_callers_variables_alive() -> None:
+    import weakref
+
+    def train() -> bool:
+        w = torch.ones(3, requires_grad=True)
+        other = torch.ones(2)
+        gone = weakref.ref(other)
+        with av.record(w):
+            del other
+            return gone() is None
+
+    assert train()
+
+
+def test_a_dispatch_mode_around_the_loop_does_not_end_the_recording() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    w = torch.ones(3, 3, requires_grad=True)
+    with FlopCounterMode(display=False), av.record(w) as recording:
+        for _ in range(2):
+            loss = (w @ torch.ones(3, 3)).mean()
+            (loss / 2).backward()
+    backwards = recording.ledger.of("backward")
+    assert [event.scale for event in backwards] == [0.5, 0.5]
+    assert recording.ledger.complete
+
+
+def test_a_scaler_that_is_switched_off_unscales_nothing() -> None:
+    w = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with av.record(w, optimizer) as recording:
+        scaler.scale((w * w).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+    assert [event.kind for event in recording.ledger] == ["backward", "step"]

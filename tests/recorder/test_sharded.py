@@ -1,0 +1,94 @@
+"""What FSDP shards: what deleted tensors it keeps, and the norm of gradients that no rank has whole."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import accumviz as av
+from accumviz.recorder import record
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def deleted_yet_alive(kind: str, recorded: bool) -> list[bool]:
+    """Train once, and look whether what the loop deletes is gone: a large tensor, and the model's output."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    if kind == "FSDP2":
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+    else:
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    with av.record(model) if recorded else contextlib.nullcontext():
+        large = torch.ones(1 << 10)
+        output = model(torch.ones(4, 8))
+        kept = [weakref.ref(large), weakref.ref(output)]
+        loss = output.square().mean()
+        loss.backward()
+        dist.all_reduce(loss.detach().clone())
+        del large, output, loss
+        gc.collect()
+        return [reference() is not None for reference in kept]
+
+
+@pytest.mark.parametrize("kind", ["FSDP1", "FSDP2"])
+def test_a_recording_keeps_nothing_alive_that_the_loop_deletes(kind: str) -> None:
+    assert av.distribute(deleted_yet_alive, kind=kind, recorded=True).returned == ([False, False],) * 2
+
+
+# --- the norm of sharded gradients ----------------------------------------------------------------
+
+
+def clipped(shape: tuple[int, ...], norm_type: float, partial: bool, watched: bool) -> tuple[Any, ...]:
+    """Clip sharded gradients; returns the norm of the whole gradient, ours, the clipped gradient, the collectives."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+    from accumviz.recorder import fsdp
+
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("outer", "inner")[-len(shape) :]))
+    torch.manual_seed(dist.get_rank())
+    model(torch.randn(4, 8)).square().mean().backward()
+    grads: list[Any] = [parameter.grad for parameter in model.parameters()][: 1 if partial else 2]
+    whole = torch.cat([grad.full_tensor().ravel() for grad in grads]).norm(norm_type)
+    total = torch.linalg.vector_norm(grads[0], norm_type) if partial else get_total_norm(grads, norm_type)
+    with CommDebugMode() as collectives:
+        norm = fsdp.Norm(total) if watched else None
+        clip_grads_with_norm_(model.parameters(), 0.1, total)
+        told = norm.end() if norm is not None else None
+    counts = {str(name): count for name, count in collectives.get_comm_counts().items()}
+    return whole, told, [grad.full_tensor() for grad in grads], counts, (fsdp._open, fsdp._undo)
+
+
+CASES = [((4,), 2.0), ((4,), 1.0), ((4,), float("inf")), ((2, 2), 2.0), ((2, 2), float("inf"))]
+
+
+def every_clip() -> list[list[tuple[Any, ...]]]:
+    return [
+        [clipped(*case, partial, watched) for watched in (False, True)] for case in CASES for partial in (False, True)
+    ]
+
+
+def test_the_norm_of_a_sharded_gradient_is_the_whole_ones_and_no_collective_is_added() -> None:
+    for rank in av.distribute(every_clip, ranks=4).returned:
+        for (_, _, alone, theirs, _), (whole, told, grads, collectives, left) in rank:
+            if told is not None or record.NEEDED < TORCH:  # torch 2.10 adds to a partial norm before it reduces it
+                assert type(told) is torch.Tensor
+                torch.testing.assert_close(told, whole)
+            assert all(torch.equal(a, b) for a, b in zip(alone, grads, strict=True))
+            assert collectives == theirs
+            assert left == ((), [])

@@ -1,0 +1,547 @@
+"""The traced graph against torchviz's reading of the same graph, and training that must not notice."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from accumviz.recorder.trace import Scopes, modules, trace
+
+# torchviz uses distutils, networkx announces a changed hash: neither is what is tested here
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import networkx
+    import torchviz
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 1))
+
+
+def toy() -> torch.Tensor:
+    w = torch.tensor(0.0, requires_grad=True)
+    return ((torch.arange(1.0, 5.0) * 2 - w * torch.arange(1.0, 5.0)) ** 2).mean()
+
+
+def conv() -> torch.Tensor:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2))(
+        torch.randn(2, 1, 8, 8)
+    ).sum()
+
+
+def lstm() -> torch.Tensor:
+    out, (h, c) = nn.LSTM(3, 4, num_layers=2)(torch.randn(5, 2, 3))
+    return out.sum() + h.sum() * c.sum()
+
+
+def transformer() -> torch.Tensor:
+    return nn.TransformerEncoderLayer(8, 2, 16)(torch.randn(3, 2, 8)).mean()
+
+
+def gan() -> tuple[torch.Tensor, torch.Tensor]:
+    gen, disc = nn.Linear(2, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    fake = gen(torch.randn(3, 2))
+    return disc(fake).mean(), disc(fake.detach()).mean() - disc(torch.randn(3, 4)).mean()
+
+
+def checkpointed(reentrant: bool) -> torch.Tensor:
+    model, x = mlp(), torch.randn(2, 4, requires_grad=True)
+    return checkpoint(model, x * 2, use_reentrant=reentrant).sum()
+
+
+def tied() -> torch.Tensor:
+    layer = nn.Linear(4, 4)
+    return layer(torch.relu(layer(torch.randn(2, 4)))).sum() + layer.weight.sum()
+
+
+def views() -> torch.Tensor:
+    w = torch.randn(4, 4, requires_grad=True)
+    y = w * 2
+    y[0] = 3.0
+    y[1:].mul_(2)
+    a, b = y.t().unbind(0)[:2]
+    return (a * b).sum() + y.view(-1)[3]
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        assert ctx.saved_tensors
+        return grad * 2
+
+
+def custom() -> torch.Tensor:
+    out: torch.Tensor = Double.apply(torch.ones(3, requires_grad=True)).sum()  # type: ignore[no-untyped-call]
+    return out
+
+
+ZOO: dict[str, Callable[[], Any]] = {
+    "toy": toy,
+    "mlp": lambda: mlp()(torch.randn(2, 4)).sum(),
+    "conv": conv,
+    "lstm": lstm,
+    "transformer": transformer,
+    "gan": gan,
+    "checkpoint reentrant": lambda: checkpointed(True),
+    "checkpoint non-reentrant": lambda: checkpointed(False),
+    "tied": tied,
+    "views": views,
+    "custom": custom,
+}
+
+
+def reference(roots: Any) -> networkx.DiGraph:
+    """Read torchviz's DOT, without the boxes it draws for tensors."""
+    source = torchviz.make_dot(roots).source
+    labels = dict(re.findall(r'^\t(\d+) \[label="?([A-Za-z]\w*)"?\]$', source, re.MULTILINE))
+    graph = networkx.DiGraph()
+    for key, label in labels.items():
+        graph.add_node(key, op=label)
+    for below, above in re.findall(r"^\t(\d+) -> (\d+)$", source, re.MULTILINE):
+        if below in labels and above in labels:
+            graph.add_edge(above, below)
+    return graph
+
+
+def same(roots: Any) -> None:
+    expected = reference(roots)
+    traced = trace(roots)
+    found = networkx.DiGraph()
+    for node in traced:
+        found.add_node(node.id, op=node.op)
+    found.add_edges_from((e.source, e.target) for e in traced.edges)
+    assert Counter(nx_ops(found)) == Counter(nx_ops(expected))
+    assert found.number_of_edges() == expected.number_of_edges()
+    hashes = [networkx.weisfeiler_lehman_graph_hash(g, node_attr="op", iterations=8) for g in (found, expected)]
+    assert hashes[0] == hashes[1]
+
+
+def nx_ops(graph: networkx.DiGraph) -> list[str]:
+    return [op for _, op in graph.nodes(data="op")]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_nodes_and_edges_equal_those_torchviz_draws(name: str) -> None:
+    same(ZOO[name]())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=25))
+def test_a_random_program_is_traced_as_torchviz_reads_it(program: list[tuple[int, int, int]]) -> None:
+    pool = [torch.tensor([0.5, 1.0], requires_grad=True), torch.tensor([2.0, 0.1], requires_grad=True)]
+    for kind, i, j in program:
+        a, b = pool[i % len(pool)], pool[j % len(pool)]
+        pool.append([a + b, a * b, a - 2.0, a.exp(), a.detach() + b, a.flip(0)][kind])
+    same(pool[-1].sum() + pool[-2].sum())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12))
+def test_values_and_gradients_on_the_nodes_equal_autograd_or_are_unknown(program: list[tuple[int, int, int]]) -> None:
+    pool = [torch.tensor([0.5, -0.3], requires_grad=True), torch.tensor([[0.2], [0.1]], requires_grad=True)]
+    for kind, i, j in program:
+        a, b = pool[i % len(pool)], pool[j % len(pool)]
+        pool.append([a + b, a * b, a.sin(), a - b, torch.sigmoid(a) ** 2, a.sum(), a / (2 + b * b)][kind])
+    loss = sum(t.mean() for t in pool)
+    assert isinstance(loss, torch.Tensor)
+    by_node = {t.grad_fn: t for t in pool if t.grad_fn is not None}
+    inside = dict(zip(walk(loss.grad_fn), trace(loss, values=True), strict=True))
+    wanted = [t for fn, t in by_node.items() if fn in inside]
+    expected = torch.autograd.grad(loss, wanted, retain_graph=True)
+    for tensor, gradient in zip(wanted, expected, strict=True):
+        node = inside[tensor.grad_fn]
+        torch.testing.assert_close(
+            torch.tensor(node.grad, dtype=torch.float64), gradient.double(), rtol=1e-4, atol=1e-5
+        )
+        if node.value is not None:
+            assert torch.equal(torch.tensor(node.value, dtype=torch.float64), tensor.detach().double())
+
+
+def walk(root: Any) -> list[Any]:
+    order = [root]
+    seen = {root}
+    for fn in order:
+        for following, _ in fn.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                order.append(following)
+    return order
+
+
+def test_the_toy_chain_carries_every_name_value_and_gradient() -> None:
+    x, y = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])
+    w = torch.tensor(0.0, requires_grad=True)
+    y_hat = w * x
+    temp1 = y - y_hat
+    temp2 = temp1**2
+    loss = temp2.mean()
+    graph = trace(loss, values=True)
+    assert graph.chain() == ["MeanBackward0", "PowBackward0", "SubBackward0", "MulBackward0", "AccumulateGrad"]
+    assert [(n.name, n.value, n.grad) for n in graph] == [
+        ("loss", 10.0, 1.0),
+        ("temp2", [4.0, 16.0], [0.5, 0.5]),
+        ("temp1", [2.0, 4.0], [2.0, 4.0]),
+        ("y_hat", [0.0, 0.0], [-2.0, -4.0]),
+        ("w", 0.0, -10.0),
+    ]
+
+
+def test_values_are_known_from_the_loss_alone_where_the_graph_holds_them() -> None:
+    w = torch.tensor([3.0, 1.0], requires_grad=True)
+    loss = ((w * 2 - 1) ** 2).sum()
+    assert [n.value for n in trace(loss, values=True)] == [26.0, [25.0, 1.0], [5.0, 1.0], None, [3.0, 1.0]]
+
+
+def test_a_function_is_run_and_names_its_own_variables_values_and_modules() -> None:
+    model = mlp()
+
+    def step() -> torch.Tensor:
+        hidden = model(torch.ones(1, 4))
+        squared = hidden.square()
+        return squared.sum()
+
+    graph = trace(step, values=True)
+    by_name = {n.name: n for n in graph if n.name}
+    assert by_name["squared"].op == "PowBackward0"
+    assert by_name["hidden"].module == "3"
+    assert [n.module for n in graph if n.op == "TanhBackward0"] == ["2.1"]
+    assert graph.meta["classes"]["2.1"] == "Tanh"
+    assert all(n.value is not None for n in graph if n.op in ("TanhBackward0", "ReluBackward0", "SumBackward0"))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_modules_noted_during_the_forward_name_the_operations_afterwards() -> None:
+    model = mlp()
+    with modules(model) as scopes:
+        loss = model(torch.ones(1, 4)).sum()
+    after = (loss * 2).sum()
+    graph = trace(after, module=scopes)
+    assert {n.op: n.module for n in graph if n.op in ("TanhBackward0", "MulBackward0")} == {
+        "TanhBackward0": "2.1",
+        "MulBackward0": "",
+    }
+    scopes.clear()
+    assert scopes.at(10**9) == ("", "")
+
+
+def test_hooks_are_removed_and_the_stack_is_right_after_an_exception_in_a_forward() -> None:
+    class Bad(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no")
+
+    model = nn.ModuleDict({"bad": Bad(), "good": nn.Tanh()})
+    x = torch.ones(2, requires_grad=True)
+    with modules(model) as scopes:
+        with pytest.raises(RuntimeError):
+            model["bad"](x)
+        between = x * 2
+        y = model["good"](between).sum()
+    assert [n.module for n in trace(y, module=scopes)] == ["", "good", "", ""]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_two_models_lead_their_paths_with_their_own_names() -> None:
+    gen, disc = nn.Linear(2, 2), nn.Linear(2, 1)
+    g_loss = disc(gen(torch.ones(1, 2))).sum()
+    assert {n.name for n in trace(g_loss) if n.op == "AccumulateGrad"} == {
+        "gen.weight",
+        "gen.bias",
+        "disc.weight",
+        "disc.bias",
+    }
+    graph = trace(lambda: disc(gen(torch.ones(1, 2))).sum(), module={"G": gen, "D": disc})
+    assert {n.module for n in graph if n.op == "AddmmBackward0"} == {"G", "D"}
+
+
+def test_names_can_be_given() -> None:
+    def inner() -> torch.Tensor:
+        return torch.ones(2, requires_grad=True).sum()
+
+    assert trace(inner(), names={"w": torch.ones(1)}).nodes[0].name == ""
+    total = inner()
+    assert trace([total][0], names={"objective": total}).nodes[0].name == "objective"
+
+
+def test_a_hundred_thousand_operations_need_no_recursion() -> None:
+    a = torch.ones(1, requires_grad=True)
+    for _ in range(100_000):
+        a = a + 1
+    limit = sys.getrecursionlimit()
+    graph = trace(a)
+    assert len(graph) == 100_001
+    assert sys.getrecursionlimit() == limit
+    assert len(graph.collapse_runs()) == 2
+    del a  # a graph this deep ends the process here if its nodes are freed by recursion
+
+
+def test_a_freed_graph_is_read_and_says_so() -> None:
+    w = torch.ones(2, requires_grad=True)
+    loss = (w**2).sum()
+    loss.backward()
+    graph = trace(loss, values=True)
+    assert [n.alive for n in graph] == [True, False, True]
+    assert not graph.alive and "freed" in graph.notes[0]
+    assert graph.saved_bytes == 0
+
+
+def test_a_retained_graph_is_alive() -> None:
+    w = torch.ones(2, requires_grad=True)
+    loss = (w**2).sum()
+    loss.backward(retain_graph=True)
+    assert trace(loss).alive and not trace(loss).notes
+
+
+def test_a_missing_optional_tensor_is_not_taken_for_a_freed_one() -> None:
+    assert trace(nn.Conv1d(1, 1, 1, bias=False)(torch.ones(1, 1, 3)).sum()).alive
+    assert trace(nn.LayerNorm(3, elementwise_affine=False)(torch.ones(2, 3, requires_grad=True)).sum()).alive
+
+
+def test_a_checkpoint_is_not_recomputed_by_looking() -> None:
+    runs = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return (x * 2).exp()
+
+    x = torch.ones(2, requires_grad=True)
+    loss = checkpoint(block, x, use_reentrant=False).sum()
+    graph = trace(loss, values=True)
+    assert len(runs) == 1
+    assert any(s.dtype == "packed by a hook" for n in graph for s in n.saved)
+    assert graph.nodes[-1].grad is None and "gradients stop at ExpBackward0" in graph.notes[0]
+    loss.backward()
+    assert x.grad is not None
+
+
+def test_a_custom_function_is_not_run_and_what_hangs_on_it_is_unknown() -> None:
+    graph = trace(custom(), values=True)
+    assert graph.nodes[1].op == "DoubleBackward" and graph.nodes[1].grad == [1.0, 1.0, 1.0]
+    assert graph.nodes[2].grad is None
+    assert graph.nodes[1].saved_bytes == 0  # it saved a leaf
+
+
+def test_a_value_changed_in_place_since_is_unknown() -> None:
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+
+    def build() -> torch.Tensor:
+        y = w * 2
+        z = y.pow(3)
+        y.data.mul_(5)  # silent: autograd cannot see it either
+        with torch.no_grad():
+            y.add_(1)
+        return z.sum()
+
+    graph = trace(build(), values=True)
+    assert [n.value for n in graph if n.op == "MulBackward0"] == [None]
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_training_is_bitwise_the_same_with_and_without_tracing(values: bool) -> None:
+    def train(looking: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        optimizer = torch.optim.Adam(model.parameters())
+        fired = []
+        for p in model.parameters():
+            p.register_hook(lambda g: fired.append(1))
+        for _ in range(4):
+            loss = model(torch.randn(6, 4)).square().mean()
+            before = [(p._version, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
+            if looking:
+                trace(loss, values=values)
+                assert not fired
+            for p, (version, grad) in zip(model.parameters(), before, strict=True):
+                assert p._version == version
+                assert (p.grad is None) == (grad is None)
+                assert grad is None or torch.equal(p.grad, grad)
+            loss.backward()
+            fired.clear()
+            optimizer.step()
+        return [*model.parameters(), *model.buffers(), torch.get_rng_state()]
+
+    assert all(torch.equal(a, b) for a, b in zip(train(True), train(False), strict=True))
+
+
+def test_a_trace_keeps_no_tensor_alive() -> None:
+    import weakref
+
+    y = torch.ones(1000, requires_grad=True).exp()
+    gone = weakref.ref(y)
+    graph = trace(y.sum())
+    del y
+    assert gone() is None
+    assert graph.saved_bytes == 4000
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: (), ValueError, "nothing to trace"),
+        (lambda: ("loss",), TypeError, "is a str; expected a tensor"),
+        (lambda: (nn.Linear(1, 1),), TypeError, "is a Linear; expected a tensor"),
+        (lambda: (torch.ones(1, requires_grad=True),), ValueError, "is a leaf"),
+        (lambda: (torch.ones(1),), ValueError, r"no grad_fn: it was computed under torch.no_grad\(\)"),
+        (lambda: (torch.ones(1).long(),), ValueError, "only floating-point"),
+        (lambda: (lambda: None,), TypeError, "is None"),
+    ],
+)
+def test_bad_input_says_what_was_passed_and_what_to_do(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        trace(*make())
+
+
+def test_a_detached_tensor_is_told_from_what() -> None:
+    w = torch.ones(2, requires_grad=True)
+    y = w * 2
+    cut = y.detach()
+    with pytest.raises(ValueError, match="cut was detached from y"):
+        trace(cut)
+
+
+def test_something_else_as_module_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
+        trace(toy(), module="model")  # type: ignore[arg-type]
+
+
+def test_odd_gradients_do_not_break_the_trace() -> None:
+    z = torch.randn(2, dtype=torch.complex64, requires_grad=True)
+    assert trace((z * z.conj()).real.sum(), values=True).nodes[-1].value is None
+    half = torch.tensor([1.0], dtype=torch.float16, requires_grad=True)
+    assert trace((half * 7e4).sum(), values=True).nodes[0].value == float("inf")
+    nan = torch.tensor([float("nan")], requires_grad=True)
+    assert trace((nan * 2).sum(), values=True).nodes[-1].grad == [2.0]
+    table = nn.Embedding(5, 2, sparse=True)
+    assert trace(table(torch.tensor([1, 1])).sum(), values=True).nodes[-1].grad[1] == [2.0, 2.0]
+    vector = torch.ones(3, requires_grad=True) * 2
+    assert "gradients are left out" in trace(vector, values=True).notes[0]
+
+
+def test_a_large_graph_keeps_its_values_to_itself_and_says_so() -> None:
+    a = torch.ones(1, requires_grad=True)
+    for _ in range(300):
+        a = a * 2
+    graph = trace(a.sum(), values=True)
+    assert "values are left out" in graph.notes[0] and all(n.value is None for n in graph)
+
+
+def test_double_backward_graphs_are_traced() -> None:
+    x = torch.tensor(2.0, requires_grad=True)
+    (g,) = torch.autograd.grad(x**3, x, create_graph=True)
+    assert trace(g).alive
+    same(g)
+
+
+def test_a_compiled_model_is_traced_without_compiling_again() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    compiled = torch.compile(model, backend="aot_eager")
+    x = torch.ones(1, 2)
+    compiled(x).sum().backward()
+    count = len(torch._dynamo.utils.counters["frames"]), torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    loss = compiled(x).sum()
+    graph = trace(loss, module=compiled, values=True)
+    assert "CompiledFunctionBackward" in {n.op for n in graph}
+    assert {"0.weight", "0.bias"} <= {n.name for n in graph}
+    assert trace(lambda: compiled(x).sum(), module=compiled).nodes
+    after = len(torch._dynamo.utils.counters["frames"]), torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert count == after
+
+
+def test_scopes_without_a_forward_name_nothing() -> None:
+    assert Scopes().at(3) == ("", "")
+
+
+class Counted(torch.autograd.Function):
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        Counted.calls += 1
+        return grad * 2
+
+
+def test_a_function_that_stands_behind_another_node_is_not_run_by_a_trace() -> None:
+    Counted.calls = 0
+    w = torch.ones(3, requires_grad=True)
+    y = w.clone()
+    Counted.apply(y[:2])  # type: ignore[no-untyped-call]
+    loss = y.sum()
+    graph = trace(loss, values=True)
+    assert Counted.calls == 0
+    assert [(n.op, n.grad) for n in graph][:2] == [("SumBackward0", 1.0), ("CopySlices", [1.0, 1.0, 1.0])]
+    assert graph.nodes[-1].grad is None
+    assert "gradients stop at CopySlices" in graph.notes[0]
+    loss.backward()
+    assert Counted.calls == 1
+
+
+def test_only_formulas_of_pytorchs_own_are_called_by_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accumviz.recorder import node_values
+
+    library = torch.library.Library("accumviz_test", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+    ran: list[int] = []
+    torch.library.register_autograd("accumviz_test::double", lambda ctx, grad: ran.append(1) or grad * 2)
+    w = torch.ones(2, requires_grad=True)
+    loss = torch.ops.accumviz_test.double(w).sum()
+    graph = trace(loss, values=True)
+    assert ran == []
+    assert graph.nodes[-1].grad is None and "gradients stop at" in graph.notes[0]
+    # a formula over a tensor of somebody's class would run that class's code
+    assert node_values._FORMULA.fullmatch("MulBackward0") and not node_values._FORMULA.fullmatch("MulBackward")
+    loss.backward()
+    assert ran == [1]
+
+
+class Seen(torch.Tensor):
+    calls: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.calls.append(str(func))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_trace_runs_no_code_of_a_subclass() -> None:
+    w = torch.ones(2, requires_grad=True)
+    x = torch.ones(2).as_subclass(Seen)
+    loss = (w * x).sum()
+    Seen.calls.clear()
+    graph = trace(loss, values=True)
+    assert Seen.calls == []
+    assert graph.nodes[-1].value == [1.0, 1.0] and graph.nodes[-1].grad is None
+
+
+def test_a_name_is_not_worth_a_new_node_in_the_graph() -> None:
+    w = torch.ones(4, requires_grad=True)
+    y = w * 2
+    view = y[:2]
+    y.mul_(3)  # only when somebody asks for it does the view get a node in the new graph
+    loss = y.sum()
+    before = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    assert trace(loss).nodes[1].name == "y"
+    assert torch.autograd._get_sequence_nr() == before  # type: ignore[attr-defined]
+    assert view.grad_fn is not None
