@@ -19,7 +19,7 @@ MODULES = {
 }
 # The floors of the house: a module stands on what is below it. The recorder and the checks have floors of their own.
 FLOORS = {
-    "ground": {"events", "given", "nodes", "show", "sources"},
+    "ground": {"events", "given", "nodes", "show"},
     "what is made of it": {"lifecycle", "merge", "format.container", "format.writer", "format.ledger", "format.graph"},
     "data": {"ledger", "graph"},
     "files": {"format.load"},
@@ -45,7 +45,7 @@ FLOORS = {
     "book": {"book.chart", "book.measure", "book.measurements", "book.predict"},
 }
 PACKAGES = {"accumviz", "accumviz.format", "accumviz.views", "accumviz.book"}
-RECORDER = ("accumviz.recorder", "accumviz.record")
+RECORDER = ("accumviz.recorder",)
 DATA = {f"accumviz.{name}" for floor in ("ground", "what is made of it", "data", "files") for name in FLOORS[floor]}
 
 

@@ -227,9 +227,27 @@ def saved_storages(roots: Iterable[Any], limit: int | None = None) -> dict[int, 
     return storages
 
 
-# Unless asked for every time, walks may take this share of the loop's time, after so many seconds that are free.
-SHARE, FREE = 0.002, 0.01
 _UNKNOWN = float("nan")
+
+
+class _Budget:
+    """What measuring may take unless it is wanted each time: a share of the loop's time, after some that is free."""
+
+    SHARE, FREE = 0.002, 0.01  # seconds a second, seconds
+
+    def __init__(self, wanted: bool | None) -> None:
+        self._wanted = wanted
+        self._spent, self._start = 0.0, time.perf_counter()
+
+    def begin(self) -> float | None:
+        """When the measurement begins, for `end`; None where there is to be none."""
+        now = time.perf_counter()
+        if not self._wanted and (self._wanted is False or self._spent > self.FREE + self.SHARE * (now - self._start)):
+            return None
+        return now
+
+    def end(self, began: float) -> None:
+        self._spent += time.perf_counter() - began
 
 
 class _Mark:
@@ -243,18 +261,17 @@ class Held:
     """
 
     def __init__(self, wanted: bool | None) -> None:
-        self._wanted = wanted
-        self._spent, self._start = 0.0, time.perf_counter()
+        self._budget = _Budget(wanted)
         self._retained: list[tuple[weakref.ref[_Mark], dict[int, int]]] = []
 
     def before(self, nodes: Sequence[Any]) -> dict[int, int] | None:
         """The storages of this backward's graph, or None where they are not measured."""
-        now = time.perf_counter()
-        if not self._wanted and (self._wanted is False or self._spent > FREE + SHARE * (now - self._start)):
+        began = self._budget.begin()
+        if began is None:
             return None
         storages = saved_storages(nodes)
         self._retained = [(mark, held) for mark, held in self._retained if mark() is not None]
-        self._spent += time.perf_counter() - now
+        self._budget.end(began)
         return storages
 
     def total(self, storages: dict[int, int] | None) -> float:
@@ -283,9 +300,6 @@ class Held:
         return self.total({})
 
 
-_UNKNOWN = float("nan")
-
-
 class Allocated:
     """Bytes allocated on a recording's devices, after an event and at most since the one before.
 
@@ -296,7 +310,7 @@ class Allocated:
     def __init__(self, wanted: bool | None) -> None:
         self._wanted, self.devices = wanted, list[int]()
         self._peaks: dict[int, int] = {}
-        self._spent, self._start = 0.0, time.perf_counter()
+        self._budget = _Budget(wanted)
 
     def open(self, devices: Iterable[torch.device]) -> None:
         """Begin with what the allocator says now."""
@@ -308,8 +322,8 @@ class Allocated:
         """Bytes allocated now, and the new maximum if there was one since the last call; NaN where not known."""
         if not self.devices:
             return _UNKNOWN, _UNKNOWN
-        now = time.perf_counter()
-        if self._wanted is None and self._spent > FREE + SHARE * (now - self._start):
+        began = self._budget.begin()
+        if began is None:
             return _UNKNOWN, _UNKNOWN
         allocated, peak = 0, _UNKNOWN
         for device in self.devices:
@@ -318,7 +332,7 @@ class Allocated:
             if most != self._peaks[device] and len(self.devices) == 1:
                 peak = float(most)
             self._peaks[device] = most
-        self._spent += time.perf_counter() - now
+        self._budget.end(began)
         return float(allocated), peak
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from accumviz.graph import Graph
+from accumviz.nodes import in_order
 from accumviz.recorder import memory
 from accumviz.recorder.transfer import PLAIN, Quietly, Wire, readable
 
@@ -257,7 +257,9 @@ def gradients(order: list[Any], roots: list[torch.Tensor]) -> tuple[dict[Any, An
     silent = []
     with Quietly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for fn in _topological(order):
+        number = {fn: i for i, fn in enumerate(order)}
+        edges = ((i, number[to]) for i, fn in enumerate(order) for to, _ in fn.next_functions if to is not None)
+        for fn in [order[i] for i in in_order(len(order), edges)]:
             if hasattr(fn, "variable"):
                 continue
             given = incoming[fn]
@@ -317,15 +319,3 @@ def _add(buffer: list[Any], at: int, gradient: Any) -> None:
         buffer[at] = _UNKNOWN
     else:
         buffer[at] = gradient if buffer[at] is None else buffer[at] + gradient
-
-
-def _topological(order: list[Any]) -> list[Any]:
-    waiting = Counter(target for fn in order for target, _ in fn.next_functions if target is not None)
-    ready = [fn for fn in order if not waiting[fn]]
-    for fn in ready:
-        for target, _ in fn.next_functions:
-            if target is not None:
-                waiting[target] -= 1
-                if not waiting[target]:
-                    ready.append(target)
-    return ready
