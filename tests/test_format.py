@@ -300,10 +300,10 @@ def test_ten_thousand_events_take_at_most_ten_bytes_each_per_parameter_and_open_
     ledger, path = random_run(10_000, 150), tmp_path / "x.ledger"
     ledger.save(path)
     assert path.stat().st_size / (10_000 * 150) <= 10
-    start = time.perf_counter()
+    start = time.process_time()
     av.load(path)
-    # The bench holds it to one second; here other tests share the machine.
-    assert time.perf_counter() - start <= 3
+    # Of the processor's time, because other tests share the machine. The bench holds it to one second.
+    assert time.process_time() - start <= 3
 
 
 # --- format 1: one JSON object an event, all of a ledger in one chunk -------------------------------

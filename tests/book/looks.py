@@ -15,8 +15,8 @@ AUDIT = """async options => {
         document, {resultTypes: ["violations"], preload: false, rules, ...options.only});
     return violations.flatMap(({id, nodes}) => nodes.map(({html}) => `${id}: ${html.slice(0, 160)}`));
 }"""
-# axe's rule of contrast takes time with the square of the letters' boxes, and a page has thousands of coloured words
-# that look alike: one of each look stays an element, the others become text of what they stand in.
+# axe takes seconds for the thousands of coloured words in a page's code, whose elements say nothing but their colour:
+# one of each look stays an element, the others become text of what they stand in.
 ALIKE = """() => {
     const grounds = new Map(), seen = new Set();
     const ground = element => {
@@ -30,7 +30,8 @@ ALIKE = """() => {
         return grounds.get(element);
     };
     for (const element of document.querySelectorAll("pre span, dt span")) {
-        if (element.children.length || !element.checkVisibility({visibilityProperty: true})) continue;
+        if (element.getAttributeNames().some(name => name !== "class") || element.children.length) continue;
+        if (!element.checkVisibility({visibilityProperty: true})) continue;
         const {color, fontSize, fontWeight, visibility, textShadow} = getComputedStyle(element);
         const look = [color, fontSize, fontWeight, visibility, textShadow, ground(element)].join(";");
         // Of a single letter, axe says nothing.
@@ -131,21 +132,14 @@ def theme(mode: str) -> Look:
 
 
 def axe(**options: Any) -> Look:
+    """All that axe finds, or what `options` ask it for; changes how the page's code is made, not what it looks like."""
+
     def look(watched: Any) -> list[str]:
+        watched.page.evaluate(ALIKE)
         watched.page.evaluate(f"{AXE}; 0")
         return list(watched.page.evaluate(AUDIT, options))
 
     return look
-
-
-def axe_contrast(watched: Any) -> list[str]:
-    """The last look, because it changes the page."""
-    watched.page.evaluate(ALIKE)
-    return axe(only={"runOnly": ["color-contrast"]})(watched)
-
-
-# Without what takes seconds on a long page and is looked at on its own.
-axe_without_contrast = axe(rules={"color-contrast": {"enabled": False}})
 
 
 def narrow(watched: Any) -> list[str]:
@@ -158,7 +152,7 @@ def narrow(watched: Any) -> list[str]:
 
 def unfolded(watched: Any) -> list[str]:
     watched.page.evaluate(UNFOLD)
-    return axe_without_contrast(watched)
+    return axe(rules={"color-contrast": {"enabled": False}})(watched)
 
 
 def quiet(watched: Any) -> list[str]:
@@ -174,15 +168,14 @@ LIGHT: dict[str, Look] = {
     "pictures without words": script(SILENT),
     "what moves": script(MOVING),
     "equations": script(UNDRAWN),
-    "axe": axe_without_contrast,
-    "axe on contrast": axe_contrast,
+    "axe": axe(),
     "complaints": quiet,
 }
 DARK: dict[str, Look] = {
     "the theme": theme("dark"),
     "text on its ground": script(CONTRAST),
     "pale outputs": script(PALE),
-    "axe on contrast": axe_contrast,
+    "axe on contrast": axe(only={"runOnly": ["color-contrast"]}),
     "complaints": quiet,
 }
 PHONE: dict[str, Look] = {

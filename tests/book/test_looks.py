@@ -52,6 +52,11 @@ def test_a_look_finds_its_fault_and_nothing_else(visit: str, name: str, watch: O
     assert look(name, visit, FAULTS[name], watch, tmp_path) != []
 
 
+def test_axe_sees_contrast_with_all_else(watch: Open, tmp_path: Path) -> None:
+    (found,) = look("axe", "light", FAULTS["axe on contrast"], watch, tmp_path)
+    assert found.startswith("color-contrast: ")
+
+
 def test_every_look_has_its_fault() -> None:
     assert {name for visit in VISITS.values() for name in visit} - {"the theme"} == FAULTS.keys()
 

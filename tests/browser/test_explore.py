@@ -12,6 +12,7 @@ import pytest
 
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views.explore import Explorer, explore
+from tests.browser.frames import drawn
 
 Open = Callable[..., Any]
 Show = Callable[..., Any]
@@ -52,7 +53,7 @@ class Explored:
         return self.root.get_by_role("group", name=f"Run {name}", exact=True)
 
     def total(self, index: int = 0) -> str:
-        self.page.wait_for_timeout(150)
+        drawn(self.page)
         return str(self.root.locator(".av-player:visible").nth(index).locator(".av-total").first.inner_text())
 
     def figure(self, name: str) -> list[str]:
@@ -93,7 +94,7 @@ def test_a_slider_a_switch_and_a_select_change_the_run(show: Show, mode: str) ->
     explored.side("A").get_by_role("combobox", name="way").select_option("rounded")
     assert explored.figure("gradient of the last step") == ["4"]
     explored.root.get_by_role("button", name="previous event").click()
-    explored.page.wait_for_timeout(60)
+    drawn(explored.page)
     assert "backward of rounded" in explored.root.locator(".av-say").inner_text()
     assert (watched.foreign, watched.complaints) == ([], [])
 
@@ -149,7 +150,7 @@ def test_the_meter_tells_equal_from_rounding_from_different(show: Show, against:
 
 def test_two_runs_are_drawn_to_one_scale(show: Show) -> None:
     explored = show(make(against={"k": 4, "divide": False})).explored
-    explored.page.wait_for_timeout(200)
+    drawn(explored.page)
     ends = explored.root.locator(".av-end").evaluate_all("ends => ends.map(end => parseFloat(end.style.left))")
     zeros = explored.root.locator(".av-zero").evaluate_all("zeros => zeros.map(zero => parseFloat(zero.style.left))")
     lengths = [end - zero for end, zero in zip(ends, zeros, strict=True)]
@@ -174,19 +175,19 @@ def test_a_permalink_restores_both_runs_and_the_moment(show: Show, watch: Open, 
     explorer = make(against={"k": 4, "divide": False})
     explored = show(explorer).explored
     explored.side("A").get_by_role("slider", name="k").fill("1")
-    explored.page.wait_for_timeout(150)
+    drawn(explored.page)
     second = explored.root.locator(".av-player:visible").nth(1)
     second.get_by_role("button", name="previous event").click()
-    explored.page.wait_for_timeout(100)
+    drawn(explored.page)
     link = second.get_by_label("link to this moment").get_attribute("href")
     before = [explored.root.locator(".av-say").nth(1).inner_text(), explored.figure("backwards"), explored.total(1)]
     again = Explored(show(explorer, fragment=link).page)
-    again.page.wait_for_timeout(200)
+    drawn(again.page)
     assert [again.root.locator(".av-say").nth(1).inner_text(), again.figure("backwards"), again.total(1)] == before
     assert before[1] == ["2", "4"]
     for broken in ("&a=9.9.9.9", "&a=x", "&a=0.0.0&b=1", "&a=99.99.99&side=b&e=1e9"):
         odd = show(explorer, fragment=f"#{explorer.id}{broken}")
-        odd.page.wait_for_timeout(150)
+        drawn(odd.page)
         assert odd.explored.root.locator(".av-slots").inner_text().strip()
         assert odd.complaints == []
 
@@ -265,7 +266,7 @@ def test_saved_bytes_of_two_runs_are_drawn_to_one_scale(show: Show) -> None:
         return Ledger.build([Parameter("w", (1,))], [row])
 
     explored = show(explore(saving, count=[1000, 8000], against={"count": 8000})).explored
-    explored.page.wait_for_timeout(300)
+    drawn(explored.page)
     # The ink in the strip at the bottom, above its base line and right of the names.
     inked = explored.root.locator(".av-player:visible canvas").evaluate_all(
         """all => all.map(canvas => {

@@ -13,6 +13,7 @@ from accumviz.graph import Graph
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views.explore import explore
 from accumviz.views.player import play
+from tests.browser.frames import drawn
 from tests.toys import CODE, ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
@@ -94,7 +95,7 @@ def test_panes_fill_their_row_whichever_of_them_there_are(watch: Open, tmp_path:
         for n in range(5):
             page.goto((tmp_path / f"{n}.html").as_uri())
             page.locator(".av-frame").last.wait_for()
-            page.wait_for_timeout(100)
+            drawn(page)
             bare_ground = page.locator(".av-body:visible").evaluate_all(
                 """bodies => bodies.map(body => {
                     const area = (one) => one.getBoundingClientRect().width * one.getBoundingClientRect().height;
@@ -130,7 +131,7 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
     found: dict[str, int] = {}
 
     def look() -> None:
-        page.wait_for_timeout(150)
+        drawn(page)
         for selector, count in page.evaluate(_RULES).items():
             found[selector] = max(found.get(selector, 0), count)
 

@@ -16,6 +16,7 @@ from accumviz.ledger import Ledger, Parameter
 from accumviz.views import words
 from accumviz.views.parts import segments
 from accumviz.views.player import Player, play
+from tests.browser.frames import drawn
 from tests.toys import EVIL, ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
@@ -32,11 +33,11 @@ class Played:
 
     def go(self, name: str) -> None:
         self.root.get_by_role("button", name=name, exact=True).click()
-        self.page.wait_for_timeout(60)
+        drawn(self.page)
 
     @property
     def said(self) -> str:
-        self.page.wait_for_timeout(60)
+        drawn(self.page)
         return str(self.root.locator(".av-say").inner_text())
 
     @property
@@ -278,7 +279,7 @@ def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
     watched.page.goto(path.as_uri())
     frame = watched.page.frame_locator("iframe")
     frame.get_by_role("button", name="next event", exact=True).click()
-    watched.page.wait_for_timeout(100)
+    drawn(watched.page)
     assert "w receives −4" in frame.locator(".av-say").inner_text()
     assert frame.get_by_role("link").count() == 0
     assert watched.complaints == watched.foreign == []
@@ -409,7 +410,7 @@ def test_many_parameters_are_grouped_unfolded_and_found_by_name(show: Show) -> N
     rows = played.root.locator(".av-row:visible")
     assert rows.count() <= 14
     rows.nth(1).click()
-    played.page.wait_for_timeout(60)
+    drawn(played.page)
     assert "layers.1.0.weight" in rows.nth(2).inner_text()
     search = played.root.get_by_role("searchbox")
     search.fill("7.11")
@@ -463,16 +464,16 @@ def test_a_deep_model_is_folded_by_module_in_graph_and_grad_alike(show: Show) ->
     steps.fill("3")
     box = played.root.locator(".av-in-grad .av-win")
     box.evaluate("box => { box.scrollTop = box.scrollHeight; }")
-    played.page.wait_for_timeout(60)
+    drawn(played.page)
     ran = played.root.locator(".av-done .av-title").all_text_contents()
     new = [row.inner_text().split()[1] for row in rows.all() if row.locator(".av-new:visible").count()]
     assert "3 of" in played.said
     assert new == sorted((name for name in ran if name.startswith("layers")), key=lambda name: int(name[7:]))
     assert new
     box.evaluate("box => { box.scrollTop = 0; }")
-    played.page.wait_for_timeout(60)
+    drawn(played.page)
     rows.nth(0).click()
-    played.page.wait_for_timeout(60)
+    drawn(played.page)
     assert [row.get_attribute("aria-expanded") for row in rows.all()][:4] == ["true", "undefined", "undefined", "false"]
     played.root.get_by_role("searchbox").fill("13.b")
     assert rows.all_inner_texts()[0].split()[0] == "layers.13.bias"
@@ -488,7 +489,7 @@ def test_a_deep_model_is_folded_by_module_in_graph_and_grad_alike(show: Show) ->
 def test_long_names_are_told_apart_wherever_they_are_cut(show: Show, width: int) -> None:
     rows = show(play(large(12, 150)), width=width).played.root
     rows.get_by_role("searchbox").fill(".weight")
-    rows.page.wait_for_timeout(60)
+    drawn(rows.page)
     shown = rows.locator(".av-of:visible").all_inner_texts()
     assert len(shown) == len(set(shown)) > 8
 
@@ -559,7 +560,7 @@ def test_a_dark_page_is_printed_dark_on_light_and_its_bars_keep_their_colours(sh
     }"""
     assert page.evaluate(look) == ["rgb(230, 233, 236)", True]
     page.emulate_media(media="print", color_scheme="dark")
-    page.wait_for_timeout(100)
+    drawn(page)
     assert page.evaluate(look) == ["rgb(31, 38, 45)", False]
     assert page.locator(".av-part").first.evaluate("part => getComputedStyle(part).printColorAdjust") == "exact"
     assert not page.locator(".av-top").is_visible()
@@ -617,7 +618,7 @@ def test_after_all_reduces_a_ranks_own_part_is_its_share_of_the_mean_once(show: 
     # By hand: each rank's own contributions, halved once, however often the sum is averaged again.
     for name, own in zip(names, ((-16, -2), (-4, -1)), strict=True):
         played.root.locator(".av-row", has_text=name).click()
-        played.page.wait_for_timeout(80)
+        drawn(played.page)
         said = played.root.locator(".av-in-grad > .av-note").inner_text().replace("− ", "−").replace("−", "-")
         told = {int(number) for number in re.findall(r"(-?\d+) \(event", said)}
         assert told == set(own)
