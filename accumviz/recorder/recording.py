@@ -114,7 +114,8 @@ class Recording:
             self._entered = False
             raise
         except Exception as failure:
-            self._rows.forked()
+            with contextlib.suppress(Exception):
+                self._rows.forked()
             patches.failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
                 patches.fails(self, failure)
