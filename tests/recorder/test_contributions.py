@@ -53,15 +53,16 @@ def test_contributions_and_what_grad_becomes_are_those_of_autograd() -> None:
 
 @pytest.mark.parametrize("size", [1, 100], ids=["elements", "norms"])
 def test_a_grad_that_changes_again_in_the_same_backward_is_told_as_it_is_in_the_end(size: int) -> None:
-    early, late = (torch.ones(size, requires_grad=True) for _ in range(2))
+    early, between, late = (torch.ones(size, requires_grad=True) for _ in range(3))
 
     def change(_: torch.Tensor) -> None:
         assert early.grad is not None
         early.grad.mul_(10)
 
-    with av.record({"early": early, "late": late}) as recording:
+    with av.record({"early": early, "between": between, "late": late}) as recording:
         for _ in range(2):
-            (late * 2 + early * 5).sum().backward()  # what was computed last is differentiated first
+            # What was computed last is differentiated first; what comes next has the one before read.
+            (late * 2 + (between * 3 + early * 5)).sum().backward()
             late.register_hook(change)
     backward = recording.ledger.of("backward")[1]
     assert early.grad is not None
