@@ -417,6 +417,13 @@ def test_after_an_all_reduce_a_rank_has_its_share_of_the_mean_and_the_rest_is_fr
     assert [(part.born >= 0, part.amount) for part in parts[1]] == [(False, 4.0), (True, 1.0), (True, 1.0)]
 
 
+def test_what_a_reduce_scatter_adds_to_a_shard_is_no_average_of_what_was_there() -> None:
+    said = {"op": "reduce-scatter", "ranks": 4}
+    rows = [{"kind": "sync", "contribution": {"w": 2}, "grad": {"w": n}, "details": said} for n in (2, 4)]
+    (parts,) = segments(Ledger.build([W], rows), 0, [1])
+    assert [(part.born, part.amount) for part in parts] == [(0, 2.0), (1, 2.0)]
+
+
 def test_events_of_several_ranks_are_told_with_their_rank() -> None:
     figure = timeline(two_ranks())
     assert figure.words[1].startswith("Event 0, backward of loss, rank 0")
