@@ -461,6 +461,15 @@ def in_little_room(limit: int, path: Path) -> None:
     print(len(av.load(path)), av.load(path).complete)
 
 
+def test_a_writer_replaces_no_file_that_is_there_unless_it_is_told_to(tmp_path: Path) -> None:
+    path = tmp_path / "x.ledger"
+    path.write_bytes(b"somebody's")
+    for whole in (False, True):
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            Writer(path, "ledger", whole=whole).open()
+        assert path.read_bytes() == b"somebody's"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no such limit")
 def test_a_full_disk_is_said_and_leaves_whole_chunks(tmp_path: Path) -> None:
     script = (

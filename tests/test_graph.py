@@ -107,6 +107,12 @@ def test_folding_at_depth_one_keeps_one_node_per_outermost_module() -> None:
     assert folded.nodes[1].saved_bytes == 32
 
 
+def test_a_module_that_runs_before_and_after_another_keeps_both_edges() -> None:
+    nodes = tuple(Node(i, "ReluBackward0", module=module) for i, module in enumerate(("a", "b", "a")))
+    folded = Graph(nodes, (Edge(0, 1), Edge(1, 2)), (0,)).collapse_modules()
+    assert {(folded.nodes[e.source].module or "a", e.target) for e in folded.edges} == {("a", 1), ("b", 0)}
+
+
 def test_folding_needs_a_depth_of_at_least_one() -> None:
     with pytest.raises(ValueError, match="depth=0; expected"):
         modules().collapse_modules(0)

@@ -56,6 +56,12 @@ def test_live_contributions_leave_when_erased(toy: Ledger) -> None:
     assert toy.live(-2, 0) == [0, 1]
 
 
+def test_a_loop_over_a_long_ledger_meets_every_event_once() -> None:
+    ledger = Ledger.build([W], [ZERO] * 2500)
+    long = Events.of(ledger.events)
+    assert [event.index for event in long] == list(range(2500))
+
+
 def test_the_running_sum_is_the_accumulated_grad(toy: Ledger) -> None:
     assert toy.running_sum("w").ravel().tolist() == [-16, -20, -20, 0]
 

@@ -232,6 +232,7 @@ def test_each_bucket_is_an_event_and_together_they_hold_every_parameter_once() -
             assert sorted(name for e in ours for name in e.details["parameters"]) == sorted(sizes)
             for e in ours:
                 assert e.details["bytes"] == sum(sizes[name] for name in e.details["parameters"])
+                assert "compressed" not in e.details, "a bucket that was found is none that a hook made smaller"
         assert counts[-1] > 1
 
 
@@ -381,6 +382,18 @@ def test_the_shards_hold_the_mean_and_the_window_is_the_backwards(sharded: Any) 
             assert not any(ledger.unconsumed(event.index) for event in ledger)
         assert math.sqrt(squares) == pytest.approx(norm, rel=TOLERANCE)
         assert [len(w.backwards) for w in world.ledger.windows()] == [MICRO] * RANKS
+
+
+def test_what_is_scattered_reaches_the_shard_of_its_own_parameter(sharded: Any) -> None:
+    kind, quiet, every = sharded
+    for ledger in (*quiet.ledgers, *every.ledgers):
+        (step,) = ledger.of("step")
+        shards = [x.name for x in ledger.parameters if not x.unsharded_of and x.numel]
+        assert shards
+        for name in shards:
+            held, added = ledger.values(name)[step.index], ledger.running_sum(name)[step.index]
+            if kind != "FSDP1 original parameters" or not np.isnan(added).all():  # there, parts are not told apart
+                np.testing.assert_allclose(added, held, rtol=TOLERANCE, atol=1e-7)
 
 
 def test_zero_grad_does_not_reach_the_whole_gradient_of_fsdp2() -> None:

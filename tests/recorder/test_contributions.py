@@ -51,6 +51,26 @@ def test_contributions_and_what_grad_becomes_are_those_of_autograd() -> None:
         np.testing.assert_allclose(ledger.grad[n], _norms(sums), rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1, 100], ids=["elements", "norms"])
+def test_a_grad_that_changes_again_in_the_same_backward_is_told_as_it_is_in_the_end(size: int) -> None:
+    early, between, late = (torch.ones(size, requires_grad=True) for _ in range(3))
+
+    def change(_: torch.Tensor) -> None:
+        assert early.grad is not None
+        early.grad.mul_(10)
+
+    with av.record({"early": early, "between": between, "late": late}) as recording:
+        for _ in range(2):
+            # What was computed last is differentiated first; what comes next has the one before read.
+            (late * 2 + (between * 3 + early * 5)).sum().backward()
+            late.register_hook(change)
+    backward = recording.ledger.of("backward")[1]
+    assert early.grad is not None
+    assert recording.ledger.contribution[backward.index, 0] == pytest.approx(5 * size**0.5)
+    assert recording.ledger.grad[backward.index, 0] == pytest.approx(float(early.grad.norm()))
+    assert early.grad.eq(100).all()
+
+
 def test_what_autograd_grad_computes_inside_a_backward_is_no_contribution() -> None:
     w = torch.tensor([3.0], requires_grad=True)
 

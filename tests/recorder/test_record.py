@@ -419,6 +419,17 @@ def test_saved_bytes_are_those_alive_before_and_after_a_backward() -> None:
     assert [event.saved_after for event in recording.ledger] == [0, 4000, 4000, 0]
 
 
+def test_what_two_retained_graphs_share_is_there_once() -> None:
+    w = leaf(1000)
+    with av.record(w, memory=True) as recording:
+        shared = w.exp()
+        losses = shared.sum(), -shared.sum()
+        for loss in losses:
+            loss.backward(retain_graph=True)
+    assert [event.saved_before for event in recording.ledger] == [4000, 4000]
+    assert [event.saved_after for event in recording.ledger] == [4000, 4000]
+
+
 def test_graphs_that_are_retained_and_held_add_up() -> None:
     w, kept = leaf(1000), []
     with av.record(w, memory=True) as recording:

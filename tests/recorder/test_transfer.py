@@ -104,6 +104,13 @@ def test_the_norm_of_a_sparse_gradient_adds_its_duplicates_first(indices: int, s
     assert once == sparse.coalesce().indices().shape[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_norm_of_half_precision_is_a_single_precision_number(dtype: torch.dtype) -> None:
+    half = torch.tensor([60000.0, 60000.0, 1 / 3], dtype=dtype), torch.tensor([1 / 3, 1 / 7], dtype=dtype)
+    ((_, found),) = transfer.norms([0, 1], list(half))
+    np.testing.assert_allclose([float(n) for n in found], [float(x.double().norm()) for x in half], rtol=1e-6)
+
+
 def test_an_empty_sparse_gradient_has_norm_zero() -> None:
     sparse = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.long), torch.zeros(0), (3,), check_invariants=True)
     assert transfer.summed(sparse).norm() == 0

@@ -209,6 +209,12 @@ def test_without_scripts_a_table_of_all_runs_remains() -> None:
     assert text[-1].split() == ["2", "no", "2", "1", "2"]
 
 
+def test_no_text_of_a_choice_is_a_tag_in_the_table() -> None:
+    page = explore(lambda **_: (toy(1), {EVIL: EVIL}), **{EVIL: [EVIL, "b"]}).to_html()
+    assert "<img" not in page
+    assert page.count(html.escape(EVIL)) >= 4, "heads and cells of a row"
+
+
 def test_gradients_are_compared_at_steps_and_none_is_not_zero() -> None:
     rows = [
         {"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 1}},

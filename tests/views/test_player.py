@@ -80,6 +80,15 @@ def test_packed_numbers_come_back_to_three_digits() -> None:
     assert np.allclose(payload.unpack(packed, low, step), column, rtol=2e-3, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("spike", [3000, 3001, 3002])
+def test_the_largest_event_of_a_pixel_is_the_one_that_it_shows(spike: int) -> None:
+    added = np.ones((1, 3 * payload._WIDEST * 2))
+    added[0, spike] = 1000.0
+    pixels = payload.heat(added, added, np.zeros(added.shape[1], int))
+    assert np.flatnonzero(pixels[0] == pixels.max()).tolist() == [spike // 6]
+    assert pixels.max() > pixels.min()
+
+
 def test_large_ledgers_are_packed_parameter_by_parameter() -> None:
     ledger = large(600, 20)
     data, blob = carried(play(ledger))

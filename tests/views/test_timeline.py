@@ -20,7 +20,7 @@ import accumviz as av
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import heatmap, style
 from accumviz.views.figure import ThemedFigure
-from accumviz.views.parts import segments
+from accumviz.views.parts import heights, segments
 from accumviz.views.timeline import timeline
 
 W = Parameter("w", (1,), optimizers=(0,))
@@ -113,6 +113,17 @@ def test_a_norm_is_said_to_be_one() -> None:
     m = Parameter("m", (3, 3))
     ledger = Ledger.build([m], [{"kind": "backward", "contribution": {"m": np.ones(9)}, "grad": {"m": np.ones(9)}}])
     assert {"norm ‖·‖", "3"} <= set(texts(timeline(ledger)))
+
+
+def test_the_parts_of_a_tensor_share_its_norm_in_proportion_to_their_own() -> None:
+    m = Parameter("m", (8,))
+    rows = [
+        {"kind": "backward", "contribution": {"m": [3.0, *[0] * 7]}, "grad": {"m": [3.0, *[0] * 7]}},
+        {"kind": "backward", "contribution": {"m": [0, 4.0, *[0] * 6]}, "grad": {"m": [3.0, 4.0, *[0] * 6]}},
+    ]
+    (stack,) = segments(Ledger.build([m], rows), 0, [1])
+    assert [part.amount for part in stack] == [3.0, 4.0]
+    assert heights(stack, 5.0, signed=False) == pytest.approx([15 / 7, 20 / 7]), "together as tall as ‖.grad‖"
 
 
 def test_what_is_erased_unused_is_marked() -> None:
@@ -404,6 +415,13 @@ def test_after_an_all_reduce_a_rank_has_its_share_of_the_mean_and_the_rest_is_fr
     assert [(part.born >= 0, part.amount) for part in parts[0]] == [(False, 2.0), (True, 1.0)]
     # What was averaged once is not halved again.
     assert [(part.born >= 0, part.amount) for part in parts[1]] == [(False, 4.0), (True, 1.0), (True, 1.0)]
+
+
+def test_what_a_reduce_scatter_adds_to_a_shard_is_no_average_of_what_was_there() -> None:
+    said = {"op": "reduce-scatter", "ranks": 4}
+    rows = [{"kind": "sync", "contribution": {"w": 2}, "grad": {"w": n}, "details": said} for n in (2, 4)]
+    (parts,) = segments(Ledger.build([W], rows), 0, [1])
+    assert [(part.born, part.amount) for part in parts] == [(0, 2.0), (1, 2.0)]
 
 
 def test_events_of_several_ranks_are_told_with_their_rank() -> None:
