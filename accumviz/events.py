@@ -251,7 +251,7 @@ class Events(Sequence[Event]):
 
     def detail(self, name: str, default: Any) -> np.ndarray:
         """One entry of every event's details, or `default`, of whose type (number, truth, any object) the array is."""
-        values = [known.get(name, default) for known in self._details]
+        values = [known.get(name, default) for known in self.details]
         kind = type(default) if isinstance(default, bool | int | float) else object
         table = np.empty(max(len(values), 1), kind)
         for i, value in enumerate(values):
@@ -263,7 +263,8 @@ class Events(Sequence[Event]):
         return found
 
     @cached_property
-    def _details(self) -> list[Mapping[str, Any]]:
+    def details(self) -> list[Mapping[str, Any]]:
+        """The distinct details, by their code."""
         return [_mapping(known) for known in self.tables["details"]]
 
     @property

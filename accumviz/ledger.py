@@ -18,6 +18,7 @@ from accumviz.format.container import LedgerFileError, Reader, valid
 from accumviz.format.writer import Writer
 from accumviz.lifecycle import Fates, Window
 from accumviz.merge import merge
+from accumviz.shares import Shares, shares
 from accumviz.show import Displayed, save_page
 
 __all__ = [
@@ -82,7 +83,7 @@ class Ledger(Arrays, Displayed):
     ...     dict(kind="step", details={"optimizer": "SGD"}, grad={"w": -20.0}),
     ... ])
     >>> ledger.windows()
-    [Window(step=2, optimizer='SGD', backwards=(0, 1), scale=2.0)]
+    [Window(step=2, optimizer='SGD', backwards=(0, 1))]
     >>> ledger.running_sum("w").ravel().tolist()
     [-16.0, -20.0, -20.0]
     >>> ledger.live(1, "w")
@@ -278,11 +279,28 @@ class Ledger(Arrays, Displayed):
         return lifecycle.unconsumed(self.fates)
 
     def windows(self) -> list[Window]:
-        """The accumulation window of every step: which backwards it consumed.
-
-        `scale` is the sum of their scales, which are constants only: it does not tell a right loop from a wrong one.
-        """
+        """The accumulation window of every step: which backwards it consumed."""
         return lifecycle.windows(self, self.fates)
+
+    def shares(self) -> Shares:
+        """What each backward weighs in each step: the coefficient of its mean loss in the gradient that is consumed.
+
+        A window is right when its shares per element are equal. What cannot be read is NaN, with its reason.
+
+        >>> mean = dict(op="MeanBackward0", reduction="mean", elements=8, factor=0.5, unknown="")
+        >>> row = dict(kind="backward", label="loss", contribution={"w": 1.0}, details={"terms": [mean]})
+        >>> rows = [row | {"grad": {"w": 1.0}}, row | {"grad": {"w": 2.0}}, dict(kind="step", grad={"w": 2.0})]
+        >>> Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows).shares()
+        Shares: 2 rows, 1 step
+          step  backward  objective     share  elements  per element
+             2         0  loss            0.5         8       0.0625
+             2         1  loss            0.5         8       0.0625
+        """
+        return self._shares
+
+    @cached_property
+    def _shares(self) -> Shares:
+        return shares(self, self.fates)
 
     def running_sum(self, parameter: str | int) -> np.ndarray:
         """Element by element, the sum of the live contributions after each event.
