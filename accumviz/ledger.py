@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from accumviz import given, lifecycle
-from accumviz.events import CHANGED, CONTRIBUTED, KINDS, PRESENT, Arrays, Event, Events, Parameter
+from accumviz.events import CHANGED, CONTRIBUTED, KINDS, PRESENT, Arrays, Event, Events, Parameter, Weighed
 from accumviz.format import ledger as columns
 from accumviz.format.container import LedgerFileError, Reader, valid
 from accumviz.format.writer import Writer
@@ -73,7 +73,8 @@ class Ledger(Arrays, Displayed):
     `contribution` and `grad` are float32 arrays (events × parameters) of 2-norms: what a
     backward added, and `.grad` after the event; NaN where there is none. `state` holds the
     bits `PRESENT` (`.grad` is not None), `CONTRIBUTED` and `CHANGED`. `exact` maps a parameter's
-    index to two float64 arrays (events × elements): contribution and `.grad`, element by element.
+    index to two float64 arrays (events × elements): contribution and `.grad`, element by element;
+    `weights` gives those of the same parameters after each step.
 
     >>> from accumviz.ledger import Ledger, Parameter
     >>> w = Parameter("w", shape=(1,), optimizers=(0,))
@@ -95,7 +96,7 @@ class Ledger(Arrays, Displayed):
         """Make a ledger by hand, as a test or an example needs it.
 
         `rows` holds one dict per event: the fields of `Event`, and by parameter name `contribution`
-        (a number or a list, element by element) and `grad` (the same; absent: None).
+        (a number or a list, element by element), `grad` (the same; absent: None) and `weights`.
         """
         _check_rows(parameters, rows)
         names = [parameter.name for parameter in parameters]
@@ -106,20 +107,30 @@ class Ledger(Arrays, Displayed):
             for i, p in enumerate(parameters)
         }
         state = np.zeros(shape, np.uint8)
+        weights: dict[int, dict[int, np.ndarray]] = {}
         events = []
         for e, row in enumerate(rows):
-            for which, name in enumerate(("contribution", "grad")):
+            for which, name in enumerate(("contribution", "grad", "weights")):
                 for key, value in row.get(name, {}).items():
                     if key not in names:
                         near = given.nearest(str(key), names)
                         raise KeyError(f"rows[{e}] has a {name} of {key!r}, which is no parameter; nearest: {near}")
                     p = names.index(key)
                     values = _elements(f"rows[{e}][{name!r}][{key!r}]", value, parameters[p].numel)
+                    if name == "weights":
+                        weights.setdefault(p, {})[e] = values
+                        continue
                     norms[name][e, p] = np.sqrt((values**2).sum())
                     exact[p][which][e] = values
                     state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
-            events.append(Event(e, **{k: v for k, v in row.items() if k not in norms}))
-        return cls(tuple(parameters), tuple(events), norms["contribution"], norms["grad"], state, exact, **kwargs)
+            events.append(Event(e, **{k: v for k, v in row.items() if k not in _BY_NAME}))
+        kept = Weighed(np.array(sorted({e for at in weights.values() for e in at}), np.int64), {})
+        for p, parameter in enumerate(parameters if weights else ()):
+            unknown, at = np.full(parameter.numel, np.nan), weights.get(p, {})
+            after = [at.get(e, unknown) for e in kept.events.tolist()]
+            kept.elements[p] = np.array(after).reshape(-1, parameter.numel)
+        arrays = norms["contribution"], norms["grad"], state, exact
+        return cls(tuple(parameters), tuple(events), *arrays, weighed=kept, **kwargs)
 
     @classmethod
     def merge(cls, ledgers: Iterable[Ledger | Recorded | str | Path]) -> Ledger:
@@ -143,6 +154,7 @@ class Ledger(Arrays, Displayed):
     def of_arrays(cls, arrays: Arrays) -> Ledger:
         """The ledger that consists of these."""
         about: dict[str, Any] = {"sources": arrays.sources, "meta": arrays.meta, "complete": arrays.complete}
+        about["weighed"] = arrays.weighed
         return cls(
             arrays.parameters,
             arrays.events,
@@ -247,6 +259,19 @@ class Ledger(Arrays, Displayed):
                 "recorded (ledger.grad, ledger.contribution); record(..., exact=N) keeps the elements of larger tensors"
             )
         return self.exact[p][of == "grad"]
+
+    def weights(self, parameter: str | int) -> np.ndarray:
+        """Element by element, what a small parameter's weights were after each step.
+
+        Returns float64, events × elements, NaN at events that are no steps; an empty array when they
+        were not kept.
+        """
+        p = self.index(parameter)
+        if p not in self.weighed.elements:
+            return np.zeros((0, 0))
+        found = np.full((len(self), self.parameters[p].numel), np.nan)
+        found[self.weighed.events] = self.weighed.elements[p]
+        return found
 
     @cached_property
     def fates(self) -> Fates:
@@ -410,6 +435,10 @@ def recorded(source: Any, verb: str) -> Ledger:
     return found
 
 
+# What a row of `build` has by the names of parameters.
+_BY_NAME = ("contribution", "grad", "weights")
+
+
 def _check_rows(parameters: Any, rows: Any) -> None:
     """What `build` was given. Raises `TypeError`."""
     for name, listed, kind, example in (
@@ -421,13 +450,13 @@ def _check_rows(parameters: Any, rows: Any) -> None:
         for i, one in enumerate(listed):
             if not isinstance(one, kind):
                 raise TypeError(f"{name}[{i}] is {given.a(one)}; expected each as in {example}")
-    fields = [*(f.name for f in dataclasses.fields(Event) if f.name != "index"), "contribution", "grad"]
+    fields = [*(f.name for f in dataclasses.fields(Event) if f.name != "index"), *_BY_NAME]
     for e, row in enumerate(rows):
         strange = [key for key in row if key not in fields]
         if strange or "kind" not in row:
             what = f"has {strange[0]!r}" if strange else "has no 'kind'"
             raise TypeError(f"rows[{e}] {what}; expected 'kind' and any of {', '.join(fields[1:])}")
-        for name in ("contribution", "grad"):
+        for name in _BY_NAME:
             if not isinstance(row.get(name, {}), Mapping):
                 raise TypeError(f"rows[{e}][{name!r}] is {given.a(row[name])}; expected {{parameter: number or list}}")
 
