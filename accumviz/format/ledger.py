@@ -58,9 +58,7 @@ def chunks(ledger: Arrays) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarra
 
 def chunk(ledger: Arrays) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The events of a ledger and their arrays, as one chunk: what a recording appends."""
-    head, arrays = pack(
-        ledger.columns, ledger.contribution, ledger.grad, ledger.state, ledger.exact, ledger.weighed
-    )
+    head, arrays = pack(ledger.columns, ledger.contribution, ledger.grad, ledger.state, ledger.exact, ledger.weighed)
     return head | {"sources": ledger.sources}, arrays
 
 
