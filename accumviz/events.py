@@ -351,7 +351,7 @@ class Gatherer:
 
 
 class Weighed(NamedTuple):
-    """The weights of small parameters: after which `events`, and of each parameter the `elements`, events × elements."""
+    """Weights of small parameters: after which `events`, and of each parameter the `elements` (events × elements)."""
 
     events: np.ndarray
     elements: dict[int, np.ndarray]
