@@ -123,13 +123,8 @@ class Ledger(Arrays, Displayed):
                     exact[p][which][e] = values
                     state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
             events.append(Event(e, **{k: v for k, v in row.items() if k not in _BY_NAME}))
-        kept = Weighed(np.array(sorted({e for at in weights.values() for e in at}), np.int64), {})
-        for p, parameter in enumerate(parameters if weights else ()):
-            unknown, at = np.full(parameter.numel, np.nan), weights.get(p, {})
-            after = [at.get(e, unknown) for e in kept.events.tolist()]
-            kept.elements[p] = np.array(after).reshape(-1, parameter.numel)
         arrays = norms["contribution"], norms["grad"], state, exact
-        return cls(tuple(parameters), tuple(events), *arrays, weighed=kept, **kwargs)
+        return cls(tuple(parameters), tuple(events), *arrays, weighed=Weighed.of(parameters, weights), **kwargs)
 
     @classmethod
     def merge(cls, ledgers: Iterable[Ledger | Recorded | str | Path]) -> Ledger:
@@ -153,7 +148,6 @@ class Ledger(Arrays, Displayed):
     def of_arrays(cls, arrays: Arrays) -> Ledger:
         """The ledger that consists of these."""
         about: dict[str, Any] = {"sources": arrays.sources, "meta": arrays.meta, "complete": arrays.complete}
-        about["weighed"] = arrays.weighed
         return cls(
             arrays.parameters,
             arrays.events,
@@ -161,6 +155,7 @@ class Ledger(Arrays, Displayed):
             arrays.grad,
             arrays.state,
             arrays.exact,
+            weighed=arrays.weighed,
             **about,
         )
 
@@ -262,15 +257,9 @@ class Ledger(Arrays, Displayed):
     def weights(self, parameter: str | int) -> np.ndarray:
         """Element by element, what a small parameter's weights were after each step.
 
-        Returns float64, events × elements, NaN at events that are no steps; an empty array when they
-        were not kept.
+        Returns float64, events × elements, NaN at other events; an empty array when they were not kept.
         """
-        p = self.index(parameter)
-        if p not in self.weighed.elements:
-            return np.zeros((0, 0))
-        found = np.full((len(self), self.parameters[p].numel), np.nan)
-        found[self.weighed.events] = self.weighed.elements[p]
-        return found
+        return self.weighed.after_each(len(self), self.index(parameter))
 
     @cached_property
     def fates(self) -> Fates:
@@ -417,7 +406,6 @@ def recorded(source: Any, verb: str) -> Ledger:
     return found
 
 
-# What a row of `build` has by the names of parameters.
 _BY_NAME = ("contribution", "grad", "weights")
 
 

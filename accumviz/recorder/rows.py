@@ -1,4 +1,4 @@
-"""Events on their way to the ledger: a row each, then columns, which are flat, so that the collector has no more to walk.
+"""Events on their way to the ledger: a row each, then columns, which are flat: the collector has no more to walk.
 
 A `Backward` also keeps what it needs until its numbers are taken.
 """

@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from accumviz.recorder import patches
 from accumviz.recorder.memory import held
 from accumviz.recorder.rows import Row, arrived, raised
-from accumviz.recorder.transfer import PLAIN, Quietly, readable
+from accumviz.recorder.transfer import PLAIN, readable
 
 LEAF = "torch::autograd::AccumulateGrad"
 # A sum of more losses than this, or one that hangs together by more operations, is not taken apart further.
@@ -386,7 +386,7 @@ def _below(node: Any, name: str, kind: str) -> tuple[Any, Any, int | None] | Non
         mask = held(getattr(parent, _MASKED[above]))
         if mask is None or type(mask) not in PLAIN or not readable(mask) or parent.next_functions[0][0] is None:
             return None
-        with Quietly():
+        with torch.no_grad(), torch._C.DisableTorchFunction():
             return parent, mask if above == "WhereBackward0" else ~mask, None
     return None
 
@@ -403,7 +403,7 @@ def _ignoring(node: Any) -> torch.Tensor | None:
     ignored -= (1 << 64) if ignored >= 1 << 63 else 0
     if target is None or type(target) not in PLAIN or not readable(target) or target.numel() > _MASK:
         return None
-    with Quietly():
+    with torch.no_grad(), torch._C.DisableTorchFunction():
         found: torch.Tensor = target != ignored
     return found
 
@@ -425,7 +425,7 @@ def _add_sum(
         _add(row, terms, name, factor, "sum", None, _MANY)
         return
     repeated, place = count // sizes.pop(), len(terms)
-    with Quietly():
+    with torch.no_grad(), torch._C.DisableTorchFunction():
         weights = masks[0].reshape(-1)
         for other in masks[1:]:
             weights = weights * other.reshape(-1)
