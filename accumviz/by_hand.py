@@ -43,13 +43,8 @@ def arrays(parameters: list[Parameter], rows: list[dict[str, Any]]) -> tuple[tup
                 exact[p][which][e] = values
                 state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
         events.append(Event(e, **{k: v for k, v in row.items() if k not in _BY_NAME}))
-    kept = Weighed(np.array(sorted({e for at in weights.values() for e in at}), np.int64), {})
-    for p, parameter in enumerate(parameters if weights else ()):
-        unknown, at = np.full(parameter.numel, np.nan), weights.get(p, {})
-        after = [at.get(e, unknown) for e in kept.events.tolist()]
-        kept.elements[p] = np.array(after).reshape(-1, parameter.numel)
     found = norms["contribution"], norms["grad"], state, exact
-    return (tuple(events), *found), kept
+    return (tuple(events), *found), Weighed.of(parameters, weights)
 
 
 def _check_rows(parameters: Any, rows: Any) -> None:

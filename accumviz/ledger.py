@@ -122,7 +122,6 @@ class Ledger(Arrays, Displayed):
     def of_arrays(cls, arrays: Arrays) -> Ledger:
         """The ledger that consists of these."""
         about: dict[str, Any] = {"sources": arrays.sources, "meta": arrays.meta, "complete": arrays.complete}
-        about["weighed"] = arrays.weighed
         return cls(
             arrays.parameters,
             arrays.events,
@@ -130,6 +129,7 @@ class Ledger(Arrays, Displayed):
             arrays.grad,
             arrays.state,
             arrays.exact,
+            weighed=arrays.weighed,
             **about,
         )
 
@@ -231,15 +231,9 @@ class Ledger(Arrays, Displayed):
     def weights(self, parameter: str | int) -> np.ndarray:
         """Element by element, what a small parameter's weights were after each step.
 
-        Returns float64, events × elements, NaN at events that are no steps; an empty array when they
-        were not kept.
+        Returns float64, events × elements, NaN at other events; an empty array when they were not kept.
         """
-        p = self.index(parameter)
-        if p not in self.weighed.elements:
-            return np.zeros((0, 0))
-        found = np.full((len(self), self.parameters[p].numel), np.nan)
-        found[self.weighed.events] = self.weighed.elements[p]
-        return found
+        return self.weighed.after_each(len(self), self.index(parameter))
 
     @cached_property
     def fates(self) -> Fates:

@@ -72,8 +72,9 @@ def pack(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """One chunk: these events and their rows of the ledger's arrays.
 
-    All chunks of a file have the same parameters in `exact`, and `weighed` has all of them. A chunk may also hold `sources`, which
-    are added, and `parameters` or `meta`, which replace what was said before.
+    All chunks of a file have the same parameters in `exact`, and `weighed` has all of them. A chunk
+    may also hold `sources`, which are added, and `parameters` or `meta`, which replace what was said
+    before.
     """
     tables = {name: list(events.tables[name]) for name in TABLES}
     tables["details"] = [
