@@ -1,8 +1,8 @@
 """accumviz records what every `backward()` does to every `.grad`, and replays it.
 
 >>> import accumviz as av
->>> sorted(av.__all__)
-['Graph', 'Ledger', 'distribute', 'explore', 'load', 'measure', 'play', 'predict', 'record', 'timeline', 'trace']
+>>> " ".join(sorted(av.__all__))
+'Graph Ledger check distribute explore load measure play predict record timeline trace'
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from accumviz.book.measure import measure as measure
     from accumviz.book.predict import predict as predict
+    from accumviz.checks.check import check as check
     from accumviz.format.load import load as load
     from accumviz.graph import Graph as Graph
     from accumviz.ledger import Ledger as Ledger
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Graph": "accumviz.graph",
     "Ledger": "accumviz.ledger",
+    "check": "accumviz.checks.check",
     "distribute": "accumviz.recorder.distribute",
     "explore": "accumviz.views.explore",
     "load": "accumviz.format.load",

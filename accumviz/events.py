@@ -8,19 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 # Bits of `Ledger.state`, one byte per event and parameter.
 PRESENT, CONTRIBUTED, CHANGED = 1, 2, 4
-KINDS = ("backward", "zero_grad", "step", "unscale", "clip", "sync", "edit")
+KINDS = ("backward", "zero_grad", "step", "unscale", "clip", "sync", "edit", "schedule", "loader")
 # One object for all unknown numbers: events that know as little as each other are equal.
 _NAN = float("nan")
 
-# The columns of codes: places in a table of texts (`details`: of JSON texts), but `line` and `rank` (-1: all).
-CODES = ("kind", "label", "file", "line", "source", "within", "rank", "details")
-TABLES = ("kind", "label", "file", "source", "within", "details")
+# The columns of codes: places in a table of texts (`details` and `frames`: of JSON texts), but `line` and `rank` (-1:
+# all). What came with a later format stands behind what was there before.
+CODES = ("kind", "label", "file", "line", "source", "within", "rank", "details", "frames", "via")
+TABLES = ("kind", "label", "file", "source", "within", "details", "frames", "via")
+_TEXTS = ("kind", "label", "file", "source", "within", "via")
 NUMBERS = ("time", "loss", "scale", "saved_before", "saved_after", "allocated", "peak")
 _AT = {name: i for i, name in enumerate((*CODES, *NUMBERS))}
 
@@ -58,9 +60,16 @@ class Event:
     """One thing that happened to `.grad`, and the line of the user's code that did it.
 
     `index` is its place in the ledger, `kind` one of `"backward"`, `"zero_grad"`, `"step"`,
-    `"unscale"`, `"clip"`, `"sync"` and `"edit"`. `label` is what a loss or an optimizer is called
-    there; `file`, `line` and `source` are where. `details` holds what only its kind has, such as
-    the `lr` of a step.
+    `"unscale"`, `"clip"`, `"sync"` and `"edit"`; and, of what goes on around `.grad`, `"schedule"`
+    (a learning-rate scheduler stepped) and `"loader"` (one begins or ends). `label` is what a loss
+    or an optimizer is called there; `file`, `line` and `source` are where. `frames` are the lines of
+    your code that led there, innermost first, four at most: (file, line, source) each. `via` is the
+    library's own line, as `"transformers/trainer.py:2345"`, where the call came through one.
+
+    `details` holds what only its kind has, such as the `lr` of a step, or the `terms` of a backward:
+    for each loss under its root, the operation (`op`), its `reduction` ("mean", "sum", "none"), over
+    how many `elements` (of a cross entropy the targets that count), times which constant `factor`;
+    and why, where that cannot be read (`unknown`, else empty).
 
     `loss` is the value backward started from (NaN if it was not one number), `scale` the
     product of the constants it was multiplied by or divided by on the way there, `saved_before`
@@ -94,6 +103,8 @@ class Event:
     rank: int | None = None
     allocated: float = _NAN
     peak: float = _NAN
+    frames: tuple[tuple[str, int, str], ...] = ()
+    via: str = ""
 
     @property
     def skipped(self) -> bool:
@@ -115,15 +126,17 @@ _DEFAULTS: dict[str, Any] = {
     "rank": None,
     "allocated": _NAN,
     "peak": _NAN,
+    "frames": "[]",
+    "via": "",
 }
 
 
 class Events(Sequence[Event]):
     """Events as columns: an immutable sequence that makes each `Event` when it is asked for.
 
-    Eight small integers and seven numbers an event, 88 bytes, and each distinct text once.
+    Ten small integers and seven numbers an event, 96 bytes, and each distinct text once.
     `codes` is int32, events × `CODES`; `numbers` float64, events × `NUMBERS`; `tables` the
-    distinct texts of each column of `TABLES`, those of `details` as JSON (or mappings).
+    distinct texts of each column of `TABLES`, those of `frames` and `details` as JSON (or mappings).
 
     >>> events = Events.of_columns(kind=["backward", "step"], loss=[2.5, float("nan")], details=[{}, {"lr": [0.1]}])
     >>> len(events), events[1].details, events[0].loss
@@ -145,8 +158,9 @@ class Events(Sequence[Event]):
         events = tuple(events)
         columns = {name: [getattr(event, name) for event in events] for name in (*CODES, *NUMBERS)}
         # Whoever made them by hand may have put anything in: no view may break on it.
-        for name in TABLES[:-1]:
+        for name in _TEXTS:
             columns[name] = [text if isinstance(text, str) else str(text) for text in columns[name]]
+        columns["frames"] = [_frames_as_text(frames) for frames in columns["frames"]]
         for name, missing in (("line", 0), ("rank", None)):
             columns[name] = [n if isinstance(n, Integral) and 0 <= int(n) < 1 << 31 else missing for n in columns[name]]
         for name in NUMBERS:
@@ -157,7 +171,7 @@ class Events(Sequence[Event]):
     def of_columns(cls, count: int | None = None, **columns: Sequence[Any]) -> Events:
         """Events from one sequence of values for each field of `Event`; a field left out has its default.
 
-        `kind` is needed, unless `count` is 0. Details are mappings, or their JSON text.
+        `kind` is needed, unless `count` is 0. Details are mappings, or their JSON text; frames JSON text.
         """
         unknown = columns.keys() - _AT.keys()
         if unknown:
@@ -207,7 +221,8 @@ class Events(Sequence[Event]):
         where = slice(places.start, places.stop) if isinstance(places, range) and places.step == 1 else list(places)
         tables = self.tables
         rows = zip(places, self.codes[where].tolist(), self.numbers[where].tolist(), strict=True)
-        for index, (kind, label, file, line, source, within, rank, details), numbers in rows:
+        framed = self._frames
+        for index, (kind, label, file, line, source, within, rank, details, frames, via), numbers in rows:
             time, loss, scale, before, after, allocated, peak = (_NAN if x != x else x for x in numbers)  # noqa: PLR0124
             yield Event(
                 index,
@@ -226,6 +241,8 @@ class Events(Sequence[Event]):
                 None if rank < 0 else rank,
                 allocated,
                 peak,
+                framed[frames],
+                tables["via"][via],
             )
 
     def __eq__(self, other: object) -> bool:
@@ -251,7 +268,7 @@ class Events(Sequence[Event]):
 
     def detail(self, name: str, default: Any) -> np.ndarray:
         """One entry of every event's details, or `default`, of whose type (number, truth, any object) the array is."""
-        values = [known.get(name, default) for known in self._details]
+        values = [known.get(name, default) for known in self.details]
         kind = type(default) if isinstance(default, bool | int | float) else object
         table = np.empty(max(len(values), 1), kind)
         for i, value in enumerate(values):
@@ -263,8 +280,13 @@ class Events(Sequence[Event]):
         return found
 
     @cached_property
-    def _details(self) -> list[Mapping[str, Any]]:
+    def details(self) -> list[Mapping[str, Any]]:
+        """The distinct details, by their code."""
         return [_mapping(known) for known in self.tables["details"]]
+
+    @cached_property
+    def _frames(self) -> list[tuple[tuple[str, int, str], ...]]:
+        return [tuple((f, n, text) for f, n, text in json.loads(known)) for known in self.tables["frames"]]
 
     @property
     def skipped(self) -> np.ndarray:
@@ -290,6 +312,13 @@ def _mapping(known: Any) -> Mapping[str, Any]:
         mapping: Mapping[str, Any] = known
         return mapping
     return json.loads(known) if known != "{}" else {}
+
+
+def _frames_as_text(frames: Any) -> str:
+    try:
+        return json.dumps([[str(file), int(line), str(source)] for file, line, source in frames])
+    except (TypeError, ValueError, OverflowError):  # made by hand, as above
+        return "[]"
 
 
 def _number_details(given: Sequence[Any] | None, codes: np.ndarray) -> list[Any]:
@@ -322,6 +351,32 @@ class Gatherer:
                 codes[:, _AT[name]] = np.array(own, np.int32)[codes[:, _AT[name]]]
 
 
+class Weighed(NamedTuple):
+    """Weights of small parameters: after which `events`, and of each parameter the `elements` (events × elements)."""
+
+    events: np.ndarray
+    elements: dict[int, np.ndarray]
+
+    @classmethod
+    def of(cls, parameters: Sequence[Parameter], found: Mapping[int, Mapping[int, np.ndarray]]) -> Weighed:
+        """From the elements by parameter and event: NaN where there are none."""
+        events = sorted({event for at in found.values() for event in at})
+        elements = {}
+        for p, parameter in enumerate(parameters if events else ()):
+            unknown, at = np.full(parameter.numel, np.nan), found.get(p, {})
+            elements[p] = np.array([at.get(event, unknown) for event in events]).reshape(-1, parameter.numel)
+        return cls(np.array(events, np.int64), elements)
+
+    def after_each(self, count: int, parameter: int) -> np.ndarray:
+        """The elements after each of so many events; empty where none of this parameter are kept."""
+        if parameter not in self.elements:
+            return np.zeros((0, 0))
+        kept = self.elements[parameter]
+        found = np.full((count, kept.shape[1]), np.nan)
+        found[self.events] = kept
+        return found
+
+
 class Arrays:
     """What a ledger is made of: parameters, events, and arrays of events × parameters; `Ledger` says what each is.
 
@@ -337,6 +392,7 @@ class Arrays:
         state: np.ndarray,
         exact: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None,
         *,
+        weighed: Weighed | None = None,
         sources: Mapping[str, str] | None = None,
         meta: Mapping[str, Any] | None = None,
         complete: bool = True,
@@ -351,12 +407,15 @@ class Arrays:
         self.grad = grad.astype(np.float32, copy=False)
         self.state = state.astype(np.uint8, copy=False)
         self.exact: dict[int, tuple[np.ndarray, np.ndarray]] = dict(exact or {})
+        self.weighed = weighed or Weighed(np.zeros(0, np.int64), {})
         self.sources = dict(sources or {})
         self.meta = dict(meta or {})
         self.complete = complete and "stopped" not in self.meta
         for array in (self.contribution, self.grad, self.state):
             array.flags.writeable = False
         for array in (array for pair in self.exact.values() for array in pair):
+            array.flags.writeable = False
+        for array in self.weighed.elements.values():
             array.flags.writeable = False
 
     @cached_property

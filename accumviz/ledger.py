@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from accumviz import given, lifecycle
+from accumviz import by_hand, given, lifecycle
 from accumviz.events import CHANGED, CONTRIBUTED, KINDS, PRESENT, Arrays, Event, Events, Parameter
 from accumviz.format import ledger as columns
 from accumviz.format.container import LedgerFileError, Reader, valid
 from accumviz.format.writer import Writer
 from accumviz.lifecycle import Fates, Window
 from accumviz.merge import merge
+from accumviz.shares import Shares, shares
 from accumviz.show import Displayed, save_page
 
 __all__ = [
@@ -72,7 +72,8 @@ class Ledger(Arrays, Displayed):
     `contribution` and `grad` are float32 arrays (events × parameters) of 2-norms: what a
     backward added, and `.grad` after the event; NaN where there is none. `state` holds the
     bits `PRESENT` (`.grad` is not None), `CONTRIBUTED` and `CHANGED`. `exact` maps a parameter's
-    index to two float64 arrays (events × elements): contribution and `.grad`, element by element.
+    index to two float64 arrays (events × elements): contribution and `.grad`, element by element;
+    `weights` gives those of the same parameters after each step.
 
     >>> from accumviz.ledger import Ledger, Parameter
     >>> w = Parameter("w", shape=(1,), optimizers=(0,))
@@ -82,7 +83,7 @@ class Ledger(Arrays, Displayed):
     ...     dict(kind="step", details={"optimizer": "SGD"}, grad={"w": -20.0}),
     ... ])
     >>> ledger.windows()
-    [Window(step=2, optimizer='SGD', backwards=(0, 1), scale=2.0)]
+    [Window(step=2, optimizer='SGD', backwards=(0, 1))]
     >>> ledger.running_sum("w").ravel().tolist()
     [-16.0, -20.0, -20.0]
     >>> ledger.live(1, "w")
@@ -94,31 +95,10 @@ class Ledger(Arrays, Displayed):
         """Make a ledger by hand, as a test or an example needs it.
 
         `rows` holds one dict per event: the fields of `Event`, and by parameter name `contribution`
-        (a number or a list, element by element) and `grad` (the same; absent: None).
+        (a number or a list, element by element), `grad` (the same; absent: None) and `weights`.
         """
-        _check_rows(parameters, rows)
-        names = [parameter.name for parameter in parameters]
-        shape = (len(rows), len(parameters))
-        norms = {name: np.full(shape, np.nan, np.float32) for name in ("contribution", "grad")}
-        exact = {
-            i: (np.full((len(rows), p.numel), np.nan), np.full((len(rows), p.numel), np.nan))
-            for i, p in enumerate(parameters)
-        }
-        state = np.zeros(shape, np.uint8)
-        events = []
-        for e, row in enumerate(rows):
-            for which, name in enumerate(("contribution", "grad")):
-                for key, value in row.get(name, {}).items():
-                    if key not in names:
-                        near = given.nearest(str(key), names)
-                        raise KeyError(f"rows[{e}] has a {name} of {key!r}, which is no parameter; nearest: {near}")
-                    p = names.index(key)
-                    values = _elements(f"rows[{e}][{name!r}][{key!r}]", value, parameters[p].numel)
-                    norms[name][e, p] = np.sqrt((values**2).sum())
-                    exact[p][which][e] = values
-                    state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
-            events.append(Event(e, **{k: v for k, v in row.items() if k not in norms}))
-        return cls(tuple(parameters), tuple(events), norms["contribution"], norms["grad"], state, exact, **kwargs)
+        arrays, weighed = by_hand.arrays(parameters, rows)
+        return cls(tuple(parameters), *arrays, weighed=weighed, **kwargs)
 
     @classmethod
     def merge(cls, ledgers: Iterable[Ledger | Recorded | str | Path]) -> Ledger:
@@ -149,6 +129,7 @@ class Ledger(Arrays, Displayed):
             arrays.grad,
             arrays.state,
             arrays.exact,
+            weighed=arrays.weighed,
             **about,
         )
 
@@ -247,6 +228,13 @@ class Ledger(Arrays, Displayed):
             )
         return self.exact[p][of == "grad"]
 
+    def weights(self, parameter: str | int) -> np.ndarray:
+        """Element by element, what a small parameter's weights were after each step.
+
+        Returns float64, events × elements, NaN at other events; an empty array when they were not kept.
+        """
+        return self.weighed.after_each(len(self), self.index(parameter))
+
     @cached_property
     def fates(self) -> Fates:
         """What became of each contribution: erased by which event, consumed by which steps."""
@@ -278,11 +266,28 @@ class Ledger(Arrays, Displayed):
         return lifecycle.unconsumed(self.fates)
 
     def windows(self) -> list[Window]:
-        """The accumulation window of every step: which backwards it consumed.
-
-        `scale` is the sum of their scales, which are constants only: it does not tell a right loop from a wrong one.
-        """
+        """The accumulation window of every step: which backwards it consumed."""
         return lifecycle.windows(self, self.fates)
+
+    def shares(self) -> Shares:
+        """What each backward weighs in each step: the coefficient of its mean loss in the gradient that is consumed.
+
+        A window is right when its shares per element are equal. What cannot be read is NaN, with its reason.
+
+        >>> mean = dict(op="MeanBackward0", reduction="mean", elements=8, factor=0.5, unknown="")
+        >>> row = dict(kind="backward", label="loss", contribution={"w": 1.0}, details={"terms": [mean]})
+        >>> rows = [row | {"grad": {"w": 1.0}}, row | {"grad": {"w": 2.0}}, dict(kind="step", grad={"w": 2.0})]
+        >>> Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows).shares()
+        Shares: 2 rows, 1 step
+          step  backward  objective     share  elements  per element
+             2         0  loss            0.5         8       0.0625
+             2         1  loss            0.5         8       0.0625
+        """
+        return self._shares
+
+    @cached_property
+    def _shares(self) -> Shares:
+        return shares(self, self.fates)
 
     def running_sum(self, parameter: str | int) -> np.ndarray:
         """Element by element, the sum of the live contributions after each event.
@@ -390,40 +395,6 @@ def recorded(source: Any, verb: str) -> Ledger:
             "or av.load('run.ledger')"
         )
     return found
-
-
-def _check_rows(parameters: Any, rows: Any) -> None:
-    """What `build` was given. Raises `TypeError`."""
-    for name, listed, kind, example in (
-        ("parameters", parameters, Parameter, "[Parameter('w', shape=(1,))]"),
-        ("rows", rows, Mapping, "[dict(kind='backward', grad={'w': -16})]"),
-    ):
-        if not isinstance(listed, Sequence):
-            raise TypeError(f"{name} is {given.a(listed)}; expected a list, as in {example}")
-        for i, one in enumerate(listed):
-            if not isinstance(one, kind):
-                raise TypeError(f"{name}[{i}] is {given.a(one)}; expected each as in {example}")
-    fields = [*(f.name for f in dataclasses.fields(Event) if f.name != "index"), "contribution", "grad"]
-    for e, row in enumerate(rows):
-        strange = [key for key in row if key not in fields]
-        if strange or "kind" not in row:
-            what = f"has {strange[0]!r}" if strange else "has no 'kind'"
-            raise TypeError(f"rows[{e}] {what}; expected 'kind' and any of {', '.join(fields[1:])}")
-        for name in ("contribution", "grad"):
-            if not isinstance(row.get(name, {}), Mapping):
-                raise TypeError(f"rows[{e}][{name!r}] is {given.a(row[name])}; expected {{parameter: number or list}}")
-
-
-def _elements(where: str, value: Any, count: int) -> np.ndarray:
-    """The elements of one parameter; one number stands for all of them."""
-    expected = f"expected a number, or a list of {count}" if count != 1 else "expected a number"
-    try:
-        found = np.ravel(np.asarray(value, float))
-    except (TypeError, ValueError):
-        raise TypeError(f"{where} is {value!r:.80}; {expected}") from None
-    if found.size not in (1, count):
-        raise ValueError(f"{where} has {found.size} numbers; {expected}")
-    return np.broadcast_to(found, (count,))
 
 
 def _told(stopped: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
@@ -88,14 +87,13 @@ class Window(NamedTuple):
     """One accumulation window: an optimizer step and the backwards whose contributions it consumed.
 
     `step` and `backwards` are indices of events, `optimizer` is the name of the one that stepped;
-    `backwards` prints, compares and indexes as a tuple does. `scale` is the sum of the scales of
-    the losses, rounded once.
+    `backwards` prints, compares and indexes as a tuple does. What each of them weighs is in
+    `Ledger.shares`.
     """
 
     step: int
     optimizer: str
     backwards: Sequence[int]
-    scale: float
 
 
 def fates(ledger: Arrays) -> Fates:
@@ -106,14 +104,14 @@ def fates(ledger: Arrays) -> Fates:
     contributed = (ledger.state & CONTRIBUTED).astype(bool)
     zeroed = {rank: _zeroing(ledger, rank) for rank in {p.rank for p in ledger.parameters}}
     gone = ledger.state & PRESENT == 0
-    inside = np.array([event.kind == "backward" and event.within == "step" for event in ledger.events], bool)
+    inside = ledger.columns.where("kind", "backward") & ledger.columns.where("within", "step")
     owned: dict[tuple[int, ...], np.ndarray] = {}
     for p, parameter in enumerate(ledger.parameters):
         born = np.flatnonzero(contributed[:, p])
         if not born.size:
             continue
         if parameter.optimizers not in owned:
-            owned[parameter.optimizers] = _steps_of(ledger, parameter.optimizers)
+            owned[parameter.optimizers] = steps_of(ledger, parameter.optimizers)
         ends = np.flatnonzero(gone[:, p] | (zeroed[parameter.rank] & (ledger.grad[:, p] == 0)))
         mine = owned[parameter.optimizers]
         after = np.searchsorted(ends, born, side="right")
@@ -131,8 +129,11 @@ def fates(ledger: Arrays) -> Fates:
 
 
 def _zeroing(ledger: Arrays, rank: int | None) -> np.ndarray:
-    kinds = ("zero_grad", "edit")
-    return np.array([e.kind in kinds and (e.rank is None or e.rank == rank) for e in ledger.events], bool)
+    ranks = ledger.columns.column("rank")
+    found: np.ndarray = ledger.columns.where("kind", "zero_grad", "edit") & (
+        (ranks < 0) | (ranks == (-1 if rank is None else rank))
+    )
+    return found
 
 
 def _scattered(ledger: Arrays, erased: np.ndarray) -> Iterator[tuple[int, np.ndarray, int, int]]:
@@ -147,15 +148,12 @@ def _scattered(ledger: Arrays, erased: np.ndarray) -> Iterator[tuple[int, np.nda
                 yield sync, np.flatnonzero(erased[:, whole] == sync), whole, shard
 
 
-def _steps_of(ledger: Arrays, optimizers: tuple[int, ...]) -> np.ndarray:
-    return np.array(
-        [
-            e.index
-            for e in ledger.events
-            if e.kind == "step" and not e.skipped and e.details.get("optimizer_index", 0) in optimizers
-        ],
-        np.int64,
-    )
+def steps_of(ledger: Arrays, optimizers: tuple[int, ...]) -> np.ndarray:
+    """The steps of these optimizers that changed weights, as indices of events."""
+    events = ledger.columns
+    taken = events.where("kind", "step") & ~events.skipped
+    found: np.ndarray = np.flatnonzero(taken & np.isin(events.detail("optimizer_index", 0), optimizers))
+    return found
 
 
 def windows(ledger: Arrays, fates: Fates) -> list[Window]:
@@ -173,29 +171,12 @@ def _windows_of(ledger: Arrays, fates: Fates, optimizer: int, steps: list[Event]
     until = _until(ledger, fates, optimizer)
     born = np.flatnonzero(until >= 0)
     until = until[born]
-    leaving = np.argsort(until, kind="stable")
-    scales = [float(ledger.events[b].scale) for b in born.tolist()]
-    finite = bool(np.isfinite(scales).all()) and sum(map(abs, scales)) < np.finfo(float).max
+    leaving = np.sort(until)
     into = np.searchsorted(born, [event.index for event in steps]).tolist()
-    out = np.searchsorted(until[leaving], [event.index for event in steps], side="right").tolist()
-    entered = left = total = 0
-    for event, entering, gone in zip(steps, into, out, strict=True):
-        backwards = Backwards(born, until, event.index, entering - gone)
-        if finite:
-            total += sum(map(_units, scales[entered:entering])) - sum(_units(scales[i]) for i in leaving[left:gone])
-        scale = total / _ONE if finite else float(sum(ledger.events[b].scale for b in backwards))
-        yield Window(event.index, str(event.details.get("optimizer", "")), backwards, scale)
-        entered, left = entering, gone
-
-
-# Every float is a whole number of these, so that what was added can be taken away again without a trace.
-_ONE = 1 << 1074
-
-
-@lru_cache(4096)
-def _units(number: float) -> int:
-    above, below = number.as_integer_ratio()
-    return above * (_ONE // below)
+    out = np.searchsorted(leaving, [event.index for event in steps], side="right").tolist()
+    for event, entered, left in zip(steps, into, out, strict=True):
+        backwards = Backwards(born, until, event.index, entered - left)
+        yield Window(event.index, str(event.details.get("optimizer", "")), backwards)
 
 
 def _until(ledger: Arrays, fates: Fates, optimizer: int) -> np.ndarray:

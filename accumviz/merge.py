@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.events import CODES, NUMBERS, Arrays, Events, Gatherer
+from accumviz.events import CODES, NUMBERS, Arrays, Events, Gatherer, Weighed
 
 
 def name(rank: int, parameter: str) -> str:
@@ -49,6 +49,7 @@ def merge(ledgers: Sequence[Arrays]) -> Arrays:
     ]
     columns: dict[str, list[np.ndarray]] = {"contribution": [], "grad": [], "state": []}
     exact: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    weights: list[tuple[int, np.ndarray, Weighed]] = []
     first = 0
     for place, ledger in enumerate(ledgers):
         own, last = rows[:, place], latest[:, place]
@@ -58,6 +59,7 @@ def merge(ledgers: Sequence[Arrays]) -> Arrays:
         columns["state"].append(_pick(ledger.state, own, 0) | _pick(ledger.state & 1, last, 0))
         for p, (contribution, grad) in ledger.exact.items():
             exact[first + p] = _pick(contribution, own, np.nan), _pick(grad, last, np.nan)
+        weights.append((first, own, ledger.weighed))
         first += len(ledger.parameters)
     return Arrays(
         tuple(parameters),
@@ -66,6 +68,7 @@ def merge(ledgers: Sequence[Arrays]) -> Arrays:
         np.concatenate(columns["grad"], axis=1),
         np.concatenate(columns["state"], axis=1),
         exact,
+        weighed=_weighed(weights),
         sources={file: text for ledger in reversed(ledgers) for file, text in ledger.sources.items()},
         meta=_meta(ledgers, numbers),
         complete=all(ledger.complete for ledger in ledgers),
@@ -101,6 +104,24 @@ def _collectives(events: Events) -> list[Any]:
     return [(a, b, tuple(c or ())) for a, b, c in zip(op, size, parameters, strict=True)]
 
 
+def _weighed(parts: list[tuple[int, np.ndarray, Weighed]]) -> Weighed:
+    """The ranks' weights, each after the rows in which its own events are: NaN where another's are."""
+    placed = []
+    for _, own, weighed in parts:
+        # In which row each of its events is.
+        where = np.zeros(int(own.max(initial=-1)) + 1, np.int64)
+        where[own[own >= 0]] = np.flatnonzero(own >= 0)
+        placed.append(where[weighed.events])
+    events = np.unique(np.concatenate(placed))
+    elements = {}
+    for (first, _, weighed), rows in zip(parts, placed, strict=True):
+        at = np.searchsorted(events, rows)
+        for p, found in weighed.elements.items():
+            elements[first + p] = np.full((len(events), found.shape[1]), np.nan)
+            elements[first + p][at] = found
+    return Weighed(events, elements)
+
+
 def _pick(array: np.ndarray, where: np.ndarray, missing: float) -> np.ndarray:
     padded = np.concatenate([array, np.full((1, *array.shape[1:]), missing, array.dtype)])
     picked: np.ndarray = padded[where]
@@ -133,7 +154,7 @@ def _shifted(events: Events, codes: np.ndarray, offset: int) -> list[str]:
     table = [
         known if isinstance(known, str) else json.dumps(dict(known), default=repr) for known in events.tables["details"]
     ]
-    steps = np.flatnonzero(events.where("kind", "step"))
+    steps = np.flatnonzero(events.where("kind", "step", "schedule"))
     used, again = np.unique(codes[steps], return_inverse=True)
     codes[steps] = len(table) + again
     for code in used.tolist():
@@ -144,7 +165,7 @@ def _shifted(events: Events, codes: np.ndarray, offset: int) -> list[str]:
 
 def _optimizers(ledger: Arrays) -> int:
     used = [o for p in ledger.parameters for o in p.optimizers]
-    used += ledger.columns.detail("optimizer_index", 0)[ledger.columns.where("kind", "step")].tolist()
+    used += ledger.columns.detail("optimizer_index", 0)[ledger.columns.where("kind", "step", "schedule")].tolist()
     return max([len(ledger.meta.get("optimizers", ())), *(o + 1 for o in used)])
 
 
@@ -152,6 +173,15 @@ def _meta(ledgers: Sequence[Arrays], numbers: list[int]) -> dict[str, Any]:
     meta = {key: value for key, value in ledgers[0].meta.items() if key != "rank"}
     stopped = {str(n): x.meta["stopped"] for n, x in zip(numbers, ledgers, strict=True) if "stopped" in x.meta}
     optimizers = [o for ledger in ledgers for o in ledger.meta.get("optimizers", ())]
+    if any("optimizer_settings" in ledger.meta for ledger in ledgers):
+        # As many as there are names, also for a rank whose file is older and has none.
+        known = [(len(x.meta.get("optimizers", ())), list(x.meta.get("optimizer_settings", ()))) for x in ledgers]
+        meta["optimizer_settings"] = [each for count, has in known for each in [*has, *[{}] * (count - len(has))]]
+    ended = {str(n): x.meta["ended"] for n, x in zip(numbers, ledgers, strict=True) if "ended" in x.meta}
+    meta.pop("ended", None)
+    if ended:  # one text where all ended alike, else one for each rank that says how
+        alike = len(ended) == len(ledgers) and len(set(map(str, ended.values()))) == 1
+        meta["ended"] = next(iter(ended.values())) if alike else ended
     notes = list(dict.fromkeys(note for ledger in ledgers for note in ledger.meta.get("notes", ())))
     meta |= {"notes": notes} if notes else {}
     return meta | {"merged": numbers, "optimizers": optimizers} | ({"stopped": stopped} if stopped else {})

@@ -17,6 +17,7 @@ VIEWS = {
     "Graph": ("accumviz.views.graph", {"html": "graph_html", "svg": "to_svg"}),
     "Measured": ("accumviz.book.chart", {"html": "measured_html"}),
     "Prediction": ("accumviz.book.predict", {"html": "prediction_html"}),
+    "Report": ("accumviz.views.report", {"html": "report_html"}),
     "Provenance": ("accumviz.views.table", {"html": "provenance_html"}),
 }
 # On a page of its own, a view brings the two grounds that a book or a notebook has anyway.

@@ -183,7 +183,7 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
 
 def test_a_newer_format_says_how_to_read_it(tmp_path: Path) -> None:
     (tmp_path / "x.ledger").write_bytes(opening(format=99))
-    with pytest.raises(LedgerFileError, match=r"has format 99, this accumviz reads up to 2: update it"):
+    with pytest.raises(LedgerFileError, match=r"has format 99, this accumviz reads up to 3: update it"):
         av.load(tmp_path / "x.ledger")
 
 
@@ -312,7 +312,7 @@ def test_ten_thousand_events_take_at_most_ten_bytes_each_per_parameter_and_open_
 def in_first_format(ledger: Ledger) -> bytes:
     """The file as it was written before there was format 2."""
     floats = ("time", "loss", "scale", "saved_before", "saved_after", "allocated")
-    left = {*floats, "peak", "index", "rank"}
+    left = {*floats, "peak", "index", "rank", "frames", "via"}
     rows = [{k: v for k, v in vars(event).items() if k not in left} for event in ledger.events]
     arrays = {"contribution": ledger.contribution, "grad": ledger.grad, "state": ledger.state}
     arrays |= {name: np.array([getattr(event, name) for event in ledger.events]) for name in floats}

@@ -25,7 +25,7 @@ import numpy as np
 from accumviz import given
 
 MAGIC = b"accumviz\n"
-FORMAT = 2
+FORMAT = 3
 _FRAME = struct.Struct("<II")
 _HEAD = struct.Struct("<I")
 # Plain numbers only: an object array is how a hostile file would smuggle code in.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.events import CODES, KINDS, NUMBERS, TABLES, Arrays, Events, Gatherer, Parameter
+from accumviz.events import CODES, KINDS, NUMBERS, TABLES, Arrays, Events, Gatherer, Parameter, Weighed
 from accumviz.format.container import FORMAT, Reader, a_list, a_text, an_object, plain, whole
 
 # So many bytes of arrays in one chunk of a saved ledger: reading it holds two of them.
@@ -19,6 +19,8 @@ _MOST = 2**31 - 1
 # A ledger from before there were ranks, or a CUDA device, knows nothing of them.
 _LATER = ("rank", "unsharded_of")
 _ON_DEVICES = NUMBERS.index("allocated")
+# One of before format 3 knows one line of each event, and no weights.
+_LINES = CODES.index("frames")
 
 
 def header(ledger: Arrays) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def described(parameters: Iterable[Parameter], meta: Mapping[str, Any]) -> dict[
 
 def chunks(ledger: Arrays) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
     """The events and their arrays, in chunks of a few megabytes; the texts of the files with the first."""
-    wide = 9 * len(ledger.parameters) + 16 * sum(a.shape[1] for a, _ in ledger.exact.values()) + 88
+    wide = 9 * len(ledger.parameters) + 16 * sum(a.shape[1] for a, _ in ledger.exact.values()) + 96
     step = max(1, _CHUNK // wide)
     for start in range(0, len(ledger.events), step):
         where = slice(start, start + step)
@@ -47,6 +49,7 @@ def chunks(ledger: Arrays) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarra
             ledger.grad[where],
             ledger.state[where],
             {p: (added[where], grad[where]) for p, (added, grad) in ledger.exact.items()},
+            _weighed_in(ledger.weighed, start, start + step),
         )
         yield head | ({} if start else {"sources": ledger.sources}), arrays
     if not len(ledger.events) and ledger.sources:
@@ -55,7 +58,7 @@ def chunks(ledger: Arrays) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarra
 
 def chunk(ledger: Arrays) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The events of a ledger and their arrays, as one chunk: what a recording appends."""
-    head, arrays = pack(ledger.columns, ledger.contribution, ledger.grad, ledger.state, ledger.exact)
+    head, arrays = pack(ledger.columns, ledger.contribution, ledger.grad, ledger.state, ledger.exact, ledger.weighed)
     return head | {"sources": ledger.sources}, arrays
 
 
@@ -65,11 +68,13 @@ def pack(
     grad: np.ndarray,
     state: np.ndarray,
     exact: Mapping[int, tuple[np.ndarray, np.ndarray]] = {},
+    weighed: Weighed | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """One chunk: these events and their rows of the ledger's arrays.
 
-    All chunks of a file have the same parameters in `exact`. A chunk may also hold `sources`, which
-    are added, and `parameters` or `meta`, which replace what was said before.
+    All chunks of a file have the same parameters in `exact`, and `weighed` has all of them. A chunk
+    may also hold `sources`, which are added, and `parameters` or `meta`, which replace what was said
+    before.
     """
     tables = {name: list(events.tables[name]) for name in TABLES}
     tables["details"] = [
@@ -88,7 +93,17 @@ def pack(
     for which, name in enumerate(("exact contribution", "exact grad")):
         if parameters:
             arrays[name] = np.concatenate([exact[p][which] for p in parameters], axis=1).astype("<f8", copy=False)
+    if weighed is not None and weighed.events.size:
+        kept = [weighed.elements[p] for p in sorted(weighed.elements)]
+        arrays["weighed"] = weighed.events.astype("<i4", copy=False)
+        arrays["weights"] = np.concatenate(kept, axis=1).astype("<f8", copy=False)
     return {"tables": tables, "exact": parameters}, arrays
+
+
+def _weighed_in(weighed: Weighed, start: int, stop: int) -> Weighed:
+    """What of it happened after these events, counted from the first of them."""
+    where = slice(*np.searchsorted(weighed.events, [start, stop]).tolist())
+    return Weighed(weighed.events[where] - start, {p: found[where] for p, found in weighed.elements.items()})
 
 
 class Parts:
@@ -115,6 +130,7 @@ def decode(reader: Reader | Parts) -> Arrays:
     sources: dict[str, str] = {}
     joined = {name: _Growing() for name in ("codes", "numbers", "contribution", "grad", "state")}
     exact: tuple[_Growing, _Growing] = _Growing(), _Growing()
+    weighed: tuple[list[np.ndarray], _Growing] = [], _Growing()
     gathered, small = Gatherer(), None
     for meta, arrays in reader:
         # A recording's file says again what has changed since it began.
@@ -124,6 +140,8 @@ def decode(reader: Reader | Parts) -> Arrays:
             _from_first_format(meta, arrays)
         if "tables" not in meta:
             continue
+        if reader.format < 3:
+            _from_before_frames(meta["tables"], arrays)
         codes, numbers = _codes(meta["tables"], arrays), _numbers(arrays)
         gathered.renumber(codes, meta["tables"])
         joined["codes"].add(codes, (len(CODES),), "<i4")
@@ -139,6 +157,10 @@ def decode(reader: Reader | Parts) -> Arrays:
             if small:
                 _same_length(name, arrays[name], codes)
                 column.add(arrays[name], arrays[name].shape[1:], "<f8")
+        if small and "weighed" in arrays:
+            weighed[0].append(_weighed_rows(arrays["weighed"], len(codes)) + joined["codes"].rows - len(codes))
+            _same_length("weights", arrays["weights"], arrays["weighed"])
+            weighed[1].add(arrays["weights"], arrays["weights"].shape[1:], "<f8")
         arrays.clear()
     parameters = _parameters(described)
     about = _meta(about | _meta(reader.end))
@@ -155,6 +177,7 @@ def decode(reader: Reader | Parts) -> Arrays:
         joined["grad"].array((wide,), np.float32),
         joined["state"].array((wide,), np.uint8),
         _exact(parameters, small or [], exact, count),
+        weighed=_weighed(parameters, small or [], *weighed),
         sources=sources,
         meta=about,
         complete=reader.complete,
@@ -212,6 +235,7 @@ def _codes(tables: dict[str, Any], arrays: dict[str, np.ndarray]) -> np.ndarray:
     if unknown:
         raise ValueError(f"an event of the kind {min(unknown)!r}; expected one of {', '.join(KINDS)}")
     tables["details"] = [_details(text) for text in tables["details"]]
+    tables["frames"] = [_frames(text) for text in tables["frames"]]
     return codes
 
 
@@ -236,24 +260,32 @@ def _numbers(arrays: dict[str, np.ndarray]) -> np.ndarray:
     return numbers
 
 
+def _from_before_frames(tables: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Add to a chunk of before format 3 the columns that it lacks, in place."""
+    found = arrays["codes"]
+    if found.ndim == 2 and len(found) == _LINES and not {"frames", "via"} & tables.keys():
+        arrays["codes"] = np.concatenate([found, np.zeros((len(CODES) - _LINES, found.shape[1]), found.dtype)])
+        tables["frames"], tables["via"] = (["[]"], [""]) if found.shape[1] else ([], [])
+
+
 def _from_first_format(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Turn a chunk of format 1, with one JSON object for each event, into one of today, in place."""
     if "events" not in meta:
         return
     rows = a_list(meta["events"], "events")
     for row in rows:
-        if not isinstance(row, dict) or "kind" not in row or row.keys() - set(CODES):
+        if not isinstance(row, dict) or "kind" not in row or row.keys() - set(CODES[:_LINES]):
             raise ValueError(f"an event is {str(row)[:100]}")
-        if not all(isinstance(row.get(name, ""), str) for name in TABLES if name != "details"):
+        if not all(isinstance(row.get(name, ""), str) for name in TABLES if name in CODES[: _LINES - 1]):
             raise ValueError("a text of an event is none")
         if not whole(row.get("line", 0)) or not (row.get("rank") is None or whole(row["rank"])):
             raise ValueError("a line or a rank of an event is no whole number")
     defaults: dict[str, Any] = {"line": 0, "rank": None, "details": {}}
-    given = {name: [row.get(name, defaults.get(name, "")) for row in rows] for name in CODES}
+    given = {name: [row.get(name, defaults.get(name, "")) for row in rows] for name in CODES[:_LINES]}
     given["details"] = [json.dumps(plain(details, "details", dict)) for details in given["details"]]
     events = Events.of_columns(len(rows), **given)
-    meta["tables"] = {name: list(events.tables[name]) for name in TABLES}
-    arrays["codes"] = events.codes.T
+    meta["tables"] = {name: list(events.tables[name]) for name in TABLES if name not in CODES[_LINES:]}
+    arrays["codes"] = events.codes.T[:_LINES]
     known = NUMBERS if "allocated" in arrays or "peak" in arrays else NUMBERS[:_ON_DEVICES]
     unknown = np.full(len(rows), np.nan)
     columns = [arrays.pop(name, unknown) if name in ("allocated", "peak") else arrays.pop(name) for name in known]
@@ -283,6 +315,32 @@ def _exact(
         found[p] = added[:, start:end], grad[:, start:end]
         start = end
     return found
+
+
+def _weighed_rows(rows: np.ndarray, count: int) -> np.ndarray:
+    if rows.dtype != np.dtype("<i4") or rows.ndim != 1 or not len(rows):
+        raise ValueError(f"weights are after events that are an array of {rows.dtype} {rows.shape}")
+    if rows[0] < 0 or rows[-1] >= count or (np.diff(rows) <= 0).any():
+        raise ValueError("weights are not in the order of their events")
+    return rows.astype(np.int64)
+
+
+def _weighed(
+    parameters: tuple[Parameter, ...], small: list[Any], events: list[np.ndarray], column: _Growing
+) -> Weighed | None:
+    """The weights of each small parameter, cut out of those of all."""
+    if not events:
+        return None
+    wide = sum(parameters[p].numel for p in small)
+    every = column.array((wide,), np.float64)
+    if every.shape[1:] != (wide,):
+        raise ValueError(f"weights of shape {every.shape}, expected {wide} an event")
+    found, start = {}, 0
+    for p in small:
+        end = start + parameters[p].numel
+        found[p] = every[:, start:end]
+        start = end
+    return Weighed(np.concatenate(events), found)
 
 
 def _parameters(rows: Any) -> tuple[Parameter, ...]:
@@ -316,6 +374,8 @@ def _meta(given: Any) -> dict[str, Any]:
     for name in ("notes", "optimizers"):
         for text in a_list(meta.get(name, []), name):
             a_text(text)
+    for settings in a_list(meta.get("optimizer_settings", []), "optimizer_settings"):
+        an_object(settings, "an optimizer's settings")
     for name in ("rank", "ranks"):
         if name in meta and not whole(meta[name]):
             raise ValueError(f"{name} is {meta[name]!r}, expected a whole number")
@@ -331,6 +391,30 @@ def _details(text: str) -> str:
         known = details.get(name, 1)
         if not whole(known, 1 << 62) or (name != "bytes" and known > _MOST) or (name == "ranks" and not known):
             raise ValueError(f"{name} is {str(known)[:100]}, expected a whole number")
-    for name in ("lr", "parameters", "unmeasured"):
+    for name in ("lr", "parameters", "unmeasured", "terms"):
         a_list(details.get(name, []), name)
+    for term in details.get("terms", ()):
+        _check_term(an_object(term, "a term"))
     return text if text.isascii() and "\\u" not in text else json.dumps(details, separators=(",", ":"))
+
+
+def _check_term(term: dict[str, Any]) -> None:
+    for name in ("op", "reduction", "unknown"):
+        a_text(term.get(name, ""))
+    for name in ("elements", "factor"):
+        known = term.get(name)
+        if known is not None and (isinstance(known, bool) or not isinstance(known, int | float)):
+            raise ValueError(f"{name} of a term is {str(known)[:100]}, expected a number")
+
+
+def _frames(text: str) -> str:
+    """The JSON of the lines that led to an event, if it is of what a recording writes."""
+    if text == "[]":
+        return text
+    frames = plain(json.loads(text), "frames")
+    for frame in frames:
+        file, line, source = a_list(frame, "a frame")
+        a_text(file), a_text(source)
+        if not whole(line):
+            raise ValueError(f"a line is {str(line)[:100]}, expected a whole number")
+    return text if text.isascii() and "\\u" not in text else json.dumps(frames, separators=(",", ":"))

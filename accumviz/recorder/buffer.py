@@ -243,6 +243,8 @@ class Buffer:
             _place(tables["within"], row.within),
             -1,
             _place(tables["details"], self._detailed(row.details)),
+            _place(tables["frames"], json.dumps(site.frames, separators=(",", ":"))),
+            _place(tables["via"], site.via),
         )
         return np.array(codes, np.int32).tobytes()
 
@@ -293,7 +295,8 @@ class Buffer:
             {name: tuple(table) for name, table in self._tables.items()},
         )
         elements = {p: (exact[:, where], exact_grad[1:, where]) for p, where in self._slices.items()}
-        head, arrays = ledgerfile.pack(events, contribution, grad[1:], state, elements)
+        weighed = columns.weighed()
+        head, arrays = ledgerfile.pack(events, contribution, grad[1:], state, elements, weighed)
         return head, arrays, grad[-1].copy(), exact_grad[-1].copy()
 
     def _news(self) -> dict[str, Any]:
@@ -400,8 +403,9 @@ class Buffer:
         """All rows that are done, as a ledger."""
         with self._lock:
             self.settle(wait=True)
-            parameters, meta = about = self._described()
-            if self._ledger is None or self._ledger[0] != (self._away, about):
+            parameters, meta = self._described()
+            about = self._away, parameters, meta, self._end
+            if self._ledger is None or self._ledger[0] != about:
                 if self._columns.rows:
                     self._close_columns()
                 writers = self._written if self._writer is None else [*self._written, self._writer]
@@ -413,7 +417,7 @@ class Buffer:
                     head, arrays, *_ = self._chunk()
                     chunks = [(head, {name: np.array(array) for name, array in arrays.items()})]
                 whole = ledgerfile.Parts(described, *parts, chunks, described)
-                self._ledger = (self._away, about), Ledger.of_arrays(ledgerfile.decode(whole))
+                self._ledger = about, Ledger.of_arrays(ledgerfile.decode(whole))
             return self._ledger[1]
 
     def give_up(self) -> None:
@@ -467,6 +471,8 @@ def _place(table: dict[str, int], text: str) -> int:
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return value
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)[:200]

@@ -8,7 +8,7 @@ import os
 import site
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,34 +19,60 @@ _LIBRARIES = tuple(
     for path in {*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib")}
 )
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD = os.path.normcase(sysconfig.get_path("stdlib")) + os.sep
 _LONGEST = 80
+# So many of the user's frames are kept, and so many of others' in a row are looked through for the next.
+_FRAMES, _BETWEEN = 4, 16
 # So many pieces of code are remembered: a program has fewer, one that makes code as it runs has no end of them.
 _MOST = 10_000
+# And of one place, so many ways on which it is reached.
+_FEW = 100
 
 
 @dataclass(frozen=True)
 class CallSite:
-    """A line of the user's code: file (as a person would name it), line, source text and the call's subject."""
+    """A line of the user's code: file (as a person would name it), line, source text and the call's subject.
+
+    `frames` are this line and those that it was called from, `via` the library's line where it was
+    called through one.
+    """
 
     file: str = ""
     line: int = 0
     source: str = ""
     subject: str = ""
     path: str = ""
+    frames: tuple[tuple[str, int, str], ...] = ()
+    via: str = ""
+
+
+class _Place:
+    """A place in the user's code, and the line for each way on which it was reached: from where, from where, ...
+
+    The last way is looked at first: a loop comes again and again by the same one.
+    """
+
+    def __init__(self) -> None:
+        self.way: tuple[tuple[CodeType, int], ...] = ()
+        self.site: CallSite | None = None
+        self.here: CallSite | None = None  # without the way
+        self.sites: dict[tuple[tuple[CodeType, int], ...], CallSite] = {}
 
 
 class CallSites:
     """Find the user's line for the call being made now; each place is parsed once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], CallSite] = {}
+        self._known: dict[tuple[int, int], _Place] = {}
         self._mine: dict[int, int] = {}
+        self._packages: dict[int, str] = {}  # by a library's code, its file
         # A code object's id may be reused once it is gone: hold those that were met.
         self._codes: list[CodeType] = []
 
     def find(self, frame: FrameType | None) -> CallSite:
         """The nearest frame that belongs to the user, not to torch, accumviz or another library."""
         known, distances = self._known, self._mine
+        first = frame
         fallback: FrameType | None = None
         below: FrameType | None = None
         while frame is not None:
@@ -55,14 +81,73 @@ class CallSites:
             if distance is None:
                 distance = self._distance(frame)
             if distance == 0:
-                found = known.get((id(code), frame.f_lasti))
-                if found is None:
-                    found = known[id(code), frame.f_lasti] = _describe(frame, below)
-                return found
+                place = known.get((id(code), frame.f_lasti))
+                if place is not None and fallback is None and place.site is not None:
+                    outer = frame.f_back
+                    for caller, at in place.way:
+                        if outer is None or outer.f_code is not caller or outer.f_lasti != at:
+                            break
+                        outer = outer.f_back
+                    else:
+                        return place.site
+                return self._find(first, frame, below)
             if distance == 1 and fallback is None:
                 fallback = frame
             below, frame = frame, frame.f_back
         return _describe(fallback, None) if fallback is not None else CallSite()
+
+    def _find(self, first: FrameType | None, frame: FrameType, below: FrameType | None) -> CallSite:
+        """The line of a frame that is the user's, with those from which it was called; and through which library."""
+        users, way = self._way(frame)
+        through = self._through(first, frame)
+        if len(self._known) > _MOST:
+            self._known.clear()
+        place = self._known.setdefault((id(frame.f_code), frame.f_lasti), _Place())
+        key = (*way, *((f.f_code, f.f_lasti) for f, _ in through))
+        site = place.sites.get(key)
+        if site is None:
+            if len(place.sites) > _FEW:
+                place.sites.clear()
+            here = place.here = place.here or _describe(frame, below)
+            frames = ((here.file, here.line, here.source), *map(_line, users))
+            site = place.sites[key] = replace(here, frames=frames, via=_via(through))
+        # What came through a library is looked up each time: the same line may reach us by several of its ways.
+        place.way, place.site = way, None if through else site
+        return site
+
+    def _way(self, frame: FrameType) -> tuple[list[FrameType], tuple[tuple[CodeType, int], ...]]:
+        """The user's frames around this one, and every place on the way to the last of them.
+
+        Around a module's own code there is only what runs it.
+        """
+        users: list[FrameType] = []
+        way: list[tuple[CodeType, int]] = []
+        between, last = 0, 0
+        module, outer = frame.f_code.co_name == "<module>", frame.f_back
+        while outer is not None and not module and between < _BETWEEN and len(users) < _FRAMES - 1:
+            way.append((outer.f_code, outer.f_lasti))
+            if self._distance(outer):
+                between += 1
+            else:
+                users.append(outer)
+                module = outer.f_code.co_name == "<module>"
+                between, last = 0, len(way)
+            outer = outer.f_back
+        return users, tuple(way[: max(last, 1)])
+
+    def _through(self, frame: FrameType | None, user: FrameType) -> list[tuple[FrameType, str]]:
+        """The frames of libraries between what happened and the user's line, innermost first, and their files."""
+        found: list[tuple[FrameType, str]] = []
+        while frame is not None and frame is not user:
+            if self._distance(frame) == 1:
+                code = frame.f_code
+                package = self._packages.get(id(code))
+                if package is None:
+                    package = self._packages[id(code)] = _package(code.co_filename)
+                if package:
+                    found.append((frame, package))
+            frame = frame.f_back
+        return found
 
     def owner(self, frame: FrameType | None) -> FrameType | None:
         """The frame that `find` would describe, for its variables."""
@@ -79,6 +164,7 @@ class CallSites:
         if len(self._codes) >= _MOST:
             self._codes.clear()
             self._mine.clear()
+            self._packages.clear()
             self._known.clear()
         self._codes.append(code)
         path = os.path.normcase(os.path.abspath(code.co_filename))
@@ -89,6 +175,28 @@ class CallSites:
             known = int(path.startswith(_LIBRARIES) or code.co_filename.startswith("<frozen"))
         self._mine[id(code)] = known
         return known
+
+
+def _package(path: str) -> str:
+    """A library's file below where libraries are, as `transformers/trainer.py`; empty for the standard library's."""
+    path = os.path.normcase(os.path.abspath(path))
+    deepest = max((place for place in _LIBRARIES if path.startswith(place)), key=len, default=_STANDARD)
+    return "" if deepest == _STANDARD else path.removeprefix(deepest).replace(os.sep, "/")
+
+
+def _via(through: list[tuple[FrameType, str]]) -> str:
+    """The innermost line of the library that the user's line called, which may have called others."""
+    if not through:
+        return ""
+    called = through[-1][1].partition("/")[0]
+    return next(f"{path}:{frame.f_lineno}" for frame, path in through if path.partition("/")[0] == called)
+
+
+def _line(frame: FrameType) -> tuple[str, int, str]:
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    lines = linecache.getlines(path, frame.f_globals)
+    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return readable(path), line, source[:200]
 
 
 def _describe(frame: FrameType, below: FrameType | None) -> CallSite:

@@ -14,7 +14,7 @@ from accumviz.recorder import targets
 from accumviz.recorder.fsdp import local
 from accumviz.recorder.rows import Row
 from accumviz.recorder.targets import Named
-from accumviz.recorder.transfer import Wire, norms, readable
+from accumviz.recorder.transfer import PLAIN, Wire, norms, readable
 
 # In all, so many elements of small tensors are kept one by one: a teaching example, not a ResNet's biases.
 _EXACT_TOTAL = 1024
@@ -59,6 +59,8 @@ class Leaves:
         self._seen: list[tuple[int, torch.Tensor, ref[torch.Tensor] | None, int]]
         self._seen = [(i, tensor, None, 0) for i, tensor in enumerate(self.tensors)]
         self.small: dict[int, None] = {}
+        # Where the weights of a small leaf were when it was last made sure that they can be read.
+        self._weights_at: dict[int, int] = {}
         # Those of whom it is known that some of their tensors are recorded, by id.
         self._owners: dict[int, ref[Any]] = {}
         # Those that need our hook whether or not they have a `.grad`.
@@ -233,6 +235,29 @@ class Leaves:
                     row.take_all((kinds[start], leaves), reduced)
         if row.late:
             row.send(self.wire)
+
+    def weigh(self, row: Row) -> None:
+        """Give a row the weights of the small leaves."""
+        tensors, known = self.tensors, self._weights_at
+        for i in self.small:
+            tensor = tensors[i]
+            if type(tensor) not in PLAIN:
+                tensor = local(tensor)
+                if type(tensor) not in PLAIN:  # the whole that FSDP keeps, whose weights are the shards'
+                    continue
+            # Where it was when it was found readable, it still is: a storage that is let go is nowhere.
+            if known.get(i) != tensor.data_ptr():
+                known.pop(i, None)
+                if not readable(tensor) or tensor.numel() != self.sizes[i] or not self._weigh(row, i, tensor):
+                    continue
+                known[i] = tensor.data_ptr()
+            else:
+                row.values.append((("exact weight", i), tensor.tolist()))
+
+    def _weigh(self, row: Row, i: int, tensor: torch.Tensor) -> bool:
+        """Likewise, one; returns whether the next time it can be asked for the list of its numbers at once."""
+        row.take(("exact weight", i), tensor.detach())
+        return tensor.is_cpu and tensor.dim() == 1 and tensor.layout is _STRIDED
 
     def leave_unread(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
         """Give a row for these leaves that the number is not known."""

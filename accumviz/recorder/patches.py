@@ -24,6 +24,7 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from accumviz.recorder import loaders
 from accumviz.recorder.fsdp import Norm
 
 
@@ -31,7 +32,7 @@ class Observer(Protocol):
     """What an open recording is told; `frame` is where to start looking for the user's line."""
 
     def failed(self, error: BaseException) -> None: ...
-    def stop(self) -> None: ...
+    def stop(self, ended: str) -> None: ...
     def forked(self) -> None: ...
     def backward_begins(self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def backward_ends(self, token: Any, error: BaseException | None) -> None: ...
@@ -39,6 +40,8 @@ class Observer(Protocol):
     def step_begins(self, optimizer: Any, frame: FrameType) -> None: ...
     def step_ends(self, optimizer: Any, frame: FrameType) -> None: ...
     def step_skipped(self, optimizer: Any, frame: FrameType) -> None: ...
+    def scheduled(self, scheduler: Any, frame: FrameType) -> None: ...
+    def loads(self, what: str, source: Any, frame: FrameType) -> None: ...
     def change_begins(self, tensors: Any) -> bool: ...
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None: ...
     def captures(self, frame: FrameType) -> None: ...
@@ -55,7 +58,7 @@ Around = Callable[[Callable[..., Any], Session], Callable[..., Any]]
 class _Inside(threading.local):
     """What this thread is in the middle of, and how many optimizer steps it has begun."""
 
-    backward = zero_grad = clip = unscale = False
+    backward = zero_grad = clip = unscale = schedule = False
     steps = 0
 
 
@@ -103,7 +106,15 @@ def leave(observer: Observer) -> None:
 def _close_all() -> None:
     """What was never closed is closed with the process, so that its file is whole."""
     for observer in _open:
-        _tell((observer,), "stop")
+        _tell((observer,), "stop", _ended_by())
+
+
+def _ended_by() -> str:
+    """How the script ended: by an exception, whose text this is, or by itself."""
+    # In an interactive session, what was raised last ended a line, and not the session.
+    interactive = hasattr(sys, "ps1") or "IPython" in sys.modules
+    error = None if interactive else getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return "exit" if error is None else said(error)[:500]
 
 
 def _in_child() -> None:
@@ -205,8 +216,18 @@ def _install(session: Session) -> None:
     _wrap(torch.amp.GradScaler, "scale", _scaling, session)
     _wrap(torch.amp.GradScaler, "unscale_", _unscaling, session)
     _wrap(torch.amp.GradScaler, "_maybe_opt_step", _maybe_stepping, session)
+    for scheduler in _schedulers(torch.optim.lr_scheduler.LRScheduler):
+        _wrap(scheduler, "step", _scheduling, session)
+    _wrap(torch.utils.data.DataLoader, "__iter__", _beginning, session)
+    _wrap(loaders.Iterating, "__next__", _ending, session)
     _undo.append(register_optimizer_step_pre_hook(functools.partial(_step_begins, session)).remove)
     _undo.append(register_optimizer_step_post_hook(functools.partial(_step_ends, session)).remove)
+
+
+def _schedulers(kind: type[Any]) -> list[type[Any]]:
+    """This class of schedulers and those below it that step in a way of their own."""
+    below = [each for child in kind.__subclasses__() for each in _schedulers(child)]
+    return [*([kind] if "step" in vars(kind) else []), *dict.fromkeys(below)]
 
 
 def _wrap(owner: Any, name: str, around: Around, session: Session) -> None:
@@ -469,6 +490,83 @@ def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[
         return found
 
     return maybe_step
+
+
+def _scheduling(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def step(*args: Any, **kwargs: Any) -> Any:
+        if not _open or session is not _session or _inside.schedule:  # one that is made of others is one
+            return original(*args, **kwargs)
+        _inside.schedule = True
+        try:
+            found = original(*args, **kwargs)
+        finally:
+            _inside.schedule = False
+        try:
+            frame = sys._getframe(1)
+            if not _first(frame):
+                for observer in _told(session):
+                    try:
+                        observer.scheduled(args[0], frame)
+                    except BaseException as failure:
+                        _failed(observer, failure)
+        except Exception as failure:
+            failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                _fail(failure)
+                failures.pop()
+        return found
+
+    return step
+
+
+def _first(frame: FrameType | None) -> bool:
+    """Whether this is the step that a scheduler takes while it is made."""
+    while frame is not None and frame.f_code.co_name == "step":
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_initial_step"
+
+
+def _beginning(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def __iter__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807 - its name in torch
+        iterator = original(*args, **kwargs)
+        if _open and session is _session:
+            try:
+                loaders.begun(args[0], iterator)
+                for observer in _told(session):
+                    try:
+                        observer.loads("begins", args[0], sys._getframe(1))
+                    except BaseException as failure:
+                        _failed(observer, failure)
+            except Exception as failure:
+                failures.append(type(failure).__name__)
+                with contextlib.suppress(Exception):
+                    _fail(failure)
+                    failures.pop()
+        return iterator
+
+    return __iter__
+
+
+def _ending(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def __next__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807 - its name in torch
+        try:
+            return original(*args, **kwargs)
+        except StopIteration:
+            if _open and session is _session:
+                try:
+                    for observer in _told(session):
+                        try:
+                            observer.loads("ends", args[0], sys._getframe(1))
+                        except BaseException as failure:
+                            _failed(observer, failure)
+                except Exception as failure:
+                    failures.append(type(failure).__name__)
+                    with contextlib.suppress(Exception):
+                        _fail(failure)
+                        failures.pop()
+            raise
+
+    return __next__
 
 
 def _swapping(original: Callable[..., Any], session: Session) -> Callable[..., Any]:

@@ -26,10 +26,11 @@ from accumviz.recorder.collectives import Collectives
 from accumviz.recorder.contributions import Contributions
 from accumviz.recorder.graphs import Graphs
 from accumviz.recorder.leaves import Leaves
+from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.memory import Allocated, Held
 from accumviz.recorder.root import describe_root
 from accumviz.recorder.rows import Backward, Row
-from accumviz.recorder.targets import Named, Optimizers
+from accumviz.recorder.targets import Named, Optimizers, called
 
 _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
@@ -71,7 +72,7 @@ class Recording:
         self._leaves = Leaves(named, exact)
         self._optimizers = Optimizers(self._leaves.owned)
         self._memory, self._allocated = Held(memory), Allocated(memory)
-        self._sites = CallSites()
+        self._sites, self._loaders = CallSites(), Loaders()
         self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
         self._steps: list[_Step] = []
         self._entered = self._closed = False
@@ -130,10 +131,10 @@ class Recording:
                 patches.failures.pop()
         return self
 
-    def stop(self) -> None:
-        """Close the recording, and its file."""
+    def stop(self, ended: str = "closed") -> None:
+        """Close the recording, and its file; `ended` is what the ledger says of how it ended."""
         try:
-            self._close()
+            self._close(ended)
         except Exception as failure:
             patches.failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
@@ -146,7 +147,7 @@ class Recording:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._close()
+            self._close("closed" if error is None else patches.said(error)[:500])
         except Exception as failure:
             patches.failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
@@ -166,14 +167,14 @@ class Recording:
         ranks.opened(self)
         patches.enter(self)
 
-    def _close(self) -> None:
+    def _close(self, ended: str) -> None:
         self._leave()
         if self._entered and not self._closed:
             self._edits()
             self._closed = True
             self._leave_running()
             self._let_go()
-            self._rows.close()
+            self._rows.close(ended=ended)
             self._tell_lost()
 
     def _leave(self) -> None:
@@ -359,6 +360,27 @@ class Recording:
             self._before_change()
             self._step(optimizer, frame, {"skipped": True})
 
+    def scheduled(self, scheduler: Any, frame: FrameType) -> None:
+        """A learning-rate scheduler has stepped."""
+        optimizer = getattr(scheduler, "optimizer", None)
+        if self._closed or optimizer is None or not self._leaves.owns(optimizer):
+            return
+        self._before_change()
+        index = self._optimizers.meet(optimizer, frame)
+        details: dict[str, Any] = {
+            "scheduler": type(scheduler).__name__,
+            "optimizer": self._optimizers.names[index],
+            "optimizer_index": index,
+        }
+        plain = _rates(optimizer, details)
+        self._emit("schedule", self._site(frame), called(scheduler, frame), details, [], plain=plain)
+
+    def loads(self, what: str, source: Any, frame: FrameType) -> None:
+        """A data loader begins, or its iterator ends."""
+        if not self._closed:
+            self._before_change()
+            self._emit("loader", self._site(frame), "", self._loaders.describe(what, source), [])
+
     def change_begins(self, tensors: Any) -> bool:
         if not self._leaves.owns(tensors):
             return False
@@ -434,11 +456,7 @@ class Recording:
         index = self._optimizers.meet(optimizer, frame)
         name = self._optimizers.names[index]
         details["optimizer"], details["optimizer_index"] = name, index
-        plain, lr = True, [group.get("lr") for group in optimizer.param_groups]
-        for group, rate in enumerate(lr):
-            if type(rate) is not float:
-                plain, lr[group] = False, _number(rate)
-        details["lr"] = lr
+        plain = _rates(optimizer, details)
         # A fused optimizer is called even when the scaler found inf; it then changes nothing.
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, torch.Tensor):
@@ -487,6 +505,8 @@ class Recording:
         if changed:
             row.changed = changed
             (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
+        if kind == "step" and self._leaves.small:
+            self._leaves.weigh(row)
         if row.late:
             row.send(self._leaves.wire)
         row.present = bytes(self._leaves.present)
@@ -519,6 +539,7 @@ class Recording:
             "accumviz": __version__,
             "torch": torch.__version__,
             "optimizers": list(self._optimizers.names),
+            "optimizer_settings": list(self._optimizers.settings),
         }
         if self._rank is not None:
             meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
@@ -528,6 +549,16 @@ class Recording:
             meta["graphs_left_out"] = self._graphs.left_out
         stopped = self._failure or "".join(patches.failures[self._failures :][:1])
         return meta | ({"stopped": stopped} if stopped else {})
+
+
+def _rates(optimizer: Any, details: dict[str, Any]) -> bool:
+    """Put the learning rates of an optimizer's groups into details; returns whether all are plain numbers."""
+    plain, lr = True, [group.get("lr") for group in optimizer.param_groups]
+    for group, rate in enumerate(lr):
+        if type(rate) is not float:
+            plain, lr[group] = False, _number(rate)
+    details["lr"] = lr
+    return plain
 
 
 def _number(value: Any) -> Any:

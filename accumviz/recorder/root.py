@@ -1,4 +1,4 @@
-"""What a backward starts from: its value, its scale and its operation, read without waiting for the device."""
+"""What a backward starts from: its value, its scale, its operation, its losses; nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ import torch
 
 from accumviz.recorder import patches
 from accumviz.recorder.fsdp import local
-from accumviz.recorder.memory import held
-from accumviz.recorder.rows import Backward
+from accumviz.recorder.rows import Backward, raised
+from accumviz.recorder.terms import (
+    LEAF,
+    LEAF_ITSELF,
+    ONE,
+    SCALING,
+    Factor,
+    describe_terms,
+    is_scale,
+    name_of,
+    number,
+    operand,
+    unknown_root,
+)
 from accumviz.recorder.transfer import readable
 
-_SCALING = {"MulBackward0": 1, "DivBackward0": -1}
 _TENSOR = torch.Tensor
-# By the type of a node, its name; a class per user function, or per compilation, is not kept.
-_names: dict[type, str] = {}
-_LEAF = "torch::autograd::AccumulateGrad"
 
 
 def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -31,6 +39,7 @@ def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     root = args[0] if args else kwargs.get("tensors", ())
+    given = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
     retain = args[2] if len(args) > 2 else kwargs.get("retain_graph")
     create = args[3] if len(args) > 3 else kwargs.get("create_graph")
     inputs = args[5] if len(args) > 5 else kwargs.get("inputs")
@@ -44,15 +53,19 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
     if type(root) is _TENSOR and root.numel() == 1 and root.is_cpu and not root.is_complex():
         row.loss, node = root.item(), root.grad_fn
         if node is not None:
-            _describe_node(row, node)
+            _describe_node(row, node, given)
+        else:
+            unknown_root(row, LEAF_ITSELF)
         return
     plain = isinstance(root, torch.Tensor)
     if not plain and isinstance(root, list | tuple) and not hasattr(root, "node"):
         row.nodes = tuple(node for node in map(_node, root) if node is not None)
         if len(root) != 1:
             details["roots"] = len(root)
+            unknown_root(row, f"backward started from {len(root)} roots at once")
             return
         root = root[0]
+        given = given[0] if isinstance(given, list | tuple) and given else given
     if isinstance(root, torch.Tensor):
         node = root.grad_fn
         if root.numel() != 1:
@@ -62,24 +75,25 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
     else:
         node = _node(root)
     if node is not None:
-        _describe_node(row, node)
+        _describe_node(row, node, given, whole=isinstance(root, torch.Tensor) and root.numel() == 1)
+    else:
+        unknown_root(row, LEAF_ITSELF)
 
 
-def _describe_node(row: Backward, node: Any) -> None:
+def _describe_node(row: Backward, node: Any, given: Any, *, whole: bool = True) -> None:
     row.nodes = (node,)
-    name = _names.get(type(node)) or _name(node)
-    if name in _SCALING:
-        name = _walk_scale(row, node, name)
+    name, factor = name_of(node), ONE
+    if name in SCALING:
+        node, name, factor = _walk_scale(row, node, name)
     row.details["root"] = name
     if not row.label:  # no source to read it from: the operation names it better than nothing
         row.label = name
-
-
-def _name(node: Any) -> str:
-    name: str = node.name()
-    if type(node).__module__ == "builtins" and type(node).__name__ == name:
-        _names[type(node)] = name
-    return name
+    if given is not None:
+        unknown_root(row, "backward was given a gradient to start from", name)
+    elif not whole:
+        unknown_root(row, "backward started from several numbers, or from an edge of the graph", name)
+    else:
+        describe_terms(row, node, name, factor)
 
 
 def _node(root: Any) -> Any:
@@ -87,46 +101,29 @@ def _node(root: Any) -> Any:
     return root.grad_fn if isinstance(root, torch.Tensor) else getattr(root, "node", None)
 
 
-def _walk_scale(row: Backward, node: Any, name: str) -> str:
+def _walk_scale(row: Backward, node: Any, name: str) -> tuple[Any, str, Factor]:
     """Multiply the constants between the root and the loss proper: `loss / 4` has scale 1/4.
 
-    The gradient scaler's factor is no part of it: `amp_scale` keeps that one. Returns the
-    name of the operation that made the loss proper.
+    The gradient scaler's factor is no part of it: `amp_scale` keeps that one. Returns the node
+    that made the loss proper, its name, and what it is multiplied by.
     """
-    while (sign := _SCALING.get(name)) is not None:
+    factor = ONE
+    while name in SCALING:
         parents = [fn for fn, _ in node.next_functions if fn is not None]
-        factor = _factor(node, sign)
-        if len(parents) != 1 or factor is None or factor.numel() != 1 or factor.is_complex():
+        constant = operand(node, name)
+        value = number(constant)
+        if len(parents) != 1 or value is None:
             break
-        above = parents[0].name()
-        if above == _LEAF:  # a constant times a parameter is a loss, not a scaled one
+        above = name_of(parents[0])
+        if above == LEAF:  # a constant times a parameter is a loss, not a scaled one
             break
-        amp = any(_is_scale_of(scaler, factor) for scaler in patches.scalers)
-        if not factor.is_cpu:
-            row.take(("detail", "amp_scale") if amp else ("scale", sign), factor)
+        amp = bool(patches.scalers) and is_scale(constant)
+        if isinstance(value, torch.Tensor):
+            row.take(("detail", "amp_scale") if amp else ("scale", SCALING[name]), value)
         elif amp:
-            row.details["amp_scale"] = factor.item()
-        elif sign > 0 or factor.item():
-            row.scale *= factor.item() ** sign
+            row.details["amp_scale"] = value
         else:
-            row.scale = float("inf")
+            row.scale *= raised(value, SCALING[name])
+        factor = factor if amp else factor.times(value, SCALING[name])
         node, name = parents[0], above
-    return str(name)
-
-
-def _factor(node: Any, sign: int) -> torch.Tensor | None:
-    # The constant is the operand without a gradient of its own; it is saved for the other one's.
-    # A constant divided by a loss scales nothing.
-    functions = node.next_functions
-    for slot, position in (("_raw_saved_other", 0), ("_raw_saved_self", 1))[: 2 if sign > 0 else 1]:
-        if len(functions) > position and functions[position][0] is not None:
-            raw = getattr(node, slot, None)
-            found = None if raw is None else held(raw)
-            if found is not None:
-                return found
-    return None
-
-
-def _is_scale_of(scaler: Any, factor: torch.Tensor) -> bool:
-    scale = getattr(scaler, "_scale", None)
-    return isinstance(scale, torch.Tensor) and scale.data_ptr() == factor.data_ptr()
+    return node, name, factor

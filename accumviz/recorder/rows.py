@@ -5,6 +5,7 @@ A `Backward` also keeps what it needs until its numbers are taken.
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -13,16 +14,40 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from accumviz.events import CHANGED, CODES, CONTRIBUTED, NUMBERS, PRESENT
+from accumviz.events import CHANGED, CODES, CONTRIBUTED, NUMBERS, PRESENT, Weighed
 from accumviz.graph import Graph
 from accumviz.recorder.callsite import CallSite
 from accumviz.recorder.transfer import Wire, numbers
 
 # What a number is, and where it goes: ("contribution" or "grad", leaves), ("exact contribution" or
-# "exact grad", leaf), ("loss", None), ("scale", its power), ("lr", its group) or ("detail", its name).
+# "exact grad", leaf), ("exact weight", leaf), ("loss", None), ("scale", its power), ("lr", its group),
+# ("detail", its name) or ("term", (its place, what of it, its power)).
 Target = tuple[str, Any]
-_SINGLE = frozenset(("loss", "scale", "lr", "detail"))
+_SINGLE = frozenset(("loss", "scale", "lr", "detail", "term"))
 _NAN = float("nan")
+
+
+def raised(constant: float, power: int) -> float:
+    """A constant, or (power -1) one divided by it.
+
+    >>> raised(4.0, -1), raised(0.0, -1)
+    (0.25, inf)
+    """
+    if power > 0:
+        return constant
+    return 1 / constant if constant else math.inf
+
+
+SIGNED = "it is summed with weights of which some are negative"
+
+
+def arrived(term: dict[str, Any], what: str, power: int, value: float) -> None:
+    """Put a number into a term: a factor, its elements, or the lowest of the weights that it is summed with."""
+    if what == "lowest":
+        if value < 0:
+            term["elements"], term["unknown"] = None, SIGNED
+    elif term[what] is not None:
+        term[what] *= raised(value, power)
 
 
 class Row:
@@ -87,7 +112,10 @@ class Row:
         if what == "loss":
             self.loss = value
         elif what == "scale":
-            self.scale *= value**where
+            self.scale *= raised(value, where)
+        elif what == "term":
+            place, of, power = where
+            arrived(self.details["terms"][place], of, power, value)
         elif what == "lr":
             self.details["lr"][where] = value
         elif where == "found_inf":
@@ -193,7 +221,7 @@ class _Scattered:
     def __init__(self, sets: _Sets) -> None:
         self._sets = sets
         self._filled = array("q")
-        self._values = bytearray()
+        self.values = bytearray()
 
     def add(self, row: int, where: Sequence[int]) -> None:
         self._filled.append(row * _SETS + self._sets.number(where))
@@ -202,15 +230,15 @@ class _Scattered:
         pack = _packers.get(len(where))
         if pack is None:
             pack = _packers[len(where)] = struct.Struct(f"{len(where)}d").pack
-        self._values += pack(*values)
+        self.values += pack(*values)
         self._filled.append(row * _SETS + self._sets.number(where))
 
     def cut(self, rows: int) -> None:
         """Drop what is for the rows from here on, and numbers without a place."""
         while self._filled and self._filled[-1] >= rows * _SETS:
             self._filled.pop()
-        if self._values:
-            del self._values[8 * len(self.places()) :]
+        if self.values:
+            del self.values[8 * len(self.places()) :]
 
     def places(self) -> np.ndarray:
         """In the flat array, in the order in which they came."""
@@ -222,7 +250,7 @@ class _Scattered:
     def into(self, whole: np.ndarray) -> np.ndarray:
         """Put the numbers in their places, and return these; where one was given several numbers, it has the last."""
         places = self.places()
-        whole.reshape(-1)[places] = np.frombuffer(self._values, np.float64)
+        whole.reshape(-1)[places] = np.frombuffer(self.values, np.float64)
         return places
 
 
@@ -243,6 +271,8 @@ class Columns:
         leaves, elements = _Sets(count), _Sets(self._elements)
         self._contribution, self._grad = _Scattered(leaves), _Scattered(leaves)
         self._exact, self._exact_grad = _Scattered(elements), _Scattered(elements)
+        # After which row, and of which small leaf; and their weights, one after the other.
+        self._weighed, self._weights = array("q"), array("d")
         # Small leaves whose elements are given, leaves whose `.grad` is what was contributed, and those that got
         # something of unknown size.
         self._given, self._alike, self._unmeasured = _Scattered(leaves), _Scattered(leaves), _Scattered(leaves)
@@ -260,6 +290,9 @@ class Columns:
             elif what == "exact grad":
                 self._exact_grad.put(at, self._within[where][: len(found)], found)
                 self._given.add(at, (where,))
+            elif what == "exact weight":
+                self._weighed.append(at * _SETS + where)
+                self._weights.extend(found)
         if row.alike:
             self._alike.add(at, row.alike)
         if row.unmeasured:
@@ -280,6 +313,10 @@ class Columns:
         for scattered in (self._contribution, self._grad, self._exact, self._exact_grad, self._given, self._alike):
             scattered.cut(rows)
         self._unmeasured.cut(rows)
+        while self._weighed and self._weighed[-1] >= rows * _SETS:
+            self._weighed.pop()
+        sizes = {p: where.stop - where.start for p, where in self._slices.items()}
+        del self._weights[sum(sizes[key % _SETS] for key in self._weighed) :]
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """State, contribution, its elements, `.grad` and its elements; the last two with what was before on top."""
@@ -322,6 +359,24 @@ class Columns:
         self._norms_of_small(exact_grad, grad)
         grad[gone] = np.nan
         return state, contribution, exact, grad, exact_grad
+
+    def weighed(self) -> Weighed:
+        """The weights of the small leaves, after the rows that were given any."""
+        if not self._weighed:
+            return Weighed(np.zeros(0, np.int64), {})
+        keys = np.array(self._weighed, np.int64)
+        rows, at = np.unique(keys // _SETS, return_inverse=True)
+        leaves = keys % _SETS
+        found = {p: np.full((len(rows), s.stop - s.start), np.nan) for p, s in self._slices.items()}
+        sizes = np.zeros(self._count, np.int64)
+        sizes[list(found)] = [values.shape[1] for values in found.values()]
+        ends = np.cumsum(sizes[leaves])
+        flat = np.array(self._weights)
+        for p, values in found.items():
+            mine = np.flatnonzero(leaves == p)
+            if mine.size:
+                values[at[mine]] = flat[(ends[mine] - sizes[p])[:, None] + np.arange(sizes[p])]
+        return Weighed(rows, found)
 
     def _norms_of_small(self, elements: np.ndarray, norms: np.ndarray) -> None:
         for p, where in self._slices.items():

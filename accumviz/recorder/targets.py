@@ -13,9 +13,12 @@ import torch
 from accumviz.given import a
 from accumviz.recorder.callsite import variable
 from accumviz.recorder.fsdp import Shard, Shards, local, units
+from accumviz.recorder.transfer import readable
 
 # The variables of so many callers are searched for an optimizer's name.
 _CALLERS = 32
+# So many wrappers are looked into for the optimizer itself; betas and such are so many numbers.
+_WRAPPED, _FEW = 4, 8
 
 
 def is_optimizer(item: Any) -> bool:
@@ -49,6 +52,7 @@ class Optimizers:
 
     def __init__(self, owned: Callable[[Any], list[int]]) -> None:
         self.names: list[str] = []
+        self.settings: list[dict[str, Any]] = []
         # Of each, the leaves that it had when it was last seen.
         self._leaves: list[list[int]] = []
         self._owned = owned
@@ -65,6 +69,7 @@ class Optimizers:
         if index == len(self.names):
             self.names.append(self._name(optimizer, frame))
             self._leaves.append(self._owned(optimizer))
+            self.settings.append(settings(optimizer))
         self._met[id(optimizer)] = _weak(optimizer), index
         return index
 
@@ -78,13 +83,7 @@ class Optimizers:
 
     def _name(self, optimizer: Any, frame: FrameType | None) -> str:
         """The callers' own name for it, else its class, kept apart from those already taken."""
-        name = ""
-        for _ in range(_CALLERS):
-            if frame is None or name:
-                break
-            name, frame = variable(frame, optimizer), frame.f_back
-            name = "" if name == "self" else name  # a method of its own
-        name = name or type(optimizer).__name__
+        name = called(optimizer, frame)
         if name not in self.names:
             return name
         return next(f"{name}#{n}" for n in range(2, len(self.names) + 3) if f"{name}#{n}" not in self.names)
@@ -92,6 +91,53 @@ class Optimizers:
     def forget(self) -> None:
         """Forget which optimizers there were; their names stay."""
         self._met.clear()
+
+
+def called(item: Any, frame: FrameType | None) -> str:
+    """What the callers call this object, else its class."""
+    name = ""
+    for _ in range(_CALLERS):
+        if frame is None or name:
+            break
+        name, frame = variable(frame, item), frame.f_back
+        name = "" if name == "self" else name  # a method of its own
+    return name or type(item).__name__
+
+
+def settings(optimizer: Any) -> dict[str, Any]:
+    """Its class, and the plain numbers of its first group: learning rate, momentum, weight decay, betas.
+
+    Of a wrapper, those of what it wraps. A number on a device is left out: nothing waits for it.
+
+    >>> w = torch.nn.Parameter(torch.zeros(1))
+    >>> found = settings(torch.optim.AdamW([w], lr=0.1))
+    >>> found["class"], found["lr"], found["betas"], found["weight_decay"]
+    ('AdamW', 0.1, [0.9, 0.999], 0.01)
+    """
+    for _ in range(_WRAPPED):
+        inside = getattr(optimizer, "__dict__", {}).get("optimizer")
+        if not isinstance(inside, torch.optim.Optimizer):
+            break
+        optimizer = inside
+    found: dict[str, Any] = {"class": type(optimizer).__name__}
+    try:
+        group = dict(optimizer.param_groups[0])
+    except Exception:  # as above
+        return found
+    for name, value in group.items():
+        plain = _plain(value)
+        if isinstance(name, str) and name not in ("params", "param_names", "class") and plain is not None:
+            found[name] = plain
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        many = [_plain(each) for each in value]
+        return many if len(many) <= _FEW and None not in many else None
+    if isinstance(value, torch.Tensor):
+        return float(value.item()) if readable(value) and value.is_cpu and value.numel() == 1 else None
+    return value if type(value) in (bool, int, float) else None
 
 
 def _weak(item: Any) -> Callable[[], Any]:

@@ -1,0 +1,390 @@
+"""A ledger as rules ask about it: whose windows, which epoch, what was lost, where it stands in the code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from accumviz.checks.report import Finding
+from accumviz.events import CHANGED, CONTRIBUTED
+from accumviz.gains import SAME
+from accumviz.ledger import Ledger
+from accumviz.lifecycle import steps_of
+from accumviz.objectives import call_sites
+from accumviz.shares import Shares
+
+# The section of the book about each rule: file and label.
+CHAPTERS = {
+    "token-mean-of-means": "04_recipe#sec-tokens",
+    "zero-grad-inside-window": "02_zero_grad#sec-none",
+    "missing-zero-grad": "02_zero_grad#sec-none",
+    "loss-not-divided": "03_accumulation#sec-accumulation",
+    "partial-window-underscaled": "04_recipe#sec-divide",
+    "leftover-carried": "09_your_own#sec-own-windows",
+    "tail-dropped": "09_your_own#sec-own-windows",
+    "clip-scaled-grads": "05_memory#sec-amp-order",
+    "clip-per-micro-batch": "04_recipe#sec-clip",
+    "scheduler-per-micro-batch": "04_recipe#sec-scheduler",
+    "ddp-unsynced-step": "07_ddp#sec-forward",
+    "graph-retained": "03_accumulation#sec-time",
+    "zero-before-step": "02_zero_grad#sec-none",
+    "double-division": "04_recipe#sec-divide",
+    "clip-on-the-wrong-side": "04_recipe#sec-clip",
+    "window-collapses-at-end": "09_your_own#sec-own-windows",
+    "backward-after-unscale": "05_memory#sec-amp-order",
+    "bypass-scaler-step": "05_memory#sec-amp-order",
+    "scheduler-on-skipped-step": "05_memory#sec-amp-skipped",
+    "nonfinite-micro-batch": "05_memory#sec-amp-skipped",
+    "no-sync-excludes-forward": "07_ddp#sec-forward",
+    "fsdp-no-sync-memory": "08_fsdp#sec-fsdp-price",
+    "fsdp2-zero-keeps-unsharded": "08_fsdp#sec-hidden",
+    "uneven-rank-backwards": "07_ddp#sec-window-ddp",
+    "rank-token-weight": "07_ddp#sec-effective",
+    "low-precision-accumulation": "05_memory#sec-bf16",
+    "zero-tensor-drift": "02_zero_grad#sec-none",
+    "gan-gradient-leak": "06_gan#sec-gan-zero",
+    "step-before-backward": "06_gan#sec-gan-once",
+    "parameter-outside-or-twice": "09_your_own#sec-own-owner",
+}
+
+
+def near(a: Any, b: Any, within: float = SAME) -> Any:
+    """Whether two numbers, or each of two arrays, are the same but for rounding."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.abs(np.subtract(a, b)) <= within * np.maximum(np.abs(b), 1e-30)
+
+
+class Part(NamedTuple):
+    """What one step consumed of one objective: how many backwards, and what they weigh before clips and averages.
+
+    `least` and `most` are the extremes of the constant factors, `each` those of the weights per
+    element, `elements` those of their numbers, which are `sizes`, one for each backward. `read` says
+    whether all constants are known, `known` whether the reductions are, too; `mean` that none of
+    them is a sum. `again`: an earlier step had consumed one of them.
+    """
+
+    optimizer: int
+    objective: int
+    step: int
+    order: int  # the how manyth step of its optimizer
+    backwards: tuple[int, ...]
+    many: int
+    total: float
+    least: float
+    most: float
+    each: tuple[float, float]
+    elements: tuple[float, float]
+    sizes: tuple[float, ...]
+    mean: bool
+    read: bool
+    known: bool
+    again: bool
+    lost: int
+
+
+class Loop:
+    """One optimizer's life: its parameters, its steps, and which backwards reached it.
+
+    `windows` maps each step to the backwards it consumed. `lost` maps each backward of which no
+    optimizer used anything to the event that erased the last of it.
+    """
+
+    def __init__(self, case: Case, optimizer: int) -> None:
+        self.case, self.optimizer = case, optimizer
+        ledger = case.ledger
+        self.columns = np.array([i for i, p in enumerate(ledger.parameters) if optimizer in p.optimizers], int)
+        self.rank = ledger.parameters[self.columns[0]].rank if self.columns.size else None
+        self.steps = steps_of(ledger, (optimizer,))
+        self.skipped = np.flatnonzero(case.skipped & (case.optimizer_of == optimizer))
+        reached = case.contributed[:, self.columns].any(axis=1)
+        self.backwards = np.flatnonzero(reached & case.backward)
+        rows = case.once[(case.shares.optimizer[case.once] == optimizer) & ~case.shares.erased[case.once]]
+        self.read_step, self.read = case.shares.step[rows], case.shares.backward[rows]
+
+    @property
+    def name(self) -> str:
+        """What the optimizer is called."""
+        return self.case.optimizer_name(self.optimizer)
+
+    @cached_property
+    def windows(self) -> dict[int, list[int]]:
+        """Each step and the backwards that it consumed."""
+        found: dict[int, list[int]] = {step: [] for step in self.steps.tolist()}
+        for step, backward in zip(self.read_step.tolist(), self.read.tolist(), strict=True):
+            found[step].append(backward)
+        return found
+
+    @cached_property
+    def usual(self) -> int:
+        """How many backwards a window usually has: the length of those that hold most of them."""
+        counts = Counter(len(backwards) for backwards in self.windows.values() if backwards)
+        return max(counts, key=lambda length: (length * counts[length], length), default=0)
+
+    @cached_property
+    def lost(self) -> dict[int, int]:
+        """The backwards that nobody used, and what erased them; not those that a skipped step had read."""
+        case, found = self.case, {}
+        for b in self.backwards[case.wasted[self.backwards]].tolist():
+            end = int(case.ledger.fates.erased[b].max())
+            tried = np.searchsorted(self.skipped, end) > np.searchsorted(self.skipped, b)
+            if not tried and case.finite(b):
+                found[b] = end
+        return found
+
+    def changed_by(self, event: int) -> bool:
+        """Whether the event touched one of this optimizer's `.grad`."""
+        return bool((self.case.ledger.state[event, self.columns] & CHANGED).any())
+
+    def within(self, events: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Those of some sorted events that lie between two, in this optimizer's rank."""
+        found = events[np.searchsorted(events, start, side="right") : np.searchsorted(events, stop)]
+        ranks = self.case.ranks[found]
+        mine: np.ndarray = found[(ranks < 0) | (ranks == (-1 if self.rank is None else self.rank))]
+        return mine
+
+
+class Case:
+    """A ledger, its shares, and what several rules ask of both."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self.events = ledger, ledger.columns
+        self.shares: Shares = ledger.shares()
+        self.contributed = (ledger.state & CONTRIBUTED).astype(bool)
+        self.backward = self.events.where("kind", "backward")
+        self.skipped = self.events.where("kind", "step") & self.events.skipped
+        self.optimizer_of = self.events.detail("optimizer_index", 0)
+        self.ranks = self.events.column("rank")
+        self.once = np.flatnonzero(self.shares.term == 0)
+
+    def at(self, *kinds: str) -> np.ndarray:
+        """The events of these kinds."""
+        return np.flatnonzero(self.events.where("kind", *kinds))
+
+    @cached_property
+    def loops(self) -> list[Loop]:
+        """Every optimizer that has parameters here and stepped."""
+        owners = sorted({o for p in self.ledger.parameters for o in p.optimizers})
+        return [loop for loop in (Loop(self, o) for o in owners) if loop.steps.size or loop.skipped.size]
+
+    @cached_property
+    def sites(self) -> np.ndarray:
+        """For each event, a number of its call site."""
+        return call_sites(self.ledger)
+
+    @cached_property
+    def wasted(self) -> np.ndarray:
+        """For each event, whether it is a backward of which all contributions were erased and none used."""
+        fates, some = self.ledger.fates, self.contributed.any(axis=1)
+        unused = np.where(self.contributed, (fates.erased >= 0) & (fates.steps == 0), True).all(axis=1)
+        found: np.ndarray = self.backward & some & unused
+        # What a collective has taken elsewhere is not lost.
+        sync = np.append(self.events.where("kind", "sync"), False)
+        found[found] = ~sync[np.where(self.contributed, fates.erased, -1)[found]].any(axis=1)
+        return found
+
+    def finite(self, backward: int) -> bool:
+        """Whether what a backward added is known to be neither infinite nor NaN."""
+        there = self.contributed[backward]
+        return bool(np.isfinite(self.ledger.contribution[backward, there]).all())
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """What each step consumed of each objective, step by step."""
+        s = self.shares
+        if not len(s):
+            return []
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            weight = s.constant * s.by_hand
+            each = np.where(s.mean, weight / s.elements, weight)
+        order = np.lexsort((s.backward, s.objective, s.step))
+        step, objective, optimizer = s.step[order], s.objective[order], s.optimizer[order]
+        change = (np.diff(step, prepend=-1) != 0) | (np.diff(objective, prepend=-1) != 0)
+        starts = np.flatnonzero(change)
+        lost, used = s.erased[order], ~s.erased[order]
+        weight, each, elements = weight[order], each[order], s.elements[order]
+        before = _again(s.optimizer[order], s.backward[order], step, used)
+        followed, opaque = s.followed[order] | lost, s.opaque[order] & used
+        low = [np.minimum.reduceat(np.where(used, x, np.inf), starts).tolist() for x in (weight, each, elements)]
+        high = [np.maximum.reduceat(np.where(used, x, -np.inf), starts).tolist() for x in (weight, each, elements)]
+        total = np.add.reduceat(np.where(used, weight, 0), starts).tolist()
+        count, gone = (
+            np.add.reduceat(used.astype(int), starts).tolist(),
+            np.add.reduceat(lost.astype(int), starts).tolist(),
+        )
+        mean = np.logical_and.reduceat(s.mean[order] | opaque | lost, starts).tolist()
+        read = np.logical_and.reduceat(followed, starts)
+        known = (read & ~np.logical_or.reduceat(opaque, starts)).tolist()
+        again = np.logical_or.reduceat(before, starts).tolist()
+        backward, sizes = s.backward[order].tolist(), elements.tolist()
+        ends = [*starts[1:].tolist(), len(order)]
+        place = {o: {e: i for i, e in enumerate(steps_of(self.ledger, (o,)).tolist())} for o in set(optimizer.tolist())}
+        used_list, read_list = used.tolist(), read.tolist()
+        return [
+            Part(
+                o,
+                ob,
+                st,
+                place[o][st],
+                tuple(backward[k] for k in range(start, end) if used_list[k]),
+                count[i],
+                total[i],
+                low[0][i],
+                high[0][i],
+                (low[1][i], high[1][i]),
+                (low[2][i], high[2][i]),
+                tuple(sizes[k] for k in range(start, end) if used_list[k]),
+                mean[i],
+                read_list[i],
+                known[i],
+                again[i],
+                gone[i],
+            )
+            for i, (start, end, o, ob, st) in enumerate(
+                zip(
+                    starts.tolist(),
+                    ends,
+                    optimizer[starts].tolist(),
+                    objective[starts].tolist(),
+                    step[starts].tolist(),
+                    strict=True,
+                )
+            )
+        ]
+
+    @cached_property
+    def objectives(self) -> dict[tuple[int, int], list[Part]]:
+        """The parts of each optimizer's objectives that consumed something, in the order of its steps."""
+        found: dict[tuple[int, int], list[Part]] = {}
+        for part in self.parts:
+            if part.many:
+                found.setdefault((part.optimizer, part.objective), []).append(part)
+        return found
+
+    @cached_property
+    def parts_of(self) -> dict[int, list[Part]]:
+        """The parts of each step."""
+        found: dict[int, list[Part]] = {}
+        for part in self.parts:
+            found.setdefault(part.step, []).append(part)
+        return found
+
+    @cached_property
+    def armed(self) -> list[bool | None]:
+        """For each event, whether the last forward had armed the all-reduce of this backward; None without DDP."""
+        return list(self.events.detail("armed", None).tolist())
+
+    @cached_property
+    def no_sync(self) -> list[bool | None]:
+        """For each event, whether the flag was down when this backward began; None without DDP."""
+        return list(self.events.detail("no_sync", None).tolist())
+
+    @cached_property
+    def has_loaders(self) -> bool:
+        """Whether a loader was seen at work."""
+        return bool(self.events.where("kind", "loader").any())
+
+    @cached_property
+    def epochs(self) -> list[tuple[int, int]]:
+        """Every run through a loader: its first event and its last (the number of events where it has no end)."""
+        begun: dict[tuple[int, str], int] = {}
+        found: dict[int, int] = {}
+        for event in (self.ledger[e] for e in self.at("loader").tolist()):
+            which = (-1 if event.rank is None else event.rank, str(event.details.get("loader")))
+            if event.details.get("what") == "begins":
+                if which in begun:  # left early
+                    found[begun[which]] = event.index
+                begun[which] = event.index
+                found[event.index] = len(self.events)
+            elif which in begun:
+                found[begun.pop(which)] = event.index
+        return sorted(found.items())
+
+    def epoch(self, event: int, rank: int | None = None) -> tuple[int, int] | None:
+        """The run through a loader in which an event fell: the innermost, or else the last before it."""
+        mine = [e for e in self.epochs if e[0] < event and self.ranks[e[0]] in (-1, -1 if rank is None else rank)]
+        around = [e for e in mine if e[1] > event]
+        return (around or mine)[-1] if mine else None
+
+    def ended(self, epoch: tuple[int, int] | None) -> bool:
+        """Whether a run through a loader came to the loader's end."""
+        if epoch is None or epoch[1] >= len(self.events):
+            return False
+        return self.ledger[epoch[1]].details.get("what") == "ends"
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the script came to its end while this was recorded."""
+        return self.ledger.meta.get("ended") == "exit"
+
+    def listed(self, name: str) -> Sequence[Any]:
+        """What the ledger's meta lists under this name; nothing where it is no list."""
+        found = self.ledger.meta.get(name)
+        return found if isinstance(found, list | tuple) else ()
+
+    def settings(self, optimizer: int) -> Mapping[str, Any]:
+        """What an optimizer was made with; empty where that was not recorded."""
+        known = self.listed("optimizer_settings")
+        found = known[optimizer] if optimizer < len(known) else {}
+        return found if isinstance(found, Mapping) else {}
+
+    def optimizer_name(self, optimizer: int) -> str:
+        """What an optimizer is called."""
+        names = self.listed("optimizers")
+        return str(names[optimizer]) if optimizer < len(names) else f"optimizer {optimizer}"
+
+    def finding(
+        self,
+        rule: str,
+        severity: str,
+        event: int,
+        *,
+        evidence: Mapping[str, Any],
+        cause: str,
+        step: int | None = None,
+        cure: str = "",
+        times: int = 1,
+        optimizer: int | None = None,
+    ) -> Finding:
+        """A finding at this event."""
+        at = self.ledger[event]
+        about = {"step": step, "event": event, "file": at.file, "line": at.line, "source": at.source}
+        return Finding(
+            rule,
+            severity,
+            evidence=dict(evidence),
+            cause=cause,
+            cure=cure,
+            chapter=CHAPTERS[rule],
+            times=times,
+            optimizer=optimizer,
+            **about,  # type: ignore[arg-type] # one of each kind
+        )
+
+
+def _again(optimizer: np.ndarray, backward: np.ndarray, step: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Which rows are of a backward that an earlier step of the same optimizer had consumed."""
+    found = np.zeros(step.size, bool)
+    at = np.flatnonzero(used)
+    order = at[np.lexsort((step[at], backward[at], optimizer[at]))]
+    same = (np.diff(optimizer[order]) == 0) & (np.diff(backward[order]) == 0) & (np.diff(step[order]) > 0)
+    found[order[1:][same]] = True
+    # The terms of one backward stand one after the other, and only the first of them came after another step.
+    keys = set(zip(optimizer[found].tolist(), backward[found].tolist(), step[found].tolist(), strict=True))
+    if keys:
+        found |= [key in keys for key in zip(optimizer.tolist(), backward.tolist(), step.tolist(), strict=True)]
+    return found
+
+
+def reduces(case: Case, loop: Loop, event: int) -> float:
+    """By what factor a clip has shortened this optimizer's gradients; 1 where it did nothing."""
+    ledger = case.ledger
+    if event == 0:
+        return 1.0
+    columns = loop.columns[(ledger.state[event, loop.columns] & CHANGED).astype(bool)]
+    before, after = ledger.grad[event - 1, columns].astype(float), ledger.grad[event, columns].astype(float)
+    some = np.isfinite(before) & np.isfinite(after) & (before > 0)
+    return float((after[some] / before[some]).min(initial=1.0))

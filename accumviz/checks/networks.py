@@ -1,0 +1,266 @@
+"""Rules that look at networks: leaks between them, parameters without an owner, graphs that stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from accumviz.checks.cures import added, replaced
+from accumviz.checks.evidence import Case, Loop
+from accumviz.checks.report import Finding
+from accumviz.events import CONTRIBUTED, PRESENT
+from accumviz.lifecycle import steps_of
+
+# Fewer steps say nothing about what rises.
+_RISING = 4
+
+
+def graph_retained(case: Case) -> Iterator[Finding]:
+    """Saved tensors that are alive after each backward, and more of them each time."""
+    after, before = case.events.column("saved_after"), case.events.column("saved_before")
+    for loop in case.loops:
+        last = [backwards[-1] for backwards in loop.windows.values() if backwards]
+        last = [b for b in last if np.isfinite(after[b])]
+        if len(last) < _RISING:
+            continue
+        bytes_ = after[last]
+        one = np.nanmax(before[last[:2]])
+        if not (np.diff(bytes_) > 0).all() or bytes_[-1] - bytes_[0] < 0.5 * one:
+            continue
+        kept = [b for b in last if case.ledger[b].details.get("retain_graph")]
+        event = case.ledger[kept[0] if kept else last[0]]
+        own = re.sub(r",?\s*retain_graph\s*=\s*True", "", event.source)
+        yield case.finding(
+            "graph-retained",
+            "error",
+            event.index,
+            step=int(loop.read_step[loop.read == event.index][0]),
+            evidence={"bytes saved after each window": bytes_.astype(int).tolist()},
+            cause=(
+                "Graphs outlive their backward: "
+                + ("`retain_graph=True` keeps" if kept else "something that is kept, such as a loss in a list, keeps")
+                + " the saved tensors of each, and memory grows with every window."
+            ),
+            cure=replaced(event, own) if kept else "",
+            times=len(last),
+            optimizer=loop.optimizer,
+        )
+
+
+def gan_gradient_leak(case: Case) -> Iterator[Finding]:
+    """A loss of one network that is consumed by the other's step, too."""
+    first = {loop.optimizer: _first_reads(loop) for loop in case.loops}
+    for own in case.loops:
+        found: list[tuple[int, int, int]] = []
+        for other in case.loops:
+            if other is own or other.rank != own.rank or set(other.columns) & set(own.columns):
+                continue
+            for b, late in first[own.optimizer].items():
+                early = first[other.optimizer].get(b)
+                if early is None or early >= late:
+                    continue
+                between = own.backwards[(own.backwards > early) & (own.backwards < late)]
+                # Steps at different paces share one loss: that leaks nothing.
+                if between.size and (case.sites[between] != case.sites[b]).all():
+                    found.append((b, early, late))
+        if not found:
+            continue
+        b, early, late = found[0]
+        between = own.backwards[(own.backwards > early) & (own.backwards < late)]
+        event, step = case.ledger[b], case.ledger[late]
+        optimizer = re.search(r"([\w.\[\]]+)\.step\(", step.source)
+        name = optimizer[1] if optimizer else own.name
+        at = case.ledger[int(between[0])]
+        file = at.file or "your code"
+        yield case.finding(
+            "gan-gradient-leak",
+            "error",
+            b,
+            step=late,
+            evidence={
+                "the loss": event.label,
+                "consumed by the step": early,
+                "and by the step": late,
+                "of": own.name,
+            },
+            cause=(
+                f"{event.label or 'The loss'} also reached the parameters of {own.name}, and its contribution was "
+                "still there when that one stepped for a loss of its own."
+            ),
+            cure=(
+                f"--- {file}\n+++ {file}\n@@ -{at.line} +{at.line},2 @@\n+{name}.zero_grad()\n {at.source}"
+                if at.source
+                else ""
+            ),
+            times=len(found),
+            optimizer=own.optimizer,
+        )
+
+
+def _first_reads(loop: Loop) -> dict[int, int]:
+    return dict(zip(loop.read[::-1].tolist(), loop.read_step[::-1].tolist(), strict=True))
+
+
+def step_before_backward(case: Case) -> Iterator[Finding]:
+    """A step that changed weights which a graph still needed."""
+    steps = np.flatnonzero(case.events.where("kind", "step") & ~case.events.skipped)
+    errors = case.events.detail("error", None)
+    for b in np.flatnonzero(case.backward & (errors != None)).tolist():  # noqa: E711 - element by element
+        before = steps[steps < b]
+        if "inplace operation" not in str(errors[b]) or not before.size:
+            continue
+        step = case.ledger[int(before[-1])]
+        failed = case.ledger[b]
+        yield case.finding(
+            "step-before-backward",
+            "error",
+            step.index,
+            step=step.index,
+            evidence={"the step": step.index, "the backward that failed": b},
+            cause=(
+                f"The step changed weights in place, and {failed.label or 'a loss'} was computed with them as they "
+                "were: its backward cannot use the graph any more."
+            ),
+            cure=added(failed, step.source) if failed.source and step.source else "",
+            optimizer=int(case.optimizer_of[step.index]),
+        )
+        return
+
+
+def parameter_outside_or_twice(case: Case) -> Iterator[Finding]:
+    """A gradient that nobody uses and nobody zeroes, or that two optimizers apply."""
+    yield from _outside(case)
+    yield from _twice(case)
+
+
+def _outside(case: Case) -> Iterator[Finding]:
+    ledger = case.ledger
+    steps = np.concatenate([loop.steps for loop in case.loops] or [np.zeros(0, int)])
+    if not steps.size:
+        return
+    found: list[int] = []
+    first = -1
+    for p, parameter in enumerate(ledger.parameters):
+        if parameter.optimizers or parameter.unsharded_of:
+            continue
+        born = np.flatnonzero(case.contributed[:, p])
+        grows = born.size > 1 and (ledger.fates.erased[born, p] < 0).all()
+        if grows and len(np.unique(np.searchsorted(np.sort(steps), born))) > 1:
+            found.append(p)
+            first = int(born[1]) if first < 0 else first
+    if found:
+        yield case.finding(
+            "parameter-outside-or-twice",
+            "warning",
+            first,
+            evidence={
+                "parameters": [ledger.parameters[p].name for p in found[:4]],
+                "in all": len(found),
+                "norm of .grad at the end": float(ledger.grad[-1, found[0]]),
+            },
+            cause=(
+                f"{ledger.parameters[found[0]].name} gets gradients and belongs to no optimizer: it is never trained "
+                "and never zeroed, and its `.grad` grows."
+            ),
+            times=len(found),
+        )
+
+
+def _twice(case: Case) -> Iterator[Finding]:
+    ledger = case.ledger
+    by_owners: dict[tuple[int, ...], list[int]] = {}
+    for p, parameter in enumerate(ledger.parameters):
+        if len(set(parameter.optimizers)) > 1:
+            by_owners.setdefault(parameter.optimizers, []).append(p)
+    for owners, columns in by_owners.items():
+        for p in columns:
+            born = np.flatnonzero(case.contributed[:, p])
+            end = np.where(ledger.fates.erased[born, p] < 0, len(case.events), ledger.fates.erased[born, p])
+            read = []
+            for owner in owners:
+                mine = steps_of(ledger, (owner,))
+                after = np.searchsorted(mine, born)
+                step = np.append(mine, len(case.events))[after]
+                read.append(np.where(step < end, step, -1))
+            both = np.flatnonzero((np.array(read) >= 0).all(axis=0))
+            if not both.size:
+                continue
+            second = int(max(one[both[0]] for one in read))
+            yield case.finding(
+                "parameter-outside-or-twice",
+                "warning",
+                second,
+                step=second,
+                evidence={
+                    "parameters": [ledger.parameters[q].name for q in columns[:4]],
+                    "optimizers": [case.optimizer_name(o) for o in owners],
+                    "contribution applied twice": int(born[both[0]]),
+                },
+                cause=(
+                    f"{ledger.parameters[p].name} belongs to {len(owners)} optimizers, and each of them applies the "
+                    "same contribution."
+                ),
+                times=int(both.size),
+                optimizer=owners[-1],
+            )
+            break
+
+
+def zero_tensor_drift(case: Case) -> Iterator[Finding]:
+    """A parameter that no loss has reached, and that moves: zeros are a gradient, None is not."""
+    ledger = case.ledger
+    for loop in case.loops:
+        settings = case.settings(loop.optimizer)
+        decays = bool(settings.get("weight_decay"))
+        remembers = bool(settings.get("momentum")) or bool(settings.get("betas"))
+        found: list[tuple[int, int]] = []
+        for p in loop.columns.tolist():
+            born = np.flatnonzero(ledger.state[:, p] & CONTRIBUTED)
+            since = np.searchsorted(born, loop.steps)
+            # The steps between which nothing has come.
+            none = np.diff(since, prepend=0) == 0
+            zero = ((ledger.state[loop.steps, p] & PRESENT) > 0) & (ledger.grad[loop.steps, p] == 0)
+            weights = _weights(case, p)
+            for i in np.flatnonzero(none & zero).tolist():
+                step = int(loop.steps[i])
+                if weights is not None:
+                    moved = i > 0 and not np.array_equal(weights[step], weights[int(loop.steps[i - 1])])
+                else:
+                    moved = decays or (remembers and since[i] > 0)
+                if moved:
+                    found.append((step, p))
+        if not found:
+            continue
+        step, p = min(found)
+        zeros = [e for e in case.at("zero_grad").tolist() if e < step]
+        at = case.ledger[zeros[-1]] if zeros else case.ledger[step]
+        own = re.sub(r",?\s*set_to_none\s*=\s*False", "", at.source)
+        yield case.finding(
+            "zero-tensor-drift",
+            "warning",
+            at.index,
+            step=step,
+            evidence={
+                "parameter": ledger.parameters[p].name,
+                "steps without a contribution": len({s for s, q in found if q == p}),
+                "optimizer": settings.get("class", loop.name),
+            },
+            cause=(
+                f"{ledger.parameters[p].name} got nothing before this step, but its `.grad` is a zero, not None: "
+                "momentum or weight decay moves it all the same."
+            ),
+            cure=replaced(at, own),
+            times=len({s for s, _ in found}),
+            optimizer=loop.optimizer,
+        )
+
+
+def _weights(case: Case, p: int) -> np.ndarray | None:
+    """A small parameter's weights after each step; None where they were not kept."""
+    ask = getattr(case.ledger, "weights", None)
+    if ask is None:
+        return None
+    found = ask(case.ledger.parameters[p].name)
+    return None if not len(found) else np.asarray(found)

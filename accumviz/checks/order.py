@@ -1,0 +1,133 @@
+"""Rules that look at the order of events: clips and schedulers that stand where they should not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from accumviz.checks.cures import before, moved
+from accumviz.checks.evidence import Case, Loop, reduces
+from accumviz.checks.report import Finding
+from accumviz.gains import SAME, number
+
+
+def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
+    """A clip between the backwards of one window, which shortens what is there already."""
+    clips = case.at("clip")
+    for loop in case.loops:
+        found: list[tuple[int, int, float]] = []
+        for step, backwards in loop.windows.items():
+            at = int(loop.steps.searchsorted(step))
+            since = max(backwards[0], int(loop.steps[at - 1]) if at else -1) if backwards else step
+            between = loop.within(clips, since, backwards[-1]) if len(backwards) > 1 else clips[:0]
+            cut = [(int(e), reduces(case, loop, int(e))) for e in between]
+            found += [(e, step, factor) for e, factor in cut if factor < 1 - SAME]
+        if not found:
+            continue
+        clip, step, factor = found[0]
+        rows = case.shares.of(step)
+        rows = rows.take((rows.optimizer == loop.optimizer) & ~rows.erased)
+        yield case.finding(
+            "clip-per-micro-batch",
+            "error",
+            clip,
+            step=step,
+            evidence={"clipped to": factor, "left of each backward": rows.clipped.tolist()},
+            cause=(
+                "The sum is clipped after each backward, so that what came early is shortened again and again, and the "
+                "last micro-batch counts most."
+            ),
+            cure=before(case.ledger[clip], case.ledger[step]),
+            times=len(found),
+            optimizer=loop.optimizer,
+        )
+
+
+def clip_on_the_wrong_side(case: Case) -> Iterator[Finding]:
+    """A clip of gradients that the step has already read."""
+    found: dict[int, list[int]] = {}
+    owners: dict[int, Loop] = {}
+    clips = [clip for clip in case.at("clip").tolist() if any(_used_up(loop, clip) for loop in case.loops)]
+    for clip in clips:
+        event = case.ledger[clip]
+        if event.details.get("by") != "value" and not math.isfinite(number(event.details.get("max_norm", 0.0))):
+            continue  # a clip to infinity measures, and changes nothing
+        here = [loop for loop in case.loops if loop.rank == event.rank or event.rank is None]
+        concerned = [loop for loop in here if loop.changed_by(clip)]
+        if concerned:
+            late = [loop for loop in concerned if _used_up(loop, clip)]
+        else:
+            # It found no gradient at all: then nobody's may be there.
+            late = here if here and all(_used_up(loop, clip) for loop in here) else []
+        if late and len(late) == len(concerned or here):
+            owners.setdefault(late[0].optimizer, late[0])
+            found.setdefault(late[0].optimizer, []).append(clip)
+    for optimizer, clips in found.items():
+        loop, clip = owners[optimizer], clips[0]
+        step = int(loop.steps[loop.steps < clip][-1])
+        yield case.finding(
+            "clip-on-the-wrong-side",
+            "error",
+            clip,
+            step=step,
+            evidence={"the step": step, "the clip": clip, "backwards between them": 0},
+            cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
+            cure=before(case.ledger[clip], case.ledger[step]),
+            times=len(clips),
+            optimizer=optimizer,
+        )
+
+
+def _used_up(loop: Loop, event: int) -> bool:
+    """Whether nothing has been contributed since this optimizer's last step."""
+    before = int(loop.steps.searchsorted(event))
+    if not before:
+        return False
+    since = int(loop.steps[before - 1])
+    return bool(loop.backwards.searchsorted(since) == loop.backwards.searchsorted(event))
+
+
+def scheduler_per_micro_batch(case: Case) -> Iterator[Finding]:
+    """A learning-rate scheduler that steps with each backward, where the optimizer steps with each window."""
+    schedules = case.at("schedule")
+    for loop in case.loops:
+        mine = schedules[case.optimizer_of[schedules] == loop.optimizer]
+        windows = {step: b for step, b in loop.windows.items() if len(b) > 1}
+        if not mine.size or not windows:
+            continue
+        hit = []
+        for step, backwards in windows.items():
+            gaps = [loop.within(mine, a, b).size for a, b in pairwise(backwards)]
+            if all(gaps):
+                hit.append(step)
+        if 2 * len(hit) <= len(windows):
+            continue
+        first = int(mine[mine > windows[hit[0]][0]][0])
+        last = case.ledger[hit[0]]
+        rates = [_rate(case.ledger[e].details.get("lr")) for e in mine[:8].tolist()]
+        yield case.finding(
+            "scheduler-per-micro-batch",
+            "error",
+            first,
+            step=hit[0],
+            evidence={
+                "scheduler steps": int(mine.size),
+                "optimizer steps": int(loop.steps.size),
+                "backwards": int(loop.backwards.size),
+                "learning rates": rates,
+            },
+            cause=(
+                f"The scheduler steps with every micro-batch, {mine.size} times for {loop.steps.size} optimizer steps: "
+                "the learning rate changes that much too fast."
+            ),
+            cure=moved(case.ledger[first], last),
+            times=len(hit),
+            optimizer=loop.optimizer,
+        )
+
+
+def _rate(rates: Any) -> float:
+    """The first group's learning rate."""
+    return number(rates[0]) if isinstance(rates, list | tuple) and rates else math.nan

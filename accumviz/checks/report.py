@@ -1,0 +1,165 @@
+"""What a check says: findings, or that all is well, or why nobody can tell."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accumviz import given
+from accumviz.show import Displayed, encoded, literal, save_page
+
+SEVERITIES = ("error", "warning", "note")
+_COLORS = {"error": "31", "warning": "33", "note": "36", "healthy": "32", "no verdict": "35", "-": "31", "+": "32"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake, with what proves it and what cures it.
+
+    `rule` is its name, `severity` one of `"error"`, `"warning"` and `"note"`. `step` is the index of
+    the step that it spoils (None where there is none), `event` that of the event to look at; `file`,
+    `line` and `source` are where that is. `evidence` holds the numbers, `cause` one sentence, `cure`
+    a unified diff of the line ("" where no line is known), `chapter` the part of the book about it.
+    `times` counts how often it was met, `optimizer` is the number of the optimizer that it concerns.
+    """
+
+    rule: str
+    severity: str
+    step: int | None
+    event: int
+    file: str
+    line: int
+    source: str
+    evidence: Mapping[str, Any]
+    cause: str
+    cure: str
+    chapter: str
+    times: int = 1
+    optimizer: int | None = None
+
+
+@dataclass(frozen=True)
+class Report(Displayed):
+    """What `check` found in a ledger.
+
+    `verdict` is `"findings"`, `"healthy"` or `"no verdict"`; `reason` says why there is none.
+    `findings` come root causes first; notes among them leave a loop healthy. `unjudged` maps a rule
+    to why it could not be judged, or not everywhere. `counts` says how much was looked at.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    reason: str = ""
+    unjudged: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """`"findings"`, `"healthy"` or `"no verdict"`."""
+        if any(finding.severity != "note" for finding in self.findings):
+            return "findings"
+        return "no verdict" if self.reason else "healthy"
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything was judged and nothing is wrong."""
+        return self.verdict == "healthy"
+
+    def __str__(self) -> str:
+        return self.text(color=_terminal())
+
+    def __repr__(self) -> str:
+        return self.text(color=False)
+
+    def text(self, *, color: bool = False) -> str:
+        """The report as text; with `color`, in a terminal's colours."""
+
+        def paint(text: str, what: str) -> str:
+            return f"\x1b[{_COLORS[what]}m{text}\x1b[0m" if color else text
+
+        looked = ", ".join(
+            f"{many:,} {what if many != 1 else what.removesuffix('s')}" for what, many in self.counts.items()
+        )
+        head = paint(self.verdict, self.verdict) if self.verdict in _COLORS else _counted(self.findings)
+        lines = [f"Report: {head}" + (f" ({looked})" if looked else "")]
+        if self.reason:
+            lines.append(f"  {literal(self.reason)}")
+        for finding in self.findings:
+            times = f", {finding.times} times" if finding.times > 1 else ""
+            where = "" if finding.step is None else f"  step {finding.step}"
+            lines += ["", f"{paint(finding.severity, finding.severity)}  {finding.rule}{where}{times}"]
+            if finding.file or finding.line:
+                lines.append(f"  {literal(finding.file)}:{finding.line}  {literal(finding.source)}")
+            lines.append(f"  {literal(finding.cause)}")
+            lines.append("  " + "; ".join(f"{name}: {told(value)}" for name, value in finding.evidence.items()))
+            for line in finding.cure.splitlines():
+                lines.append("    " + (paint(literal(line), line[0]) if line[:1] in "+-" and line else literal(line)))
+            lines.append(f"  Read: {finding.chapter}")
+        if self.unjudged:
+            lines += ["", "Not judged:"]
+            why: dict[str, list[str]] = {}
+            for rule, reason in self.unjudged.items():
+                why.setdefault(reason, []).append(rule)
+            lines += [f"  {', '.join(rules)}: {literal(reason)}" for reason, rules in why.items()]
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """The report for machines: one JSON object, with NaN and the infinities by name."""
+        whole = {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "findings": [asdict(finding) for finding in self.findings],
+            "unjudged": dict(self.unjudged),
+            "counts": dict(self.counts),
+        }
+        return json.dumps(_plain(whole), allow_nan=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write it: a page (`.html`), JSON (`.json`) or, under any other name, text."""
+        given.file("path", path)
+        suffix = Path(path).suffix.lower()
+        if suffix in (".html", ".htm"):
+            save_page(path, "Report", self.to_html())
+            return
+        text = self.to_json() if suffix == ".json" else self.text()
+        Path(path).write_text(text + "\n", "utf-8", "replace")
+
+
+def told(value: Any) -> str:
+    """A piece of evidence in words.
+
+    >>> told([0.25, 1 / 3]), told(7), told("loss")
+    ('0.25, 0.3333', '7', 'loss')
+    """
+    if isinstance(value, list | tuple):
+        shown = ", ".join(told(one) for one in value[:8])
+        return shown + (f", … ({len(value)} in all)" if len(value) > 8 else "")
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return literal(str(value))
+
+
+def _counted(findings: tuple[Finding, ...]) -> str:
+    counts = ((sum(f.severity == severity for f in findings), severity) for severity in SEVERITIES)
+    return ", ".join(f"{many} {severity}{'s' * (many != 1)}" for many, severity in counts if many)
+
+
+def _terminal() -> bool:
+    """Whether what is printed goes to a terminal that has colours, and to somebody who wants them."""
+    wanted = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return wanted and bool(getattr(sys.stdout, "isatty", bool)())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return encoded(value)
+    return value

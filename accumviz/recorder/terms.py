@@ -1,0 +1,442 @@
+"""Which losses a backward is the gradient of: each reduced loss under its root, over how many elements, times what.
+
+Read from what the graph's nodes saved, without unpacking it: no node runs, no code of the user's does, and no device
+is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from accumviz.recorder import patches
+from accumviz.recorder.memory import held
+from accumviz.recorder.rows import Row, arrived, raised
+from accumviz.recorder.transfer import PLAIN, readable
+
+LEAF = "torch::autograd::AccumulateGrad"
+# A sum of more losses than this, or one that hangs together by more operations, is not taken apart further.
+_TERMS, _NODES = 64, 512
+# A mask is counted up to so many elements: more would cost a step what the loss itself does.
+_MASK = 1 << 22
+_REDUCTIONS = ("none", "mean", "sum")
+LEAF_ITSELF = "it is a parameter itself, and no loss"
+_NOT_READ = "a constant that it is multiplied or divided by cannot be read"
+_TENSOR, _NUMBER = torch.Tensor, (int, float)
+
+# By the type of a node, its name; a class per user function, or per compilation, is not kept.
+_names: dict[type, str] = {}
+
+
+class Factor(NamedTuple):
+    """What a loss is multiplied by: the product of the constants that are known, and those still on a device."""
+
+    known: float = 1.0
+    late: tuple[tuple[int, torch.Tensor], ...] = ()
+    unknown: str = ""
+
+    def times(self, constant: Any, power: int) -> Factor:
+        """Likewise, times one more constant, or (power -1) divided by it."""
+        if constant is None:
+            return self._replace(unknown=_NOT_READ)
+        if isinstance(constant, torch.Tensor):
+            return self._replace(late=(*self.late, (power, constant)))
+        return self._replace(known=self.known * raised(constant, power))
+
+
+ONE = Factor()
+
+
+def name_of(node: Any) -> str:
+    """What autograd calls this node."""
+    known = _names.get(type(node))
+    if known is not None:
+        return known
+    name: str = node.name()
+    if type(node).__module__ == "builtins" and type(node).__name__ == name:
+        _names[type(node)] = name
+    return name
+
+
+def operand(node: Any, name: str) -> Any:
+    """The constant operand of a Mul or Div, as it was saved for the other one's gradient; None where there is none."""
+    functions = node.next_functions
+    if name in _WITH_NUMBER:
+        return getattr(node, "_saved_other", None)
+    # A constant divided by a loss scales nothing.
+    for slot, position in (("_raw_saved_other", 0), ("_raw_saved_self", 1))[: 2 if SCALING[name] > 0 else 1]:
+        if (
+            len(functions) > position
+            and functions[position][0] is not None
+            and all(fn is None for fn, _ in functions[:position] + functions[position + 1 :])
+        ):
+            raw = getattr(node, slot, None)
+            return None if raw is None else held(raw)
+    return None
+
+
+SCALING = {"MulBackward0": 1, "DivBackward0": -1, "MulBackward1": 1, "DivBackward1": -1}
+_WITH_NUMBER = ("MulBackward1", "DivBackward1")
+
+
+def number(found: Any) -> Any:
+    """A number, or the tensor that is to be sent from its device; None for what cannot be read or is not real."""
+    if isinstance(found, _NUMBER):
+        return float(found)
+    if type(found) not in PLAIN or found.numel() != 1 or found.dtype.is_complex:
+        return None
+    if found.is_cpu and type(found) is _TENSOR and not found.dim():
+        return float(found.item())  # a number that was written in the code, mostly
+    if not readable(found):
+        return None
+    return float(found.item()) if found.is_cpu else found
+
+
+def is_scale(found: Any) -> bool:
+    """Whether this is what a gradient scaler multiplies losses by."""
+    if not isinstance(found, torch.Tensor):
+        return False
+    scales = (getattr(scaler, "_scale", None) for scaler in patches.scalers)
+    return any(isinstance(s, torch.Tensor) and s.data_ptr() == found.data_ptr() for s in scales)
+
+
+# --- the walk -------------------------------------------------------------------------------------
+
+
+def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None:
+    """Write into the row which losses are below this node, which is multiplied by `factor`."""
+    terms: list[dict[str, Any]] = []
+    row.details["terms"] = terms
+    read = _LOSSES.get(name)
+    if read is not None:  # nearly always
+        reduction, elements, unknown = read(node)
+        if factor.late or factor.unknown or isinstance(elements, _TENSOR):
+            _add(row, terms, name, factor, reduction, elements, unknown)
+        else:
+            terms.append(
+                {"op": name, "reduction": reduction, "elements": elements, "factor": factor.known, "unknown": unknown}
+            )
+        return
+    work, visited = [(node, name, factor)], 0
+    while work:
+        node, name, factor = work.pop()
+        visited += 1
+        if len(terms) >= _TERMS or visited > _NODES:
+            # What came so far stands; that there is more is the last thing said.
+            _add(row, terms, name, factor, "", None, f"the root adds up more than {_TERMS} losses")
+            return
+        read = _LOSSES.get(name)
+        if read is not None:
+            _add(row, terms, name, factor, *read(node))
+            continue
+        below = _LINEAR.get(name)
+        if below is not None:
+            found = below(node, factor)
+        elif name in SCALING:
+            found = _scaled(node, name, factor)
+        elif name in _REDUCING:
+            found = _reduced(row, terms, node, name, factor)
+        else:
+            found = _why(node, name)
+        if isinstance(found, str):
+            _add(row, terms, name, factor, "", None, found)
+        else:
+            work += [(fn, name_of(fn), times) for fn, times in reversed(found)]
+
+
+def unknown_root(row: Row, why: str, op: str = "") -> None:
+    """Write into the row that what it started from cannot be taken apart."""
+    row.details["terms"] = [_term(op, None, "", None, why)]
+
+
+def _term(op: str, factor: float | None, reduction: str, elements: float | None, unknown: str) -> dict[str, Any]:
+    return {"op": op, "reduction": reduction, "elements": elements, "factor": factor, "unknown": unknown}
+
+
+def _add(
+    row: Row, terms: list[dict[str, Any]], op: str, factor: Factor, reduction: str, elements: Any, unknown: str = ""
+) -> None:
+    known, late, lost = factor
+    place = len(terms)
+    if isinstance(elements, torch.Tensor):
+        terms.append(_term(op, None if lost else known, reduction, 1, unknown or lost))
+        row.take(("term", (place, "elements", 1)), elements)
+    else:
+        terms.append(_term(op, None if lost else known, reduction, elements, unknown or lost))
+    if not lost:
+        for power, constant in late:
+            row.take(("term", (place, "factor", power)), constant)
+
+
+Found = list[tuple[Any, Factor]] | str
+
+
+def _why(node: Any, name: str) -> str:
+    """Why what is below this node cannot be read."""
+    if name == LEAF:
+        return LEAF_ITSELF
+    if "CompiledFunction" in name:
+        return "it was computed inside torch.compile, which keeps one operation for all"
+    if isinstance(node, BackwardCFunction):
+        return f"{name} is an operation written in Python, whose reduction cannot be read"
+    return f"{name} is no sum, no mean and no constant factor"
+
+
+def _scaled(node: Any, name: str, factor: Factor) -> Found:
+    parents = [fn for fn, _ in node.next_functions if fn is not None]
+    if len(parents) != 1:
+        return "it is a product of two things that both have gradients"
+    if SCALING[name] < 0 and node.next_functions[0][0] is None:
+        return "it is divided by something that has a gradient"
+    found = operand(node, name)
+    if patches.scalers and is_scale(found):
+        return [(parents[0], factor)]
+    return [(parents[0], factor.times(number(found), SCALING[name]))]
+
+
+def _added(node: Any, factor: Factor) -> Found:
+    """Both sides; the second has `alpha` before it."""
+    alpha = getattr(node, "_saved_alpha", 1)
+    signs = (1, alpha, 0)
+    return [(fn, factor.times(s, 1)) for (fn, _), s in zip(node.next_functions, signs, strict=False) if fn is not None]
+
+
+def _subtracted(node: Any, factor: Factor) -> Found:
+    alpha = getattr(node, "_saved_alpha", 1)
+    signs = (1, -alpha, 0)
+    return [(fn, factor.times(s, 1)) for (fn, _), s in zip(node.next_functions, signs, strict=False) if fn is not None]
+
+
+def _subtracted_from(node: Any, factor: Factor) -> Found:
+    """`torch.rsub(a, b)`: b - alpha * a."""
+    signs = (-getattr(node, "_saved_alpha", 1), 1, 0)
+    return [(fn, factor.times(s, 1)) for (fn, _), s in zip(node.next_functions, signs, strict=False) if fn is not None]
+
+
+def _negated(node: Any, factor: Factor) -> Found:
+    return [(node.next_functions[0][0], factor.times(-1, 1))]
+
+
+def _same(node: Any, factor: Factor) -> Found:
+    return [(node.next_functions[0][0], factor)]
+
+
+def _picked(node: Any, factor: Factor) -> Found:
+    """One element: of one, or of scalars that were stacked."""
+    below = node.next_functions[0][0]
+    count = math.prod(node._saved_self_sym_sizes)
+    if count == 1:
+        return [(below, factor)]
+    if name_of(below) == "StackBackward0" and len(below.next_functions) == count:
+        chosen = below.next_functions[node._saved_index][0]
+        return [] if chosen is None else [(chosen, factor)]
+    return "it is one element, picked from a tensor of several"
+
+
+def _variants(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}Backward{n}" for name in names for n in range(4))
+
+
+_VIEWS = _variants("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias")
+_MOVES = _variants("Permute", "Transpose", "T")
+_LINEAR: dict[str, Callable[[Any, Factor], Found]] = {
+    **dict.fromkeys((*_VIEWS, *_MOVES, *_variants("Expand")), _same),
+    **dict.fromkeys(_variants("Add"), _added),
+    **dict.fromkeys(_variants("Sub"), _subtracted),
+    **dict.fromkeys(_variants("Rsub"), _subtracted_from),
+    **dict.fromkeys(_variants("Neg"), _negated),
+    "SelectBackward0": _picked,
+}
+
+# --- losses that torch reduces itself -------------------------------------------------------------
+
+# A loss's reduction, its elements, and why they are not known.
+_Read = tuple[str, Any, str]
+_PACKED = "what it saved was packed away by a hook, or freed"
+
+
+def _size(node: Any, slot: str) -> int | None:
+    """How many elements what it saved has; a tensor of any type or place tells that."""
+    raw = getattr(node, slot, None)
+    tensor = None if raw is None else held(raw)
+    # Another type's might run code of the user's.
+    return tensor.numel() if tensor is not None and type(tensor) in PLAIN else None
+
+
+def _loss(node: Any) -> _Read:
+    reduction, size = _REDUCTIONS[node._saved_reduction], _size(node, "_raw_saved_self")
+    return (reduction, size, "" if size is not None else _PACKED)
+
+
+def _cross_entropy(node: Any) -> _Read:
+    """Its elements are the targets that count, with the weights of their classes."""
+    reduction = _REDUCTIONS[node._saved_reduction]
+    if reduction == "none":
+        size = _size(node, "_raw_saved_target")
+        return reduction, size, "" if size is not None else _PACKED
+    raw = node._raw_saved_total_weight
+    total = raw.data
+    if type(total) is not _TENSOR:
+        total = held(raw)
+    elif total.is_cpu:
+        return reduction, total.item(), ""
+    elements = None if total is None else number(total)
+    return reduction, elements, "" if elements is not None else _PACKED
+
+
+def _of_rows(node: Any) -> _Read:
+    """Losses that have one number for each row of what they were given."""
+    size = _size(node, "_raw_saved_target")
+    given = None if size is None else held(node._raw_saved_self)
+    rows = None if given is None else (given.shape[0] if given.dim() > 1 else 1)
+    return _REDUCTIONS[node._saved_reduction], rows, "" if rows is not None else _PACKED
+
+
+_LOSSES: dict[str, Callable[[Any], _Read]] = {
+    **dict.fromkeys(_variants("NllLoss", "NllLoss2D"), _cross_entropy),
+    **dict.fromkeys(_variants("MultiMarginLoss", "MultilabelMarginLoss"), _of_rows),
+    **dict.fromkeys(
+        _variants(
+            "MseLoss",
+            "L1Loss",
+            "SmoothL1Loss",
+            "HuberLoss",
+            "BinaryCrossEntropy",
+            "BinaryCrossEntropyWithLogits",
+            "KlDiv",
+            "SoftMarginLoss",
+        ),
+        _loss,
+    ),
+}
+
+# --- sums and means written out -------------------------------------------------------------------
+
+_REDUCING = {**dict.fromkeys(_variants("Sum"), "sum"), **dict.fromkeys(_variants("Mean"), "mean")}
+_JOINED = ("StackBackward0", "CatBackward0", "GatherBackward")
+_MANY = "it is summed under a mask that is too large to be counted, or cannot be read"
+
+
+def _reduced(row: Row, terms: list[dict[str, Any]], node: Any, name: str, factor: Factor) -> Found:
+    """A sum or a mean: the term itself, or the losses that were stacked for it.
+
+    Below it, constants are factors; a mask says how many elements a sum has, another's weights how much they weigh.
+    """
+    kind = _REDUCING[name]
+    count = _counted(node)
+    if count is None:
+        return "the size of what it reduces is not known"
+    masks: list[torch.Tensor] = []
+    at, below = node, name
+    while (step := _below(at, below, kind)) is not None:
+        at, made, inner = step
+        if isinstance(made, torch.Tensor):
+            masks.append(made)
+        elif made is not None:
+            factor = factor.times(*made)
+        count = count if inner is None else inner
+        below = name_of(at)
+    if below in _JOINED and len(at.next_functions) == count and count:
+        if masks:
+            return "it adds up stacked losses, each with a weight of its own"
+        each = factor.times(count, -1) if kind == "mean" else factor
+        return [(fn, each) for fn, _ in at.next_functions if fn is not None]
+    if kind == "mean":
+        _add(row, terms, name, factor, kind, count)
+        return []
+    ignoring = _ignoring(at) if below in _CROSS_ENTROPIES else None
+    _add_sum(row, terms, name, factor, count, masks if ignoring is None else [*masks, ignoring])
+    return []
+
+
+def _counted(node: Any) -> int | None:
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    return None if sizes is None else math.prod(int(size) for size in sizes)
+
+
+def _below(node: Any, name: str, kind: str) -> tuple[Any, Any, int | None] | None:
+    """One step down from something that is reduced, past what only scales, masks or arranges its elements.
+
+    Returns the node there, what it passed (a mask, a constant and its power, or None), and the size of
+    what is reduced there if it is another; None where the loss proper begins.
+    """
+    parents = [fn for fn, _ in node.next_functions if fn is not None]
+    if len(parents) != 1 or name in _JOINED or name in _CROSS_ENTROPIES:
+        return None
+    parent = parents[0]
+    above = name_of(parent)
+    if above in _JOINED or above in _CROSS_ENTROPIES:
+        return parent, None, None
+    if sum(fn is not None for fn, _ in parent.next_functions) != 1:
+        return None
+    if _REDUCING.get(above) == kind:
+        return parent, None, _counted(parent)
+    if above in _PASSED:
+        return parent, None, None
+    if above in SCALING:
+        found = operand(parent, above)
+        if isinstance(found, torch.Tensor) and found.numel() != 1:
+            return (parent, found, None) if above == "MulBackward0" else None
+        return parent, (number(found), SCALING[above]), None
+    if above in _MASKED:
+        mask = held(getattr(parent, _MASKED[above]))
+        if mask is None or type(mask) not in PLAIN or not readable(mask) or parent.next_functions[0][0] is None:
+            return None
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            return parent, mask if above == "WhereBackward0" else ~mask, None
+    return None
+
+
+_PASSED = (*_VIEWS, *_variants("Neg", "Sub", "Add"))
+_MASKED = {"MaskedFillBackward0": "_raw_saved_mask", "WhereBackward0": "_raw_saved_condition"}
+_CROSS_ENTROPIES = _variants("NllLoss", "NllLoss2D")
+
+
+def _ignoring(node: Any) -> torch.Tensor | None:
+    """Which targets of an unreduced cross entropy count."""
+    target = held(node._raw_saved_target)
+    ignored = node._saved_ignore_index
+    ignored -= (1 << 64) if ignored >= 1 << 63 else 0
+    if target is None or type(target) not in PLAIN or not readable(target) or target.numel() > _MASK:
+        return None
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        found: torch.Tensor = target != ignored
+    return found
+
+
+def _add_sum(
+    row: Row, terms: list[dict[str, Any]], name: str, factor: Factor, count: int, masks: list[torch.Tensor]
+) -> None:
+    """A sum's elements are those that its masks let through; weights count as much as they weigh."""
+    if not masks:
+        _add(row, terms, name, factor, "sum", count)
+        return
+    sizes = {mask.numel() for mask in masks}
+    if (
+        not all(type(mask) in PLAIN and not mask.dtype.is_complex and readable(mask) for mask in masks)
+        or max(sizes) > _MASK
+        or 0 in sizes
+        or len(sizes) > 1
+    ):
+        _add(row, terms, name, factor, "sum", None, _MANY)
+        return
+    repeated, place = count // sizes.pop(), len(terms)
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        weights = masks[0].reshape(-1)
+        for other in masks[1:]:
+            weights = weights * other.reshape(-1)
+        total = weights.sum()
+        lowest = None if weights.dtype is torch.bool else weights.min()
+    _add(row, terms, name, factor, "sum", number(total))
+    term = terms[place]
+    term["elements"] *= repeated
+    if lowest is not None:
+        low = number(lowest)
+        if isinstance(low, torch.Tensor):
+            row.take(("term", (place, "lowest", 1)), low)
+        else:
+            arrived(term, "lowest", 1, low)

@@ -1,0 +1,231 @@
+"""Loops played by hand: what they do to `.grad` is computed here, and written down as a recording would."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from accumviz.events import CHANGED
+from accumviz.ledger import Ledger, Parameter
+
+LINES = {
+    "backward": "loss.backward()",
+    "zero_grad": "optimizer.zero_grad()",
+    "step": "optimizer.step()",
+    "clip": "clip_grad_norm_(model.parameters(), 1.0)",
+    "unscale": "scaler.unscale_(optimizer)",
+    "schedule": "scheduler.step()",
+}
+
+
+def term(
+    elements: float | None = 8, factor: float | None = 0.25, reduction: str = "mean", op: str = "NllLossBackward0"
+) -> dict[str, Any]:
+    return {"op": op, "reduction": reduction, "elements": elements, "factor": factor, "unknown": ""}
+
+
+class Play:
+    """A loop over some optimizers' parameters (`{"w": 0, "v": 0, "d": 1}`: which optimizer owns which).
+
+    `weights` follows, for each live backward and parameter, the coefficient with which its
+    contribution is in `.grad`: what `shares` has to find, computed forwards.
+    """
+
+    def __init__(self, owners: dict[str, int | None] | None = None, seed: int = 0, rank: int | None = None) -> None:
+        self.owners: dict[str, Any] = {"w": 0, "v": 0} if owners is None else owners
+        self.rng = np.random.default_rng(seed)
+        self.rows: list[dict[str, Any]] = []
+        self.grad: dict[str, np.ndarray] = {}
+        self.weights: dict[str, dict[int, float]] = {name: {} for name in self.owners}
+        self.steps: dict[int, dict[int, float]] = {}
+        self.amp = 1.0
+        self.rank = rank
+        self.dtypes: dict[str, str] = {}
+        self.meta: dict[str, Any] = {}
+
+    def _put(self, kind: str, line: int | None = None, **fields: Any) -> int:
+        number = list(LINES).index(kind) + 1 if kind in LINES else 0
+        grads = {name: value.tolist() for name, value in self.grad.items()}
+        about = {"file": "train.py", "line": line or 10 * number, "source": LINES.get(kind, "")}
+        self.rows.append({"kind": kind, "grad": grads, **about, **fields})
+        return len(self.rows) - 1
+
+    def backward(
+        self,
+        *terms: dict[str, Any],
+        into: tuple[str, ...] | None = None,
+        label: str = "loss",
+        values: float | None = None,
+        line: int | None = None,
+        within: str = "",
+        numbers: tuple[float, float] | None = None,
+        **details: Any,
+    ) -> int:
+        into = tuple(self.owners) if into is None else into
+        contribution = {}
+        for name in into:
+            size = 3 if name != "one" else 1
+            added = self.rng.normal(size=size) if values is None else np.full(size, values)
+            contribution[name] = (added * self.amp).tolist()
+            self.grad[name] = self.grad.get(name, np.zeros(size)) + added * self.amp
+            self.weights[name][len(self.rows)] = self.amp
+        if self.amp != 1:
+            details["amp_scale"] = self.amp
+        if terms or "terms" not in details:
+            details["terms"] = list(terms) or [term()]
+        if details["terms"] is None:
+            del details["terms"]
+        saved = {} if numbers is None else {"saved_before": numbers[0], "saved_after": numbers[1]}
+        source = f"{label}.backward()" if "(" not in label else label
+        return self._put(
+            "backward",
+            line,
+            label=label,
+            source=source,
+            contribution=contribution,
+            details=details,
+            within=within,
+            **saved,
+        )
+
+    def _scale(self, by: float, names: tuple[str, ...] | None = None) -> None:
+        for name in names or tuple(self.grad):
+            if name in self.grad:
+                self.grad[name] = self.grad[name] * by
+                self.weights[name] = {b: weight * by for b, weight in self.weights[name].items()}
+
+    def clip(self, most: float = 1.0, names: tuple[str, ...] | None = None, **fields: Any) -> int:
+        there = [self.grad[name] for name in names or self.grad if name in self.grad]
+        total = math.sqrt(sum(float((g**2).sum()) for g in there))
+        self._scale(min(1.0, most / (total + 1e-6)), names)
+        touched = [name for name in names or self.grad if name in self.grad]
+        at = self._put("clip", details={"by": "norm", "max_norm": most, "total_norm": total}, **fields)
+        self.touched(at, touched)
+        return at
+
+    def edit(self, by: float, names: tuple[str, ...] | None = None) -> int:
+        self._scale(by, names)
+        at = self._put("edit")
+        self.touched(at, list(names or self.grad))
+        return at
+
+    def unscale(self, optimizer: int = 0) -> int:
+        names = tuple(name for name, owner in self.owners.items() if owner == optimizer)
+        self._scale(1 / self.amp, names)
+        at = self._put("unscale", details={"amp_scale": self.amp})
+        self.touched(at, [name for name in names if name in self.grad])
+        return at
+
+    def sync(self, ranks: int = 2, names: tuple[str, ...] | None = None) -> int:
+        """An average over ranks of which the others have nothing: each live weight once by 1/ranks."""
+        self._scale(1 / ranks, names)
+        at = self._put("sync", within="backward", details={"op": "all-reduce", "bytes": 12, "ranks": ranks})
+        self.touched(at, list(names or self.grad))
+        return at
+
+    def touched(self, event: int, names: list[str]) -> None:
+        """Say that the event changed these parameters' `.grad`."""
+        self.rows[event]["changed"] = names
+
+    def step(self, optimizer: int = 0, *, skipped: bool = False, **fields: Any) -> int:
+        names = [name for name, owner in self.owners.items() if owner == optimizer]
+        at = len(self.rows)
+        if not skipped:
+            self.steps[at] = {b: weight for name in names for b, weight in self.weights[name].items()}
+        details = {
+            "optimizer": "SGD",
+            "optimizer_index": optimizer,
+            "lr": [0.1],
+            **({"skipped": True} if skipped else {}),
+        }
+        return self._put("step", details=details | fields.pop("details", {}), **fields)
+
+    def zero(self, optimizer: int | None = None, *, to_none: bool = True, **fields: Any) -> int:
+        for name, owner in self.owners.items():
+            if optimizer is None or owner == optimizer:
+                self.weights[name] = {}
+                if to_none:
+                    self.grad.pop(name, None)
+                elif name in self.grad:
+                    self.grad[name] = np.zeros_like(self.grad[name])
+        return self._put("zero_grad", details={"set_to_none": to_none}, **fields)
+
+    def schedule(self, optimizer: int = 0, **fields: Any) -> int:
+        about = {"scheduler": "StepLR", "optimizer": "SGD", "optimizer_index": optimizer, "lr": [0.05]}
+        return self._put("schedule", label="StepLR", details=about, **fields)
+
+    def loader(self, what: str, number: int = 0) -> int:
+        about = {"what": what, "loader": number, "batches": 4, "length": 4, "drop_last": False}
+        return self._put("loader", details=about)
+
+    @property
+    def ledger(self) -> Ledger:
+        count = len({owner for owner in self.owners.values() if owner is not None})
+        parameters = [
+            Parameter(
+                name,
+                (1,) if name == "one" else (3,),
+                dtype=self.dtypes.get(name, "float32"),
+                optimizers=() if owner is None else owner if isinstance(owner, tuple) else (owner,),
+                rank=self.rank,
+            )
+            for name, owner in self.owners.items()
+        ]
+        meta = {"optimizers": [f"SGD {i}" for i in range(count)], "ended": "closed"} | self.meta
+        if self.rank is not None:
+            meta |= {"rank": self.rank, "ranks": 2}
+        rows = [{key: value for key, value in row.items() if key != "changed"} for row in self.rows]
+        built = Ledger.build(parameters, rows, meta=meta)
+        state = np.array(built.state)
+        for event, row in enumerate(self.rows):
+            for name in row.get("changed", ()):
+                state[event, list(self.owners).index(name)] |= CHANGED
+        return Ledger(built.parameters, built.events, built.contribution, built.grad, state, built.exact, meta=meta)
+
+    def beside(self, other: int = 7) -> Play:
+        """The same loop, with another network beside it that is trained rightly by an optimizer of its own."""
+        found = Play(self.owners | {"z": other})
+        found.dtypes, found.meta, found.rank = self.dtypes, self.meta, self.rank
+        for row in self.rows:
+            found.rows.append(row)
+            if row["kind"] == "step":
+                grad = row["grad"] | {"z": [1.0] * 3}
+                about = {"file": "other.py", "line": 7}
+                terms = {"terms": [term(8, 1.0)]}
+                own = {"kind": "backward", "label": "other_loss", "contribution": {"z": [1.0] * 3}, "details": terms}
+                found.rows += [
+                    own | about | {"grad": grad},
+                    {"kind": "step", "grad": grad, "details": {"optimizer": "Adam", "optimizer_index": other}} | about,
+                    {"kind": "zero_grad", "grad": row["grad"]} | about,
+                ]
+        return found
+
+    def renamed(self, **texts: str) -> Play:
+        """The same loop under other names: `old="new"` in labels and sources; `nameless="yes"` takes the sources."""
+        found = Play(self.owners)
+        found.dtypes, found.meta, found.rank = self.dtypes, self.meta, self.rank
+        nameless = texts.pop("nameless", "")
+        for row in self.rows:
+            changed = dict(row)
+            for field in ("label", "source"):
+                text = str(row.get(field, ""))
+                for old, new in texts.items():
+                    text = text.replace(old, new)
+                changed[field] = "" if nameless else text
+            found.rows.append(changed | ({"file": "", "line": 0} if nameless and row["kind"] != "backward" else {}))
+        return found
+
+
+def windows(*counts: int, factor: float | None = None, elements: float = 8, clip: bool = False) -> Play:
+    """Right windows of so many micro-batches: divided by their own number, or by a factor that is given."""
+    play = Play()
+    for count in counts:
+        for _ in range(count):
+            play.backward(term(elements, 1 / count if factor is None else factor))
+        if clip:
+            play.clip(0.5)
+        play.step()
+        play.zero()
+    return play

@@ -1,0 +1,461 @@
+"""The losses under a root: their reductions, elements and factors are those that plain arithmetic gives."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import accumviz as av
+
+ROWS, CLASSES, IGNORED, K = 12, 5, 3, 4
+VALID = ROWS - IGNORED
+
+
+class Batch:
+    """Scores that depend on one layer, targets of which some are ignored, and what losses need beside them."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, CLASSES)
+        self.x = torch.randn(ROWS, 8)
+        self.scores = self.layer(self.x)
+        self.y = torch.randint(0, CLASSES, (ROWS,))
+        self.ignoring = self.y.clone()
+        self.ignoring[:IGNORED] = -100
+        self.zeros = torch.zeros(ROWS, CLASSES)
+        self.mask = self.ignoring >= 0
+        self.weight = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5])
+        self.probabilities = torch.softmax(torch.randn(ROWS, CLASSES), 1)
+
+
+Expected = list[tuple[str, float | None, float]]
+ALL = ROWS * CLASSES
+
+
+def weighed(b: Batch) -> float:
+    return sum(b.weight[int(c)].item() for c in b.ignoring if c >= 0)
+
+
+def own(y: torch.Tensor) -> tuple[range, torch.Tensor]:
+    return range(ROWS), y
+
+
+# A loss, and each term's reduction, elements and factor, worked out by hand.
+FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Callable[[Batch], Expected]]] = {
+    # those of the first trial
+    "cross entropy / K": (lambda b: F.cross_entropy(b.scores, b.ignoring) / K, lambda b: [("mean", VALID, 1 / K)]),
+    "two losses": (
+        lambda b: F.mse_loss(b.scores, b.zeros) / K + 0.3 * b.scores.square().mean() / K,
+        lambda b: [("mean", ALL, 1 / K), ("mean", ALL, 0.3 / K)],
+    ),
+    "sum / count": (
+        lambda b: F.cross_entropy(b.scores, b.ignoring, reduction="sum") / 100,
+        lambda b: [("sum", VALID, 1 / 100)],
+    ),
+    "sum() / numel / K": (lambda b: (b.scores**2).sum() / b.scores.numel() / K, lambda b: [("sum", ALL, 1 / ALL / K)]),
+    "binary": (
+        lambda b: F.binary_cross_entropy_with_logits(b.scores, b.zeros) / 2,
+        lambda b: [("mean", ALL, 1 / 2)],
+    ),
+    "a masked mean": (
+        lambda b: (F.cross_entropy(b.scores, b.ignoring, reduction="none") * b.mask).sum() / b.mask.sum(),
+        lambda b: [("sum", VALID, 1 / VALID)],
+    ),
+    "divided by a tensor": (
+        lambda b: F.mse_loss(b.scores, b.zeros) / torch.tensor(4.0),
+        lambda b: [("mean", ALL, 1 / 4)],
+    ),
+    "a difference": (
+        lambda b: F.l1_loss(b.scores, b.zeros) - F.huber_loss(b.scores, b.zeros),
+        lambda b: [("mean", ALL, 1), ("mean", ALL, -1)],
+    ),
+    "log_softmax, picked": (
+        lambda b: -F.log_softmax(b.scores, 1)[own(b.y)].mean(),
+        lambda b: [("mean", ROWS, -1)],
+    ),
+    "stacked": (
+        lambda b: torch.stack([F.mse_loss(b.scores[i], b.zeros[i]) for i in range(3)]).mean(),
+        lambda b: [("mean", CLASSES, 1 / 3)] * 3,
+    ),
+    # further ones
+    "nested sums": (
+        lambda b: 2 * (F.mse_loss(b.scores, b.zeros) + (b.scores.sum() * 0.5 - b.scores.mean()) / 8),
+        lambda b: [("mean", ALL, 2), ("sum", ALL, 2 * 0.5 / 8), ("mean", ALL, -2 / 8)],
+    ),
+    "alpha": (
+        lambda b: torch.add(b.scores.mean(), b.scores.sum(), alpha=3) - 1,
+        lambda b: [("mean", ALL, 1), ("sum", ALL, 3)],
+    ),
+    "alpha of a difference": (
+        lambda b: torch.sub(b.scores.mean(), b.scores.sum(), alpha=3),
+        lambda b: [("mean", ALL, 1), ("sum", ALL, -3)],
+    ),
+    "one less a loss": (lambda b: 1 - b.scores.mean(), lambda b: [("mean", ALL, -1)]),
+    "sum of a list": (
+        lambda b: sum([b.scores[i].mean() for i in range(3)]) / 3,
+        lambda b: [("mean", CLASSES, 1 / 3)] * 3,
+    ),
+    "class weights": (
+        lambda b: F.cross_entropy(b.scores, b.ignoring, weight=b.weight),
+        lambda b: [("mean", weighed(b), 1)],
+    ),
+    "class weights, summed": (
+        lambda b: F.cross_entropy(b.scores, b.ignoring, weight=b.weight, reduction="sum") / 7,
+        lambda b: [("sum", weighed(b), 1 / 7)],
+    ),
+    "label smoothing": (
+        lambda b: F.cross_entropy(b.scores, b.y, label_smoothing=0.1) / K,
+        lambda b: [("mean", ROWS, 0.9 / K), ("sum", ALL, 0.1 / CLASSES / ROWS / K)],
+    ),
+    "probabilities for targets": (
+        lambda b: F.cross_entropy(b.scores, b.probabilities) / K,
+        lambda b: [("sum", ROWS, -1 / ROWS / K)],
+    ),
+    "another index ignored": (
+        lambda b: F.cross_entropy(b.scores, b.y, ignore_index=2),
+        lambda b: [("mean", sum(c != 2 for c in b.y.tolist()), 1)],
+    ),
+    "unreduced and summed": (
+        lambda b: F.cross_entropy(b.scores, b.ignoring, reduction="none").sum() / 100,
+        lambda b: [("sum", VALID, 1 / 100)],
+    ),
+    "unreduced and averaged": (
+        lambda b: F.cross_entropy(b.scores, b.ignoring, reduction="none").mean(),
+        lambda b: [("mean", ROWS, 1)],
+    ),
+    "divided element by element": (
+        lambda b: (F.cross_entropy(b.scores, b.y, reduction="none") / K / ROWS).sum(),
+        lambda b: [("sum", ROWS, 1 / K / ROWS)],
+    ),
+    "divided before the mean": (lambda b: ((b.scores - 1) ** 2 / K).mean(), lambda b: [("mean", ALL, 1 / K)]),
+    "images": (
+        lambda b: F.cross_entropy(b.scores.view(3, CLASSES, 4), b.ignoring.view(3, 4)) / K,
+        lambda b: [("mean", VALID, 1 / K)],
+    ),
+    "masked_fill": (
+        lambda b: F.cross_entropy(b.scores, b.y, reduction="none").masked_fill(~b.mask, 0.0).sum() / 50,
+        lambda b: [("sum", VALID, 1 / 50)],
+    ),
+    "where": (
+        lambda b: torch.where(b.mask, F.cross_entropy(b.scores, b.y, reduction="none"), 0.0).sum() / 50,
+        lambda b: [("sum", VALID, 1 / 50)],
+    ),
+    "indexed by a mask": (
+        lambda b: F.cross_entropy(b.scores, b.y, reduction="none")[b.mask].mean() / K,
+        lambda b: [("mean", VALID, 1 / K)],
+    ),
+    "a float mask": (
+        lambda b: (F.cross_entropy(b.scores, b.y, reduction="none") * b.mask.float()).sum() / b.mask.float().sum(),
+        lambda b: [("sum", VALID, 1 / VALID)],
+    ),
+    "a mask of rows": (
+        lambda b: ((b.scores**2) * b.mask[:, None]).sum() / 60,
+        lambda b: [("sum", VALID * CLASSES, 1 / 60)],
+    ),
+    "two masks": (
+        lambda b: (F.cross_entropy(b.scores, b.ignoring, reduction="none") * (torch.arange(ROWS) < 6)).sum() / 3,
+        lambda b: [("sum", 6 - IGNORED, 1 / 3)],
+    ),
+    "normalised weights": (
+        lambda b: (F.cross_entropy(b.scores, b.y, reduction="none") * torch.full((ROWS,), 1 / ROWS)).sum(),
+        lambda b: [("sum", 1, 1)],
+    ),
+    "rows, then all": (
+        lambda b: F.cross_entropy(b.scores, b.y, reduction="none").view(3, 4).mean(1).mean() / K,
+        lambda b: [("mean", ROWS, 1 / K)],
+    ),
+    "per sample, then averaged": (
+        lambda b: (b.scores**2).sum(1).mean() / K,
+        lambda b: [("mean", ROWS, 1 / K)],
+    ),
+    "over named dimensions": (lambda b: b.scores.mean((0, 1)), lambda b: [("mean", ALL, 1)]),
+    "KL, batchmean": (
+        lambda b: F.kl_div(F.log_softmax(b.scores, 1), b.probabilities, reduction="batchmean"),
+        lambda b: [("sum", ROWS, 1 / ROWS)],
+    ),
+    "smooth l1": (
+        lambda b: F.smooth_l1_loss(b.scores, b.zeros, reduction="sum") / ALL,
+        lambda b: [("sum", ALL, 1 / ALL)],
+    ),
+    "multi margin": (lambda b: F.multi_margin_loss(b.scores, b.y), lambda b: [("mean", ROWS, 1)]),
+    "a stack, one picked": (
+        lambda b: torch.stack([b.scores.mean(), b.scores.sum()])[1] / 2,
+        lambda b: [("sum", ALL, 1 / 2)],
+    ),
+    "concatenated": (
+        lambda b: torch.cat([b.scores[:2].mean().view(1), b.scores[2:].mean().view(1)]).sum(),
+        lambda b: [("mean", 2 * CLASSES, 1), ("mean", (ROWS - 2) * CLASSES, 1)],
+    ),
+    "shapes of one element": (
+        lambda b: b.scores.mean().view(1, 1).squeeze().unsqueeze(0).clone()[0] / K,
+        lambda b: [("mean", ALL, 1 / K)],
+    ),
+    "in place": (
+        lambda b: torch.zeros(()).add_(b.scores.mean()).div_(K),
+        lambda b: [("mean", ALL, 1 / K)],
+    ),
+    "another precision": (lambda b: b.scores.mean().double() / K, lambda b: [("mean", ALL, 1 / K)]),
+    "a negative log likelihood": (
+        lambda b: F.nll_loss(F.log_softmax(b.scores, 1), b.ignoring) * (1 / K),
+        lambda b: [("mean", VALID, 1 / K)],
+    ),
+    "one row, unreduced": (
+        lambda b: F.cross_entropy(b.scores[:1], b.y[:1], reduction="none") / K,
+        lambda b: [("none", 1, 1 / K)],
+    ),
+    "divided by a number that torch was given": (
+        lambda b: torch.ops.aten.div.Scalar(b.scores.mean(), 4.0),
+        lambda b: [("mean", ALL, 1 / 4)],
+    ),
+}
+
+
+def recorded(layer: Any, loss: Callable[[], Any], **how: Any) -> list[dict[str, Any]]:
+    with av.record(layer) as recording:
+        loss().backward(**how)
+    terms: list[dict[str, Any]] = recording.ledger.of("backward")[0].details["terms"]
+    return terms
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_loss_is_read_as_arithmetic_has_it(form: str) -> None:
+    made, expected = FORMS[form]
+    batch = Batch()
+    terms = recorded(batch.layer, lambda: made(batch))
+    assert [term["unknown"] for term in terms] == [""] * len(terms)
+    assert [(t["reduction"], t["elements"], t["factor"]) for t in terms] == [
+        (reduction, pytest.approx(elements, rel=1e-6), pytest.approx(factor, rel=1e-6))
+        for reduction, elements, factor in expected(batch)
+    ]
+
+
+# Of one cross entropy a row: what each row weighs in the gradient says the same as its term.
+BY_ROWS = [
+    "cross entropy / K",
+    "sum / count",
+    "a masked mean",
+    "unreduced and summed",
+    "unreduced and averaged",
+    "divided element by element",
+    "images",
+    "masked_fill",
+    "where",
+    "indexed by a mask",
+    "a float mask",
+    "two masks",
+    "rows, then all",
+    "a negative log likelihood",
+    "probabilities for targets",
+    "log_softmax, picked",
+]
+
+
+@pytest.mark.parametrize("form", BY_ROWS)
+def test_a_term_says_what_the_gradient_says(form: str) -> None:
+    """The least-squares solution over single rows' gradients is the weight of each row."""
+    made, _ = FORMS[form]
+    batch = Batch()
+    if form == "images":  # the same rows in another order
+        batch.scores = batch.scores.view(3, 4, CLASSES).transpose(1, 2).reshape(ROWS, CLASSES)
+    (term,) = recorded(batch.layer, lambda: made(batch))
+    whole = torch.cat([p.grad.flatten() for p in batch.layer.parameters() if p.grad is not None]).double()
+    columns = []
+    for i in range(ROWS):
+        batch.layer.zero_grad()
+        target = batch.probabilities if form == "probabilities for targets" else batch.y
+        F.cross_entropy(batch.layer(batch.x[i : i + 1]), target[i : i + 1]).backward()
+        columns.append(torch.cat([p.grad.flatten() for p in batch.layer.parameters() if p.grad is not None]))
+    weights = torch.linalg.lstsq(torch.stack(columns, 1).double(), whole[:, None]).solution.flatten()
+    each = abs(term["factor"]) / (term["elements"] if term["reduction"] == "mean" else 1)
+    counted = [w for w in weights.tolist() if abs(w) > 1e-5]
+    assert counted == pytest.approx([each] * len(counted), rel=1e-3)
+    if term["reduction"] == "sum":
+        assert len(counted) == pytest.approx(term["elements"])
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+UNKNOWN: dict[str, tuple[Callable[[Batch], Any], str]] = {
+    "an operation of the user's": (lambda b: Doubled.apply(b.scores.mean()) / 2, "written in Python"),
+    "a root": (lambda b: F.mse_loss(b.scores, b.zeros).sqrt(), "SqrtBackward0"),
+    "a product": (lambda b: b.scores.mean() * b.scores.sum(), "product of two"),
+    "an uncertainty": (lambda b: b.scores.mean() * torch.exp(-b.layer.bias[0]), "product of two"),
+    "divided by a loss": (lambda b: torch.tensor(2.0) / b.scores.mean(), "divided by something"),
+    "the largest": (lambda b: b.scores.max(), "MaxBackward"),
+    "one of many": (lambda b: b.scores.view(-1)[0], "picked"),
+    "advantages": (lambda b: (b.scores[:, 0] * torch.randn(ROWS)).sum(), "some are negative"),
+    "a weighted stack": (
+        lambda b: (torch.stack([b.scores.mean(), b.scores.sum()]) * torch.tensor([0.3, 0.7])).sum(),
+        "a weight of its own",
+    ),
+    "a parameter": (lambda b: b.layer.bias, "a parameter itself"),
+}
+
+
+@pytest.mark.parametrize("form", UNKNOWN)
+def test_what_cannot_be_read_says_why(form: str) -> None:
+    made, why = UNKNOWN[form]
+    batch = Batch()
+    leaf = nn.Parameter(torch.ones(()))
+    batch.layer.register_parameter("leaf", leaf)
+    loss = leaf if form == "a parameter" else made(batch)
+    (term,) = recorded(batch.layer, lambda: loss)
+    assert why in term["unknown"]
+    assert term["elements"] is None
+
+
+def test_a_sum_of_more_losses_than_are_read_says_that_there_are_more() -> None:
+    batch = Batch()
+    terms = recorded(batch.layer, lambda: sum(batch.scores[i % ROWS].mean() for i in range(300)))
+    assert len(terms) == 65
+    assert {(t["reduction"], t["elements"], t["unknown"]) for t in terms[:-1]} == {("mean", CLASSES, "")}
+    assert "more than 64" in terms[-1]["unknown"]
+
+
+def test_several_roots_an_edge_and_a_given_gradient_are_unknown() -> None:
+    batch = Batch()
+    with av.record(batch.layer) as recording:
+        torch.autograd.backward([batch.scores.mean(), batch.scores.sum()], retain_graph=True)
+        batch.scores.mean().backward(torch.tensor(0.5), retain_graph=True)
+        batch.scores.backward(torch.ones_like(batch.scores), retain_graph=True)
+        loss = batch.scores.mean()
+        torch.autograd.backward((loss,), (None,), retain_graph=True)
+        torch.autograd.backward(torch.autograd.graph.get_gradient_edge(loss), torch.ones(()))
+    terms = [event.details["terms"] for event in recording.ledger.of("backward")]
+    assert [len(each) for each in terms] == [1] * 5
+    roots, given, whole, alone, edge = (each[0]["unknown"] for each in terms)
+    assert "2 roots" in roots
+    assert "given a gradient" in given
+    assert "given a gradient" in whole
+    assert alone == ""
+    assert "given a gradient" in edge or "edge" in edge
+
+
+def test_a_graph_that_is_kept_says_the_same_twice() -> None:
+    batch = Batch()
+    loss = F.cross_entropy(batch.scores, batch.ignoring) / K
+    with av.record(batch.layer) as recording:
+        loss.backward(retain_graph=True)
+        loss.backward()
+    first, second = recording.ledger.of("backward")
+    assert first.details["terms"] == second.details["terms"]
+
+
+def test_the_scaler_is_no_factor_of_a_term() -> None:
+    batch = Batch()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with av.record(batch.layer) as recording:
+        scaler.scale(F.cross_entropy(batch.layer(batch.x), batch.ignoring) / K).backward()
+        (scaler.scale(batch.layer(batch.x).mean()) + 0.5 * scaler.scale(batch.layer(batch.x).sum())).backward()
+    first, second = recording.ledger.of("backward")
+    assert [(t["factor"], t["elements"]) for t in first.details["terms"]] == [(1 / K, VALID)]
+    assert first.details["amp_scale"] == 1024.0
+    assert [t["factor"] for t in second.details["terms"]] == [1.0, 0.5]
+
+
+def test_a_compiled_model_hides_nothing_that_stands_outside() -> None:
+    batch = Batch()
+    compiled = torch.compile(batch.layer, backend="aot_eager")
+    (outside,) = recorded(batch.layer, lambda: F.cross_entropy(compiled(batch.x), batch.ignoring) / K)
+    assert (outside["reduction"], outside["elements"], outside["factor"]) == ("mean", VALID, 1 / K)
+
+
+def test_a_compiled_loss_is_unknown() -> None:
+    batch = Batch()
+
+    @torch.compile(backend="aot_eager")
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return batch.layer(x).mean()
+
+    (term,) = recorded(batch.layer, lambda: loss(batch.x) / K)
+    assert "torch.compile" in term["unknown"]
+    assert term["factor"] == 1 / K
+
+
+def of_each_rank() -> list[Any]:
+    batch = Batch()
+    rank = torch.distributed.get_rank()
+    replica = nn.parallel.DistributedDataParallel(batch.layer)
+    with av.record(replica) as recording:
+        for n in range(2):
+            rows = slice(0, 4 + 4 * rank + n)
+            with replica.no_sync() if n == 0 else contextlib.nullcontext():
+                (F.cross_entropy(replica(batch.x[rows]), batch.ignoring[rows], reduction="sum") / 16).backward()
+    return [event.details["terms"] for event in recording.ledger.of("backward")]
+
+
+def test_each_rank_reads_its_own() -> None:
+    world = av.distribute(of_each_rank, ranks=2)
+    said = [[(t["reduction"], t["elements"], t["factor"]) for (t,) in terms] for terms in world.returned]
+    assert said == [
+        [("sum", 4 + 4 * rank + n - IGNORED, 1 / 16) for n in range(2)]  # those of its rows that count
+        for rank in range(2)
+    ]
+
+
+def test_saved_tensors_are_not_unpacked() -> None:
+    batch = Batch()
+
+    def refuse(_: Any) -> Any:
+        raise AssertionError("unpacked")
+
+    def loss() -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (tensor,), refuse):
+            return F.mse_loss(batch.layer(batch.x), batch.zeros) / K
+
+    with av.record(batch.layer) as recording, contextlib.suppress(AssertionError):
+        loss().backward()
+    assert recording.ledger.meta.get("stopped") is None
+
+
+def test_a_checkpoint_is_not_run_again() -> None:
+    batch = Batch()
+    ran = []
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        ran.append(1)
+        return F.cross_entropy(batch.layer(x), batch.ignoring)
+
+    recorded(batch.layer, lambda: checkpoint(part, batch.x, use_reentrant=False) / K)
+    assert len(ran) == 2  # once forward, once by the backward itself
+
+
+def test_packed_tensors_are_unknown() -> None:
+    batch = Batch()
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> int:
+        kept[len(kept)] = tensor
+        return len(kept) - 1
+
+    def loss() -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda number: kept[number]):
+            return F.mse_loss(batch.layer(batch.x), batch.zeros)
+
+    (term,) = recorded(batch.layer, loss)
+    assert term["elements"] is None
+    assert "packed" in term["unknown"]
+
+
+def test_a_factor_of_zero_is_none_or_infinite() -> None:
+    batch = Batch()
+    (none,) = recorded(batch.layer, lambda: batch.layer(batch.x).mean() * 0)
+    (infinite,) = recorded(batch.layer, lambda: batch.layer(batch.x).mean() / 0)
+    assert none["factor"] == 0
+    assert math.isinf(infinite["factor"])

@@ -1,0 +1,1020 @@
+"""Rules on ledgers written by hand: each mistake, the loop without it, the mistake in disguise; and what is none."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import accumviz as av
+from accumviz.checks import report as reports
+from accumviz.checks.check import RULES
+from accumviz.checks.evidence import CHAPTERS
+from accumviz.ledger import KINDS, Ledger, Parameter
+from tests.by_hand import Play, term, windows
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES: dict[str, tuple[Callable[[], Play], Callable[[], Play]]] = {}
+
+
+def case(name: str, cured: Callable[[], Play]) -> Callable[[Callable[[], Play]], Callable[[], Play]]:
+    def add(mistake: Callable[[], Play]) -> Callable[[], Play]:
+        CASES[name] = mistake, cured
+        return mistake
+
+    return add
+
+
+def found(play: Play | Ledger) -> list[str]:
+    ledger = play.ledger if isinstance(play, Play) else play
+    return [finding.rule for finding in av.check(ledger).findings]
+
+
+def right() -> Play:
+    return windows(4, 4, 4, clip=True)
+
+
+def _tokens(reduction: str) -> Play:
+    play = Play()
+    lengths = (3, 40, 7, 110)
+    for _ in range(2):
+        for n in lengths:
+            play.backward(term(n, 1 / 4 if reduction == "mean" else 1 / sum(lengths), reduction))
+        play.step()
+        play.zero()
+    return play
+
+
+@case("token-mean-of-means", lambda: _tokens("sum"))
+def _() -> Play:
+    return _tokens("mean")
+
+
+@case("zero-grad-inside-window", right)
+def _() -> Play:
+    play = Play()
+    for i in range(8):
+        play.zero()
+        play.backward()
+        if i % 4 == 3:
+            play.step()
+    return play
+
+
+@case("missing-zero-grad", right)
+def _() -> Play:
+    play = Play()
+    for _ in range(3):
+        for _ in range(4):
+            play.backward()
+        play.step()
+    return play
+
+
+@case("loss-not-divided", right)
+def _() -> Play:
+    return windows(4, 4, 4, factor=1.0)
+
+
+@case("partial-window-underscaled", lambda: windows(4, 4, 2))
+def _() -> Play:
+    return windows(4, 4, 2, factor=0.25)
+
+
+def _epochs(*, flush: bool, size: int = 4) -> Play:
+    play = Play()
+    for _ in range(2):
+        play.loader("begins")
+        for i in range(6):
+            play.backward(term(8, 1 / 2 if flush and i >= size else 1 / 4))
+            if i % 4 == 3:
+                play.step()
+                play.zero()
+        play.loader("ends")
+        if flush:
+            play.step()
+            play.zero()
+    return play
+
+
+@case("leftover-carried", lambda: _epochs(flush=True))
+def _() -> Play:
+    return _epochs(flush=False)
+
+
+def _dropped(*, flush: bool) -> Play:
+    play = Play()
+    for _ in range(2):
+        play.loader("begins")
+        play.zero()
+        for i in range(6):
+            play.backward(term(8, 1 / 2 if flush and i >= 4 else 1 / 4))
+            if i % 4 == 3 or (flush and i == 5):
+                play.step()
+                play.zero()
+        play.loader("ends")
+    return play
+
+
+@case("tail-dropped", lambda: _dropped(flush=True))
+def _() -> Play:
+    return _dropped(flush=False)
+
+
+def _scaled(*order: str, clip: float = 0.5) -> Play:
+    play = Play()
+    play.amp = 1024.0
+    for _ in range(2):
+        play.backward(term(8, 0.5))
+        play.backward(term(8, 0.5))
+        for what in order:
+            getattr(play, what)(*([clip] if what == "clip" else []))
+        play.step(source="scaler.step(optimizer)")
+        play.zero()
+    return play
+
+
+@case("clip-scaled-grads", lambda: _scaled("unscale", "clip"))
+def _() -> Play:
+    return _scaled("clip", "unscale")
+
+
+@case("clip-per-micro-batch", right)
+def _() -> Play:
+    play = Play()
+    for i in range(8):
+        play.backward()
+        play.clip(0.5)
+        if i % 4 == 3:
+            play.step()
+            play.zero()
+    return play
+
+
+def _scheduled(*, each: bool) -> Play:
+    play = Play()
+    for i in range(8):
+        play.backward()
+        if i % 4 == 3:
+            play.step()
+            play.zero()
+        if each or i % 4 == 3:
+            play.schedule()
+    return play
+
+
+@case("scheduler-per-micro-batch", lambda: _scheduled(each=False))
+def _() -> Play:
+    return _scheduled(each=True)
+
+
+def _ddp(armed: list[bool], no_sync: list[bool], *, sync: bool = True, times: int = 2, seed: int = 0) -> Play:
+    play = Play(seed=seed)
+    for _ in range(times):
+        for one, other in zip(armed, no_sync, strict=True):
+            play.backward(armed=one, armed_line=3, no_sync=other)
+            if one and sync:
+                play.weights = {n: {b: w / 2 for b, w in ws.items()} for n, ws in play.weights.items()}
+                play.touched(play._put("sync", within="backward", details={"op": "all-reduce", "ranks": 2}), ["w", "v"])
+        play.step()
+        play.zero()
+    return play
+
+
+@case("ddp-unsynced-step", lambda: _ddp([False, False, False, True], [True, True, True, False]))
+def _() -> Play:
+    return _ddp([False] * 4, [True, True, True, False])
+
+
+@case("no-sync-excludes-forward", lambda: _ddp([False, False, False, True], [True, True, True, False]))
+def _() -> Play:
+    return _ddp([True] * 4, [True, True, True, False])
+
+
+def _saved(*, rising: bool) -> Play:
+    play = Play()
+    for i in range(6):
+        for _ in range(2):
+            held = 120e3 * i if rising else 0.0
+            play.backward(term(8, 0.5), numbers=(held + 120e3, held + (120e3 if rising else 0)))
+        play.step()
+        play.zero()
+    return play
+
+
+@case("graph-retained", lambda: _saved(rising=False))
+def _() -> Play:
+    return _saved(rising=True)
+
+
+@case("zero-before-step", right)
+def _() -> Play:
+    play = Play()
+    for _ in range(3):
+        play.backward(term(8, 1.0))
+        play.zero()
+        play.step()
+    return play
+
+
+@case("double-division", right)
+def _() -> Play:
+    return windows(4, 4, 4, factor=1 / 16)
+
+
+@case("clip-on-the-wrong-side", right)
+def _() -> Play:
+    play = Play()
+    for _ in range(2):
+        for _ in range(4):
+            play.backward()
+        play.step()
+        play.clip(0.5)
+        play.zero()
+    return play
+
+
+def _collapsing(*, collapse: bool) -> Play:
+    play = Play()
+    for _ in range(2):
+        play.loader("begins")
+        for i in range(11):
+            tail = i >= 8
+            play.backward(term(8, 1 / 3 if tail and not collapse else 1 / 4))
+            if i % 4 == 3 or (tail and (collapse or i == 10)):
+                play.step()
+                play.zero()
+        play.loader("ends")
+    return play
+
+
+@case("window-collapses-at-end", lambda: _collapsing(collapse=False))
+def _() -> Play:
+    return _collapsing(collapse=True)
+
+
+def _unscaled(*, early: bool) -> Play:
+    play = Play()
+    play.amp = 1024.0
+    for _ in range(2):
+        play.backward(term(8, 0.5))
+        if early:
+            play.unscale()
+        play.backward(term(8, 0.5))
+        if not early:
+            play.unscale()
+        play.step(source="scaler.step(optimizer)")
+        play.zero()
+    return play
+
+
+@case("backward-after-unscale", lambda: _unscaled(early=False))
+def _() -> Play:
+    return _unscaled(early=True)
+
+
+def _stepped(source: str, *, unscale: bool) -> Play:
+    play = Play()
+    play.amp = 1024.0
+    for _ in range(2):
+        play.backward(term(8, 1.0))
+        if unscale:
+            play.unscale()
+        play.step(source=source)
+        play.zero()
+    return play
+
+
+@case("bypass-scaler-step", lambda: _stepped("scaler.step(optimizer)", unscale=True))
+def _() -> Play:
+    return _stepped("optimizer.step()", unscale=False)
+
+
+def _skipping(*, guarded: bool) -> Play:
+    play = Play()
+    for i in range(4):
+        play.backward(term(8, 1.0))
+        play.step(skipped=i == 1)
+        if not (guarded and i == 1):
+            play.schedule()
+        play.zero()
+    return play
+
+
+@case("scheduler-on-skipped-step", lambda: _skipping(guarded=True))
+def _() -> Play:
+    return _skipping(guarded=False)
+
+
+@case("nonfinite-micro-batch", right)
+def _() -> Play:
+    play = right()
+    for value in (1.0, 1.0, float("inf"), 1.0):
+        play.backward(values=value)
+    play.step()
+    play.zero()
+    return play
+
+
+def _sharded(*doings: str) -> Ledger:
+    """FSDP2's two places: `shard` is `.grad`, `whole` is where no_sync gathers."""
+    parameters = [
+        Parameter("shard", (2,), optimizers=(0,)),
+        Parameter("whole", (4,), optimizers=(0,), unsharded_of="shard"),
+    ]
+    rows: list[dict[str, Any]] = []
+    grad: dict[str, Any] = {}
+    for doing in doings:
+        row: dict[str, Any] = {"kind": doing, "file": "a.py", "line": len(doing)}
+        if doing == "backward":
+            grad = grad | {"whole": [1.0] * 4}
+            row |= {"label": "loss", "contribution": {"whole": [1.0] * 4}, "details": {"terms": [term(8, 0.5)]}}
+        elif doing == "sync":
+            grad = {"shard": [1.0] * 2}
+            details = {"op": "reduce-scatter", "ranks": 2}
+            row |= {"within": "backward", "contribution": {"shard": [1.0] * 2}, "details": details}
+        elif doing == "zero_grad":
+            grad = {name: value for name, value in grad.items() if name == "whole"}
+        rows.append(row | {"grad": grad})
+    return Ledger.build(parameters, rows)
+
+
+def test_what_fsdp_gathers_between_micro_batches_is_a_note() -> None:
+    ledger = _sharded(*["backward", "backward", "sync", "step", "zero_grad"] * 2)
+    assert [(row.share, row.unknown) for row in ledger.shares()] == [(0.25, "")] * 4
+    assert [(f.rule, f.severity) for f in av.check(ledger).findings] == [("fsdp-no-sync-memory", "note")]
+    assert av.check(ledger).healthy
+    assert found(_sharded(*["backward", "sync", "backward", "sync", "step", "zero_grad"] * 2)) == []
+
+
+def test_a_zeroing_that_does_not_reach_the_gathered_sum_is_found() -> None:
+    stale = ("backward", "sync", "step", "zero_grad", "backward", "zero_grad", "backward", "sync", "step", "zero_grad")
+    assert found(_sharded(*stale)) == ["fsdp2-zero-keeps-unsharded"]
+
+
+def _ranks(*plays: Play) -> Ledger:
+    for rank, play in enumerate(plays):
+        play.rank = rank
+    return Ledger.merge([play.ledger for play in plays])
+
+
+def _synced(elements: int, factor: float, reduction: str = "mean", times: int = 3, seed: int = 0) -> Play:
+    play = Play(seed=seed)
+    for _ in range(times):
+        play.backward(term(elements, factor, reduction), armed=True, armed_line=3, no_sync=False)
+        play.sync(2)
+        play.step()
+        play.zero()
+    return play
+
+
+def test_ranks_that_divide_by_their_own_counts_are_found() -> None:
+    assert found(_ranks(_synced(30, 1.0), _synced(110, 1.0))) == ["rank-token-weight"]
+    assert found(_ranks(_synced(30, 1 / 70, "sum"), _synced(110, 1 / 70, "sum"))) == []
+    assert found(_ranks(_synced(30, 1.0), _synced(30, 1.0))) == []
+
+
+def test_ranks_that_synchronise_unequally_are_found() -> None:
+    assert found(_ranks(_synced(8, 1.0, times=3), _synced(8, 1.0, times=2))) == ["uneven-rank-backwards"]
+
+
+def test_one_mistake_on_all_ranks_is_one_finding() -> None:
+    report = av.check(_ranks(*(_ddp([False] * 4, [True] * 3 + [False], seed=seed) for seed in (0, 3))))
+    assert [(f.rule, f.times) for f in report.findings] == [("ddp-unsynced-step", 4)]
+
+
+def test_sums_in_half_precision_that_additions_leave_alone_are_found() -> None:
+    for dtype, expected in (("bfloat16", ["low-precision-accumulation"]), ("float32", [])):
+        play = Play()
+        play.dtypes = {"w": dtype, "v": dtype}
+        for _ in range(2):
+            for i in range(8):
+                play.backward(term(8, 1 / 8), values=1.0 if i < 4 else 0.0)
+                if i >= 4:  # far below the last digit of 4
+                    play.rows[-1]["contribution"] = {"w": [1e-6] * 3, "v": [1e-6] * 3}
+            play.step()
+            play.zero()
+        assert found(play) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings_", "to_none", "expected"),
+    [
+        ({"class": "SGD", "momentum": 0.9}, False, ["zero-tensor-drift"]),
+        ({"class": "AdamW", "betas": [0.9, 0.999], "weight_decay": 0.01}, False, ["zero-tensor-drift"]),
+        ({"class": "SGD", "momentum": 0, "weight_decay": 0}, False, []),
+        ({"class": "SGD", "momentum": 0.9}, True, []),
+    ],
+)
+def test_zeros_that_move_a_parameter_are_found(settings_: dict[str, Any], to_none: bool, expected: list[str]) -> None:
+    play = Play()
+    play.meta["optimizer_settings"] = [settings_]
+    for i in range(3):
+        play.backward(term(8, 1.0), into=("w", "v") if i == 0 else ("w",))
+        play.step()
+        play.zero(to_none=to_none)
+    assert found(play) == expected
+
+
+def _gan(*, zeroed: bool) -> Play:
+    """Both losses reach both networks' parameters or, with `zeroed`, what leaks is erased in time."""
+    play = Play({"g": 0, "d": 1})
+    for _ in range(3):
+        if zeroed:
+            play.zero(1)
+        play.backward(term(8, 1.0), label="d_loss", into=("d",), line=20)
+        play.step(1, line=21, source="d_optimizer.step()")
+        play.zero(1)
+        play.zero(0)
+        play.backward(term(8, 1.0), label="g_loss", line=24)
+        play.step(0, line=25, source="g_optimizer.step()")
+    return play
+
+
+def test_a_loss_that_leaks_into_the_other_networks_step_is_found_and_one_that_is_zeroed_is_not() -> None:
+    (leak,) = av.check(_gan(zeroed=False).ledger).findings
+    assert (leak.rule, leak.line) == ("gan-gradient-leak", 24)
+    assert "+d_optimizer.zero_grad()" in leak.cure
+    assert found(_gan(zeroed=True)) == []
+
+
+def test_a_step_on_weights_that_a_graph_needs_is_found() -> None:
+    play = Play()
+    play.backward(term(8, 1.0))
+    play.step()
+    error = "one of the variables needed for gradient computation has been modified by an inplace operation"
+    play.backward(term(8, 1.0), label="second", error=error)
+    play.step()
+    assert "step-before-backward" in found(play)
+
+
+def test_a_parameter_that_nobody_owns_and_nobody_zeroes_is_found() -> None:
+    for zeroed, expected in ((False, ["parameter-outside-or-twice"]), (True, [])):
+        play = Play({"w": 0, "lost": None})
+        for _ in range(3):
+            play.backward(term(8, 1.0))
+            play.step()
+            play.zero(None if zeroed else 0)
+        assert found(play) == expected
+
+
+def test_a_parameter_that_two_optimizers_apply_is_found() -> None:
+    rows: list[dict[str, Any]] = []
+    for _ in range(2):
+        rows += [
+            {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}, "details": {"terms": [term(8, 1.0)]}},
+            {"kind": "step", "grad": {"w": 1.0}, "details": {"optimizer": "A", "optimizer_index": 0}},
+            {"kind": "step", "grad": {"w": 1.0}, "details": {"optimizer": "B", "optimizer_index": 1}},
+            {"kind": "zero_grad"},
+        ]
+    twice = Ledger.build([Parameter("w", (1,), optimizers=(0, 1))], rows)
+    assert found(twice) == ["parameter-outside-or-twice"]
+    assert found(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)) == []
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_mistake_is_found_and_is_the_only_finding(name: str) -> None:
+    mistake, _ = CASES[name]
+    assert found(mistake()) == [name]
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_loop_without_the_mistake_is_healthy(name: str) -> None:
+    _, cured = CASES[name]
+    report = av.check(cured().ledger)
+    assert report.findings == () and report.healthy, report
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("disguise", ["other names", "another network beside it", "no source"])
+def test_the_mistake_is_found_in_disguise(name: str, disguise: str) -> None:
+    play = CASES[name][0]()
+    if disguise == "other names":
+        play = play.renamed(optimizer="self.trainer.opts[0]", loss="objective", scheduler="warmup")
+    elif disguise == "no source":
+        play = play.renamed(nameless="yes")
+        if name == "bypass-scaler-step":  # that the scaler steps is read off the line
+            return
+    else:
+        play = play.beside()
+    assert found(play) == [name]
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_healthy_loop_stays_healthy_beside_another_network(name: str) -> None:
+    assert found(CASES[name][1]().beside()) == []
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_finding_has_its_line_its_numbers_and_its_cure(name: str) -> None:
+    (finding,) = av.check(CASES[name][0]().ledger).findings
+    assert finding.severity in reports.SEVERITIES and finding.evidence and finding.cause.endswith(".")
+    assert finding.file == "train.py" and finding.line > 0
+    for line in finding.cure.splitlines()[:2]:
+        assert line.startswith(("--- train.py", "+++ train.py"))
+    if finding.cure:
+        assert re.search(r"^[+-](?![+-])", finding.cure, re.MULTILINE)
+
+
+def test_the_cures_are_written_on_the_users_own_lines() -> None:
+    cures = {name: av.check(make().ledger).findings[0].cure for name, (make, _) in CASES.items()}
+    assert "-loss.backward()\n+(loss / 4).backward()" in cures["loss-not-divided"]
+    assert "-optimizer.zero_grad()" in cures["zero-grad-inside-window"]
+    assert " optimizer.step()\n+optimizer.zero_grad()" in cures["missing-zero-grad"]
+    assert "+scaler.step(optimizer)" in cures["bypass-scaler-step"]
+    assert "+scaler.unscale_(optimizer)" in cures["clip-scaled-grads"]
+    without = {name for name, cure in cures.items() if not cure}
+    # Where a flag, a forward, or something that is kept has to change, no line that was recorded is the wrong one.
+    assert without <= {
+        "ddp-unsynced-step",
+        "no-sync-excludes-forward",
+        "graph-retained",
+        "nonfinite-micro-batch",
+        "window-collapses-at-end",
+        "double-division",  # one of the two stands elsewhere
+    }
+
+
+# ---------------------------------------------------------------- what is no mistake
+
+
+def _two_losses() -> Play:
+    play = Play()
+    for _ in range(3):
+        play.backward(term(8, 1.0), label="real", line=3)
+        play.backward(term(8, 1.0), label="fake", line=4)
+        play.step()
+        play.zero()
+    return play
+
+
+def _helper() -> Play:
+    """Two losses through one helper: their innermost line is the same, the ones above it are not."""
+    play = Play()
+    for _ in range(3):
+        for caller in (30, 31):
+            play.backward(term(8, 1.0))
+            play.rows[-1]["frames"] = (("train.py", 10, "loss.backward()"), ("train.py", caller, "backward(x)"))
+        play.step()
+        play.zero()
+    return play
+
+
+def _overflow() -> Play:
+    play = windows(4, 4)
+    for _ in range(4):
+        play.backward(values=float("inf"))
+    play.step(skipped=True)
+    play.zero()
+    for _ in range(4):
+        play.backward()
+    play.step()
+    play.zero()
+    return play
+
+
+def _weighted() -> Play:
+    """Accelerate multiplies by K × processes on purpose: each token weighs the same."""
+    play = Play()
+    lengths = (3, 40, 7, 110)
+    for _ in range(2):
+        for n in lengths:
+            play.backward(term(n, n * 8 / sum(lengths)))
+        play.step()
+        play.zero()
+    return play
+
+
+def _scheduled_at_one() -> Play:
+    play = Play()
+    for _ in range(5):
+        play.backward(term(8, 1.0))
+        play.step()
+        play.schedule()
+        play.zero()
+    return play
+
+
+def _lbfgs() -> Play:
+    play = Play()
+    for _ in range(3):
+        for _ in range(4):
+            play.zero(within="step")
+            play.backward(term(8, 1.0), within="step")
+        play.step()
+    return play
+
+
+def _probe() -> Play:
+    play = windows(4, 4)
+    for _ in range(2):
+        play.backward(term(8, 1.0), label="probe", line=90)
+        play.zero(line=91)
+    for _ in range(4):
+        play.backward()
+    play.step()
+    play.zero()
+    return play
+
+
+def _by_autograd_grad() -> Play:
+    play = Play()
+    for _ in range(3):
+        play._put("edit", grad={"w": [1.0] * 3, "v": [1.0] * 3})
+        play.step()
+        play.zero()
+    return play
+
+
+def _opened_in_the_middle() -> Play:
+    play = Play()
+    play.backward()
+    play.backward()
+    play.step()
+    play.zero()
+    play.rows += windows(4, 4).rows
+    return play
+
+
+def _ended_in_the_middle() -> Play:
+    play = windows(4, 4)
+    play.backward()
+    play.backward()
+    play.meta["ended"] = "KeyboardInterrupt"
+    return play
+
+
+def _divided_by_hand() -> Play:
+    play = Play()
+    for _ in range(3):
+        for _ in range(4):
+            play.backward(term(8, 1.0))
+        play.edit(0.25)
+        play.clip(0.1)
+        play.step()
+        play.zero()
+    return play
+
+
+def _steps_before_any_backward() -> Play:
+    play = Play()
+    play.step()
+    play.step(skipped=True)
+    play.rows += windows(4, 4).rows
+    return play
+
+
+def _window_across_an_epoch() -> Play:
+    play = Play()
+    for epoch in range(4):
+        play.loader("begins")
+        for i in range(6):
+            play.backward()
+            if (6 * epoch + i) % 4 == 3:
+                play.step()
+                play.zero()
+        play.loader("ends")
+    return play
+
+
+def _auxiliary() -> Play:
+    play = Play()
+    for count in (4, 4, 2):
+        for _ in range(count):
+            play.backward(term(8, 1 / count), term(64, 0.3 / count, op="MseLossBackward0"))
+        play.step()
+        play.zero()
+    return play
+
+
+def _disjoint() -> Play:
+    play = Play({"w": 0, "d": 1})
+    for _ in range(3):
+        play.backward(term(8, 1.0))
+        play.step(0)
+        play.step(1)
+        play.zero()
+    return play
+
+
+def _two_paces() -> Play:
+    """One loss; one network steps each time, the other every fourth."""
+    play = Play({"w": 0, "d": 1})
+    for i in range(8):
+        play.backward(term(8, 1 / 4))
+        play.step(0)
+        play.zero(0)
+        if i % 4 == 3:
+            play.step(1)
+            play.zero(1)
+    return play
+
+
+def _clip_that_does_nothing() -> Play:
+    play = Play()
+    for i in range(8):
+        play.backward()
+        play.clip(1e6)
+        if i % 4 == 3:
+            play.step()
+            play.zero()
+    return play
+
+
+def _norm_after_the_step() -> Play:
+    play = Play()
+    for _ in range(3):
+        play.backward(term(8, 1.0))
+        play.step()
+        play.clip(float("inf"))
+        play.zero()
+    return play
+
+
+def _manual_all_reduce() -> Play:
+    play = Play()
+    for _ in range(2):
+        for _ in range(2):
+            play.backward(term(8, 0.5), armed=False, armed_line=3, no_sync=True)
+        play.touched(play._put("sync", details={"op": "all-reduce", "ranks": 2}), ["w", "v"])
+        play.edit(0.5)
+        play.step()
+        play.zero()
+    return play
+
+
+def _local_sgd() -> Play:
+    return _ddp([False] * 4, [True] * 4)
+
+
+def _smaller_last_batch() -> Play:
+    play = Play()
+    play.loader("begins")
+    for n in (8, 8, 8, 8, 8, 8, 8, 3):
+        play.backward(term(n, 1 / 4))
+        if len([r for r in play.rows if r["kind"] == "backward"]) % 4 == 0:
+            play.step()
+            play.zero()
+    play.loader("ends")
+    return play
+
+
+def _accelerated_scheduler() -> Play:
+    """It steps once a process, after the optimizer."""
+    play = Play()
+    for _ in range(3):
+        for _ in range(4):
+            play.backward()
+        play.step()
+        for _ in range(4):
+            play.schedule()
+        play.zero()
+    return play
+
+
+def _validated_between() -> Play:
+    """A validation loader that ends in the middle of a window ends no epoch of the training one."""
+    play = Play()
+    play.loader("begins", 0)
+    for i in range(8):
+        play.backward()
+        if i == 5:
+            play.loader("begins", 1)
+            play.loader("ends", 1)
+        if i % 4 == 3:
+            play.step()
+            play.zero()
+    return play
+
+
+def _skipping_every_other() -> Play:
+    """Each second attempt overflows; what it had is zeroed, and the next one comes through."""
+    play = Play()
+    for i in range(8):
+        for _ in range(2):
+            play.backward(term(8, 0.5))
+        play.step(skipped=i % 2 == 0)
+        play.zero()
+    return play
+
+
+def _thrown_away_by_hand() -> Play:
+    """No scaler: whoever finds an infinite gradient zeroes it and goes on."""
+    play = Play()
+    for i in range(8):
+        for _ in range(2):
+            play.backward(term(8, 0.5), values=float("inf") if i % 2 == 0 else None)
+        if i % 2:
+            play.step()
+        play.zero()
+    return play
+
+
+def _long_window_inside_an_epoch() -> Play:
+    play = Play()
+    play.loader("begins")
+    for count in (4, 6, 4):
+        for _ in range(count):
+            play.backward()
+        play.step()
+        play.zero()
+    play.loader("ends")
+    return play
+
+
+NOT_MISTAKES = {
+    "an overflow every other time": _skipping_every_other,
+    "an infinite gradient that is thrown away": _thrown_away_by_hand,
+    "a longer window inside an epoch": _long_window_inside_an_epoch,
+    "a generator's loss that reaches the discriminator, zeroed in time": lambda: _gan(zeroed=True),
+    "two losses for one optimizer": _two_losses,
+    "two losses through one helper": _helper,
+    "a step skipped on inf": _overflow,
+    "weights for tokens on purpose": _weighted,
+    "a right last window": lambda: windows(4, 4, 2),
+    "a scheduler with each batch where each has a step": _scheduled_at_one,
+    "closures": _lbfgs,
+    "disjoint optimizers": _disjoint,
+    "two paces": _two_paces,
+    "a probe outside the window": _probe,
+    "gradients from autograd.grad": _by_autograd_grad,
+    "a recording opened in the middle": _opened_in_the_middle,
+    "a recording ended in the middle": _ended_in_the_middle,
+    "a division by hand": _divided_by_hand,
+    "steps before any backward": _steps_before_any_backward,
+    "a window across an epoch": _window_across_an_epoch,
+    "an auxiliary loss": _auxiliary,
+    "a clip that changes nothing": _clip_that_does_nothing,
+    "a norm that is measured after the step": _norm_after_the_step,
+    "an all-reduce by hand": _manual_all_reduce,
+    "weights averaged instead of gradients": _local_sgd,
+    "a scheduler once a process": _accelerated_scheduler,
+    "a validation in between": _validated_between,
+    "a step for each of unequal batches": lambda: _unequal_steps(),
+}
+
+
+def _unequal_steps() -> Play:
+    play = Play()
+    for n in (8, 8, 8, 3):
+        play.backward(term(n, 1.0))
+        play.step()
+        play.zero()
+    return play
+
+
+@pytest.mark.parametrize("name", NOT_MISTAKES)
+def test_what_is_no_mistake_stays_silent(name: str) -> None:
+    play = NOT_MISTAKES[name]()
+    assert found(play) == []
+
+
+def test_a_smaller_last_batch_is_a_note_and_leaves_the_loop_healthy() -> None:
+    report = av.check(_smaller_last_batch().ledger)
+    assert [(f.rule, f.severity) for f in report.findings] == [("token-mean-of-means", "note")]
+    assert report.healthy
+
+
+@given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=6), clip=st.booleans(), elements=st.integers(1, 99))
+@settings(max_examples=60, deadline=None)
+def test_any_right_windows_are_healthy(counts: list[int], clip: bool, elements: int) -> None:
+    assert found(windows(*counts, elements=elements, clip=clip)) == []
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+@pytest.mark.parametrize(
+    ("ledger", "said"),
+    [
+        (Ledger.build([], []), "nothing was recorded"),
+        (Play().ledger, "nothing was recorded"),
+        (_by_autograd_grad().ledger, "no backward"),
+    ],
+)
+def test_without_anything_to_judge_there_is_no_verdict(ledger: Ledger, said: str) -> None:
+    report = av.check(ledger)
+    assert report.verdict == "no verdict" and said in report.reason and not report.healthy
+
+
+def test_a_recording_that_stopped_is_not_healthy_and_its_mistakes_are_found() -> None:
+    for play, verdict in ((right(), "no verdict"), (windows(4, 4, factor=1.0), "findings")):
+        play.meta["stopped"] = "RuntimeError"
+        assert av.check(play.ledger).verdict == verdict
+    captured = right()
+    captured.meta["notes"] = ["a CUDA graph was captured (a.py:3)"]
+    assert "CUDA graph" in av.check(captured.ledger).reason
+
+
+def test_a_ledger_without_terms_has_no_verdict_and_says_which_rules_need_them() -> None:
+    play = right()
+    for row in play.rows:
+        row.get("details", {}).pop("terms", None)
+    report = av.check(play.ledger)
+    assert report.verdict == "no verdict" and "no terms" in report.reason
+    assert {"token-mean-of-means", "loss-not-divided", "partial-window-underscaled", "leftover-carried"} <= set(
+        report.unjudged
+    )
+    assert "zero-grad-inside-window" not in report.unjudged
+
+
+def test_what_needs_no_terms_is_found_without_them() -> None:
+    play = CASES["missing-zero-grad"][0]()
+    for row in play.rows:
+        row.get("details", {}).pop("terms", None)
+    assert found(play) == ["missing-zero-grad"]
+
+
+def test_all_starred_rules_and_sixteen_more_are_there_with_their_names_and_chapters() -> None:
+    names = [rule.name for rule in RULES]
+    assert len(names) == len(set(names)) >= 28
+    assert set(names) == set(CHAPTERS)
+    assert {name for rule in RULES for name in rule.explains} <= set(names)
+    for name, chapter in CHAPTERS.items():
+        page, label = chapter.split("#")
+        assert f"({label})=" in (ROOT / "chapters" / f"{page}.md").read_text("utf-8"), name
+
+
+def test_a_report_is_text_json_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = av.check(windows(4, 4, factor=1.0).ledger)
+    text = repr(report)
+    assert "1 warning" in text and "loss-not-divided" in text and "train.py:10" in text and "\x1b" not in text
+    assert "\x1b[33mwarning\x1b[0m" in report.text(color=True)
+    parsed = json.loads(report.to_json())
+    assert parsed["verdict"] == "findings" and parsed["findings"][0]["rule"] == "loss-not-divided"
+    for name in ("report.html", "report.json", "report.txt"):
+        report.save(tmp_path / name)
+    assert "<!doctype html>" in (tmp_path / "report.html").read_text()
+    assert "loss-not-divided" in report.to_html()
+    bundle = report._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html"} and bundle["text/plain"] == text
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b" in str(report)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in str(report)
+
+
+def test_a_report_carries_no_text_that_a_page_would_run() -> None:
+    play = windows(4, 4, factor=1.0).renamed(loss="<script>x</script>\x1b[2J")
+    report = av.check(play.ledger)
+    assert "<script>" not in report.to_html() and "\x1b" not in repr(report)
+
+
+def test_check_refuses_what_is_no_recording() -> None:
+    with pytest.raises(TypeError, match=r"check\(\) was given an int"):
+        av.check(3)  # type: ignore[arg-type]
+
+
+_NONSENSE: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "x",
+    [],
+    {},
+    [1],
+    {"a": 1},
+    [{}],
+    [[None]],
+]
+_KEYS = (
+    *("terms", "armed", "no_sync", "ranks", "amp_scale", "max_norm", "total_norm", "optimizer_index", "skipped"),
+    *("what", "loader", "lr", "by", "error", "unmeasured", "armed_line"),
+)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_a_ledger_of_nonsense_is_judged_without_an_error(seed: int) -> None:
+    rng = random.Random(seed)
+    rows: list[dict[str, Any]] = []
+    for _ in range(rng.randrange(30)):
+        details = {key: rng.choice(_NONSENSE) for key in rng.sample(_KEYS, 4)}
+        if rng.random() < 0.5:
+            details["terms"] = [{key: rng.choice(_NONSENSE) for key in ("op", "reduction", "elements", "factor")}]
+        grad = {name: rng.choice([0.0, 1.0, -2.0, float("inf"), float("nan"), 1e30]) for name in rng.sample("abc", 2)}
+        row: dict[str, Any] = {"kind": rng.choice(KINDS), "grad": grad, "details": details, "line": rng.randrange(3)}
+        row["within"] = rng.choice(["", "", "step", "backward"])
+        row["source"] = rng.choice(["", "loss.backward()", "\\1.step()", "x.step(y)", "(" * 5])
+        if row["kind"] in ("backward", "sync"):
+            row["contribution"] = {name: rng.choice([0.0, 1.0, float("nan")]) for name in grad}
+        rows.append(row)
+    parameters = [Parameter("a", (1,), optimizers=(0,)), Parameter("b", (2,), optimizers=(0, 1)), Parameter("c", (2,))]
+    meta = {key: rng.choice(_NONSENSE) for key in ("optimizer_settings", "ended", "merged")}
+    ledger = Ledger.build(parameters, rows, meta=meta)
+    report = av.check(ledger)
+    assert report.verdict in ("findings", "healthy", "no verdict")
+    assert repr(report) and report.to_html() and json.loads(report.to_json()) and repr(ledger.shares())

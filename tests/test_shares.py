@@ -1,0 +1,330 @@
+"""What micro-batches weigh: ledgers written by hand, against weights that are followed forwards."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accumviz.events import CHANGED, CONTRIBUTED, PRESENT, Events
+from accumviz.ledger import Ledger, Parameter
+from tests.by_hand import Play, term, windows
+
+
+def shares(play: Play) -> list[float]:
+    return [row.share for row in play.ledger.shares()]
+
+
+def test_a_right_window_gives_each_its_part_of_one() -> None:
+    rows = windows(4, 4).ledger.shares()
+    assert [(row.step, row.backward, row.objective) for row in rows][:5] == [
+        *((4, b, "loss") for b in range(4)),
+        (10, 6, "loss"),
+    ]
+    assert {(row.share, row.elements, row.per_element, row.unknown) for row in rows} == {(0.25, 8.0, 0.03125, "")}
+
+
+def test_a_sum_has_its_elements_as_a_factor() -> None:
+    play = Play()
+    for elements in (3, 40, 7):
+        play.backward(term(elements, 1 / 50, "sum"))
+    play.step()
+    found = play.ledger.shares()
+    assert [row.share for row in found] == pytest.approx([3 / 50, 40 / 50, 7 / 50])
+    assert [row.per_element for row in found] == pytest.approx([1 / 50] * 3)
+
+
+def test_what_is_erased_before_the_step_weighs_nothing() -> None:
+    play = Play()
+    for _ in range(4):
+        play.zero()
+        play.backward()
+    play.step()
+    assert shares(play) == [0, 0, 0, 0.25]
+
+
+def test_early_micro_batches_fade_where_each_backward_is_clipped() -> None:
+    play = Play()
+    for _ in range(4):
+        play.backward()
+        play.clip(0.5)
+    step = play.step()
+    expected = [0.25 * play.steps[step][b] for b in sorted(play.steps[step])]
+    assert shares(play) == pytest.approx(expected, rel=1e-4)
+    assert expected[0] < expected[-1] < 0.25
+
+
+def test_what_stays_counts_in_every_later_step() -> None:
+    play = Play()
+    for _ in range(3):
+        play.backward(term(8, 0.5))
+        play.step()
+    rows = play.ledger.shares()
+    assert [(row.step, row.backward) for row in rows] == [(1, 0), (3, 0), (3, 2), (5, 0), (5, 2), (5, 4)]
+    assert {row.share for row in rows} == {0.5}
+
+
+@pytest.mark.parametrize("by", [0.25, 1 / 3, 2.0])
+def test_a_division_by_hand_is_a_factor_of_the_share(by: float) -> None:
+    play = Play()
+    play.backward(term(8, 1.0))
+    play.backward(term(8, 1.0))
+    play.edit(by)
+    play.step()
+    assert shares(play) == pytest.approx([by, by], rel=1e-5)
+
+
+def test_a_change_by_hand_of_some_parameters_only_is_unknown() -> None:
+    play = Play()
+    play.backward()
+    play.edit(0.5, ("w",))
+    play.step()
+    (row,) = play.ledger.shares()
+    assert math.isnan(row.share) and "different" in row.unknown
+
+
+def test_a_change_by_hand_that_is_no_factor_is_unknown_though_all_norms_agree() -> None:
+    play = Play()
+    play.backward()
+    for name, grad in play.grad.items():
+        play.grad[name] = -np.roll(grad, 1) * 0.5
+    play.touched(play._put("edit"), ["w", "v"])
+    play.step()
+    (row,) = play.ledger.shares()
+    assert math.isnan(row.share) and "by hand" in row.unknown
+
+
+def test_the_scaler_cancels_itself() -> None:
+    play = Play()
+    play.amp = 1024.0
+    play.backward()
+    play.backward()
+    play.unscale()
+    play.clip(0.5)
+    step = play.step()
+    assert shares(play) == pytest.approx([0.25 * w for _, w in sorted(play.steps[step].items())], rel=1e-4)
+
+
+def test_a_step_on_scaled_gradients_is_unknown() -> None:
+    play = Play()
+    play.amp = 1024.0
+    play.backward()
+    play.step()
+    (row,) = play.ledger.shares()
+    assert math.isnan(row.share) and "scale" in row.unknown
+
+
+def test_an_average_over_ranks_counts_once_however_often_it_is_made() -> None:
+    play = Play()
+    play.backward()
+    play.sync(2)
+    play.backward()
+    # The second average leaves alone what is the same everywhere already.
+    play.weights = {n: {b: w if b == 0 else w / 2 for b, w in ws.items()} for n, ws in play.weights.items()}
+    play.touched(play._put("sync", within="backward", details={"op": "all-reduce", "ranks": 2}), ["w", "v"])
+    play.step()
+    assert shares(play) == pytest.approx([0.125, 0.125])
+
+
+def test_a_reduction_by_hand_is_a_sum_where_a_division_by_the_ranks_follows() -> None:
+    for divided in (True, False):
+        play = Play()
+        play.backward()
+        about: dict[str, Any] = {"op": "all-reduce", "ranks": 2}
+        play.touched(play._put("sync", details=about), ["w", "v"])
+        if divided:
+            play.edit(0.5)
+        play.step()
+        (row,) = play.ledger.shares()
+        assert (row.share == pytest.approx(0.125)) if divided else ("sum or a mean" in row.unknown)
+
+
+def test_what_a_skipped_step_had_read_is_not_counted_as_erased() -> None:
+    play = Play()
+    play.backward()
+    play.step(skipped=True)
+    play.zero()
+    play.backward()
+    play.step()
+    assert [(row.backward, row.share) for row in play.ledger.shares()] == [(3, 0.25)]
+
+
+def test_two_terms_are_two_objectives_and_each_has_its_own_share() -> None:
+    play = Play()
+    for _ in range(2):
+        play.backward(term(8, 0.5), term(64, 0.15, op="MseLossBackward0"))
+    play.step()
+    rows = play.ledger.shares()
+    assert [row.share for row in rows] == [0.5, 0.15, 0.5, 0.15]
+    assert [row.objective for row in rows][:2] == ["loss · NllLossBackward0", "loss · MseLossBackward0"]
+
+
+def test_two_lines_with_one_expression_are_two_objectives() -> None:
+    play = Play()
+    play.backward(line=3)
+    play.backward(line=5)
+    play.step()
+    assert [row.objective for row in play.ledger.shares()] == ["loss (line 3)", "loss (line 5)"]
+
+
+def test_a_ledger_without_terms_says_so_and_knows_no_share() -> None:
+    play = Play()
+    play.backward(terms=None)
+    play.step()
+    (row,) = play.ledger.shares()
+    assert math.isnan(row.share) and "no terms" in row.unknown
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (term() | {"unknown": "a product of two losses"}, "a product of two losses"),
+        (term(factor=None), "constant"),
+        (term(elements=None, reduction="sum"), "how many elements"),
+        ("nonsense", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_unknown_with_its_reason(given: Any, said: str) -> None:
+    play = Play()
+    play.backward(given)
+    play.step()
+    (row,) = play.ledger.shares()
+    assert math.isnan(row.share if said != "a product of two losses" else row.per_element) and said in row.unknown
+
+
+def test_a_loss_that_cannot_be_taken_apart_has_the_share_of_its_constant() -> None:
+    play = Play()
+    play.backward(term(None, 0.5, "", "PowBackward0") | {"unknown": "PowBackward0 is no sum and no mean"})
+    play.edit(0.5)
+    play.step()
+    (row,) = play.ledger.shares()
+    assert row.share == pytest.approx(0.25) and math.isnan(row.per_element) and "PowBackward0" in row.unknown
+
+
+def test_a_mean_over_an_unknown_number_has_a_share_and_none_per_element() -> None:
+    play = Play()
+    play.backward(term(elements=None))
+    play.step()
+    (row,) = play.ledger.shares()
+    assert row.share == 0.25 and math.isnan(row.per_element) and not row.unknown
+
+
+def test_a_closure_that_is_evaluated_again_is_unknown() -> None:
+    play = Play()
+    for _ in range(3):
+        play.zero(within="step")
+        play.backward(term(8, 1.0), within="step")
+    play.step()
+    known = [(row.share, row.unknown != "") for row in play.ledger.shares()]
+    assert known[-1] == (1.0, False) and all(unknown for _, unknown in known[:-1])
+
+
+def test_several_optimizers_have_rows_of_their_own() -> None:
+    play = Play({"w": 0, "d": 1})
+    b = play.backward(term(8, 1.0))
+    one, two = play.step(0), play.step(1)
+    assert [(row.step, row.backward) for row in play.ledger.shares()] == [(one, b), (two, b)]
+
+
+_DOINGS = st.lists(
+    st.one_of(
+        st.tuples(st.just("backward"), st.integers(1, 50), st.sampled_from([0.25, 1.0, 1 / 3]), st.booleans()),
+        st.tuples(st.just("clip"), st.floats(0.05, 5)),
+        st.tuples(st.just("edit"), st.floats(0.1, 4)),
+        st.tuples(st.just("step"), st.sampled_from([0, 1])),
+        st.tuples(st.just("zero"), st.sampled_from([None, 0, 1])),
+    ),
+    max_size=24,
+)
+
+
+@given(doings=_DOINGS, seed=st.integers(0, 1000))
+@settings(max_examples=150, deadline=None)
+def test_shares_are_the_weights_that_were_followed(doings: list[tuple[Any, ...]], seed: int) -> None:
+    play = Play({"w": 0, "v": 0, "d": 1}, seed=seed)
+    known: dict[int, tuple[float, bool, int]] = {}
+    for what, *how in doings:
+        if what == "backward":
+            elements, factor, mean = how
+            b = play.backward(term(elements, factor, "mean" if mean else "sum"))
+            known[b] = factor, mean, elements
+        elif what in ("clip", "edit"):
+            if play.grad:
+                getattr(play, what)(*how)
+        else:
+            getattr(play, what)(*how)
+    found = {(row.step, row.backward): row for row in play.ledger.shares()}
+    expected = {(s, b): weight for s, weights in play.steps.items() for b, weight in weights.items()}
+    assert {key for key, row in found.items() if row.share != 0} == expected.keys()
+    for key, weight in expected.items():
+        factor, mean, elements = known[key[1]]
+        assert found[key].share == pytest.approx(weight * factor * (1 if mean else elements), rel=1e-3)
+        assert found[key].per_element == pytest.approx(weight * factor / (elements if mean else 1), rel=1e-3)
+
+
+def test_shares_are_a_sequence_and_a_table() -> None:
+    rows = windows(4, 2).ledger.shares()
+    assert len(rows) == 6 and rows[-1] == list(rows)[5] and len(rows[1:3]) == 2
+    assert [row.backward for row in rows.of(4)] == [0, 1, 2, 3] and len(rows.of(3)) == 0
+    text = repr(rows)
+    assert text.splitlines()[0] == "Shares: 6 rows, 2 steps" and "0.25" in text
+    with pytest.raises(IndexError):
+        rows[6]
+    with pytest.raises(AttributeError, match="no column"):
+        rows.nothing  # noqa: B018
+    assert repr(Ledger.build([], []).shares()) == "Shares: 0 rows, 0 steps"
+
+
+def big(events: int, parameters: int) -> Ledger:
+    """Windows of four backwards, a clip, a step and a zero_grad."""
+    kinds = np.array((["backward"] * 4 + ["clip", "step", "zero_grad"]) * (events // 7 + 1))[:events]
+    rng = np.random.default_rng(0)
+    details: list[Any] = [
+        {"terms": [term(int(rng.integers(3, 4000)))]} if kind == "backward" else {} for kind in kinds.tolist()
+    ]
+    state = np.full((events, parameters), PRESENT, np.uint8)
+    state[kinds == "backward"] |= CONTRIBUTED | CHANGED
+    state[kinds == "clip"] |= CHANGED
+    state[kinds == "zero_grad"] = 0
+    grad = np.where(state & PRESENT > 0, rng.random((events, parameters)), np.nan)
+    clips = np.flatnonzero(kinds == "clip")
+    grad[clips] = grad[clips - 1] * 0.5
+    norms = np.where(state & CONTRIBUTED > 0, 1.0, np.nan)
+    columns = Events.of_columns(events, kind=kinds.tolist(), details=details)
+    owned = tuple(Parameter(f"p{i}", (9, 9), optimizers=(0,)) for i in range(parameters))
+    return Ledger(owned, columns, norms.astype(np.float32), grad.astype(np.float32), state)
+
+
+def test_four_times_the_events_take_about_four_times_as_long() -> None:
+    def spent(events: int) -> float:
+        found = []
+        for _ in range(3):
+            ledger = big(events, 20)
+            # What the collector walks belongs to the other tests.
+            gc.collect()
+            gc.freeze()
+            start = time.process_time()
+            ledger.shares()
+            found.append(time.process_time() - start)
+            gc.unfreeze()
+        return min(found)
+
+    assert spent(40_000) < 10 * spent(10_000), "not sixteen times"
+
+
+def test_a_loop_that_never_zeroes_is_listed_without_filling_the_memory() -> None:
+    count = 6000
+    columns = Events.of_columns(2 * count, kind=["backward", "step"] * count, details=[{"terms": [term()]}, {}] * count)
+    state = np.full((2 * count, 1), PRESENT, np.uint8)
+    state[::2] |= CONTRIBUTED | CHANGED
+    norms = np.ones((2 * count, 1), np.float32)
+    ledger = Ledger((Parameter("w", (9, 9), optimizers=(0,)),), columns, norms, norms, state)
+    rows = ledger.shares()
+    assert len(rows) + rows.left_out == count * (count + 1) // 2
+    assert f"{rows.left_out} more rows" in repr(rows)

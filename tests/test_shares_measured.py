@@ -1,0 +1,358 @@
+"""Shares of real loops, against the least-squares solution over the gradients of single samples.
+
+With more parameters than samples, (gradients of single samples) · a = (the gradient that a step reads) has one
+solution: what each sample weighs, whatever happened on the way. Shares per element have to be that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import accumviz as av
+from accumviz.ledger import Ledger
+
+SAMPLES, FEATURES, CLASSES = 10, 20, 3
+PIECES = ((0, 3), (3, 6), (6, 9), (9, 10))
+EVEN = ((0, 2), (2, 4), (4, 6), (6, 8))
+
+
+class Bench:
+    """A model that no step moves, so that every step's gradient is measured at the same weights."""
+
+    def __init__(self, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.model = nn.Linear(FEATURES, CLASSES)
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+        self.x = torch.randn(SAMPLES, FEATURES, generator=generator)
+        self.y = torch.randint(0, CLASSES, (SAMPLES,), generator=generator)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        self.read: list[torch.Tensor] = []
+        self.optimizer.register_step_pre_hook(lambda *_: self.read.append(self.gradient()))
+        self.single = []
+        for i in range(SAMPLES):
+            self.model.zero_grad()
+            self.loss(i, i + 1).backward()
+            self.single.append(self.gradient())
+        self.model.zero_grad()
+
+    def loss(self, start: int, stop: int, reduction: str = "mean") -> torch.Tensor:
+        return F.cross_entropy(self.model(self.x[start:stop]), self.y[start:stop], reduction=reduction)
+
+    def auxiliary(self, start: int, stop: int) -> torch.Tensor:
+        return self.model(self.x[start:stop]).square().mean()
+
+    def gradient(self) -> torch.Tensor:
+        there = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
+        return torch.cat([g.flatten() for g in there]).double()
+
+    def weights(self, step: int) -> np.ndarray:
+        """What each sample weighs in the gradient that the how manyth step read."""
+        return torch.linalg.lstsq(torch.stack(self.single, 1), self.read[step][:, None]).solution.flatten().numpy()
+
+    def clip(self, most: float) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), most)
+
+
+Loop = Callable[[Bench], Iterator[tuple[int, int]]]
+LOOPS: dict[str, Loop] = {}
+
+
+def loop(run: Loop) -> Loop:
+    LOOPS[run.__name__] = run
+    return run
+
+
+@loop
+def right(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in EVEN:
+        (bench.loss(*piece) / 4).backward()
+        yield piece
+    bench.optimizer.step()
+
+
+@loop
+def undivided(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in EVEN:
+        bench.loss(*piece).backward()
+        yield piece
+    bench.optimizer.step()
+
+
+@loop
+def mean_of_unequal_means(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in PIECES:
+        (bench.loss(*piece) / 4).backward()
+        yield piece
+    bench.optimizer.step()
+
+
+@loop
+def sums_over_the_windows_count(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in PIECES:
+        (bench.loss(*piece, reduction="sum") / SAMPLES).backward()
+        yield piece
+    bench.optimizer.step()
+
+
+@loop
+def divided_twice(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in EVEN:
+        (bench.loss(*piece) / 4 / 4).backward()
+        yield piece
+    bench.optimizer.step()
+
+
+@loop
+def zero_inside_the_window(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in EVEN:
+        bench.optimizer.zero_grad()
+        (bench.loss(*piece) / 4).backward()
+        yield piece
+    bench.optimizer.step()
+
+
+@loop
+def clipped_after_each(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in PIECES:
+        (bench.loss(*piece) / 4).backward()
+        bench.clip(0.2)
+        yield piece
+    bench.optimizer.step()
+
+
+@loop
+def clipped_once(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in PIECES:
+        (bench.loss(*piece) / 4).backward()
+        yield piece
+    bench.clip(0.2)
+    bench.optimizer.step()
+
+
+@loop
+def divided_by_hand(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in EVEN:
+        bench.loss(*piece).backward()
+        yield piece
+    for p in bench.model.parameters():
+        assert p.grad is not None
+        p.grad /= 4
+    bench.optimizer.step()
+
+
+@loop
+def a_short_window(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in EVEN[:2]:
+        (bench.loss(*piece) / 4).backward()
+        yield piece
+    bench.optimizer.step()
+
+
+@loop
+def carried_over(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in (*EVEN, (8, 10)):
+        (bench.loss(*piece) / 4).backward()
+        yield piece
+    bench.optimizer.step()
+
+
+@loop
+def tensor_constants(bench: Bench) -> Iterator[tuple[int, int]]:
+    for piece in EVEN:
+        (bench.loss(*piece) * torch.tensor(0.5) / torch.tensor(2.0)).backward()
+        yield piece
+    bench.optimizer.step()
+
+
+@loop
+def scaled_and_unscaled(bench: Bench) -> Iterator[tuple[int, int]]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for piece in EVEN:
+        scaler.scale(bench.loss(*piece) / 4).backward()
+        yield piece
+    scaler.unscale_(bench.optimizer)
+    bench.clip(0.2)
+    scaler.step(bench.optimizer)
+    scaler.update()
+
+
+def played(run: Loop, bench: Bench | None = None) -> tuple[Bench, Ledger, list[tuple[int, int]]]:
+    bench = Bench() if bench is None else bench
+    with av.record(bench.model, bench.optimizer) as recording:
+        pieces = list(run(bench))
+    return bench, recording.ledger, pieces
+
+
+def expected(ledger: Ledger, step: int, pieces: list[tuple[int, int]]) -> np.ndarray:
+    """What shares say of each sample in this step."""
+    found = np.zeros(SAMPLES)
+    piece = dict(zip((event.index for event in ledger.of("backward")), pieces, strict=True))
+    for row in ledger.shares().of(step):
+        assert not row.unknown, row
+        found[slice(*piece[row.backward])] += row.per_element
+    return found
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_shares_are_what_the_samples_weigh(name: str) -> None:
+    bench, ledger, pieces = played(LOOPS[name])
+    (step,) = ledger.of("step")
+    np.testing.assert_allclose(expected(ledger, step.index, pieces), bench.weights(0), rtol=1e-3, atol=1e-5)
+
+
+def test_a_contribution_that_stays_weighs_the_same_in_every_later_step() -> None:
+    bench = Bench()
+    with av.record(bench.model, bench.optimizer) as recording:
+        for piece in EVEN:
+            bench.loss(*piece).backward()
+            bench.optimizer.step()
+    ledger = recording.ledger
+    for i, step in enumerate(ledger.of("step")):
+        np.testing.assert_allclose(
+            expected(ledger, step.index, list(EVEN)), bench.weights(i), rtol=1e-3, atol=1e-5, err_msg=str(i)
+        )
+
+
+def test_a_scaled_contribution_after_unscale_is_known_to_be_unknown() -> None:
+    bench = Bench()
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    with av.record(bench.model, bench.optimizer) as recording:
+        scaler.scale(bench.loss(0, 2) / 2).backward()
+        scaler.unscale_(bench.optimizer)
+        scaler.scale(bench.loss(2, 4) / 2).backward()
+        scaler.step(bench.optimizer)
+        scaler.update()
+    one, two = recording.ledger.shares()
+    assert one.share == pytest.approx(bench.weights(0)[0] * 2, rel=1e-3)
+    assert "scaled" in two.unknown
+    assert [f.rule for f in av.check(recording).findings] == ["backward-after-unscale"]
+
+
+def test_ignored_targets_are_no_elements() -> None:
+    bench = Bench()
+    bench.y[:2] = -100
+    with av.record(bench.model, bench.optimizer) as recording:
+        (bench.loss(0, 3) / 2).backward()
+        (bench.loss(3, 6) / 2).backward()
+        bench.optimizer.step()
+    rows = recording.ledger.shares()
+    assert [row.elements for row in rows] == [1, 3]
+    assert [row.per_element for row in rows] == pytest.approx(bench.weights(0)[[2, 3]].tolist(), rel=1e-3)
+
+
+def test_each_of_two_objectives_has_its_own_weights() -> None:
+    bench = Bench()
+    auxiliary = []
+    for i in range(SAMPLES):
+        bench.model.zero_grad()
+        bench.auxiliary(i, i + 1).backward()
+        auxiliary.append(bench.gradient())
+    bench.model.zero_grad()
+    with av.record(bench.model, bench.optimizer) as recording:
+        for piece in EVEN:
+            (bench.loss(*piece) / 4 + 0.3 * bench.auxiliary(*piece) / 4).backward()
+        bench.optimizer.step()
+    both = torch.stack(bench.single[:8] + auxiliary[:8], 1)
+    # Two kinds of gradients of one sample share its features, so that the solution is one among many: what the
+    # shares give must be one of them.
+    rows = list(recording.ledger.shares())
+    weights = torch.zeros(16, dtype=torch.float64)
+    for k, piece in enumerate(EVEN):
+        mine = rows[2 * k : 2 * k + 2]
+        cross = next(row for row in mine if "NllLoss" in row.objective)
+        mean = next(row for row in mine if row is not cross)
+        weights[slice(*piece)] = cross.per_element
+        # Its elements are those of the outputs: three for each sample.
+        weights[slice(8 + piece[0], 8 + piece[1])] = mean.per_element * CLASSES
+    torch.testing.assert_close(both @ weights, bench.read[0], rtol=1e-3, atol=1e-5)
+
+
+_LOOPS = st.lists(
+    st.tuples(
+        st.integers(0, SAMPLES - 1),
+        st.integers(1, 4),
+        st.sampled_from(["mean", "sum"]),
+        st.sampled_from([1.0, 0.25, 1 / 3, 2.0]),
+        st.sampled_from(["", "", "", "clip", "zero", "by hand", "step", "step and zero"]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(micro=_LOOPS, seed=st.integers(0, 20))
+@settings(max_examples=40, deadline=None)
+def test_shares_of_random_loops_are_what_the_samples_weigh(micro: list[tuple[Any, ...]], seed: int) -> None:
+    bench = Bench(seed)
+    pieces = []
+    with av.record(bench.model, bench.optimizer) as recording:
+        for start, many, reduction, factor, then in micro:
+            piece = start, min(start + many, SAMPLES)
+            pieces.append(piece)
+            (bench.loss(*piece, reduction=reduction) * factor).backward()
+            if then == "clip":
+                bench.clip(0.3)
+            elif then == "by hand":
+                for p in bench.model.parameters():
+                    assert p.grad is not None
+                    p.grad *= 0.7
+            elif then == "zero":
+                bench.optimizer.zero_grad()
+            elif then:
+                bench.optimizer.step()
+                if "zero" in then:
+                    bench.optimizer.zero_grad()
+        bench.optimizer.step()
+    ledger = recording.ledger
+    for i, step in enumerate(ledger.of("step")):
+        scale = max(1e-6, float(np.abs(bench.weights(i)).max()))
+        np.testing.assert_allclose(
+            expected(ledger, step.index, pieces), bench.weights(i), rtol=2e-3, atol=1e-3 * scale, err_msg=str(micro)
+        )
+
+
+def on_a_rank(late: bool) -> tuple[Ledger, np.ndarray]:
+    """One window of two micro-batches on each of two ranks, samples of its own; late: the last forward arms nothing."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    bench = Bench()
+    rank = dist.get_rank()
+    model = DistributedDataParallel(bench.model)
+    with av.record(model, bench.optimizer) as recording:
+        for k in range(2):
+            start = 4 * rank + 2 * k
+            part = slice(start, start + 2)
+            flagged = model.no_sync() if k == 0 or late else contextlib.nullcontext()
+            with flagged:
+                loss = F.cross_entropy(model(bench.x[part]), bench.y[part]) / 2
+                if k == 0:
+                    loss.backward()
+            if k:
+                loss.backward()
+        bench.optimizer.step()
+    return recording.ledger, bench.weights(0)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_shares_across_two_ranks_are_what_the_samples_weigh(late: bool) -> None:
+    world = av.distribute(on_a_rank, ranks=2, late=late)
+    for rank, (ledger, weights) in enumerate(world.returned):
+        rows = ledger.shares()
+        assert [row.unknown for row in rows] == ["", ""]
+        own = np.repeat([row.per_element for row in rows], 2)
+        np.testing.assert_allclose(own, weights[4 * rank : 4 * rank + 4], rtol=1e-3, atol=1e-5)
+    rules = [finding.rule for finding in av.check(world.ledger).findings]
+    assert rules == (["ddp-unsynced-step"] if late else [])
