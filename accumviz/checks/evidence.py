@@ -14,7 +14,8 @@ from accumviz.events import CHANGED, CONTRIBUTED
 from accumviz.gains import SAME
 from accumviz.ledger import Ledger
 from accumviz.lifecycle import steps_of
-from accumviz.shares import Shares, call_sites
+from accumviz.objectives import call_sites
+from accumviz.shares import Shares
 
 # The section of the book about each rule: file and label.
 CHAPTERS = {
@@ -60,8 +61,9 @@ class Part(NamedTuple):
     """What one step consumed of one objective: how many backwards, and what they weigh before clips and averages.
 
     `least` and `most` are the extremes of the constant factors, `each` those of the weights per
-    element, `elements` those of their numbers, which are `sizes`, one for each backward. `known` says
-    whether all of it could be read, `again` whether an earlier step had consumed one of them.
+    element, `elements` those of their numbers, which are `sizes`, one for each backward. `read` says
+    whether all constants are known, `known` whether the reductions are, too; `mean` that none of
+    them is a sum. `again`: an earlier step had consumed one of them.
     """
 
     optimizer: int
@@ -77,6 +79,7 @@ class Part(NamedTuple):
     elements: tuple[float, float]
     sizes: tuple[float, ...]
     mean: bool
+    read: bool
     known: bool
     again: bool
     lost: int
@@ -202,8 +205,8 @@ class Case:
         starts = np.flatnonzero(change)
         lost, used = s.erased[order], ~s.erased[order]
         weight, each, elements = weight[order], each[order], s.elements[order]
-        read = _again(s.optimizer[order], s.backward[order], step, used)
-        unread = used & ((s.unknown[order] > 0) & ~(np.isnan(elements) & np.isfinite(weight)) | np.isnan(weight))
+        before = _again(s.optimizer[order], s.backward[order], step, used)
+        followed, opaque = s.followed[order] | lost, s.opaque[order] & used
         low = [np.minimum.reduceat(np.where(used, x, np.inf), starts).tolist() for x in (weight, each, elements)]
         high = [np.maximum.reduceat(np.where(used, x, -np.inf), starts).tolist() for x in (weight, each, elements)]
         total = np.add.reduceat(np.where(used, weight, 0), starts).tolist()
@@ -211,13 +214,14 @@ class Case:
             np.add.reduceat(used.astype(int), starts).tolist(),
             np.add.reduceat(lost.astype(int), starts).tolist(),
         )
-        mean = np.logical_and.reduceat(s.mean[order] | lost, starts).tolist()
-        known = (~np.logical_or.reduceat(unread, starts)).tolist()
-        again = np.logical_or.reduceat(read, starts).tolist()
+        mean = np.logical_and.reduceat(s.mean[order] | opaque | lost, starts).tolist()
+        read = np.logical_and.reduceat(followed, starts)
+        known = (read & ~np.logical_or.reduceat(opaque, starts)).tolist()
+        again = np.logical_or.reduceat(before, starts).tolist()
         backward, sizes = s.backward[order].tolist(), elements.tolist()
         ends = [*starts[1:].tolist(), len(order)]
         place = {o: {e: i for i, e in enumerate(steps_of(self.ledger, (o,)).tolist())} for o in set(optimizer.tolist())}
-        used_list = used.tolist()
+        used_list, read_list = used.tolist(), read.tolist()
         return [
             Part(
                 o,
@@ -233,6 +237,7 @@ class Case:
                 (low[2][i], high[2][i]),
                 tuple(sizes[k] for k in range(start, end) if used_list[k]),
                 mean[i],
+                read_list[i],
                 known[i],
                 again[i],
                 gone[i],
