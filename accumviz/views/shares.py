@@ -121,9 +121,9 @@ def _of_step(ledger: Ledger, window: Shares, used: np.ndarray) -> list[Bar]:
         ends = [0.0, 0.0]
         segments = []
         told = zip(rows, rows.erased.tolist(), used[mine].tolist(), strict=True)
-        for row, erased, again in sorted(told, key=lambda one: one[0].backward):
+        # What is unknown comes last, so that what is known adds up, and has the room of an equal part, to be seen.
+        for row, erased, again in sorted(told, key=lambda one: (not math.isfinite(one[0].share), one[0].backward)):
             known = math.isfinite(row.share)
-            # An unknown share has the room that an equal part of 1 would take: it must be seen, and adds nothing.
             length = row.share if known else 1 / len(rows)
             side = int(length < 0)
             why = "" if known else literal(row.unknown) or "it is not finite"
@@ -189,16 +189,16 @@ def _elements(part: Segment) -> str:
 def _sum(told: Sequence[str]) -> str:
     """Shares as a sum, equal neighbours together where there are many.
 
-    >>> _sum(["0.25", "0.25"]), _sum(["0.1"] * 10)
-    ('0.25 + 0.25', '10 × 0.1')
+    >>> _sum(["0.25", "−0.25"]), _sum(["0.1"] * 10)
+    ('0.25 − 0.25', '10 × 0.1')
     """
     if len(told) <= _MOST_TOLD:
-        return " + ".join(told)
+        return " + ".join(told).replace("+ −", "− ")
     runs = [(text, len(list(same))) for text, same in itertools.groupby(told)]
     parts = [f"{count} × {text}" if count > 1 else text for text, count in runs]
     if len(parts) > _MOST_TOLD:
         parts = [*parts[: _MOST_TOLD - 1], "…", parts[-1]]
-    return " + ".join(parts)
+    return " + ".join(parts).replace("+ −", "− ")
 
 
 def _named(parts: Sequence[Segment]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from accumviz.ledger import Ledger
 from accumviz.views import style
 from accumviz.views.figure import INK, LINE, MUTED, Canvas, Key, text_width
-from accumviz.views.shares import Bar, bars, has_terms, reach
+from accumviz.views.shares import Bar, bars, reach
 
 _STRIP, _WEIGHED = 44.0, 92.0
 
@@ -44,7 +44,7 @@ def strips(ledger: Ledger, events: Sequence[int]) -> list[Strip]:
     """The strips for which something was measured, from the top."""
     saved = any(np.isfinite(ledger[e].saved_before) for e in events)
     allocated = any(np.isfinite(ledger[e].allocated) for e in events)
-    weighed = has_terms(ledger) and bool(bars(ledger, [e for e in events if ledger[e].kind == "step"])[0])
+    weighed = bool(bars(ledger, events)[0])
     found: list[tuple[Strip, bool]] = [(_weighed, weighed), (_saved, saved), (_allocated, allocated)]
     return [strip for strip, measured in found if measured]
 
@@ -57,7 +57,10 @@ def heights_of(shown: Sequence[Strip]) -> list[float]:
 def strip_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     """What the legend says of them."""
     shown = strips(ledger, events)
-    found = [Key("share 1: the mean of one loss", INK, kind="dashed")] if _weighed in shown else []
+    weighed = bars(ledger, events)[0]
+    found = [Key("share 1: the mean of one loss", INK, kind="dashed")] if weighed else []
+    if any(part.unknown for bar in weighed for part in bar.segments):
+        found.append(Key("unknown share", MUTED, 0.0, "xx"))
     found += [Key("bytes before → after backward", MUTED, 0.7)] if _saved in shown else []
     if _allocated in shown:
         found.append(Key("bytes allocated after the event", MUTED, 0.4))

@@ -88,10 +88,13 @@ def test_what_an_earlier_step_used_is_told_also_where_that_step_is_not_asked_for
 
 
 def test_an_unknown_share_says_why_and_adds_nothing() -> None:
-    (bar,), _ = shares.bars(ledger_of(window(term(0.5), term(math.nan, unknown="its loss is <odd>"))))
+    ledger = ledger_of(window(term(0.25), term(math.nan, unknown="its loss is <odd>"), term(0.25)))
+    (bar,), _ = shares.bars(ledger)
     assert bar.total == "?"
-    assert [part.look for part in bar.segments] == ["new", "unseen"]
-    assert bar.words.endswith("0.5. The share of micro-batch 2 is unknown: its loss is <odd>.")
+    assert [(part.nth, part.look) for part in bar.segments] == [(1, "new"), (3, "new"), (2, "unseen")]
+    assert [part.start for part in bar.segments] == [0, 0.25, 0.5]
+    assert bar.words.endswith("0.25 + 0.25. The share of micro-batch 2 is unknown: its loss is <odd>.")
+    assert "unknown share" in texts(timeline(ledger))
     (alone,), _ = shares.bars(ledger_of(window(term(math.nan, unknown="odd"))))
     assert alone.words == "Shares of loss in the step of event 1: the share of micro-batch 1 is unknown: odd."
 
@@ -102,6 +105,7 @@ def test_objectives_have_bars_of_their_own_and_a_negative_share_goes_to_the_left
     assert [bar.total for bar in found] == ["1", "−1"]
     assert [bar.ends for bar in found] == [(0, 1), (-1, 0)]
     assert shares.reach(found) == (-1.05, 1.05)
+    assert "−0.5 − 0.5, which add to −1." in found[1].words
     assert found[0].objective != found[1].objective
 
 

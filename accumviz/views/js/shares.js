@@ -45,7 +45,8 @@ export function sharesPane({ ledger, go, at, uid }, { r: [low, high], rows, note
     const pieces = row.s.map((segment) => pieceOf(row, segment));
     const step = ledger.index(row.e);
     const click = () => go({ e: row.e });
-    const name = h("span.av-of", { title: row.o, click }, `${step}${several ? ` ${row.o}` : ""}`);
+    const again = several && i > 0 && rows[i - 1].e === row.e;
+    const name = h("span.av-of", { title: row.o, click }, again ? "\u2003" : `${step} `, several ? row.o : "");
     const bar = h("span.av-bar", {}, ...pieces, ...marks());
     const about = { id: `${uid}-s${i}`, role: "option", "aria-label": row.w };
     return { row, pieces, el: h("div.av-share", about, name, bar, h("span.av-total", {}, row.t)) };
@@ -94,5 +95,6 @@ export function sharesPane({ ledger, go, at, uid }, { r: [low, high], rows, note
       });
     }
   }
+  made.el.classList.toggle("av-several", several);
   return { ...made, draw };
 }
