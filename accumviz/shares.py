@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from accumviz.events import CONTRIBUTED, Arrays
-from accumviz.gains import SAME, SAME_IN_HALF, UNREAD, Gains, number, of_events
+from accumviz.gains import SAME, SAME_IN_HALF, UNREAD, UNSEEN, Gains, number, of_events
 from accumviz.lifecycle import Fates, steps_of
 from accumviz.objectives import MEAN, NO_TERMS, SUM, Terms
 
@@ -148,11 +148,12 @@ def shares(ledger: Arrays, fates: Fates) -> Shares:
     term = first[row] + number
     columns = {name: array[row] for name, array in pairs.items()}
     reduction, elements, constant = terms.reduction[term], terms.elements[term], terms.factor[term]
-    factor = columns["by_hand"] * columns["clipped"] * columns["averaged"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        factor = columns["by_hand"] * columns["clipped"] * columns["averaged"]
     bad, opaque = columns.pop("bad"), terms.unknown[term]
     gain = np.where(bad > 0, np.nan, factor)
     summed, mean = reduction == SUM, reduction == MEAN
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         coefficient = np.where(columns["erased"], 0.0, constant * gain)
         # A loss that nobody can take apart enters with its constant all the same.
         share = np.where(summed & ~columns["erased"], coefficient * elements, coefficient)
@@ -313,6 +314,8 @@ def _handed_on(
         before, after = np.searchsorted(gains.events, [b, sync])
         ranks = number(ledger.events[sync].details.get("ranks"))
         bad = gains.why[after, whole] if gains.bad[after, whole] > b else 0
+        if not 1 <= ranks < math.inf:
+            ranks, bad = 1.0, UNSEEN
         yield one | {
             "backward": np.full(here.size, b),
             "by_hand": one["by_hand"] + gains.by_hand[after, whole] - gains.by_hand[before, whole],
@@ -349,5 +352,6 @@ def _combined(ledger: Arrays, found: Iterator[_Pairs]) -> tuple[_Pairs, int]:
         bad = np.where((bad == 0) & some & ~every_one, _PARTLY, bad)
         pairs = {name: array[starts] for name, array in pairs.items()}
         pairs["bad"], pairs["erased"] = bad, ~some
-    pairs["by_hand"], pairs["clipped"] = np.exp(pairs["by_hand"]), np.exp(pairs["clipped"])
+    with np.errstate(over="ignore"):
+        pairs["by_hand"], pairs["clipped"] = np.exp(pairs["by_hand"]), np.exp(pairs["clipped"])
     return pairs, left_out

@@ -126,7 +126,7 @@ def _no_verdict(case: Case) -> str:
     ledger = case.ledger
     if _cut_short(ledger):
         return _cut_short(ledger)
-    captured = [note for note in ledger.meta.get("notes", ()) if "CUDA graph" in str(note)]
+    captured = [note for note in case.listed("notes") if "CUDA graph" in str(note)]
     if captured:
         return f"part of the training is not in the ledger: {captured[0]}"
     shares = case.shares

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -54,7 +54,8 @@ CHAPTERS = {
 
 def near(a: Any, b: Any, within: float = SAME) -> Any:
     """Whether two numbers, or each of two arrays, are the same but for rounding."""
-    return np.abs(a - b) <= within * np.maximum(np.abs(b), 1e-30)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.abs(np.subtract(a, b)) <= within * np.maximum(np.abs(b), 1e-30)
 
 
 class Part(NamedTuple):
@@ -196,8 +197,8 @@ class Case:
         s = self.shares
         if not len(s):
             return []
-        weight = s.constant * s.by_hand
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            weight = s.constant * s.by_hand
             each = np.where(s.mean, weight / s.elements, weight)
         order = np.lexsort((s.backward, s.objective, s.step))
         step, objective, optimizer = s.step[order], s.objective[order], s.optimizer[order]
@@ -289,10 +290,10 @@ class Case:
     @cached_property
     def epochs(self) -> list[tuple[int, int]]:
         """Every run through a loader: its first event and its last (the number of events where it has no end)."""
-        begun: dict[tuple[int, Any], int] = {}
+        begun: dict[tuple[int, str], int] = {}
         found: dict[int, int] = {}
         for event in (self.ledger[e] for e in self.at("loader").tolist()):
-            which = (-1 if event.rank is None else event.rank, event.details.get("loader"))
+            which = (-1 if event.rank is None else event.rank, str(event.details.get("loader")))
             if event.details.get("what") == "begins":
                 if which in begun:  # left early
                     found[begun[which]] = event.index
@@ -319,15 +320,20 @@ class Case:
         """Whether the script came to its end while this was recorded."""
         return self.ledger.meta.get("ended") == "exit"
 
+    def listed(self, name: str) -> Sequence[Any]:
+        """What the ledger's meta lists under this name; nothing where it is no list."""
+        found = self.ledger.meta.get(name)
+        return found if isinstance(found, list | tuple) else ()
+
     def settings(self, optimizer: int) -> Mapping[str, Any]:
         """What an optimizer was made with; empty where that was not recorded."""
-        known = self.ledger.meta.get("optimizer_settings") or ()
+        known = self.listed("optimizer_settings")
         found = known[optimizer] if optimizer < len(known) else {}
         return found if isinstance(found, Mapping) else {}
 
     def optimizer_name(self, optimizer: int) -> str:
         """What an optimizer is called."""
-        names = self.ledger.meta.get("optimizers") or ()
+        names = self.listed("optimizers")
         return str(names[optimizer]) if optimizer < len(names) else f"optimizer {optimizer}"
 
     def finding(
