@@ -44,6 +44,8 @@ FLOORS = {
             "payload",
             "player",
             "report",
+            "shares",
+            "strip",
             "style",
             "table",
             "timeline",

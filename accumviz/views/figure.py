@@ -334,6 +334,8 @@ def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -
             canvas.text(x + 6, y, "×", points=13, ha="center", color=key.color)
         elif key.kind == "dots":
             canvas.line([x, x + 13], [y, y], color=key.color, width=2.2, dash=":")
+        elif key.kind == "dashed":
+            canvas.line([x, x + 13], [y, y], color=key.color, width=1.4, dash="--")
         elif key.kind == "total":
             canvas.line([x, x + 13], [y, y], color=key.color, width=2.4)
         else:

@@ -16,12 +16,14 @@ import numpy as np
 from accumviz import lifecycle
 from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
-from accumviz.views import style, words
+from accumviz.views import shares, style, words
 from accumviz.views.listing import listing
 from accumviz.views.words import group_rows
 
 # What is shown at once; beyond, events are thinned, and a note says so.
 MOST_EVENTS, MOST_CELLS = 10_000, 2_000_000
+# So many segments of bars of shares stand on a page; of more, whole steps are left out.
+_MOST_SEGMENTS = 2000
 # Numbers stand in the page as they are up to here; beyond, they are packed and rounded.
 _PLAIN_CELLS, _EXACT_NUMBERS, _PLAIN_TEXT = 3000, 12_000, 7000
 # So many parameters are one row each; more are grouped by module.
@@ -68,6 +70,8 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
         "x": _exact(ledger, chosen),
         "strings": names.texts,
     }
+    if weighed := _shares(ledger, chosen, names):
+        data["shares"] = weighed
     if len(chosen) < len(ledger):
         data["e"]["i"] = chosen.tolist()
     data["digits"] = 4 if columns["c"].size <= _PLAIN_CELLS else 3
@@ -237,9 +241,29 @@ def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
     if any(not math.isnan(e.saved_before) for e in events):
         for key, name in (("b", "saved_before"), ("a", "saved_after")):
             columns[key] = [None if x == "NaN" else x for x in plain([getattr(e, name) for e in events])]
-    if any(told := [words.memory(e) for e in events]):
+    if any(told := [words.about(e) for e in events]):
         columns["t"] = told
     return columns
+
+
+def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names) -> dict[str, Any]:
+    """The bars of shares: their scale `r`, and for each its step, objective, colour's label, total, words, segments.
+
+    A segment is the place of its backward (-1: not shown), where it starts, how long it is, its look and its text.
+    """
+    bars, note = shares.bars(ledger, chosen.tolist(), _MOST_SEGMENTS)
+    if not bars:
+        return {}
+    at = {event: i for i, event in enumerate(chosen.tolist())}
+    rows = []
+    for bar in bars:
+        parts = [
+            [at.get(part.backward, -1), *plain([part.start, part.length]), part.look, part.told]
+            for part in bar.segments
+        ]
+        row = {"e": at[bar.step], "o": bar.objective, "l": names(literal(bar.label)), "t": bar.total, "w": bar.words}
+        rows.append(row | {"s": parts})
+    return {"r": plain(shares.reach(bars)), "rows": rows, "note": note}
 
 
 def _unmeasured(events: Sequence[Event]) -> str:

@@ -24,7 +24,7 @@ _MOST_FORMS = 40
 
 
 class Player(Displayed):
-    """A recording one can scrub: code, graph, `.grad` and timeline, at one moment."""
+    """A recording one can scrub: code, graph, `.grad`, timeline and shares, at one moment."""
 
     def __init__(self, ledger: Ledger | None, graphs: Mapping[int, Graph], note: str = "") -> None:
         self.ledger, self.graphs, self.note = ledger, dict(graphs), note
@@ -111,7 +111,7 @@ class Player(Displayed):
 
 
 def play(ledger: Ledger | Recorded | Graph | None, graph: Graph | Mapping[int, Graph] | None = None) -> Player:
-    """Show code, graph, `.grad` and timeline under one scrubber, with no kernel.
+    """Show code, graph, `.grad`, timeline and shares under one scrubber, with no kernel.
 
     `ledger` may be the recording, whose own graphs are shown where none are given. `graph` is one
     graph for all backwards, or each backward's own by its event's index. Either of the two may be

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from accumviz.views.figure import (
     text_width,
 )
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
+from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strips
 
 _MOST_LANES, _NARROWEST = 8, 27.0
 
@@ -95,7 +96,7 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
 
 def _left(ledger: Ledger, columns: Sequence[int]) -> float:
     names = [words.shorten(ledger.parameters[p].name, 18) for p in columns]
-    return max(64.0, _beside(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
+    return max(64.0, beside(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
 
 
 def _foreign(event: Event, parameter: Parameter) -> bool:
@@ -110,7 +111,8 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     column = float(np.clip((width - left - 24) / len(events), _NARROWEST, 112))
     lane = _lane_height(ledger, columns, events)
     top = heading_height(ledger, events, column)
-    shown = _strips(ledger, events)
+    shown = strips(ledger, events)
+    rooms = heights_of(shown)
     total = max(left + column * len(events) + 24, 400.0)
     extents = _extents(ledger, columns, events)
     keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
@@ -123,9 +125,9 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
         notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
     if len({reach for reach in extents.values() if any(reach)}) > 1:
         notes.append("Each lane has a scale of its own.")
-    bottom = top + lane * len(columns) + _STRIP * len(shown) + 12
+    bottom = top + lane * len(columns) + sum(rooms) + 12
     canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 6)
-    grid = _Grid(left, top, column, lane, events)
+    grid = Grid(left, top, column, lane, events)
     for i, e in enumerate(events):
         foreign = [p for p in columns if _foreign(ledger[e], ledger.parameters[p])]
         below = top + lane * len(columns)
@@ -136,7 +138,7 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     for row, p in enumerate(columns):
         _lane(canvas, grid, ledger, row, p, extents[p])
     for n, draw in enumerate(shown):
-        draw(canvas, grid, ledger, top + lane * len(columns) + _STRIP * n)
+        draw(canvas, grid, ledger, top + lane * len(columns) + sum(rooms[:n]))
     draw_legend(canvas, keys, notes, bottom)
     return canvas
 
@@ -189,7 +191,7 @@ def _extents(ledger: Ledger, columns: list[int], events: list[int]) -> dict[int,
     return found
 
 
-def _lane(canvas: Canvas, grid: _Grid, ledger: Ledger, row: int, p: int, reach: tuple[float, float]) -> None:
+def _lane(canvas: Canvas, grid: Grid, ledger: Ledger, row: int, p: int, reach: tuple[float, float]) -> None:
     parameter, top = ledger.parameters[p], grid.top + grid.lane * row
     signed, stacks = words.is_signed(ledger, p), segments(ledger, p, grid.events)
     grads = totals(ledger, p)[grid.events]
@@ -309,97 +311,4 @@ def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
         keys += [Key("not finite", INK, 0.0, "///")]
     if any(not present(ledger, e, p) for e in events for p in columns):
         keys += [Key("no .grad (None)", MUTED, kind="dots")]
-    return keys + _strip_keys(ledger, events)
-
-
-_STRIP = 44.0
-
-
-class _Grid(NamedTuple):
-    """Where columns (events) and lanes (parameters) stand, in pixels."""
-
-    left: float
-    top: float
-    column: float
-    lane: float
-    events: list[int]
-
-    def x(self, position: int) -> float:
-        return self.left + position * self.column
-
-
-class _Strip(Protocol):
-    """Draws one strip, with its upper edge at `top`."""
-
-    def __call__(self, canvas: Canvas, grid: _Grid, ledger: Ledger, top: float) -> None: ...
-
-
-def _beside(ledger: Ledger) -> float:
-    """How many pixels the names of the strips take beside them."""
-    told = {_saved: "tensors", _allocated: "on device"}
-    return max([0.0, *(text_width(told[strip], 11.5) + 22 for strip in _strips(ledger, range(len(ledger))))])
-
-
-def _strips(ledger: Ledger, events: Sequence[int]) -> list[_Strip]:
-    """The strips for which something was measured, from the top."""
-    saved = any(np.isfinite(ledger[e].saved_before) for e in events)
-    allocated = any(np.isfinite(ledger[e].allocated) for e in events)
-    found: list[tuple[_Strip, bool]] = [(_saved, saved), (_allocated, allocated)]
-    return [strip for strip, measured in found if measured]
-
-
-def _strip_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
-    """What the legend says of them."""
-    found = [Key("bytes before → after backward", MUTED, 0.7)] if _saved in _strips(ledger, events) else []
-    if _allocated in _strips(ledger, events):
-        found.append(Key("bytes allocated after the event", MUTED, 0.4))
-    if any(np.isfinite(ledger[e].peak) for e in events):
-        found.append(Key("new maximum on the way", INK, kind="total"))
-    return found
-
-
-def _head(canvas: Canvas, grid: _Grid, top: float, upper: str, lower: str) -> None:
-    canvas.line([10, grid.x(len(grid.events))], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
-    canvas.text(grid.left - 14, top + 14, upper, points=11.5, ha="right")
-    canvas.text(grid.left - 14, top + 29, lower, points=11.5, ha="right")
-
-
-def _saved(canvas: Canvas, grid: _Grid, ledger: Ledger, top: float) -> None:
-    base = top + _STRIP - 4
-    _head(canvas, grid, top, "saved", "tensors")
-    most = max([1.0, *(ledger[e].saved_before for e in grid.events if np.isfinite(ledger[e].saved_before))])
-    bar = min(grid.column * 0.62, 52.0)
-    for i, e in enumerate(grid.events):
-        event = ledger[e]
-        if not np.isfinite(event.saved_before):
-            continue
-        x = grid.x(i) + (grid.column - bar) / 2
-        for bytes_, offset in ((event.saved_before, 0.0), (event.saved_after, bar / 2)):
-            height = (_STRIP - 24) * (bytes_ if np.isfinite(bytes_) else 0) / most
-            canvas.box(x + offset, base - height, bar / 2, height, fill=MUTED, alpha=0.55 if offset else 0.9)
-        canvas.line([x, x + bar], [base, base], color=MUTED, width=0.9)
-        told = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
-        if text_width(told, 11) <= grid.column - 4:
-            canvas.text(x + bar / 2, top + 10, told, points=11, ha="center")
-
-
-def _allocated(canvas: Canvas, grid: _Grid, ledger: Ledger, top: float) -> None:
-    base = top + _STRIP - 4
-    _head(canvas, grid, top, "allocated", "on device")
-    known = np.array([[ledger[e].allocated, ledger[e].peak] for e in grid.events])
-    most = max(float(np.nanmax(known)), 1.0)
-    bar = min(grid.column * 0.62, 52.0)
-    for i, (allocated, peak) in enumerate(known.tolist()):
-        if not np.isfinite(allocated):
-            continue
-        x = grid.x(i) + (grid.column - bar) / 2
-        height = (_STRIP - 24) * allocated / most
-        canvas.box(x, base - height, bar, height, fill=MUTED, alpha=0.4)
-        canvas.line([x, x + bar], [base, base], color=MUTED, width=0.9)
-        told = [style.size(allocated)]
-        if np.isfinite(peak):
-            level = base - (_STRIP - 24) * peak / most
-            canvas.line([x - 3, x + bar + 3], [level, level], width=1.6, z=4)
-            told.insert(0, f"{style.size(peak)}, {told[0]}")
-        fitting = next((one for one in told if text_width(one, 11) <= grid.column - 4), "")
-        canvas.text(x + bar / 2, top + 10, fitting, points=11, ha="center")
+    return keys + strip_keys(ledger, events)

@@ -12,6 +12,7 @@ import numpy as np
 
 from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import literal
+from accumviz.views.shares import bars
 from accumviz.views.style import number, size
 
 _MOST_SENTENCES = 40
@@ -174,6 +175,41 @@ def memory(event: Event) -> str:
     return "; ".join(told)
 
 
+def held(event: Event) -> str:
+    """Say what an event did by numbers: a clip's norm, limit and factor, the scaler's scale, a step's learning rate.
+
+    >>> held(Event(0, "clip", details={"by": "norm", "total_norm": 4.0, "max_norm": 1.0}))
+    'norm 4, limit 1, factor 0.25'
+    >>> held(Event(0, "step", details={"lr": [0.1, 0.01]}))
+    'learning rates 0.1, 0.01'
+    """
+    known = {name: _numbers(event.details.get(name)) for name in ("total_norm", "max_norm", "clip_value", "amp_scale")}
+    told = []
+    if event.kind == "clip":
+        told += [f"norm {number(x)}" for x in known["total_norm"]]
+        told += [f"limit {number(x)}" for x in known["max_norm"]]
+        told += [f"limit {number(x)} for each element" for x in known["clip_value"]]
+        if known["total_norm"] and known["max_norm"]:
+            norm, most = known["total_norm"][0], known["max_norm"][0]
+            told += [f"factor {number(min(1.0, most / (norm + 1e-6)))}"] if norm >= 0 and math.isfinite(norm) else []
+    if event.kind in ("backward", "unscale", "step"):
+        told += [f"the scaler's scale {number(x)}" for x in known["amp_scale"]]
+    if event.kind == "step" and (rates := list(dict.fromkeys(_numbers(event.details.get("lr"))))):
+        told.append(f"learning rate{'s' * (len(rates) > 1)} {', '.join(map(number, rates[:_MOST_NAMES]))}")
+    return ", ".join(told)
+
+
+def _numbers(given: object) -> list[float]:
+    """The numbers among what an event's details hold there."""
+    values = given if isinstance(given, list | tuple) else [given]
+    return [float(x) for x in values if isinstance(x, int | float) and not isinstance(x, bool)]
+
+
+def about(event: Event) -> str:
+    """All that is said of an event behind its numbers in `.grad`: what it did, and the bytes around it."""
+    return "; ".join(filter(None, [held(event), memory(event)]))
+
+
 def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
     """Tell one event in words, with the numbers of the given parameters."""
     told = f"Event {event.index}, {head(event)}"
@@ -187,7 +223,7 @@ def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
         parts.append(part + (f" (erased {', '.join(erased)} before any step used it)" if erased else ""))
     if len(parameters) > _MOST_NAMES:
         parts.append(f"and {counted(len(parameters) - _MOST_NAMES, 'more parameter')}")
-    parts += filter(None, [memory(event)])
+    parts += filter(None, [about(event)])
     return f"{told}: {'; '.join(parts)}." if parts else f"{told}."
 
 
@@ -213,7 +249,10 @@ def story(ledger: Ledger, events: Sequence[int], parameters: Sequence[int]) -> l
     if len(chosen) > _MOST_SENTENCES:
         told.append(f"The first {half} and the last {half} of {len(chosen):,} events:")
         chosen = [*chosen[:half], *chosen[-half:]]
-    return told + [sentence(ledger, ledger[e], parameters) for e in chosen]
+    weighed: dict[int, str] = {}
+    for bar in bars(ledger, chosen)[0]:
+        weighed[bar.step] = f"{weighed.get(bar.step, '')} {bar.words}"
+    return told + [sentence(ledger, ledger[e], parameters) + weighed.get(e, "") for e in chosen]
 
 
 class Group(NamedTuple):

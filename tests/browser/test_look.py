@@ -15,6 +15,7 @@ from accumviz.views.explore import explore
 from accumviz.views.player import play
 from tests.browser.frames import drawn
 from tests.toys import CODE, ROWS, W, chain, large, toy
+from tests.views.test_shares import ledger_of, term, window
 
 Open = Callable[..., Any]
 CODE_LINES = ".av-line code"
@@ -115,6 +116,7 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
         play(large(12, 40)),
         play(Graph(())),
         play(Ledger.build([W], [{"kind": "zero_grad"}] * 2)),
+        play(ledger_of(window(*[[term(0.5), term(-0.5, op="Neg")]] * 2))),
     ]
     explorers = [
         explore(experiment, k=[1, 2, 3, 4], start={"k": 4}, against={"k": 1}),

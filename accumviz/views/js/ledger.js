@@ -105,7 +105,9 @@ export class Ledger {
   /** @param {number} e */
   head(e) { return `Event ${this.index(e)}, ${this.events.h[e]}`; }
   /** The colour of an event's label, and the ink on it. @param {number} e */
-  color(e) { return this.colors.get(this.events.l[e]) || PLAIN_COLOR; }
+  color(e) { return this.colorOf(this.events.l[e]); }
+  /** @param {number} label */
+  colorOf(label) { return this.colors.get(label) || PLAIN_COLOR; }
   /** @param {number} e */
   kindColor(e) { return this.data.kinds[this.events.k[e]][1]; }
 }

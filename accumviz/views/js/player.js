@@ -1,4 +1,4 @@
-/** The player: code, graph, `.grad` and timeline, at one moment. */
+/** The player: code, graph, `.grad`, timeline and shares, at one moment. */
 
 /** @import { At, Data, Dispose, Host, Model } from "./types.d.ts" */
 
@@ -14,6 +14,7 @@ import { clamp } from "./numbers.js";
 import { read } from "./packed.js";
 import { isBright } from "./pen.js";
 import { playing } from "./playing.js";
+import { sharesPane } from "./shares.js";
 import { timePane } from "./timeline.js";
 import { sentence } from "./words.js";
 
@@ -48,7 +49,8 @@ function panesOf(app) {
   const time = ledger.length ? timePane(app) : null;
   const code = ledger.length && data.code.length ? codePane(app) : null;
   const grad = ledger.length && ledger.count ? gradPane(app) : null;
-  return { time, panes: [code, app.graph, grad, time].filter((pane) => pane !== null) };
+  const shares = data.shares ? sharesPane(app, data.shares) : null;
+  return { time, panes: [code, app.graph, grad, time, shares].filter((pane) => pane !== null) };
 }
 
 /** What is said of a moment. @param {App} app @param {At} state */

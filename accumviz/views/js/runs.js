@@ -41,8 +41,12 @@ export function toOneScale({ data, bytes }, other) {
     return { ...row, r: [Math.min(low, under), Math.max(high, over)] };
   });
   const saved = [data, other?.data].flatMap((one) => one?.e.b ?? []).map((count) => Number(count) || 0);
-  return { data: { ...data, p, most: Math.max(1, ...saved) }, bytes };
+  const shares = data.shares && { ...data.shares, r: reachOf([data.shares, other?.data.shares ?? data.shares]) };
+  return { data: { ...data, p, most: Math.max(1, ...saved), ...(shares ? { shares } : {}) }, bytes };
 }
+
+/** @param {import("./types.d.ts").SharesData[]} both */
+const reachOf = (both) => [Math.min(...both.map(({ r }) => r[0])), Math.max(...both.map(({ r }) => r[1]))];
 
 /** The event with which a run has done what it is for: its last step. @param {Whole} run */
 export function endOf({ data }) {

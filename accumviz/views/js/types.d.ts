@@ -86,6 +86,26 @@ export interface GraphData {
   order: number[];
 }
 
+/** What a backward weighs in a step: its place (-1: not shown), where it starts, how long it is, look and text. */
+export type Segment = [number, number, number, string, string];
+
+/** The shares of one objective in the step at `e`: its name, its colour's label, what they add to, in words. */
+export interface ShareRow {
+  e: number;
+  o: string;
+  l: number;
+  t: string;
+  w: string;
+  s: Segment[];
+}
+
+/** All bars of shares, and their one scale. */
+export interface SharesData {
+  r: number[];
+  rows: ShareRow[];
+  note: string;
+}
+
 /** What a player is told. */
 export interface Data {
   about: string;
@@ -102,6 +122,7 @@ export interface Data {
   x: Record<string, [(Plain[] | null)[], (Plain[] | null)[]]>;
   strings: string[];
   digits: number;
+  shares?: SharesData;
   c: Column;
   g: Column;
   heat?: { w: number; at?: number; px?: number[] };

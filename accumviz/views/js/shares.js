@@ -1,0 +1,100 @@
+/** The pane of shares: what each backward weighs in each step, a bar of segments against a dashed 1. */
+
+/** @import { App } from "./player.js" */
+/** @import { At, Segment, ShareRow, SharesData } from "./types.d.ts" */
+
+import { h, own, pane, put, reveal, vertical } from "./dom.js";
+import { clamp } from "./numbers.js";
+
+/**
+ * Which bar speaks of an event: that of the step it is, or is used by first; else the last one.
+ * @param {ShareRow[]} rows @param {number} e
+ */
+export function barAt(rows, e) {
+  const using = rows.findIndex((row) => row.e === e || (row.e > e && row.s.some(([born]) => born === e)));
+  if (using >= 0) return using;
+  const next = rows.findIndex((row) => row.e > e);
+  return next < 0 ? rows.length - 1 : next;
+}
+
+/** What the looks of segments mean, of those that are there. @param {ShareRow[]} rows */
+export function legend(rows) {
+  const looks = new Set(rows.flatMap((row) => row.s.map(([, , , look]) => look)));
+  const told = { new: "one backward", used: "used by an earlier step, too", unseen: "unknown" };
+  return Object.entries(told).filter(([look]) => looks.has(look));
+}
+
+/** @param {App} app @param {SharesData} shares */
+export function sharesPane({ ledger, go, at, uid }, { r: [low, high], rows, note }) {
+  const x = (/** @type {number} */ value) => `${(100 * (value - low)) / (high - low)}%`;
+  const several = new Set(rows.map((row) => row.o)).size > 1;
+  const marks = () => [0, 1, -1].filter((value) => value >= low).map((value) =>
+    h(value ? "i.av-one" : "i.av-zero", { style: `left: ${x(value)}` }));
+
+  /** @param {ShareRow} row @param {Segment} segment */
+  function pieceOf(row, [born, start, length, look, told]) {
+    const [color, ink] = ledger.colorOf(row.l);
+    const [left, width] = [x(Math.min(start, start + length)), (100 * Math.abs(length)) / (high - low)];
+    const style = `left: ${left}; width: ${width}%; --av-c: ${look === "unseen" ? "var(--av-muted)" : color};`;
+    const click = () => born >= 0 && go({ e: born });
+    // The ink is the text's own: what marks a segment has the page's.
+    const text = h("span", look === "new" ? { style: `color: ${ink}` } : {}, told);
+    return h(`b.av-part.av-${look}`, { style, title: told, click }, text);
+  }
+  const lines = rows.map((row, i) => {
+    const pieces = row.s.map((segment) => pieceOf(row, segment));
+    const step = ledger.index(row.e);
+    const click = () => go({ e: row.e });
+    const again = several && i > 0 && rows[i - 1].e === row.e;
+    const name = h("span.av-of", { title: row.o, click }, again ? "\u2003" : `${step} `, several ? row.o : "");
+    const bar = h("span.av-bar", {}, ...pieces, ...marks());
+    const about = { id: `${uid}-s${i}`, role: "option", "aria-label": row.w };
+    return { row, pieces, el: h("div.av-share", about, name, bar, h("span.av-total", {}, row.t)) };
+  });
+  const ones = [1, -1].filter((value) => value >= low).map((value) =>
+    h("span", { style: `left: ${x(value)}` }, value < 0 ? "−1" : "1"));
+  const axis = h("div.av-share.av-axis", { "aria-hidden": "true" },
+    h("span", {}, "step"), h("span.av-bar", {}, ...ones), h("span.av-total", {}, "sum"));
+  const looks = { tabindex: 0, role: "listbox", "aria-label": "Shares of each step" };
+  const box = h("div.av-win", looks, ...lines.map(({ el }) => el));
+  const keys = legend(rows).map(([look, text]) => {
+    const style = `--av-c: ${look === "unseen" ? "var(--av-muted)" : ledger.colorOf(rows[0].l)[0]}`;
+    return h("span.av-key", {}, h(`i.av-swatch.av-${look}`, { style }), text);
+  });
+  const told = h("p.av-note.av-weighs");
+  const made = pane("shares", "Shares of each step", axis, box, told, h("p.av-note", {}, ...keys, note));
+  box.addEventListener("keydown", (event) => {
+    const by = vertical(event);
+    if (!by) return;
+    own(event);
+    go({ e: rows[clamp(barAt(rows, at().e) + by, 0, rows.length - 1)].e });
+  });
+
+  let shown = -1;
+  /** @param {At} state */
+  function draw({ e }) {
+    const chosen = barAt(rows, e);
+    lines.forEach(({ row, pieces, el }, i) => {
+      put(el, { "aria-selected": i === chosen });
+      pieces.forEach((piece, k) => piece.classList.toggle("av-lit", row.s[k][0] === e));
+    });
+    // Bars of several objectives in one step speak together.
+    const step = rows[chosen].e;
+    told.textContent = rows.filter((row) => row.e === step).map((row) => row.w).join(" ");
+    box.setAttribute("aria-activedescendant", `${uid}-s${chosen}`);
+    if (chosen !== shown) reveal(box, lines[chosen].el.offsetTop, lines[chosen].el.offsetHeight);
+    shown = chosen;
+    fit();
+  }
+  /** A text without room stands in the words below, and in the title. */
+  function fit() {
+    for (const { row, pieces } of lines) {
+      pieces.forEach((piece, k) => {
+        const text = /** @type {HTMLElement} */ (piece.firstChild);
+        text.hidden = piece.clientWidth < row.s[k][4].length * 7 + 4;
+      });
+    }
+  }
+  made.el.classList.toggle("av-several", several);
+  return { ...made, draw };
+}

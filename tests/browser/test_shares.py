@@ -1,0 +1,150 @@
+"""The pane of shares in a browser: what is drawn is what the ledger says, by mouse, keyboard and in both themes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accumviz.ledger import Ledger
+from accumviz.views.explore import explore
+from accumviz.views.player import play
+from tests.toys import toy
+from tests.views.test_shares import RIGHT, ledger_of, term, window
+
+UNDIVIDED = ledger_of(*[window(term(1.0), term(1.0), term(0.5, 2))] * 3)
+UNKNOWN = ledger_of(window(term(0.5), term(math.nan, unknown="its loss is odd")))
+BOTH = ledger_of(window(*[[term(0.5), term(-0.5, op="Neg")]] * 2))
+CARRIED = ledger_of(window(term(0.5), term(0.5), zero=False), window(term(0.5), term(0.5), held=2.0))
+
+
+@pytest.fixture
+def show(watch: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    def open_page(shown: Any, **options: Any) -> Any:
+        shown.save(tmp_path / "page.html")
+        watched = watch(**options)
+        watched.page.goto((tmp_path / "page.html").as_uri())
+        watched.page.locator(".av-frame").first.wait_for()
+        watched.pane = watched.page.locator(".av-in-shares").first
+        return watched
+
+    return open_page
+
+
+def boxes(pane: Any, line: int) -> list[dict[str, float]]:
+    return [part.bounding_box() for part in pane.locator("[role=option]").nth(line).locator(".av-part").all()]
+
+
+def middle(place: Any) -> float:
+    box = place.bounding_box()
+    return float(box["x"] + box["width"] / 2)
+
+
+@pytest.mark.parametrize("ledger", [RIGHT, UNDIVIDED, BOTH, CARRIED], ids=["right", "undivided", "negative", "carried"])
+def test_segments_are_as_long_as_the_shares_and_one_stands_where_they_add_to_it(
+    show: Callable[..., Any], ledger: Ledger
+) -> None:
+    watched = show(play(ledger))
+    first = watched.pane.locator("[role=option]").first
+    zero = middle(first.locator(".av-zero"))
+    unit = middle(first.locator(".av-one").first) - zero
+    shares = list(ledger.shares())
+    drawn = [box["width"] / unit for line in range(watched.pane.locator("[role=option]").count())
+             for box in boxes(watched.pane, line)]  # fmt: skip
+    assert sorted(drawn) == pytest.approx(sorted(abs(row.share) for row in shares), abs=0.005)
+    for line in range(watched.pane.locator("[role=option]").count()):
+        parts = boxes(watched.pane, line)
+        ends = min(box["x"] for box in parts), max(box["x"] + box["width"] for box in parts)
+        assert ends[1] - ends[0] == pytest.approx(sum(box["width"] for box in parts), abs=1)
+        told = watched.pane.locator("[role=option] .av-total").nth(line).inner_text().replace("−", "-")
+        reached = ends[0] if told.startswith("-") else ends[1]
+        assert (reached - zero) / unit == pytest.approx(float(told), abs=0.01)
+    assert watched.complaints == watched.foreign == []
+
+
+def test_every_line_is_said_and_the_note_follows_the_moment(show: Callable[..., Any]) -> None:
+    watched = show(play(UNDIVIDED))
+    lines = watched.pane.locator("[role=option]")
+    assert lines.count() == 3
+    assert "1 + 1 + 0.5, which add to 2.5" in lines.first.get_attribute("aria-label")
+    note = watched.pane.locator(".av-weighs")
+    assert "step of event 3" in note.inner_text()
+    assert (
+        "An element of micro-batch 3 (2 elements) weighs 2 times one of micro-batch 1 (8 elements)."
+        in note.inner_text()
+    )
+    watched.pane.locator(".av-win").focus()
+    watched.page.keyboard.press("ArrowDown")
+    watched.page.wait_for_timeout(60)
+    assert "step of event 8" in note.inner_text()
+    assert "learning rate 0.1" in watched.page.locator(".av-say").inner_text()
+    assert lines.nth(1).get_attribute("aria-selected") == "true"
+    box = watched.pane.locator(".av-win")
+    assert box.get_attribute("aria-activedescendant") == lines.nth(1).get_attribute("id")
+    lines.nth(2).locator(".av-part").nth(1).click()
+    watched.page.wait_for_timeout(60)
+    assert "Event 11, backward" in watched.page.locator(".av-say").inner_text()
+    assert watched.pane.locator(".av-lit").count() == 1
+
+
+def test_an_unknown_share_is_hatched_and_its_reason_is_read(show: Callable[..., Any]) -> None:
+    watched = show(play(UNKNOWN))
+    part = watched.pane.locator(".av-part.av-unseen")
+    assert part.inner_text() == "?"
+    assert "gradient" in part.evaluate("e => getComputedStyle(e).backgroundImage")
+    assert "micro-batch 2 is unknown: its loss is odd." in watched.pane.locator(".av-weighs").inner_text()
+    assert watched.pane.locator("[role=option] .av-total").inner_text() == "?"
+
+
+def test_a_ledger_without_terms_has_no_pane(show: Callable[..., Any]) -> None:
+    assert show(play(toy())).pane.count() == 0
+
+
+def luminance(color: str) -> float:
+    parts = [float(x) for x in re.findall(r"[\d.]+", color)[:3]]
+    light = [x / 255 / 12.92 if x <= 10 else ((x / 255 + 0.055) / 1.055) ** 2.4 for x in parts]
+    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_dashed_line_and_numbers_stand_out_in_both_themes(show: Callable[..., Any], mode: str) -> None:
+    watched = show(play(CARRIED), mode=mode)
+    ground = watched.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    if ground == "rgba(0, 0, 0, 0)":
+        ground = "rgb(255, 255, 255)" if mode == "light" else "rgb(18, 18, 18)"
+    one = watched.pane.locator(".av-one").first.evaluate("e => getComputedStyle(e).borderLeftColor")
+    assert contrast(one, ground) >= 4.5
+    seen = set()
+    for part in watched.pane.locator(".av-part").all():
+        fill = part.evaluate("e => getComputedStyle(e).backgroundColor")
+        ink = part.locator("span").evaluate("e => getComputedStyle(e).color")
+        seen.add(fill)
+        assert contrast(ink, ground if fill == "rgba(0, 0, 0, 0)" else fill) >= 4.5
+    assert len(seen) == 2, "used segments are hollow, new ones are not"
+
+
+@pytest.mark.parametrize("ledger", [RIGHT, BOTH, UNDIVIDED, UNKNOWN], ids=["right", "both", "undivided", "unknown"])
+def test_nothing_scrolls_sideways_on_a_phone(show: Callable[..., Any], ledger: Ledger) -> None:
+    watched = show(play(ledger), width=375)
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= 375
+    for place in watched.pane.locator(".av-win, .av-share").all():
+        assert place.evaluate("e => e.scrollWidth - e.clientWidth") <= 0
+
+
+def test_two_runs_of_an_explorer_have_one_scale(show: Callable[..., Any]) -> None:
+    watched = show(explore({"right": RIGHT, "not divided": UNDIVIDED}, against={"run": "not divided"}))
+    panes = watched.page.locator(".av-in-shares")
+    panes.nth(1).wait_for()
+    units = []
+    for i in range(2):
+        line = panes.nth(i).locator("[role=option]").first
+        units.append(middle(line.locator(".av-one")) - middle(line.locator(".av-zero")))
+    assert units[0] == pytest.approx(units[1], abs=1)

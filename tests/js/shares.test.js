@@ -1,0 +1,29 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { toOneScale } from "../../accumviz/views/js/runs.js";
+import { barAt, legend } from "../../accumviz/views/js/shares.js";
+
+const row = (e, ...born) => ({ e, o: "loss", l: 0, t: "1", w: "", s: born.map((b) => [b, 0, 1, "new", "1"]) });
+
+test("a bar speaks of its step, of the backwards that it uses first, and of what comes between", () => {
+  const rows = [row(2, 0, 1), row(6, 0, 1, 4), row(9, 8)];
+  assert.deepEqual([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map((e) => barAt(rows, e)), [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
+});
+
+test("of several objectives in a step the one that a backward is for is found", () => {
+  assert.equal(barAt([row(4, 0), row(4, 1)], 1), 1);
+  assert.equal(barAt([row(4, 0), row(4, 1)], 4), 0);
+});
+
+test("the legend names only the looks that are there", () => {
+  const odd = { ...row(3, 0), s: [[0, 0, 0.5, "unseen", "?"], [1, 0, 0.5, "new", "0.5"]] };
+  assert.deepEqual(legend([odd]).map(([look]) => look), ["new", "unseen"]);
+});
+
+test("the shares of two runs side by side have one scale", () => {
+  const whole = (r) => ({ data: { p: [], e: { k: [] }, kinds: [], shares: r && { r, rows: [], note: "" } } });
+  assert.deepEqual(toOneScale(whole([0, 1.05]), whole([-1.05, 4.2])).data.shares.r, [-1.05, 4.2]);
+  assert.deepEqual(toOneScale(whole([0, 1.05]), whole()).data.shares.r, [0, 1.05]);
+  assert.equal("shares" in toOneScale(whole(), whole()).data && toOneScale(whole(), whole()).data.shares, undefined);
+});
