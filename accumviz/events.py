@@ -352,10 +352,29 @@ class Gatherer:
 
 
 class Weighed(NamedTuple):
-    """The weights of small parameters: after which `events`, and of each parameter the `elements`, events × elements."""
+    """Weights of small parameters: after which `events`, and of each parameter the `elements` (events × elements)."""
 
     events: np.ndarray
     elements: dict[int, np.ndarray]
+
+    @classmethod
+    def of(cls, parameters: Sequence[Parameter], found: Mapping[int, Mapping[int, np.ndarray]]) -> Weighed:
+        """From the elements by parameter and event: NaN where there are none."""
+        events = sorted({event for at in found.values() for event in at})
+        elements = {}
+        for p, parameter in enumerate(parameters if events else ()):
+            unknown, at = np.full(parameter.numel, np.nan), found.get(p, {})
+            elements[p] = np.array([at.get(event, unknown) for event in events]).reshape(-1, parameter.numel)
+        return cls(np.array(events, np.int64), elements)
+
+    def after_each(self, count: int, parameter: int) -> np.ndarray:
+        """The elements after each of so many events; empty where none of this parameter are kept."""
+        if parameter not in self.elements:
+            return np.zeros((0, 0))
+        kept = self.elements[parameter]
+        found = np.full((count, kept.shape[1]), np.nan)
+        found[self.events] = kept
+        return found
 
 
 class Arrays:

@@ -61,10 +61,10 @@ def of_events(ledger: Arrays) -> Gains:
             continue
         row = i + 1
         if kind == "sync":
-            if within[i]:
-                averaged[row, here], ranks[row] = at[i], number(details.get("ranks"))
-                continue
             many = number(details.get("ranks"))
+            if within[i] and 1 <= many < math.inf:
+                averaged[row, here], ranks[row] = at[i], many
+                continue
             if not _divided_after(many, i, kinds, middle, low, high):
                 bad[row, here], why[row, here] = at[i], REDUCED
             continue

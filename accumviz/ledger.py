@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from accumviz import given, lifecycle
-from accumviz.events import CHANGED, CONTRIBUTED, KINDS, PRESENT, Arrays, Event, Events, Parameter, Weighed
+from accumviz import by_hand, given, lifecycle
+from accumviz.events import CHANGED, CONTRIBUTED, KINDS, PRESENT, Arrays, Event, Events, Parameter
 from accumviz.format import ledger as columns
 from accumviz.format.container import LedgerFileError, Reader, valid
 from accumviz.format.writer import Writer
@@ -98,39 +97,8 @@ class Ledger(Arrays, Displayed):
         `rows` holds one dict per event: the fields of `Event`, and by parameter name `contribution`
         (a number or a list, element by element), `grad` (the same; absent: None) and `weights`.
         """
-        _check_rows(parameters, rows)
-        names = [parameter.name for parameter in parameters]
-        shape = (len(rows), len(parameters))
-        norms = {name: np.full(shape, np.nan, np.float32) for name in ("contribution", "grad")}
-        exact = {
-            i: (np.full((len(rows), p.numel), np.nan), np.full((len(rows), p.numel), np.nan))
-            for i, p in enumerate(parameters)
-        }
-        state = np.zeros(shape, np.uint8)
-        weights: dict[int, dict[int, np.ndarray]] = {}
-        events = []
-        for e, row in enumerate(rows):
-            for which, name in enumerate(("contribution", "grad", "weights")):
-                for key, value in row.get(name, {}).items():
-                    if key not in names:
-                        near = given.nearest(str(key), names)
-                        raise KeyError(f"rows[{e}] has a {name} of {key!r}, which is no parameter; nearest: {near}")
-                    p = names.index(key)
-                    values = _elements(f"rows[{e}][{name!r}][{key!r}]", value, parameters[p].numel)
-                    if name == "weights":
-                        weights.setdefault(p, {})[e] = values
-                        continue
-                    norms[name][e, p] = np.sqrt((values**2).sum())
-                    exact[p][which][e] = values
-                    state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
-            events.append(Event(e, **{k: v for k, v in row.items() if k not in _BY_NAME}))
-        kept = Weighed(np.array(sorted({e for at in weights.values() for e in at}), np.int64), {})
-        for p, parameter in enumerate(parameters if weights else ()):
-            unknown, at = np.full(parameter.numel, np.nan), weights.get(p, {})
-            after = [at.get(e, unknown) for e in kept.events.tolist()]
-            kept.elements[p] = np.array(after).reshape(-1, parameter.numel)
-        arrays = norms["contribution"], norms["grad"], state, exact
-        return cls(tuple(parameters), tuple(events), *arrays, weighed=kept, **kwargs)
+        arrays, weighed = by_hand.arrays(parameters, rows)
+        return cls(tuple(parameters), *arrays, weighed=weighed, **kwargs)
 
     @classmethod
     def merge(cls, ledgers: Iterable[Ledger | Recorded | str | Path]) -> Ledger:
@@ -154,7 +122,6 @@ class Ledger(Arrays, Displayed):
     def of_arrays(cls, arrays: Arrays) -> Ledger:
         """The ledger that consists of these."""
         about: dict[str, Any] = {"sources": arrays.sources, "meta": arrays.meta, "complete": arrays.complete}
-        about["weighed"] = arrays.weighed
         return cls(
             arrays.parameters,
             arrays.events,
@@ -162,6 +129,7 @@ class Ledger(Arrays, Displayed):
             arrays.grad,
             arrays.state,
             arrays.exact,
+            weighed=arrays.weighed,
             **about,
         )
 
@@ -263,15 +231,9 @@ class Ledger(Arrays, Displayed):
     def weights(self, parameter: str | int) -> np.ndarray:
         """Element by element, what a small parameter's weights were after each step.
 
-        Returns float64, events × elements, NaN at events that are no steps; an empty array when they
-        were not kept.
+        Returns float64, events × elements, NaN at other events; an empty array when they were not kept.
         """
-        p = self.index(parameter)
-        if p not in self.weighed.elements:
-            return np.zeros((0, 0))
-        found = np.full((len(self), self.parameters[p].numel), np.nan)
-        found[self.weighed.events] = self.weighed.elements[p]
-        return found
+        return self.weighed.after_each(len(self), self.index(parameter))
 
     @cached_property
     def fates(self) -> Fates:
@@ -433,44 +395,6 @@ def recorded(source: Any, verb: str) -> Ledger:
             "or av.load('run.ledger')"
         )
     return found
-
-
-# What a row of `build` has by the names of parameters.
-_BY_NAME = ("contribution", "grad", "weights")
-
-
-def _check_rows(parameters: Any, rows: Any) -> None:
-    """What `build` was given. Raises `TypeError`."""
-    for name, listed, kind, example in (
-        ("parameters", parameters, Parameter, "[Parameter('w', shape=(1,))]"),
-        ("rows", rows, Mapping, "[dict(kind='backward', grad={'w': -16})]"),
-    ):
-        if not isinstance(listed, Sequence):
-            raise TypeError(f"{name} is {given.a(listed)}; expected a list, as in {example}")
-        for i, one in enumerate(listed):
-            if not isinstance(one, kind):
-                raise TypeError(f"{name}[{i}] is {given.a(one)}; expected each as in {example}")
-    fields = [*(f.name for f in dataclasses.fields(Event) if f.name != "index"), *_BY_NAME]
-    for e, row in enumerate(rows):
-        strange = [key for key in row if key not in fields]
-        if strange or "kind" not in row:
-            what = f"has {strange[0]!r}" if strange else "has no 'kind'"
-            raise TypeError(f"rows[{e}] {what}; expected 'kind' and any of {', '.join(fields[1:])}")
-        for name in _BY_NAME:
-            if not isinstance(row.get(name, {}), Mapping):
-                raise TypeError(f"rows[{e}][{name!r}] is {given.a(row[name])}; expected {{parameter: number or list}}")
-
-
-def _elements(where: str, value: Any, count: int) -> np.ndarray:
-    """The elements of one parameter; one number stands for all of them."""
-    expected = f"expected a number, or a list of {count}" if count != 1 else "expected a number"
-    try:
-        found = np.ravel(np.asarray(value, float))
-    except (TypeError, ValueError):
-        raise TypeError(f"{where} is {value!r:.80}; {expected}") from None
-    if found.size not in (1, count):
-        raise ValueError(f"{where} has {found.size} numbers; {expected}")
-    return np.broadcast_to(found, (count,))
 
 
 def _told(stopped: Any) -> str:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from accumviz.events import CONTRIBUTED, Arrays
-from accumviz.gains import SAME, SAME_IN_HALF, UNREAD, Gains, number, of_events
+from accumviz.gains import SAME, SAME_IN_HALF, UNREAD, UNSEEN, Gains, number, of_events
 from accumviz.lifecycle import Fates, steps_of
+from accumviz.objectives import MEAN, NO_TERMS, SUM, Terms
 
 # Where nothing is ever erased each step reads all backwards before it: so many rows are listed, then the first ones.
 _MOST, _FIRST = 4_000_000, 16
 
-NO_TERMS = "the ledger has no terms: it was recorded by an earlier version"
 _REASONS = (
     "",
     *UNREAD,
@@ -24,8 +24,10 @@ _REASONS = (
     "it was erased in some parameters and used in others",
     "the step read gradients that the scaler had scaled; whether it unscales them itself was not recorded",
     NO_TERMS,
+    "over how many elements it sums was not recorded",
 )
-_CLOSURE, _APART, _PARTLY, _SCALED = range(len(UNREAD) + 1, len(_REASONS) - 1)
+_CLOSURE, _APART, _PARTLY, _SCALED = range(len(UNREAD) + 1, len(_REASONS) - 2)
+_UNCOUNTED = len(_REASONS) - 1
 
 
 class Share(NamedTuple):
@@ -33,7 +35,8 @@ class Share(NamedTuple):
 
     `step` and `backward` are indices of events. `share` is the coefficient with which the mean of
     the loss enters the gradient that the step consumes, `elements` how many that mean is over,
-    `per_element` the one over the other. What cannot be read is NaN, and `unknown` says why.
+    `per_element` the one over the other. What cannot be read is NaN, and `unknown` says why; of a
+    loss that cannot be taken apart, `share` is the coefficient of the loss as it stands.
     """
 
     step: int
@@ -51,8 +54,9 @@ class Shares(Sequence[Share]):
     `step`, `backward`, `objective` (its number in `objectives`), `term` (its number in the
     backward), `share`, `elements` and `per_element` are arrays of one entry each row, as are the
     factors of a share: `constant` (of the loss), `mean` (whether its reduction is one; a sum has its
-    elements as a factor), `by_hand`, `clipped`, `averaged` (over ranks), `erased` (then it is 0), and
-    `optimizer`, the number of the one that stepped. `left_out` counts the rows of contributions
+    elements as a factor), `by_hand`, `clipped`, `averaged` (over ranks), `erased` (then it is 0).
+    `opaque` losses cannot be taken apart, of those `followed` every factor is known; `optimizer` is
+    the number of the one that stepped. `left_out` counts the rows of contributions
     that stay for ever which are not listed.
     """
 
@@ -117,9 +121,8 @@ class Shares(Sequence[Share]):
         width = max(9, *(len(name[:24]) for name in self.objectives))
         lines = [title, f"  step  backward  {'objective':<{width}}     share  elements  per element"]
         for row in self._rows(slice(0, 20)):
-            share, elements, each = (
-                "?" if math.isnan(n) else f"{n:.4g}" for n in (row.share, row.elements, row.per_element)
-            )
+            numbers = (row.share, row.elements, row.per_element)
+            share, elements, each = ("?" if math.isnan(n) else f"{n:.4g}" for n in numbers)
             why = f"  ({row.unknown})" if row.unknown else ""
             name = row.objective[:24]
             lines.append(
@@ -137,7 +140,7 @@ def _alike(one: Share, other: Share) -> bool:
 def shares(ledger: Arrays, fates: Fates) -> Shares:
     """See `Ledger.shares`."""
     pairs, left_out = _combined(ledger, _pairs(ledger, fates))
-    terms = _Terms(ledger, np.unique(pairs["backward"]))
+    terms = Terms(ledger, np.unique(pairs["backward"]), _REASONS)
     first = terms.first[pairs["backward"]]
     many = terms.count[pairs["backward"]]
     row = np.repeat(np.arange(many.size), many)
@@ -145,17 +148,19 @@ def shares(ledger: Arrays, fates: Fates) -> Shares:
     term = first[row] + number
     columns = {name: array[row] for name, array in pairs.items()}
     reduction, elements, constant = terms.reduction[term], terms.elements[term], terms.factor[term]
-    factor = columns["by_hand"] * columns["clipped"] * columns["averaged"]
-    unknown = np.where(columns["bad"] > 0, columns.pop("bad"), terms.unknown[term])
-    gain = np.where(columns["erased"], 0.0, np.where(unknown > 0, np.nan, factor))
-    mean = reduction == _MEAN
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        factor = columns["by_hand"] * columns["clipped"] * columns["averaged"]
+    bad, opaque = columns.pop("bad"), terms.unknown[term]
+    gain = np.where(bad > 0, np.nan, factor)
+    summed, mean = reduction == SUM, reduction == MEAN
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         coefficient = np.where(columns["erased"], 0.0, constant * gain)
-        share = np.where(columns["erased"] | mean, coefficient, coefficient * elements)
-        each = np.where(columns["erased"] | ~mean, coefficient, coefficient / elements)
+        # A loss that nobody can take apart enters with its constant all the same.
+        share = np.where(summed & ~columns["erased"], coefficient * elements, coefficient)
+        each = np.where(columns["erased"] | summed, coefficient, coefficient / np.where(mean, elements, np.nan))
+    unknown = np.where(bad > 0, bad, opaque)
+    unknown = np.where((unknown == 0) & np.isnan(share), _UNCOUNTED, unknown)
     unknown = np.where(columns["erased"], 0, unknown)
-    uncounted = np.isnan(share) & (unknown == 0)
-    unknown = np.where(uncounted, len(_REASONS), unknown)
     columns |= {
         "objective": terms.objective[term],
         "term": number,
@@ -165,109 +170,10 @@ def shares(ledger: Arrays, fates: Fates) -> Shares:
         "unknown": unknown,
         "constant": constant,
         "mean": mean,
+        "opaque": opaque > 0,
+        "followed": (bad == 0) & np.isfinite(constant),
     }
     return Shares(columns, terms.objectives, terms.reasons, left_out)
-
-
-_NONE, _MEAN, _SUM = range(3)
-
-
-class _Terms:
-    """The terms of the backwards as columns; `first` and `count` say which are whose, by event."""
-
-    def __init__(self, ledger: Arrays, backwards: np.ndarray) -> None:
-        events = ledger.columns
-        self.reasons = [*_REASONS, "over how many elements it sums was not recorded"]
-        self._places = {text: i for i, text in enumerate(self.reasons)}
-        sites = call_sites(ledger)
-        details = events.column("details")
-        self.first, self.count = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
-        by_details: dict[int, tuple[int, list[str]]] = {}
-        rows: list[tuple[int, float, float, int]] = []
-        known: dict[tuple[int, int], list[int]] = {}
-        found: dict[tuple[int, str, int], int] = {}
-        objective: list[int] = []
-        taken: list[tuple[int, float, float, int]] = []
-        parsed = events.details
-        for b, site, code in zip(
-            backwards.tolist(), sites[backwards].tolist(), details[backwards].tolist(), strict=True
-        ):
-            if code not in by_details:
-                given = _listed(parsed[code].get("terms"))
-                by_details[code] = len(rows), [op for op, _ in given]
-                rows += [self._row(term) for _, term in given]
-            start, ops = by_details[code]
-            if (site, code) not in known:
-                seen: dict[str, int] = {}
-                own = []
-                for op in ops:
-                    seen[op] = seen.get(op, 0) + 1
-                    own.append(found.setdefault((site, op, seen[op]), len(found)))
-                known[site, code] = own
-            self.first[b], self.count[b] = len(taken), len(ops)
-            taken += rows[start : start + len(ops)]
-            objective += known[site, code]
-        table = np.array(taken, float).reshape(-1, 4)
-        self.reduction, self.elements, self.factor = table[:, 0].astype(int), table[:, 1], table[:, 2]
-        self.unknown, self.objective = table[:, 3].astype(int), np.array(objective, int)
-        self.objectives = _names(ledger, sites, found, backwards)
-
-    def _row(self, term: Mapping[str, Any]) -> tuple[int, float, float, int]:
-        unknown = str(term.get("unknown") or "")
-        reduction = {"mean": _MEAN, "sum": _SUM}.get(str(term.get("reduction")), _NONE)
-        factor = number(term.get("factor"))
-        if not unknown and (reduction == _NONE or math.isnan(factor)):
-            unknown = "how its loss was reduced is not known" if reduction == _NONE else "its constant is not known"
-        if unknown not in self._places:
-            self._places[unknown] = len(self.reasons)
-            self.reasons.append(unknown)
-        return reduction, number(term.get("elements")), factor, self._places[unknown]
-
-
-def _listed(terms: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    if not isinstance(terms, list) or not terms:
-        return [("", {"unknown": NO_TERMS if terms is None else "its terms cannot be read"})]
-    found = [term if isinstance(term, Mapping) else {"unknown": "its terms cannot be read"} for term in terms]
-    return [(str(term.get("op") or ""), term) for term in found]
-
-
-def call_sites(ledger: Arrays) -> np.ndarray:
-    """For each event, a number of its call site: equal where the same lines led to the same expression."""
-    events = ledger.columns
-    own = [events.column(name) for name in ("file", "line", "label", "frames") if name in _columns_of(ledger)]
-    _, sites = np.unique(np.stack(own, axis=1), axis=0, return_inverse=True)
-    found: np.ndarray = sites.reshape(-1)
-    return found
-
-
-def _columns_of(ledger: Arrays) -> tuple[str, ...]:
-    return ("file", "line", "label", *(("frames",) if "frames" in ledger.columns.tables else ()))
-
-
-def _names(
-    ledger: Arrays, sites: np.ndarray, found: Mapping[tuple[int, str, int], int], backwards: np.ndarray
-) -> tuple[str, ...]:
-    """The label of an objective, with as much more as tells it from the others."""
-    here, first = np.unique(sites[backwards], return_index=True)
-    at = dict(zip(here.tolist(), backwards[first].tolist(), strict=True))
-    events = ledger.columns
-    labels, lines = events.tables["label"], events.column("line")
-    label = {site: labels[events.column("label")[b]] or "loss" for site, b in at.items()}
-    twice = {name for name in label.values() if sum(other == name for other in label.values()) > 1}
-    names = []
-    for site, op, nth in found:
-        name = label[site]
-        if name in twice and lines[at[site]]:
-            name += f" (line {lines[at[site]]})"
-        if sum(other == site for other, _, _ in found) > 1:
-            name += f" · {op}{f' {nth}' if nth > 1 else ''}"
-        names.append(name)
-    # Lines of two files may have the same number, and one line may be reached in two ways.
-    seen: dict[str, int] = {}
-    for i, name in enumerate(names):
-        seen[name] = seen.get(name, 0) + 1
-        names[i] += f" [{seen[name]}]" if seen[name] > 1 else ""
-    return tuple(names)
 
 
 _Pairs = dict[str, np.ndarray]
@@ -408,6 +314,8 @@ def _handed_on(
         before, after = np.searchsorted(gains.events, [b, sync])
         ranks = number(ledger.events[sync].details.get("ranks"))
         bad = gains.why[after, whole] if gains.bad[after, whole] > b else 0
+        if not 1 <= ranks < math.inf:
+            ranks, bad = 1.0, UNSEEN
         yield one | {
             "backward": np.full(here.size, b),
             "by_hand": one["by_hand"] + gains.by_hand[after, whole] - gains.by_hand[before, whole],
@@ -444,5 +352,6 @@ def _combined(ledger: Arrays, found: Iterator[_Pairs]) -> tuple[_Pairs, int]:
         bad = np.where((bad == 0) & some & ~every_one, _PARTLY, bad)
         pairs = {name: array[starts] for name, array in pairs.items()}
         pairs["bad"], pairs["erased"] = bad, ~some
-    pairs["by_hand"], pairs["clipped"] = np.exp(pairs["by_hand"]), np.exp(pairs["clipped"])
+    with np.errstate(over="ignore"):
+        pairs["by_hand"], pairs["clipped"] = np.exp(pairs["by_hand"]), np.exp(pairs["clipped"])
     return pairs, left_out

@@ -77,10 +77,10 @@ def test_claim_4_accumulation_gives_minus_16_then_minus_20_and_one_step() -> Non
     assert ledger.running_sum("w").ravel().tolist() == [-16.0, -20.0, -20.0]
     assert hand_gradient((4.0,)) / 2 == -16.0
     assert weights == [1.0, 1.0] and w.item() == pytest.approx(1.2)
-    assert ledger.windows()[0].backwards == (0, 1) and ledger.windows()[0].scale == 1.0
+    assert ledger.windows()[0].backwards == (0, 1) and [row.share for row in ledger.shares()] == [0.5, 0.5]
 
 
-def test_claim_4_undivided_losses_give_twice_the_gradient_and_a_window_of_scale_2() -> None:
+def test_claim_4_undivided_losses_give_twice_the_gradient_and_shares_that_add_to_2() -> None:
     w = weight()
     optimizer = torch.optim.SGD([w], lr=0.01)
     with av.record(w, optimizer) as recording:
@@ -88,7 +88,7 @@ def test_claim_4_undivided_losses_give_twice_the_gradient_and_a_window_of_scale_
             square_error(w, x).backward()
         optimizer.step()
     assert recording.ledger.values("w")[-1].item() == -40.0
-    assert recording.ledger.windows()[0].scale == 2.0
+    assert sum(row.share for row in recording.ledger.shares()) == 2.0
 
 
 @pytest.mark.parametrize("backwards", [1, 2])

@@ -37,6 +37,7 @@ def build(*rows: Any, parameters: Any = (W,)) -> Callable[[], Any]:
 
 # What is called, which error it is, and texts in it: what was passed, what was expected or what to do.
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
+    "check(3)": (lambda: av.check(3), TypeError, ("check() was given an int", "a ledger", "av.load(")),
     "timeline(3)": (lambda: av.timeline(3), TypeError, ("timeline() was given an int", "a ledger", "av.load(")),
     "timeline(None)": (lambda: av.timeline(None), TypeError, ("given None", "record(...)")),
     "timeline(graph)": (lambda: av.timeline(G), TypeError, ("given a Graph", "a ledger")),

@@ -21,7 +21,7 @@ MODULES = {
 FLOORS = {
     "ground": {"events", "given", "nodes", "show"},
     "what is made of it": {
-        *("lifecycle", "gains", "shares", "merge"),
+        *("by_hand", "lifecycle", "gains", "objectives", "shares", "merge"),
         *("format.container", "format.writer", "format.ledger", "format.graph"),
     },
     "data": {"ledger", "graph"},

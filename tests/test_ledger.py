@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import math
 import pickle
 import time
 import tracemalloc
@@ -47,8 +46,8 @@ def test_both_contributions_are_consumed_by_the_step_and_erased_by_the_zero(toy:
     assert toy.fates.steps[:, 0].tolist() == [1, 1, 0, 0]
 
 
-def test_a_window_holds_its_backwards_and_the_sum_of_their_scales(toy: Ledger) -> None:
-    assert [tuple(w) for w in toy.windows()] == [(2, "SGD", (0, 1), 1.0)]
+def test_a_window_holds_its_backwards(toy: Ledger) -> None:
+    assert [tuple(w) for w in toy.windows()] == [(2, "SGD", (0, 1))]
 
 
 def test_live_contributions_leave_when_erased(toy: Ledger) -> None:
@@ -580,13 +579,3 @@ def test_the_backwards_of_a_window_are_used_as_a_tuple_is() -> None:
         found[4]
     with pytest.raises(ValueError, match="not in tuple"):
         found.index(5)
-
-
-def test_a_windows_scale_is_the_sum_of_its_own_whatever_came_and_went_before() -> None:
-    rows = [backward(1, 1, scale=1e16), step(1), ZERO, backward(1, 1, scale=0.1), backward(1, 1, scale=0.2), step(1)]
-    assert [w.scale for w in Ledger.build([W], rows).windows()] == [1e16, math.fsum([0.1, 0.2])]
-    assert [w.scale for w in never_zeroed(2000).windows()] == [math.fsum([1 / 3] * k) for k in range(1, 1001)]
-    for odd in (math.inf, math.nan, 1.7e308):
-        rows = [backward(1, 1, scale=odd), backward(1, 1, scale=1e308), step(1), ZERO, backward(1, 1), step(1)]
-        first, second = Ledger.build([W], rows).windows()
-        assert (str(first.scale), second.scale) == (str(odd + 1e308), 1.0)

@@ -185,7 +185,6 @@ def test_a_ledger_without_terms_says_so_and_knows_no_share() -> None:
     [
         (term() | {"unknown": "a product of two losses"}, "a product of two losses"),
         (term(factor=None), "constant"),
-        (term(reduction=""), "reduced"),
         (term(elements=None, reduction="sum"), "how many elements"),
         ("nonsense", "cannot be read"),
     ],
@@ -195,7 +194,16 @@ def test_what_cannot_be_read_is_unknown_with_its_reason(given: Any, said: str) -
     play.backward(given)
     play.step()
     (row,) = play.ledger.shares()
-    assert math.isnan(row.share) and said in row.unknown
+    assert math.isnan(row.share if said != "a product of two losses" else row.per_element) and said in row.unknown
+
+
+def test_a_loss_that_cannot_be_taken_apart_has_the_share_of_its_constant() -> None:
+    play = Play()
+    play.backward(term(None, 0.5, "", "PowBackward0") | {"unknown": "PowBackward0 is no sum and no mean"})
+    play.edit(0.5)
+    play.step()
+    (row,) = play.ledger.shares()
+    assert row.share == pytest.approx(0.25) and math.isnan(row.per_element) and "PowBackward0" in row.unknown
 
 
 def test_a_mean_over_an_unknown_number_has_a_share_and_none_per_element() -> None:

@@ -104,6 +104,8 @@ def check(recording: Ledger | Recorded) -> Report:
 
 
 def _nothing_to_judge(ledger: Ledger, kinds: dict[str, int]) -> str:
+    if len(ledger) and not (kinds["backward"] and kinds["step"]) and _cut_short(ledger):
+        return _cut_short(ledger)
     if not len(ledger):
         return "nothing was recorded"
     if not kinds["backward"]:
@@ -113,14 +115,18 @@ def _nothing_to_judge(ledger: Ledger, kinds: dict[str, int]) -> str:
     return ""
 
 
+def _cut_short(ledger: Ledger) -> str:
+    if "stopped" in ledger.meta:
+        return f"the recording stopped before its end: {ledger.meta['stopped']}"
+    return "" if ledger.complete else "the ledger is incomplete: its process ended before the recording was closed"
+
+
 def _no_verdict(case: Case) -> str:
     """Why the silence of the rules says nothing, if it does not."""
     ledger = case.ledger
-    if "stopped" in ledger.meta:
-        return f"the recording stopped before its end: {ledger.meta['stopped']}"
-    if not ledger.complete:
-        return "the ledger is incomplete: its process ended before the recording was closed"
-    captured = [note for note in ledger.meta.get("notes", ()) if "CUDA graph" in str(note)]
+    if _cut_short(ledger):
+        return _cut_short(ledger)
+    captured = [note for note in case.listed("notes") if "CUDA graph" in str(note)]
     if captured:
         return f"part of the training is not in the ledger: {captured[0]}"
     shares = case.shares

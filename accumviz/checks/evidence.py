@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ from accumviz.events import CHANGED, CONTRIBUTED
 from accumviz.gains import SAME
 from accumviz.ledger import Ledger
 from accumviz.lifecycle import steps_of
-from accumviz.shares import Shares, call_sites
+from accumviz.objectives import call_sites
+from accumviz.shares import Shares
 
 # The section of the book about each rule: file and label.
 CHAPTERS = {
@@ -53,15 +54,17 @@ CHAPTERS = {
 
 def near(a: Any, b: Any, within: float = SAME) -> Any:
     """Whether two numbers, or each of two arrays, are the same but for rounding."""
-    return np.abs(a - b) <= within * np.maximum(np.abs(b), 1e-30)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.abs(np.subtract(a, b)) <= within * np.maximum(np.abs(b), 1e-30)
 
 
 class Part(NamedTuple):
     """What one step consumed of one objective: how many backwards, and what they weigh before clips and averages.
 
     `least` and `most` are the extremes of the constant factors, `each` those of the weights per
-    element, `elements` those of their numbers, which are `sizes`, one for each backward. `known` says
-    whether all of it could be read, `again` whether an earlier step had consumed one of them.
+    element, `elements` those of their numbers, which are `sizes`, one for each backward. `read` says
+    whether all constants are known, `known` whether the reductions are, too; `mean` that none of
+    them is a sum. `again`: an earlier step had consumed one of them.
     """
 
     optimizer: int
@@ -77,6 +80,7 @@ class Part(NamedTuple):
     elements: tuple[float, float]
     sizes: tuple[float, ...]
     mean: bool
+    read: bool
     known: bool
     again: bool
     lost: int
@@ -193,8 +197,8 @@ class Case:
         s = self.shares
         if not len(s):
             return []
-        weight = s.constant * s.by_hand
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            weight = s.constant * s.by_hand
             each = np.where(s.mean, weight / s.elements, weight)
         order = np.lexsort((s.backward, s.objective, s.step))
         step, objective, optimizer = s.step[order], s.objective[order], s.optimizer[order]
@@ -202,8 +206,8 @@ class Case:
         starts = np.flatnonzero(change)
         lost, used = s.erased[order], ~s.erased[order]
         weight, each, elements = weight[order], each[order], s.elements[order]
-        read = _again(s.optimizer[order], s.backward[order], step, used)
-        unread = used & ((s.unknown[order] > 0) & ~(np.isnan(elements) & np.isfinite(weight)) | np.isnan(weight))
+        before = _again(s.optimizer[order], s.backward[order], step, used)
+        followed, opaque = s.followed[order] | lost, s.opaque[order] & used
         low = [np.minimum.reduceat(np.where(used, x, np.inf), starts).tolist() for x in (weight, each, elements)]
         high = [np.maximum.reduceat(np.where(used, x, -np.inf), starts).tolist() for x in (weight, each, elements)]
         total = np.add.reduceat(np.where(used, weight, 0), starts).tolist()
@@ -211,13 +215,14 @@ class Case:
             np.add.reduceat(used.astype(int), starts).tolist(),
             np.add.reduceat(lost.astype(int), starts).tolist(),
         )
-        mean = np.logical_and.reduceat(s.mean[order] | lost, starts).tolist()
-        known = (~np.logical_or.reduceat(unread, starts)).tolist()
-        again = np.logical_or.reduceat(read, starts).tolist()
+        mean = np.logical_and.reduceat(s.mean[order] | opaque | lost, starts).tolist()
+        read = np.logical_and.reduceat(followed, starts)
+        known = (read & ~np.logical_or.reduceat(opaque, starts)).tolist()
+        again = np.logical_or.reduceat(before, starts).tolist()
         backward, sizes = s.backward[order].tolist(), elements.tolist()
         ends = [*starts[1:].tolist(), len(order)]
         place = {o: {e: i for i, e in enumerate(steps_of(self.ledger, (o,)).tolist())} for o in set(optimizer.tolist())}
-        used_list = used.tolist()
+        used_list, read_list = used.tolist(), read.tolist()
         return [
             Part(
                 o,
@@ -233,6 +238,7 @@ class Case:
                 (low[2][i], high[2][i]),
                 tuple(sizes[k] for k in range(start, end) if used_list[k]),
                 mean[i],
+                read_list[i],
                 known[i],
                 again[i],
                 gone[i],
@@ -284,10 +290,10 @@ class Case:
     @cached_property
     def epochs(self) -> list[tuple[int, int]]:
         """Every run through a loader: its first event and its last (the number of events where it has no end)."""
-        begun: dict[tuple[int, Any], int] = {}
+        begun: dict[tuple[int, str], int] = {}
         found: dict[int, int] = {}
         for event in (self.ledger[e] for e in self.at("loader").tolist()):
-            which = (-1 if event.rank is None else event.rank, event.details.get("loader"))
+            which = (-1 if event.rank is None else event.rank, str(event.details.get("loader")))
             if event.details.get("what") == "begins":
                 if which in begun:  # left early
                     found[begun[which]] = event.index
@@ -314,15 +320,20 @@ class Case:
         """Whether the script came to its end while this was recorded."""
         return self.ledger.meta.get("ended") == "exit"
 
+    def listed(self, name: str) -> Sequence[Any]:
+        """What the ledger's meta lists under this name; nothing where it is no list."""
+        found = self.ledger.meta.get(name)
+        return found if isinstance(found, list | tuple) else ()
+
     def settings(self, optimizer: int) -> Mapping[str, Any]:
         """What an optimizer was made with; empty where that was not recorded."""
-        known = self.ledger.meta.get("optimizer_settings") or ()
+        known = self.listed("optimizer_settings")
         found = known[optimizer] if optimizer < len(known) else {}
         return found if isinstance(found, Mapping) else {}
 
     def optimizer_name(self, optimizer: int) -> str:
         """What an optimizer is called."""
-        names = self.ledger.meta.get("optimizers") or ()
+        names = self.listed("optimizers")
         return str(names[optimizer]) if optimizer < len(names) else f"optimizer {optimizer}"
 
     def finding(

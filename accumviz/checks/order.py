@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 from accumviz.checks.cures import before, moved
 from accumviz.checks.evidence import Case, Loop, reduces
@@ -105,7 +106,7 @@ def scheduler_per_micro_batch(case: Case) -> Iterator[Finding]:
             continue
         first = int(mine[mine > windows[hit[0]][0]][0])
         last = case.ledger[hit[0]]
-        rates = [number((case.ledger[e].details.get("lr") or [math.nan])[0]) for e in mine[:8].tolist()]
+        rates = [_rate(case.ledger[e].details.get("lr")) for e in mine[:8].tolist()]
         yield case.finding(
             "scheduler-per-micro-batch",
             "error",
@@ -125,3 +126,8 @@ def scheduler_per_micro_batch(case: Case) -> Iterator[Finding]:
             times=len(hit),
             optimizer=loop.optimizer,
         )
+
+
+def _rate(rates: Any) -> float:
+    """The first group's learning rate."""
+    return number(rates[0]) if isinstance(rates, list | tuple) and rates else math.nan

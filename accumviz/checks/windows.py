@@ -127,7 +127,7 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
                 (inside if case.epoch(b, loop.rank) == now else tails).append((b, end, step))
         else:
             # Without a loader to ask, a window that is whole without them says that they were left over.
-            whole = any(near(p.total, 1.0) and p.known for p in _parts_of(case, loop, step))
+            whole = any(near(p.total, 1.0) and p.read for p in _parts_of(case, loop, step))
             tail = whole and len(alike) < len(kept) and len({end for _, end in alike}) == 1
             (tails if tail else inside).extend((b, end, step) for b, end in alike)
     return inside, tails
@@ -243,7 +243,7 @@ def _undivided(part: Part) -> bool:
 
 def _even(part: Part) -> bool:
     """Whether all of a part could be read, and has one constant."""
-    return part.known and part.mean and not part.again and part.least > 0 and bool(near(part.least, part.most))
+    return part.read and part.mean and not part.again and part.least > 0 and bool(near(part.least, part.most))
 
 
 def _whole(parts: list[Part]) -> Part | None:

@@ -58,9 +58,7 @@ def chunks(ledger: Arrays) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarra
 
 def chunk(ledger: Arrays) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The events of a ledger and their arrays, as one chunk: what a recording appends."""
-    head, arrays = pack(
-        ledger.columns, ledger.contribution, ledger.grad, ledger.state, ledger.exact, ledger.weighed
-    )
+    head, arrays = pack(ledger.columns, ledger.contribution, ledger.grad, ledger.state, ledger.exact, ledger.weighed)
     return head | {"sources": ledger.sources}, arrays
 
 
@@ -74,8 +72,9 @@ def pack(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """One chunk: these events and their rows of the ledger's arrays.
 
-    All chunks of a file have the same parameters in `exact`, and `weighed` has all of them. A chunk may also hold `sources`, which
-    are added, and `parameters` or `meta`, which replace what was said before.
+    All chunks of a file have the same parameters in `exact`, and `weighed` has all of them. A chunk
+    may also hold `sources`, which are added, and `parameters` or `meta`, which replace what was said
+    before.
     """
     tables = {name: list(events.tables[name]) for name in TABLES}
     tables["details"] = [

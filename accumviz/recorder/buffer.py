@@ -403,8 +403,9 @@ class Buffer:
         """All rows that are done, as a ledger."""
         with self._lock:
             self.settle(wait=True)
-            parameters, meta = about = self._described()
-            if self._ledger is None or self._ledger[0] != (self._away, about):
+            parameters, meta = self._described()
+            about = self._away, parameters, meta, self._end
+            if self._ledger is None or self._ledger[0] != about:
                 if self._columns.rows:
                     self._close_columns()
                 writers = self._written if self._writer is None else [*self._written, self._writer]
@@ -416,7 +417,7 @@ class Buffer:
                     head, arrays, *_ = self._chunk()
                     chunks = [(head, {name: np.array(array) for name, array in arrays.items()})]
                 whole = ledgerfile.Parts(described, *parts, chunks, described)
-                self._ledger = (self._away, about), Ledger.of_arrays(ledgerfile.decode(whole))
+                self._ledger = about, Ledger.of_arrays(ledgerfile.decode(whole))
             return self._ledger[1]
 
     def give_up(self) -> None:

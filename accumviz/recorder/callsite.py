@@ -55,6 +55,7 @@ class _Place:
     def __init__(self) -> None:
         self.way: tuple[tuple[CodeType, int], ...] = ()
         self.site: CallSite | None = None
+        self.here: CallSite | None = None  # without the way
         self.sites: dict[tuple[tuple[CodeType, int], ...], CallSite] = {}
 
 
@@ -107,10 +108,9 @@ class CallSites:
         if site is None:
             if len(place.sites) > _FEW:
                 place.sites.clear()
-            site = _describe(frame, below)
-            outer = tuple(_line(user) for user in users)
-            frames = ((site.file, site.line, site.source), *outer)
-            site = place.sites[key] = replace(site, frames=frames, via=_via(through))
+            here = place.here = place.here or _describe(frame, below)
+            frames = ((here.file, here.line, here.source), *map(_line, users))
+            site = place.sites[key] = replace(here, frames=frames, via=_via(through))
         # What came through a library is looked up each time: the same line may reach us by several of its ways.
         place.way, place.site = way, None if through else site
         return site

@@ -243,15 +243,19 @@ class Leaves:
             tensor = tensors[i]
             if type(tensor) not in PLAIN:
                 tensor = local(tensor)
+            # Where it was when it was found readable, it still is: a storage that is let go is nowhere.
             if known.get(i) != tensor.data_ptr():
                 known.pop(i, None)
-                if not readable(tensor) or tensor.numel() != self.sizes[i]:
+                if not readable(tensor) or tensor.numel() != self.sizes[i] or not self._weigh(row, i, tensor):
                     continue
                 known[i] = tensor.data_ptr()
-            if tensor.is_cpu:
-                row.values.append((("exact weight", i), (tensor if tensor.dim() == 1 else tensor.reshape(-1)).tolist()))
             else:
-                row.take(("exact weight", i), tensor.detach())
+                row.values.append((("exact weight", i), tensor.tolist()))
+
+    def _weigh(self, row: Row, i: int, tensor: torch.Tensor) -> bool:
+        """Likewise, one; returns whether the next time it can be asked for the list of its numbers at once."""
+        row.take(("exact weight", i), tensor.detach())
+        return tensor.is_cpu and tensor.dim() == 1 and tensor.layout is _STRIDED
 
     def leave_unread(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
         """Give a row for these leaves that the number is not known."""

@@ -1,4 +1,4 @@
-"""Where data loaders begin and end: what an iterator of torch's tells of itself, without asking the data set anything."""
+"""Where data loaders begin and end: what torch's own iterators tell of themselves; no code of the user's is asked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Loaders:
     def describe(self, what: str, source: Any) -> dict[str, Any]:
         """An event's details: `source` is a loader that begins, or an iterator that ends."""
         known = _of.get(source) if what == "ends" else None
-        loader = (known() if known is not None else None) or source
+        loader = None if known is None else known()
+        loader = source if loader is None else loader  # asked whether it is true, a loader asks the data set its length
         details = {"what": what, "loader": self._number(loader), "length": length(source)}
         if what == "ends":
             given = getattr(source, "_num_yielded", None)
@@ -64,7 +65,7 @@ def length(source: Any) -> int | None:
     """
     try:
         batches = source._index_sampler if source._dataset_kind == dataloader._DatasetKind.Map else None
-        if type(batches) not in _PLAIN or type(getattr(batches, "sampler", batches)) not in _PLAIN:
+        if batches is None or type(batches) not in _PLAIN or type(getattr(batches, "sampler", batches)) not in _PLAIN:
             return None
         return len(batches)
     except Exception:  # a data set without a length, or one whose length raises

@@ -224,7 +224,7 @@ def _install(session: Session) -> None:
     _undo.append(register_optimizer_step_post_hook(functools.partial(_step_ends, session)).remove)
 
 
-def _schedulers(kind: type) -> list[type]:
+def _schedulers(kind: type[Any]) -> list[type[Any]]:
     """This class of schedulers and those below it that step in a way of their own."""
     below = [each for child in kind.__subclasses__() for each in _schedulers(child)]
     return [*([kind] if "step" in vars(kind) else []), *dict.fromkeys(below)]

@@ -1,4 +1,4 @@
-"""What a backward starts from: its value, its scale, its operation and its losses; read without waiting for the device."""
+"""What a backward starts from: its value, its scale, its operation, its losses; nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from accumviz.recorder import patches
 from accumviz.recorder.fsdp import local
-from accumviz.recorder.rows import Backward
+from accumviz.recorder.rows import Backward, raised
 from accumviz.recorder.terms import (
     LEAF,
     LEAF_ITSELF,
@@ -20,7 +20,6 @@ from accumviz.recorder.terms import (
     name_of,
     number,
     operand,
-    raised,
     unknown_root,
 )
 from accumviz.recorder.transfer import readable

@@ -1,4 +1,4 @@
-"""Events on their way to the ledger: a row each, then columns, which are flat, so that the collector has no more to walk.
+"""Events on their way to the ledger: a row each, then columns, which are flat: the collector has no more to walk.
 
 A `Backward` also keeps what it needs until its numbers are taken.
 """
@@ -271,7 +271,8 @@ class Columns:
         leaves, elements = _Sets(count), _Sets(self._elements)
         self._contribution, self._grad = _Scattered(leaves), _Scattered(leaves)
         self._exact, self._exact_grad = _Scattered(elements), _Scattered(elements)
-        self._weights = _Scattered(elements)
+        # After which row, and of which small leaf; and their weights, one after the other.
+        self._weighed, self._weights = array("q"), array("d")
         # Small leaves whose elements are given, leaves whose `.grad` is what was contributed, and those that got
         # something of unknown size.
         self._given, self._alike, self._unmeasured = _Scattered(leaves), _Scattered(leaves), _Scattered(leaves)
@@ -290,7 +291,8 @@ class Columns:
                 self._exact_grad.put(at, self._within[where][: len(found)], found)
                 self._given.add(at, (where,))
             elif what == "exact weight":
-                self._weights.put(at, self._within[where][: len(found)], found)
+                self._weighed.append(at * _SETS + where)
+                self._weights.extend(found)
         if row.alike:
             self._alike.add(at, row.alike)
         if row.unmeasured:
@@ -311,7 +313,10 @@ class Columns:
         for scattered in (self._contribution, self._grad, self._exact, self._exact_grad, self._given, self._alike):
             scattered.cut(rows)
         self._unmeasured.cut(rows)
-        self._weights.cut(rows)
+        while self._weighed and self._weighed[-1] >= rows * _SETS:
+            self._weighed.pop()
+        sizes = {p: where.stop - where.start for p, where in self._slices.items()}
+        del self._weights[sum(sizes[key % _SETS] for key in self._weighed) :]
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """State, contribution, its elements, `.grad` and its elements; the last two with what was before on top."""
@@ -357,13 +362,21 @@ class Columns:
 
     def weighed(self) -> Weighed:
         """The weights of the small leaves, after the rows that were given any."""
-        places = self._weights.places()
-        rows = np.unique(places // self._elements) if places.size else places
-        found = np.full((len(rows), self._elements), np.nan)
-        if places.size:
-            at = np.searchsorted(rows, places // self._elements) * self._elements + places % self._elements
-            found.reshape(-1)[at] = np.frombuffer(self._weights.values, np.float64)
-        return Weighed(rows, {p: found[:, where] for p, where in self._slices.items()})
+        if not self._weighed:
+            return Weighed(np.zeros(0, np.int64), {})
+        keys = np.array(self._weighed, np.int64)
+        rows, at = np.unique(keys // _SETS, return_inverse=True)
+        leaves = keys % _SETS
+        found = {p: np.full((len(rows), s.stop - s.start), np.nan) for p, s in self._slices.items()}
+        sizes = np.zeros(self._count, np.int64)
+        sizes[list(found)] = [values.shape[1] for values in found.values()]
+        ends = np.cumsum(sizes[leaves])
+        flat = np.array(self._weights)
+        for p, values in found.items():
+            mine = np.flatnonzero(leaves == p)
+            if mine.size:
+                values[at[mine]] = flat[(ends[mine] - sizes[p])[:, None] + np.arange(sizes[p])]
+        return Weighed(rows, found)
 
     def _norms_of_small(self, elements: np.ndarray, norms: np.ndarray) -> None:
         for p, where in self._slices.items():

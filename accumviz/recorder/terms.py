@@ -1,6 +1,7 @@
 """Which losses a backward is the gradient of: each reduced loss under its root, over how many elements, times what.
 
-Read from what the graph's nodes saved, without unpacking it: no node runs, no code of the user's, no device is waited for.
+Read from what the graph's nodes saved, without unpacking it: no node runs, no code of the user's does, and no device
+is waited for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from accumviz.recorder import patches
 from accumviz.recorder.memory import held
 from accumviz.recorder.rows import Row, arrived, raised
-from accumviz.recorder.transfer import PLAIN, Quietly, readable
+from accumviz.recorder.transfer import PLAIN, readable
 
 LEAF = "torch::autograd::AccumulateGrad"
 # A sum of more losses than this, or one that hangs together by more operations, is not taken apart further.
@@ -25,7 +26,7 @@ _MASK = 1 << 22
 _REDUCTIONS = ("none", "mean", "sum")
 LEAF_ITSELF = "it is a parameter itself, and no loss"
 _NOT_READ = "a constant that it is multiplied or divided by cannot be read"
-_TENSOR = torch.Tensor
+_TENSOR, _NUMBER = torch.Tensor, (int, float)
 
 # By the type of a node, its name; a class per user function, or per compilation, is not kept.
 _names: dict[type, str] = {}
@@ -83,8 +84,8 @@ _WITH_NUMBER = ("MulBackward1", "DivBackward1")
 
 
 def number(found: Any) -> Any:
-    """A number, or the tensor that is to be sent from its device; None for what cannot be read, or is no real number."""
-    if isinstance(found, int | float):
+    """A number, or the tensor that is to be sent from its device; None for what cannot be read or is not real."""
+    if isinstance(found, _NUMBER):
         return float(found)
     if type(found) not in PLAIN or found.numel() != 1 or found.dtype.is_complex:
         return None
@@ -112,7 +113,13 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
     row.details["terms"] = terms
     read = _LOSSES.get(name)
     if read is not None:  # nearly always
-        _add(row, terms, name, factor, *read(node))
+        reduction, elements, unknown = read(node)
+        if factor.late or factor.unknown or isinstance(elements, _TENSOR):
+            _add(row, terms, name, factor, reduction, elements, unknown)
+        else:
+            terms.append(
+                {"op": name, "reduction": reduction, "elements": elements, "factor": factor.known, "unknown": unknown}
+            )
         return
     work, visited = [(node, name, factor)], 0
     while work:
@@ -256,7 +263,8 @@ def _size(node: Any, slot: str) -> int | None:
     """How many elements what it saved has; a tensor of any type or place tells that."""
     raw = getattr(node, slot, None)
     tensor = None if raw is None else held(raw)
-    return tensor.numel() if type(tensor) in PLAIN else None  # another type's might run code of the user's
+    # Another type's might run code of the user's.
+    return tensor.numel() if tensor is not None and type(tensor) in PLAIN else None
 
 
 def _loss(node: Any) -> _Read:
@@ -274,6 +282,8 @@ def _cross_entropy(node: Any) -> _Read:
     total = raw.data
     if type(total) is not _TENSOR:
         total = held(raw)
+    elif total.is_cpu:
+        return reduction, total.item(), ""
     elements = None if total is None else number(total)
     return reduction, elements, "" if elements is not None else _PACKED
 
@@ -374,9 +384,9 @@ def _below(node: Any, name: str, kind: str) -> tuple[Any, Any, int | None] | Non
         return parent, (number(found), SCALING[above]), None
     if above in _MASKED:
         mask = held(getattr(parent, _MASKED[above]))
-        if type(mask) not in PLAIN or not readable(mask) or parent.next_functions[0][0] is None:
+        if mask is None or type(mask) not in PLAIN or not readable(mask) or parent.next_functions[0][0] is None:
             return None
-        with Quietly():
+        with torch.no_grad(), torch._C.DisableTorchFunction():
             return parent, mask if above == "WhereBackward0" else ~mask, None
     return None
 
@@ -391,10 +401,11 @@ def _ignoring(node: Any) -> torch.Tensor | None:
     target = held(node._raw_saved_target)
     ignored = node._saved_ignore_index
     ignored -= (1 << 64) if ignored >= 1 << 63 else 0
-    if type(target) not in PLAIN or not readable(target) or target.numel() > _MASK:
+    if target is None or type(target) not in PLAIN or not readable(target) or target.numel() > _MASK:
         return None
-    with Quietly():
-        return target != ignored
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        found: torch.Tensor = target != ignored
+    return found
 
 
 def _add_sum(
@@ -414,7 +425,7 @@ def _add_sum(
         _add(row, terms, name, factor, "sum", None, _MANY)
         return
     repeated, place = count // sizes.pop(), len(terms)
-    with Quietly():
+    with torch.no_grad(), torch._C.DisableTorchFunction():
         weights = masks[0].reshape(-1)
         for other in masks[1:]:
             weights = weights * other.reshape(-1)

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optim
 
-from accumviz.recorder import patches
+from accumviz.recorder import loaders, patches
 
 
 def _patchable() -> dict[str, Any]:
@@ -30,6 +30,9 @@ def _patchable() -> dict[str, Any]:
             f"nn.utils.{name}": getattr(torch.nn.utils, name)
             for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
         },
+        **{f"{each.__name__}.step": each.step for each in patches._schedulers(torch.optim.lr_scheduler.LRScheduler)},
+        "DataLoader.__iter__": torch.utils.data.DataLoader.__iter__,
+        "DataLoader's iterator": loaders.Iterating.__next__,
         "step pre-hooks": dict(optim._global_optimizer_pre_hooks),
         "step post-hooks": dict(optim._global_optimizer_post_hooks),
     }

@@ -33,7 +33,14 @@ def alone(around: Callable[..., Any]) -> list[torch.Tensor]:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     with around(model, optimizer):
+        for batch in torch.utils.data.DataLoader(torch.randn(3, 4), batch_size=2):
+            scores = model(batch)
+            masked = nn.functional.cross_entropy(scores, torch.zeros(len(batch)).long(), reduction="none")
+            ((masked * torch.ones(len(batch))).sum() / 3 + scores.square().mean()).backward()
+        scheduler.step()
+        optimizer.zero_grad()
         for step in range(2):
             for _ in range(2):
                 loss = model(torch.randn(3, 4)).square().mean() / 2

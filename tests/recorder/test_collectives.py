@@ -213,7 +213,8 @@ def test_the_merged_ledger_has_one_event_for_what_all_ranks_do_together(quiet: W
         np.testing.assert_array_equal(*ours)
     assert [len(w.backwards) for w in merged.windows()] == [MICRO] * RANKS
     assert [{merged[b].rank for b in w.backwards} for w in merged.windows()] == [{0}, {1}]
-    assert [w.scale for w in merged.windows()] == pytest.approx([1.0] * RANKS)
+    shares = merged.shares()
+    assert [row.share for row in shares] == pytest.approx([1 / MICRO / RANKS] * MICRO * RANKS)
 
 
 def test_each_bucket_is_an_event_and_together_they_hold_every_parameter_once() -> None:
@@ -377,7 +378,7 @@ def test_the_shards_hold_the_mean_and_the_window_is_the_backwards(sharded: Any) 
             squares += float(np.nansum(ledger.grad[step.index, shards].astype(float) ** 2))
             (found,) = ledger.windows()
             assert found.backwards == tuple(event.index for event in ledger.of("backward"))
-            assert found.scale == pytest.approx(1.0)
+            assert [row.share for row in ledger.shares()] == pytest.approx([1 / MICRO / RANKS] * MICRO)
             assert not any(ledger.unconsumed(event.index) for event in ledger)
         assert math.sqrt(squares) == pytest.approx(norm, rel=TOLERANCE)
         assert [len(w.backwards) for w in world.ledger.windows()] == [MICRO] * RANKS

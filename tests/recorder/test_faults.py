@@ -289,7 +289,7 @@ def test_no_fault_of_ours_is_felt_by_a_loop(mode: str) -> None:
     planted, found = survey(alone, MODES[mode])
     gc.collect()
     assert planted > 100
-    assert found == {}
+    assert found == {}, "\n".join(f"{k}: {v}" for k, v in found.items())
 
 
 def survey_in_ranks(train: Train, mode: str) -> tuple[int, dict[str, list[str]]]:

@@ -1,0 +1,489 @@
+"""What goes on around `.grad`: schedulers, loaders, settings, the lines that led there, weights, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import accumviz as av
+from accumviz.events import Events
+from accumviz.format import container
+from accumviz.recorder import patches
+from accumviz.recorder.callsite import CallSites
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return nn.Linear(3, 1)
+
+
+def details(ledger: Any, kind: str) -> list[dict[str, Any]]:
+    return [dict(event.details) for event in ledger.of(kind)]
+
+
+# --- schedulers -----------------------------------------------------------------------------------
+
+
+class Warmup(lr_scheduler.LRScheduler):
+    """A user's own, which steps in a way of its own."""
+
+    def step(self, epoch: int | None = None) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 2
+
+
+MADE: dict[str, Any] = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 1, 0.5),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 1.0, total_steps=9),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o), lr_scheduler.StepLR(o, 1)], [1]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o), lr_scheduler.StepLR(o, 1)], o
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "Warmup": Warmup,
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_each_step_of_a_scheduler_is_one_event(kind: str, when: str) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = MADE[kind](optimizer) if when == "before" else None
+    rates = []
+    with warnings.catch_warnings(), av.record(net, optimizer) as recording:
+        warnings.simplefilter("ignore")
+        scheduler = scheduler or MADE[kind](optimizer)
+        for _ in range(3):
+            net(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            scheduler.step(*([1.0] if kind == "ReduceLROnPlateau" else []))
+            rates.append(optimizer.param_groups[0]["lr"])
+    assert details(recording.ledger, "schedule") == [
+        {"scheduler": kind, "optimizer": "optimizer", "optimizer_index": 0, "lr": [rate]} for rate in rates
+    ]
+    assert {event.label for event in recording.ledger.of("schedule")} == {"scheduler"}
+    assert "scheduler.step" in recording.ledger.of("schedule")[0].source
+
+
+def test_a_scheduler_that_raises_is_the_users() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
+    with av.record(net, optimizer) as recording, pytest.raises(TypeError, match="metrics"):
+        scheduler.step()  # type: ignore[call-arg]
+    assert recording.ledger.of("schedule") == []
+    assert recording.ledger.complete
+
+
+def test_a_scheduler_of_another_optimizer_is_no_event() -> None:
+    net, other = model(), model()
+    stranger = torch.optim.SGD(other.parameters(), lr=0.1)
+    with warnings.catch_warnings(), av.record(net) as recording:
+        warnings.simplefilter("ignore")
+        lr_scheduler.StepLR(stranger, 1).step()
+    assert len(recording.ledger) == 0
+
+
+# --- loaders --------------------------------------------------------------------------------------
+
+
+class Rows(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, n: int) -> torch.Tensor:
+        return torch.full((3,), float(n))
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from (torch.full((3,), float(n)) for n in range(5))
+
+
+def events_of(ledger: Any) -> list[tuple[Any, ...]]:
+    return [(d["what"], d["loader"], d.get("batches"), d["length"], d["drop_last"]) for d in details(ledger, "loader")]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_says_where_it_begins_and_ends(workers: int) -> None:
+    net, how = model(), {"num_workers": workers, "persistent_workers": workers > 0}
+    loader, other = DataLoader(Rows(), batch_size=4, **how), DataLoader(Rows(), batch_size=4, drop_last=True)  # type: ignore[arg-type]
+    given = []
+    with av.record(net) as recording:
+        for _ in range(2):
+            given += [batch.shape[0] for batch in loader]
+        next(iter(other))
+        given += [batch.shape[0] for batch in other]
+    assert given == [4, 4, 2] * 2 + [4, 4]
+    assert events_of(recording.ledger) == [
+        ("begins", 0, None, 3, False),
+        ("ends", 0, 3, 3, False),
+        ("begins", 0, None, 3, False),
+        ("ends", 0, 3, 3, False),
+        ("begins", 1, None, 2, True),
+        ("begins", 1, None, 2, True),
+        ("ends", 1, 2, 2, True),
+    ]
+
+
+def test_an_iterator_is_torchs_own() -> None:
+    loader = DataLoader(Rows(), batch_size=4)
+    bare = iter(loader)
+    with av.record(model()):
+        recorded = iter(loader)
+        assert type(recorded) is type(bare)
+        assert vars(recorded).keys() == vars(bare).keys()
+        assert len(recorded) == len(bare) == 3
+        assert pickle.loads(pickle.dumps(loader)).batch_size == 4
+        with pytest.raises(NotImplementedError):
+            pickle.dumps(recorded)
+
+
+def test_a_stream_has_no_length_and_is_not_asked_for_one() -> None:
+    loader = DataLoader(Stream(), batch_size=2)
+    with av.record(model()) as recording:
+        assert len(list(loader)) == 3
+    assert events_of(recording.ledger)[1] == ("ends", 0, 3, None, False)
+    assert loader._IterableDataset_len_called is None
+
+
+class Drawing(torch.utils.data.Sampler[list[int]]):
+    """Its length draws a random number, as some that group by length do."""
+
+    def __len__(self) -> int:
+        torch.rand(1)
+        return 3
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([0, 1], [2], [3])
+
+
+def test_a_sampler_of_the_users_is_not_asked() -> None:
+    net, loader = model(), DataLoader(Rows(), batch_sampler=Drawing(), generator=torch.Generator())
+    before = torch.get_rng_state()
+    with av.record(net) as recording:
+        list(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert events_of(recording.ledger) == [("begins", 0, None, None, None), ("ends", 0, 3, None, None)]
+
+
+class Broken(Rows):
+    def __getitem__(self, n: int) -> torch.Tensor:
+        raise KeyError("no such row")
+
+
+def test_what_a_loader_raises_is_the_users() -> None:
+    with av.record(model()) as recording, pytest.raises(KeyError, match="no such row"):
+        list(DataLoader(Broken()))
+    assert [what for what, *_ in events_of(recording.ledger)] == ["begins"]
+    assert recording.ledger.complete
+
+
+def test_a_loader_that_ran_when_the_recording_opened_ends_in_it() -> None:
+    running = iter(DataLoader(Rows(), batch_size=4))
+    next(running)
+    with av.record(model()) as recording:
+        assert len(list(running)) == 2
+    assert events_of(recording.ledger) == [("ends", 0, 3, 3, False)]
+
+
+# --- settings, weights and how it ended -----------------------------------------------------------
+
+
+class Wrapped(torch.optim.Optimizer):
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def step(self) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+
+def test_optimizers_tell_their_class_and_numbers() -> None:
+    net = model()
+    adam = Wrapped(torch.optim.AdamW([net.weight], lr=0.5, betas=(0.8, 0.9)))
+    sgd = torch.optim.SGD([net.bias], lr=0.25, momentum=0.9, weight_decay=0.1)
+    with av.record(net, adam, sgd) as recording:
+        net(torch.ones(1, 3)).sum().backward()
+        adam.step()
+        sgd.step()
+    meta = recording.ledger.meta
+    assert meta["optimizers"] == ["adam", "sgd"]
+    first, second = meta["optimizer_settings"]
+    assert (first["class"], first["lr"], first["betas"], first["weight_decay"]) == ("AdamW", 0.5, [0.8, 0.9], 0.01)
+    assert (second["class"], second["lr"], second["momentum"], second["weight_decay"]) == ("SGD", 0.25, 0.9, 0.1)
+    assert json.loads(json.dumps(meta)) == meta
+
+
+def test_weights_of_small_parameters_are_kept_at_steps(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 50))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    kept: dict[str, list[Any]] = {"0.weight": [], "0.bias": [], "1.bias": []}
+    with av.record(net, optimizer, path=tmp_path / "x.ledger") as recording:
+        for n in range(700):  # more than one chunk
+            if n == 300:
+                net[0].bias.data = torch.tensor([5.0, 6.0])  # another storage
+            net(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for name, values in kept.items():
+                values.append(net.get_parameter(name).detach().double().flatten().tolist())
+    for ledger in (recording.ledger, av.load(tmp_path / "x.ledger")):
+        steps = [event.index for event in ledger.of("step")]
+        for name, values in kept.items():
+            found = ledger.weights(name)
+            assert found.shape[0] == len(ledger)
+            assert np.array_equal(found[steps], np.array(values))
+            assert np.isnan(np.delete(found, steps, axis=0)).all()
+        assert ledger.weights("1.weight").size == 0
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_saved_bytes_are_there_at_every_backward_when_asked(memory: bool) -> None:
+    net = model()
+    with av.record(net, memory=memory) as recording:
+        for _ in range(30):
+            net(torch.ones(1, 3)).square().mean().backward()
+    assert np.isfinite(recording.ledger.columns.column("saved_before")).all() == memory
+
+
+def test_how_a_recording_ended_is_in_the_ledger_and_the_file(tmp_path: Path) -> None:
+    net = model()
+    with av.record(net, path=tmp_path / "a") as closed:
+        pass
+    with pytest.raises(RuntimeError, match="out of luck"), av.record(net, path=tmp_path / "b") as raised:
+        raise RuntimeError("out of luck")
+    opened = av.record(net).start()
+    assert "ended" not in opened.ledger.meta
+    opened.stop()
+    assert closed.ledger.meta["ended"] == av.load(tmp_path / "a").meta["ended"] == "closed"
+    assert raised.ledger.meta["ended"] == av.load(tmp_path / "b").meta["ended"] == "RuntimeError: out of luck"
+    assert opened.ledger.meta["ended"] == "closed"
+
+
+SCRIPT = """
+import torch, accumviz as av, os, signal, sys
+w = torch.tensor([1.0], requires_grad=True)
+recording = av.record(w, path=sys.argv[1]).start()
+(w * 2).sum().backward()
+recording.write_out()
+{end}
+"""
+ENDS = {
+    "": "exit",
+    "sys.exit(3)": "exit",
+    "raise ValueError('no more data')": "ValueError: no more data",
+    "os.kill(os.getpid(), signal.SIGKILL)": None,
+    "raise KeyboardInterrupt": "KeyboardInterrupt: ",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_that_ends_says_how(end: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(end=end))
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "x.ledger"], check=False, capture_output=True)
+    ledger = av.load(tmp_path / "x.ledger")
+    assert len(ledger) == 1
+    assert ledger.meta.get("ended") == ENDS[end]
+    assert ledger.complete == (ENDS[end] is not None)
+
+
+# --- the lines that led there ---------------------------------------------------------------------
+
+
+def backward(loss: torch.Tensor) -> None:
+    loss.backward()
+
+
+def test_an_event_knows_the_lines_that_called_its_own() -> None:
+    net = model()
+
+    def generator() -> None:
+        backward(net(torch.ones(1, 3)).mean())
+
+    def discriminator() -> None:
+        backward(net(torch.ones(1, 3)).mean())
+
+    with av.record(net) as recording:
+        for _ in range(2):
+            generator()
+            discriminator()
+    events = recording.ledger.of("backward")
+    inner = {event.frames[0] for event in events}
+    assert inner == {(events[0].file, events[0].line, "loss.backward()")}
+    callers = [event.frames[1][1] for event in events]
+    assert callers[0] == callers[2] != callers[1] == callers[3]
+    assert [event.frames[2] for event in events[:2]] != [event.frames[2] for event in events[1:3]]
+    assert {len(event.frames) for event in events} <= {3, 4}
+    assert {event.via for event in events} == {""}
+
+
+def test_a_library_between_names_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accumviz.recorder import callsite
+
+    packages = tmp_path / "site-packages"
+    for name, text in {
+        "trainer/loop.py": "from helper import step\ndef fit(loss):\n    run(loss)\ndef run(loss):\n    step(loss)\n",
+        "helper/__init__.py": "def step(loss):\n    loss.backward()\n",
+        "trainer/__init__.py": "",
+    }.items():
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(text)
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.setattr(callsite, "_LIBRARIES", (*callsite._LIBRARIES, f"{packages}/"))
+    from trainer.loop import fit  # type: ignore[import-not-found]
+
+    net = model()
+    with av.record(net) as recording:
+        for _ in range(2):
+            fit(net(torch.ones(1, 3)).mean())
+    assert [event.via for event in recording.ledger] == ["trainer/loop.py:5"] * 2
+    assert {event.frames[0][2] for event in recording.ledger} == {"fit(net(torch.ones(1, 3)).mean())"}
+
+
+def test_a_place_that_is_called_from_ever_new_ones_is_not_kept_for_each() -> None:
+    sites, space = CallSites(), {"find": None}
+    space["find"] = lambda: sites.find(sys._getframe(1))  # type: ignore[assignment]
+    exec(compile("def place():\n    return find()", "place.py", "exec"), space)
+    for n in range(500):
+        exec(compile("\n" * n + "def caller():\n    return place()", f"caller{n}.py", "exec"), space)
+        found = space["caller"]()  # type: ignore[misc]
+        assert found.frames[1][:2] == (f"caller{n}.py", n + 2)
+    assert all(len(place.sites) <= 102 for place in sites._known.values())
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def run(path: Path | None = None, rank: int | None = None) -> Any:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = lr_scheduler.StepLR(optimizer, 1)
+    with av.record(net, optimizer, path=path) as recording:
+        for x in DataLoader(Rows(), batch_size=4):
+            (net(x).square().mean() / 3).backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    ledger = recording.ledger
+    if rank is not None:
+        ledger.meta["rank"] = rank
+    return ledger
+
+
+def test_a_ledger_is_the_same_from_memory_from_its_file_and_saved_again(tmp_path: Path) -> None:
+    ledger = run(tmp_path / "x.ledger")
+    read = av.load(tmp_path / "x.ledger")
+    read.save(tmp_path / "again.ledger")
+    for other in (read, av.load(tmp_path / "again.ledger")):
+        assert other.events == ledger.events
+        assert other.meta == ledger.meta
+        assert np.array_equal(other.weights("bias"), ledger.weights("bias"), equal_nan=True)
+    assert Events.of(tuple(ledger.events)) == ledger.events
+
+
+def test_a_file_of_the_second_format_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was written before events had several lines: two columns and two tables fewer, and no weights."""
+    ledger = run()
+    ledger.save(tmp_path / "today")
+    later = ("frames", "via")
+    monkeypatch.setattr("accumviz.format.writer.FORMAT", 2)
+    with av.ledger.Writer(tmp_path / "x.ledger", "ledger", whole=True) as writer:
+        for meta, arrays in container.Reader(tmp_path / "today"):
+            if "tables" in meta:
+                meta["tables"] = {name: table for name, table in meta["tables"].items() if name not in later}
+                arrays["codes"] = arrays["codes"][:-2]
+                arrays = {name: array for name, array in arrays.items() if name not in ("weights", "weighed")}
+            writer.append(meta, arrays)
+    old = av.load(tmp_path / "x.ledger")
+    assert [(e.kind, e.line, e.details) for e in old] == [(e.kind, e.line, e.details) for e in ledger]
+    assert {(e.frames, e.via) for e in old} == {((), "")}
+    assert old.weights("bias").size == 0
+    assert np.array_equal(old.grad, ledger.grad, equal_nan=True)
+
+
+def test_ranks_keep_what_each_knew() -> None:
+    ledgers = [run(rank=rank) for rank in (0, 1)]
+    merged = av.Ledger.merge(ledgers)
+    schedules = [(event.rank, event.details["optimizer_index"]) for event in merged.of("schedule")]
+    assert sorted(set(schedules)) == [(0, 0), (1, 1)]
+    assert [each["class"] for each in merged.meta["optimizer_settings"]] == ["SGD", "SGD"]
+    assert merged.meta["ended"] == "closed"
+    for rank, ledger in enumerate(ledgers):
+        mine = [event.index for event in merged.of("step") if event.rank == rank]
+        own = [event.index for event in ledger.of("step")]
+        found = merged.weights(f"rank {rank} · bias")
+        assert np.array_equal(found[mine], ledger.weights("bias")[own])
+        assert np.isnan(np.delete(found, mine, axis=0)).all()
+    assert len(merged.of("loader")) == 4
+
+
+def test_a_rank_that_ended_otherwise_is_named() -> None:
+    ledgers = [run(rank=rank) for rank in (0, 1)]
+    ledgers[1].meta["ended"] = "ValueError: no"
+    assert av.Ledger.merge(ledgers).meta["ended"] == {"0": "closed", "1": "ValueError: no"}
+
+
+def test_a_ledger_made_by_hand_takes_all_of_it() -> None:
+    term = {"op": "NllLossBackward0", "reduction": "mean", "elements": 12, "factor": 0.25, "unknown": ""}
+    ledger = av.Ledger.build(
+        [av.ledger.Parameter("w", (2,))],
+        [
+            {"kind": "loader", "details": {"what": "begins", "loader": 0, "length": 3, "drop_last": False}},
+            {"kind": "backward", "details": {"terms": [term]}, "frames": (("a.py", 3, "f()"),), "via": "x/y.py:7"},
+            {"kind": "step", "weights": {"w": [1.0, 2.0]}},
+        ],
+        meta={"ended": "closed"},
+    )
+    assert ledger.columns[1].details["terms"] == [term]
+    assert ledger.columns[1].frames == (("a.py", 3, "f()"),)
+    assert ledger.weights("w")[2].tolist() == [1.0, 2.0]
+    assert np.isnan(ledger.weights("w")[:2]).all()
+
+
+# --- the same training ----------------------------------------------------------------------------
+
+
+def trained(recording: bool) -> tuple[list[torch.Tensor], torch.Tensor]:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 3))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 5)
+    around = av.record(net, optimizer) if recording else warnings.catch_warnings()
+    with around:
+        for _ in range(3):
+            for x in DataLoader(Rows(), batch_size=4, shuffle=True):
+                y = x[:, 0].long() % 3
+                loss = nn.functional.cross_entropy(net(x / 10), y, reduction="none")
+                ((loss * (y > 0)).sum() / (y > 0).sum().clamp(min=1) / 2).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            scheduler.step()
+    return [p.detach().clone() for p in net.parameters()], torch.get_rng_state()
+
+
+def test_training_is_bitwise_the_same() -> None:
+    (bare, random), (recorded, later) = trained(recording=False), trained(recording=True)
+    assert all(map(torch.equal, bare, recorded))
+    assert torch.equal(random, later)
+    assert patches._undo == []

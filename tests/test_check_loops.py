@@ -1,0 +1,258 @@
+"""The judge on real loops, written in the manner of real projects: the healthy ones, and each with one mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import accumviz as av
+from accumviz.recorder.recording import Recording
+
+K = 4
+
+
+def batches(mistake: str, *, amp: bool = False, set_to_none: bool = True) -> Recording:
+    """Two epochs of 22 batches in windows of four: loader, scaler, clip, scheduler, everything in its place."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+    data = torch.utils.data.TensorDataset(torch.randn(44, 16), torch.randint(0, 5, (44,)))
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    scaler = torch.amp.GradScaler("cpu", enabled=amp, init_scale=256.0)
+    with av.record(model, optimizer) as recording:
+        for _ in range(2):
+            if mistake == "tail-dropped":
+                optimizer.zero_grad()
+            for i, (x, y) in enumerate(loader):
+                if mistake == "zero-grad-inside-window":
+                    optimizer.zero_grad()
+                short = mistake not in ("partial-window-underscaled", "tail-dropped", "leftover-carried")
+                size = len(loader) % K if short and i >= len(loader) // K * K else K
+                loss = F.cross_entropy(model(x), y)
+                if mistake != "loss-not-divided":
+                    loss = loss / size
+                scaler.scale(loss).backward()
+                if mistake == "clip-per-micro-batch":
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+                if mistake == "scheduler-per-micro-batch":
+                    scheduler.step()
+                flushed = mistake not in ("tail-dropped", "leftover-carried") and i + 1 == len(loader)
+                if (i + 1) % K and not flushed:
+                    continue
+                if mistake != "clip-scaled-grads":
+                    scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                scaler.step(optimizer)
+                scaler.update()
+                if mistake != "scheduler-per-micro-batch":
+                    scheduler.step()
+                if mistake != "missing-zero-grad":
+                    optimizer.zero_grad(set_to_none=set_to_none)
+    return recording
+
+
+LINES = {
+    "zero-grad-inside-window": "optimizer.zero_grad()",
+    "missing-zero-grad": "scaler.step(optimizer)",
+    "loss-not-divided": "scaler.scale(loss).backward()",
+    "partial-window-underscaled": "scaler.scale(loss).backward()",
+    "leftover-carried": "scaler.scale(loss).backward()",
+    "tail-dropped": "scaler.scale(loss).backward()",
+    "clip-per-micro-batch": "nn.utils.clip_grad_norm_(model.parameters(), 0.05)",
+    "scheduler-per-micro-batch": "scheduler.step()",
+    "clip-scaled-grads": "nn.utils.clip_grad_norm_(model.parameters(), 0.1)",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")  # the mistake itself
+@pytest.mark.parametrize("mistake", LINES)
+def test_one_mistake_in_a_loop_is_one_finding_on_its_line(mistake: str) -> None:
+    (finding,) = av.check(batches(mistake, amp=mistake == "clip-scaled-grads")).findings
+    assert finding.rule == mistake
+    assert finding.source == LINES[mistake]
+
+
+@pytest.mark.parametrize("settings", [{}, {"amp": True}, {"set_to_none": False}], ids=str)
+def test_the_same_loop_without_it_is_healthy(settings: dict[str, bool]) -> None:
+    report = av.check(batches("", **settings))
+    assert report.findings == () and report.healthy, report
+
+
+def gan(*, zeroed: bool) -> Recording:
+    generator, judge = nn.Linear(2, 4), nn.Linear(4, 1)
+    of_g, of_d = torch.optim.Adam(generator.parameters()), torch.optim.Adam(judge.parameters())
+    bce = F.binary_cross_entropy_with_logits
+    with av.record(generator=generator, judge=judge, of_g=of_g, of_d=of_d) as recording:
+        for _ in range(5):
+            if zeroed:
+                judge.zero_grad()
+            bce(judge(torch.randn(8, 4)), torch.ones(8, 1)).backward()
+            fake = generator(torch.randn(8, 2))
+            bce(judge(fake.detach()), torch.zeros(8, 1)).backward()
+            of_d.step()
+            if not zeroed:
+                of_d.zero_grad()
+            generator.zero_grad()
+            bce(judge(fake), torch.ones(8, 1)).backward()
+            of_g.step()
+    return recording
+
+
+def sentences(reduction: str) -> Recording:
+    words, head = nn.Embedding(11, 8), nn.Linear(8, 11)
+    optimizer = torch.optim.AdamW([*words.parameters(), *head.parameters()])
+    lengths = (3, 40, 7, 110)
+    with av.record(words, head, optimizer) as recording:
+        for _ in range(3):
+            for n in lengths:
+                ids = torch.randint(1, 11, (2, 120))
+                ids[:, n:] = 0
+                targets = ids.masked_fill(ids == 0, -100).flatten()
+                loss = F.cross_entropy(head(words(ids)).flatten(0, 1), targets, reduction=reduction)
+                (loss / (len(lengths) if reduction == "mean" else 2 * sum(lengths))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return recording
+
+
+def kept(*, graphs: bool) -> Recording:
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses: list[Any] = []
+    with av.record(model, optimizer, memory=True) as recording:
+        for _ in range(8):
+            loss = model(torch.randn(32, 64)).square().mean()
+            loss.backward(retain_graph=graphs)
+            losses.append(loss if graphs else loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return recording
+
+
+def unused(*, to_none: bool) -> Recording:
+    used, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD([*used.parameters(), *other.parameters()], lr=0.1, momentum=0.9)
+    with av.record(used, other, optimizer) as recording:
+        for i in range(4):
+            out = used(torch.randn(3, 4)) + (other(torch.randn(3, 4)) if i == 0 else 0)
+            out.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=to_none)
+    return recording
+
+
+@pytest.mark.parametrize(
+    ("mistake", "cured", "rule"),
+    [
+        (lambda: gan(zeroed=False), lambda: gan(zeroed=True), "gan-gradient-leak"),
+        (lambda: sentences("mean"), lambda: sentences("sum"), "token-mean-of-means"),
+        (lambda: kept(graphs=True), lambda: kept(graphs=False), "graph-retained"),
+        (lambda: unused(to_none=False), lambda: unused(to_none=True), "zero-tensor-drift"),
+    ],
+)
+def test_other_loops_with_a_mistake_and_without(mistake: Any, cured: Any, rule: str) -> None:
+    assert [finding.rule for finding in av.check(mistake()).findings] == [rule]
+    report = av.check(cured())
+    assert report.findings == () and report.healthy, report
+
+
+def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+
+def _closures(model: nn.Module, x: torch.Tensor) -> Iterator[Any]:
+    optimizer = lbfgs(model)
+    yield optimizer
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+
+def _ema(model: nn.Module, x: torch.Tensor) -> Iterator[Any]:
+    target = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    yield optimizer
+    for i in range(16):
+        loss = (F.mse_loss(model(x), target(x).detach()) + 0.3 * model(x).square().mean()) / 4
+        loss.backward()
+        if i % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for a, b in zip(target.parameters(), model.parameters(), strict=True):
+                    a.mul_(0.9).add_(b, alpha=0.1)
+
+
+def _penalty(model: nn.Module, x: torch.Tensor) -> Iterator[Any]:
+    optimizer = torch.optim.Adam(model.parameters())
+    yield optimizer
+    for _ in range(4):
+        at = x.clone().requires_grad_()
+        out = model(at).square()
+        (slope,) = torch.autograd.grad(out.sum(), at, create_graph=True)
+        (out.mean() + 10 * (slope.norm(dim=1) - 1).square().mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _by_hand(model: nn.Module, x: torch.Tensor) -> Iterator[Any]:
+    optimizer = torch.optim.Adam(model.parameters())
+    yield optimizer
+    for _ in range(3):
+        for _ in range(4):
+            model(x).square().mean().backward()
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad /= 4
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _helper(model: nn.Module, x: torch.Tensor) -> Iterator[Any]:
+    optimizer = torch.optim.Adam(model.parameters())
+    yield optimizer
+
+    def backward(loss: torch.Tensor) -> None:
+        loss.backward()
+
+    for _ in range(4):
+        optimizer.zero_grad()
+        backward(model(x).square().mean())
+        backward(model(x).abs().mean())
+        optimizer.step()
+
+
+@pytest.mark.parametrize("loop", [_closures, _ema, _penalty, _by_hand, _helper])
+def test_what_is_no_mistake_in_real_loops_stays_silent(loop: Any) -> None:
+    model = nn.Linear(4, 4)
+    running = loop(model, torch.randn(5, 4))
+    optimizer = next(running)
+    with av.record(model, optimizer) as recording:
+        assert list(running) == []
+    report = av.check(recording)
+    assert report.findings == () and report.healthy, report
+
+
+def test_gradients_from_autograd_grad_have_no_verdict() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    with av.record(model, optimizer) as recording:
+        for _ in range(3):
+            found = torch.autograd.grad(model(torch.randn(5, 4)).mean(), list(model.parameters()))
+            for p, grad in zip(model.parameters(), found, strict=True):
+                p.grad = grad
+            optimizer.step()
+    assert av.check(recording).verdict == "no verdict"
