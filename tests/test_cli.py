@@ -155,7 +155,12 @@ def test_a_script_runs_as_it_does_without_us_and_leaves_its_ledger(name: str, tm
     if not killed:
         assert "accumviz: " in got[2]
         assert "Report: healthy" in got[2]
-        how = {"raises": "ValueError: no", "is interrupted": "KeyboardInterrupt: ", "exits": "SystemExit: 3", "deletes its model": "closed"}
+        how = {
+            "raises": "ValueError: no",
+            "is interrupted": "KeyboardInterrupt: ",
+            "exits": "SystemExit: 3",
+            "deletes its model": "closed",
+        }
         assert ledger.meta["ended"] == how.get(name, "exit")
     if name == "deletes its model":  # what was made later has a ledger of its own
         assert [event.kind for event in av.load(file.with_name("a.model2.ledger"))] == WHOLE
@@ -230,7 +235,9 @@ def ledger(rank: int | None = None, *, wrong: bool = False) -> av.Ledger:
     about = {"kind": "backward", "label": "loss", "file": "train.py", "line": 3, "source": "loss.backward()"}
     rows: list[dict[str, Any]] = []
     for _ in range(3):
-        both = ({**about, "contribution": {"w": 1.0}, "grad": {"w": k}, "details": {"terms": [term]}} for k in (1.0, 2.0))
+        both = (
+            {**about, "contribution": {"w": 1.0}, "grad": {"w": k}, "details": {"terms": [term]}} for k in (1.0, 2.0)
+        )
         rows += both
         details = {"optimizer": "o", "optimizer_index": 0, "lr": [0.1]}
         rows += [{"kind": "step", "label": "o", "details": details, "grad": {"w": 2.0}}]
@@ -334,12 +341,9 @@ def test_exports_hold_every_event(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert said(capsys, "export", file, "--to", "csv", "--out", out)[0] == 2
 
 
-def test_ranks_write_files_of_their_own(tmp_path: Path) -> None:
+def test_a_rank_writes_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HEAD + SCRIPTS["plain"])
-    both = [
-        start(tmp_path, "-m", "accumviz", "run", "train.py", RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
-        for rank in (0, 1)
-    ]
-    assert [ended(process)[0] for process in both] == [0, 0]
-    files = [tmp_path / f"train.rank{rank}.ledger" for rank in (0, 1)]
-    assert [av.load(file).meta["rank"] for file in files] == [0, 1]
+    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "train.py", RANK="1", WORLD_SIZE="2")
+    assert code == 0
+    assert "train.rank1.ledger" in err
+    assert av.load(tmp_path / "train.rank1.ledger").meta["rank"] == 1

@@ -148,12 +148,12 @@ def run(
     except CannotRunError:
         raise
     except BaseException:
-        hook, raised = sys.excepthook, error
+        hook = sys.excepthook
 
         def told(kind: type[BaseException], value: BaseException, trace: Any) -> None:
             _strip(value)
             hook(kind, value, value.__traceback__)
-            end(raised)
+            end(value)
 
         sys.excepthook = told
         raise
