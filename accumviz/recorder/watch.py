@@ -220,7 +220,7 @@ class Watch:
         for recording, _ in self._opened:
             recording.stop(ended)
         if not self._recordings and not self._notes:
-            self._note("nothing was recorded: no training step was seen in this process")
+            self._note("nothing was recorded: no model or optimizer was seen training in this process")
 
 
 def _wrap(
