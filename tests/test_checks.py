@@ -794,7 +794,45 @@ def _validated_between() -> Play:
     return play
 
 
+def _skipping_every_other() -> Play:
+    """Each second attempt overflows; what it had is zeroed, and the next one comes through."""
+    play = Play()
+    for i in range(8):
+        for _ in range(2):
+            play.backward(term(8, 0.5))
+        play.step(skipped=i % 2 == 0)
+        play.zero()
+    return play
+
+
+def _thrown_away_by_hand() -> Play:
+    """No scaler: whoever finds an infinite gradient zeroes it and goes on."""
+    play = Play()
+    for i in range(8):
+        for _ in range(2):
+            play.backward(term(8, 0.5), values=float("inf") if i % 2 == 0 else None)
+        if i % 2:
+            play.step()
+        play.zero()
+    return play
+
+
+def _long_window_inside_an_epoch() -> Play:
+    play = Play()
+    play.loader("begins")
+    for count in (4, 6, 4):
+        for _ in range(count):
+            play.backward()
+        play.step()
+        play.zero()
+    play.loader("ends")
+    return play
+
+
 NOT_MISTAKES = {
+    "an overflow every other time": _skipping_every_other,
+    "an infinite gradient that is thrown away": _thrown_away_by_hand,
+    "a longer window inside an epoch": _long_window_inside_an_epoch,
     "a generator's loss that reaches the discriminator, zeroed in time": lambda: _gan(zeroed=True),
     "two losses for one optimizer": _two_losses,
     "two losses through one helper": _helper,

@@ -243,6 +243,8 @@ class Leaves:
             tensor = tensors[i]
             if type(tensor) not in PLAIN:
                 tensor = local(tensor)
+                if type(tensor) not in PLAIN:  # the whole that FSDP keeps, whose weights are the shards'
+                    continue
             # Where it was when it was found readable, it still is: a storage that is let go is nowhere.
             if known.get(i) != tensor.data_ptr():
                 known.pop(i, None)

@@ -52,13 +52,15 @@ def record(
     to a temporary file, and from there with the recording. A forked process writes to neither.
 
     A file holds the names, shapes, dtypes and devices of the parameters, the events with their
-    numbers (no other values of weights, gradients or data), the names of the optimizers and of
-    what `backward` was called on, the texts of errors that ended a `backward`, the versions of
-    torch and accumviz, and of the source files, under their paths below the working folder, the
-    lines that events stand on and the functions around them: whoever gets the file can read
-    these. `sources=True` stores those files whole.
+    numbers (no other values of weights, gradients or data), the names and settings of the optimizers,
+    the names of schedulers and of what `backward` was called on, the texts of errors that ended a
+    `backward` or the recording, the versions of torch and accumviz, and of the source files, under
+    their paths below the working folder, the lines that events stand on, those that called them, and
+    the functions around the former: whoever gets the file can read these. `sources=True` stores
+    those files whole.
 
-    Tensors of at most `exact` elements keep every element, larger ones their 2-norm. `memory`
+    Tensors of at most `exact` elements keep every element, and their weights after each step, larger
+    ones their 2-norm. `memory`
     measures the bytes of saved tensors alive around a backward, and on a CUDA device what its
     allocator has given out after an event: each one (True), none (False), or as many as fit into
     a hundredth of a second and then two thousandths of the loop's time (None). `graphs=True`

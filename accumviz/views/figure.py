@@ -281,6 +281,7 @@ class Canvas:
 
 # Told apart without colour too.
 DASH = {"step": "-", "zero_grad": "--", "clip": ":", "unscale": ":", "sync": ":", "edit": "-."}
+DASH |= {"schedule": ":", "loader": "-."}
 _LEFT, _LINE, _POINTS = 12.0, 19.0, 11.5
 # From this width on, a heading stands upright in three lines; in narrower columns it is turned.
 _UPRIGHT = 66.0

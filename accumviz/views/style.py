@@ -17,6 +17,8 @@ KIND = {
     "unscale": "#E69F00",
     "sync": "#56B4E9",
     "edit": "#9A7D0A",
+    "schedule": "#7B5EA7",
+    "loader": "#7A7A7A",
 }
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"

@@ -67,8 +67,12 @@ def _alike(ours: Ledger, theirs: Ledger) -> None:
         np.testing.assert_allclose([a.loss, a.scale], [b.loss, b.scale], rtol=1e-6)
         assert a.details.keys() == b.details.keys()
         for name, value in a.details.items():
-            if isinstance(value, float | list) and name != "unmeasured":
+            if name == "terms":
+                _alike_terms(value, b.details[name])
+            elif isinstance(value, float | list) and name != "unmeasured":
                 np.testing.assert_allclose(value, b.details[name], rtol=1e-6)
+    for mine, others in zip(ours.parameters, theirs.parameters, strict=True):
+        np.testing.assert_allclose(ours.weights(mine.name), theirs.weights(others.name), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(ours.state, theirs.state)
     np.testing.assert_allclose(ours.contribution, theirs.contribution, rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(ours.grad, theirs.grad, rtol=1e-5, atol=1e-8)
@@ -76,6 +80,29 @@ def _alike(ours: Ledger, theirs: Ledger) -> None:
     for p, pair in ours.exact.items():
         for a, b in zip(pair, theirs.exact[p], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
+
+
+def _alike_terms(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a["op"], a["reduction"], a["unknown"]) == (b["op"], b["reduction"], b["unknown"])
+        for name in ("elements", "factor"):
+            assert (a[name] is None) == (b[name] is None), name
+            np.testing.assert_allclose(a[name] or 0, b[name] or 0, rtol=1e-6)
+
+
+def _padded(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Losses whose elements and constants are on the device."""
+    target = torch.tensor([0, 1, 0, 1, -100, -100]).to(x.device)
+    mask, four = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0]).to(x.device), torch.tensor(4.0).to(x.device)
+    signed = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, 1.0]).to(x.device)
+    for _ in range(2):
+        scores = model(x)
+        each = nn.functional.cross_entropy(scores, target, reduction="none")
+        whole = nn.functional.cross_entropy(scores, target, reduction="sum") / mask.sum()
+        (whole + 0.5 * ((each * mask).sum() / mask.sum()) - (each * signed).sum() / four).backward()
+        nn.functional.cross_entropy(model(x), target).div(2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def hooks_run_on_a_thread_with_no_frame_of_the_users() -> None:
@@ -89,17 +116,23 @@ def hooks_run_on_a_thread_with_no_frame_of_the_users() -> None:
 
 
 def a_ledger_is_that_of_the_cpu_with_the_users_lines_and_labels() -> None:
-    for loop in (_loop, _scaled):
+    for loop in (_loop, _scaled, _padded):
         _, ours = _run(device.NAME, loop)
         _, theirs = _run("cpu", loop)
         _alike(ours.ledger, theirs.ledger)
+        if loop is _padded:
+            first, second = ours.ledger.of("backward")[:2]
+            assert [t["elements"] for t in first.details["terms"]] == [4, 4, None]
+            np.testing.assert_allclose([t["factor"] for t in first.details["terms"]], [1 / 4, 1 / 8, -1 / 4])
+            assert second.details["terms"][0]["elements"] == 4
+            continue
         assert {e.label for e in ours.ledger.of("backward")} == {"loss" if loop is _loop else "scaler.scale(loss)"}
         assert all(e.source for e in ours.ledger)
         assert all(e.file.endswith("on_second_device.py") for e in ours.ledger)
 
 
 def recording_waits_for_the_device_not_once_more_than_training_itself() -> None:
-    for loop in (_loop, _scaled):
+    for loop in (_loop, _padded, _scaled):
         _, bare = _run(device.NAME, loop, recorded=False)
         for kwargs in ({}, {"graphs": True}, {"exact": 0}, {"exact": 1000}):
             _, recording = _run(device.NAME, loop, **kwargs)
@@ -138,7 +171,7 @@ def rows_freeze_while_training_goes_on_once_their_numbers_have_arrived() -> None
 
 
 def training_is_the_same_bit_for_bit() -> None:
-    for loop in (_loop, _scaled):
+    for loop in (_loop, _scaled, _padded):
         bare, _ = _run(device.NAME, loop, recorded=False)
         recorded, _ = _run(device.NAME, loop, graphs=True)
         for a, b in zip(bare.parameters(), recorded.parameters(), strict=True):

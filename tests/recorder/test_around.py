@@ -179,7 +179,8 @@ def test_a_sampler_of_the_users_is_not_asked() -> None:
     net, loader = model(), DataLoader(Rows(), batch_sampler=Drawing(), generator=torch.Generator())
     before = torch.get_rng_state()
     with av.record(net) as recording:
-        list(loader)
+        given = [len(batch) for batch in loader]  # list(loader) would ask for its length itself
+    assert given == [2, 1, 1]
     assert torch.equal(torch.get_rng_state(), before)
     assert events_of(recording.ledger) == [("begins", 0, None, None, None), ("ends", 0, 3, None, None)]
 

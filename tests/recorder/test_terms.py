@@ -388,6 +388,27 @@ def test_a_compiled_loss_is_unknown() -> None:
     assert term["factor"] == 1 / K
 
 
+def of_each_rank() -> list[Any]:
+    batch = Batch()
+    rank = torch.distributed.get_rank()
+    replica = nn.parallel.DistributedDataParallel(batch.layer)
+    with av.record(replica) as recording:
+        for n in range(2):
+            rows = slice(0, 4 + 4 * rank + n)
+            with replica.no_sync() if n == 0 else contextlib.nullcontext():
+                (F.cross_entropy(replica(batch.x[rows]), batch.ignoring[rows], reduction="sum") / 16).backward()
+    return [event.details["terms"] for event in recording.ledger.of("backward")]
+
+
+def test_each_rank_reads_its_own() -> None:
+    world = av.distribute(of_each_rank, ranks=2)
+    said = [[(t["reduction"], t["elements"], t["factor"]) for (t,) in terms] for terms in world.returned]
+    assert said == [
+        [("sum", 4 + 4 * rank + n - IGNORED, 1 / 16) for n in range(2)]  # those of its rows that count
+        for rank in range(2)
+    ]
+
+
 def test_saved_tensors_are_not_unpacked() -> None:
     batch = Batch()
 
