@@ -53,7 +53,10 @@ FLOORS = {
         )
     },
     "book": {"book.chart", "book.measure", "book.measurements", "book.predict"},
+    "hosts": {"cli", "__main__", "export"},
 }
+# Above everything, the recorder included: it runs the user's script.
+ABOVE = {"accumviz.cli"}
 PACKAGES = {"accumviz", "accumviz.format", "accumviz.checks", "accumviz.views", "accumviz.book"}
 RECORDER = ("accumviz.recorder",)
 DATA = {f"accumviz.{name}" for floor in ("ground", "what is made of it", "data", "files") for name in FLOORS[floor]}
@@ -107,7 +110,7 @@ def test_a_module_imports_nothing_from_above_its_floor(module: str) -> None:
             break
         above |= floor
     assert imports(module) & above == set()
-    assert inside(imports(module), *RECORDER) == set()
+    assert module in ABOVE or inside(imports(module), *RECORDER) == set()
 
 
 @pytest.mark.parametrize("module", sorted(inside(set(MODULES), *RECORDER)))
@@ -169,7 +172,7 @@ LIGHT = (
     | DATA
     | inside(set(MODULES), "accumviz.checks")
     | inside(set(MODULES), "accumviz.views")
-    | {"accumviz.book.predict", "accumviz.book.chart"}
+    | {"accumviz.book.predict", "accumviz.book.chart", "accumviz.cli", "accumviz.export", "accumviz.recorder.run"}
 )
 
 

@@ -1,0 +1,255 @@
+"""The command line: `accumviz run`, `check`, `view` and `export`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from accumviz import __version__
+
+_FAILED, _MISUSED = 1, 2
+_WORSE = {"error": ("error",), "warning": ("error", "warning")}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Do what the command line says; raises `SystemExit` with the exit code where that is not 0."""
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    with suppress(AttributeError):  # a stream that somebody put there instead
+        sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    asked.do(asked)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("accumviz", description="What every backward() does to every .grad.")
+    parser.add_argument("--version", action="version", version=f"accumviz {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="run | check | view | export")
+
+    def command(name: str, do: Callable[[Any], None], about: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+        added.set_defaults(do=do)
+        return added
+
+    run = command("run", _run, "Run a script as python would, and record its training.")
+    run.usage = "accumviz run [options] (-m MODULE | SCRIPT) [ARGUMENT ...]"
+    run.add_argument("--check", action="store_true", help="print at the end what is wrong with the loop (stderr)")
+    run.add_argument("--out", type=Path, metavar="FILE", help="the ledger's file (SCRIPT.ledger, in this folder)")
+    _judging(run)
+    run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m")
+    run.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script, and its own arguments")
+
+    check = command("check", _check, "Say what is wrong with the training in these files.")
+    check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
+    check.add_argument("--json", action="store_true", help="print the report as JSON")
+    _judging(check)
+
+    view = command("view", _view, "Open the player of a ledger in the browser.")
+    view.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
+    view.add_argument("--no-open", action="store_true", help="write the page, and print its path")
+
+    export = command("export", _export, "Write a ledger in another format, to stdout.")
+    export.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
+    export.add_argument("--to", required=True, choices=("csv", "json", "perfetto"))
+    export.add_argument("--out", type=Path, metavar="FILE", help="write to a file that is not there yet")
+    return parser
+
+
+def _judging(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page")
+    parser.add_argument(
+        "--fail-on",
+        choices=tuple(_WORSE),
+        help="exit with 1 when there is a finding of this severity or a worse one (no verdict is no finding)",
+    )
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def _fail(said: object) -> NoReturn:
+    print(f"accumviz: {said}", file=sys.stderr)
+    raise SystemExit(_MISUSED)
+
+
+def _load(files: list[Path]) -> Any:
+    """The ledger in a file, or that of all ranks in theirs; a graph only where it is alone."""
+    from accumviz.format.load import LedgerFileError, load
+    from accumviz.ledger import Ledger
+
+    try:
+        found = [load(file) for file in files]
+        if len(found) == 1:
+            _tell_of_others(found)
+            return found[0]
+        for file, one in zip(files, found, strict=True):
+            if not isinstance(one, Ledger):
+                _fail(f"{str(file)!r} holds a graph; expected the ledgers of several ranks")
+            if "rank" not in one.meta:
+                _fail(f"{str(file)!r} is no rank's ledger; expected one file, or those of the ranks of one run")
+        _tell_of_others(found)
+        return Ledger.merge(found)
+    except LedgerFileError as error:
+        _fail(error)
+    except OSError as error:
+        _fail(f"cannot read {str(error.filename or files[0])!r}: {error.strerror or error}")
+    except ValueError as error:
+        _fail(f"these files are not those of one run's ranks: {error}")
+
+
+def _tell_of_others(ledgers: list[Any]) -> None:
+    ranks = {ledger.meta["ranks"] for ledger in ledgers if "ranks" in getattr(ledger, "meta", {})}
+    if ranks and len(ledgers) < max(ranks):
+        there = ", ".join(str(ledger.meta["rank"]) for ledger in ledgers)
+        said = f"this is rank {there} of {max(ranks)}: what the ranks do to each other needs the files of all"
+        print(f"accumviz: {said}", file=sys.stderr)
+
+
+def _check(asked: Any) -> None:
+    from accumviz.checks.check import check
+    from accumviz.ledger import Ledger
+
+    ledger = _load(asked.files)
+    if not isinstance(ledger, Ledger):
+        _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
+    report = check(ledger)
+    print(report.to_json() if asked.json else str(report))
+    _page(report, asked.html)
+    if _fails(report, asked.fail_on):
+        raise SystemExit(_FAILED)
+
+
+def _page(report: Any, file: Path | None) -> None:
+    if file is not None:
+        from accumviz.show import save_page
+
+        try:
+            save_page(file, "Report", report.to_html())
+        except OSError as error:
+            _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
+
+
+def _fails(report: Any, severity: str | None) -> bool:
+    return severity is not None and any(finding.severity in _WORSE[severity] for finding in report.findings)
+
+
+def _view(asked: Any) -> None:
+    from accumviz.views.player import play
+
+    player = play(_load(asked.files))
+    page = Path(f"{asked.files[0]}.html")
+    try:
+        player.save(page)
+    except OSError:  # a folder that may only be read
+        page = Path(tempfile.mkdtemp(prefix="accumviz-")) / page.name
+        player.save(page)
+    page = page.absolute()
+    if asked.no_open or not webbrowser.open(page.as_uri()):
+        print(page)
+
+
+def _export(asked: Any) -> None:
+    from accumviz import export
+    from accumviz.ledger import Ledger
+
+    ledger = _load(asked.files)
+    if not isinstance(ledger, Ledger):
+        _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
+    write = {"csv": export.to_csv, "json": export.to_json, "perfetto": export.to_perfetto}[asked.to]
+    try:
+        if asked.out is None:
+            write(ledger, sys.stdout)
+            sys.stdout.flush()
+            return
+        with asked.out.open("x", encoding="utf-8", errors="replace", newline="") as file:
+            write(ledger, file)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        _fail(f"cannot write {str(asked.out)!r}: {error.strerror or error}")
+
+
+# --- run ---------------------------------------------------------------------------------------
+
+
+def _run(asked: Any) -> None:
+    from accumviz.recorder.run import CannotRunError, Script, run
+
+    command = asked.script if asked.module is None else asked.module
+    if not command or (asked.module is not None and asked.script):
+        _fail("run was given no script; expected accumviz run [options] train.py, or accumviz run -m package.module")
+    path = _place(asked.out, command[0], module=asked.module is not None)
+    page = None if asked.html is None else asked.html.absolute()
+    judged = asked.check or page is not None or asked.fail_on is not None
+
+    def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
+        return _finish(recordings, notes, page, asked.fail_on, judged=judged)
+
+    try:
+        run(Script(command[0], command[1:], module=asked.module is not None), path, finish)
+    except CannotRunError as error:
+        _fail(error)
+
+
+def _place(given: Path | None, name: str, *, module: bool) -> Path:
+    """Where the ledger goes, whatever folder the script changes to; a file that was asked for may not be there."""
+    rank = os.environ.get("RANK", "")
+    ranked = f".rank{rank}" if rank.isdigit() and os.environ.get("WORLD_SIZE", "").isdigit() else ""
+
+    def taken(path: Path) -> bool:
+        return path.with_name(f"{path.stem}{ranked}{path.suffix}").exists()
+
+    if given is not None:
+        path = given.absolute()
+        if taken(path):
+            _fail(f"{str(given)!r} exists already; pass another name with --out")
+        if not path.parent.is_dir():
+            _fail(f"{str(given)!r} cannot be written: there is no folder {str(path.parent)!r}")
+        return path
+    stem = name if module else (Path(name).resolve().stem or "run")
+    names = (Path.cwd() / f"{stem}{'' if n == 1 else f'-{n}'}.ledger" for n in range(1, 100_000))
+    return next(path for path in names if not taken(path))
+
+
+def _finish(recordings: list[Any], notes: list[str], page: Path | None, fail_on: str | None, *, judged: bool) -> int:
+    """Say on stderr what was recorded, and what is wrong with it; the exit code for a script that ended well."""
+    from accumviz.checks.check import check
+
+    def say(said: str) -> None:
+        print(said, file=sys.stderr)
+
+    code = 0
+    for n, found in enumerate(recordings):
+        where = f" → {_shown(found.file)}" if found.file is not None and found.file.exists() else ""
+        say(f"accumviz: {found.counted}{where}")
+        if not judged:
+            continue
+        ledger = found.recording.ledger
+        report = check(ledger)
+        say(report.text(color=_colored()))
+        if page is not None:
+            _page(report, page.with_stem(f"{page.stem}.model{n + 1}") if n else page)
+        if _fails(report, fail_on):
+            code = _FAILED
+        if "rank" in ledger.meta:
+            say("  This is one rank; accumviz check with the files of all ranks judges them together.")
+    for note in notes:
+        say(f"accumviz: {note}")
+    return code
+
+
+def _shown(file: Path) -> str:
+    with suppress(ValueError, OSError):
+        return str(file.relative_to(Path.cwd()))
+    return str(file)
+
+
+def _colored() -> bool:
+    wanted = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return wanted and bool(getattr(sys.stderr, "isatty", bool)())

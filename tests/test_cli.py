@@ -1,0 +1,356 @@
+"""The command line: what it runs is as without it, what it says is what was recorded, and bad input is told so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import accumviz as av
+from accumviz.cli import main
+from accumviz.events import Parameter
+
+# A right loop in windows of two; every script ends with its weights on stdout, to the last bit.
+HEAD = """
+import os, signal, sys, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+def make():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.1), torch.nn.Linear(3, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+def train(model, optimizer, epochs=1, **how):
+    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+    for _ in range(epochs):
+        for i, (x, y) in enumerate(DataLoader(data, batch_size=4, shuffle=True, **how)):
+            loss = torch.nn.functional.mse_loss(model(x), y) / 2
+            loss.backward()
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+def tell(model):
+    print([v.hex() for p in model.parameters() for v in p.detach().double().flatten().tolist()])
+
+"""
+SCRIPTS = {
+    "plain": """
+m, o = make()
+train(m, o)
+tell(m)
+def f(x: int): ...
+print(sys.argv, __name__, __file__, sys.path[0], sys.stdin.read(), sys.modules['__main__'].m is m, f.__annotations__)
+""",
+    "exits": "m, o = make()\ntrain(m, o)\ntell(m)\nsys.exit(3)",
+    "raises": "def f():\n    m, o = make()\n    train(m, o)\n    tell(m)\n    raise ValueError('no')\nf()",
+    "forks": """
+m, o = make()
+train(m, o)
+child = os.fork()
+train(m, o)
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+else:
+    sys.exit(7)
+tell(m)
+""",
+    "has workers": "m, o = make()\ntrain(m, o, num_workers=1)\ntell(m)",
+    "deletes its model": "m, o = make()\ntrain(m, o)\ntell(m)\ndel m, o\nm, o = make()\ntrain(m, o)\ntell(m)",
+    "trains nothing": "print('nothing')",
+    "has two models and replaces step": """
+a, o = make()
+b, p = make()
+step = torch.optim.AdamW.step
+torch.optim.AdamW.step = lambda self, *args: (print('step'), step(self, *args))[1]
+train(a, o)
+train(b, p)
+tell(a)
+tell(b)
+""",
+    "changes its folder and catches the interrupt": """
+m, o = make()
+os.mkdir('a')
+os.chdir('a')
+try:
+    train(m, o)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+except KeyboardInterrupt:
+    print('caught', os.getcwd())
+tell(m)
+""",
+    "is interrupted": "m, o = make()\ntrain(m, o)\ntell(m)\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)",
+    "is terminated": """
+m, o = make()
+train(m, o)
+tell(m)
+sys.stdout.flush()
+time.sleep(1)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(5)
+""",
+    "is killed": """
+m, o = make()
+train(m, o)
+tell(m)
+sys.stdout.flush()
+time.sleep(1)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+}
+# backward, step and zero_grad of one training, loader's beginning and end with them
+WHOLE = ["loader", *["backward", "backward", "step", "zero_grad"] * 2, "loader"]
+
+
+def start(folder: Path, *command: str, **env: str) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, **env},
+        stdin=subprocess.PIPE,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate("typed", timeout=60)
+    return process.returncode, out, err
+
+
+def ran(folder: Path, *command: str, **env: str) -> tuple[int, str, str]:
+    return ended(start(folder, *command, **env))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="scripts fork, and end each other by signals")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs_as_it_does_without_us_and_leaves_its_ledger(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + SCRIPTS[name])
+    arguments = ("../train.py", "--lr", "1", "--check")
+    plain = start(tmp_path / "plain", *arguments)
+    watched = start(tmp_path / "watched", "-m", "accumviz", "run", "--check", "--out", "a.ledger", *arguments)
+    expected, got = ended(plain), ended(watched)
+    assert got[0] == expected[0], got[2]
+    assert got[1].replace("watched", "plain") == expected[1]
+    # What Python itself says stands first, without frames of ours.
+    assert got[2].replace("watched", "plain").startswith(expected[2])
+    assert "accumviz/recorder/run.py" not in got[2]
+    assert "could not" not in got[2]
+    file = tmp_path / "watched" / "a.ledger"
+    if name == "trains nothing":
+        assert "nothing was recorded" in got[2]
+        assert not file.exists()
+        return
+    ledger = av.load(file)
+    kinds = [event.kind for event in ledger]
+    killed = name in ("is terminated", "is killed")
+    assert ledger.complete is not killed
+    assert kinds == WHOLE * (2 if name in ("forks", "has two models and replaces step") else 1)
+    if not killed:
+        assert "accumviz: " in got[2]
+        # Once for each recording: a forked child says nothing.
+        assert got[2].count("Report: healthy") == (2 if name == "deletes its model" else 1)
+        how = {
+            "raises": "ValueError: no",
+            "is interrupted": "KeyboardInterrupt: ",
+            "exits": "SystemExit: 3",
+            "deletes its model": "closed",
+        }
+        assert ledger.meta["ended"] == how.get(name, "exit")
+    if name == "deletes its model":  # what was made later has a ledger of its own
+        assert [event.kind for event in av.load(file.with_name("a.model2.ledger"))] == WHOLE
+    if "two models" in name:
+        assert {p.group for p in ledger.parameters} == {"a", "b"}
+    elif name == "plain":
+        assert [p.name for p in ledger.parameters] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert ledger.meta["optimizers"] == ["optimizer"]
+
+
+def test_a_script_that_is_not_there_or_no_python_ends_as_pythons_do(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def f(:\n")
+    missing = ran(tmp_path, "-m", "accumviz", "run", "none.py")
+    assert missing[0] == ran(tmp_path, "none.py")[0] == 2
+    assert "can't open file" in missing[2]
+    assert "none.py" in missing[2]
+    code, out, err = ran(tmp_path, "-m", "accumviz", "run", "bad.py")
+    expected = ran(tmp_path, "bad.py")
+    assert (code, out) == expected[:2] == (1, "")
+    assert err.startswith(expected[2])
+    assert ran(tmp_path, "-m", "accumviz", "run", "-m", "no_such_module")[0] != 0
+    for usage in (["run"], ["run", "--fail-on", "all", "bad.py"], []):
+        assert ran(tmp_path, "-m", "accumviz", *usage)[0] == 2
+
+
+def test_a_module_runs_as_with_dash_m(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("")
+    (tmp_path / "pack" / "other.py").write_text("x = 5\n")
+    said = "import sys\nfrom .other import x\nprint(x, sys.argv, __package__, __spec__.name, sys.path[0])\n"
+    (tmp_path / "pack" / "go.py").write_text(said)
+    expected = ran(tmp_path, "-m", "pack.go", "--a")
+    got = ran(tmp_path, "-m", "accumviz", "run", "-m", "pack.go", "--a")
+    assert got[:2] == expected[:2]
+    assert expected[0] == 0
+
+
+def test_what_a_script_sets_before_it_imports_torch_counts(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "import sys\nassert 'torch' not in sys.modules\nassert 'numpy' not in sys.modules\n"
+    )
+    assert ran(tmp_path, "-m", "accumviz", "run", "late.py")[0] == 0
+
+
+UNDIVIDED = HEAD.replace(" / 2", "") + SCRIPTS["plain"]
+
+
+def test_a_finding_fails_the_run_where_that_was_asked_for_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNDIVIDED)
+    code, out, err = ran(tmp_path, "-m", "accumviz", "run", "--fail-on", "warning", "--html", "r.html", "train.py")
+    assert code == 1, err
+    assert "loss-not-divided" in err
+    line = UNDIVIDED.splitlines().index("            loss.backward()") + 1
+    assert f"train.py:{line}  loss.backward()" in err
+    assert "train.ledger" in err
+    assert "loss-not-divided" in (tmp_path / "r.html").read_text()
+    # The next run takes the next name, and without being asked judges nothing.
+    again = ran(tmp_path, "-m", "accumviz", "run", "train.py")
+    assert (again[0], again[1]) == (0, out)
+    assert "train-2.ledger" in again[2]
+    assert "Report" not in again[2]
+    taken = ran(tmp_path, "-m", "accumviz", "run", "--out", "train.ledger", "train.py")
+    assert taken[0] == 2
+    assert "exists already" in taken[2]
+    assert taken[1] == ""
+
+
+def ledger(rank: int | None = None, *, wrong: bool = False) -> av.Ledger:
+    """Three windows of two; wrong ones are not divided."""
+    factor = 1.0 if wrong else 0.5
+    term = {"op": "MseLossBackward0", "reduction": "mean", "elements": 4, "factor": factor, "unknown": ""}
+    about = {"kind": "backward", "label": "loss", "file": "train.py", "line": 3, "source": "loss.backward()"}
+    rows: list[dict[str, Any]] = []
+    for _ in range(3):
+        both = (
+            {**about, "contribution": {"w": 1.0}, "grad": {"w": k}, "details": {"terms": [term]}} for k in (1.0, 2.0)
+        )
+        rows += both
+        details = {"optimizer": "o", "optimizer_index": 0, "lr": [0.1]}
+        rows += [{"kind": "step", "label": "o", "details": details, "grad": {"w": 2.0}}]
+        rows += [{"kind": "zero_grad", "label": "o"}]
+    meta = {"optimizers": ["o"]} | ({} if rank is None else {"rank": rank, "ranks": 2})
+    return av.Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, meta=meta)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_check_judges_the_files_of_all_ranks_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / f"run.rank{rank}.ledger" for rank in (0, 1)]
+    for rank, file in enumerate(files):
+        ledger(rank).save(file)
+    code, out, err = said(capsys, "check", *files)
+    assert code == 0
+    assert err == ""
+    assert "12 backwards" in out
+    code, out, err = said(capsys, "check", files[1])
+    assert code == 0
+    assert "rank 1 of 2" in err
+    assert "6 backwards" in out
+    assert said(capsys, "check", files[0], files[0])[0] == 2
+
+
+def test_check_fails_where_it_was_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger(wrong=True).save(tmp_path / "x.ledger")
+    code, out, _ = said(capsys, "check", "--json", tmp_path / "x.ledger")
+    assert code == 0
+    assert [finding["rule"] for finding in json.loads(out)["findings"]] == ["loss-not-divided"]
+    assert said(capsys, "check", "--fail-on", "warning", tmp_path / "x.ledger")[0] == 1
+    assert said(capsys, "check", "--fail-on", "error", tmp_path / "x.ledger")[0] == 0
+
+
+def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "whole.ledger"
+    ledger().save(whole)
+    cut = tmp_path / "cut.ledger"
+    cut.write_bytes(whole.read_bytes()[:-8])
+    code, out, _ = said(capsys, "check", cut)
+    assert code == 0
+    assert "no verdict" in out
+    assert "incomplete" in out
+    newer = tmp_path / "newer.ledger"
+    with monkeypatch.context() as later:
+        later.setattr("accumviz.format.writer.FORMAT", 99)
+        ledger().save(newer)
+    (tmp_path / "text.ledger").write_text("no ledger")
+    for bad in (newer, tmp_path / "text.ledger", tmp_path / "none.ledger", tmp_path):
+        for command in (["check"], ["view", "--no-open"], ["export", "--to", "csv"]):
+            code, out, err = said(capsys, *command, bad)
+            assert (code, out) == (2, ""), bad
+            assert err.startswith("accumviz: ")
+            assert "Traceback" not in err
+    assert said(capsys, "check", whole, cut)[0] == 2  # neither is a rank's
+
+
+def test_view_writes_the_player_beside_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger().save(tmp_path / "x.ledger")
+    code, out, _ = said(capsys, "view", "--no-open", tmp_path / "x.ledger")
+    assert code == 0
+    assert out == f"{tmp_path / 'x.ledger.html'}\n"
+    assert "data-accumviz-player" in Path(out.strip()).read_text()
+
+
+def test_view_opens_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    ledger().save(tmp_path / "x.ledger")
+    assert said(capsys, "view", tmp_path / "x.ledger") == (0, "", "")
+    assert opened == [(tmp_path / "x.ledger.html").as_uri()]
+
+
+def test_exports_hold_every_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.ledger"
+    ledger().save(file)
+    table = said(capsys, "export", file, "--to", "csv")[1].splitlines()
+    assert len(table) == 1 + 12
+    first = dict(zip(table[0].split(","), table[1].split(","), strict=True))
+    assert (first["kind"], first["contribution"], first["consumed_by"]) == ("backward", "1.0", "2")
+    whole = json.loads(said(capsys, "export", file, "--to", "json")[1])
+    assert [event["kind"] for event in whole["events"]][:4] == ["backward", "backward", "step", "zero_grad"]
+    assert whole["events"][1]["grad"] == {"w": 2.0}
+    trace = json.loads(said(capsys, "export", file, "--to", "perfetto")[1])["traceEvents"]
+    assert len([row for row in trace if row["ph"] == "i"]) == 12
+    out = tmp_path / "x.csv"
+    assert said(capsys, "export", file, "--to", "csv", "--out", out)[0] == 0
+    assert out.read_text().splitlines() == table
+    assert said(capsys, "export", file, "--to", "csv", "--out", out)[0] == 2
+
+
+def test_a_rank_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HEAD + SCRIPTS["plain"])
+    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "train.py", RANK="1", WORLD_SIZE="2")
+    assert code == 0
+    assert "train.rank1.ledger" in err
+    assert av.load(tmp_path / "train.rank1.ledger").meta["rank"] == 1
