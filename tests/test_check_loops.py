@@ -84,6 +84,29 @@ def test_the_same_loop_without_it_is_healthy(settings: dict[str, bool]) -> None:
     assert report.findings == () and report.healthy, report
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_three_mistakes_are_three_findings_and_a_small_last_batch_is_none() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+    data = torch.utils.data.TensorDataset(torch.randn(26, 16), torch.randint(0, 5, (26,)))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)  # six of four, and one of two
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    with av.record(model, optimizer) as recording:
+        for _ in range(3):
+            for i, (x, y) in enumerate(loader):
+                F.cross_entropy(model(x), y).backward()
+                scheduler.step()
+                if (i + 1) % 3 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    report = av.check(recording)
+    assert [finding.rule for finding in report.findings if finding.severity != "note"] == [
+        "leftover-carried",
+        "scheduler-per-micro-batch",
+        "loss-not-divided",
+    ]
+
+
 def gan(*, zeroed: bool) -> Recording:
     generator, judge = nn.Linear(2, 4), nn.Linear(4, 1)
     of_g, of_d = torch.optim.Adam(generator.parameters()), torch.optim.Adam(judge.parameters())

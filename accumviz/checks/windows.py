@@ -14,7 +14,8 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
     """Means over unequal numbers of elements, averaged as if they were equal."""
     for (optimizer, objective), parts in case.objectives.items():
         unequal = [p for p in parts if p.known and p.mean and p.many > 1 and p.elements[0] < p.elements[1]]
-        unequal = [p for p in unequal if p.each[0] > 0 and not near(p.each[0], p.each[1])]
+        # What an epoch left over may be a smaller batch: that is another mistake.
+        unequal = [p for p in unequal if p.each[0] > 0 and not near(p.each[0], p.each[1]) and not _restarted(case, p)]
         if not unequal:
             continue
         inside = [p for p in unequal if not _only_the_last_is_smaller(p)]
@@ -301,7 +302,7 @@ def _by_the_windows_length(case: Case, backward: int) -> str:
 def leftover_carried(case: Case) -> Iterator[Finding]:
     """What one epoch left over, consumed by the first step of the next one on top of its own."""
     for (optimizer, _), parts in case.objectives.items():
-        whole = _whole(parts)
+        whole = _whole(parts) or _usual(case, parts)
         if whole is None:
             continue
         over = [
@@ -324,8 +325,8 @@ def leftover_carried(case: Case) -> Iterator[Finding]:
                 "sum of shares": part.total,
             },
             cause=(
-                f"{own} micro-batches of the epoch before were still in `.grad`: the first step of the next one reads "
-                f"{part.total:.3g} times a mean gradient."
+                f"{own} micro-batch{'' if own == 1 else 'es'} of the epoch before stayed in `.grad`: the first step of "
+                f"the next one reads {part.total:.3g} times a mean gradient."
             ),
             cure=added(step, "# and once more when the loader has ended:", step.source, zeroing(step)),
             times=len(over),
@@ -333,10 +334,18 @@ def leftover_carried(case: Case) -> Iterator[Finding]:
         )
 
 
+def _usual(case: Case, parts: list[Part]) -> Part | None:
+    """Where no shares add up to 1, a window as all are that lie inside an epoch."""
+    inside = [p for p in parts if p.many > 1 and _even(p) and case.has_loaders and not _restarted(case, p)]
+    return inside[0] if len(inside) > 1 and len({p.many for p in inside}) == 1 else None
+
+
 def _crosses(case: Case, part: Part) -> bool:
     """Whether a loader began anew inside a window; where no loader was seen, its length says it."""
-    if not case.has_loaders:
-        return True
+    return not case.has_loaders or _restarted(case, part)
+
+
+def _restarted(case: Case, part: Part) -> bool:
     first, last = part.backwards[0], part.backwards[-1]
     return any(first < begins < last for begins, _ in case.epochs)
 
