@@ -70,7 +70,7 @@ def test_every_line_is_said_and_the_note_follows_the_moment(show: Callable[..., 
     watched = show(play(UNDIVIDED))
     lines = watched.pane.locator("[role=option]")
     assert lines.count() == 3
-    assert "1 + 1 + 0.5, which add to 2.5" in lines.first.get_attribute("aria-label")
+    assert "1 + 1 + 0.5, which add to 2.5" in (lines.first.locator(".av-heard").text_content() or "")
     note = watched.pane.locator(".av-weighs")
     assert "step of event 3" in note.inner_text()
     assert (

@@ -46,10 +46,14 @@ export function sharesPane({ ledger, go, at, uid }, { r: [low, high], rows, note
     const step = ledger.index(row.e);
     const click = () => go({ e: row.e });
     const again = several && i > 0 && rows[i - 1].e === row.e;
-    const name = h("span.av-of", { title: row.o, click }, again ? "\u2003" : `${step} `, several ? row.o : "");
-    const bar = h("span.av-bar", {}, ...pieces, ...marks());
-    const about = { id: `${uid}-s${i}`, role: "option", "aria-label": row.w };
-    return { row, pieces, el: h("div.av-share", about, name, bar, h("span.av-total", {}, row.t)) };
+    // What is seen are bits of the sentence that is heard.
+    const seen = { "aria-hidden": "true" };
+    const name = h("span.av-of", { title: row.o, click, ...seen }, again ? "\u2003" : `${step} `, several ? row.o : "");
+    const bar = h("span.av-bar", seen, ...pieces, ...marks());
+    const total = h("span.av-total", seen, row.t);
+    const heard = h("span.av-heard", {}, row.w);
+    const el = h("div.av-share", { id: `${uid}-s${i}`, role: "option" }, heard, name, bar, total);
+    return { row, pieces, el };
   });
   const ones = [1, -1].filter((value) => value >= low).map((value) =>
     h("span", { style: `left: ${x(value)}` }, value < 0 ? "−1" : "1"));
