@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,8 @@ def start(folder: Path, *command: str, **env: str) -> subprocess.Popen[str]:
         stdout=pipe,
         stderr=pipe,
         text=True,
+        # Whoever runs the tests in the background has had them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
 
 

@@ -277,7 +277,7 @@ def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
         assert ("Right." in states[-1][1]) == (states[-1][0] == "right")
         assert ("You said" in states[-1][1]) == (states[-1][0] == "wrong")
         assert root.locator("> .av-reveal > .av-recorded").is_visible()
-    reload_with_what_was_stored(page, asked.nth(which[0]))
+    reload_with_what_was_stored(page, asked.nth(which[-1]))  # it was stored after the others
     for i, state in zip(which, states, strict=True):
         root = asked.nth(i)
         assert (root.get_attribute("data-av-state"), root.locator("> .av-ask > .av-verdict").inner_text()) == state
