@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -123,7 +124,7 @@ def start(folder: Path, *command: str, **env: str) -> subprocess.Popen[str]:
         stderr=pipe,
         text=True,
         # Whoever runs the tests in the background has had them ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler),
     )
 
 

@@ -221,7 +221,7 @@ class _Scattered:
     def __init__(self, sets: _Sets) -> None:
         self._sets = sets
         self._filled = array("q")
-        self.values = bytearray()
+        self._values = bytearray()
 
     def add(self, row: int, where: Sequence[int]) -> None:
         self._filled.append(row * _SETS + self._sets.number(where))
@@ -230,15 +230,15 @@ class _Scattered:
         pack = _packers.get(len(where))
         if pack is None:
             pack = _packers[len(where)] = struct.Struct(f"{len(where)}d").pack
-        self.values += pack(*values)
-        self._filled.append(row * _SETS + self._sets.number(where))
+        self._values += pack(*values)
+        self.add(row, where)
 
     def cut(self, rows: int) -> None:
         """Drop what is for the rows from here on, and numbers without a place."""
         while self._filled and self._filled[-1] >= rows * _SETS:
             self._filled.pop()
-        if self.values:
-            del self.values[8 * len(self.places()) :]
+        if self._values:
+            del self._values[8 * len(self.places()) :]
 
     def places(self) -> np.ndarray:
         """In the flat array, in the order in which they came."""
@@ -250,7 +250,7 @@ class _Scattered:
     def into(self, whole: np.ndarray) -> np.ndarray:
         """Put the numbers in their places, and return these; where one was given several numbers, it has the last."""
         places = self.places()
-        whole.reshape(-1)[places] = np.frombuffer(self.values, np.float64)
+        whole.reshape(-1)[places] = np.frombuffer(self._values, np.float64)
         return places
 
 
