@@ -165,7 +165,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "predict, reveal=3": (lambda: av.predict("q", 4, reveal=3), TypeError, ("reveal is an int", "timeline(ledger)")),
     "predict, tolerance": (lambda: av.predict("q", 4, tolerance="a"), ValueError, ("tolerance='a'", "0.005")),
     "measure(3)": (lambda: av.measure(3, "a/b"), TypeError, ("given an int", "a function of a device")),
-    "measure, name": (lambda: av.measure(numbers, "a"), ValueError, ("name='a'", "'05_memory/peak'")),
+    "measure, name": (lambda: av.measure(numbers, "a"), ValueError, ("name='a'", "'06_memory/peak'")),
     "measure, cpu=3": (lambda: av.measure(numbers, "a/b", cpu=3), TypeError, ("cpu=3", "cpu={'samples': 64}")),
     "measure, cuda=3": (lambda: av.measure(numbers, "a/b", cuda=3), TypeError, ("cuda=3", "cuda={'samples'")),
     "measure, unit=3": (lambda: av.measure(numbers, "a/b", unit=3), TypeError, ("unit=3", "'bytes'")),

@@ -39,7 +39,7 @@ def content(**changed: Any) -> dict[str, Any]:
 
 @given(values=forms)
 def test_every_number_survives_a_file(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
-    path = tmp_path_factory.mktemp("runs") / "05_memory.json"
+    path = tmp_path_factory.mktemp("runs") / "06_memory.json"
     measurements.write(path, {"peak": Measurement(measurements.checked(values, "f"), **MADE)})
     (back,) = measurements.read(path).values()
     assert repr(back.values) == repr(measurements.checked(values, "f"))
@@ -70,12 +70,12 @@ def test_a_file_that_is_not_there_holds_no_runs(tmp_path: Path) -> None:
     ],
 )
 def test_a_strange_file_is_named_with_what_is_wrong_and_what_to_do(tmp_path: Path, text: bytes, said: str) -> None:
-    path = tmp_path / "05_memory.json"
+    path = tmp_path / "06_memory.json"
     path.write_bytes(text)
     with pytest.raises(RecordingFileError) as caught:
         measurements.read(path)
     assert said in str(caught.value)
-    assert "'05_memory.json'" in str(caught.value)
+    assert "'06_memory.json'" in str(caught.value)
     assert "make recordings" in str(caught.value)
 
 
@@ -107,7 +107,7 @@ def test_a_strange_file_is_named_with_what_is_wrong_and_what_to_do(tmp_path: Pat
     ],
 )
 def test_a_strange_run_is_named_with_what_is_wrong(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-    path = tmp_path / "05_memory.json"
+    path = tmp_path / "06_memory.json"
     path.write_text(json.dumps(content()))
     assert list(measurements.read(path)) == ["peak"]
     path.write_text(json.dumps(content(**changed)))
@@ -122,7 +122,7 @@ def test_a_folder_in_place_of_a_file_is_an_error_that_names_it(tmp_path: Path) -
 
 
 def test_what_could_not_be_read_is_not_written_and_the_old_file_stays(tmp_path: Path) -> None:
-    path = tmp_path / "05_memory.json"
+    path = tmp_path / "06_memory.json"
     measurements.write(path, {"peak": Measurement({"a": 1.0}, **MADE)})
     before = path.read_bytes()
     for bad in (
@@ -137,19 +137,19 @@ def test_what_could_not_be_read_is_not_written_and_the_old_file_stays(tmp_path: 
 
 
 def test_a_series_is_one_line_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "05_memory.json"
+    path = tmp_path / "06_memory.json"
     measurements.write(path, {"peak": Measurement({"a [0]": {"b": [1.0, 2.5, math.nan]}}, **MADE)})
     assert '"b": [ 1, 2.5, "NaN" ]' in path.read_text()
 
 
 def test_the_text_says_where_each_run_was_made_and_what_was_not_measured() -> None:
     here = Measurement({"full batch": {"saved": [3.0, 7.0], "peak": [math.nan, math.nan]}}, torch="0.0.1")
-    alone = repr(Measured("05_memory/peak", here, unit="bytes"))
+    alone = repr(Measured("06_memory/peak", here, unit="bytes"))
     assert "this run: CPU, torch 0.0.1" in alone
     assert "at most 7 bytes" in alone
     assert "not measured" in alone
     assert alone.endswith("not recorded on a GPU yet")
-    both = repr(Measured("05_memory/peak", here, Measurement(here.values, **MADE)))
+    both = repr(Measured("06_memory/peak", here, Measurement(here.values, **MADE)))
     assert both.index("recorded: test device, CUDA 0.1") < both.index("this run: CPU")
     assert "not recorded" not in both
 

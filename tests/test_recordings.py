@@ -25,7 +25,7 @@ torch.cuda.get_device_name = lambda: "test device"
 
 ```{code-cell}
 :tags: [hide-input]
-av.measure(lambda device: {"a": 1}, "05_memory/peak")
+av.measure(lambda device: {"a": 1}, "06_memory/peak")
 ```
 """
 FAILS = "```{code-cell}\n---\nmystnb:\n  image: {}\n---\nassert False\n```\n"
@@ -42,10 +42,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
     def chapter(text: str) -> Path:
-        path = tmp_path / "chapters" / "05_memory.md"
+        path = tmp_path / "chapters" / "06_memory.md"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-        return path.parent / "recordings" / "05_memory.json"
+        return path.parent / "recordings" / "06_memory.json"
 
     return chapter
 
@@ -64,14 +64,14 @@ def test_a_chapter_that_fails_leaves_its_recording_as_it_was(write: Write, capfd
     assert make_recordings.main(["--commit", COMMIT]) == 1
     assert kept.read_text() == "what was there"
     said = capfd.readouterr().err
-    assert "05_memory did not come to its end; its recording stays as it was." in said
-    assert "until then: _build/recordings/05_memory.json" in said
+    assert "06_memory did not come to its end; its recording stays as it was." in said
+    assert "until then: _build/recordings/06_memory.json" in said
 
 
 def test_runs_of_an_earlier_try_do_not_come_back(write: Write) -> None:
     kept = write(ACTED.replace("peak", "old") + FAILS)
     make_recordings.main(["--commit", COMMIT])
-    assert make_recordings.DRAFTS.joinpath("05_memory.json").exists()
+    assert make_recordings.DRAFTS.joinpath("06_memory.json").exists()
     write(ACTED)
     assert make_recordings.main(["--commit", COMMIT]) == 0
     assert list(measurements.read(kept)) == ["peak"]
@@ -99,7 +99,7 @@ def test_a_changed_work_tree_is_refused_and_a_changed_recording_is_not(write: Wr
     kept.write_text("{}")
     assert make_recordings.commit() == git(tmp_path, "rev-parse", "HEAD")
     write(ACTED + FAILS)
-    with pytest.raises(SystemExit, match=r"chapters/05_memory\.md\nCommit"):
+    with pytest.raises(SystemExit, match=r"chapters/06_memory\.md\nCommit"):
         make_recordings.commit()
 
 
@@ -117,7 +117,7 @@ def test_the_cells_that_are_run_are_those_of_the_notebook(chapter: Path) -> None
 
 def test_every_run_of_a_chapter_is_named_after_it() -> None:
     chapters = make_recordings.chapters()
-    assert [path.stem for path in chapters] == ["03_accumulation", "05_memory", "06_gan"]
+    assert [path.stem for path in chapters] == ["03_accumulation", "06_memory", "07_gan"]
     for path in chapters:
         text = path.read_text()
         assert text.count("av.measure(") == text.count(f'"{path.stem}/')
@@ -135,7 +135,7 @@ def test_a_new_recording_runs_the_chapters_again(tmp_path: Path, monkeypatch: py
     recordings = tmp_path / "chapters" / "recordings"
     before = make_book.fingerprint(make_book.CODE)
     recordings.mkdir(parents=True)
-    (recordings / "05_memory.json").write_text("{}")
+    (recordings / "06_memory.json").write_text("{}")
     with_one = make_book.fingerprint(make_book.CODE)
-    (recordings / "05_memory.json").write_text('{"format": 1}')
+    (recordings / "06_memory.json").write_text('{"format": 1}')
     assert len({before, with_one, make_book.fingerprint(make_book.CODE)}) == 3

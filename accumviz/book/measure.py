@@ -34,8 +34,8 @@ def measure(
     number. `cpu` and `cuda` are arguments for `f`, such as sizes, that only one kind of device
     gets. `says` makes a sentence of what `f` returned, one for each run.
 
-    `name` says where the recording is kept: `"05_memory/peak"` is the run `peak` in
-    `recordings/05_memory.json`, below the working directory. While `make recordings` runs on a
+    `name` says where the recording is kept: `"06_memory/peak"` is the run `peak` in
+    `recordings/06_memory.json`, below the working directory. While `make recordings` runs on a
     machine with a GPU, the run is written there.
 
     Raises `ValueError` for a name or a result of another form, and when what was recorded no
@@ -89,7 +89,7 @@ def _place(name: str) -> tuple[Path, str]:
     parts = NAME.fullmatch(name) if isinstance(name, str) else None
     if parts is None:
         raise ValueError(
-            f"name={name!r}; expected a chapter and a run in small letters, digits and _, as in '05_memory/peak'"
+            f"name={name!r}; expected a chapter and a run in small letters, digits and _, as in '06_memory/peak'"
         )
     return Path("recordings", f"{parts[1]}.json"), parts[2]
 

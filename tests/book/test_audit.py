@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = range(1, 30)
 KINDS = {"right": "right", "right-if": "right, if", "wrong": "wrong", "outdated": "outdated"}
 TESTED = re.compile(r"^def test_claim_((?:\d+_and_)*\d+)_", re.MULTILINE)
-PAGE = "chapters/10_audit.html"
+PAGE = "chapters/12_audit.html"
 
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]
