@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader, dataloader, sampler
@@ -19,42 +18,55 @@ _PLAIN = (
     DistributedSampler,
 )
 Iterating = dataloader._BaseDataLoaderIter
-# The loader that each iterator belongs to.
-_of: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = weakref.WeakKeyDictionary()
+
+
+class _Known:
+    """A loader that was seen: what is known of it when the loop holds only its iterator."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = weakref.ref(loader)
+        self.drop_last = drop_last(loader)
+
+
+# Both by their `id`, and let go with the object: a loader asked for its hash may be the user's code.
+_loaders: dict[int, _Known] = {}
+_of: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+
+
+def _known(loader: Any) -> _Known:
+    known = _loaders.get(id(loader))
+    if known is None or known.loader() is not loader:
+        for key in [key for key, other in list(_loaders.items()) if other.loader() is None]:
+            del _loaders[key]
+        known = _loaders[id(loader)] = _Known(loader)
+    return known
 
 
 def begun(loader: Any, iterator: Any) -> None:
     """Remember whose iterator this is."""
     if isinstance(iterator, Iterating):
-        _of[iterator] = weakref.ref(loader)
+        _of[iterator] = _known(loader)
 
 
 class Loaders:
     """The loaders of a recording in the order in which they were met; none is held."""
 
     def __init__(self) -> None:
-        self._met: dict[int, tuple[Callable[[], Any], int]] = {}
+        self._met: weakref.WeakKeyDictionary[_Known, int] = weakref.WeakKeyDictionary()
         self._count = 0
 
     def describe(self, what: str, source: Any) -> dict[str, Any]:
         """An event's details: `source` is a loader that begins, or an iterator that ends."""
         known = _of.get(source) if what == "ends" else None
-        loader = None if known is None else known()
-        loader = source if loader is None else loader  # asked whether it is true, a loader asks the data set its length
-        details = {"what": what, "loader": self._number(loader), "length": length(source)}
+        known = _known(source) if known is None else known
+        if known not in self._met:
+            self._met[known] = self._count
+            self._count += 1
+        details = {"what": what, "loader": self._met[known], "length": length(source)}
         if what == "ends":
             given = getattr(source, "_num_yielded", None)
             details["batches"] = given if isinstance(given, int) else None
-        return details | {"drop_last": drop_last(loader)}
-
-    def _number(self, loader: Any) -> int:
-        met = self._met.get(id(loader))
-        if met is not None and met[0]() is loader:
-            return met[1]
-        self._met = {key: known for key, known in self._met.items() if known[0]() is not None}
-        self._met[id(loader)] = weakref.ref(loader), self._count
-        self._count += 1
-        return self._count - 1
+        return details | {"drop_last": known.drop_last}
 
 
 def length(source: Any) -> int | None:

@@ -143,6 +143,18 @@ def test_a_loader_says_where_it_begins_and_ends(workers: int) -> None:
     ]
 
 
+def test_a_loader_that_only_its_loop_holds_ends_under_the_number_it_began_with() -> None:
+    with av.record(model()) as recording:
+        for _ in range(2):
+            assert sum(1 for _ in DataLoader(Rows(), batch_size=4, drop_last=True)) == 2
+    assert events_of(recording.ledger) == [
+        ("begins", 0, None, 2, True),
+        ("ends", 0, 2, 2, True),
+        ("begins", 1, None, 2, True),
+        ("ends", 1, 2, 2, True),
+    ]
+
+
 def test_an_iterator_is_torchs_own() -> None:
     loader = DataLoader(Rows(), batch_size=4)
     bare = iter(loader)
