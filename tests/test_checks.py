@@ -390,6 +390,10 @@ def test_one_mistake_on_all_ranks_is_one_finding() -> None:
     assert [(f.rule, f.times) for f in report.findings] == [("ddp-unsynced-step", 4)]
 
 
+def test_averaging_the_first_micro_batch_instead_of_the_last_is_no_averaging_of_weights() -> None:
+    assert found(_ddp([True, False, False, False], [False, True, True, True])) == ["ddp-unsynced-step"]
+
+
 def test_sums_in_half_precision_that_additions_leave_alone_are_found() -> None:
     for dtype, expected in (("bfloat16", ["low-precision-accumulation"]), ("float32", [])):
         play = Play()

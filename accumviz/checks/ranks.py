@@ -32,7 +32,8 @@ def ddp_unsynced_step(case: Case) -> Iterator[Finding]:
             done = mine[mine < step]
             # Its row comes after the backward that it ran in.
             unshared = [b for b in backwards if not done.size or b > done[-1]]
-            synced += not unshared
+            # Averaged too early, within the very window, is averaging that was meant.
+            synced += not unshared or bool((done > backwards[0]).any())
             # The flag was up when backward ran, and down when its forward did.
             meant = case.armed[backwards[-1]] is False and case.no_sync[backwards[-1]] is False
             if unshared and case.armed[backwards[-1]] is not None:
