@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,22 @@ def _patchable() -> dict[str, Any]:
     }
 
 
+# Tensors that were there before a module's tests began.
+_older: list[weakref.ref[torch.Tensor]] = []
+
+
+def _tensors() -> list[torch.Tensor]:
+    return [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_was_there_is_passed_over() -> None:
+    """Looking through all that torch has made takes a tenth of a second, and each test of a recorder does."""
+    gc.collect()
+    _older[:] = [*(one for one in _older if one() is not None), *map(weakref.ref, _tensors())]
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     """Fail when a hook or a wrapper outlives its recording."""
@@ -49,7 +66,7 @@ def _nothing_left_behind() -> Iterator[None]:
     assert patches._undo == []
     ours = [
         hook
-        for tensor in (thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter))
+        for tensor in (*_tensors(), *filter(None, (one() for one in _older)))
         for hook in (tensor._backward_hooks or {}).values()
         if getattr(hook, "__module__", "").startswith("accumviz.")
     ]
