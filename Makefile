@@ -6,6 +6,8 @@ BARE := .venv-bare
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 NODE := tests/js/node_modules
+# One more than there are cores: some tests wait for a browser or another process.
+WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
@@ -25,9 +27,9 @@ book: $(VENV)/.book ## execute every chapter and build the site: _build/html/ind
 chapter: $(VENV)/.book ## one chapter alone, executed and built in seconds: make chapter N=03
 	@$(PY) _ext/make_book.py "$(N)"
 
-test: $(VENV)/.tests $(BARE)/.ready $(NODE)/.installed book ## every test, the built book in a browser included
+test: $(VENV)/.tests $(BARE)/.ready $(NODE)/.installed book ## every test, in a browser, too; THOROUGH=1 tries all there is
 	@$(PY) tests/book/chromium.py --install
-	@$(PY) -m pytest -n auto $(PYTEST)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(WORKERS) $(PYTEST)
 
 lab: $(VENV)/.tests ## the chapters as notebooks, in JupyterLab
 	@mkdir -p $(VENV)/share/jupyter/lab/settings
