@@ -66,7 +66,8 @@ def _nothing_left_behind() -> Iterator[None]:
     assert patches._undo == []
     ours = [
         hook
-        for tensor in (*_tensors(), *filter(None, (one() for one in _older)))
+        for tensor in (*_tensors(), *(one() for one in _older))
+        if tensor is not None
         for hook in (tensor._backward_hooks or {}).values()
         if getattr(hook, "__module__", "").startswith("accumviz.")
     ]
