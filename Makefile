@@ -6,8 +6,6 @@ BARE := .venv-bare
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 NODE := tests/js/node_modules
-# One more than there are cores: some tests wait for a browser or another process.
-WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 
@@ -29,7 +27,7 @@ chapter: $(VENV)/.book ## one chapter alone, executed and built in seconds: make
 
 test: $(VENV)/.tests $(BARE)/.ready $(NODE)/.installed book ## every test, in a browser, too; THOROUGH=1 tries all there is
 	@$(PY) tests/book/chromium.py --install
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(WORKERS) $(PYTEST)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n auto $(PYTEST)
 
 lab: $(VENV)/.tests ## the chapters as notebooks, in JupyterLab
 	@mkdir -p $(VENV)/share/jupyter/lab/settings
