@@ -52,7 +52,7 @@ path = sys.argv[1]
 
 def run(script: str, path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *options, "-c", OPENING + textwrap.dedent(script), str(path)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.fixture
