@@ -25,9 +25,9 @@ book: $(VENV)/.book ## execute every chapter and build the site: _build/html/ind
 chapter: $(VENV)/.book ## one chapter alone, executed and built in seconds: make chapter N=03
 	@$(PY) _ext/make_book.py "$(N)"
 
-test: $(VENV)/.tests $(BARE)/.ready $(NODE)/.installed book ## every test, the built book in a browser included
+test: $(VENV)/.tests $(BARE)/.ready $(NODE)/.installed book ## every test, in a browser, too; THOROUGH=1 tries all there is
 	@$(PY) tests/book/chromium.py --install
-	@$(PY) -m pytest -n auto $(PYTEST)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n auto $(PYTEST)
 
 lab: $(VENV)/.tests ## the chapters as notebooks, in JupyterLab
 	@mkdir -p $(VENV)/share/jupyter/lab/settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import pytest
 
+from tests.thorough import examples
+from tests.windows import Windows
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
@@ -21,6 +25,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A window per figure would open on a desktop and fail on a server.
 mpl.use("agg")
+
+with contextlib.suppress(ImportError):  # the oldest versions are tested without it
+    from hypothesis import settings
+
+    # A deadline would be missed on a busy machine.
+    settings.register_profile("here", max_examples=examples(100), deadline=None)
+    settings.load_profile("here")
 
 
 @cache
@@ -31,9 +42,18 @@ def shares(module: str) -> bool:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: while a test waits for its browser or another process, another test runs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A worker takes one test at a time, or a module whose tests share something, so that it is made once."""
     from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -41,6 +61,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return module if shares(module) else nodeid
 
     return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest is begun first, then modules that stay together: or one worker would end after the others."""
+    items.sort(key=lambda item: (item.get_closest_marker("long") is None, not shares(item.nodeid.partition("::")[0])))
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +103,11 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=list(chromium.FLAGS))
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def windows(browser: Browser) -> Windows:
+    return Windows(browser)
 
 
 def missing(what: str) -> None:

@@ -19,6 +19,7 @@ from accumviz.checks.check import RULES
 from accumviz.checks.evidence import CHAPTERS
 from accumviz.ledger import KINDS, Ledger, Parameter
 from tests.by_hand import Play, term, windows
+from tests.thorough import examples
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES: dict[str, tuple[Callable[[], Play], Callable[[], Play]]] = {}
@@ -887,7 +888,7 @@ def test_a_smaller_last_batch_is_a_note_and_leaves_the_loop_healthy() -> None:
 
 
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=6), clip=st.booleans(), elements=st.integers(1, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_right_windows_are_healthy(counts: list[int], clip: bool, elements: int) -> None:
     assert found(windows(*counts, elements=elements, clip=clip)) == []
 
@@ -1001,7 +1002,7 @@ _KEYS = (
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_ledger_of_nonsense_is_judged_without_an_error(seed: int) -> None:
     rng = random.Random(seed)
     rows: list[dict[str, Any]] = []

@@ -29,6 +29,7 @@ from accumviz.format import writer as writing
 from accumviz.format.container import LedgerFileError
 from accumviz.format.writer import Writer
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Events, Ledger, Parameter
+from tests.thorough import examples
 from tests.toys import chain
 
 INF, NAN = float("inf"), float("nan")
@@ -258,7 +259,7 @@ def test_arrays_that_would_need_pickle_are_not_written(tmp_path: Path) -> None:
         writer.append({}, {"a": np.array([object()])})
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_after_the_magic_are_refused_or_read_but_never_crash(tmp_path_factory: Any, tail: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.ledger"

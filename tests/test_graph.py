@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from accumviz.format.container import LedgerFileError
 from accumviz.graph import Edge, Graph, Node, Saved
 from accumviz.nodes import in_order
+from tests.thorough import examples
 
 CHAIN = Graph(
     (
@@ -123,7 +124,7 @@ def test_runs_fold_between_branches_and_leaves_stay() -> None:
     assert [(n.op, n.operations) for n in folded] == [("run", 3), ("AccumulateGrad", 1)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs())
 def test_folding_loses_no_operation_no_parameter_and_no_byte(graph: Graph) -> None:
     leaves = sum(n.kind == "accumulate" for n in graph)
@@ -138,7 +139,7 @@ def test_folding_loses_no_operation_no_parameter_and_no_byte(graph: Graph) -> No
     assert all(e.source < e.target for e in folds[-1].edges) or len(folds[-1].edges) > 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graphs())
 def test_a_graph_survives_its_file_with_nan_infinity_and_any_name(
     tmp_path_factory: pytest.TempPathFactory, graph: Graph

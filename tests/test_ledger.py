@@ -20,6 +20,7 @@ import accumviz as av
 from accumviz.format.container import LedgerFileError
 from accumviz.graph import Graph, Node
 from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Events, Ledger, Parameter
+from tests.thorough import examples
 
 W = Parameter("w", (1,), optimizers=(0,))
 
@@ -333,14 +334,14 @@ def walked(ledger: Ledger, p: int) -> Iterator[tuple[int, int, list[int]]]:
         yield born, erased, used
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(loops())
 def test_the_running_sum_equals_the_simulated_grad(loop: Loop) -> None:
     for p in range(len(loop.ledger.parameters)):
         assert np.array_equal(loop.ledger.running_sum(p)[:, 0], np.nan_to_num(loop.grads[:, p]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(loops())
 def test_fates_agree_with_walking_event_by_event(loop: Loop) -> None:
     fates = loop.ledger.fates
@@ -354,7 +355,7 @@ def test_fates_agree_with_walking_event_by_event(loop: Loop) -> None:
             assert (fates.erased[e, p], fates.consumed[e, p], fates.steps[e, p]) == (-1, -1, 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(loops())
 def test_windows_hold_exactly_the_backwards_their_step_used(loop: Loop) -> None:
     ledger = loop.ledger
@@ -371,7 +372,7 @@ def test_windows_hold_exactly_the_backwards_their_step_used(loop: Loop) -> None:
     assert [w.step for w in ledger.windows()] == [e.index for e in ledger.of("step") if not e.skipped]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(loops())
 def test_each_contribution_is_live_until_erased_and_reported_unconsumed_at_most_once(loop: Loop) -> None:
     ledger = loop.ledger
@@ -384,7 +385,7 @@ def test_each_contribution_is_live_until_erased_and_reported_unconsumed_at_most_
             assert ledger.live(e, p) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loops())
 def test_provenance_counts_every_contribution_once(loop: Loop) -> None:
     ledger = loop.ledger
@@ -394,7 +395,7 @@ def test_provenance_counts_every_contribution_once(loop: Loop) -> None:
     assert np.allclose(ledger.provenance().total.sum(axis=0), norms)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(loops())
 def test_every_event_belongs_to_one_kind(loop: Loop) -> None:
     by_kind = [event.index for kind in KINDS for event in loop.ledger.of(kind)]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from accumviz.events import CHANGED, CONTRIBUTED, PRESENT, Events
 from accumviz.ledger import Ledger, Parameter
 from tests.by_hand import Play, term, windows
+from tests.thorough import examples
 
 
 def shares(play: Play) -> list[float]:
@@ -245,7 +246,7 @@ _DOINGS = st.lists(
 
 
 @given(doings=_DOINGS, seed=st.integers(0, 1000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_shares_are_the_weights_that_were_followed(doings: list[tuple[Any, ...]], seed: int) -> None:
     play = Play({"w": 0, "v": 0, "d": 1}, seed=seed)
     known: dict[int, tuple[float, bool, int]] = {}

@@ -20,6 +20,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger import Ledger
+from tests.thorough import examples
 
 SAMPLES, FEATURES, CLASSES = 10, 20, 3
 PIECES = ((0, 3), (3, 6), (6, 9), (9, 10))
@@ -293,7 +294,7 @@ _LOOPS = st.lists(
 
 
 @given(micro=_LOOPS, seed=st.integers(0, 20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_shares_of_random_loops_are_what_the_samples_weigh(micro: list[tuple[Any, ...]], seed: int) -> None:
     bench = Bench(seed)
     pieces = []

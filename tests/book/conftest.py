@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+
+from tests.windows import Watched, Windows
 
 SITE = Path(__file__).resolve().parents[2] / "_build" / "html"
 
@@ -59,41 +59,8 @@ def address(site: Path, request: pytest.FixtureRequest) -> Callable[[str, str], 
     return find
 
 
-@dataclass
-class Watched:
-    """A page, and everything it did that a reader's browser would show or send."""
-
-    page: Page
-    requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-
-    @property
-    def foreign(self) -> list[str]:
-        own = ("file://", "http://127.0.0.1:", "data:", "blob:")
-        return [url for url in self.requests if not url.startswith(own)]
-
-
 @pytest.fixture
-def watch(browser: Browser, site: Path) -> Iterator[Callable[..., Watched]]:
+def watch(windows: Windows, site: Path) -> Iterator[Callable[..., Watched]]:
     """Open new pages, with `mode` light or dark and a `width`."""
-    contexts = []
-
-    def open_page(mode: str = "light", width: int = 1280, **options: object) -> Watched:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=mode, **options)
-        contexts.append(context)
-        watched = Watched(context.new_page())
-        page = watched.page
-        page.on("request", lambda request: watched.requests.append(request.url))
-        page.on("pageerror", lambda error: watched.complaints.append(f"page error: {error}"))
-        page.on("requestfailed", lambda request: watched.complaints.append(f"failed: {request.url}"))
-        page.on(
-            "console",
-            lambda message: (
-                message.type in {"error", "warning"} and watched.complaints.append(f"{message.type}: {message.text}")
-            ),
-        )
-        return watched
-
-    yield open_page
-    for context in contexts:
-        context.close()
+    with windows.lent(1280, ("file://", "http://127.0.0.1:", "data:", "blob:")) as open_page:
+        yield open_page

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.book import looks
+from tests.thorough import THOROUGH
 
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]
@@ -28,7 +29,8 @@ def test_a_page_from_a_file_bears_every_look(
 ) -> None:
     watched = watch(**options)
     watched.page.goto(address(page_name, "file"))
-    assert looks.findings(looked, watched) == {}
+    wholly = THOROUGH or page_name in looks.WHOLLY
+    assert looks.findings(looked if wholly else looks.brief(looked), watched) == {}
 
 
 def test_a_page_from_a_server_follows_its_readers_mode_and_asks_no_other_host(
@@ -109,6 +111,10 @@ def test_a_dark_page_is_printed_light_and_then_dark_again(watch: Open, address: 
     theme = "document.documentElement.dataset.theme"
     seen = [page.evaluate(f"dispatchEvent(new Event('{moment}')), {theme}") for moment in ("beforeprint", "afterprint")]
     assert seen == ["light", "dark"]
+
+
+def test_the_pages_of_which_axe_is_asked_everything_are_there(site: Path) -> None:
+    assert [name for name in looks.WHOLLY if not (site / name).exists()] == []
 
 
 def test_some_chapter_has_an_equation(site: Path) -> None:

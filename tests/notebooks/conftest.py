@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.conftest import missing
 from tests.notebooks.bare import BARE, ROOT, Runtime, runtime
+from tests.thorough import THOROUGH
 
 NOTEBOOKS = ROOT / "_build" / "html" / "notebooks"
 # The build has run every chapter's cells already. What a notebook adds, its first cell and the runtime, is in these:
@@ -21,7 +21,7 @@ AT_EACH_PUSH = ("01_graphs.ipynb", "03_accumulation.ipynb")
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "notebook_name" in metafunc.fixturenames:
         names = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
-        if metafunc.definition.get_closest_marker("executes") and os.environ.get("NOTEBOOKS") != "all":
+        if metafunc.definition.get_closest_marker("executes") and not THOROUGH:
             names = [name for name in names if name in AT_EACH_PUSH]
         metafunc.parametrize("notebook_name", names or ["index.ipynb"])
 

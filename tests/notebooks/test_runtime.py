@@ -54,6 +54,7 @@ def assert_lines_are_found_in_their_cells(cells: list[Any], page: str) -> None:
 
 
 @pytest.mark.executes
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_notebook_runs_from_top_to_bottom_and_changes_no_package(
     notebook: Any, notebook_path: Path, bare: Runtime, frozen: dict[str, str]

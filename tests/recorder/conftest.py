@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -38,6 +39,38 @@ def _patchable() -> dict[str, Any]:
     }
 
 
+# Tensors that were there before a module's tests began.
+_older: list[weakref.ref[torch.Tensor]] = []
+
+
+def _tensors() -> list[torch.Tensor]:
+    return [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+
+
+def _hooks_of_ours() -> list[Any]:
+    """On tensors that are new, and on those from before."""
+    return [
+        hook
+        for tensor in (*_tensors(), *(one() for one in _older))
+        if tensor is not None
+        for hook in (tensor._backward_hooks or {}).values()
+        if getattr(hook, "__module__", "").startswith("accumviz.")
+    ]
+
+
+@pytest.fixture
+def hooks_of_ours() -> Callable[[], list[Any]]:
+    return _hooks_of_ours
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_was_there_is_passed_over() -> None:
+    """Looking through all that torch has made takes a tenth of a second, and each test of a recorder does."""
+    gc.collect()
+    _older[:] = [*(one for one in _older if one() is not None), *map(weakref.ref, _tensors())]
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     """Fail when a hook or a wrapper outlives its recording."""
@@ -47,10 +80,4 @@ def _nothing_left_behind() -> Iterator[None]:
     assert [name for name in before if after[name] != before[name]] == []
     assert patches._open == ()
     assert patches._undo == []
-    ours = [
-        hook
-        for tensor in (thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter))
-        for hook in (tensor._backward_hooks or {}).values()
-        if getattr(hook, "__module__", "").startswith("accumviz.")
-    ]
-    assert ours == []
+    assert _hooks_of_ours() == []

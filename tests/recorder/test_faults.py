@@ -4,6 +4,7 @@ Each function of the recorder that runs while a loop trains is made to raise, on
 its first call or in the middle of the loop, or at every call. `record(...)` itself judges its
 arguments and may raise; from `with` on nothing may. What torch or the user calls is a door: it must
 have a `try` of its own, and is then the one that catches; all that it calls is made to raise.
+At a push each of these faults is planted in one of the modes in which its function runs, thoroughly in all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import types
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +32,7 @@ import torch.distributed as dist
 import accumviz as av
 from accumviz.recorder import patches, scopes
 from tests.recorder.loops import Train, alone, replicated, sharded
+from tests.thorough import THOROUGH
 
 OURS = str(Path(sys.modules[av.record.__module__].__file__ or "").parent) + os.sep
 MODES: dict[str, dict[str, Any]] = {
@@ -111,9 +114,11 @@ def always(*codes: types.CodeType) -> Iterator[None]:
 def holders() -> dict[types.CodeType, list[types.FunctionType]]:
     """Our functions and methods by their code; those that are made anew in each loop are made of the same."""
     found: dict[types.CodeType, list[types.FunctionType]] = {}
+    gc.unfreeze()  # what is frozen is not listed
     for thing in gc.get_objects():
         if type(thing) is types.FunctionType and thing.__code__.co_filename.startswith(OURS):
             found.setdefault(thing.__code__, []).append(thing)
+    gc.freeze()
     return found
 
 
@@ -223,21 +228,61 @@ def silent(ledger: Any, right: Any) -> bool:
     )
 
 
-def plans(calls: Counter[types.CodeType], doors: list[types.CodeType]) -> list[tuple[str, Callable[[], Any]]]:
-    """Every fault that can be planted, and its name."""
+# Whether the which-th of so many faults of a function is planted.
+Wanted = Callable[[str, int, int], bool]
+
+
+def plans(
+    calls: Counter[types.CodeType], doors: list[types.CodeType], wanted: Wanted
+) -> list[tuple[str, Callable[[], Any]]]:
+    """Every fault that can be planted and is wanted, and its name."""
     planted: list[tuple[str, Callable[[], Any]]] = []
     for code in sorted((code for code in calls if code not in doors or not guarded(code)), key=name_of):
-        planted.append((f"{name_of(code)}, first call", functools.partial(once, code, 1)))
+        name, middle = name_of(code), calls[code] // 2 + 1
+        faults = [(f"{name}, first call", functools.partial(once, code, 1))]
         if calls[code] > 2:
-            middle = calls[code] // 2 + 1
-            planted.append((f"{name_of(code)}, call {middle}", functools.partial(once, code, middle)))
+            faults.append((f"{name}, call {middle}", functools.partial(once, code, middle)))
         if code in holders():
-            planted.append((f"{name_of(code)}, always", functools.partial(always, code)))
+            faults.append((f"{name}, always", functools.partial(always, code)))
+        planted += [fault for which, fault in enumerate(faults) if wanted(name, which, len(faults))]
     return planted
 
 
-def survey(train: Train, mode: dict[str, Any]) -> tuple[int, dict[str, list[str]]]:
-    """Plant every fault in one loop; returns how many were planted, and what each that was felt did.
+@functools.cache
+def functions(mode: str) -> frozenset[str]:
+    """What of ours runs while a loop of one process trains."""
+    Run(alone, MODES[mode])  # what is imported or made on first use
+    calls: Counter[types.CodeType] = Counter()
+    Run(alone, MODES[mode], counting(calls, []))
+    return frozenset(map(name_of, calls))
+
+
+def number(function: str) -> int:
+    """Always the same for one function, and as good as drawn."""
+    return zlib.crc32(function.encode())
+
+
+def every(function: str, which: int, of: int) -> bool:
+    return True
+
+
+def in_turn(mode: str) -> Wanted:
+    """Each fault in one of the modes in which its function runs."""
+
+    def wanted(function: str, which: int, of: int) -> bool:
+        modes = [other for other in MODES if function in functions(other)] or [mode]
+        return modes[(number(function) + which) % len(modes)] == mode
+
+    return wanted
+
+
+def one_of_what_runs_elsewhere(elsewhere: frozenset[str], turn: int) -> Wanted:
+    """Every fault of what runs in ranks only, and of other functions one, in each turn another one."""
+    return lambda function, which, of: function not in elsewhere or (number(function) + turn) % of == which
+
+
+def survey(train: Train, mode: dict[str, Any], wanted: Wanted = every) -> tuple[int, dict[str, list[str]]]:
+    """Plant every fault that is wanted in one loop; returns how many were planted, and what each that was felt did.
 
     In ranks, rank 0 alone has faults; the others train as often, and must not feel them.
     """
@@ -248,7 +293,7 @@ def survey(train: Train, mode: dict[str, Any]) -> tuple[int, dict[str, list[str]
     doors: list[types.CodeType] = []
     right = Run(train, mode, counting(calls, doors))
     assert right.raised == bare.raised
-    planted = plans(calls, doors)
+    planted = plans(calls, doors, wanted)
     # What runs only when something has failed: that, too, may fail.
     inside = [code for code in sorted(calls, key=name_of) if code not in doors and code in holders()]
     for n in range(3):
@@ -284,25 +329,37 @@ def agreed(count: int) -> int:
     return said[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_no_fault_of_ours_is_felt_by_a_loop(mode: str) -> None:
-    planted, found = survey(alone, MODES[mode])
+    planted, found = survey(alone, MODES[mode], every if THOROUGH else in_turn(mode))
     gc.collect()
     assert planted > 100
     assert found == {}, "\n".join(f"{k}: {v}" for k, v in found.items())
 
 
-def survey_in_ranks(train: Train, mode: str) -> tuple[int, dict[str, list[str]]]:
+def test_each_fault_is_planted_in_one_of_the_modes_at_least() -> None:
+    calls: Counter[types.CodeType] = Counter()
+    doors: list[types.CodeType] = []
+    Run(alone, {}, counting(calls, doors))
+    all_of_them = [name for name, _ in plans(calls, doors, every)]
+    planted = [name for mode in MODES for name, _ in plans(calls, doors, in_turn(mode))]
+    assert Counter(planted) == Counter(all_of_them)
+    assert len({name.rpartition(",")[0] for name in all_of_them}) > 100
+
+
+def survey_in_ranks(train: Train, mode: str, elsewhere: frozenset[str], turn: int) -> tuple[int, dict[str, list[str]]]:
     """Faults in rank 0 alone: as many runs in each rank, or they would wait for each other."""
-    return survey(train, MODES[mode])
+    return survey(train, MODES[mode], every if THOROUGH else one_of_what_runs_elsewhere(elsewhere, turn))
 
 
-# Ranks with each of the other modes take minutes: where somebody has them.
-ALL = [(train, mode) for train in (replicated, sharded) for mode in MODES]
-HERE = ALL if os.environ.get("ACCUMVIZ_ALL_FAULTS") else [(replicated, "default"), (sharded, "default")]
-
-
-@pytest.mark.parametrize(("train", "mode"), HERE)
+# Ranks with each of the other modes take minutes.
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES if THOROUGH else ["default"])
+@pytest.mark.parametrize("train", [replicated, sharded])
 def test_no_fault_of_ours_in_one_rank_is_felt_by_any(train: Train, mode: str) -> None:
-    world = av.distribute(survey_in_ranks, ranks=2, timeout=200, train=train, mode=mode)
+    turn = [replicated, sharded].index(train)
+    world = av.distribute(
+        survey_in_ranks, ranks=2, timeout=250, train=train, mode=mode, elsewhere=functions(mode), turn=turn
+    )
     assert [(planted > 100, found) for planted, found in world.returned] == [(True, {})] * 2

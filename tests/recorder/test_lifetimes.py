@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +169,20 @@ def test_exploring_a_run_that_failed_does_not_keep_its_model() -> None:
     gc.collect()
     assert [one() for one in found] == [None, None, None]
     assert shown is not None
+
+
+BEFORE = torch.ones(1, requires_grad=True)
+
+
+@pytest.mark.parametrize("age", ["before these tests", "new"])
+def test_a_hook_that_is_left_on_a_tensor_is_found_whenever_that_was_made(
+    age: str, hooks_of_ours: Callable[[], list[Any]]
+) -> None:
+    def left(gradient: torch.Tensor) -> None: ...
+
+    left.__module__ = "accumviz.recorder.leaves"
+    tensor = torch.ones(1, requires_grad=True) if age == "new" else BEFORE
+    handle = tensor.register_hook(left)
+    assert hooks_of_ours() == [left]
+    handle.remove()
+    assert hooks_of_ours() == []

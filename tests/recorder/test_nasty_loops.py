@@ -16,6 +16,7 @@ import torch.distributed as dist
 import accumviz as av
 from accumviz.recorder.distribute import RankError
 from tests.recorder.nasty import IN_RANKS, LOOPS, Loop
+from tests.thorough import THOROUGH
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -119,8 +120,15 @@ def kept(loop: Loop, told: Told, folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", LOOPS)
+# At a push a loop is trained in one mode and in another one, with graphs each second loop.
+HERE = [
+    (name, mode)
+    for i, name in enumerate(LOOPS)
+    for mode in (MODES if THOROUGH else ("default", ("graphs", "memory", "graphs", "path")[i % 4]))
+]
+
+
+@pytest.mark.parametrize(("name", "mode"), HERE)
 def test_a_nasty_loop_trains_and_raises_as_without_a_recording(name: str, mode: str, tmp_path: Path) -> None:
     if name.startswith("accelerate"):
         pytest.importorskip("accelerate")
@@ -152,8 +160,9 @@ def in_ranks() -> Any:
 
 
 @pytest.mark.parametrize("name", IN_RANKS)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("ranks", "mode"), [(ranks, mode) for ranks in (1, 2) for mode in MODES if THOROUGH or ranks == 2 or mode == "path"]
+)
 def test_a_nasty_loop_in_ranks_trains_as_without_a_recording(in_ranks: Any, ranks: int, mode: str, name: str) -> None:
     found = in_ranks(ranks, mode)
     if isinstance(found, RankError):

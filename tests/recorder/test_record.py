@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 import accumviz as av
 from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.recorder import patches
+from tests.thorough import examples
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -475,7 +476,7 @@ STEPS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, max_size=25), st.booleans())
 def test_any_program_is_told_as_it_was(program: list[str], exact: bool) -> None:
     torch.manual_seed(0)

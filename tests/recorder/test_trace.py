@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accumviz.recorder.trace import Scopes, modules, trace
+from tests.thorough import examples
 
 # torchviz uses distutils, networkx announces a changed hash: neither is what is tested here
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -143,7 +144,7 @@ def test_nodes_and_edges_equal_those_torchviz_draws(name: str) -> None:
     same(ZOO[name]())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=25))
 def test_a_random_program_is_traced_as_torchviz_reads_it(program: list[tuple[int, int, int]]) -> None:
     pool = [torch.tensor([0.5, 1.0], requires_grad=True), torch.tensor([2.0, 0.1], requires_grad=True)]
@@ -153,7 +154,7 @@ def test_a_random_program_is_traced_as_torchviz_reads_it(program: list[tuple[int
     same(pool[-1].sum() + pool[-2].sum())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12))
 def test_values_and_gradients_on_the_nodes_equal_autograd_or_are_unknown(program: list[tuple[int, int, int]]) -> None:
     pool = [torch.tensor([0.5, -0.3], requires_grad=True), torch.tensor([[0.2], [0.1]], requires_grad=True)]
