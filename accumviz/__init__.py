@@ -2,7 +2,7 @@
 
 >>> import accumviz as av
 >>> " ".join(sorted(av.__all__))
-'Graph Ledger check distribute explore load measure play predict record timeline trace'
+'Graph Ledger check compare distribute expect explore load measure play predict record timeline trace'
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from accumviz.book.measure import measure as measure
     from accumviz.book.predict import predict as predict
     from accumviz.checks.check import check as check
+    from accumviz.checks.compare import compare as compare
+    from accumviz.expectation import expect as expect
     from accumviz.format.load import load as load
     from accumviz.graph import Graph as Graph
     from accumviz.ledger import Ledger as Ledger
@@ -31,7 +33,9 @@ _HOME = {
     "Graph": "accumviz.graph",
     "Ledger": "accumviz.ledger",
     "check": "accumviz.checks.check",
+    "compare": "accumviz.checks.compare",
     "distribute": "accumviz.recorder.distribute",
+    "expect": "accumviz.expectation",
     "explore": "accumviz.views.explore",
     "load": "accumviz.format.load",
     "measure": "accumviz.book.measure",

@@ -1,4 +1,4 @@
-"""The command line: `accumviz run`, `check`, `view` and `export`."""
+"""The command line: `accumviz run`, `check`, `compare`, `view` and `export`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("accumviz", description="What every backward() does to every .grad.")
     parser.add_argument("--version", action="version", version=f"accumviz {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="run | check | view | export")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="run | check | compare | view | export")
 
     def command(name: str, do: Callable[[Any], None], about: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
@@ -49,6 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     _judging(check)
+
+    compare = command("compare", _compare, "Say how far the gradients of two recordings are apart, and why.")
+    compare.add_argument("a", type=Path, metavar="A", help="a ledger")
+    compare.add_argument("b", type=Path, metavar="B", help="the ledger that the error is relative to")
+    compare.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    compare.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as a page")
 
     view = command("view", _view, "Open the player of a ledger in the browser.")
     view.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
@@ -125,12 +131,28 @@ def _check(asked: Any) -> None:
         raise SystemExit(_FAILED)
 
 
+def _compare(asked: Any) -> None:
+    from accumviz.checks.compare import compare
+    from accumviz.ledger import Ledger
+
+    found = [_load([file]) for file in (asked.a, asked.b)]
+    for file, ledger in zip((asked.a, asked.b), found, strict=True):
+        if not isinstance(ledger, Ledger):
+            _fail(f"{str(file)!r} holds a graph; expected a ledger")
+    try:
+        comparison = compare(found[0], found[1])
+    except ValueError as error:
+        _fail(error)
+    print(comparison.to_json() if asked.json else str(comparison))
+    _page(comparison, asked.html)
+
+
 def _page(report: Any, file: Path | None) -> None:
     if file is not None:
         from accumviz.show import save_page
 
         try:
-            save_page(file, "Report", report.to_html())
+            save_page(file, type(report).__name__, report.to_html())
         except OSError as error:
             _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
 

@@ -50,6 +50,7 @@ def merge(ledgers: Sequence[Arrays]) -> Arrays:
     columns: dict[str, list[np.ndarray]] = {"contribution": [], "grad": [], "state": []}
     exact: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     weights: list[tuple[int, np.ndarray, Weighed]] = []
+    sketched: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     first = 0
     for place, ledger in enumerate(ledgers):
         own, last = rows[:, place], latest[:, place]
@@ -60,6 +61,8 @@ def merge(ledgers: Sequence[Arrays]) -> Arrays:
         for p, (contribution, grad) in ledger.exact.items():
             exact[first + p] = _pick(contribution, own, np.nan), _pick(grad, last, np.nan)
         weights.append((first, own, ledger.weighed))
+        placed = np.flatnonzero(own >= 0)
+        sketched |= {first + p: (placed[events], elements) for p, (events, elements) in ledger.sketched.items()}
         first += len(ledger.parameters)
     return Arrays(
         tuple(parameters),
@@ -69,6 +72,7 @@ def merge(ledgers: Sequence[Arrays]) -> Arrays:
         np.concatenate(columns["state"], axis=1),
         exact,
         weighed=_weighed(weights),
+        sketched=sketched,
         sources={file: text for ledger in reversed(ledgers) for file, text in ledger.sources.items()},
         meta=_meta(ledgers, numbers),
         complete=all(ledger.complete for ledger in ledgers),

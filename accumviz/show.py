@@ -18,6 +18,7 @@ VIEWS = {
     "Measured": ("accumviz.book.chart", {"html": "measured_html"}),
     "Prediction": ("accumviz.book.predict", {"html": "prediction_html"}),
     "Report": ("accumviz.views.report", {"html": "report_html"}),
+    "Comparison": ("accumviz.views.comparison", {"html": "comparison_html"}),
     "Provenance": ("accumviz.views.table", {"html": "provenance_html"}),
 }
 # On a page of its own, a view brings the two grounds that a book or a notebook has anyway.

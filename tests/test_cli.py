@@ -358,3 +358,23 @@ def test_a_rank_writes_a_file_of_its_own(tmp_path: Path) -> None:
     assert code == 0
     assert "train.rank1.ledger" in err
     assert av.load(tmp_path / "train.rank1.ledger").meta["rank"] == 1
+
+
+def test_compare_says_how_far_two_files_are_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for name, factor in (("a", 2.0), ("b", 1.0)):
+        row = {"kind": "backward", "contribution": {"w": factor}, "grad": {"w": factor}}
+        ledger = av.Ledger.build(
+            [Parameter("w", (1,), optimizers=(0,))], [row, {"kind": "step", "grad": {"w": factor}}]
+        )
+        files.append(str(tmp_path / f"{name}.ledger"))
+        ledger.save(files[-1])
+    main(["compare", *files, "--html", str(tmp_path / "x.html")])
+    assert "the gradient is off by 100 % at step 1" in capsys.readouterr().out
+    assert "<title>Comparison</title>" in (tmp_path / "x.html").read_text()
+    main(["compare", *files, "--json"])
+    assert json.loads(capsys.readouterr().out)["relative"] == 1.0
+    with pytest.raises(SystemExit) as left:
+        main(["compare", files[0], str(tmp_path / "none.ledger")])
+    assert left.value.code == 2
+    assert "none.ledger" in capsys.readouterr().err

@@ -38,6 +38,21 @@ def build(*rows: Any, parameters: Any = (W,)) -> Callable[[], Any]:
 # What is called, which error it is, and texts in it: what was passed, what was expected or what to do.
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "check(3)": (lambda: av.check(3), TypeError, ("check() was given an int", "a ledger", "av.load(")),
+    "compare(3, ledger)": (lambda: av.compare(3, L), TypeError, ("compare() was given an int", "a ledger", "av.load(")),
+    "compare(ledger, None)": (lambda: av.compare(L, None), TypeError, ("given None", "record(...)")),
+    "compare, other names": (
+        lambda: av.compare(L, Ledger.build([Parameter("v", (1,))], [])),
+        ValueError,
+        ("no parameter that both have", "a has w, b has v", "recorded in the same way"),
+    ),
+    "compare, nothing in it": (
+        lambda: av.compare(L, Ledger.build([W], [])),
+        ValueError,
+        ("no gradient in b", "neither a step nor a backward"),
+    ),
+    "record, sketch=-1": (lambda: av.record(w, sketch=-1), ValueError, ("sketch=-1", "from 0 on")),
+    "record, sketch='a'": (lambda: av.record(w, sketch="a"), TypeError, ("sketch='a'", "whole number")),
+    "expect(3)": (lambda: av.expect(3), TypeError, ("3, an int", "expected a module")),
     "timeline(3)": (lambda: av.timeline(3), TypeError, ("timeline() was given an int", "a ledger", "av.load(")),
     "timeline(None)": (lambda: av.timeline(None), TypeError, ("given None", "record(...)")),
     "timeline(graph)": (lambda: av.timeline(G), TypeError, ("given a Graph", "a ledger")),

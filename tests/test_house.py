@@ -22,17 +22,21 @@ FLOORS = {
     "ground": {"events", "given", "nodes", "show"},
     "what is made of it": {
         *("by_hand", "lifecycle", "gains", "objectives", "shares", "merge"),
-        *("format.container", "format.writer", "format.ledger", "format.graph"),
+        *("format.container", "format.writer", "format.ledger", "format.graph", "format.sketches"),
     },
     "data": {"ledger", "graph"},
     "files": {"format.load"},
     "judgement": {
         f"checks.{noun}"
-        for noun in ("check", "cures", "evidence", "networks", "order", "precision", "ranks", "report", "windows")
+        for noun in (
+            *("causes", "check", "compare", "comparison", "cures", "distance", "evidence", "networks", "order"),
+            *("precision", "ranks", "report", "windows"),
+        )
     },
     "views": {
         f"views.{noun}"
         for noun in (
+            "comparison",
             "explore",
             "figure",
             "graph",
@@ -53,10 +57,10 @@ FLOORS = {
         )
     },
     "book": {"book.chart", "book.measure", "book.measurements", "book.predict"},
-    "hosts": {"cli", "__main__", "export"},
+    "hosts": {"cli", "__main__", "export", "expectation", "pytest_plugin"},
 }
-# Above everything, the recorder included: it runs the user's script.
-ABOVE = {"accumviz.cli"}
+# Above everything, the recorder included: they run, or stand around, what the user trains.
+ABOVE = {"accumviz.cli", "accumviz.expectation"}
 PACKAGES = {"accumviz", "accumviz.format", "accumviz.checks", "accumviz.views", "accumviz.book"}
 RECORDER = ("accumviz.recorder",)
 DATA = {f"accumviz.{name}" for floor in ("ground", "what is made of it", "data", "files") for name in FLOORS[floor]}
@@ -173,6 +177,7 @@ LIGHT = (
     | inside(set(MODULES), "accumviz.checks")
     | inside(set(MODULES), "accumviz.views")
     | {"accumviz.book.predict", "accumviz.book.chart", "accumviz.cli", "accumviz.export", "accumviz.recorder.run"}
+    | {"accumviz.expectation", "accumviz.pytest_plugin"}
 )
 
 

@@ -117,7 +117,7 @@ class Report(Displayed):
             "unjudged": dict(self.unjudged),
             "counts": dict(self.counts),
         }
-        return json.dumps(_plain(whole), allow_nan=False)
+        return json.dumps(plain(whole), allow_nan=False)
 
     def save(self, path: str | Path) -> None:
         """Write it: a page (`.html`), JSON (`.json`) or, under any other name, text."""
@@ -155,11 +155,12 @@ def _terminal() -> bool:
     return wanted and bool(getattr(sys.stdout, "isatty", bool)())
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON can hold: mappings and lists, NaN and the infinities by name."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     if isinstance(value, float) and not math.isfinite(value):
         return encoded(value)
     return value

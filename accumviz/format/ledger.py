@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from accumviz.events import CODES, KINDS, NUMBERS, TABLES, Arrays, Events, Gatherer, Parameter, Weighed
+from accumviz.format import sketches
 from accumviz.format.container import FORMAT, Reader, a_list, a_text, an_object, plain, whole
 
 # So many bytes of arrays in one chunk of a saved ledger: reading it holds two of them.
@@ -51,6 +52,7 @@ def chunks(ledger: Arrays) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarra
             {p: (added[where], grad[where]) for p, (added, grad) in ledger.exact.items()},
             _weighed_in(ledger.weighed, start, start + step),
         )
+        arrays |= sketches.pack(*sketches.flat(ledger.sketched, start, start + step))
         yield head | ({} if start else {"sources": ledger.sources}), arrays
     if not len(ledger.events) and ledger.sources:
         yield {"sources": ledger.sources}, {}
@@ -59,6 +61,7 @@ def chunks(ledger: Arrays) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarra
 def chunk(ledger: Arrays) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The events of a ledger and their arrays, as one chunk: what a recording appends."""
     head, arrays = pack(ledger.columns, ledger.contribution, ledger.grad, ledger.state, ledger.exact, ledger.weighed)
+    arrays |= sketches.pack(*sketches.flat(ledger.sketched, 0, len(ledger.events)))
     return head | {"sources": ledger.sources}, arrays
 
 
@@ -131,7 +134,7 @@ def decode(reader: Reader | Parts) -> Arrays:
     joined = {name: _Growing() for name in ("codes", "numbers", "contribution", "grad", "state")}
     exact: tuple[_Growing, _Growing] = _Growing(), _Growing()
     weighed: tuple[list[np.ndarray], _Growing] = [], _Growing()
-    gathered, small = Gatherer(), None
+    gathered, small, sketched = Gatherer(), None, sketches.Gathered()
     for meta, arrays in reader:
         # A recording's file says again what has changed since it began.
         described, about = meta.get("parameters", described), meta.get("meta", about)
@@ -161,6 +164,7 @@ def decode(reader: Reader | Parts) -> Arrays:
             weighed[0].append(_weighed_rows(arrays["weighed"], len(codes)) + joined["codes"].rows - len(codes))
             _same_length("weights", arrays["weights"], arrays["weighed"])
             weighed[1].add(arrays["weights"], arrays["weights"].shape[1:], "<f8")
+        sketched.add(arrays, len(codes), joined["codes"].rows - len(codes))
         arrays.clear()
     parameters = _parameters(described)
     about = _meta(about | _meta(reader.end))
@@ -178,6 +182,7 @@ def decode(reader: Reader | Parts) -> Arrays:
         joined["state"].array((wide,), np.uint8),
         _exact(parameters, small or [], exact, count),
         weighed=_weighed(parameters, small or [], *weighed),
+        sketched=sketched.of(wide),
         sources=sources,
         meta=about,
         complete=reader.complete,

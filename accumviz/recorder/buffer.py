@@ -19,6 +19,7 @@ import numpy as np
 
 from accumviz.events import CODES, NUMBERS, PRESENT, TABLES, Events, Parameter
 from accumviz.format import ledger as ledgerfile
+from accumviz.format import sketches
 from accumviz.format.writer import Writer
 from accumviz.graph import Graph
 from accumviz.ledger import Ledger
@@ -297,6 +298,7 @@ class Buffer:
         elements = {p: (exact[:, where], exact_grad[1:, where]) for p, where in self._slices.items()}
         weighed = columns.weighed()
         head, arrays = ledgerfile.pack(events, contribution, grad[1:], state, elements, weighed)
+        arrays |= sketches.pack(*columns.sketches.arrays())
         return head, arrays, grad[-1].copy(), exact_grad[-1].copy()
 
     def _news(self) -> dict[str, Any]:

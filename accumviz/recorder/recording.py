@@ -30,6 +30,7 @@ from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.memory import Allocated, Held
 from accumviz.recorder.root import describe_root
 from accumviz.recorder.rows import Backward, Row
+from accumviz.recorder.sketches import Sketches
 from accumviz.recorder.targets import Named, Optimizers, called
 
 _CAPTURED = (
@@ -68,8 +69,11 @@ class Recording:
         graphs: bool = False,
         overwrite: bool = False,
         sources: bool = False,
+        sketch: int = 0,
     ) -> None:
         self._leaves = Leaves(named, exact)
+        self._sketches = Sketches(named, self._leaves.sizes, self._leaves.small, sketch) if sketch else None
+        self._sketch = sketch
         self._optimizers = Optimizers(self._leaves.owned)
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
@@ -197,6 +201,8 @@ class Recording:
             self._collectives.forget()
             self._leaves.forget()
             self._contributions.forget()
+            if self._sketches is not None:
+                self._sketches.forget()
 
     def _leave_running(self) -> None:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
@@ -297,6 +303,8 @@ class Recording:
             self._sites.find(frame), perf_counter() - self._rows.start, within, bytes(leaves.present), thread
         )
         describe_root(running, args, kwargs)
+        if self._sketches is not None:
+            self._sketches.describe(running, running.nodes, leaves.wire)
         if running.late:
             running.send(leaves.wire)
         if self._collectives.replicas:
@@ -330,6 +338,8 @@ class Recording:
         if not contributions.finish(running):
             self._rows.pending.remove(running)
             return
+        if self._sketches is not None and running.changed:
+            self._sketches.take(running, running.changed, self._leaves.wire)
         if running.syncs:
             self._collectives.finish(running)
         self._finish(running)
@@ -507,6 +517,9 @@ class Recording:
             (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
         if kind == "step" and self._leaves.small:
             self._leaves.weigh(row)
+        if self._sketches is not None and (changed or kind == "step"):
+            read_by_it = self._optimizers.leaves()[details["optimizer_index"]] if kind == "step" else changed
+            self._sketches.take(row, read_by_it, self._leaves.wire)
         if row.late:
             row.send(self._leaves.wire)
         row.present = bytes(self._leaves.present)
@@ -543,6 +556,8 @@ class Recording:
         }
         if self._rank is not None:
             meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
+        if self._sketch:
+            meta["sketch"] = self._sketch
         if self._notes:
             meta["notes"] = list(self._notes)
         if self._graphs is not None and self._graphs.left_out:

@@ -17,11 +17,12 @@ import torch
 from accumviz.events import CHANGED, CODES, CONTRIBUTED, NUMBERS, PRESENT, Weighed
 from accumviz.graph import Graph
 from accumviz.recorder.callsite import CallSite
+from accumviz.recorder.kept import Kept
 from accumviz.recorder.transfer import Wire, numbers
 
 # What a number is, and where it goes: ("contribution" or "grad", leaves), ("exact contribution" or
-# "exact grad", leaf), ("exact weight", leaf), ("loss", None), ("scale", its power), ("lr", its group),
-# ("detail", its name) or ("term", (its place, what of it, its power)).
+# "exact grad", leaf), ("exact weight", leaf), ("sketch", leaf), ("loss", None), ("scale", its power),
+# ("lr", its group), ("detail", its name) or ("term", (its place, what of it, its power)).
 Target = tuple[str, Any]
 _SINGLE = frozenset(("loss", "scale", "lr", "detail", "term"))
 _NAN = float("nan")
@@ -273,6 +274,7 @@ class Columns:
         self._exact, self._exact_grad = _Scattered(elements), _Scattered(elements)
         # After which row, and of which small leaf; and their weights, one after the other.
         self._weighed, self._weights = array("q"), array("d")
+        self.sketches = Kept()
         # Small leaves whose elements are given, leaves whose `.grad` is what was contributed, and those that got
         # something of unknown size.
         self._given, self._alike, self._unmeasured = _Scattered(leaves), _Scattered(leaves), _Scattered(leaves)
@@ -293,6 +295,8 @@ class Columns:
             elif what == "exact weight":
                 self._weighed.append(at * _SETS + where)
                 self._weights.extend(found)
+            elif what == "sketch":
+                self.sketches.put(at, where, found)
         if row.alike:
             self._alike.add(at, row.alike)
         if row.unmeasured:
@@ -313,6 +317,7 @@ class Columns:
         for scattered in (self._contribution, self._grad, self._exact, self._exact_grad, self._given, self._alike):
             scattered.cut(rows)
         self._unmeasured.cut(rows)
+        self.sketches.cut(rows)
         while self._weighed and self._weighed[-1] >= rows * _SETS:
             self._weighed.pop()
         sizes = {p: where.stop - where.start for p, where in self._slices.items()}

@@ -1,0 +1,219 @@
+"""A training loop pinned in a test: what is expected and so passes, what is not fails with the report."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accumviz as av
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: int = 8,
+    k: int = 4,
+    by: Callable[[int], float] = lambda i: 4,
+    *,
+    flush: bool = False,
+) -> None:
+    for i in range(batches):
+        (model(torch.randn(2, 3)).square().mean() / by(i)).backward()
+        if (i + 1) % k == 0 or (flush and i + 1 == batches):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_loop_that_does_what_is_expected_passes() -> None:
+    model, optimizer = made()
+    with av.expect(model, optimizer, accumulates=4, complete=True, steps=2) as expected:
+        train(model, optimizer)
+    assert expected.report.healthy
+    assert len(expected.ledger.windows()) == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "loop", "said"),
+    [
+        ({"accumulates": 8}, {}, "step 4 consumes 4 backwards, expected 8 (and so 1 more)"),
+        ({"accumulates": 2}, {}, "consumes 4 backwards, expected 2"),
+        ({"complete": True}, {"by": lambda i: 1.0}, "the shares of step 4 add up to 4, expected 1"),
+        ({"complete": True}, {"by": lambda i: 16.0}, "add up to 0.25, expected 1"),
+        ({"complete": True}, {"batches": 6, "flush": True}, "the shares of step 8 add up to 0.5, expected 1"),
+        ({"steps": 3}, {}, "2 steps, expected 3"),
+        ({"syncs_per_window": 1}, {}, "gradients are exchanged 0 times before step 4, expected 1 (and so 1 more)"),
+        ({}, {"batches": 6, "flush": True}, "partial-window-underscaled"),
+    ],
+)
+def test_what_is_not_as_expected_fails_with_the_report(wanted: Any, loop: Any, said: str) -> None:
+    model, optimizer = made()
+    with pytest.raises(AssertionError) as failed, av.expect(model, optimizer, **wanted):
+        train(model, optimizer, **loop)
+    assert said in str(failed.value)
+    assert "\nReport: " in "\n" + str(failed.value)
+
+
+def test_a_short_last_window_is_no_wrong_length() -> None:
+    model, optimizer = made()
+    data = torch.utils.data.DataLoader(torch.randn(12, 3), batch_size=2)
+    with av.expect(model, optimizer, accumulates=4, complete=True):
+        for _ in range(2):
+            for i, x in enumerate(data):
+                (model(x).square().mean() / (4 if i < 4 else 2)).backward()
+                if i in (3, 5):
+                    optimizer.step()
+                    optimizer.zero_grad()
+    with pytest.raises(AssertionError, match="step 8 consumes 2 backwards"), av.expect(model, optimizer, accumulates=4):
+        for k in (4, 2, 4):
+            train(model, optimizer, k, k, lambda i, k=k: k)
+
+
+def test_nothing_expected_is_what_check_finds_alone() -> None:
+    model, optimizer = made()
+    with av.expect(model, optimizer):
+        train(model, optimizer, by=lambda i: 1.0)  # a warning, and no error
+    with pytest.raises(AssertionError, match="loss-not-divided"), av.expect(model, optimizer, fail_on="warning"):
+        train(model, optimizer, by=lambda i: 1.0)
+    with av.expect(model, optimizer, fail_on=None):
+        train(model, optimizer, 6, flush=True)
+
+
+def test_no_verdict_fails_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+    with pytest.raises(AssertionError, match="no verdict: nothing was recorded"), av.expect(model, optimizer):
+        pass
+    with pytest.raises(AssertionError, match="no optimizer stepped"), av.expect(model, optimizer):
+        model(torch.randn(2, 3)).sum().backward()
+    monkeypatch.setattr(av.recorder.recording.Recording, "step_ends", lambda *_: 1 / 0)
+    with (
+        pytest.warns(RuntimeWarning, match="stopped recording"),
+        pytest.raises(AssertionError, match="stopped before its end: ZeroDivisionError"),
+        av.expect(model, optimizer),
+    ):
+        train(model, optimizer)
+
+
+def test_an_exception_of_the_block_passes_through_unchanged() -> None:
+    model, optimizer = made()
+    error = KeyError("mine")
+    with pytest.raises(KeyError) as raised, av.expect(model, optimizer, accumulates=99):
+        train(model, optimizer)
+        raise error
+    assert raised.value is error
+    assert raised.value.__context__ is None
+
+
+def test_gradients_are_exchanged_once_in_a_window() -> None:
+    def ranked(every: bool) -> str:
+        model = nn.parallel.DistributedDataParallel(made()[0])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            with av.expect(model, optimizer, accumulates=2, syncs_per_window=1):
+                for i in range(4):
+                    model.require_backward_grad_sync = every or i % 2 == 1
+                    (model(torch.randn(2, 3)).square().mean() / 2).backward()
+                    if i % 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        except AssertionError as failed:
+            return str(failed)
+        return ""
+
+    assert av.distribute(partial(ranked, False), ranks=2).returned == ("", "")
+    assert "exchanged 2 times before step" in av.distribute(partial(ranked, True), ranks=2).returned[0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "said"),
+    [
+        ({"accumulates": 0}, ValueError, "accumulates=0; expected how many backwards each step consumes"),
+        ({"accumulates": 2.5}, TypeError, "accumulates=2.5"),
+        ({"complete": "yes"}, TypeError, "complete='yes'; expected True or False"),
+        ({"fail_on": "all"}, ValueError, "fail_on='all'; expected 'error', 'warning' or None"),
+        (
+            {"acumulates": 2},
+            TypeError,
+            "acumulates=2 is no expectation and no group of parameters; expected accumulates=",
+        ),
+    ],
+)
+def test_a_strange_expectation_is_refused_in_words(wanted: Any, error: type[Exception], said: str) -> None:
+    model, _ = made()
+    with pytest.raises(error) as refused:
+        av.expect(model, **wanted)
+    assert said in str(refused.value)
+
+
+# --- the fixture -------------------------------------------------------------------------------
+
+LOOPS = """
+import sys
+import pytest
+
+def test_nothing_heavy_was_imported_when_pytest_started():
+    assert not {"torch", "numpy", "matplotlib"} & set(sys.modules)
+
+def make():
+    import torch
+    model = torch.nn.Linear(3, 1)
+    return torch, model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+def loop(expect, by):
+    torch, model, optimizer = make()
+    with expect(model, optimizer, accumulates=4, complete=True):
+        for i in range(4):
+            (model(torch.randn(2, 3)).square().mean() / by).backward()
+        optimizer.step()
+
+def test_right(expect):
+    loop(expect, 4)
+
+def test_wrong(expect):
+    loop(expect, 1)
+
+def test_raises(expect):
+    torch, model, optimizer = make()
+    with pytest.raises(KeyError), expect(model, optimizer):
+        raise KeyError("mine")
+"""
+
+
+def test_the_fixture_fails_with_the_report_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "test_loop.py").write_text(LOOPS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "accumviz.pytest_plugin", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-p", "no:hypothesispytest", str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+    assert "expected otherwise: the shares of step 4 add up to 4, expected 1\nReport: " in done.stdout
+    assert "loss-not-divided" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert "__exit__" not in done.stdout
+
+
+def test_pytest_finds_the_fixture_by_itself_where_accumviz_is_installed() -> None:
+    import tomllib
+
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert about["project"]["entry-points"]["pytest11"] == {"accumviz": "accumviz.pytest_plugin"}
