@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -78,47 +78,57 @@ def _fail(said: object) -> NoReturn:
     raise SystemExit(_MISUSED)
 
 
-def _load(files: list[Path]) -> Any:
-    """The ledger in a file, or that of all ranks in theirs; a graph only where it is alone."""
+def _read(files: list[Path]) -> Iterator[Any]:
+    """What is in each file, one after the other; of several, the ledger of each rank once."""
     from accumviz.format.load import LedgerFileError, load
     from accumviz.ledger import Ledger
 
-    try:
-        found = [load(file) for file in files]
-        if len(found) == 1:
-            _tell_of_others(found)
-            return found[0]
-        for file, one in zip(files, found, strict=True):
-            if not isinstance(one, Ledger):
+    ranks: list[int] = []
+    most = 0
+    for file in files:
+        try:
+            found = load(file)
+        except LedgerFileError as error:
+            _fail(error)
+        except OSError as error:
+            _fail(f"cannot read {str(error.filename or file)!r}: {error.strerror or error}")
+        if len(files) > 1:
+            if not isinstance(found, Ledger):
                 _fail(f"{str(file)!r} holds a graph; expected the ledgers of several ranks")
-            if "rank" not in one.meta:
+            if "rank" not in found.meta:
                 _fail(f"{str(file)!r} is no rank's ledger; expected one file, or those of the ranks of one run")
-        _tell_of_others(found)
-        return Ledger.merge(found)
-    except LedgerFileError as error:
-        _fail(error)
-    except OSError as error:
-        _fail(f"cannot read {str(error.filename or files[0])!r}: {error.strerror or error}")
-    except ValueError as error:
-        _fail(f"these files are not those of one run's ranks: {error}")
-
-
-def _tell_of_others(ledgers: list[Any]) -> None:
-    ranks = {ledger.meta["ranks"] for ledger in ledgers if "ranks" in getattr(ledger, "meta", {})}
-    if ranks and len(ledgers) < max(ranks):
-        there = ", ".join(str(ledger.meta["rank"]) for ledger in ledgers)
-        said = f"this is rank {there} of {max(ranks)}: what the ranks do to each other needs the files of all"
+            if found.meta["rank"] in ranks:
+                _fail(f"{str(file)!r} is of rank {found.meta['rank']}, as another file is; expected each rank once")
+        if "rank" in getattr(found, "meta", {}):
+            ranks.append(int(found.meta["rank"]))
+            most = max(most, int(found.meta.get("ranks", 0)))
+        yield found
+        del found
+    if len(ranks) < most:
+        there = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
+        said = f"this is {there} of {most}: what the ranks do to each other needs the files of all"
         print(f"accumviz: {said}", file=sys.stderr)
 
 
-def _check(asked: Any) -> None:
-    from accumviz.checks.check import check
+def _load(files: list[Path]) -> Any:
+    """The ledger in a file, or that of all ranks in theirs; a graph only where it is alone."""
     from accumviz.ledger import Ledger
 
-    ledger = _load(asked.files)
-    if not isinstance(ledger, Ledger):
-        _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
-    report = check(ledger)
+    found = list(_read(files))
+    return found[0] if len(found) == 1 else Ledger.merge(found)
+
+
+def _check(asked: Any) -> None:
+    from accumviz.checks.check import check, check_ranks
+    from accumviz.ledger import Ledger
+
+    if len(asked.files) > 1:
+        report = check_ranks(_read(asked.files))
+    else:
+        ledger = _load(asked.files)
+        if not isinstance(ledger, Ledger):
+            _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
+        report = check(ledger)
     print(report.to_json() if asked.json else str(report))
     _page(report, asked.html)
     if _fails(report, asked.fail_on):

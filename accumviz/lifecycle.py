@@ -105,7 +105,7 @@ def fates(ledger: Arrays) -> Fates:
     zeroed = {rank: _zeroing(ledger, rank) for rank in {p.rank for p in ledger.parameters}}
     gone = ledger.state & PRESENT == 0
     for rank, where in zeroed.items():
-        own = [p for p, parameter in enumerate(ledger.parameters) if parameter.rank == rank]
+        own = np.array([p for p, parameter in enumerate(ledger.parameters) if parameter.rank == rank])
         at = np.ix_(np.flatnonzero(where), own)
         gone[at] |= ledger.grad[at] == 0
     inside = ledger.columns.where("kind", "backward") & ledger.columns.where("within", "step")
@@ -121,10 +121,10 @@ def fates(ledger: Arrays) -> Fates:
         until = np.searchsorted(mine, end, side="left")
         until = np.where(inside[born], np.maximum(until, np.minimum(first + 1, mine.size)), until)
         # Most often all columns are alike, and whole rows are set.
-        at = born if len(columns) == len(ledger.parameters) else np.ix_(born, columns)
-        erased[at] = np.where(end < len(ledger.events), end, -1)[:, None]
-        steps[at] = (until - first)[:, None]
-        consumed[at] = np.where(until > first, np.append(mine, -1)[np.minimum(first, mine.size)], -1)[:, None]
+        cells: Any = born if len(columns) == len(ledger.parameters) else np.ix_(born, np.array(columns))
+        erased[cells] = np.where(end < len(ledger.events), end, -1)[:, None]
+        steps[cells] = (until - first)[:, None]
+        consumed[cells] = np.where(until > first, np.append(mine, -1)[np.minimum(first, mine.size)], -1)[:, None]
     for sync, births, whole, shard in _scattered(ledger, erased):
         consumed[births, whole], steps[births, whole] = consumed[sync, shard], steps[sync, shard]
     return Fates(erased, consumed, steps)
