@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     run.usage = "accumviz run [options] (-m MODULE | SCRIPT) [ARGUMENT ...]"
     run.add_argument("--check", action="store_true", help="print at the end what is wrong with the loop (stderr)")
     run.add_argument("--out", type=Path, metavar="FILE", help="the ledger's file (SCRIPT.ledger, in this folder)")
+    run.add_argument("-q", "--quiet", action="store_true", help="show no progress, also on a terminal")
     _judging(run)
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m")
     run.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script, and its own arguments")
@@ -54,10 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
     view.add_argument("--no-open", action="store_true", help="write the page, and print its path")
 
-    export = command("export", _export, "Write a ledger in another format, to stdout.")
+    export = command("export", _export, "Write a ledger in another format.")
     export.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
-    export.add_argument("--to", required=True, choices=("csv", "json", "perfetto"))
-    export.add_argument("--out", type=Path, metavar="FILE", help="write to a file that is not there yet")
+    export.add_argument("--to", required=True, choices=("csv", "json", "perfetto", "tensorboard"))
+    export.add_argument(
+        "--out", type=Path, metavar="FILE", help="write to a file that is not there yet (of tensorboard, a folder)"
+    )
     return parser
 
 
@@ -171,6 +174,16 @@ def _export(asked: Any) -> None:
     ledger = _load(asked.files)
     if not isinstance(ledger, Ledger):
         _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
+    if asked.to == "tensorboard":
+        if asked.out is None:
+            _fail("export --to tensorboard writes a folder; name it with --out, for instance --out runs/train")
+        try:
+            export.to_tensorboard(ledger, asked.out)
+        except ImportError as error:
+            _fail(error)
+        except OSError as error:
+            _fail(f"cannot write {str(asked.out)!r}: {error.strerror or error}")
+        return
     write = {"csv": export.to_csv, "json": export.to_json, "perfetto": export.to_perfetto}[asked.to]
     try:
         if asked.out is None:
@@ -201,8 +214,10 @@ def _run(asked: Any) -> None:
     def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
         return _finish(recordings, notes, page, asked.fail_on, judged=judged)
 
+    # Of several ranks on one terminal, one is enough.
+    quiet = asked.quiet or os.environ.get("RANK", "0") != "0"
     try:
-        run(Script(command[0], command[1:], module=asked.module is not None), path, finish)
+        run(Script(command[0], command[1:], module=asked.module is not None), path, finish, quiet=quiet)
     except CannotRunError as error:
         _fail(error)
 
