@@ -100,10 +100,7 @@ def to_tensorboard(ledger: Ledger, folder: Path) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as missing:
-        needed = (
-            "export to tensorboard needs tensorboard: pip install 'accumviz[tensorboard]', or pip install tensorboard"
-        )
-        raise ImportError(needed) from missing
+        raise ImportError("export --to tensorboard needs tensorboard: pip install tensorboard") from missing
     folder.mkdir(parents=True, exist_ok=True)
     writer = EventFileWriter(str(folder))
     try:

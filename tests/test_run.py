@@ -230,7 +230,7 @@ def test_without_tensorboard_the_error_names_what_installs_it(
 
 
 def test_tensorboard_reads_the_scalars_of_each_step(tmp_path: Path) -> None:
-    # Sixty megabytes with what it needs, which frameworks under test would begin to write to: no part of the tests' own.
+    # With what it needs it is 60 MB, and frameworks under test would write to it: no part of what tests install.
     read_by = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     by_hand().save(tmp_path / "x.ledger")
     main(["export", str(tmp_path / "x.ledger"), "--to", "tensorboard", "--out", str(tmp_path / "runs")])
