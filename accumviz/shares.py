@@ -187,7 +187,8 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
     inside = backward & events.where("within", "step")
     sync = np.append(events.where("kind", "sync"), False)
     amp = np.log(np.maximum(events.detail("amp_scale", 1.0), np.finfo(float).tiny))
-    contributed = (ledger.state & CONTRIBUTED).astype(bool)
+    # Asked column by column.
+    contributed = np.asfortranarray((ledger.state & CONTRIBUTED).astype(bool))
     shard_of = _shards(ledger)
     ends = np.where(fates.erased < 0, len(events), fates.erased)
     skipped_all = events.where("kind", "step") & events.skipped

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import accumviz as av
 from accumviz.checks import report as reports
-from accumviz.checks.check import RULES
+from accumviz.checks.check import RULES, check_ranks
 from accumviz.checks.evidence import CHAPTERS
 from accumviz.ledger import KINDS, Ledger, Parameter
 from tests.by_hand import Play, term, windows
@@ -393,6 +393,39 @@ def test_one_mistake_on_all_ranks_is_one_finding() -> None:
 
 def test_averaging_the_first_micro_batch_instead_of_the_last_is_no_averaging_of_weights() -> None:
     assert found(_ddp([True, False, False, False], [False, True, True, True])) == ["ddp-unsynced-step"]
+
+
+@pytest.mark.parametrize(
+    "plays",
+    [
+        lambda: (_synced(30, 1.0), _synced(110, 1.0)),
+        lambda: (_synced(30, 1.0), _synced(30, 1.0)),
+        lambda: (_synced(8, 1.0, times=3), _synced(8, 1.0, times=2)),
+        lambda: [_ddp([False] * 4, [True] * 3 + [False], seed=seed) for seed in (0, 3)],
+        lambda: [_ddp([False] * 4, [True] * 3 + [False]) for _ in range(2)],
+        lambda: (_scheduled(each=True), _scheduled(each=False)),
+    ],
+)
+def test_files_that_are_judged_one_after_the_other_say_what_they_say_as_one(plays: Callable[[], Any]) -> None:
+    every = tuple(plays())
+    whole = av.check(_ranks(*every))
+    apart = check_ranks(iter([play.ledger for play in every]))
+    assert [(f.rule, f.severity, f.times, f.line) for f in apart.findings] == [
+        (f.rule, f.severity, f.times, f.line) for f in whole.findings
+    ]
+    assert apart.verdict == whole.verdict
+    assert apart.counts["backwards"] == whole.counts["backwards"]
+    assert all(f.rank in (0, 1) for f in apart.findings)
+    if apart.findings:
+        assert f"{apart.findings[0].rule}  rank 0" in repr(apart)
+
+
+def test_a_rank_that_cannot_be_judged_is_named() -> None:
+    one = _scheduled(each=False).ledger
+    two = Ledger(one.parameters, one.events, one.contribution, one.grad, one.state, meta=one.meta, complete=False)
+    report = check_ranks([one, two])
+    assert report.verdict == "no verdict"
+    assert report.reason.startswith("rank 1: the ledger is incomplete")
 
 
 def test_sums_in_half_precision_that_additions_leave_alone_are_found() -> None:

@@ -30,7 +30,7 @@ FLOORS = {
         f"checks.{noun}"
         for noun in (
             *("causes", "check", "compare", "comparison", "cures", "distance", "evidence", "networks", "order"),
-            *("precision", "ranks", "report", "windows"),
+            *("precision", "ranks", "report", "windows", "world"),
         )
     },
     "views": {

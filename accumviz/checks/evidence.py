@@ -54,6 +54,8 @@ CHAPTERS = {
 
 def near(a: Any, b: Any, within: float = SAME) -> Any:
     """Whether two numbers, or each of two arrays, are the same but for rounding."""
+    if isinstance(a, float) and isinstance(b, float):
+        return abs(a - b) <= within * max(abs(b), 1e-30)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.abs(np.subtract(a, b)) <= within * np.maximum(np.abs(b), 1e-30)
 
