@@ -28,7 +28,18 @@ FLOORS = {
     "files": {"format.load"},
     "judgement": {
         f"checks.{noun}"
-        for noun in ("check", "cures", "evidence", "networks", "order", "precision", "ranks", "report", "windows")
+        for noun in (
+            "check",
+            "cures",
+            "evidence",
+            "networks",
+            "order",
+            "precision",
+            "ranks",
+            "report",
+            "weights",
+            "windows",
+        )
     },
     "views": {
         f"views.{noun}"

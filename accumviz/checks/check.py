@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks import networks, order, precision, ranks, windows
+from accumviz.checks import networks, order, precision, ranks, weights, windows
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger import Ledger, Recorded, recorded
@@ -59,12 +59,12 @@ RULES = (
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),
     Rule("gan-gradient-leak", networks.gan_gradient_leak),
     Rule("window-collapses-at-end", windows.window_collapses_at_end, ("partial-window-underscaled",)),
-    Rule("leftover-carried", windows.leftover_carried, ("tail-dropped",), _SHARES),
-    Rule("double-division", windows.double_division, ("partial-window-underscaled",), _SHARES),
-    Rule("partial-window-underscaled", windows.partial_window_underscaled, needs=_SHARES),
+    Rule("leftover-carried", weights.leftover_carried, ("tail-dropped",), _SHARES),
+    Rule("double-division", weights.double_division, ("partial-window-underscaled",), _SHARES),
+    Rule("partial-window-underscaled", weights.partial_window_underscaled, needs=_SHARES),
     Rule("tail-dropped", windows.tail_dropped),
-    Rule("token-mean-of-means", windows.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
-    Rule("loss-not-divided", windows.loss_not_divided, needs=_SHARES),
+    Rule("token-mean-of-means", weights.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
+    Rule("loss-not-divided", weights.loss_not_divided, needs=_SHARES),
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch, ("scheduler-on-skipped-step",)),
     Rule("scheduler-on-skipped-step", precision.scheduler_on_skipped_step),
     Rule("ddp-unsynced-step", ranks.ddp_unsynced_step, ("uneven-rank-backwards", "rank-token-weight")),

@@ -304,10 +304,17 @@ class Case:
         return sorted(found.items())
 
     def epoch(self, event: int, rank: int | None = None) -> tuple[int, int] | None:
-        """The run through a loader in which an event fell: the innermost, or else the last before it."""
+        """The run through a loader in which an event fell: the innermost, or else the one that ended last before it.
+
+        Some loaders look ahead: theirs has ended when the last batches that it gave are used.
+        """
         mine = [e for e in self.epochs if e[0] < event and self.ranks[e[0]] in (-1, -1 if rank is None else rank)]
         around = [e for e in mine if e[1] > event]
-        return (around or mine)[-1] if mine else None
+        return around[-1] if around else max(mine, key=lambda e: e[1], default=None)
+
+    def trains(self, begins: int, ends: int) -> bool:
+        """Whether anything was learnt in a run through a loader; an evaluation has no backward."""
+        return bool(self.backward[begins:ends].any())
 
     def ended(self, epoch: tuple[int, int] | None) -> bool:
         """Whether a run through a loader came to the loader's end."""
