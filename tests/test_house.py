@@ -32,6 +32,7 @@ FLOORS = {
             "check",
             "cures",
             "evidence",
+            "mixing",
             "networks",
             "order",
             "precision",

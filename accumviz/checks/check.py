@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks import networks, order, precision, ranks, weights, windows
+from accumviz.checks import mixing, networks, order, precision, ranks, weights, windows
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger import Ledger, Recorded, recorded
@@ -77,6 +77,10 @@ RULES = (
     Rule("low-precision-accumulation", precision.low_precision_accumulation),
     Rule("zero-tensor-drift", networks.zero_tensor_drift),
     Rule("parameter-outside-or-twice", networks.parameter_outside_or_twice),
+    Rule("fsdp1-local-clip", ranks.fsdp1_local_clip),
+    Rule("ddp-static-graph-no-sync", ranks.ddp_static_graph_no_sync),
+    Rule("micro-batch-side-effects", mixing.micro_batch_side_effects),
+    Rule("contrastive-accumulation", mixing.contrastive_accumulation),
 )
 
 
@@ -96,7 +100,9 @@ def check(recording: Ledger | Recorded) -> Report:
     counts = {"events": len(ledger), "backwards": kinds["backward"], "steps": kinds["step"]}
     reason = _nothing_to_judge(ledger, kinds)
     if reason:
-        return Report((), reason, {}, counts)
+        # What stops a script in its first window is found all the same.
+        early = ranks.ddp_static_graph_no_sync(Case(ledger)) if kinds["backward"] else ()
+        return Report(tuple(early), reason, {}, counts)
     case = Case(ledger)
     found = _one_for_each_cause(case)
     unjudged = _unjudged(case)

@@ -49,6 +49,10 @@ CHAPTERS = {
     "gan-gradient-leak": "06_gan#sec-gan-zero",
     "step-before-backward": "06_gan#sec-gan-once",
     "parameter-outside-or-twice": "09_your_own#sec-own-owner",
+    "ddp-static-graph-no-sync": "07_ddp#sec-forward",
+    "fsdp1-local-clip": "08_fsdp#sec-fsdp1",
+    "micro-batch-side-effects": "04_recipe#sec-mixing",
+    "contrastive-accumulation": "04_recipe#sec-equal",
 }
 
 
