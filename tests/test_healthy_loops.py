@@ -589,6 +589,46 @@ def _a_loader_that_is_begun_anew_for_ever() -> Iterator[tuple[Any, ...]]:
         optimizer.zero_grad()
 
 
+@healthy
+def _gradients_that_are_zero_taken_away() -> Iterator[tuple[Any, ...]]:
+    """A mixture of two, of which a batch may use one: what got exact zeros is left alone by the optimizer."""
+    experts = nn.ModuleList([nn.Linear(8, 5), nn.Linear(8, 5)])
+    optimizer = torch.optim.AdamW(experts.parameters())
+    yield experts, optimizer
+    for i, (x, y) in enumerate(loader(16)):
+        chosen = torch.tensor([float(i % 3 != 1), float(i % 3 != 2)])
+        out = chosen[0] * experts[0](x) + chosen[1] * experts[1](x)
+        F.cross_entropy(out, y).backward()
+        for p in experts.parameters():
+            if p.grad is not None and not p.grad.any():
+                p.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class _Proxy:
+    """An optimizer in a framework's clothes."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@healthy
+def _an_optimizer_behind_a_proxy() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    inner = torch.optim.AdamW(model.parameters())
+    optimizer = _Proxy(inner)
+    yield model, inner
+    for i, (x, y) in enumerate(loader(16)):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_healthy_loop_is_not_frightened(name: str) -> None:
     torch.manual_seed(0)

@@ -67,7 +67,11 @@ RULES = (
     Rule("loss-not-divided", weights.loss_not_divided, needs=_SHARES),
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch, ("scheduler-on-skipped-step",)),
     Rule("scheduler-on-skipped-step", precision.scheduler_on_skipped_step),
-    Rule("ddp-unsynced-step", ranks.ddp_unsynced_step, ("uneven-rank-backwards", "rank-token-weight")),
+    Rule(
+        "ddp-unsynced-step",
+        ranks.ddp_unsynced_step,
+        ("no-sync-excludes-forward", "uneven-rank-backwards", "rank-token-weight"),
+    ),
     Rule("uneven-rank-backwards", ranks.uneven_rank_backwards),
     Rule("no-sync-excludes-forward", ranks.no_sync_excludes_forward),
     Rule("rank-token-weight", ranks.rank_token_weight, needs=_SHARES),

@@ -180,6 +180,13 @@ class Case:
         return call_sites(self.ledger)
 
     @cached_property
+    def lines(self) -> np.ndarray:
+        """For each event, a number of its line and expression, however that was reached."""
+        own = [self.events.column(name) for name in ("file", "line", "label")]
+        found: np.ndarray = np.unique(np.stack(own, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+        return found
+
+    @cached_property
     def wasted(self) -> np.ndarray:
         """For each event, whether it is a backward of which all contributions were erased and none used."""
         fates, some = self.ledger.fates, self.contributed.any(axis=1)
@@ -202,7 +209,8 @@ class Case:
         if not len(s):
             return []
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            weight = s.constant * s.by_hand
+            # What is maximised has a minus before it, and weighs as much.
+            weight = np.abs(s.constant) * s.by_hand
             each = np.where(s.mean, weight / s.elements, weight)
         order = np.lexsort((s.backward, s.objective, s.step))
         step, objective, optimizer = s.step[order], s.objective[order], s.optimizer[order]

@@ -50,7 +50,7 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
     """
     inside: _Lost = []
     tails: _Lost = []
-    steps = loop.steps
+    steps, inside_step = loop.steps, case.events.where("within", "step")
     by_step: dict[int, list[tuple[int, int]]] = {}
     for b, end in loop.lost.items():
         at = int(steps.searchsorted(b))
@@ -60,6 +60,10 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
         kept = loop.windows[step]
         sites = set(case.sites[kept].tolist()) if kept else set()
         alike = [(b, end) for b, end in lost if case.sites[b] in sites]
+        if kept and inside_step[kept[-1]] and not alike:
+            # The last closure of a window runs inside the step, the others before it: one line, reached in two ways.
+            lines = set(case.lines[kept].tolist())
+            alike = [(b, end) for b, end in lost if case.lines[b] in lines and not inside_step[b]]
         if not alike:
             continue
         if case.has_loaders:

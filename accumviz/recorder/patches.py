@@ -234,7 +234,7 @@ def _schedulers(kind: type[Any]) -> list[type[Any]]:
 def _meet(kind: type[Any], session: Session) -> None:
     """Wrap the step of every scheduler's class that is defined from now on, too."""
 
-    def __init_subclass__(cls: type[Any], **kwargs: Any) -> None:  # noqa: N807 - its name in Python
+    def __init_subclass__(cls: type[Any], /, **kwargs: Any) -> None:  # noqa: N807 - its name in Python
         super(kind, cls).__init_subclass__(**kwargs)
         if session is _session and "step" in vars(cls):
             try:

@@ -411,6 +411,8 @@ class Recording:
         changed = self._contributions.changed(tensors)
         if kind == "unscale":  # it does not bump versions
             changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
+        elif kind == "clip" and len(parts := self._leaves.sharded(tensors)):
+            changed = sorted({*changed, *parts})
         site, label = self._site(frame), ""
         if owner is not None and not isinstance(owner, torch.nn.Module):
             label = self._optimizers.names[self._optimizers.meet(owner, frame)]
