@@ -161,8 +161,12 @@ def shares(ledger: Arrays, fates: Fates) -> Shares:
     unknown = np.where(bad > 0, bad, opaque)
     unknown = np.where((unknown == 0) & np.isnan(share), _UNCOUNTED, unknown)
     unknown = np.where(columns["erased"], 0, unknown)
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight = constant * columns["by_hand"] * np.where(summed, elements, 1.0)
+    seen = {"weight": weight, "constant": constant, "elements": elements, "mean": mean}
+    objective, names = terms.objectives(terms.objective[term], columns | seen)
     columns |= {
-        "objective": terms.objective[term],
+        "objective": objective,
         "term": number,
         "share": share,
         "elements": elements,
@@ -173,7 +177,7 @@ def shares(ledger: Arrays, fates: Fates) -> Shares:
         "opaque": opaque > 0,
         "followed": (bad == 0) & np.isfinite(constant),
     }
-    return Shares(columns, terms.objectives, terms.reasons, left_out)
+    return Shares(columns, names, terms.reasons, left_out)
 
 
 _Pairs = dict[str, np.ndarray]

@@ -29,8 +29,19 @@ FLOORS = {
     "judgement": {
         f"checks.{noun}"
         for noun in (
-            *("causes", "check", "compare", "comparison", "cures", "distance", "evidence", "networks", "order"),
-            *("precision", "ranks", "report", "windows", "world"),
+            *(
+                "causes",
+                "check",
+                "compare",
+                "comparison",
+                "cures",
+                "distance",
+                "evidence",
+                "mixing",
+                "networks",
+                "order",
+            ),
+            *("precision", "ranks", "report", "weights", "windows", "world"),
         )
     },
     "views": {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks import networks, order, precision, ranks, windows, world
+from accumviz.checks import mixing, networks, order, precision, ranks, weights, windows, world
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger import Ledger, Recorded, recorded
@@ -66,18 +66,18 @@ RULES = (
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),
     Rule("gan-gradient-leak", networks.gan_gradient_leak),
     Rule("window-collapses-at-end", windows.window_collapses_at_end, ("partial-window-underscaled",)),
-    Rule("leftover-carried", windows.leftover_carried, ("tail-dropped",), _SHARES),
-    Rule("double-division", windows.double_division, ("partial-window-underscaled",), _SHARES),
-    Rule("partial-window-underscaled", windows.partial_window_underscaled, needs=_SHARES),
+    Rule("leftover-carried", weights.leftover_carried, ("tail-dropped",), _SHARES),
+    Rule("double-division", weights.double_division, ("partial-window-underscaled",), _SHARES),
+    Rule("partial-window-underscaled", weights.partial_window_underscaled, needs=_SHARES),
     Rule("tail-dropped", windows.tail_dropped),
-    Rule("token-mean-of-means", windows.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
-    Rule("loss-not-divided", windows.loss_not_divided, needs=_SHARES),
+    Rule("token-mean-of-means", weights.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
+    Rule("loss-not-divided", weights.loss_not_divided, needs=_SHARES),
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch, ("scheduler-on-skipped-step",)),
     Rule("scheduler-on-skipped-step", precision.scheduler_on_skipped_step),
     Rule(
         "ddp-unsynced-step",
         None,
-        ("uneven-rank-backwards", "rank-token-weight"),
+        ("no-sync-excludes-forward", "uneven-rank-backwards", "rank-token-weight"),
         compare=world.ddp_unsynced_step,
     ),
     Rule("uneven-rank-backwards", None, compare=world.uneven_rank_backwards),
@@ -89,6 +89,10 @@ RULES = (
     Rule("low-precision-accumulation", precision.low_precision_accumulation),
     Rule("zero-tensor-drift", networks.zero_tensor_drift),
     Rule("parameter-outside-or-twice", networks.parameter_outside_or_twice),
+    Rule("fsdp1-local-clip", ranks.fsdp1_local_clip),
+    Rule("ddp-static-graph-no-sync", ranks.ddp_static_graph_no_sync),
+    Rule("micro-batch-side-effects", mixing.micro_batch_side_effects),
+    Rule("contrastive-accumulation", mixing.contrastive_accumulation),
 )
 
 
@@ -152,7 +156,10 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
     counts = {"events": len(ledger), "backwards": kinds["backward"], "steps": kinds["step"]}
     reason = _nothing_to_judge(ledger, kinds)
     if reason:
-        return _Judged(rank, {}, None, reason, {}, counts)
+        # What stops a script in its first window is found all the same.
+        early = ranks.ddp_static_graph_no_sync(Case(ledger)) if kinds["backward"] else ()
+        stopped = [replace(finding, rank=rank) for finding in early]
+        return _Judged(rank, {"ddp-static-graph-no-sync": stopped}, None, reason, {}, counts)
     case = Case(ledger)
     found: dict[str, list[Finding]] = {}
     explained: list[tuple[str, _Owner]] = []

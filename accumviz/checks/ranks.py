@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.evidence import Case
+from accumviz.checks.cures import replaced
+from accumviz.checks.evidence import Case, near, reduces
 from accumviz.checks.report import Finding
 from accumviz.events import PRESENT
+from accumviz.gains import SAME, number
 
 
 def no_sync_excludes_forward(case: Case) -> Iterator[Finding]:
@@ -33,6 +36,77 @@ def no_sync_excludes_forward(case: Case) -> Iterator[Finding]:
             times=len(found),
             optimizer=loop.optimizer,
         )
+
+
+def ddp_static_graph_no_sync(case: Case) -> Iterator[Finding]:
+    """A backward in `no_sync` that DDP's reducer refuses, which has been told that the graph never changes."""
+    errors = case.events.detail("error", None)
+    for b in np.flatnonzero(case.backward & (errors != None)).tolist():  # noqa: E711 - element by element
+        if case.no_sync[b] is not True or "expect_autograd_hooks_" not in str(errors[b]):
+            continue
+        yield case.finding(
+            "ddp-static-graph-no-sync",
+            "error",
+            b,
+            evidence={
+                "the backward that failed": b,
+                "line of the forward": case.ledger[b].details.get("armed_line", 0),
+            },
+            cause=(
+                "DDP with `static_graph=True` counts the backwards that it has synchronised, and one in `no_sync` is "
+                "none: its reducer stops the script. `static_graph=False` accumulates."
+            ),
+        )
+        return
+
+
+def fsdp1_local_clip(case: Case) -> Iterator[Finding]:
+    """A clip by the norm of what one rank holds, where each has a part of the gradient."""
+    ledger = case.ledger
+    columns = {p.name: i for i, p in enumerate(ledger.parameters)}
+    for loop in case.loops:
+        sharded = {ledger.parameters[p].unsharded_of for p in _wholes(case)}
+        mine = [columns[name] for name in sharded if columns.get(name) in loop.columns.tolist()]
+        found: list[tuple[int, float]] = []
+        for clip in case.at("clip").tolist() if mine else ():
+            details = ledger[clip].details
+            told = number(details.get("total_norm"))
+            if clip == 0 or details.get("by") == "value" or reduces(case, loop, clip) > 1 - SAME:
+                continue
+            there = [p for p in loop.columns.tolist() if not ledger.parameters[p].unsharded_of]
+            own = float(np.sqrt(np.nansum(ledger.grad[clip - 1, there].astype(float) ** 2)))
+            # A norm over all ranks is larger than what any of them has.
+            if own > 0 and near(told, own) and _shared(case, clip, mine):
+                found.append((clip, told))
+        if len(found) < 2:
+            continue
+        clip, told = found[0]
+        after = loop.steps[loop.steps > clip]
+        event = ledger[clip]
+        own_call = re.search(r"clip_grad_norm_\(\s*([\w.]+)\.parameters\(\)\s*,\s*(.*)$", event.source)
+        name = re.match(r"[\w.]*clip_grad_norm_", event.source)
+        yield case.finding(
+            "fsdp1-local-clip",
+            "error",
+            clip,
+            step=int(after[0]) if after.size else None,
+            evidence={"norm that it clipped by": told, "norm of this rank's shards": told, "clips": len(found)},
+            cause=(
+                "The clip saw this rank's shards only: each rank has a norm of its own, and shortens its part of the "
+                "gradient by another factor."
+            ),
+            cure=(replaced(event, f"{own_call[1]}.clip_grad_norm_({own_call[2]}") if own_call and name else ""),
+            times=len(found),
+            optimizer=loop.optimizer,
+        )
+
+
+def _shared(case: Case, clip: int, shards: list[int]) -> bool:
+    """Whether other ranks hold parts of these, so that their gradients were scattered to several."""
+    ranks = {number(case.ledger[e].details.get("ranks")) for e in case.at("sync").tolist() if e < clip}
+    sizes = {p.unsharded_of: p.numel for p in case.ledger.parameters if p.unsharded_of}
+    held = sum(case.ledger.parameters[p].numel for p in shards)
+    return max(ranks, default=1.0) > 1 and held < sum(sizes.values())
 
 
 def fsdp_no_sync_memory(case: Case) -> Iterator[Finding]:

@@ -129,7 +129,7 @@ class Leaves:
                 self._see(i, tensor, grad)
             else:
                 inner = grad if type(grad) is _TENSOR else local(grad)
-                if known() is inner and inner._version == version:
+                if known() is inner and _version(grad, inner) == version:
                     continue
                 self._see(i, tensor, grad)
             found.append(i)
@@ -142,7 +142,7 @@ class Leaves:
             self._seen[i], self.present[i] = (i, tensor, None, 0), 0
         else:
             inner = grad if type(grad) is _TENSOR else local(grad)
-            self._seen[i], self.present[i] = (i, tensor, ref(inner), inner._version), PRESENT
+            self._seen[i], self.present[i] = (i, tensor, ref(inner), _version(grad, inner)), PRESENT
 
     def prepare(self, only: Iterable[int] | None = None) -> None:
         """See to it that our hook is where a backward needs it, behind the hooks that users added meanwhile."""
@@ -194,6 +194,12 @@ class Leaves:
         """The recorded leaves among an optimizer's, a module's or a list's tensors."""
         index = self._index
         return [index[id(tensor)] for tensor in _tensors(owner) if id(tensor) in index]
+
+    def sharded(self, owner: Any) -> list[int]:
+        """Those of an owner's leaves whose `.grad` is a part of one: what changes many at once counts no version."""
+        tensors = self.tensors
+        found = [(i, grad) for i in self.owned(owner) if (grad := tensors[i].grad) is not None]
+        return [i for i, grad in found if type(grad) is not _TENSOR and local(grad) is not grad]
 
     def read(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
@@ -288,6 +294,12 @@ class Leaves:
             )
             for i, tensor in enumerate(self.tensors)
         ]
+
+
+def _version(grad: torch.Tensor, inner: torch.Tensor) -> int:
+    """How often a `.grad` was changed in place; what is done to a part of one counts on the outside only."""
+    counted: int = inner._version
+    return counted if grad is inner else counted + grad._version
 
 
 def _stretches(kinds: list[str]) -> list[tuple[int, int]]:

@@ -31,6 +31,7 @@ from accumviz.recorder.memory import Allocated, Held
 from accumviz.recorder.root import describe_root
 from accumviz.recorder.rows import Backward, Row
 from accumviz.recorder.sketches import Sketches
+from accumviz.recorder.statistics import BatchNorms
 from accumviz.recorder.targets import Named, Optimizers, called
 
 _CAPTURED = (
@@ -78,6 +79,7 @@ class Recording:
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
         self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
+        self._norms = BatchNorms(named.modules.values())
         self._steps: list[_Step] = []
         self._entered = self._closed = False
         self._failure, self._failures = "", len(patches.failures)
@@ -168,6 +170,7 @@ class Recording:
         if self._graphs is not None:
             self._graphs.open()
         self._collectives.open()
+        self._norms.open()
         ranks.opened(self)
         patches.enter(self)
 
@@ -194,6 +197,7 @@ class Recording:
         """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
         try:
             self._known = self._parameters()
+            self._norms.close()
         finally:
             self._steps.clear()
             self._optimizers.forget()
@@ -417,6 +421,8 @@ class Recording:
         changed = self._contributions.changed(tensors)
         if kind == "unscale":  # it does not bump versions
             changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
+        elif kind == "clip" and len(parts := self._leaves.sharded(tensors)):
+            changed = sorted({*changed, *parts})
         site, label = self._site(frame), ""
         if owner is not None and not isinstance(owner, torch.nn.Module):
             label = self._optimizers.names[self._optimizers.meet(owner, frame)]
@@ -558,6 +564,8 @@ class Recording:
             meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
         if self._sketch:
             meta["sketch"] = self._sketch
+        if self._norms.counted:
+            meta["batch_norms"] = dict(self._norms.counted)
         if self._notes:
             meta["notes"] = list(self._notes)
         if self._graphs is not None and self._graphs.left_out:

@@ -37,6 +37,70 @@ def details(ledger: Any, kind: str) -> list[dict[str, Any]]:
 # --- schedulers -----------------------------------------------------------------------------------
 
 
+def _early(scheduler: Any) -> None:
+    scheduler.step()
+
+
+def _with_an_epoch(scheduler: Any) -> None:
+    scheduler.optimizer.step()
+    scheduler.step(3)
+
+
+def _overridden(scheduler: Any) -> None:
+    scheduler.optimizer.step = lambda: None
+    scheduler.step()
+
+
+def _gradients_kept(scheduler: Any) -> None:
+    loss = scheduler.optimizer.param_groups[0]["params"][0].sum()
+    torch.autograd.backward(loss, grad_variables=torch.tensor(1.0))  # type: ignore[call-arg]
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize("careless", [_early, _with_an_epoch, _overridden, _gradients_kept])
+@pytest.mark.parametrize("kind", ["StepLR", "CosineAnnealingWarmRestarts", "OneCycleLR"])
+def test_a_warning_names_the_line_that_it_names_without_us(kind: str, careless: Any) -> None:
+    said = []
+    for recorded in (False, True):
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = MADE[kind](optimizer)
+        with warnings.catch_warnings(record=True) as caught:
+            if recorded:
+                with av.record(net, optimizer):
+                    careless(scheduler)
+            else:
+                careless(scheduler)
+        said.append([(one.filename, one.lineno, str(one.message)) for one in caught])
+    assert said[0] == said[1]
+    mine = {line[0] for line in said[0]}
+    assert said[0] == [] or __file__ in mine, "torch itself warns of another line: the test shows nothing"
+
+
+def test_a_schedulers_class_that_is_defined_while_recording_is_seen() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with av.record(net, optimizer) as recording:
+
+        class Late(lr_scheduler.LRScheduler):
+            def step(self, epoch: int | None = None) -> None:
+                for group in self.optimizer.param_groups:
+                    group["lr"] *= 2
+
+        class Later(Late):
+            def step(self, epoch: int | None = None) -> None:
+                super().step(epoch)
+
+        for scheduler in (Late(optimizer), Later(optimizer)):
+            scheduler.step()
+    assert [one["scheduler"] for one in details(recording.ledger, "schedule")] == ["Late", "Later"]
+
+    class After(lr_scheduler.LRScheduler):
+        def step(self, epoch: int | None = None) -> None: ...
+
+    assert not hasattr(After.step, "__wrapped__") and not hasattr(Later.step, "__wrapped__")
+
+
 class Warmup(lr_scheduler.LRScheduler):
     """A user's own, which steps in a way of its own."""
 
