@@ -77,6 +77,7 @@ class Buffer:
         self._away = 0  # rows that are in columns
         self._bulk = max(64, min(_EVENTS, _NUMBERS // max(self._count, 1)))
         self._writer = None if path is None else Writer(path, "ledger", overwrite=overwrite)
+        self._least = _TOGETHER if path is None else 0  # with fewer rows nothing is to be done
         self._graphs: dict[int, tuple[Graph, Callable[[Graph], Graph] | None]] = {}
         self._chunks: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []
         self._bytes, self._room = 0, float(ROOM)
@@ -93,7 +94,7 @@ class Buffer:
         self._lines: dict[str, set[int]] = {}
         self._texts: dict[str, str] = {}
         # By line and kind, the last event's label, whereabouts and details, and the codes that these became.
-        self._last: dict[tuple[int, str], tuple[CallSite, str, str, dict[str, Any], bytes]] = {}
+        self._last: dict[tuple[int, str], tuple[tuple[CallSite, str, str, dict[str, Any]], bytes]] = {}
         self._met: dict[int, CallSite] = {}  # lines whose text was looked for since the last chunk
         self._begin(np.full(self._count, np.nan, np.float32), np.full(self._elements, np.nan))
         _alive.add(self)
@@ -121,19 +122,21 @@ class Buffer:
         """This row is whole, but for what a device still sends."""
         if self._allocated.devices:
             row.allocated, row.peak = self._allocated.after()
+            row.measured = True
         site = row.site
         if id(site) not in self._met:
             # Here, not in the thread that writes: keeping the parser's warnings to ourselves concerns all threads.
             self._meet(site)
         row.done = True
-        self.settle()
+        if len(self.pending) >= self._least:
+            self.settle()
 
     def settle(self, *, wait: bool = False) -> None:
         """Put away the rows whose numbers have arrived, many at a time; with `wait`, all that are done."""
         pending = self.pending
         if not wait:
             in_memory = self._writer is None or self._temporary
-            if (in_memory and len(pending) < min(_TOGETHER, self._bulk)) or not pending or not pending[0].done:
+            if (in_memory and len(pending) < _TOGETHER) or not pending or not pending[0].done:
                 return
             if pending[0].sent:
                 if not self._worth_asking():
@@ -210,18 +213,13 @@ class Buffer:
         if row.host:
             row.arrive()
         # Most events say what the last one on the same line said.
-        site = row.site
-        known = self._last.get((id(site), row.kind))
-        if (
-            known is None
-            or known[0] is not site
-            or known[1] != row.label
-            or known[2] != row.within
-            or known[3] != row.details
-        ):
-            known = self._last[id(site), row.kind] = (site, row.label, row.within, row.details, self._codes(row))
-        self._columns.put(row, known[4])
-        if self._columns.rows == self._bulk:
+        site, columns = row.site, self._columns
+        said, key = (site, row.label, row.within, row.details), (id(site), row.kind)
+        known = self._last.get(key)
+        if known is None or known[0] != said:
+            known = self._last[key] = said, self._codes(row)
+        columns.put(row, known[1])
+        if columns.rows == self._bulk:
             self._close_columns()
 
     def _meet(self, site: CallSite) -> None:

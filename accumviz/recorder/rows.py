@@ -5,6 +5,7 @@ A `Backward` also keeps what it needs until its numbers are taken.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from array import array
@@ -65,6 +66,7 @@ class Row:
     unmeasured: Sequence[int] = ()
     sent = 0
     done = False
+    measured = False  # whether it has numbers beside its time
 
     def __init__(self, kind: str, label: str, site: CallSite, time: float, within: str, details: dict[str, Any]):
         self.kind, self.label, self.site, self.time = kind, label, site, time
@@ -150,6 +152,7 @@ class Backward(Row):
     to tell all that reached a leaf.
     """
 
+    measured = True
     keeps = loose = hot = whole = False
     task: int | None = None  # the engine's number for it, where several threads train
     tags: Sequence[Any] = ()
@@ -178,9 +181,14 @@ class Backward(Row):
 
 _TO_BOTH = bytes(n | CHANGED | CONTRIBUTED for n in range(256))
 _TO_CHANGED = bytes(n | CHANGED for n in range(256))
-# A struct of so many floats is looked for once.
-_packers: dict[int, Callable[..., bytes]] = {}
-_numbers = struct.Struct(f"{len(NUMBERS)}d").pack
+_numbers, _time = struct.Struct(f"{len(NUMBERS)}d").pack, struct.Struct("d").pack
+_NO_NUMBERS = _numbers(_NAN, _NAN, 1.0, _NAN, _NAN, _NAN, _NAN)[8:]
+
+
+@functools.cache
+def _packer(count: int) -> Callable[..., bytes]:
+    """What makes bytes of so many floats."""
+    return struct.Struct(f"{count}d").pack
 
 
 class _Sets:
@@ -191,20 +199,18 @@ class _Sets:
 
     def __init__(self, wide: int) -> None:
         self.wide = wide
-        self._numbers: dict[tuple[int, ...], int] = {}
+        # Its number, and what makes bytes of as many numbers.
+        self.known: dict[tuple[int, ...], tuple[int, Callable[..., bytes]]] = {}
 
-    def number(self, where: Sequence[int]) -> int:
-        """The number of this set."""
-        key = tuple(where)
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self._numbers)
+    def meet(self, key: tuple[int, ...]) -> tuple[int, Callable[..., bytes]]:
+        """Number this set."""
+        found = self.known[key] = len(self.known), _packer(len(key))
         return found
 
     def places(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
         """Where in the flat array these rows' sets are, one after the other."""
-        lengths = np.array([len(key) for key in self._numbers])
-        flat = np.array([place for key in self._numbers for place in key], np.int64)
+        lengths = np.array([len(key) for key in self.known])
+        flat = np.array([place for key in self.known for place in key], np.int64)
         own = lengths[which]
         before = np.cumsum(own) - own
         within = np.arange(own.sum()) + np.repeat((np.cumsum(lengths) - lengths)[which] - before, own)
@@ -224,14 +230,15 @@ class _Scattered:
         self._values = bytearray()
 
     def add(self, row: int, where: Sequence[int]) -> None:
-        self._filled.append(row * _SETS + self._sets.number(where))
+        key = tuple(where)
+        known = self._sets.known.get(key) or self._sets.meet(key)
+        self._filled.append(row * _SETS + known[0])
 
     def put(self, row: int, where: Sequence[int], values: Sequence[float]) -> None:
-        pack = _packers.get(len(where))
-        if pack is None:
-            pack = _packers[len(where)] = struct.Struct(f"{len(where)}d").pack
+        key = tuple(where)
+        number, pack = self._sets.known.get(key) or self._sets.meet(key)
         self._values += pack(*values)
-        self.add(row, where)
+        self._filled.append(row * _SETS + number)
 
     def cut(self, rows: int) -> None:
         """Drop what is for the rows from here on, and numbers without a place."""
@@ -272,7 +279,7 @@ class Columns:
         self._contribution, self._grad = _Scattered(leaves), _Scattered(leaves)
         self._exact, self._exact_grad = _Scattered(elements), _Scattered(elements)
         # After which row, and of which small leaf; and their weights, one after the other.
-        self._weighed, self._weights = array("q"), array("d")
+        self._weighed, self._weights = array("q"), bytearray()
         # Small leaves whose elements are given, leaves whose `.grad` is what was contributed, and those that got
         # something of unknown size.
         self._given, self._alike, self._unmeasured = _Scattered(leaves), _Scattered(leaves), _Scattered(leaves)
@@ -292,13 +299,17 @@ class Columns:
                 self._given.add(at, (where,))
             elif what == "exact weight":
                 self._weighed.append(at * _SETS + where)
-                self._weights.extend(found)
+                self._weights += _packer(len(found))(*found)
         if row.alike:
             self._alike.add(at, row.alike)
         if row.unmeasured:
             self._unmeasured.add(at, row.unmeasured)
-        self._states += _state(row, self._count)
-        self.numbers += _numbers(row.time, row.loss, row.scale, row.before, row.after, row.allocated, row.peak)
+        self._states += _state(row, self._count) if row.changed else row.present
+        if row.measured:
+            self.numbers += _numbers(row.time, row.loss, row.scale, row.before, row.after, row.allocated, row.peak)
+        else:
+            self.numbers += _time(row.time)
+            self.numbers += _NO_NUMBERS
         self.codes += codes
         self.rows = at + 1
 
@@ -316,7 +327,7 @@ class Columns:
         while self._weighed and self._weighed[-1] >= rows * _SETS:
             self._weighed.pop()
         sizes = {p: where.stop - where.start for p, where in self._slices.items()}
-        del self._weights[sum(sizes[key % _SETS] for key in self._weighed) :]
+        del self._weights[8 * sum(sizes[key % _SETS] for key in self._weighed) :]
 
     def arrays(self) -> tuple[np.ndarray, ...]:
         """State, contribution, its elements, `.grad` and its elements; the last two with what was before on top."""
@@ -371,7 +382,7 @@ class Columns:
         sizes = np.zeros(self._count, np.int64)
         sizes[list(found)] = [values.shape[1] for values in found.values()]
         ends = np.cumsum(sizes[leaves])
-        flat = np.array(self._weights)
+        flat = np.frombuffer(self._weights, np.float64)
         for p, values in found.items():
             mine = np.flatnonzero(leaves == p)
             if mine.size:
@@ -384,10 +395,8 @@ class Columns:
 
 
 def _state(row: Row, count: int) -> bytes | bytearray:
-    """Its bits, one byte a parameter."""
+    """The bits of a row that changed something, one byte a parameter."""
     state, changed, contributed = row.present, row.changed, row.contributed
-    if not changed:
-        return state
     both = changed is contributed
     if len(changed) == count:
         state = state.translate(_TO_BOTH if both else _TO_CHANGED)
