@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.events import CODES, NUMBERS, PRESENT, TABLES, Events, Parameter
+from accumviz.events import CODES, PRESENT, TABLES, Events, Parameter
 from accumviz.format import ledger as ledgerfile
 from accumviz.format.writer import Writer
 from accumviz.graph import Graph
 from accumviz.ledger import Ledger
 from accumviz.recorder.callsite import CallSite
 from accumviz.recorder.memory import Allocated
-from accumviz.recorder.rows import Backward, Columns, Row
+from accumviz.recorder.rows import Backward, Columns, Row, Shape
 from accumviz.recorder.sources import needed
 from accumviz.recorder.transfer import Wire
 
@@ -93,8 +93,9 @@ class Buffer:
         # By file: the lines that events stand on; and what of its text they need, until it is written.
         self._lines: dict[str, set[int]] = {}
         self._texts: dict[str, str] = {}
-        # By line and kind, the last event's label, whereabouts and details, and the codes that these became.
-        self._last: dict[tuple[int, str], tuple[tuple[CallSite, str, str, dict[str, Any]], bytes]] = {}
+        # By line and kind, the last event's label, whereabouts and details, and the codes that these became; what it
+        # filled, and the shape that this became.
+        self._last: dict[tuple[int, str], tuple[tuple[Any, ...], bytes, tuple[Any, ...], Shape]] = {}
         self._met: dict[int, CallSite] = {}  # lines whose text was looked for since the last chunk
         self._begin(np.full(self._count, np.nan, np.float32), np.full(self._elements, np.nan))
         _alive.add(self)
@@ -215,10 +216,13 @@ class Buffer:
         # Most events say what the last one on the same line said.
         site, columns = row.site, self._columns
         said, key = (site, row.label, row.within, row.details), (id(site), row.kind)
+        filled = row.present, row.changed, row.contributed, row.alike, row.unmeasured, row.targets
         known = self._last.get(key)
         if known is None or known[0] != said:
-            known = self._last[key] = said, self._codes(row)
-        columns.put(row, known[1])
+            known = self._last[key] = said, self._codes(row), filled, columns.shape(row)
+        elif known[2] != filled:
+            known = self._last[key] = said, known[1], filled, columns.shape(row)
+        columns.put(row, known[1], known[3])
         if columns.rows == self._bulk:
             self._close_columns()
 
@@ -286,14 +290,13 @@ class Buffer:
     def _chunk(self) -> tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """The open columns as a chunk, and what `.grad` is after its last event."""
         columns, rows = self._columns, self._columns.rows
-        state, contribution, exact, grad, exact_grad = columns.arrays()
+        (measured, state, contribution, exact, grad, exact_grad), weighed = columns.arrays()
         events = Events(
             np.frombuffer(columns.codes, np.int32).reshape(rows, len(CODES)),
-            np.frombuffer(columns.numbers, np.float64).reshape(rows, len(NUMBERS)),
+            measured,
             {name: tuple(table) for name, table in self._tables.items()},
         )
         elements = {p: (exact[:, where], exact_grad[1:, where]) for p, where in self._slices.items()}
-        weighed = columns.weighed()
         head, arrays = ledgerfile.pack(events, contribution, grad[1:], state, elements, weighed)
         return head, arrays, grad[-1].copy(), exact_grad[-1].copy()
 

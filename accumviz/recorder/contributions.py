@@ -94,9 +94,12 @@ class Contributions:
 
     def look(self, *, into: list[torch.Tensor | None] | None = None) -> list[int]:
         """The leaves whose `.grad` has changed since we looked last, by no other thread's backward."""
-        changed = self.leaves.update(self._mine() if self._theirs else None, into=into)
+        mine = self._mine() if self._theirs else None
+        changed = self.leaves.update(mine, into=into)
+        if not self._theirs:
+            return changed
         # Another thread may have reached its first leaf while we looked.
-        return [i for i in changed if i not in self._theirs] if self._theirs else changed
+        return [i for i in changed if i not in self._theirs]
 
     def changed(self, owner: Any) -> list[int]:
         """The leaves whose `.grad` the call that just ended has changed, of this owner's where threads train."""

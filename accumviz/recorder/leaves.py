@@ -224,21 +224,18 @@ class Leaves:
         alike = True
         for i, given in found:
             tensor = given
-            if type(given) is _TENSOR and given.is_cpu and given.dtype is _FLOAT and given.layout is _STRIDED:
-                arrays = near[i]
-                if arrays is not None and given.is_contiguous() and given.numel() == sizes[i]:
-                    place = given.data_ptr()
-                    if place:
-                        array = arrays.get(place)
-                        if array is None:
-                            array = array_at(place, sizes[i], arrays)
-                        close.append(i)
-                        lengths.append(sqrt(vdot(array, array)))
-                        continue
-                plain = not given.is_nested
-            else:
-                plain = False
-            if not plain:
+            plain = type(given) is _TENSOR and given.is_cpu and given.dtype is _FLOAT and given.layout is _STRIDED
+            arrays = near[i] if plain else None
+            if arrays is not None and given.is_contiguous() and given.numel() == sizes[i]:
+                place = given.data_ptr()
+                if place:
+                    array = arrays.get(place)
+                    if array is None:
+                        array = array_at(place, sizes[i], arrays)
+                    close.append(i)
+                    lengths.append(sqrt(vdot(array, array)))
+                    continue
+            if not plain or given.is_nested:
                 if type(given) is not _TENSOR or given.is_meta or given.is_nested or given.is_quantized:
                     tensor = local(given)
                     if not readable(tensor):  # that something is there is known, not how much
@@ -252,10 +249,10 @@ class Leaves:
             tensors.append(tensor)
             alike = alike and plain
         if close:
-            row.values.append(((what, close), lengths))
+            row.give((what, close), lengths)
         if tensors and alike:
             numbers = [norm.item() for norm in torch._foreach_norm(tensors, 2.0)]
-            row.values.append(((what, indices), numbers))
+            row.give((what, indices), numbers)
         elif tensors:
             for leaves, reduced in norms(indices, tensors):
                 row.take_all((what, leaves), reduced)
@@ -278,7 +275,7 @@ class Leaves:
                     continue
                 known[i] = tensor.data_ptr()
             else:
-                row.values.append((("exact weight", i), tensor.tolist()))
+                row.give(("exact weight", i), tensor.tolist())
 
     def _weigh(self, row: Row, i: int, tensor: torch.Tensor) -> bool:
         """Likewise, one; returns whether the next time it can be asked for the list of its numbers at once."""
@@ -289,7 +286,7 @@ class Leaves:
         """Give a row for these leaves that the number is not known."""
         for i in indices:
             target = (f"exact {what}", i) if i in self.small else (what, [i])
-            row.values.append((target, [float("nan")] * (self.sizes[i] if i in self.small else 1)))
+            row.give(target, [float("nan")] * (self.sizes[i] if i in self.small else 1))
 
     def parameters(self, owned: list[list[int]]) -> list[Parameter]:
         """The leaves as data, as they are now; `owned` are those of each optimizer."""

@@ -208,7 +208,8 @@ def array_at(place: int, size: int, known: dict[int, np.ndarray]) -> np.ndarray:
     """
     if len(known) > _PLACES:
         known.clear()
-    known[place] = array = np.frombuffer((ctypes.c_float * size).from_address(place), np.float32)
+    array: np.ndarray = np.ndarray((size,), np.float32, memoryview((ctypes.c_float * size).from_address(place)))
+    known[place] = array
     return array
 
 
