@@ -137,7 +137,7 @@ class Buffer:
         pending = self.pending
         if not wait:
             in_memory = self._writer is None or self._temporary
-            if (in_memory and len(pending) < _TOGETHER) or not pending or not pending[0].done:
+            if (in_memory and len(pending) < min(_TOGETHER, self._bulk)) or not pending or not pending[0].done:
                 return
             if pending[0].sent:
                 if not self._worth_asking():

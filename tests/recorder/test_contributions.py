@@ -283,5 +283,6 @@ def test_backwards_that_each_reach_other_leaves_are_told_apart() -> None:
     backwards = [event.index for event in recording.ledger.of("backward")]
     for n, (event, reached) in enumerate(zip(backwards, chosen, strict=True)):
         reached = reached if reached.any() else torch.arange(5) == 0
-        expected = [(n + 1) * leaf.numel() ** 0.5 if one else np.nan for leaf, one in zip(leaves_, reached, strict=True)]
+        sizes = [leaf.numel() for leaf in leaves_]
+        expected = [(n + 1) * size**0.5 if one else np.nan for size, one in zip(sizes, reached, strict=True)]
         np.testing.assert_allclose(recording.ledger.contribution[event], expected, rtol=1e-6)
