@@ -191,6 +191,9 @@ def _at_the_end(case: Case, loop: Loop, run: list[tuple[int, list[int]]]) -> boo
     epoch = case.epoch(run[0][1][0], loop.rank)
     if not case.ended(epoch) or epoch is None:
         return False
+    # An epoch that steps with every micro-batch from its beginning means to.
+    if not any(len(own) > 1 and epoch[0] < own[0] < run[0][0] for own in loop.windows.values()):
+        return False
     later = loop.backwards[loop.backwards > run[-1][0]]
     # A loader that looks ahead ends before the last backwards.
     return not later.size or run[0][1][0] < epoch[1] < later[0] or case.epoch(int(later[0]), loop.rank) != epoch

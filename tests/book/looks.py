@@ -197,7 +197,7 @@ WHOLLY = (
     "api.html",
     "chapters/01_graphs.html",
     "chapters/03_accumulation.html",
-    "chapters/10_audit.html",
+    "chapters/12_audit.html",
 )
 BRIEFLY: dict[str, Look] = {
     "axe": unfolded(rules=NO_CONTRAST),
