@@ -38,6 +38,7 @@ FLOORS = {
             "graph",
             "graphviz",
             "heatmap",
+            "lab",
             "listing",
             "outcome",
             "parts",
@@ -52,7 +53,7 @@ FLOORS = {
             "words",
         )
     },
-    "book": {"book.chart", "book.measure", "book.measurements", "book.predict"},
+    "book": {"book.chart", "book.lab", "book.loops", "book.measure", "book.measurements", "book.predict"},
     "hosts": {"cli", "__main__", "export"},
 }
 # Above everything, the recorder included: it runs the user's script.
@@ -125,9 +126,9 @@ def test_judgement_knows_the_data_and_nothing_else() -> None:
         assert known - DATA == set(), module
 
 
-def test_only_the_recorder_and_measure_import_torch() -> None:
+def test_only_the_recorder_and_what_records_for_the_book_import_torch() -> None:
     others = set(MODULES) - inside(set(MODULES), *RECORDER)
-    assert {module for module in others if inside(imports(module), "torch")} == {"accumviz.book.measure"}
+    assert {module for module in others if inside(imports(module), "torch")} == {"accumviz.book.lab", "accumviz.book.measure"}
 
 
 def test_no_data_module_imports_matplotlib() -> None:
@@ -172,7 +173,7 @@ LIGHT = (
     | DATA
     | inside(set(MODULES), "accumviz.checks")
     | inside(set(MODULES), "accumviz.views")
-    | {"accumviz.book.predict", "accumviz.book.chart", "accumviz.cli", "accumviz.export", "accumviz.recorder.run"}
+    | {"accumviz.book.predict", "accumviz.book.chart", "accumviz.book.lab", "accumviz.book.loops", "accumviz.cli", "accumviz.export", "accumviz.recorder.run"}
 )
 
 
