@@ -76,6 +76,7 @@ class Recording:
         self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
         self._steps: list[_Step] = []
         self._entered = self._closed = False
+        self._unmoved = True  # until the weights were read for the first time
         self._failure, self._failures = "", len(patches.failures)
         self._notes: list[str] = []
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
@@ -332,6 +333,10 @@ class Recording:
             return
         if running.syncs:
             self._collectives.finish(running)
+        if self._unmoved and self._leaves.small:
+            self._weigh(running)
+            if running.late:
+                running.send(self._leaves.wire)
         self._finish(running)
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
@@ -505,12 +510,17 @@ class Recording:
         if changed:
             row.changed = changed
             (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
-        if kind == "step" and self._leaves.small:
-            self._leaves.weigh(row)
+        if (kind == "step" or self._unmoved) and self._leaves.small:
+            self._weigh(row)
         if row.late:
             row.send(self._leaves.wire)
         row.present = bytes(self._leaves.present)
         self._finish(row)
+
+    def _weigh(self, row: Row) -> None:
+        """The weights after a step; and at the first event, so that it is known where they began."""
+        self._unmoved = False
+        self._leaves.weigh(row)
 
     def _finish(self, row: Row) -> None:
         self._rows.finish(row)

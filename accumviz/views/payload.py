@@ -16,7 +16,7 @@ import numpy as np
 from accumviz import lifecycle
 from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
-from accumviz.views import shares, style, words
+from accumviz.views import shares, style, weights, words
 from accumviz.views.listing import listing
 from accumviz.views.words import group_rows
 
@@ -41,7 +41,7 @@ _PRESENT, _BROKEN, _LEVELS = 1, 2, 30
 _LABELS, _DECADES = 8, 6.0
 
 
-def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
+def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[dict[str, Any], bytes]:
     """Everything the player shows of a ledger: data for JSON, and the bytes of its packed columns."""
     chosen, note = thin(ledger)
     events = [ledger.events[e] for e in chosen]
@@ -72,6 +72,8 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     }
     if weighed := _shares(ledger, chosen, names):
         data["shares"] = weighed
+    if ground is not None and (moved := weights.picture(ledger, ground, chosen.tolist())):
+        data["weights"] = moved
     if len(chosen) < len(ledger):
         data["e"]["i"] = chosen.tolist()
     data["digits"] = 4 if columns["c"].size <= _PLAIN_CELLS else 3

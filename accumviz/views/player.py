@@ -14,7 +14,7 @@ from accumviz.graph import Graph
 from accumviz.ledger import Ledger, Recorded, recorded
 from accumviz.nodes import in_order
 from accumviz.show import Displayed, check_page_name, literal, save_page
-from accumviz.views import style, words
+from accumviz.views import style, weights, words
 from accumviz.views.graph import Card, cards_of, drawn, lines_of, numbers_from, place, simplify
 from accumviz.views.graphviz import LayoutError
 from accumviz.views.payload import encode, identity, ledger_data
@@ -24,10 +24,19 @@ _MOST_FORMS = 40
 
 
 class Player(Displayed):
-    """A recording one can scrub: code, graph, `.grad`, timeline and shares, at one moment."""
+    """A recording one can scrub: code, graph, `.grad`, weights, timeline and shares, at one moment.
 
-    def __init__(self, ledger: Ledger | None, graphs: Mapping[int, Graph], note: str = "") -> None:
-        self.ledger, self.graphs, self.note = ledger, dict(graphs), note
+    `ground` is what its weights are drawn on, where they are one or two.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | None,
+        graphs: Mapping[int, Graph],
+        note: str = "",
+        ground: weights.Field | None = None,
+    ) -> None:
+        self.ledger, self.graphs, self.note, self.ground = ledger, dict(graphs), note, ground
 
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
@@ -35,7 +44,7 @@ class Player(Displayed):
         data: dict[str, Any] = {"v": 1}
         blob = b""
         if self.ledger is not None:
-            told, blob = ledger_data(self.ledger)
+            told, blob = ledger_data(self.ledger, self.ground)
             data |= told | {"about": self.words[0]}
         found = scenes(self.graphs)
         at = data.get("e", {}).get("i")
@@ -110,12 +119,18 @@ class Player(Displayed):
         return f"Player: {', '.join(parts) or 'nothing'}; a notebook shows it, .save('run.html') writes a page"
 
 
-def play(ledger: Ledger | Recorded | Graph | None, graph: Graph | Mapping[int, Graph] | None = None) -> Player:
-    """Show code, graph, `.grad`, timeline and shares under one scrubber, with no kernel.
+def play(
+    ledger: Ledger | Recorded | Graph | None,
+    graph: Graph | Mapping[int, Graph] | None = None,
+    *,
+    loss: weights.Loss | None = None,
+) -> Player:
+    """Show code, graph, `.grad`, weights, timeline and shares under one scrubber, with no kernel.
 
     `ledger` may be the recording, whose own graphs are shown where none are given. `graph` is one
     graph for all backwards, or each backward's own by its event's index. Either of the two may be
-    missing: `play(ledger)` has no graph pane, `play(graph)` nothing else.
+    missing: `play(ledger)` has no graph pane, `play(graph)` nothing else. Weights of one or two
+    elements are drawn on their way; `loss`, a function of these numbers, puts its curve or contours below.
     Raises `TypeError` for anything else, `ValueError` for the graph of an event that is no backward.
 
     >>> play(Ledger.build([], []))
@@ -131,14 +146,15 @@ def play(ledger: Ledger | Recorded | Graph | None, graph: Graph | Mapping[int, G
     if ledger is not None:
         graph = getattr(ledger, "graphs", None) if graph is None else graph
         ledger = recorded(ledger, "play")
+    ground = weights.field([] if ledger is None else [ledger], loss)
     if graph is None:
-        return Player(ledger, {})
+        return Player(ledger, {}, ground=ground)
     if isinstance(graph, Graph):
         if ledger is None:
             return Player(None, {0: graph})
         backwards = [event.index for event in ledger.of("backward")]
         note = "One graph was given; every backward shows it." if len(backwards) > 1 else ""
-        return Player(ledger, dict.fromkeys(backwards, graph), note)
+        return Player(ledger, dict.fromkeys(backwards, graph), note, ground)
     if not isinstance(graph, Mapping):
         raise TypeError(f"graph is {given.a(graph)}; expected a Graph as from av.trace, or a dict of them by event")
     for event, one in graph.items():
@@ -151,7 +167,7 @@ def play(ledger: Ledger | Recorded | Graph | None, graph: Graph | Mapping[int, G
             raise ValueError(
                 f"graph has the event {alien[0]!r}, which is no backward of this ledger; its backwards are: {known}"
             )
-    return Player(ledger, {int(event): one for event, one in graph.items()})
+    return Player(ledger, {int(event): one for event, one in graph.items()}, ground=ground)
 
 
 def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:

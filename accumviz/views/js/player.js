@@ -16,6 +16,7 @@ import { isBright } from "./pen.js";
 import { playing } from "./playing.js";
 import { sharesPane } from "./shares.js";
 import { timePane } from "./timeline.js";
+import { weightsPane } from "./weights.js";
 import { sentence } from "./words.js";
 
 /**
@@ -50,7 +51,8 @@ function panesOf(app) {
   const code = ledger.length && data.code.length ? codePane(app) : null;
   const grad = ledger.length && ledger.count ? gradPane(app) : null;
   const shares = data.shares ? sharesPane(app, data.shares) : null;
-  return { time, panes: [code, app.graph, grad, time, shares].filter((pane) => pane !== null) };
+  const weights = data.weights ? weightsPane(app, data.weights) : null;
+  return { time, panes: [code, app.graph, grad, weights, time, shares].filter((pane) => pane !== null) };
 }
 
 /** What is said of a moment. @param {App} app @param {At} state */

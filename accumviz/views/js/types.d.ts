@@ -106,6 +106,20 @@ export interface SharesData {
   note: string;
 }
 
+/** Weights after an event (-1: before the first): its place, x, y, in words, an arrow if beyond the edge. */
+export type Station = [number, number, number, string, string];
+
+/** The way of one or two weights: names of the axes, ticks, lines of the loss, stations; ways of runs beside it. */
+export interface WeightsData {
+  a: string[];
+  x: [number, string][];
+  y: [number, string][];
+  d: string[];
+  p: Station[];
+  name?: string;
+  beside?: { name: string; p: Station[] }[];
+}
+
 /** What a player is told. */
 export interface Data {
   about: string;
@@ -123,6 +137,7 @@ export interface Data {
   strings: string[];
   digits: number;
   shares?: SharesData;
+  weights?: WeightsData;
   c: Column;
   g: Column;
   heat?: { w: number; at?: number; px?: number[] };
