@@ -77,7 +77,7 @@ def made(choice: Mapping[str, Any]) -> Made:
     optimizer = torch.optim.SGD([w], lr=choice["lr"])
     names = {"w": w, "optimizer": optimizer, "nn": torch.nn, "batches_of": _batches_of}
     code = _compiled(arrangement)
-    with av.record({"w": w}, optimizer, sources=True) as recording:
+    with av.record({"w": w}, optimizer, sources=True, memory=False) as recording:
         exec(code, names)  # noqa: S102 - the text is ours: choices are checked before it is written
     ledger = recording.ledger
     return Made(arrangement.rows, arrangement.text, ledger, av.check(ledger))

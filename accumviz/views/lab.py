@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from accumviz.checks.report import Finding, Report, told
 from accumviz.ledger import Ledger
 from accumviz.show import Displayed, check_page_name, literal, save_page
-from accumviz.views import shares, style, words
+from accumviz.views import shares, style, weights, words
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.player import widget
 
@@ -121,9 +121,19 @@ class Lab(Displayed):
             "parts": {name: [json.loads(text) for text in found] for name, found in columns.items()},
         }
 
+    @cached_property
+    def _ground(self) -> weights.Field | None:
+        """The loss below the weights: one for all arrangements, so that their ways can be compared."""
+        return weights.field([run.ledger for run in self._runs], self.loss)
+
+    @property
+    def _runs(self) -> list[Made]:
+        """The arrangements that differ."""
+        return list({id(run): run for run in self.known.values()}.values())
+
     def _flat(self, run: Made) -> dict[str, Any]:
         """A run as its parts by name: `e.k` is the part `k` of what is told of events."""
-        data, blob = ledger_data(run.ledger)
+        data, blob = ledger_data(run.ledger, self._ground)
         if blob:
             raise ValueError(f"the loop has {len(run.ledger):,} events: too many for a lab")
         whole = data | {"about": words.counted(len(run.ledger), "event")}
@@ -203,7 +213,7 @@ class Lab(Displayed):
         return bundle
 
     def __repr__(self) -> str:
-        runs = len({id(run) for run in self.known.values()})
+        runs = len(self._runs)
         task = ", to be repaired" if self.task else ""
         return (
             f"Lab: {len(self.known)} arrangements of a loop{task}, {runs} of them different; "

@@ -9,6 +9,9 @@ const SIGNS = { healthy: "✓", findings: "✗", "no verdict": "?" };
 /** @param {string} line */
 const cureLine = (line) => h(line.startsWith("+") ? "ins" : line.startsWith("-") ? "del" : "span", {}, `${line}\n`);
 
+/** A text in which backticks mark code. @param {string} text */
+const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
 /** @param {LabFinding} found @param {boolean} hidden @param {(e: number) => void} go */
 function articleOf({ rule, severity, event, line, cause, evidence, cure, read }, hidden, go) {
   const leads = h("button.av-leads", { type: "button", click: () => go(event) }, `line ${line}`);
@@ -16,7 +19,7 @@ function articleOf({ rule, severity, event, line, cause, evidence, cure, read },
   const lines = h("pre.av-cure", { tabindex: 0, role: "group", "aria-label": "the cure" }, ...cure.map(cureLine));
   const shown = hidden ? h("details", {}, h("summary", {}, "Show the cure"), lines) : lines;
   const more = [evidence, read && `Read: ${read}.`].filter(Boolean);
-  return h("article", {}, head, h("p", {}, cause), ...(cure.length ? [shown] : []),
+  return h("article", {}, head, h("p", {}, ...marked(cause)), ...(cure.length ? [shown] : []),
     ...more.map((text) => h("p.av-quiet", {}, text)));
 }
 

@@ -70,7 +70,7 @@ function said({ ledger, data, graph }, state) {
  * Paint again what depends on the width or the theme; returns how to stop.
  * @param {HTMLElement} frame @param {() => void} resized @param {() => void} themed
  */
-function watchLooks(frame, resized, themed) {
+export function watchLooks(frame, resized, themed) {
   let width = 0;
   const sizes = new ResizeObserver(() => {
     if (frame.clientWidth === width) return;
