@@ -50,6 +50,7 @@ FLOORS = {
             "style",
             "table",
             "timeline",
+            "weights",
             "words",
         )
     },

@@ -28,7 +28,7 @@ export function reportPane(task, go) {
   const sign = h("span.av-sign", { "aria-hidden": "true" });
   const said = h("b");
   const aside = h("span.av-aside");
-  const live = h("p.av-said", { "aria-live": "polite" }, sign, said, " ", aside);
+  const live = h("p.av-said", { "aria-live": "polite" }, sign, " ", said, " ", aside);
   const found = h("div.av-found");
   const made = pane("report", "Report of check", live, found);
 
