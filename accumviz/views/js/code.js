@@ -49,8 +49,9 @@ export function codePane(app) {
     box.append(h("div", {}, data.code.length > 1 ? h("p.av-note", {}, name) : "", list));
   }
   /** @param {At} state */
-  function draw({ e }) {
-    const line = lines[ledger.events.c[e]];
+  function draw({ e, n }) {
+    // The forward before a backward ran on lines that nobody recorded.
+    const line = n !== null && n < 0 ? undefined : lines[ledger.events.c[e]];
     const on = box.querySelector("[aria-current]");
     line?.style.setProperty("--av-kind", ledger.kindColor(e));
     if (line === on) return;

@@ -80,7 +80,7 @@ export function sharesPane({ ledger, go, at, uid }, { r: [low, high], rows, note
     const chosen = barAt(rows, e);
     lines.forEach(({ row, pieces, el }, i) => {
       put(el, { "aria-selected": i === chosen });
-      pieces.forEach((piece, k) => piece.classList.toggle("av-lit", row.s[k][0] === e));
+      pieces.forEach((piece, k) => piece.classList.toggle("av-lit", e >= 0 && row.s[k][0] === e));
     });
     // Bars of several objectives in one step speak together.
     const step = rows[chosen].e;

@@ -76,7 +76,7 @@ export function timePane({ ledger, data, go, at }) {
     if (!place) return;
     const { left, width, column, top, lane } = place;
     const x = clamp(left + e * column, left, width - 2);
-    head.style.cssText = `width: ${Math.max(column, 2)}px; transform: translateX(${x}px)`;
+    head.style.cssText = `width: ${e < 0 ? 2 : Math.max(column, 2)}px; transform: translateX(${x}px)`;
     band.style.cssText = `top: ${top + lane * p}px; height: ${p < 0 ? 0 : Math.max(lane, 3)}px`;
   }
   /** @param {PointerEvent} event */

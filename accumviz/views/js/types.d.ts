@@ -84,6 +84,8 @@ export interface GraphData {
   l: number;
   v: string[][];
   order: number[];
+  /** What each edge multiplies a gradient by, where that is known. */
+  x?: string[];
 }
 
 /** What a backward weighs in a step: its place (-1: not shown), where it starts, how long it is, look and text. */
