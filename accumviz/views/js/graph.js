@@ -6,6 +6,7 @@
 
 import { card } from "./card.js";
 import { button, svg, h, own, pane, range, reveal, scrolls, slide, vertical } from "./dom.js";
+import { pointedAt } from "./light.js";
 import { clamp } from "./numbers.js";
 import { moment, progress, remark, selection } from "./moment.js";
 import { zooming } from "./zoom.js";
@@ -20,11 +21,11 @@ function drawing(layout, graph, click) {
     const by = svg("text.av-by", middle(curve, tip), graph.x?.[i] ?? "");
     return svg("g", {}, svg("path.av-curve", { d: curve }), svg("path.av-tip", { d: tip }), by);
   });
+  const at = (/** @type {Element | null} */ hit) => cards.findIndex(({ el }) => el === hit);
   const frame = { viewBox: `0 0 ${layout.w} ${layout.h}`, "aria-hidden": "true" };
   const el = svg("svg", frame, ...edges, ...cards.map(({ el }) => el));
   el.addEventListener("click", (event) => {
-    const hit = /** @type {Element} */ (event.target).closest(".av-node");
-    click(cards.findIndex(({ el }) => el === hit));
+    click(at(/** @type {Element} */ (event.target).closest(".av-node")));
   });
 
   /** @param {Moment} at @param {number} chosen */
@@ -36,7 +37,7 @@ function drawing(layout, graph, click) {
       edge.classList.toggle("av-unborn", !at.built.has(source));
     });
   }
-  return { el, graph, layout, draw, cards };
+  return { el, graph, layout, draw, cards, at };
 }
 
 /** Where the number of an edge stands: beside the middle of its curve. @param {string} curve @param {string} tip */
@@ -46,7 +47,8 @@ function middle(curve, tip) {
 }
 
 /** @param {App} app */
-export function graphPane({ ledger, data, go, at }) {
+export function graphPane(app) {
+  const { ledger, data, go, at } = app;
   const box = h("div.av-win", scrolls("Autograd graph, scrollable; up and down select a node"));
   const note = h("p.av-note");
   const told = h("span.av-told");
@@ -71,6 +73,19 @@ export function graphPane({ ledger, data, go, at }) {
     const leaf = shown?.layout.n[node]?.leaf;
     const p = ledger.rows.findIndex(({ n }) => n === leaf);
     go({ node: node === at().node ? -1 : node, ...(p < 0 ? {} : { p }) });
+    if (node >= 0) app.light?.([momentAt(at()).owner]);
+  }
+  pointedAt(app, box, ({ target }) =>
+    (shown?.at(target.closest(".av-node")) ?? -1) < 0 ? undefined : [momentAt(at()).owner]);
+  /** A backward begins at its root; what else happens to `.grad` happens at the leaves. @param {Set<number>} lit */
+  function light(lit) {
+    const mine = lit.has(momentAt(at()).owner);
+    const { cards = [], layout } = shown ?? {};
+    cards.forEach(({ el }, i) => {
+      const { k, leaf } = /** @type {Layout} */ (layout).n[i];
+      const others = leaf !== undefined && lit.size > Number(mine);
+      el.classList.toggle("av-warm", others || (mine && k.includes("root")));
+    });
   }
   box.addEventListener("keydown", (event) => {
     const by = vertical(event);
@@ -128,5 +143,5 @@ export function graphPane({ ledger, data, go, at }) {
   }
   /** Where a node is on the page. @param {number} i */
   const boxOf = (i) => shown?.cards[i].el.getBoundingClientRect();
-  return { ...made, moment: momentAt, describe, wrote, fit: view.fit, boxOf, draw };
+  return { ...made, moment: momentAt, describe, wrote, fit: view.fit, boxOf, light, draw };
 }

@@ -10,6 +10,7 @@ import { gradPane } from "./grad.js";
 import { graphPane } from "./graph.js";
 import { keys } from "./keys.js";
 import { Ledger } from "./ledger.js";
+import { lighting } from "./light.js";
 import { clamp } from "./numbers.js";
 import { read } from "./packed.js";
 import { isBright } from "./pen.js";
@@ -29,6 +30,13 @@ import { sentence } from "./words.js";
  * @property {(change: Partial<At>) => void} go
  * @property {number} first  -1 where there is a moment before the first event
  * @property {ReturnType<typeof graphPane> | null} graph
+ * @property {(events: number[]) => void} [light]  these events in all panes
+ */
+
+/**
+ * @typedef {object} Leader  what moves two players together, instead of each by itself
+ * @property {(steps: number) => void} move
+ * @property {HTMLElement} play
  */
 
 /**
@@ -112,6 +120,7 @@ export async function render({ model, el }) {
   /** @type {App} */
   const app = { ledger, data, uid, at, go, first, graph: null };
   const { panes, time, move: motion } = panesOf(app);
+  app.light = lighting(() => panes);
   const { graph } = app;
 
   /** How many nodes run at an event. @param {number} e */
@@ -124,13 +133,15 @@ export async function render({ model, el }) {
     tape.pause();
     go(change);
   };
-  const move = (/** @type {number} */ steps) => by({ e: at().e + steps });
+  /** @type {Leader | null} */
+  const leader = model.get("leader");
+  const move = leader?.move ?? ((/** @type {number} */ steps) => by({ e: at().e + steps }));
   const top = controls({ ledger, first, move, toggle: tape.toggle, scrub: (e) => by({ e }) });
   const holds = panes.map(({ name }) => `.av-with-${name}`).join("");
   const body = h(`div.av-body${holds}`, {}, ...panes.map((pane) => pane.el));
   const hint = h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays.");
   const frame = h("div.av-frame", group("Player"), top.bar, top.say, body, hint);
-  top.bar.hidden = hint.hidden = length < (graph ? 1 : 2);
+  top.bar.hidden = hint.hidden = Boolean(leader) || length < (graph ? 1 : 2);
   keys(frame, length, {
     move,
     moment: () => graph?.moment(at()),
@@ -138,7 +149,7 @@ export async function render({ model, el }) {
       tape.pause();
       if (n !== null) go({ n });
     },
-    play: top.play,
+    play: leader?.play ?? top.play,
   });
 
   let due = 0;
@@ -148,6 +159,7 @@ export async function render({ model, el }) {
     const settle = motion(state);
     for (const pane of panes) pane.draw(state);
     settle();
+    if (frame.querySelector(".av-scrub:focus-visible")) app.light?.([state.e]);
     const shown = { ...state, e: length ? ledger.index(state.e) : 0 };
     top.draw(state, said(app, state), linkTo(model.get("link") || id, shown));
   }

@@ -119,7 +119,8 @@ export interface WeightsData {
   d: string[];
   p: Station[];
   name?: string;
-  beside?: { name: string; p: Station[] }[];
+  hue?: number;
+  beside?: { name: string; hue: number; p: Station[] }[];
 }
 
 /** What a player is told. */
@@ -148,6 +149,8 @@ export interface Data {
   of: Record<string, number>;
   undrawn: Record<string, string>;
   remark: string;
+  /** Lines of code, by their place, in which the run beside it differs. */
+  differs?: number[];
   /** The most saved bytes of two runs side by side. */
   most?: number;
 }
@@ -181,7 +184,7 @@ export type Choice = (number | string)[];
 
 export interface Control {
   name: string;
-  kind: "fixed" | "switch" | "slider" | "select";
+  kind: "fixed" | "switch" | "slider" | "select" | "tabs";
   labels: string[];
 }
 
