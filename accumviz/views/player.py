@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -207,7 +209,8 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
         for events, graph, cards in members:
             of |= dict.fromkeys(events, len(told))
             numbers = [[text for _, text in card.numbers] for card in cards]
-            told.append({"l": len(layouts) - 1, "v": numbers, "order": order(graph)})
+            one: dict[str, Any] = {"l": len(layouts) - 1, "v": numbers, "order": order(graph)}
+            told.append(one | ({"x": known} if any(known := factors(graph, layouts[-1]["e"])) else {}))
     return {"layouts": layouts, "graphs": told, "of": of, "notes": notes}
 
 
@@ -217,6 +220,32 @@ def order(graph: Graph) -> list[int]:
     if isinstance(told, (list, tuple)) and told and all(isinstance(i, int) and 0 <= i < len(graph) for i in told):
         return list(dict.fromkeys(told))
     return in_order(len(graph), ((edge.source, edge.target) for edge in graph.edges))
+
+
+def factors(graph: Graph, edges: Sequence[Sequence[Any]]) -> list[str]:
+    """What each edge multiplies a gradient by: known between single numbers, where nothing else is added.
+
+    >>> from accumviz.graph import Edge, Node
+    >>> mul, leaf = Node(0, "MulBackward0", grad=-4.0), Node(1, "AccumulateGrad", "w", grad=[-16.0])
+    >>> factors(Graph((mul, leaf), (Edge(0, 1),), (0,)), [(0, 1)])
+    ['× 4']
+    """
+    reached = Counter(target for _, target, *_ in edges)
+    grads = [_single(node.grad) for node in graph]
+    found = []
+    for source, target, *_ in edges:
+        came, left = grads[source], grads[target]
+        known = came is not None and left is not None and came and reached[target] == 1
+        factor = left / came if known and left is not None and came is not None else math.nan
+        found.append(f"× {style.number(factor)}" if math.isfinite(factor) else "")
+    return found
+
+
+def _single(value: Any) -> float | None:
+    """The number in nested lists that hold only one."""
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _form(graph: Graph, cards: list[Card]) -> Any:

@@ -15,17 +15,11 @@ import { OWN_SCALES, equation } from "./words.js";
  * @param {number} e @param {NodeData[] | null} wrote nodes that have run; null: all
  */
 export function seenUntil(rows, e, wrote) {
-  if (!wrote) return e;
+  if (!wrote || e < 0) return e;
   const ran = (/** @type {string} */ n) => wrote.some((node) => n === node.leaf || n.startsWith(`${node.in}.`));
   const waits = rows.some(({ n, c }) => !(c[e] < 0 || ran(n)));
   return waits ? e - 1 : e;
 }
-
-/**
- * Whether `.grad` before an event is known: before the first one, only where that one made it.
- * @param {Row} row @param {number} e
- */
-const isKnown = ({ g, c }, e) => e > 0 || Math.abs(g[0] - c[0]) <= 1e-3 * c[0];
 
 /**
  * Which rows are listed: those that match, or groups and what stands in the open ones.
@@ -128,7 +122,8 @@ export function gradPane(app) {
     follow(state.p);
     const wrote = graph?.wrote(state) ?? null;
     const members = (/** @type {Row} */ row) => (row.in ? ledger.rows.slice(...row.in) : [row]);
-    const when = (/** @type {Row} */ row) => seenUntil(members(row), state.e, isKnown(row, state.e) ? wrote : null);
+    const known = (/** @type {Row} */ row) => (state.e > 0 || ledger.began(row) ? wrote : null);
+    const when = (/** @type {Row} */ row) => seenUntil(members(row), state.e, known(row));
     const [width, letters] = [lineAt(0).bar.clientWidth, lineAt(0).name.clientWidth / 7.6];
     const first = Math.floor(box.scrollTop / tall);
     const count = Math.min(Math.ceil((box.clientHeight || 300) / tall) + 1, rows.length - first);
@@ -148,5 +143,5 @@ export function gradPane(app) {
   }
   lineAt(0);
   arrange();
-  return { ...made, draw };
+  return { ...made, draw, lines: () => pool.filter(({ el }) => !el.hidden) };
 }

@@ -84,6 +84,8 @@ export interface GraphData {
   l: number;
   v: string[][];
   order: number[];
+  /** What each edge multiplies a gradient by, where that is known. */
+  x?: string[];
 }
 
 /** What a backward weighs in a step: its place (-1: not shown), where it starts, how long it is, look and text. */
@@ -117,7 +119,8 @@ export interface WeightsData {
   d: string[];
   p: Station[];
   name?: string;
-  beside?: { name: string; p: Station[] }[];
+  hue?: number;
+  beside?: { name: string; hue: number; p: Station[] }[];
 }
 
 /** What a player is told. */
@@ -146,6 +149,8 @@ export interface Data {
   of: Record<string, number>;
   undrawn: Record<string, string>;
   remark: string;
+  /** Lines of code, by their place, in which the run beside it differs. */
+  differs?: number[];
   /** The most saved bytes of two runs side by side. */
   most?: number;
 }
@@ -179,7 +184,7 @@ export type Choice = (number | string)[];
 
 export interface Control {
   name: string;
-  kind: "fixed" | "switch" | "slider" | "select";
+  kind: "fixed" | "switch" | "slider" | "select" | "tabs";
   labels: string[];
 }
 

@@ -35,10 +35,12 @@ function wayOf(stations, look, color) {
   return { el, draw };
 }
 
-const OTHERS = ["#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#E69F00"];
+/** A run has the same colour in its own picture and beside others. */
+const COLORS = ["var(--av-accent)", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
+const colorOf = (/** @type {number} */ hue) => COLORS[hue % COLORS.length];
 
 /** @param {App} _app @param {WeightsData} told */
-export function weightsPane(_app, { a: [across, up], x, y, d, p, name, beside = [] }) {
+export function weightsPane(_app, { a: [across, up], x, y, d, p, name, hue = 0, beside = [] }) {
   const marks = [
     ...x.map(([at, text]) => svg("text.av-tickx", { x: at, y: 176 }, text)),
     ...y.map(([at, text]) => svg("text.av-ticky", { x: 40, y: at + 4 }, text)),
@@ -47,10 +49,10 @@ export function weightsPane(_app, { a: [across, up], x, y, d, p, name, beside = 
     svg("text.av-axisname", { x: 50, y: 10 }, up),
   ];
   const lines = d.map((line) => svg("path.av-loss", { d: line }));
-  const mine = wayOf(p, "", "var(--av-accent)");
-  const others = beside.map((other, i) => {
-    const c = OTHERS[i % OTHERS.length];
-    return { name: other.name, c, ...wayOf(other.p, ".av-other", c) };
+  const mine = wayOf(p, "", colorOf(hue));
+  const others = beside.map((other) => {
+    const c = colorOf(other.hue);
+    return { name: other.name, c, ...wayOf(other.p, ".av-beside", c) };
   });
   const ways = [...others, mine];
   const drawing = svg("svg", { viewBox: "0 0 320 192", "aria-hidden": "true" }, ...marks, ...lines,
@@ -59,8 +61,8 @@ export function weightsPane(_app, { a: [across, up], x, y, d, p, name, beside = 
   const key = (/** @type {string} */ look, /** @type {string} */ color, /** @type {string} */ text) =>
     h("span.av-key", {}, h(`i.av-spot${look}`, { style: `--av-c: ${color}` }), text);
   const legend = h("p.av-note", {},
-    key("", "var(--av-accent)", name ?? "the weights now"),
-    ...others.map((other) => key(".av-other", other.c, other.name)),
+    key("", colorOf(hue), name ?? "the weights now"),
+    ...others.map((other) => key(".av-beside", other.c, other.name)),
     "Small dots: after each step. ", lines.length ? "Lines: the loss. " : "", "An arrow: beyond the edge.");
 
   /** @param {At} state */
