@@ -129,7 +129,10 @@ def test_judgement_knows_the_data_and_nothing_else() -> None:
 
 def test_only_the_recorder_and_what_records_for_the_book_import_torch() -> None:
     others = set(MODULES) - inside(set(MODULES), *RECORDER)
-    assert {module for module in others if inside(imports(module), "torch")} == {"accumviz.book.lab", "accumviz.book.measure"}
+    assert {module for module in others if inside(imports(module), "torch")} == {
+        "accumviz.book.lab",
+        "accumviz.book.measure",
+    }
 
 
 def test_no_data_module_imports_matplotlib() -> None:
@@ -174,7 +177,15 @@ LIGHT = (
     | DATA
     | inside(set(MODULES), "accumviz.checks")
     | inside(set(MODULES), "accumviz.views")
-    | {"accumviz.book.predict", "accumviz.book.chart", "accumviz.book.lab", "accumviz.book.loops", "accumviz.cli", "accumviz.export", "accumviz.recorder.run"}
+    | {
+        "accumviz.book.predict",
+        "accumviz.book.chart",
+        "accumviz.book.lab",
+        "accumviz.book.loops",
+        "accumviz.cli",
+        "accumviz.export",
+        "accumviz.recorder.run",
+    }
 )
 
 

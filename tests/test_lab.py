@@ -53,7 +53,7 @@ class ByHand:
         self.erased: dict[tuple[int, int], int] = {}
         self.norm_cut = False
         names = {"w": self, "optimizer": self, "nn": self, "batches_of": self.loader}
-        exec(compile(text, "by hand", "exec"), names)  # noqa: S102
+        exec(compile(text, "by hand", "exec"), names)
 
     utils = property(lambda self: self)
 
@@ -159,14 +159,10 @@ def mistakes(hand: ByHand) -> set[str]:
         later = [other for step in times.get(one, [])[:1] for other in hand.read[step] if other[0] > one[0]]
         if later:
             found.add("leftover-carried")
-        last_of_epoch = not any(
-            other[0] == one[0] and other > one and other in times for other in hand.made
-        )
+        last_of_epoch = not any(other[0] == one[0] and other > one and other in times for other in hand.made)
         if one not in times and whole and last_of_epoch and "zero-before-step" not in found:
             found.add("tail-dropped")
-    own = [
-        {one: part for one, part in held.items() if times[one][0] == step} for step, held in enumerate(hand.read)
-    ]
+    own = [{one: part for one, part in held.items() if times[one][0] == step} for step, held in enumerate(hand.read)]
     windows = [held for held in own if held]
     if not hand.norm_cut or "clip-per-micro-batch" not in found:
         each = [{round(c, 9) for part in held.values() for c in part.values()} for held in windows]
@@ -262,7 +258,7 @@ def afresh(text: str, lr: float) -> av.Ledger:
 
     linecache.cache["again.py"] = (len(text), None, text.splitlines(keepends=True), "again.py")
     with av.record({"w": w}, optimizer, sources=True, memory=False) as recording:
-        exec(  # noqa: S102
+        exec(
             compile(text, "again.py", "exec"),
             {"w": w, "optimizer": optimizer, "nn": torch.nn, "batches_of": batches_of},
         )
@@ -289,8 +285,8 @@ def test_the_page_is_told_each_arrangement_whole(lab: Lab) -> None:
         whole, _ = ledger_data(made.ledger)
         assert run["c"] == whole["c"] and run["e.k"] == whole["e"]["k"] and run["code"] == whole["code"]
         bars = [
-            {"e": e, "o": o, "l": l, "t": t, "w": w, "s": [list(part) for part in zip(*s, strict=True)]}
-            for e, o, l, t, w, s in zip(*(run[f"shares.{name}"] for name in "eoltws"), strict=True)
+            dict(zip("eoltw", own, strict=True)) | {"s": [list(part) for part in zip(*segments, strict=True)]}
+            for *own, segments in zip(*(run[f"shares.{name}"] for name in "eoltws"), strict=True)
         ]
         assert bars == whole["shares"]["rows"]
         text = ["".join(p if isinstance(p, str) else p[1] for p in parts) for _, *parts in run["code"][0]["lines"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from accumviz.book.loops import RIGHT, Arrangement, arranged, axes_from, checked, near, written
@@ -52,8 +53,7 @@ def lab(start: Mapping[str, Any] | None = None, *, task: str = "") -> Lab:
         for axis in axes
     ]
     known = {
-        tuple(_key(choice[axis.name]) for axis in axes): runs[text]
-        for choice, text in zip(grid, texts, strict=True)
+        tuple(_key(choice[axis.name]) for axis in axes): runs[text] for choice, text in zip(grid, texts, strict=True)
     }
     begin = tuple(_key(first[axis.name]) for axis in axes)
     if task == "repair" and runs[texts[0]].report.healthy:
@@ -68,7 +68,6 @@ def made(choice: Mapping[str, Any]) -> Made:
     import accumviz as av
 
     arrangement = arranged(choice)
-    x = torch.tensor(_INPUTS)
     w = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=choice["lr"])
     names = {"w": w, "optimizer": optimizer, "nn": torch.nn, "batches_of": _batches_of}
@@ -91,7 +90,7 @@ def _batches_of(sizes: list[int]) -> Any:
 
     x = torch.tensor(_INPUTS)
     ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-    batches = [list(range(a, b)) for a, b in zip(ends, ends[1:], strict=False)]
+    batches = [list(range(a, b)) for a, b in pairwise(ends)]
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, 2 * x), batch_sampler=batches)
 
 

@@ -173,12 +173,11 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 def axes_from(start: Mapping[str, Any]) -> tuple[Axis, ...]:
     """Give the choices, the values of the start among them."""
-    return tuple(
-        axis
-        if start[axis.name] in axis.values
-        else replace(axis, values={start[axis.name]: written(start[axis.name])} | (axis.values if axis.name != "lr" else {}))
-        for axis in AXES
-    )
+    found = []
+    for axis in AXES:
+        own, others = start[axis.name], {} if axis.name == "lr" else dict(axis.values)
+        found.append(axis if own in axis.values else replace(axis, values={own: written(own)} | others))
+    return tuple(found)
 
 
 def written(value: Any) -> str:

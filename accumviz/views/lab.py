@@ -99,13 +99,13 @@ class Lab(Displayed):
                 told.append(self._flat(run))
             places = [offer.values.index(value) for offer, value in zip(self.offers, key, strict=True)]
             grid[".".join(map(str, places))] = numbered[id(run)]
-        names = list(dict.fromkeys(name for run in told for name in run))
+        names = list(dict.fromkeys(name for parts in told for name in parts))
         columns: dict[str, dict[str, int]] = {name: {} for name in names}
         rows = []
-        for run in told:
+        for parts in told:
             row = []
             for name in names:
-                text = json.dumps(run[name]) if name in run else ""
+                text = json.dumps(parts[name]) if name in parts else ""
                 row.append(columns[name].setdefault(text, len(columns[name])) if text else -1)
             rows.append(row)
         return {
@@ -200,7 +200,7 @@ class Lab(Displayed):
             answer: dict[str, Any] = {"n": asked.get("n"), "key": asked.get("key")}
             try:
                 answer["run"] = encode(self._flat(self.record(asked["choice"])))
-            except Exception as failure:  # noqa: BLE001 - whatever it is, the reader is told in the widget
+            except Exception as failure:  # whatever it is, the reader is told in the widget
                 text = literal(str(failure).partition("\n")[0])
                 answer["error"] = f"{type(failure).__name__}: {text}"[:400]
             shown.told = answer

@@ -14,6 +14,7 @@ import pytest
 import accumviz as av
 from accumviz.views.lab import Lab, assets
 from tests.browser.frames import drawn
+from tests.browser.test_scrolling import swiped
 
 Open = Callable[..., Any]
 Show = Callable[..., Any]
@@ -95,7 +96,7 @@ def test_a_mouse_drags_a_line_to_another_place_and_everything_follows(show: Show
     assert bench.code == made().text(zero_grad="micro-batch").splitlines()
     assert bench.sums == ["0.3333", "0.3333", "1"] * 2
     assert bench.root.locator(".av-in-weights .av-note").first.inner_text() != before
-    assert bench.root.locator(".av-count").inner_text() == "37 / 38"
+    assert bench.root.locator(".av-count").inner_text() == "event 36 / 37"
     assert not bench.root.locator(".av-slot:visible").count()
     assert (watched.foreign, watched.complaints) == ([], [])
 
@@ -114,7 +115,7 @@ def test_a_line_that_is_let_go_where_it_was_stays_there(show: Show) -> None:
 
 
 def test_a_finger_taps_a_line_and_then_a_place_and_still_scrolls(show: Show) -> None:
-    watched = show(made(), width=375, has_touch=True, is_mobile=True)
+    watched = show(made(), width=375, has_touch=True)
     bench = watched.bench
     bench.grip(CLIP).tap()
     assert bench.grip(CLIP).get_attribute("aria-pressed") == "true"
@@ -124,11 +125,7 @@ def test_a_finger_taps_a_line_and_then_a_place_and_still_scrolls(show: Show) -> 
     bench.root.get_by_role("button", name=f"put {CLIP} nowhere").tap()
     assert bench.said.startswith("✓ Healthy")
     bench.grip(ZERO).scroll_into_view_if_needed()
-    box, session = bench.grip(ZERO).bounding_box(), watched.page.context.new_cdp_session(watched.page)
-    start = watched.page.evaluate("scrollY")
-    swipe = {"x": box["x"] + 20, "y": box["y"] + 5, "yDistance": -300, "gestureSourceType": "touch"}
-    session.send("Input.synthesizeScrollGesture", swipe)
-    assert watched.page.evaluate("scrollY") - start > 100, "what a finger drags is the page"
+    assert swiped(watched.page, ".av-grip", 240) > 180, "what a finger drags is the page"
     assert bench.where(ZERO) == "below the step"
     assert watched.complaints == []
 
@@ -310,7 +307,7 @@ def test_two_labs_on_a_page_go_their_own_ways(show: Show) -> None:
     watched = show(made(), again=2)
     first, second = watched.bench, Bench(watched.page, 1)
     second.choose("K", "2")
-    assert ("K = 2", "K = 3") == (second.code[0], first.code[0])
+    assert (second.code[0], first.code[0]) == ("K = 2", "K = 3")
     assert watched.page.locator(".av-bench").count() == 2
 
 
@@ -366,6 +363,7 @@ const el = document.createElement('div');
 document.body.append(el);
 window.fake = {model, state};
 window.mount = view => view.render({model, el});
+0;
 """
 
 
@@ -395,8 +393,6 @@ def test_a_kernel_records_other_values_and_what_it_raises_is_told(show: Show) ->
     page.evaluate("told => window.fake.model.set('told', told)", live.told)
     drawn(page)
     assert "ValueError: lr='fast'; expected a number" in bench.said
-    bench.choose("K", "3")
-    assert "ValueError" in bench.said, "the learning rate is still what it was"
     bench.root.get_by_role("button", name="Back to the start").click()
     assert bench.said.startswith("✓ Healthy")
     assert watched.complaints == []

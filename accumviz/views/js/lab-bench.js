@@ -106,9 +106,9 @@ export async function bench({ model, el }) {
   }
   /**
    * Come to rest at an arrangement that there is.
-   * @param {Choice} wanted @param {string} told @param {string} [role] @param {number} [e]
+   * @param {Choice} wanted @param {string} told @param {string} [role] @param {number | null} [e]
    */
-  function settle(wanted, told, role = "", e = -1) {
+  function settle(wanted, told, role = "", e = null) {
     choice = wanted;
     note = told;
     if (!arrangements.at(choice) && !live) {
@@ -120,8 +120,8 @@ export async function bench({ model, el }) {
     touched = touched.filter((i) => choice[i] !== start[i]);
     draw(role, e);
   }
-  /** @param {string} [role] whose line keeps the focus @param {number} [e] the moment to show; -1: the last step */
-  function draw(role, e = -1) {
+  /** @param {string} [role] whose line keeps the focus @param {number | null} [e] the moment; null: the last step */
+  function draw(role, e = null) {
     asks.forEach((one, i) => one?.draw(choice[i]));
     again.disabled = choice.every((place, i) => place === start[i]);
     const run = arrangements.at(choice);
@@ -147,7 +147,7 @@ export async function bench({ model, el }) {
     const lost = named.lost.length > 0 || (!arrangements.at(named.choice) && !live);
     const words = "The arrangement of this link is not here any more; this is the loop that the lab starts with.";
     if (lost) settle([...start], words);
-    else settle(named.choice, "", undefined, named.e ?? -1);
+    else settle(named.choice, "", undefined, named.e);
     touched = choice.flatMap((place, i) => (place === start[i] ? [] : [i]));
     frame.scrollIntoView({ block: "nearest" });
   }

@@ -8,6 +8,7 @@ import { h } from "./dom.js";
 import { keys } from "./keys.js";
 import { movingPane } from "./lab-code.js";
 import { Ledger } from "./ledger.js";
+import { lighting } from "./light.js";
 import { clamp } from "./numbers.js";
 import { playing } from "./playing.js";
 import { endOf } from "./runs.js";
@@ -22,18 +23,21 @@ import { sentence } from "./words.js";
  * @property {Offer[]} offers
  * @property {(role: string, value: string) => void} put
  * @property {Record<"code" | "tape" | "below", HTMLElement>} slots
- * @property {number} e  the moment to show; -1: the last step
+ * @property {number | null} e  the moment to show; null: the last step
  * @property {(e: number) => string} link
  */
 
-/** A moment, and how it is left for another. @param {number} length @param {number} e @param {() => void} show */
-function momentOf(length, e, show) {
+/**
+ * A moment, and how it is left for another.
+ * @param {number} first @param {number} last @param {number} e @param {() => void} show
+ */
+function momentOf(first, last, e, show) {
   /** @type {At} */
-  let at = { e: clamp(e, 0, Math.max(length - 1, 0)), n: null, p: -1, node: -1 };
+  let at = { e: clamp(e, first, last), n: null, p: -1, node: -1 };
   /** @param {Partial<At>} change */
   function go(change) {
     at = { ...at, ...change, n: null, node: -1 };
-    at.e = clamp(Math.trunc(at.e) || 0, 0, Math.max(length - 1, 0));
+    at.e = clamp(Math.trunc(at.e) || 0, first, last);
     show();
   }
   return { at: () => at, go };
@@ -44,24 +48,26 @@ export function stand(run, { uid, offers, put, slots, e, link }) {
   const data = { ...run, layouts: [], graphs: [], of: {}, undrawn: {}, remark: "" };
   const ledger = new Ledger(data);
   const { length } = ledger;
-  const { at, go } = momentOf(length, e < 0 ? endOf({ data }) : e, show);
+  const first = data.weights ? -1 : 0; // what moves is seen from before it has moved
+  const { at, go } = momentOf(first, Math.max(length - 1, 0), e ?? endOf({ data }), show);
   /** @type {App} */
-  const app = { ledger, data, uid, at, go, graph: null };
+  const app = { ledger, data, uid, at, go, first, graph: null };
   const code = movingPane(app, { offers, rows: run.rows, put });
   const time = timePane(app);
   const shares = data.shares ? sharesPane(app, data.shares) : null;
   const weights = data.weights ? weightsPane(app, data.weights) : null;
-  const reel = playing({ length, at, go, nodes: () => 0 }, (on) => top.showPlaying(on));
+  const reel = playing({ length, first, at, go, nodes: () => 0 }, (on) => top.showPlaying(on));
   /** @param {number} place */
   function by(place) {
     reel.pause();
     go({ e: place });
   }
   const move = (/** @type {number} */ steps) => by(at().e + steps);
-  const top = controls({ ledger, move, toggle: reel.toggle, scrub: by });
+  const top = controls({ ledger, first, move, toggle: reel.toggle, scrub: by });
   const moments = h("div.av-moments", {}, top.bar, top.say, time.el);
   keys(moments, length, { move, run() {}, moment: () => undefined, play: top.play });
   const panes = [code, time, shares, weights].filter((pane) => pane !== null);
+  app.light = lighting(() => panes);
   weights?.draw(at()); // it moves from where it is seen first
   slots.code.replaceChildren(code.el);
   slots.tape.replaceChildren(moments);
@@ -70,7 +76,7 @@ export function stand(run, { uid, offers, put, slots, e, link }) {
   function show() {
     const state = at();
     for (const one of panes) one.draw(state);
-    top.draw(state, sentence(ledger, state.e, state.p), link(ledger.index(state.e)));
+    top.draw(state, sentence(ledger, state.e, state.p), link(state.e < 0 ? -1 : ledger.index(state.e)));
   }
   function paint() {
     time.paint();
