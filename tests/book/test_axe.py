@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from accumviz.book.lab import lab
 from accumviz.book.predict import predict, prediction_html
 from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import Ledger, Parameter
@@ -44,6 +45,18 @@ def test_axe_finds_nothing_on_a_saved_player(name: str, mode: str, watch: Open, 
     page.locator(".av-frame").first.wait_for()
     for row in page.locator(".av-row:visible").all()[:1]:
         row.click()
+    assert violations(watched) == []
+
+
+def test_axe_finds_nothing_on_a_loop_lab_with_a_line_in_hand(mode: str, watch: Open, tmp_path: Path) -> None:
+    lab({"zero_grad": "micro-batch"}, task="repair").save(tmp_path / "lab.html")
+    watched = watch(mode, reduced_motion="reduce")
+    page = watched.page
+    page.goto((tmp_path / "lab.html").as_uri())
+    page.get_by_role("button", name="optimizer.zero_grad(), first").click()
+    assert violations(watched) == []
+    page.get_by_role("button", name="put optimizer.zero_grad() below the step").click()
+    page.get_by_text("Mended").wait_for()
     assert violations(watched) == []
 
 

@@ -95,7 +95,7 @@ export async function bench({ model, el }) {
   const goal = goalOf(task, memory(`accumviz.lab:${location.pathname}:${id}`));
   const slots = { code: h("div.av-at-code"), tape: h("div.av-at-tape"), below: h("div.av-at-below") };
   const grid = h("div.av-bench", {}, slots.code, choices, report.el, slots.tape, slots.below);
-  const frame = h("div.av-frame", group("Loop lab"), goal.el, grid);
+  const frame = h("div.av-lframe", group("Loop lab"), goal.el, grid);
 
   /** @param {number} i @param {number | string} place @param {string} [role] */
   function change(i, place, role) {

@@ -105,7 +105,9 @@ export function movingPane(app, { offers, rows, put: move }) {
     const first = /** @type {Text} */ (text.firstChild);
     const [margin] = first.data.match(/^ */) ?? [""];
     first.data = first.data.slice(margin.length);
-    text.replaceChildren(margin, gripOf(offer, [...text.childNodes]));
+    const grip = gripOf(offer, [...text.childNodes]);
+    grip.style.setProperty("--av-margin", `${margin.length}ch`);
+    text.replaceChildren(margin, grip);
     line.classList.add("av-movable");
     return line;
   }
