@@ -12,7 +12,7 @@ from accumviz.ledger import Ledger, Parameter
 from accumviz.views.explore import Explorer, explore
 from accumviz.views.player import Player, play
 from tests.browser.frames import drawn
-from tests.toys import EVIL, ROWS, W, chain
+from tests.toys import CODE, EVIL, ROWS, W, chain
 
 Open = Callable[..., Any]
 WALKED = Ledger.build(
@@ -22,7 +22,7 @@ WALKED = Ledger.build(
         ROWS[1],
         *({**row, "weights": {"w": 1.2}} if row["kind"] == "step" else row for row in ROWS[2:]),
     ],
-    sources={"toy.py": "\n".join(str(row.get("source", "")) for row in ROWS)},
+    sources={"a.py": CODE},
 )
 GRAPHS = {0: chain(-16.0), 1: chain(-4.0)}
 
@@ -185,7 +185,7 @@ def test_playing_starts_before_the_forward_takes_twelve_seconds_at_most_and_stop
     page.get_by_role("button", name="play", exact=True).wait_for(timeout=20_000)
     seen = page.evaluate("window.seen")
     states = [state for _, state in seen]
-    assert states[0].startswith("event 0 / 3 0 of 3 built")
+    assert states[0] in ("start / 3 0 of 3 built", "event 0 / 3 0 of 3 built")
     assert "event 0 / 3 0 of 3 run" in states
     assert states[-1].startswith("event 3 / 3")
     assert seen[-1][0] - seen[0][0] < 12_000
@@ -218,7 +218,9 @@ def shared() -> Player:
     term = {"op": "MeanBackward0", "reduction": "mean", "elements": 1, "factor": 0.5, "unknown": ""}
     rows = [{**row, "details": {**row.get("details", {}), "terms": [term]}} for row in ROWS[:2]]
     parameters = [Parameter("w", (1,), optimizers=(0,))]
-    ledger = Ledger.build(parameters, [*rows, {**ROWS[2], "details": {"optimizer_index": 0}}, *ROWS[3:]])
+    ledger = Ledger.build(
+        parameters, [*rows, {**ROWS[2], "details": {"optimizer_index": 0}}, *ROWS[3:]], sources={"a.py": CODE}
+    )
     return play(ledger, GRAPHS)
 
 
@@ -253,8 +255,13 @@ def test_a_node_a_segment_and_an_event_light_up_the_line_as_the_line_does_them(s
     page.locator(".av-part").last.hover()
     assert warm(page)["code"] == [code]
     assert len(warm(page)["time"]) == 1
-    canvas = page.locator("canvas").bounding_box()
-    page.mouse.move(canvas["x"] + canvas["width"] - 20, canvas["y"] + 60)
+    page.get_by_role("slider", name="event").press("End")
+    drawn(page)
+    last = page.locator(".av-playhead").bounding_box()
+    page.get_by_role("button", name="previous event").click()
+    page.get_by_role("button", name="previous event").click()
+    page.mouse.move(last["x"] + last["width"] / 2, last["y"] + 60)
+    drawn(page)
     assert warm(page)["graph"] == ["w"], "what zeroes acts on the parameter"
     page.mouse.move(2, 2)
     assert warm(page) == {"code": [], "graph": [], "time": [], "shares": []}
@@ -309,7 +316,7 @@ def test_two_runs_have_one_scrubber_aligned_panes_and_marked_lines(show: Show, m
         assert (top, height) == pytest.approx((other_top, other_height), abs=1)
     marked = [line.inner_text() for line in page.locator(".av-line.av-differs code").all()]
     assert [text.strip() for text in marked] == ["f(x).backward()", "(f(x) / 2).backward()"]
-    assert page.locator(".av-differs").first.evaluate("el => getComputedStyle(el, '::before').content") == '"≠"'
+    assert page.locator(".av-line.av-differs").first.evaluate("el => getComputedStyle(el, '::before').content") == '"≠"'
     slider = page.get_by_role("slider", name="moment of both runs")
     told = []
     for place in range(int(slider.get_attribute("max")) + 1):
@@ -318,7 +325,7 @@ def test_two_runs_have_one_scrubber_aligned_panes_and_marked_lines(show: Show, m
         told.append(tuple(page.locator(".av-kind").all_inner_texts()))
     assert told == [
         ("start", "start"),
-        ("start", "backward"),
+        ("backward", "backward"),
         ("backward", "backward"),
         ("step", "step"),
         ("zero_grad", "zero_grad"),
@@ -376,7 +383,7 @@ def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Show) -> None
 
 def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> None:
     page = show(opening()).page
-    told = " ".join(page.locator(".av-note").all_inner_texts())
+    told = " ".join(page.locator(".av-note, .av-marks").all_inner_texts())
     for mark in ("Thin line: zero", "Heavy line: .grad", "Dots: None", "Dashed: freed", "Faint: not built", "×: what"):
         assert mark in told
     assert "Saved: bytes" in told

@@ -192,7 +192,7 @@ def test_up_and_down_select_nodes_and_a_leaf_selects_its_parameter(show: Show) -
     played.go("next event")
     played.root.locator(".av-in-graph .av-win").focus()
     played.press("ArrowDown", "ArrowDown", "ArrowDown")
-    assert "Selected: w (AccumulateGrad), value [1], grad [−16]." in played.said
+    assert "Selected: w (AccumulateGrad), value [1], grad [−16]: 8 × −2 = −16." in played.said
     assert played.root.locator('.av-row[aria-selected="true"]').count() == 1
     played.press("ArrowUp", "ArrowUp")
     assert "Selected: loss" in played.said
@@ -398,7 +398,7 @@ def test_page_and_python_tell_every_event_alike(show: Show) -> None:
 
 
 def test_bars_are_made_of_the_parts_that_the_timeline_has(show: Show) -> None:
-    played = show(play(MIXED)).played
+    played = show(play(MIXED), reduced_motion="reduce").played
     looks = {"new": lambda part: part.new, "used": lambda part: part.used and not part.new}
     for event, parts in zip(MIXED, segments(MIXED, 0, range(len(MIXED))), strict=True):
         assert f"Event {event.index}," in played.said
@@ -483,8 +483,8 @@ def test_a_deep_model_is_folded_by_module_in_graph_and_grad_alike(show: Show) ->
     rows = played.root.locator(".av-row:visible")
     assert rows.nth(1).inner_text().startswith("▸ layers.1")
     assert played.root.locator(".av-node").count() < 40
-    assert f"{len(graph)} nodes drawn as" in played.root.locator(".av-in-graph .av-note").inner_text()
     played.go("next event")
+    assert f"{len(graph)} nodes drawn as" in played.root.locator(".av-in-graph .av-note").inner_text()
     played.go("next event")
     steps = played.root.get_by_label("forward, then backward")
     steps.fill(str(3 + int(steps.get_attribute("max")) // 2))
@@ -576,7 +576,9 @@ def test_motion_stops_for_readers_who_ask(show: Show) -> None:
 
 
 def test_a_dark_page_is_printed_dark_on_light_and_its_bars_keep_their_colours(show: Show) -> None:
-    page = show(play(TOY, GRAPHS), mode="dark").page
+    watched = show(play(TOY, GRAPHS), mode="dark")
+    watched.played.go("next event")
+    page = watched.page
     look = """() => {
         const canvas = document.querySelector("canvas"), pixels = canvas.getContext("2d");
         const {data} = pixels.getImageData(0, 0, canvas.width, canvas.height);

@@ -37,7 +37,7 @@ export function listed(every, groups, open, wanted) {
 /** What the marks of the bars mean. @param {HTMLElement} list */
 function legendOf(list) {
   const hatched = h("span", {}, " Hatched: not recorded, or of other ranks.");
-  const el = h("p.av-note.av-marks", {}, "Thin line: zero. Heavy line: .grad. Dots: None.", hatched);
+  const el = h("p.av-marks", {}, "Thin line: zero. Heavy line: .grad. Dots: None.", hatched);
   const draw = () => { hatched.hidden = !list.querySelector(".av-row:not([hidden]) .av-unseen:not([hidden])"); };
   return { el, draw };
 }

@@ -56,7 +56,7 @@ export function graphPane(app) {
   const sub = h("label.av-sub", {}, steps, told);
   const factors = data.graphs.some(({ x }) => x) ? " ×: what an edge multiplies the gradient by." : "";
   const marks = `Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed.${factors}`;
-  const made = pane("graph", "Graph", box, sub, note, h("p.av-note.av-marks", {}, marks));
+  const made = pane("graph", "Graph", box, sub, note, h("p.av-marks", {}, marks));
   const view = zooming(box);
   const total = () => shown?.graph.order.length ?? 0;
   // As tall as the tallest graph asks, within reason, whichever is shown.
@@ -69,6 +69,8 @@ export function graphPane(app) {
   let shown;
   /** @type {number | undefined} */
   let lit;
+  /** @type {Set<number>} */
+  let warm = new Set();
 
   /** @param {number} node */
   function choose(node) {
@@ -81,6 +83,7 @@ export function graphPane(app) {
     (shown?.at(target.closest(".av-node")) ?? -1) < 0 ? undefined : [momentAt(at()).owner]);
   /** A backward begins at its root; what else happens to `.grad` happens at the leaves. @param {Set<number>} lit */
   function light(lit) {
+    warm = lit;
     const mine = lit.has(momentAt(at()).owner);
     const others = [...lit].some((e) => e >= 0 && ledger.kinds[e] !== "backward");
     const { cards = [], layout } = shown ?? {};
@@ -133,6 +136,7 @@ export function graphPane(app) {
     const [color, ink] = ledger.color(now.owner);
     made.el.style.cssText = `--av-now: ${color}; --av-on-now: ${ink}`;
     shown?.draw(now, state.node);
+    if (warm.size) light(warm); // the drawing may be another one
     const front = pos < 0 ? graph.order[Math.min(-pos, total - 1)] : now.last ?? graph.order[0];
     follow(now.coming ? graph.order[0] : ran < total ? front : state.node);
   }
