@@ -59,7 +59,7 @@ export async function explore({ model, el }) {
     return withWays(scaled, labels[Number(at()[name]?.[0])], labels.map((label, i) => [label, runs.at([i])]));
   };
   const tabs = controls[0].kind === "tabs";
-  const both = together(() => sides);
+  const both = together(() => sides, address);
   const sides = { a: side("a"), b: side("b") };
   const result = figures();
   const click = () => go({ b: at().b ? null : against || at().a });
@@ -79,7 +79,7 @@ export async function explore({ model, el }) {
     sides.a.draw(a, run, b ? beside : undefined);
     sides.b.draw(b, beside, run);
     result.draw(b ? [run, beside] : [run]);
-    both.draw(b && run, b && beside, address);
+    both.draw(b && run, b && beside);
   }
   /** A link to the moment of the side that stands elsewhere at each moment: the one with more events. */
   function address() {

@@ -34,6 +34,14 @@ export function listed(every, groups, open, wanted) {
   });
 }
 
+/** What the marks of the bars mean. @param {HTMLElement} list */
+function legendOf(list) {
+  const hatched = h("span", {}, " Hatched: not recorded, or of other ranks.");
+  const el = h("p.av-marks", {}, "Thin line: zero. Heavy line: .grad. Dots: None.", hatched);
+  const draw = () => { hatched.hidden = !list.querySelector(".av-row:not([hidden]) .av-unseen:not([hidden])"); };
+  return { el, draw };
+}
+
 /** @param {App} app */
 export function gradPane(app) {
   const { ledger, go, at, uid, graph } = app;
@@ -47,12 +55,12 @@ export function gradPane(app) {
   const note = h("p.av-note");
   const tree = { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: redraw };
   const box = h("div.av-win", tree, list);
-  const made = pane("grad", ".grad", box, note);
+  const marks = legendOf(list);
+  const made = pane("grad", ".grad", box, note, marks.el);
   const search = h("input.av-search", {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,
-    input() { arrange(); redraw(); },
+    placeholder: `search ${parameters.length} names`, input() { arrange(); redraw(); },
   });
-  search.placeholder = `search ${parameters.length} names`;
   if (many) made.head.append(search);
   /** Lines that exist, from the top of the view. @type {ReturnType<typeof barOf>[]} */
   const pool = [];
@@ -102,8 +110,7 @@ export function gradPane(app) {
       const select = many ? "" : "Select a parameter to see what its .grad is made of. ";
       return select + (ledger.ownScales ? OWN_SCALES : "");
     }
-    const row = ledger.rows[Math.max(p, 0)];
-    return equation(ledger, when(row), row);
+    return equation(ledger, when(ledger.rows[Math.max(p, 0)]), ledger.rows[Math.max(p, 0)]);
   }
   /** A parameter selected elsewhere is unfolded and brought into view. @param {number} p */
   function follow(p) {
@@ -140,6 +147,7 @@ export function gradPane(app) {
     }
     box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
     note.textContent = explain(state, when);
+    marks.draw();
   }
   lineAt(0);
   arrange();

@@ -54,11 +54,13 @@ export function graphPane(app) {
   const told = h("span.av-told");
   const steps = range("forward, then backward, node by node", () => go({ n: Number(steps.value) - total() }));
   const sub = h("label.av-sub", {}, steps, told);
-  const made = pane("graph", "Graph", box, sub, note);
+  const factors = data.graphs.some(({ x }) => x) ? " ×: what an edge multiplies the gradient by." : "";
+  const marks = `Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed.${factors}`;
+  const made = pane("graph", "Graph", box, sub, note, h("p.av-marks", {}, marks));
   const view = zooming(box);
   const total = () => shown?.graph.order.length ?? 0;
   // As tall as the tallest graph asks, within reason, whichever is shown.
-  const tall = clamp(0.8 * Math.max(0, ...data.layouts.map(({ h: height }) => height)), 224, 560);
+  const tall = clamp(0.89 * Math.max(0, ...data.layouts.map(({ h: height }) => height)), 224, 660);
   box.style.setProperty("--av-tall", `${tall}px`);
   const faces = TOOLS.map(([face, label, by]) => button("zoom", label, () => view.zoom(by), face));
   const tools = h("span.av-tools", {}, ...faces);
@@ -67,6 +69,8 @@ export function graphPane(app) {
   let shown;
   /** @type {number | undefined} */
   let lit;
+  /** @type {Set<number>} */
+  let warm = new Set();
 
   /** @param {number} node */
   function choose(node) {
@@ -79,12 +83,13 @@ export function graphPane(app) {
     (shown?.at(target.closest(".av-node")) ?? -1) < 0 ? undefined : [momentAt(at()).owner]);
   /** A backward begins at its root; what else happens to `.grad` happens at the leaves. @param {Set<number>} lit */
   function light(lit) {
+    warm = lit;
     const mine = lit.has(momentAt(at()).owner);
+    const others = [...lit].some((e) => e >= 0 && ledger.kinds[e] !== "backward");
     const { cards = [], layout } = shown ?? {};
     cards.forEach(({ el }, i) => {
       const { k, leaf } = /** @type {Layout} */ (layout).n[i];
-      const others = leaf !== undefined && lit.size > Number(mine);
-      el.classList.toggle("av-warm", others || (mine && k.includes("root")));
+      el.classList.toggle("av-warm", (others && leaf !== undefined) || (mine && k.includes("root")));
     });
   }
   box.addEventListener("keydown", (event) => {
@@ -131,6 +136,7 @@ export function graphPane(app) {
     const [color, ink] = ledger.color(now.owner);
     made.el.style.cssText = `--av-now: ${color}; --av-on-now: ${ink}`;
     shown?.draw(now, state.node);
+    if (warm.size) light(warm); // the drawing may be another one
     const front = pos < 0 ? graph.order[Math.min(-pos, total - 1)] : now.last ?? graph.order[0];
     follow(now.coming ? graph.order[0] : ran < total ? front : state.node);
   }

@@ -26,7 +26,11 @@ export function lighting(panes) {
  * @param {(event: any) => number[] | undefined} eventsAt  the events under a pointer, or of what has the focus
  */
 export function pointedAt(app, el, eventsAt) {
-  const on = (/** @type {Event} */ event) => app.light?.(eventsAt(event) ?? []);
+  const on = (/** @type {Event} */ event) => {
+    const found = eventsAt(event);
+    // A box that a tap has given the focus says nothing of the line that was tapped.
+    if (found || event.type !== "focusin") app.light?.(found ?? []);
+  };
   // What a finger has touched stays lit: it cannot hover.
   const off = (/** @type {PointerEvent} */ { pointerType }) => pointerType === "touch" || app.light?.([]);
   put(el, { pointerdown: on, pointermove: on, focusin: on, pointerleave: off, focusout: off });

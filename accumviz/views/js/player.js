@@ -21,6 +21,9 @@ import { timePane } from "./timeline.js";
 import { weightsPane } from "./weights.js";
 import { sentence } from "./words.js";
 
+/** A timeline of up to so many events needs no more than a column. */
+const BRIEF = 12;
+
 /**
  * @typedef {object} App  what the panes of one player share
  * @property {Ledger} ledger
@@ -137,7 +140,7 @@ export async function render({ model, el }) {
   const leader = model.get("leader");
   const move = leader?.move ?? ((/** @type {number} */ steps) => by({ e: at().e + steps }));
   const top = controls({ ledger, first, move, toggle: tape.toggle, scrub: (e) => by({ e }) });
-  const holds = panes.map(({ name }) => `.av-with-${name}`).join("");
+  const holds = panes.map(({ name }) => `.av-with-${name}`).join("") + (length > BRIEF ? "" : ".av-brief");
   const body = h(`div.av-body${holds}`, {}, ...panes.map((pane) => pane.el));
   const hint = h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays.");
   const frame = h("div.av-frame", group("Player"), top.bar, top.say, body, hint);

@@ -68,7 +68,8 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
     return h("span.av-key", {}, h(`i.av-swatch.av-${look}`, { style }), text);
   });
   const told = h("p.av-note.av-weighs");
-  const made = pane("shares", "Shares of each step", axis, box, told, h("p.av-note", {}, ...keys, note));
+  const meanings = h("p.av-note", {}, ...keys, `Dashed: 1. ${note}`);
+  const made = pane("shares", "Shares of each step", axis, box, told, meanings);
   box.addEventListener("keydown", (event) => {
     const by = vertical(event);
     if (!by) return;

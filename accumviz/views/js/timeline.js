@@ -74,8 +74,10 @@ export function timePane(app) {
     const keys = data.keys.filter(([, name]) => place.ruled || !name.startsWith("rule"));
     const swatches = keys.map(([text, name, color]) =>
       h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text));
+    const heavy = place.bars ? "Heavy line: .grad." : "";
+    const bytes = saved ? "Saved: bytes of saved tensors before and after." : "";
     const scales = place.bars && ledger.ownScales ? OWN_SCALES : "";
-    legend.replaceChildren(...swatches, `${scales} ${remarks(data, length, place)}`);
+    legend.replaceChildren(...swatches, `${heavy} ${bytes} ${scales} ${remarks(data, length, place)}`);
   }
   /** Put the marks where the player stands. @param {At} state */
   function draw({ e, p }) {

@@ -11,8 +11,8 @@ import { kindsOf } from "./runs.js";
 
 /** @typedef {ReturnType<typeof sideOf>} Side */
 
-/** @param {() => {a: Side, b: Side}} sides */
-export function together(sides) {
+/** @param {() => {a: Side, b: Side}} sides @param {() => string} address */
+export function together(sides, address) {
   /** @type {[number, number][]} */
   let pairs = [];
   let [place, busy] = [0, false];
@@ -52,6 +52,7 @@ export function together(sides) {
     const told = pairs[place].map((e, i) => `${"AB"[i]}: ${e < 0 ? "start" : `event ${e}`}`).join(", ");
     slide(slider, place, pairs.length - 1, told);
     count.textContent = told;
+    link.href = address();
   }
   const standing = () => [sides().a.at() ?? 0, sides().b.at() ?? 0];
   /** One of the players was moved by itself: the other one goes along. */
@@ -63,8 +64,8 @@ export function together(sides) {
     const there = pairs.findIndex((pair) => pair[mine] === at[mine]);
     if (mine >= 0 && there >= 0) seek(there);
   }
-  /** @param {Run | null | undefined} run @param {Run | null | undefined} beside @param {() => string} address */
-  function draw(run, beside, address) {
+  /** @param {Run | null | undefined} run @param {Run | null | undefined} beside */
+  function draw(run, beside) {
     bar.hidden = !run?.whole || !beside?.whole;
     if (bar.hidden || !run?.whole || !beside?.whole) {
       pairs = [];
@@ -73,7 +74,6 @@ export function together(sides) {
     const first = [run, beside].some(({ whole }) => whole?.data.graphs.length || whole?.data.weights) ? -1 : 0;
     pairs = aligned(kindsOf(run.whole), kindsOf(beside.whole), first);
     seek(nearest(pairs, standing()));
-    link.href = address();
   }
   return { bar, leader: { move, play }, draw, follow, at: () => pairs[place] };
 }

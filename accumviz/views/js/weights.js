@@ -57,13 +57,14 @@ export function weightsPane(_app, { a: [across, up], x, y, d, p, name, hue = 0, 
   const ways = [...others, mine];
   const drawing = svg("svg", { viewBox: "0 0 320 192", "aria-hidden": "true" }, ...marks, ...lines,
     ...ways.map(({ el }) => el));
+  const far = [p, ...beside.map((other) => other.p)].flat().some(([, , , , beyond]) => beyond);
   const here = h("p.av-note.av-weighs");
   const key = (/** @type {string} */ look, /** @type {string} */ color, /** @type {string} */ text) =>
     h("span.av-key", {}, h(`i.av-spot${look}`, { style: `--av-c: ${color}` }), text);
   const legend = h("p.av-note", {},
     key("", colorOf(hue), name ?? "the weights now"),
     ...others.map((other) => key(".av-beside", other.c, other.name)),
-    "Small dots: after each step. ", lines.length ? "Lines: the loss. " : "", "An arrow: beyond the edge.");
+    `Small dots: after each step.${lines.length ? " Grey: the loss." : ""}${far ? " Arrow: beyond the edge." : ""}`);
 
   /** @param {At} state */
   function draw({ e }) {

@@ -26,7 +26,7 @@ export function zooming(box) {
 
   /** As large as fits, but never too small to read. */
   function fit() {
-    zoom(0, 0.74, 1.15);
+    zoom(0, 0.88, 1.15);
     box.scrollLeft = (box.scrollWidth - box.clientWidth) / 2;
   }
 
