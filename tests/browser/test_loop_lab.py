@@ -303,6 +303,26 @@ def test_a_repair_goes_without_a_memory(show: Show) -> None:
     assert watched.complaints == []
 
 
+def test_a_lab_below_a_question_keeps_its_looks(watch: Open, tmp_path: Path) -> None:
+    lab = made((("tail", "carry"),), "repair")
+    asked = av.predict("How much?", 1, reveal=lab).to_html()
+    (tmp_path / "page.html").write_text(f"<!doctype html><html lang=en><meta charset=utf-8><body>{asked}", "utf-8")
+    (tmp_path / "own.html").write_text(
+        f"<!doctype html><html lang=en><meta charset=utf-8><body>{lab.to_html()}", "utf-8"
+    )
+    heights = []
+    for name in ("page", "own"):
+        watched = watch(width=760)
+        watched.page.goto((tmp_path / f"{name}.html").as_uri())
+        if name == "page":
+            watched.page.get_by_text("Show me").click()
+        bench = Bench(watched.page)
+        assert "leftover-carried" in bench.said
+        parts = bench.root.locator(".av-line, .av-said, .av-option, .av-restart, .av-shelf")
+        heights.append(parts.evaluate_all("all => all.map(one => Math.round(one.getBoundingClientRect().height))"))
+    assert heights[0] == heights[1]
+
+
 def test_two_labs_on_a_page_go_their_own_ways(show: Show) -> None:
     watched = show(made(), again=2)
     first, second = watched.bench, Bench(watched.page, 1)

@@ -90,8 +90,8 @@ export async function bench({ model, el }) {
     const choose = (/** @type {number | string} */ place) => change(i, place);
     return isAsked(offer, live) ? choiceOf(offer, { key: `${uid}-${i}`, live, choose }) : null;
   });
-  const again = h("button.av-again", { type: "button", click: () => settle([...start], "") }, "Back to the start");
-  const choices = h("div.av-choices", group("Choices"), ...asks.flatMap((ask) => (ask ? [ask.el] : [])), again);
+  const again = h("button.av-restart", { type: "button", click: () => settle([...start], "") }, "Back to the start");
+  const choices = h("div.av-options", group("Choices"), ...asks.flatMap((ask) => (ask ? [ask.el] : [])), again);
   const goal = goalOf(task, memory(`accumviz.lab:${location.pathname}:${id}`));
   const slots = { code: h("div.av-at-code"), tape: h("div.av-at-tape"), below: h("div.av-at-below") };
   const grid = h("div.av-bench", {}, slots.code, choices, report.el, slots.tape, slots.below);

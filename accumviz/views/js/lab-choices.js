@@ -31,7 +31,7 @@ export function choiceOf(offer, { key, live, choose }) {
   const faces = radios.map((radio, place) => h("label", {}, radio, h("span", {}, labels[place])));
   const box = h("div.av-radios", { role: "radiogroup", "aria-labelledby": key }, ...faces);
   const other = live && name in TYPED ? typed(offer, `${key}-other`, choose) : null;
-  const el = h("div.av-choice", {}, head, box, ...(other ? [other] : []));
+  const el = h("div.av-option", {}, head, box, ...(other ? [other] : []));
 
   /** @param {Choice[number]} place */
   function draw(place) {

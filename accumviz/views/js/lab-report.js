@@ -25,7 +25,7 @@ function articleOf({ rule, severity, event, line, cause, evidence, cure, read },
 
 /** @param {boolean} task @param {(e: number) => void} go */
 export function reportPane(task, go) {
-  const sign = h("span.av-sign", { "aria-hidden": "true" });
+  const sign = h("span.av-judged", { "aria-hidden": "true" });
   const said = h("b");
   const aside = h("span.av-aside");
   const live = h("p.av-said", { "aria-live": "polite" }, sign, " ", said, " ", aside);
