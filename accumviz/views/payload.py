@@ -61,7 +61,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, kinds),
-        "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(events, names), "c": lines},
+        "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(ledger, events, names), "c": lines},
         "count": len(ledger.parameters),
         "p": described,
         "fates": fates,
@@ -231,7 +231,7 @@ class _Names:
         return self._at[text]
 
 
-def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
+def _events(ledger: Ledger, events: Sequence[Event], names: _Names) -> dict[str, Any]:
     """The events as columns; what most of them lack is a list of positions."""
     columns: dict[str, Any] = {
         "h": [words.head(e) for e in events],
@@ -243,7 +243,7 @@ def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
     if any(not math.isnan(e.saved_before) for e in events):
         for key, name in (("b", "saved_before"), ("a", "saved_after")):
             columns[key] = [None if x == "NaN" else x for x in plain([getattr(e, name) for e in events])]
-    if any(told := [words.about(e) for e in events]):
+    if any(told := ["; ".join(filter(None, [words.about(e), words.moved(ledger, e)])) for e in events]):
         columns["t"] = told
     return columns
 

@@ -25,6 +25,13 @@ ROWS = [
 ]
 MANY = Ledger.build([Parameter(name, (3, 3), optimizers=(0,)) for name in NAMES], ROWS, sources={"a.py": "a\nb\n"})
 ONE = Ledger.build([Parameter("w", (1,))], [{"kind": "backward", "contribution": {"w": -2}, "grad": {"w": -2}}])
+MOVED = Ledger.build(
+    [Parameter("w", (1,))],
+    [
+        {"kind": "backward", "contribution": {"w": -2}, "grad": {"w": -2}, "weights": {"w": 1.0}},
+        {"kind": "step", "grad": {"w": -2}, "weights": {"w": 1.2}},
+    ],
+)
 GRAPH = Graph((Node(0, "PowBackward0", "loss"), Node(1, "AccumulateGrad", "w")), (Edge(0, 1),), (0,))
 PLAYERS: dict[str, Any] = {
     "with a graph": play(ONE, GRAPH),
@@ -32,6 +39,8 @@ PLAYERS: dict[str, Any] = {
     "a graph alone": play(GRAPH),
     "grouped": play(MANY),
     "no event": play(Ledger.build([], [])),
+    "weights on their curve": play(MOVED, GRAPH, loss=lambda w: w * w),
+    "runs by name": explore({"one": MOVED, "other": MOVED}, loss=lambda w: w * w),
     "two runs beside each other": explore(lambda k: (ONE, {0: GRAPH}, {"k": k}), k=[1, 2], against={"k": 2}),
 }
 

@@ -196,6 +196,14 @@ def test_playing_starts_before_the_forward_takes_twelve_seconds_at_most_and_stop
     assert page.locator(".av-count").inner_text() == said == "start / 3"
 
 
+def test_what_a_step_makes_of_the_weight_is_said_by_page_and_python(show: Show) -> None:
+    page = show(opening(), reduced_motion="reduce").page
+    page.get_by_role("slider", name="event", exact=True).fill("3")
+    drawn(page)
+    assert page.locator(".av-say").text_content().endswith("w is now 1.2.")
+    assert any("w is now 1.2." in line for line in opening().words)
+
+
 def test_recordings_without_weights_graphs_or_shares_have_no_empty_pane(show: Show) -> None:
     page = show(play(Ledger.build([W], ROWS))).page
     assert page.locator(".av-pane").evaluate_all("els => els.map(el => el.className)") == [

@@ -3,7 +3,7 @@
 /** @import { App } from "./player.js" */
 /** @import { At, Station, WeightsData } from "./types.d.ts" */
 
-import { h, pane, svg } from "./dom.js";
+import { h, pane, put, svg } from "./dom.js";
 
 /** How many stations have been reached by an event; the first is where the weights began. */
 export const reached = (/** @type {Station[]} */ stations, /** @type {number} */ e) =>
@@ -16,7 +16,7 @@ function wayOf(stations, look, color) {
     return svg("g", {}, svg("line", { x1: left, y1: top, x2: x, y2: y }), svg("circle", { cx: x, cy: y, r: 2 }));
   });
   const dot = svg("circle.av-dot", { r: look ? 7 : 4.5 });
-  const out = svg("text.av-out", { y: -8 });
+  const out = svg("text.av-out");
   const el = svg(`g.av-way${look}`, { style: `--av-c: ${color}` }, ...stops, svg("g.av-mover", {}, dot, out));
   const mover = /** @type {SVGElement} */ (el.lastChild);
 
@@ -29,8 +29,8 @@ function wayOf(stations, look, color) {
     const [, x, y, , beyond] = here;
     mover.style.transform = `translate(${x}px, ${y}px)`;
     out.textContent = beyond;
-    out.setAttribute("text-anchor", x > 160 ? "end" : "start");
-    out.setAttribute("y", String(y < 30 ? 18 : -8));
+    put(out, x > 160 ? { x: -9, "text-anchor": "end" } : { x: 9, "text-anchor": "start" });
+    put(out, { y: y < 30 ? 18 : -8 });
   }
   return { el, draw };
 }
