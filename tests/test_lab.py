@@ -202,6 +202,37 @@ NOT_SEEN_YET = {
 }
 
 
+# What a person expects of one change, whatever the loop's text says; "" is healthy.
+ONE_CHANGE = {
+    ("zero_grad", "epoch"): "missing-zero-grad",
+    ("zero_grad", "micro-batch"): "zero-grad-inside-window",
+    ("zero_grad", "backward"): "zero-before-step",
+    ("zero_grad", "before"): "zero-before-step",
+    ("zero_grad", "nowhere"): "missing-zero-grad",
+    ("step", "micro-batch"): "",
+    ("step", "epoch"): "",
+    ("clip", "backward"): "clip-per-micro-batch",
+    ("clip", "step"): "",
+    ("divide", "K"): "partial-window-underscaled",
+    ("divide", "nothing"): "loss-not-divided",
+    ("divide", "samples"): "",
+    ("k", 2): "",
+    ("k", 1): "",
+    ("sizes", "unequal"): "token-mean-of-means",
+    ("tail", "carry"): "leftover-carried",
+    ("tail", "drop"): "tail-dropped",
+}
+
+
+def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
+    offered = {(axis.name, value) for axis in AXES for value in axis.values if value != RIGHT[axis.name]}
+    assert offered == set(ONE_CHANGE)
+    for (name, value), rule in ONE_CHANGE.items():
+        report = lab.check(**{name: value})
+        assert [finding.rule for finding in report.findings] == ([rule] if rule else []), (name, value)
+        assert report.healthy == (not rule)
+
+
 def test_each_report_names_the_mistakes_that_were_made_and_no_other(lab: Lab) -> None:
     explains = {rule.name: set(rule.explains) | MASKS.get(rule.name, set()) for rule in RULES}
     named: set[str] = set()
