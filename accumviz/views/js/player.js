@@ -78,7 +78,7 @@ function said({ ledger, data, graph }, state) {
   if (ledger.length) {
     const before = state.n !== null && state.n < 0 ? "" : `${ledger.head(state.e)}. `;
     const told = ran ? before + ran : sentence(ledger, state.e, state.p);
-    return `${told} ${selected}`.trim();
+    return `${selected} ${told}`.trim(); // what was asked for fits on the line that is seen
   }
   if (!data.graphs.length) return "Nothing to play: there is no event.";
   return `${ran || "All nodes have run."} ${selected}`.trim();

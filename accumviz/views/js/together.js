@@ -51,7 +51,7 @@ export function together(sides, address) {
     busy = false;
     const told = pairs[place].map((e, i) => `${"AB"[i]}: ${e < 0 ? "start" : `event ${e}`}`).join(", ");
     slide(slider, place, pairs.length - 1, told);
-    count.textContent = told;
+    count.textContent = pairs[place].map((e, i) => `${"AB"[i]} ${e < 0 ? "start" : e}`).join(" · ");
     link.href = address();
   }
   const standing = () => [sides().a.at() ?? 0, sides().b.at() ?? 0];
