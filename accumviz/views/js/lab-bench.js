@@ -1,6 +1,7 @@
 /** The lab: a loop whose lines are moved, and what follows from it, side by side. */
 
-/** @import { Choice, Dispose, Host, LabData, LabReport, Offer } from "./types.d.ts" */
+/** @import { LabData, LabReport, Offer } from "./lab-types.d.ts" */
+/** @import { Choice, Dispose, Host } from "./types.d.ts" */
 
 import { group, h } from "./dom.js";
 import { choiceIn, linkOf } from "./lab-address.js";

@@ -1,6 +1,7 @@
 /** The choices of a lab that move no line: a group of radios each; with a kernel, a field for another value, too. */
 
-/** @import { Choice, Offer } from "./types.d.ts" */
+/** @import { Offer } from "./lab-types.d.ts" */
+/** @import { Choice } from "./types.d.ts" */
 
 import { h, KEYS_ARE_MINE } from "./dom.js";
 

@@ -1,7 +1,7 @@
 /** The loop's code, whose lines can be moved: dragged by a mouse, tapped by a finger, by arrow keys. */
 
 /** @import { App } from "./player.js" */
-/** @import { LabRow, Offer } from "./types.d.ts" */
+/** @import { LabRow, Offer } from "./lab-types.d.ts" */
 
 import { codePane } from "./code.js";
 import { carrying } from "./lab-drag.js";

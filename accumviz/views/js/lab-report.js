@@ -1,6 +1,6 @@
 /** The report on an arrangement: its first line is said aloud, what was found and what cures it stands below. */
 
-/** @import { LabFinding, LabReport } from "./types.d.ts" */
+/** @import { LabFinding, LabReport } from "./lab-types.d.ts" */
 
 import { h, pane, put } from "./dom.js";
 

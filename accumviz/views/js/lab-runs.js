@@ -1,6 +1,7 @@
 /** The arrangements of a lab: which run is whose, and where a choice that was not recorded falls back to. */
 
-/** @import { Choice, LabData, LabRun } from "./types.d.ts" */
+/** @import { LabData, LabRun } from "./lab-types.d.ts" */
+/** @import { Choice } from "./types.d.ts" */
 
 /** What the page was told of a run in parts. @param {LabData} data @param {number[]} row */
 function together({ parts }, row) {

@@ -1,7 +1,8 @@
 /** What one arrangement shows: its code, its moments, shares and weights, under one scrubber. */
 
 /** @import { App } from "./player.js" */
-/** @import { At, LabRun, Offer } from "./types.d.ts" */
+/** @import { LabRun, Offer } from "./lab-types.d.ts" */
+/** @import { At } from "./types.d.ts" */
 
 import { controls } from "./controls.js";
 import { h } from "./dom.js";
