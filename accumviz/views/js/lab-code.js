@@ -53,7 +53,7 @@ export function movingPane(app, { offers, rows, put: move }) {
   function slotOf(offer, value, depth, tag) {
     const label = `put ${offer.line} ${called(offer, value)}`;
     const face = h("button.av-here", { type: "button", "aria-label": label, click: () => move(offer.name, value) },
-      value === NOWHERE ? "take it out" : called(offer, value));
+      called(offer, value));
     const el = h(tag, { style: `--av-depth: ${depth}` }, face);
     el.hidden = true;
     slots.push({ role: offer.name, value, el });
