@@ -341,6 +341,21 @@ def test_two_runs_have_one_scrubber_aligned_panes_and_marked_lines(show: Show, m
     assert watched.complaints == []
 
 
+def test_a_link_to_a_moment_of_two_runs_brings_both_back(show: Show) -> None:
+    page = show(runs(start={"run": "accumulated"}, against={"run": "undivided"}), width=1280).page
+    page.get_by_role("slider", name="moment of both runs").fill("3")
+    drawn(page)
+    told = page.locator(".av-both .av-count").inner_text()
+    link = page.locator(".av-both").get_by_role("link", name="link to this moment").get_attribute("href")
+    address = page.url
+    page.goto("about:blank")
+    page.goto(f"{address}{link}")
+    page.locator(".av-both .av-count").wait_for()
+    drawn(page)
+    assert page.locator(".av-both .av-count").inner_text() == told == "A 2 · B 2"
+    assert page.locator(".av-kind").all_inner_texts() == ["step", "step"]
+
+
 def test_moving_one_of_two_players_moves_the_other(show: Show) -> None:
     page = show(runs(start={"run": "accumulated"}, against={"run": "undivided"}), width=1280).page
     page.locator(".av-slots > .av-player").nth(1).locator(".av-line", has_text="step").click()

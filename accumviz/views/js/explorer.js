@@ -95,6 +95,7 @@ export async function explore({ model, el }) {
     if (!told) return;
     sides[told.side].place(moment);
     go({ a: told.a, b: told.b });
+    both.find(told.side === "b" ? 1 : 0, moment.e);
     frame.scrollIntoView({ block: "nearest" });
   }
   model.on("change:at", draw);

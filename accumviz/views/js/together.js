@@ -61,8 +61,12 @@ export function together(sides, address) {
     tape.pause();
     const at = standing();
     const mine = pairs[place].findIndex((e, i) => e !== at[i]);
-    const there = pairs.findIndex((pair) => pair[mine] === at[mine]);
-    if (mine >= 0 && there >= 0) seek(there);
+    if (mine >= 0) find(mine, at[mine]);
+  }
+  /** The first moment at which one of the two stands at an event. @param {number} side @param {number} e */
+  function find(side, e) {
+    const there = pairs.findIndex((pair) => pair[side] === e);
+    if (there >= 0) seek(there);
   }
   /** @param {Run | null | undefined} run @param {Run | null | undefined} beside */
   function draw(run, beside) {
@@ -75,7 +79,7 @@ export function together(sides, address) {
     pairs = aligned(kindsOf(run.whole), kindsOf(beside.whole), first);
     seek(nearest(pairs, standing()));
   }
-  return { bar, leader: { move, play }, draw, follow, at: () => pairs[place] };
+  return { bar, leader: { move, play }, draw, follow, find, at: () => pairs[place] };
 }
 
 /**
