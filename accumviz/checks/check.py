@@ -234,13 +234,16 @@ def _unjudged(case: Case) -> dict[str, str]:
 def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
     found: dict[tuple[str, str, int, str], Finding] = {}
     explained: list[tuple[str, _Owner]] = []
+    between: list[tuple[str, _Owner]] = []  # by what only a comparison of ranks can find
     facts = [one.facts for one in judged if one.facts is not None]
     for rule in RULES:
-        mine = [finding for one in judged for finding in one.found.get(rule.name, ())]
+        mine = [f for one in judged for f in one.found.get(rule.name, ()) if not _explained(between, f)]
         if rule.compare is not None and facts:
             # In one ledger the optimizers of all ranks are numbered through.
             apart = [f if judged[0].rank is not None else replace(f, rank=None) for f in rule.compare(facts)]
-            mine += [f for f in apart if not _explained(explained, f)]
+            apart = [f for f in apart if not _explained(explained, f)]
+            between += [(name, _owner(f)) for f in apart for name in rule.explains]
+            mine += apart
         for finding in mine:
             key = (finding.rule, finding.file, finding.line, finding.source)
             if key in found:  # one line, in several ranks or for several objectives

@@ -82,6 +82,7 @@ class Recording:
         self._norms = BatchNorms(named.modules.values())
         self._steps: list[_Step] = []
         self._entered = self._closed = False
+        self._unmoved = True  # until the weights were read for the first time
         self._failure, self._failures = "", len(patches.failures)
         self._notes: list[str] = []
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
@@ -346,6 +347,10 @@ class Recording:
             self._sketches.take(running, running.changed, self._leaves.wire)
         if running.syncs:
             self._collectives.finish(running)
+        if self._unmoved and self._leaves.small:
+            self._weigh(running)
+            if running.late:
+                running.send(self._leaves.wire)
         self._finish(running)
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
@@ -521,8 +526,8 @@ class Recording:
         if changed:
             row.changed = changed
             (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
-        if kind == "step" and self._leaves.small:
-            self._leaves.weigh(row)
+        if (kind == "step" or self._unmoved) and self._leaves.small:
+            self._weigh(row)
         if self._sketches is not None and (changed or kind == "step"):
             read_by_it = self._optimizers.leaves()[details["optimizer_index"]] if kind == "step" else changed
             self._sketches.take(row, read_by_it, self._leaves.wire)
@@ -530,6 +535,11 @@ class Recording:
             row.send(self._leaves.wire)
         row.present = bytes(self._leaves.present)
         self._finish(row)
+
+    def _weigh(self, row: Row) -> None:
+        """The weights after a step; and at the first event, so that it is known where they began."""
+        self._unmoved = False
+        self._leaves.weigh(row)
 
     def _finish(self, row: Row) -> None:
         self._rows.finish(row)

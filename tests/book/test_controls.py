@@ -20,7 +20,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "finger": {"mode": "dark", "width": 375, "has_touch": True},
     "keyboard": {"mode": "light", "reduced_motion": "reduce"},
 }
-SCOPES = ".av-xtop, .av-frame"
+SCOPES = ".av-xtop, .av-both, .av-frame"
 PREPARE = """() => {
     const parts = "button, a[href], input, select, canvas, .av-row, .av-node, [tabindex='0']";
     const many = /av-no|av-row|av-node/; // one stands for all of these
@@ -50,7 +50,7 @@ PREPARE = """() => {
     };
     /** What is said of it without a picture. */
     window.told = scope => [
-        ...[".av-say", ".av-in-grad > .av-note", ".av-told"].map(name => scope.querySelector(name)?.textContent),
+        ...[".av-say", ".av-count", ".av-in-grad > .av-note", ".av-told"].map(name => scope.querySelector(name)?.textContent),
         scope.querySelector(".av-row[aria-selected=true] .av-of")?.title,
         scope.querySelector(".av-line[aria-current]")?.textContent,
     ].join("\\n");
@@ -62,12 +62,13 @@ PREPARE = """() => {
             if (!slider.checkVisibility() || beside.includes(text)) continue;
             found.push(`a slider says ${text}, beside it stands ${beside}`);
         }
-        if (!scrub?.checkVisibility()) return found;
+        if (!scrub?.checkVisibility() || !one(".av-say")) return found;
         const said = one(".av-say").textContent, at = scrub.getAttribute("aria-valuetext"), link = one(".av-top a");
-        const count = `${Number(scrub.value) + 1} / ${Number(scrub.max) + 1}`, n = link.hash.match(/&n=(\\d+)/);
-        if (!said.includes(at)) found.push(`the slider says ${at}, the sentence ${said}`);
-        if (one(".av-count").textContent.replaceAll(",", "") !== count) found.push(`the count is not ${count}`);
-        if (n && Number(n[1]) < one(".av-sub input").max && !/run/.test(said)) found.push(`${n[0]}, but ${said}`);
+        const n = link.hash.match(/&n=(-?\\d+)/), event = at.match(/^Event (\\d+)/);
+        const count = event ? `event ${event[1]} / ` : "start / ", forward = n && Number(n[1]) < 0;
+        if (!forward && !said.includes(at)) found.push(`the slider says ${at}, the sentence ${said}`);
+        if (!one(".av-count").textContent.replaceAll(",", "").startsWith(count)) found.push(`the count is not ${count}`);
+        if (n && Number(n[1]) < one(".av-sub input").max / 2 && !/run|builds/.test(said)) found.push(`${n[0]}, but ${said}`);
         return found;
     };
     // A page draws in the next frame, and some of what it draws is measured in the one after.
@@ -163,7 +164,8 @@ class Hand:
         """A button that has nothing to do, such as 'previous' at the start, gets something to do."""
         if name.startswith(("INPUT", "SELECT", "CANVAS")):
             return  # the other way round is enough for these
-        other = "BUTTON previous event" if "next" in name else "BUTTON next event"
+        what = "moment" if "moment" in name else "event"
+        other = f"BUTTON previous {what}" if "next" in name else f"BUTTON next {what}"
         beside = {"BUTTON fit the whole graph": "BUTTON zoom in"}.get(name, other)
         control = self.named(scope, beside if beside in names else names[names.index(name) - 1])
         if control is not None:
@@ -219,7 +221,7 @@ def assert_permalinks_restore(watched: Any, scopes: Any, used: list[int], fresh:
             fresh.goto(address + link)
             fresh.evaluate(PREPARE)
         forms.add(form)
-        fresh.locator(SCOPES).nth(i).locator(".av-say").wait_for(state="attached")
+        fresh.locator(SCOPES).nth(i).locator(".av-count, .av-say").first.wait_for(state="attached")
         fresh.evaluate(SETTLE)
         assert fresh.locator(SCOPES).nth(i).evaluate("scope => told(scope)") == told, link
 

@@ -331,7 +331,8 @@ def test_weights_of_small_parameters_are_kept_at_steps(tmp_path: Path) -> None:
             found = ledger.weights(name)
             assert found.shape[0] == len(ledger)
             assert np.array_equal(found[steps], np.array(values))
-            assert np.isnan(np.delete(found, steps, axis=0)).all()
+            assert np.isfinite(found[0]).all(), "where they began"
+            assert np.isnan(np.delete(found, [0, *steps], axis=0)).all()
         assert ledger.weights("1.weight").size == 0
 
 
@@ -511,7 +512,8 @@ def test_ranks_keep_what_each_knew() -> None:
         own = [event.index for event in ledger.of("step")]
         found = merged.weights(f"rank {rank} · bias")
         assert np.array_equal(found[mine], ledger.weights("bias")[own])
-        assert np.isnan(np.delete(found, mine, axis=0)).all()
+        first = next(event.index for event in merged.events if event.rank == rank)
+        assert np.isnan(np.delete(found, [first, *mine], axis=0)).all()
     assert len(merged.of("loader")) == 4
 
 
@@ -536,6 +538,21 @@ def test_a_ledger_made_by_hand_takes_all_of_it() -> None:
     assert ledger.columns[1].frames == (("a.py", 3, "f()"),)
     assert ledger.weights("w")[2].tolist() == [1.0, 2.0]
     assert np.isnan(ledger.weights("w")[:2]).all()
+
+
+def test_weights_are_known_from_the_first_event_on_whatever_it_is() -> None:
+    for first in ("zero_grad", "backward"):
+        w = torch.tensor([1.0], requires_grad=True)
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        with av.record(w, optimizer) as recording:
+            if first == "zero_grad":
+                optimizer.zero_grad()
+            (3 * w).sum().backward()
+            optimizer.step()
+        found = recording.ledger.weights("w").ravel()
+        assert found[0] == 1.0
+        assert found[-1] == pytest.approx(0.7)
+        assert np.isnan(found[1:-1]).all()
 
 
 # --- the same training ----------------------------------------------------------------------------

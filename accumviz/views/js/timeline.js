@@ -10,6 +10,7 @@ import { OWN_SCALES } from "./words.js";
 import { geometry } from "./geometry.js";
 import { drawHeat } from "./heat.js";
 import { drawLanes } from "./lanes.js";
+import { pointedAt } from "./light.js";
 import { clamp } from "./numbers.js";
 import { inksOf, penOn } from "./pen.js";
 import { drawNames, drawRules, drawSaved } from "./rules.js";
@@ -36,15 +37,20 @@ export function remarks({ keys, heat, note }, events, { ruled, bars }) {
   ].join(" ");
 }
 
+/** A line of code may have run thousands of times. */
+const MOST_LIT = 60;
+
 /** @param {App} app */
-export function timePane({ ledger, data, go, at }) {
+export function timePane(app) {
+  const { ledger, data, go, at } = app;
   const { length, count } = ledger;
   const names = namesOf(ledger);
   const saved = Boolean(ledger.events.b);
   const canvas = h("canvas", { role: "img", "aria-label": `Timeline: ${data.about}` });
   const head = h("i.av-playhead");
   const band = h("i.av-band");
-  const plot = h("div.av-plot", {}, canvas, band, head);
+  const warm = h("span.av-warmed");
+  const plot = h("div.av-plot", {}, canvas, band, head, warm);
   const legend = h("p.av-note");
   /** @type {Geometry | undefined} */
   let place;
@@ -68,15 +74,17 @@ export function timePane({ ledger, data, go, at }) {
     const keys = data.keys.filter(([, name]) => place.ruled || !name.startsWith("rule"));
     const swatches = keys.map(([text, name, color]) =>
       h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text));
+    const heavy = place.bars ? "Heavy line: .grad." : "";
+    const bytes = saved ? "Saved: bytes of saved tensors before and after." : "";
     const scales = place.bars && ledger.ownScales ? OWN_SCALES : "";
-    legend.replaceChildren(...swatches, `${scales} ${remarks(data, length, place)}`);
+    legend.replaceChildren(...swatches, `${heavy} ${bytes} ${scales} ${remarks(data, length, place)}`);
   }
   /** Put the marks where the player stands. @param {At} state */
   function draw({ e, p }) {
     if (!place) return;
     const { left, width, column, top, lane } = place;
     const x = clamp(left + e * column, left, width - 2);
-    head.style.cssText = `width: ${Math.max(column, 2)}px; transform: translateX(${x}px)`;
+    head.style.cssText = `width: ${e < 0 ? 2 : Math.max(column, 2)}px; transform: translateX(${x}px)`;
     band.style.cssText = `top: ${top + lane * p}px; height: ${p < 0 ? 0 : Math.max(lane, 3)}px`;
   }
   /** @param {PointerEvent} event */
@@ -88,7 +96,20 @@ export function timePane({ ledger, data, go, at }) {
     go({ e, ...(event.type !== "pointermove" && p >= 0 && p < count ? { p } : {}) });
   }
   pointing(plot, point);
-  return { ...pane("time", "Timeline", plot, legend), paint, draw };
+  /** The event under a pointer. @param {PointerEvent} event */
+  function under({ clientX }) {
+    if (!place) return undefined;
+    const e = Math.floor((clientX - canvas.getBoundingClientRect().left - place.left) / place.column);
+    return e >= 0 && e < length ? [e] : undefined;
+  }
+  pointedAt(app, plot, under);
+  /** @param {Set<number>} lit */
+  function light(lit) {
+    const { left = 0, column = 0 } = place ?? {};
+    warm.replaceChildren(...[...lit].filter((e) => e >= 0).slice(0, MOST_LIT).map((e) =>
+      h("i", { style: `left: ${left + e * column}px; width: ${Math.max(column, 2)}px` })));
+  }
+  return { ...pane("time", "Timeline", plot, legend), paint, draw, light };
 }
 
 /**
