@@ -49,6 +49,7 @@ FLOORS = {
             "style",
             "table",
             "timeline",
+            "weights",
             "words",
         )
     },
