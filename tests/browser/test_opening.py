@@ -252,6 +252,18 @@ def test_what_is_pointed_at_lights_up_in_the_other_panes(show: Show, how: str) -
     assert lit["shares"] == ["0.5", "0.5"]
 
 
+def test_what_is_lit_on_the_timeline_stays_with_its_event_when_the_width_changes(show: Show) -> None:
+    page = show(shared(), reduced_motion="reduce", width=1280).page
+    page.locator(".av-scrub").focus()
+    page.keyboard.press("End")
+    drawn(page)
+    for width in (1280, 700):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(200)
+        lit, head = (page.locator(part).bounding_box() for part in (".av-warmed i", ".av-playhead"))
+        assert (lit["x"], lit["width"]) == pytest.approx((head["x"], head["width"]), abs=1.5)
+
+
 def test_a_node_a_segment_and_an_event_light_up_the_line_as_the_line_does_them(show: Show) -> None:
     page = show(shared(), reduced_motion="reduce", width=1280).page
     page.get_by_role("button", name="next event").click()

@@ -54,6 +54,8 @@ export function timePane(app) {
   const legend = h("p.av-note");
   /** @type {Geometry | undefined} */
   let place;
+  /** @type {Set<number>} */
+  let last = new Set();
 
   function paint() {
     if (!plot.clientWidth) return;
@@ -68,6 +70,7 @@ export function timePane(app) {
     if (saved) drawSaved(pen, inks, ledger, place);
     explain(place);
     draw(at());
+    light(last);
   }
   /** @param {Geometry} place */
   function explain(place) {
@@ -105,6 +108,7 @@ export function timePane(app) {
   pointedAt(app, plot, under);
   /** @param {Set<number>} lit */
   function light(lit) {
+    last = lit;
     const { left = 0, column = 0 } = place ?? {};
     warm.replaceChildren(...[...lit].filter((e) => e >= 0).slice(0, MOST_LIT).map((e) =>
       h("i", { style: `left: ${left + e * column}px; width: ${Math.max(column, 2)}px` })));
