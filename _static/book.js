@@ -62,7 +62,7 @@
     drawer.addEventListener("close", settle);
     drawer.addEventListener("click", (event) => {
       const on = /** @type {Element} */ (event.target);
-      if (on === drawer || on.closest("a, .book-close, .search-button")) drawer.close();
+      if (on === drawer || on.closest("a, .book-close, .book-find")) drawer.close();
     });
     wide.addEventListener("change", () => (drawer.open ? drawer.close() : settle()));
     settle();
@@ -71,7 +71,7 @@
   function searching() {
     const [dialog] = /** @type {HTMLDialogElement[]} */ (all(".book-asked"));
     const toggle = () => (dialog.open ? dialog.close() : dialog.showModal());
-    pressed(".search-button", toggle);
+    pressed(".book-find", toggle);
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
     addEventListener("keydown", (event) => {
       if ((event.ctrlKey || event.metaKey) && !event.shiftKey && !event.altKey && event.key.toLowerCase() === "k") {
