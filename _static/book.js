@@ -1,5 +1,6 @@
 /** What a page of the book does beside its figures: colours, the list of chapters, search, copying, printing. */
-(() => {
+"use strict";
+{
   const root = document.documentElement;
   const wide = matchMedia("(min-width: 62rem)");
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -175,4 +176,4 @@
   following();
   code();
   marks();
-})();
+}

@@ -1,5 +1,6 @@
-/** Search by section: the text of every section stands in searchindex.js, so that a page opened as a file finds, too. */
-(() => {
+/** Search by section: their text stands in searchindex.js, so that a page opened as a file finds, too. */
+"use strict";
+{
   /** @typedef {{url: string, title: string, page: string, text: string, weight: number}} Section */
   /** @type {Section[]} */
   const sections = /** @type {any} */ (window).BOOK_SECTIONS || [];
@@ -57,21 +58,25 @@
     return made;
   }
 
-  const asked = (new URLSearchParams(location.search).get("q") || "").trim();
-  const words = [...new Set(asked.toLowerCase().split(/[\s()[\]"'`,;]+/).filter(Boolean))];
-  for (const field of document.querySelectorAll("input[name=q]")) /** @type {HTMLInputElement} */ (field).value = asked;
-  if (!words.length) return;
-  const results = ranked(words);
-  const list = element("ul", { class: "search" });
-  for (const { section } of results.slice(0, 40)) {
-    const [page, anchor] = section.url.split("#");
-    const address = `${page}?marked=${encodeURIComponent(words.join(" "))}${anchor ? `#${anchor}` : ""}`;
-    const link = element("a", { href: address }, section.title);
-    const where = section.page === section.title ? [] : [element("span", { class: "book-where" }, section.page)];
-    list.append(element("li", {}, link, ...where, element("p", {}, ...excerpt(section.text, words))));
+  function show() {
+    const asked = (new URLSearchParams(location.search).get("q") || "").trim();
+    const words = [...new Set(asked.toLowerCase().split(/[\s()[\]"'`,;]+/).filter(Boolean))];
+    const fields = /** @type {NodeListOf<HTMLInputElement>} */ (document.querySelectorAll("input[name=q]"));
+    for (const field of fields) field.value = asked;
+    if (!words.length) return;
+    const results = ranked(words);
+    const list = element("ul", { class: "search" });
+    for (const { section } of results.slice(0, 40)) {
+      const [page, anchor] = section.url.split("#");
+      const address = `${page}?marked=${encodeURIComponent(words.join(" "))}${anchor ? `#${anchor}` : ""}`;
+      const link = element("a", { href: address }, section.title);
+      const where = section.page === section.title ? [] : [element("span", { class: "book-where" }, section.page)];
+      list.append(element("li", {}, link, ...where, element("p", {}, ...excerpt(section.text, words))));
+    }
+    found.append(list);
+    count.textContent = results.length
+      ? `${results.length} section${results.length === 1 ? "" : "s"} with “${asked}”.`
+      : `No section has “${asked}”. Fewer words, or the beginning of one, find more.`;
   }
-  found.append(list);
-  count.textContent = results.length
-    ? `${results.length} section${results.length === 1 ? "" : "s"} with “${asked}”.`
-    : `No section has “${asked}”. Fewer words, or the beginning of one, find more.`;
-})();
+  show();
+}

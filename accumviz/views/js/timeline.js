@@ -9,7 +9,7 @@ import { h, pane } from "./dom.js";
 import { OWN_SCALES } from "./words.js";
 import { geometry } from "./geometry.js";
 import { drawHeat } from "./heat.js";
-import { drawLanes } from "./lanes.js";
+import { drawLanes, WORDY } from "./lanes.js";
 import { clamp } from "./numbers.js";
 import { inksOf, penOn } from "./pen.js";
 import { drawNames, drawRules, drawSaved } from "./rules.js";
@@ -25,15 +25,27 @@ function namesOf(ledger) {
 }
 
 /** What the legend explains in words. @param {Data} data @param {number} events @param {Geometry} place */
-export function remarks({ keys, heat, note }, events, { ruled, bars }) {
+export function remarks({ keys, heat, note }, events, { ruled, bars, column }) {
   const unruled = !ruled && keys.some(([, name]) => name.startsWith("rule"));
   const coarse = !bars && heat && heat.w < events;
   return [
     unruled ? "Lines of events less than 3 px apart are left out." : "",
+    bars && column < WORDY ? "∅: .grad is None." : "",
     bars ? "" : "Stronger: a larger contribution; grey: .grad without one; ink: not finite.",
     coarse ? `A pixel shows the largest of ${Math.ceil(events / heat.w)} events.` : "",
     note,
   ].join(" ");
+}
+
+/**
+ * What the drawing has beside the parts of a gradient: text, look and colour.
+ * @param {boolean} bars @param {boolean} saved
+ */
+function marks(bars, saved) {
+  return [
+    ...(bars ? [[".grad after the event", "end", "var(--av-text)"]] : []),
+    ...(saved ? [["saved tensors, before and after", "bytes", "var(--av-muted)"]] : []),
+  ];
 }
 
 /** @param {App} app */
@@ -66,7 +78,7 @@ export function timePane({ ledger, data, go, at }) {
   /** @param {Geometry} place */
   function explain(place) {
     const keys = data.keys.filter(([, name]) => place.ruled || !name.startsWith("rule"));
-    const swatches = keys.map(([text, name, color]) =>
+    const swatches = [...keys, ...marks(place.bars, saved)].map(([text, name, color]) =>
       h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text));
     const scales = place.bars && ledger.ownScales ? OWN_SCALES : "";
     legend.replaceChildren(...swatches, `${scales} ${remarks(data, length, place)}`);
