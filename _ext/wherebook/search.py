@@ -22,7 +22,9 @@ def said(node: nodes.Node, around: nodes.Node) -> Iterator[str]:
     for child in node.children:
         if isinstance(child, nodes.Text):
             yield child.astext()
-        elif isinstance(child, UNSAID) or is_entry(child) or (child.parent is around and isinstance(child, nodes.title)):
+        elif (
+            isinstance(child, UNSAID) or is_entry(child) or (child.parent is around and isinstance(child, nodes.title))
+        ):
             continue
         else:
             yield from said(child, around)

@@ -11,6 +11,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -105,17 +106,20 @@ def kept(css: str, words: Collection[str]) -> str:
 
 
 def without_unused(css: str, said: str) -> str:
-    """A style sheet without the variables and motions that nothing asks for, neither itself nor a page.
+    """A style sheet without the variables that nothing asks for, neither itself nor a page.
 
     >>> without_unused("a{--b:1;--c:var(--d);--d:2;e:var(--c)}", "")
     'a{--c:var(--d);--d:2;e:var(--c)}'
     """
-    while True:
-        used = set(re.findall(r"--[\w-]+(?=\s*[,)])", css + said))
-        fewer = VARIABLE.sub(lambda found: found[0] if found[1] in used else "", css)
-        if fewer == css:
-            return re.sub(r"[^{};]+\{\}", "", css)
-        css = fewer
+    before = ""
+    while before != css:
+        before, used = css, set(re.findall(r"--[\w-]+(?=\s*[,)])", css + said))
+        css = VARIABLE.sub(partial(_if_used, used), css)
+    return re.sub(r"[^{};]+\{\}", "", css)
+
+
+def _if_used(used: Collection[str], found: re.Match[str]) -> str:
+    return found[0] if found[1] in used else ""
 
 
 def tight(css: str) -> str:
@@ -160,7 +164,9 @@ def clear(static: Path) -> None:
 
 def name_by_contents(out: Path, pages: list[Path]) -> None:
     names = [*(f"_static/{path.name}" for path in (out / "_static").iterdir()), "searchindex.js"]
-    version = {name: hashlib.sha256((out / name).read_bytes()).hexdigest()[:8] for name in names if (out / name).exists()}
+    version = {
+        name: hashlib.sha256((out / name).read_bytes()).hexdigest()[:8] for name in names if (out / name).exists()
+    }
     for page in pages:
         text = page.read_text("utf-8")
         for name, digest in version.items():

@@ -32,6 +32,13 @@ FAULTS = {
     "what outgrows the page": "<p style='width: 330px'>wide words</p>",
     "bars that are cut": "<div class='av-measured'><div class='av-scroll' style='width: 50px; overflow: auto'>"
     "<div class='av-bar' style='width: 90px'></div></div></div>",
+    "length of lines": 3
+    * f"<section style='width: 70rem'><p style='line-height: 20px'>{'some words ' * 60}</p></section>",
+    "lines without numbers": "<div class='cell_input'><pre>a\nb.backward()\nc</pre></div>",
+    "code that is cut": "<details><summary>More</summary>"
+    "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></details>",
+    "code that hides its end": "<div class='cell_input'>"
+    "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></div>",
     "axe, all unfolded": "<details><summary>More</summary><input></details>",
 }
 VISITS: dict[str, Any] = {"light": looks.LIGHT, "dark": looks.DARK, "phone": looks.PHONE}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import random
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -39,7 +42,8 @@ class Cost:
     requests: int
     kilobytes: float  # gzip
     shift: float
-    ready: float  # seconds, the processor slowed
+    ready: float  # seconds by the clock, the processor slowed: others at work on the machine are in it
+    worked: float  # seconds of the page's own thread, slowed
     shifts: list[dict[str, Any]]
 
 
@@ -49,17 +53,18 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280) -> Cost:
-    """Visit a page as nobody who has been there: nothing is kept from an earlier visit."""
+    """Visit a page as somebody who has never been there: nothing is kept from an earlier visit."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="light")
     page = context.new_page()
     responses: list[Any] = []
     page.on("response", lambda response: responses.append(response))  # Playwright marks its listeners
     page.add_init_script(f"({SHIFTS})()")
-    context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": slowed})
+    tab = context.new_cdp_session(page)
+    # in the thread's own time, which stands still while others have the processor
+    tab.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.goto(address, wait_until="commit")
     page.wait_for_function(READY, timeout=60_000)
-    ready = page.evaluate("performance.now()") / 1000
-    context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": 1})
+    worked = {one["name"]: one["value"] for one in tab.send("Performance.getMetrics")["metrics"]}["TaskDuration"]
     page.wait_for_timeout(500)
     for _ in range(12):
         page.mouse.wheel(0, 800)
@@ -68,8 +73,27 @@ def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280) -> Co
     shift, shifts = page.evaluate(WORST), page.evaluate("shifts")
     fetched = [response for response in responses if response.url.startswith("http")]
     weight = sum(len(gzip.compress(response.body(), 6)) for response in fetched) / 1000
+    tab.send("Emulation.setCPUThrottlingRate", {"rate": slowed})
+    page.goto("about:blank")
+    page.goto(address, wait_until="commit")
+    page.wait_for_function(READY, timeout=60_000)
+    ready = page.evaluate("performance.now()") / 1000
     context.close()
-    return Cost(len(fetched), weight, shift, ready, shifts)
+    return Cost(len(fetched), weight, shift, ready, slowed * worked, shifts)
+
+
+def noise(length: int, seed: str) -> bytes:
+    """Letters that cannot be packed."""
+    return random.Random(seed).randbytes(length // 2).hex().encode()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    httpd.server_close()
 
 
 def table(site: Path) -> str:
@@ -78,20 +102,16 @@ def table(site: Path) -> str:
     sys.path.insert(0, str(Path(__file__).parent))
     import chromium
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
     pages = sorted(path for path in site.rglob("*.html") if site / "_static" not in path.parents)
-    lines = [f"{'page':32}{'KB':>7}{'asked':>7}{'shift':>8}{'ready':>8}"]
-    with sync_playwright() as playwright:
+    lines = [f"{'page':32}{'KB':>7}{'asked':>7}{'shift':>8}{'worked':>8}{'ready':>8}"]
+    with sync_playwright() as playwright, served(site) as address:
         browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
         for path in pages:
             name = path.relative_to(site).as_posix()
-            found = cost(browser, f"http://127.0.0.1:{httpd.server_port}/{name}")
-            lines.append(f"{name:32}{found.kilobytes:7.0f}{found.requests:7}{found.shift:8.3f}{found.ready:8.2f}")
-            lines += [f"    {one['value']:.3f} at {one['at']:.0f} ms: {one['what'][:100]}" for one in found.shifts if one["value"] > 0.01]
+            found = cost(browser, f"{address}/{name}")
+            numbers = f"{found.kilobytes:7.0f}{found.requests:7}{found.shift:8.3f}{found.worked:8.2f}{found.ready:8.2f}"
+            lines.append(f"{name:32}{numbers}")
         browser.close()
-    httpd.shutdown()
-    httpd.server_close()
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from accumviz.views.player import play
 from tests.toys import ROWS, W, chain, toy
 
 Open = Callable[..., Any]
-CUT = """wins => wins.filter(win => win.scrollHeight > win.clientHeight + 1 && getComputedStyle(win).overflowY !== "visible")
+CUT = """wins => wins
+    .filter(win => win.scrollHeight > win.clientHeight + 1 && getComputedStyle(win).overflowY !== "visible")
     .map(win => `${win.parentElement.className}: ${win.scrollHeight} in ${win.clientHeight}`)"""
 
 
@@ -31,7 +33,7 @@ def test_what_a_pane_scrolls_on_a_screen_is_whole_on_paper(watch: Open, tmp_path
     )
     assert {inside for inside, _, _ in boxes} == {"avoid"}
     tops = sorted(boxes, key=lambda box: box[1])
-    assert all(upper[2] <= lower[1] + 1 for upper, lower in zip(tops, tops[1:], strict=False))
+    assert all(upper[2] <= lower[1] + 1 for upper, lower in itertools.pairwise(tops))
 
 
 def test_every_mark_of_a_timeline_is_in_its_legend(watch: Open, tmp_path: Path) -> None:
