@@ -68,7 +68,8 @@ def number_lines(app: Sphinx, doctree: nodes.document) -> None:
     """The lines of a cell that figures speak of have numbers."""
     for block in doctree.findall(nodes.literal_block):
         text = block.astext()
-        if "cell_input" in getattr(block.parent, "attributes", {}).get("classes", []) and SPOKEN_OF.search(text):
+        is_cell = "cell_input" in getattr(block.parent, "attributes", {}).get("classes", [])
+        if is_cell and SPOKEN_OF.search(text) and "av.predict(" not in text:
             block["linenos"] = text.count("\n") > 1
 
 

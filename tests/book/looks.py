@@ -111,13 +111,16 @@ UNDRAWN = """async () => {
 }"""
 # Code that a reader has to move sideways to read; on a narrow screen, where nothing says so or no key does it.
 SIDEWAYS = """() => {
-    document.querySelectorAll('details').forEach(details => { details.open = true; });
-    return [...document.querySelectorAll('article pre')].filter(pre => pre.scrollWidth > pre.clientWidth + 1)
+    const folded = [...document.querySelectorAll('details:not([open])')];
+    for (const one of folded) one.open = true;
+    const cut = [...document.querySelectorAll('article pre')].filter(pre => pre.scrollWidth > pre.clientWidth + 1)
         .map(pre => `${pre.scrollWidth - pre.clientWidth} px of ${pre.textContent.trim().slice(0, 80)}`);
+    for (const one of folded) one.open = false;
+    return cut;
 }"""
 UNSAID = """() => [...document.querySelectorAll('article .cell_input pre')].filter(pre => {
     const {overflowX, backgroundAttachment} = getComputedStyle(pre);
-    return pre.scrollWidth > pre.clientWidth + 1
+    return pre.checkVisibility() && pre.scrollWidth > pre.clientWidth + 1
         && !(overflowX === 'auto' && backgroundAttachment.includes('local') && pre.tabIndex === 0);
 }).map(pre => pre.textContent.trim().slice(0, 80))"""
 # Of paragraphs of three lines or more, how many letters stand on their full lines.
@@ -136,7 +139,7 @@ MEASURE = """() => {
 UNNUMBERED = """() => [...document.querySelectorAll('article .cell_input pre')].filter(pre => {
     const text = pre.textContent.trim();
     const spoken = /\\.(backward|step|zero_grad)\\(/.test(text) && text.split('\\n').length > 2;
-    return spoken && !pre.querySelector('.linenos');
+    return spoken && !text.includes('av.predict(') && !pre.querySelector('.linenos');
 }).map(pre => pre.textContent.trim().slice(0, 80))"""
 UNFOLD = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 # As long as a page that has loaded may still begin to ask for something.
@@ -197,10 +200,10 @@ LIGHT: dict[str, Look] = {
     "pictures without words": script(SILENT),
     "what moves": script(MOVING),
     "equations": script(UNDRAWN),
-    "axe": axe(),
     "length of lines": script(MEASURE),
     "lines without numbers": script(UNNUMBERED),
     "code that is cut": script(SIDEWAYS),
+    "axe": axe(),
     "complaints": quiet,
 }
 DARK: dict[str, Look] = {

@@ -31,15 +31,15 @@ def test_no_page_brings_a_script_or_a_font_of_icons(site: Path) -> None:
     assert not any("fontawesome" in path.read_text("utf-8").lower() for path in (site / "_static").iterdir())
 
 
-SLOW = "<h1>Slow</h1><script>const end = performance.now() + 600; while (performance.now() < end);</script>"
-JUMPS = "<h1>Jumps</h1><p>Words</p><script>setTimeout(() => document.querySelector('h1').style.height = '400px', 200)"
+SLOW = "<h1>Slow</h1><script>const end = performance.now() + 1500; while (performance.now() < end);</script>"
+JUMPS = "<h1>Jumps</h1><p style='height: 500px'>Words</p><script>setTimeout(() => document.querySelector('h1').style.height = '400px', 200)"
 JUMPS += "</script>"
 HEAVY = "<h1>Heavy</h1><script src='a.js'></script><script src='b.js'></script>"
 
 
 @pytest.mark.parametrize(
     ("body", "what", "least"),
-    [(SLOW, "worked", 2.0), (JUMPS, "shift", 0.1), (HEAVY, "requests", 3), (HEAVY, "kilobytes", 600)],
+    [(SLOW, "worked", 0.8), (JUMPS, "shift", 0.1), (HEAVY, "requests", 3), (HEAVY, "kilobytes", 600)],
 )
 def test_the_scales_find_what_is_slow_what_jumps_and_what_is_heavy(
     body: str, what: str, least: float, browser: Browser, tmp_path: Path
