@@ -32,8 +32,8 @@ def test_no_page_brings_a_script_or_a_font_of_icons(site: Path) -> None:
 
 
 SLOW = "<h1>Slow</h1><script>const end = performance.now() + 1500; while (performance.now() < end);</script>"
-JUMPS = "<h1>Jumps</h1><p style='height: 500px'>Words</p><script>setTimeout(() => document.querySelector('h1').style.height = '400px', 200)"
-JUMPS += "</script>"
+JUMPS = "<h1>Jumps</h1><p style='height: 500px'>Words</p>"
+JUMPS += "<script>setTimeout(() => document.querySelector('h1').style.height = '400px', 200)</script>"
 HEAVY = "<h1>Heavy</h1><script src='a.js'></script><script src='b.js'></script>"
 
 
