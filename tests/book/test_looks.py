@@ -34,6 +34,13 @@ FAULTS = {
     "<div class='av-bar' style='width: 90px'></div></div></div>",
     "axe when narrow": "<details><summary>More</summary><input></details>"
     f"<div style='width: 90px; height: 40px; overflow: auto'>{'<p>wide words</p>' * 9}</div>",
+    "length of lines": 3
+    * f"<section style='width: 70rem'><p style='line-height: 20px'>{'some words ' * 60}</p></section>",
+    "lines without numbers": "<div class='cell_input'><pre>a\nb.backward()\nc</pre></div>",
+    "code that is cut": "<details><summary>More</summary>"
+    "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></details>",
+    "code that hides its end": "<div class='cell_input'>"
+    "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></div>",
 }
 VISITS: dict[str, Any] = {
     "light": looks.LIGHT,

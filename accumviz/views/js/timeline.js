@@ -9,7 +9,7 @@ import { h, pane } from "./dom.js";
 import { OWN_SCALES } from "./words.js";
 import { geometry } from "./geometry.js";
 import { drawHeat } from "./heat.js";
-import { drawLanes } from "./lanes.js";
+import { drawLanes, WORDY } from "./lanes.js";
 import { pointedAt } from "./light.js";
 import { clamp } from "./numbers.js";
 import { inksOf, penOn } from "./pen.js";
@@ -26,11 +26,12 @@ function namesOf(ledger) {
 }
 
 /** What the legend explains in words. @param {Data} data @param {number} events @param {Geometry} place */
-export function remarks({ keys, heat, note }, events, { ruled, bars }) {
+export function remarks({ keys, heat, note }, events, { ruled, bars, column }) {
   const unruled = !ruled && keys.some(([, name]) => name.startsWith("rule"));
   const coarse = !bars && heat && heat.w < events;
   return [
     unruled ? "Lines of events less than 3 px apart are left out." : "",
+    bars && column < WORDY ? "∅: .grad is None." : "",
     bars ? "" : "Stronger: a larger contribution; grey: .grad without one; ink: not finite.",
     coarse ? `A pixel shows the largest of ${Math.ceil(events / heat.w)} events.` : "",
     note,
@@ -39,6 +40,17 @@ export function remarks({ keys, heat, note }, events, { ruled, bars }) {
 
 /** A line of code may have run thousands of times. */
 const MOST_LIT = 60;
+
+/**
+ * What the drawing has beside the parts of a gradient: text, look and colour.
+ * @param {boolean} bars @param {boolean} saved
+ */
+function marks(bars, saved) {
+  return [
+    ...(bars ? [[".grad after the event", "end", "var(--av-text)"]] : []),
+    ...(saved ? [["saved tensors, before and after", "bytes", "var(--av-muted)"]] : []),
+  ];
+}
 
 /** @param {App} app */
 export function timePane(app) {
@@ -75,12 +87,10 @@ export function timePane(app) {
   /** @param {Geometry} place */
   function explain(place) {
     const keys = data.keys.filter(([, name]) => place.ruled || !name.startsWith("rule"));
-    const swatches = keys.map(([text, name, color]) =>
+    const swatches = [...keys, ...marks(place.bars, saved)].map(([text, name, color]) =>
       h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text));
-    const heavy = place.bars ? "Heavy line: .grad." : "";
-    const bytes = saved ? "Saved: bytes of saved tensors before and after." : "";
     const scales = place.bars && ledger.ownScales ? OWN_SCALES : "";
-    legend.replaceChildren(...swatches, `${heavy} ${bytes} ${scales} ${remarks(data, length, place)}`);
+    legend.replaceChildren(...swatches, `${scales} ${remarks(data, length, place)}`);
   }
   /** Put the marks where the player stands. @param {At} state */
   function draw({ e, p }) {
