@@ -123,6 +123,12 @@ UNSAID = """() => [...document.querySelectorAll('article .cell_input pre')].filt
     return pre.checkVisibility() && pre.scrollWidth > pre.clientWidth + 1
         && !(overflowX === 'auto' && backgroundAttachment.includes('local') && pre.tabIndex === 0);
 }).map(pre => pre.textContent.trim().slice(0, 80))"""
+# A mark of a legend that does not stand beside its words.
+ASTRAY = """() => [...document.querySelectorAll('.av-key')].filter(key => {
+    const box = key.getBoundingClientRect(), mark = key.querySelector('.av-swatch')?.getBoundingClientRect();
+    return mark && key.checkVisibility() && (mark.width === 0 || mark.top < box.top - 4 || mark.bottom > box.bottom + 4
+        || mark.left < box.left - 4 || mark.right > box.right + 4);
+}).map(key => key.textContent)"""
 # Of paragraphs of three lines or more, how many letters stand on their full lines.
 MEASURE = """() => {
     const counts = [];
@@ -207,6 +213,7 @@ LIGHT: dict[str, Look] = {
     "what moves": script(MOVING),
     "equations": script(UNDRAWN),
     "length of lines": script(MEASURE),
+    "marks that went astray": script(ASTRAY),
     "lines without numbers": script(UNNUMBERED),
     "code that is cut": script(SIDEWAYS),
     "axe": unfolded(),

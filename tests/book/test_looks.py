@@ -36,6 +36,8 @@ FAULTS = {
     f"<div style='width: 90px; height: 40px; overflow: auto'>{'<p>wide words</p>' * 9}</div>",
     "length of lines": 3
     * f"<section style='width: 70rem'><p style='line-height: 20px'>{'some words ' * 60}</p></section>",
+    "marks that went astray": "<span class='av-key' style='position: relative'>"
+    "<i class='av-swatch' style='position: absolute; top: -90px; width: 9px; height: 3px'></i>end</span>",
     "lines without numbers": "<div class='cell_input'><pre>a\nb.backward()\nc</pre></div>",
     "code that is cut": "<details><summary>More</summary>"
     "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></details>",

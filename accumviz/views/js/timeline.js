@@ -47,7 +47,7 @@ const MOST_LIT = 60;
  */
 function marks(bars, saved) {
   return [
-    ...(bars ? [[".grad after the event", "end", "var(--av-text)"]] : []),
+    ...(bars ? [[".grad after the event", "after", "var(--av-text)"]] : []),
     ...(saved ? [["saved tensors, before and after", "bytes", "var(--av-muted)"]] : []),
   ];
 }
