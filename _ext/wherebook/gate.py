@@ -1,9 +1,9 @@
 """Predictions gate: what answers one is shut until the reader has answered it, or asked to be shown.
 
 To a prediction belongs what stands between it and the next one, or the next heading, and is marked as its answer: the
-output of a cell tagged `hide-output`, the output of a cell tagged `answers` (all of the cell, where its source is
-hidden), and anything written with the class `answers`: `{.answers}` in the line above a paragraph. A script opens it;
-without one it stands open. The source of a prediction, which says the answer, stays in the notebook.
+output of a cell tagged `hide-output`, a cell tagged `answers`, and what else has that class: `{.answers}` stands in the
+line above a paragraph. A script opens it; without one it stands open. The source of a prediction, which says the
+answer, stays in the notebook.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ logger = logging.getLogger(__name__)
 
 ASKS = re.compile(r'<div class="accumviz av-predict[^"]*"(?: id="(?P<key>[^"]*)")?(?= data-av-predict=)')
 TITLE = re.compile(r'<p class="av-tag">[^<]*</p>')
-MARK, OUTPUT = "answers", {"tag_answers", "tag_hide-output"}
-UNSEEN = {"tag_hide-input", "tag_remove-input", "tag_hide-cell"}
+MARKS = {"answers", "tag_answers"}
 LINE = '<p class="av-shut"><a href="#{}">Opens with your prediction</a></p>'
 # Excerpts of search results come from the pages' text, whatever of it is shut.
 EXCERPTS = """addEventListener("DOMContentLoaded", () => {
@@ -71,13 +70,9 @@ def answers(node: nodes.Node) -> list[nodes.Node]:
     if not isinstance(node, nodes.Element):
         return []
     classes = set(node.get("classes", ()))
-    if MARK in classes:
+    if MARKS & classes:
         return [node]
-    if not OUTPUT & classes:
-        return []
-    if "tag_answers" in classes and UNSEEN & classes:
-        return [node]
-    return [part for part in node.children if not is_source(part)]
+    return [part for part in node.children if not is_source(part)] if "tag_hide-output" in classes else []
 
 
 def replaced(raw: nodes.raw, pattern: re.Pattern[str], text: str) -> nodes.raw:
@@ -161,7 +156,7 @@ def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         for key, parts in list(runs(parent, "")):
             if key:
                 shut(parts, key)
-            elif any({MARK, "tag_answers"} & set(part.get("classes", ())) for part in (*parts, parts[0].parent)):
+            elif any(MARKS & set(part.get("classes", ())) for part in parts if isinstance(part, nodes.Element)):
                 logger.warning("this is marked as an answer, but no prediction stands above it", location=parts[0])
 
 
