@@ -36,7 +36,9 @@ VIEW = re.compile(
     r'<script type="application/json">(?P<data>.*?)</script>',
     re.DOTALL,
 )
-CARD = re.compile(r'<g class="av-[\w -]*">(?:(?!</g>).)*?<text class="av-title"[^>]*>(?P<title>[^<]*)</text>', re.DOTALL)
+CARD = re.compile(
+    r'<g class="av-[\w -]*">(?:(?!</g>).)*?<text class="av-title"[^>]*>(?P<title>[^<]*)</text>', re.DOTALL
+)
 STYLE = """<style>
 .av-at { background: color-mix(in srgb, var(--pst-color-primary, #0072b2) 9%, transparent); border-radius: 0.2rem;
   padding: 0 0.15em; text-decoration-style: dotted; }
@@ -157,12 +159,11 @@ def named(app: Sphinx, doctree: nodes.document, docname: str, name: str) -> node
     if where and where != docname:
         raise TargetError(f"{name!r} is on another page ({where}); words move figures of their own page")
     found: Any = next((node for node in doctree.findall(nodes.Element) if anchor and anchor in node["ids"]), None)
+    if isinstance(found, nodes.target):  # a label before a cell
+        found = found.next_node(nodes.Element, descend=False, siblings=True)
     if found is None:
         raise TargetError(f"there is no figure {name!r}")
-    # A label before a cell may leave an empty element of its own.
-    while not list(found.findall(nodes.raw)) and found.next_node(descend=False, siblings=True) is not None:
-        found = found.next_node(descend=False, siblings=True)
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def link(app: Sphinx, doctree: nodes.document, docname: str, words: At) -> tuple[str, str]:

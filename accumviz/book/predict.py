@@ -257,9 +257,11 @@ def prediction_html(prediction: Prediction) -> str:
     css, script = style.static("predict.css"), style.static("predict.js")
     return (
         f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><script>{_SHUT}</script>'
-        f'<style>{style.CSS}{css}</style><div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{marked(p.question)}</p>'
+        f"<style>{style.CSS}{css}</style>"
+        f'<div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{marked(p.question)}</p>'
         f'{f"<ul>{offered}</ul>" if offered else ""}{hint}<p class="av-space"></p></div>'
-        f'<details class="av-reveal" open><summary>Show me</summary><p class="av-recorded">{recorded}</p>{figure}{others}'
+        f'<details class="av-reveal" open><summary>Show me</summary>'
+        f'<p class="av-recorded">{recorded}</p>{figure}{others}'
         f'</details><script type="module">{script}</script></div>'
     )
 

@@ -54,7 +54,7 @@ export function byChoice(list, { right, keys }, unique) {
       const mine = said !== null && i === Number(said);
       radio.disabled = true;
       radio.checked = mine;
-      note(i, i === right ? "recorded" : mine ? "your answer" : "");
+      if (mine || i === right) note(i, i === right ? "recorded" : "your answer");
       labels[i].classList.toggle("av-right", i === right);
     });
   }
