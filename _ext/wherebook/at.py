@@ -80,6 +80,7 @@ class View:
     kind: str
     id: str
     data: dict[str, Any]
+    place: nodes.raw | None = None
 
 
 def decoded(text: str) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def decoded(text: str) -> dict[str, Any]:
 def views(node: nodes.Node) -> Iterator[View]:
     for raw in node.findall(nodes.raw):
         for found in VIEW.finditer(raw.astext()):
-            yield View(found["kind"], found["id"], decoded(found["data"]))
+            yield View(found["kind"], found["id"], decoded(found["data"]), raw)
 
 
 def event(view: View, state: str, events: int | None) -> int:
@@ -166,8 +167,8 @@ def named(app: Sphinx, doctree: nodes.document, docname: str, name: str) -> node
     return found  # type: ignore[no-any-return]
 
 
-def link(app: Sphinx, doctree: nodes.document, docname: str, words: At) -> tuple[str, str]:
-    """Address and node ("" for none) that the words lead to."""
+def link(app: Sphinx, doctree: nodes.document, docname: str, words: At) -> tuple[str, str, nodes.raw | None]:
+    """Address that the words lead to, and the drawn node ("" for none) or where the view stands."""
     target = TARGET.fullmatch(words["target"])
     assert target is not None
     name, state = target["name"], target["state"].strip()
@@ -175,10 +176,10 @@ def link(app: Sphinx, doctree: nodes.document, docname: str, words: At) -> tuple
         place = named(app, doctree, docname, name)
         view = next(views(place), None)
         if view is None:
-            return f"#{place['ids'][0] if place['ids'] else name}", str(card(place, state))
+            return f"#{place['ids'][0] if place['ids'] else name}", str(card(place, state)), None
     else:
         view = above(doctree, words)
-    return (at_player if view.kind == "player" else at_explorer)(view, state), ""
+    return (at_player if view.kind == "player" else at_explorer)(view, state), "", view.place
 
 
 def above(doctree: nodes.document, words: At) -> View:
@@ -197,12 +198,15 @@ def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     for words in list(doctree.findall(At)):
         text = html.escape(words.astext())
         try:
-            address, drawn = link(app, doctree, docname, words)
+            address, drawn, view = link(app, doctree, docname, words)
         except TargetError as problem:
             logger.warning("{at}`%s <%s>`: %s", words.astext(), words["target"], problem, location=words)
             words.replace_self(nodes.Text(words.astext()))
             continue
         about = f' data-card="{drawn}"' if drawn else ""
+        if view is not None:  # without a script, no view answers to the address: it is that of the view's place
+            spot = nodes.raw("", f'<noscript><span id="{html.escape(address[1:])}"></span></noscript>', format="html")
+            view.parent.insert(view.parent.index(view), spot)
         written = f'<a class="av-at" href="{html.escape(address)}"{about}>{text}</a>'
         words.replace_self(nodes.raw("", written, format="html") if app.builder.format == "html" else nodes.Text(text))
 

@@ -269,3 +269,14 @@ def test_words_about_a_drawn_graph_point_at_its_node(watch: Open, tmp_path: Path
     assert page.locator("g.av-pointed .av-title").text_content() == "w <b>"
     page.get_by_text("−16").blur()
     assert page.locator("g.av-pointed").count() == 0
+
+
+def test_without_scripts_words_lead_to_the_figure(watch: Open, tmp_path: Path) -> None:
+    labels = {"fig-run": ("page", "fig-run")}
+    gap = nodes.raw("", '<div style="height: 3000px"></div>', format="html")
+    shown = figure(play(LEDGER).to_html())
+    page, _ = pointed(gap, shown, nodes.paragraph("", "", words("fig-run:1")), labels=labels)
+    (tmp_path / "page.html").write_text(PAGE.format(page), "utf-8")
+    window = watch(java_script_enabled=False).page
+    window.goto((tmp_path / "page.html").as_uri() + f"#{play(LEDGER).id}&e=1")
+    assert 0 <= window.locator("details.av-words").bounding_box()["y"] < 900

@@ -8,6 +8,9 @@ export function gate(root, open) {
   if (!root.id) return;
   for (const answer of document.querySelectorAll(`[data-answers="${CSS.escape(root.id)}"]`)) {
     answer.toggleAttribute("data-given", open);
+    if (!open) continue;
+    // What scrolls sideways is reached by the keyboard; a page that looked for it earlier found no width here.
+    for (const pre of answer.querySelectorAll("pre")) if (pre.scrollWidth > pre.clientWidth) pre.tabIndex = 0;
   }
 }
 
