@@ -11,15 +11,23 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
+from wherebook.gate import answers
+
 INDEX = "searchindex.js"
 # Pages that gather what others explain come after them.
-GATHERED = {"chapters/10_audit": 0.5, "bibliography": 0.4}
+GATHERED = {"chapters/12_audit": 0.5, "bibliography": 0.4}
 UNSAID = (nodes.raw, nodes.comment, nodes.math, nodes.math_block, nodes.target, addnodes.index)
 
 
 def said(node: nodes.Node, around: nodes.Node) -> Iterator[str]:
-    """The text of a node without that of the sections, terms and descriptions inside, which are entries themselves."""
+    """The text of a node without that of the sections, terms and descriptions inside, which are entries themselves.
+
+    What answers a prediction is left out: an excerpt would tell it.
+    """
+    shut = {id(part) for part in answers(node)}
     for child in node.children:
+        if id(child) in shut or answers(child) == [child]:
+            continue
         if isinstance(child, nodes.Text):
             yield child.astext()
         elif (

@@ -104,7 +104,8 @@ MOVING = """() => [...document.querySelectorAll('*')].filter(element => {
     return style.animationName !== 'none' || times.some(time => time > 0);
 }).map(element => element.outerHTML.slice(0, 80))"""
 UNDRAWN = """async () => {
-    const all = [...document.querySelectorAll('math')];
+    const waits = math => math.closest('[data-answers]:not([data-given])');
+    const all = [...document.querySelectorAll('math')].filter(math => !waits(math));
     await document.fonts.ready;
     if (all.length && !document.fonts.check('16px "Book Math"')) return ['the font of equations is not there'];
     return all.filter(math => math.getBoundingClientRect().height <= 5).map(math => math.outerHTML.slice(0, 120));
@@ -147,6 +148,10 @@ UNNUMBERED = """() => [...document.querySelectorAll('article .cell_input pre')].
     const spoken = /\\.(backward|step|zero_grad)\\(/.test(text) && text.split('\\n').length > 2;
     return spoken && !text.includes('av.predict(') && !pre.querySelector('.linenos');
 }).map(pre => pre.textContent.trim().slice(0, 80))"""
+# What answers a prediction that nobody has answered, and a bar above one that shows its source.
+EARLY = """() => [...document.querySelectorAll(':is([data-av-state=asked], [data-av-state=retry]) .av-recorded,'
+    + ' [data-answers]:not([data-given]) > :not(.av-shut), .cell:has(.av-predict) :is(details.hide, .cell_input)')]
+    .filter(one => one.checkVisibility()).map(one => one.outerHTML.slice(0, 120))"""
 UNFOLD = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 # As long as a page that has loaded may still begin to ask for something.
 LINGER = "performance.now() > performance.getEntriesByType('navigation')[0].loadEventEnd + 500"
@@ -211,6 +216,7 @@ LIGHT: dict[str, Look] = {
     "text on its ground": script(CONTRAST),
     "pictures without words": script(SILENT),
     "what moves": script(MOVING),
+    "answers before their time": script(EARLY),
     "equations": script(UNDRAWN),
     "length of lines": script(MEASURE),
     "marks that went astray": script(ASTRAY),

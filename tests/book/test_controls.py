@@ -274,6 +274,15 @@ def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
             radio = root.locator("> .av-ask .av-choice input").first
             radio.press(" ") if way == "keyboard" else hand.act(radio.element_handle(), again=False)
         hand.act(root.locator("> .av-ask .av-check").element_handle(), again=False)
+        if root.get_attribute("data-av-state") == "retry":
+            assert "Try once more" in root.locator("> .av-ask > .av-verdict").inner_text()
+            assert not root.locator("> .av-reveal > .av-recorded").is_visible()
+            if root.locator("> .av-ask .av-field").count():
+                root.locator(".av-field").fill("654.321")
+            else:
+                radio = root.locator("> .av-ask .av-choice input:enabled").first
+                radio.press(" ") if way == "keyboard" else hand.act(radio.element_handle(), again=False)
+            hand.act(root.locator("> .av-ask .av-check").element_handle(), again=False)
         states.append((root.get_attribute("data-av-state"), root.locator("> .av-ask > .av-verdict").inner_text()))
         assert states[-1][0] in {"right", "wrong"}
         assert ("Right." in states[-1][1]) == (states[-1][0] == "right")
