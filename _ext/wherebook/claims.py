@@ -1,4 +1,4 @@
-"""The audit: every claim, quoted, with the verdict that a hidden cell computed, and a link to the place that decides it.
+"""The audit: every claim, quoted, with the verdict that a hidden cell computed, and a link to what decides it.
 
 A claim is an item of a numbered list: the sentence as a quotation, a paragraph that begins with **Says:**, and, where
 the article leaves out what the reader needs, one that begins with **Omits:**.
