@@ -411,7 +411,7 @@ def test_claim_44_and_45_and_46_forty_samples_all_to_a_step_or_four_are_behind_a
 def test_claim_47_no_other_framework_is_here_to_be_asked() -> None:
     from importlib.util import find_spec
 
-    assert find_spec("tensorflow") is None
+    assert find_spec("tensorflow") is None, "it is: let the cell of claim 47 ask it"
 
 
 def test_claim_48_sixteen_bits_save_less_than_half_of_the_bytes_as_weights_are_kept_in_both() -> None:
