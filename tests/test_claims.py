@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -182,3 +184,236 @@ def test_claim_9_every_intermediate_derivative_stands_on_the_graph() -> None:
     with av.record(w) as recording:
         loss.backward()
     assert recording.ledger.values("w").item() == by_hand["w"]
+
+
+# --- the claims that the audit's own chapter decides -----------------------------------------------------------------
+
+
+def test_claim_30_an_operation_is_tracked_with_an_operand_that_is_unless_gradients_are_off() -> None:
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2)
+    assert (a * b).grad_fn is not None
+    assert (b * b).grad_fn is None
+    with torch.no_grad():
+        assert (a * b).grad_fn is None
+    with torch.inference_mode():
+        assert (a * b).grad_fn is None
+    assert (a > b).grad_fn is None and a.argmax().grad_fn is None
+
+
+def test_claim_31_an_operand_without_a_gradient_has_a_place_in_the_node_and_no_edge() -> None:
+    a, b = torch.ones(1, requires_grad=True), torch.ones(1)
+    assert [edge[0] is None for edge in (a + b).grad_fn.next_functions] == [False, True]
+    assert [edge[0] is None for edge in (b * a).grad_fn.next_functions] == [True, False]
+
+
+def test_claim_32_the_data_stays_as_long_as_the_loss_and_no_longer() -> None:
+    import gc
+    import weakref
+
+    def forward(tracked: bool) -> tuple[torch.Tensor, weakref.ref[torch.Tensor]]:
+        w, x = weight().requires_grad_(tracked), torch.ones(3)
+        return (w * x).square().mean(), weakref.ref(x)
+
+    gc.disable()
+    try:
+        loss, held = forward(tracked=True)
+        assert held() is not None and loss.grad_fn is not None
+        loss.backward()
+        assert held() is None
+        loss, held = forward(tracked=True)
+        del loss
+        assert held() is None
+        _, held = forward(tracked=False)
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_claim_33_the_first_gradient_is_stored_and_not_added_to_zero() -> None:
+    def sign_of_the_sum(grad: torch.Tensor | None) -> bool:
+        w = weight()
+        w.grad = grad
+        w.backward(torch.tensor([-0.0]))
+        assert w.grad is not None and w.grad.item() == 0
+        return bool(w.grad.signbit())
+
+    assert sign_of_the_sum(None) and not sign_of_the_sum(torch.zeros(1))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1)])
+def test_claim_34_zero_grad_leaves_none_and_a_step_passes_over_it_but_not_over_zero(optimizer: Any) -> None:
+    moved = []
+    for none in (True, False):
+        w = weight()
+        square_error(w, 1.0).backward()
+        made = optimizer([w])
+        made.zero_grad(set_to_none=none)
+        assert (w.grad is None) is none
+        made.step()
+        moved.append(w.item() != 1.0)
+    assert moved == [False, True]
+
+
+def test_claim_35_a_backward_gives_a_gradient_only_to_what_its_loss_depends_on() -> None:
+    used, unused, cut = weight(), weight(), weight()
+    (used * cut.detach()).sum().backward()
+    assert [p.grad is None for p in (used, unused, cut)] == [False, True, True]
+
+
+def test_claim_36_a_second_backward_can_make_a_gradient_smaller() -> None:
+    w = weight()
+    with av.record(w) as recording:
+        for target in (1.125, 0.875):
+            (w - target).square().sum().backward()
+    assert recording.ledger.values("w").ravel().tolist() == [2 * (1 - 1.125), 0.0]
+
+
+def _one_device(divide: float, lr: float, size: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient that the only step of the article's loop reads, and the weights after it."""
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 10), torch.randn(64, 1)
+    model = torch.nn.Linear(10, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for part, target in zip(x.split(size), y.split(size), strict=True):
+        (torch.nn.functional.mse_loss(model(part), target) / divide).backward()
+    assert model.weight.grad is not None
+    grad = model.weight.grad.clone()
+    optimizer.step()
+    return grad, model.weight.detach()
+
+
+def test_claim_37_without_the_division_sgd_needs_a_rate_that_is_divided_instead() -> None:
+    divided, weights = _one_device(4, 0.01, 16, 4)
+    undivided, far = _one_device(1, 0.01, 16, 4)
+    torch.testing.assert_close(undivided, 4 * divided)
+    torch.testing.assert_close(_one_device(1, 0.0025, 16, 4)[1], weights)
+    assert not torch.allclose(far, weights, rtol=1e-3)
+
+
+def test_claim_38_with_the_division_the_loop_for_one_device_reads_the_full_batchs_gradient() -> None:
+    torch.testing.assert_close(_one_device(4, 0.01, 16, 4)[0], _one_device(1, 0.01, 64, 1)[0])
+
+
+@pytest.mark.parametrize(("batches", "sums"), [(4, [1.0, 1.0, 1.0]), (5, [1.0, 1.25, 1.25]), (6, [1.0, 1.5, 1.5])])
+def test_claim_39_a_tail_joins_the_next_window_where_rounds_are_counted_anew_in_each_epoch(
+    batches: int, sums: list[float]
+) -> None:
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    with av.record(w, optimizer) as recording:
+        for _ in range(3):
+            for i in range(batches):
+                (square_error(w, 1.0) / 4).backward()
+                if (i + 1) % 4 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    shares = recording.ledger.shares()
+    found = [sum(row.share for row in shares.of(window.step)) for window in recording.ledger.windows()]
+    assert found == sums
+
+
+def _kept(depth: int, samples: int, lower: bool = False) -> int:
+    """The bytes that autograd saves of one forward pass, counted without a recording."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
+    model = torch.nn.Sequential(*layers)
+    own = {p.data_ptr() for p in model.parameters()}
+    seen: dict[int, int] = {}
+    alive = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        alive.append(tensor)  # or another tensor could get its address
+        if tensor.data_ptr() not in own:
+            seen[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    x = torch.randn(samples, 64)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=lower):
+        model(x).float().square().mean()
+    return sum(seen.values())
+
+
+def test_claim_40_a_quarter_of_the_samples_saves_a_quarter_of_the_bytes() -> None:
+    assert _kept(16, 16) == _kept(16, 64) / 4
+
+
+def test_claim_41_checkpoints_save_more_in_deep_models_and_nothing_in_one_of_two_layers() -> None:
+    def saved(depth: int, parts: int) -> float:
+        from torch.utils.checkpoint import checkpoint_sequential
+
+        layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(depth)]
+        model, x = torch.nn.Sequential(*layers), torch.randn(64, 64)
+        with av.record(model, memory=True) as recording:
+            out = checkpoint_sequential(model, parts, x, use_reentrant=False) if parts else model(x)
+            out.square().mean().backward()
+        return float(recording.ledger[0].saved_before or 0)
+
+    def left(depth: int, parts: int) -> float:
+        return saved(depth, parts) / saved(depth, 0)
+
+    assert left(64, 8) < left(16, 4) < 0.6 < left(2, 2)
+
+
+def test_claim_42_layers_before_the_last_checkpoint_receive_the_gradient_that_they_have_without() -> None:
+    from torch.utils.checkpoint import checkpoint_sequential
+
+    found = []
+    for parts in (0, 4):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(8)))
+        x = torch.randn(4, 8)
+        (checkpoint_sequential(model, parts, x, use_reentrant=False) if parts else model(x)).square().mean().backward()
+        found.append([p.grad for p in model.parameters()])
+    assert all(one is not None and torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_claim_43_gradients_arrive_scaled_up_and_are_applied_scaled_down() -> None:
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale((2 * w).sum()).backward()
+    assert w.grad is not None and w.grad.item() == 128.0
+    scaler.step(optimizer)
+    assert (w.grad.item(), w.item()) == (2.0, 1.0 - 0.5 * 2.0)
+
+
+def test_claim_44_and_45_and_46_forty_samples_all_to_a_step_or_four_are_behind_at_first_and_level_in_the_end() -> None:
+    """All eight seeds at once, and the gradient of a linear model by hand."""
+    data = []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        x, true = torch.randn(1040, 8), torch.randn(8, 1)
+        data.append((x, x @ true + torch.randn(1040, 1)))
+    x, y = (torch.stack(part) for part in zip(*data, strict=True))
+
+    def ends(K: int, lr: float, micro_batches: int) -> tuple[float, float]:
+        w, grad = torch.zeros(8, 8, 1), torch.zeros(8, 8, 1)
+        for i in range(micro_batches):
+            part = slice(4 * i % 40, 4 * i % 40 + 4)
+            grad += x[:, part].mT @ (x[:, part] @ w - y[:, part]) * 2 / 4 / K
+            if (i + 1) % K == 0:
+                w, grad = w - lr * grad, torch.zeros_like(grad)
+        error = (x @ w - y).square()
+        return float(error[:, :40].mean().nan_to_num(9, 9)), float(error[:, 40:].mean().nan_to_num(9, 9))
+
+    rates = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+    best = {
+        (K, many): [min(column) for column in zip(*(ends(K, lr, many) for lr in rates), strict=True)]
+        for K in (1, 10)
+        for many in (20, 100)
+    }
+    assert best[10, 20][0] > 1.05 * best[1, 20][0]  # 44: behind at first,
+    assert 0.9 * best[1, 100][0] < best[10, 100][0] < best[1, 100][0]  # a little ahead in the end,
+    assert best[10, 100][1] == pytest.approx(best[1, 100][1], rel=0.05)  # 45, 46: and no better on new samples.
+
+
+def test_claim_47_no_other_framework_is_here_to_be_asked() -> None:
+    from importlib.util import find_spec
+
+    assert find_spec("tensorflow") is None, "it is: let the cell of claim 47 ask it"
+
+
+def test_claim_48_sixteen_bits_save_less_than_half_of_the_bytes_as_weights_are_kept_in_both() -> None:
+    assert 0.5 < _kept(16, 512, lower=True) / _kept(16, 512) < 0.7
+    assert _kept(16, 64, lower=True) / _kept(16, 64) > 0.9

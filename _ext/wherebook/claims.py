@@ -1,4 +1,7 @@
-"""The audit: every claim with the verdict that a hidden cell computed, and a link to the place that decides it.
+"""The audit: every claim, quoted, with the verdict that a hidden cell computed, and a link to what decides it.
+
+A claim is an item of a numbered list: the sentence as a quotation, a paragraph that begins with **Says:**, and, where
+the article leaves out what the reader needs, one that begins with **Omits:**.
 
 A chapter marks the place with a label, `(claim-20)=`, and a hidden cell beside it ends with the verdict as a value,
 `{"claim-20": "wrong: it raises"}`. That needs no package, so the cell runs in a downloaded notebook, too.
@@ -23,9 +26,15 @@ from sphinx.util.docutils import SphinxDirective
 
 logger = logging.getLogger(__name__)
 
-KINDS = {"right": "right", "right, if": "right under a condition", "wrong": "wrong", "outdated": "outdated"}
+KINDS = {
+    "right": "right",
+    "right, if": "right under a condition",
+    "wrong": "wrong",
+    "outdated": "outdated",
+    "undecided": "undecided",
+}
 CHOICE = '<label><input type="radio" name="verdict" value="{}"{}> {}</label>'
-VERDICT = re.compile(r"(right, if|right|wrong|outdated)\b(.*)", re.DOTALL)
+VERDICT = re.compile(r"(right, if|right|wrong|outdated|undecided)\b(.*)", re.DOTALL)
 
 
 class Stated(nodes.General, nodes.Element):
@@ -124,6 +133,15 @@ def row(cells: Iterable[Iterable[nodes.Node]], kind: str = "") -> nodes.row:
     return nodes.row("", *(nodes.entry("", *cell) for cell in cells), classes=[nodes.make_id(kind)] if kind else [])
 
 
+def claim(number: int, article: str, item: nodes.Element) -> list[nodes.Node]:
+    """What stands in a row of a claim: its quotation with the article, what it says, and what the article omits."""
+    quoted, *parts = item.children
+    leads = [part.astext().partition(":")[0] for part in parts]
+    if not isinstance(quoted, nodes.block_quote) or leads not in (["Says"], ["Says", "Omits"]):
+        logger.warning("claim %d: expected a quotation, then Says: and perhaps Omits:", number, location=item)
+    return [quoted, nodes.paragraph("", article, classes=["article"]), *parts]
+
+
 def table(app: Sphinx, docname: str, place: Stated) -> list[nodes.Node]:
     found, kinds, body = verdicts(app), Counter[str](), nodes.tbody()
     for number, article, statement in stated(place):
@@ -135,12 +153,11 @@ def table(app: Sphinx, docname: str, place: Stated) -> list[nodes.Node]:
             logger.warning("claim %d: no (claim-%d)= stands before what decides it", number, number, location=place)
         kind, rest = verdict.groups() if verdict else ("", said)
         kinds[kind] += 1
-        source = nodes.paragraph("", article, classes=["article"])
         decided = nodes.paragraph("", "", nodes.strong(kind, kind), *words(rest))
         places = [nodes.paragraph("", "", where)] if where else []
-        body += row([[nodes.paragraph("", str(number))], [*statement.children, source], [decided, *places]], kind)
+        body += row([[nodes.paragraph("", str(number))], claim(number, article, statement), [decided, *places]], kind)
     head = ("No.", "The claim", "The verdict, and where it is decided")
-    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (1, 10, 10)), cols=3)
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (1, 12, 8)), cols=3)
     group += [nodes.thead("", row([nodes.paragraph("", text)] for text in head)), body]
     counts = ", ".join(f"{kinds[kind]} {name}" for kind, name in KINDS.items())
     summary = nodes.paragraph("", f"Of {kinds.total()} claims: {counts}.")

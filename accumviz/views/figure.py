@@ -120,7 +120,7 @@ class ThemedFigure(Figure):
 
 
 def _themed(tag: str, used: set[str], prefix: str) -> str:
-    tag = re.sub(r' id="([\w-]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", tag)
+    tag = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", tag)
     tag = re.sub(r'(url\(|href=")#', rf"\1#{prefix}", tag)
     # In style declarations, not in presentation attributes: those know no var().
     for ink, page in _PAGE_INKS.items():

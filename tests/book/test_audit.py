@@ -15,8 +15,14 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from wherebook import claims
 
 ROOT = Path(__file__).resolve().parents[2]
-NUMBERS = range(1, 30)
-KINDS = {"right": "right", "right-if": "right, if", "wrong": "wrong", "outdated": "outdated"}
+NUMBERS = range(1, 49)
+KINDS = {
+    "right": "right",
+    "right-if": "right, if",
+    "wrong": "wrong",
+    "outdated": "outdated",
+    "undecided": "undecided",
+}
 TESTED = re.compile(r"^def test_claim_((?:\d+_and_)*\d+)_", re.MULTILINE)
 PAGE = "chapters/12_audit.html"
 
@@ -45,6 +51,18 @@ def test_the_page_has_every_claim_once_in_order_with_a_verdict_of_its_kind(audit
     for number, kind, verdict, _ in found:
         assert verdict.startswith(KINDS[kind]), number
         assert (kind == "right-if") == verdict.startswith("right, if"), number
+
+
+def test_each_row_quotes_its_sentence_and_keeps_what_it_says_from_what_it_omits(audit: Any) -> None:
+    cells = audit.locator("table.claims tbody tr").evaluate_all(
+        """rows => rows.map(row => [...row.cells[1].children].map(part => [part.tagName, part.innerText]))"""
+    )
+    assert len(cells) == len(NUMBERS)
+    for number, parts in zip(NUMBERS, cells, strict=True):
+        (quote, quoted), (_, article), *rest = parts
+        assert quote == "BLOCKQUOTE" and quoted.strip(), number
+        assert article, number
+        assert [text.partition(":")[0] for _, text in rest] in (["Says"], ["Says", "Omits"]), number
 
 
 def test_every_verdict_links_to_an_element_that_the_reader_sees(audit: Any, watch: Open) -> None:
@@ -109,7 +127,8 @@ def test_a_claim_without_a_verdict_or_a_place_is_a_warning(
         mystnb_config=SimpleNamespace(output_folder=str(tmp_path), execution_cache_path=str(tmp_path / "cache")),
         domaindata={"std": {"anonlabels": {}}},
     )
-    statement = nodes.list_item("", nodes.paragraph("", "The loss is divided."))
+    quoted = nodes.block_quote("", nodes.paragraph("", "The loss is divided."))
+    statement = nodes.list_item("", quoted, nodes.paragraph("", "Says: so."))
     place = claims.Stated("", nodes.paragraph("", "An article"), nodes.enumerated_list("", statement, start=4))
     warned: list[str] = []
     monkeypatch.setattr(claims.logger, "warning", lambda text, *details, **_: warned.append(text % details))
@@ -119,10 +138,24 @@ def test_a_claim_without_a_verdict_or_a_place_is_a_warning(
     assert "(claim-4)=" in warned[1]
 
 
+@pytest.mark.parametrize("parts", [["Says: so."], ["A quotation", "Omits: more."], ["A quotation", "So it is."]])
+def test_a_claim_without_its_quotation_or_what_it_says_is_a_warning(
+    parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [
+        nodes.block_quote("", nodes.paragraph("", text)) if text == "A quotation" else nodes.paragraph("", text)
+        for text in parts
+    ]
+    warned: list[str] = []
+    monkeypatch.setattr(claims.logger, "warning", lambda text, *details, **_: warned.append(text % details))
+    claims.claim(4, "An article", nodes.list_item("", *made))
+    assert warned == ["claim 4: expected a quotation, then Says: and perhaps Omits:"]
+
+
 def test_every_verdict_can_be_another_one() -> None:
     """Beside each assert stands an expression with more than one outcome, so that the table is not typed."""
     for path in sorted((ROOT / "chapters").glob("*.md")):
         for number, said in re.findall(r'\{"claim-(\d+)":(.*?)\}\n', path.read_text(), re.DOTALL):
             assert " if " in said, number
             assert re.search(r"\belse\b", said), number
-            assert len(set(re.findall(r'"(right, if|right|wrong|outdated)\b', said))) > 1, number
+            assert len(set(re.findall(r'"(right, if|right|wrong|outdated|undecided)\b', said))) > 1, number

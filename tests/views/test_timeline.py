@@ -525,3 +525,15 @@ def test_lanes_of_different_scales_say_so() -> None:
     parameters = [W, Parameter("b", (1,))]
     assert "Each lane has a scale of its own." in texts(timeline(Ledger.build(parameters, [row])))
     assert "scale" not in " ".join(texts(timeline(Ledger.build(parameters, TOY)))), "a lane without a bar has none"
+
+
+def test_figures_of_several_panels_leave_no_id_twice_on_a_page() -> None:
+    pages = []
+    for _ in range(2):
+        figure = ThemedFigure()
+        figure.words = ["Two lines."]
+        for axes in figure.subplots(1, 2):
+            axes.plot([0, 1])
+        pages.append(figure.to_html())
+    found = re.findall(r' id="([^"]*)"', "".join(pages))
+    assert len(found) == len(set(found))
