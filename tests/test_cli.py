@@ -129,7 +129,12 @@ def start(folder: Path, *command: str, **env: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate("typed", timeout=60)
+    try:
+        out, err = process.communicate("typed", timeout=240)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
     return process.returncode, out, err
 
 
