@@ -416,7 +416,7 @@ def _train(around: Any) -> list[torch.Tensor]:
     model = nn.Sequential(nn.Linear(3, 100), nn.Linear(100, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     with around(model, optimizer):
-        for _ in range(4):
+        for _ in range(8):
             for _ in range(2):
                 (model(torch.randn(2, 3)).square().mean() / 2).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -452,7 +452,9 @@ def test_a_failure_of_ours_ends_the_recording_not_the_training(
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
-        if calls[0] > (9 if owner is not Contributions and name in ("update", "reduce") else 2):
+        # Rows are put away many at a time.
+        often = 9 if owner is not Contributions and name in ("update", "reduce") else 0 if name == "settle" else 2
+        if calls[0] > often:
             raise ZeroDivisionError("ours")
         return original(*args, **kwargs)
 
@@ -471,7 +473,7 @@ def test_a_failure_of_ours_ends_the_recording_not_the_training(
     ledger = kept[0].ledger
     assert "ZeroDivisionError" in ledger.meta["stopped"]
     assert "stopped by ZeroDivisionError: ours" in repr(kept[0])
-    assert kinds(ledger) == (["backward", "backward", "clip", "step", "zero_grad"] * 4)[: len(ledger)]
+    assert kinds(ledger) == (["backward", "backward", "clip", "step", "zero_grad"] * 8)[: len(ledger)]
     assert len(ledger) > 0
 
 
