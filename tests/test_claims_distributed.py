@@ -167,7 +167,7 @@ def test_a_count_of_all_ranks_gives_every_token_the_same_share_and_a_count_of_it
             for k, text in enumerate(texts):
                 with model.no_sync() if k == 0 else contextlib.nullcontext():
                     loss = torch.nn.functional.mse_loss(model(text), 2 * text, reduction="sum")
-                    (loss / count.item()).backward()
+                    torch.autograd.backward(loss / count.item())
             optimizer.step()
         return float(model.module.weight.grad)
 
@@ -190,7 +190,8 @@ def test_a_window_whose_last_forward_skips_a_parameter_is_averaged_only_if_ddp_l
                 self.heads = heads
 
             def forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
-                return self.heads[name](x)
+                found: torch.Tensor = self.heads[name](x)
+                return found
 
         model = DistributedDataParallel(Heads(), find_unused_parameters=find)
         mine = torch.tensor([[1.0 + dist.get_rank()]])
