@@ -2,7 +2,7 @@
 
 >>> import accumviz as av
 >>> " ".join(sorted(av.__all__))
-'Graph Ledger check compare distribute expect explore load measure play predict record timeline trace'
+'Graph Ledger check compare distribute expect explore lab load measure play predict record timeline trace'
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from accumviz.book.lab import lab as lab
     from accumviz.book.measure import measure as measure
     from accumviz.book.predict import predict as predict
     from accumviz.checks.check import check as check
@@ -37,6 +38,7 @@ _HOME = {
     "distribute": "accumviz.recorder.distribute",
     "expect": "accumviz.expectation",
     "explore": "accumviz.views.explore",
+    "lab": "accumviz.book.lab",
     "load": "accumviz.format.load",
     "measure": "accumviz.book.measure",
     "play": "accumviz.views.player",

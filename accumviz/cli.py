@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     run.usage = "accumviz run [options] (-m MODULE | SCRIPT) [ARGUMENT ...]"
     run.add_argument("--check", action="store_true", help="print at the end what is wrong with the loop (stderr)")
     run.add_argument("--out", type=Path, metavar="FILE", help="the ledger's file (SCRIPT.ledger, in this folder)")
+    run.add_argument("-q", "--quiet", action="store_true", help="show no progress, also on a terminal")
     _judging(run)
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m")
     run.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script, and its own arguments")
@@ -60,10 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
     view.add_argument("--no-open", action="store_true", help="write the page, and print its path")
 
-    export = command("export", _export, "Write a ledger in another format, to stdout.")
+    export = command("export", _export, "Write a ledger in another format.")
     export.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
-    export.add_argument("--to", required=True, choices=("csv", "json", "perfetto"))
-    export.add_argument("--out", type=Path, metavar="FILE", help="write to a file that is not there yet")
+    export.add_argument("--to", required=True, choices=("csv", "json", "perfetto", "tensorboard"))
+    export.add_argument(
+        "--out", type=Path, metavar="FILE", help="write to a file that is not there yet (of tensorboard, a folder)"
+    )
     return parser
 
 
@@ -84,47 +87,57 @@ def _fail(said: object) -> NoReturn:
     raise SystemExit(_MISUSED)
 
 
-def _load(files: list[Path]) -> Any:
-    """The ledger in a file, or that of all ranks in theirs; a graph only where it is alone."""
+def _read(files: list[Path]) -> Iterator[Any]:
+    """What is in each file, one after the other; of several, the ledger of each rank once."""
     from accumviz.format.load import LedgerFileError, load
     from accumviz.ledger import Ledger
 
-    try:
-        found = [load(file) for file in files]
-        if len(found) == 1:
-            _tell_of_others(found)
-            return found[0]
-        for file, one in zip(files, found, strict=True):
-            if not isinstance(one, Ledger):
+    ranks: list[int] = []
+    most = 0
+    for file in files:
+        try:
+            found = load(file)
+        except LedgerFileError as error:
+            _fail(error)
+        except OSError as error:
+            _fail(f"cannot read {str(error.filename or file)!r}: {error.strerror or error}")
+        if len(files) > 1:
+            if not isinstance(found, Ledger):
                 _fail(f"{str(file)!r} holds a graph; expected the ledgers of several ranks")
-            if "rank" not in one.meta:
+            if "rank" not in found.meta:
                 _fail(f"{str(file)!r} is no rank's ledger; expected one file, or those of the ranks of one run")
-        _tell_of_others(found)
-        return Ledger.merge(found)
-    except LedgerFileError as error:
-        _fail(error)
-    except OSError as error:
-        _fail(f"cannot read {str(error.filename or files[0])!r}: {error.strerror or error}")
-    except ValueError as error:
-        _fail(f"these files are not those of one run's ranks: {error}")
-
-
-def _tell_of_others(ledgers: list[Any]) -> None:
-    ranks = {ledger.meta["ranks"] for ledger in ledgers if "ranks" in getattr(ledger, "meta", {})}
-    if ranks and len(ledgers) < max(ranks):
-        there = ", ".join(str(ledger.meta["rank"]) for ledger in ledgers)
-        said = f"this is rank {there} of {max(ranks)}: what the ranks do to each other needs the files of all"
+            if found.meta["rank"] in ranks:
+                _fail(f"{str(file)!r} is of rank {found.meta['rank']}, as another file is; expected each rank once")
+        if "rank" in getattr(found, "meta", {}):
+            ranks.append(int(found.meta["rank"]))
+            most = max(most, int(found.meta.get("ranks", 0)))
+        yield found
+        del found
+    if len(ranks) < most:
+        there = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
+        said = f"this is {there} of {most}: what the ranks do to each other needs the files of all"
         print(f"accumviz: {said}", file=sys.stderr)
 
 
-def _check(asked: Any) -> None:
-    from accumviz.checks.check import check
+def _load(files: list[Path]) -> Any:
+    """The ledger in a file, or that of all ranks in theirs; a graph only where it is alone."""
     from accumviz.ledger import Ledger
 
-    ledger = _load(asked.files)
-    if not isinstance(ledger, Ledger):
-        _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
-    report = check(ledger)
+    found = list(_read(files))
+    return found[0] if len(found) == 1 else Ledger.merge(found)
+
+
+def _check(asked: Any) -> None:
+    from accumviz.checks.check import check, check_ranks
+    from accumviz.ledger import Ledger
+
+    if len(asked.files) > 1:
+        report = check_ranks(_read(asked.files))
+    else:
+        ledger = _load(asked.files)
+        if not isinstance(ledger, Ledger):
+            _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
+        report = check(ledger)
     print(report.to_json() if asked.json else str(report))
     _page(report, asked.html)
     if _fails(report, asked.fail_on):
@@ -183,6 +196,16 @@ def _export(asked: Any) -> None:
     ledger = _load(asked.files)
     if not isinstance(ledger, Ledger):
         _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
+    if asked.to == "tensorboard":
+        if asked.out is None:
+            _fail("export --to tensorboard writes a folder; name it with --out, for instance --out runs/train")
+        try:
+            export.to_tensorboard(ledger, asked.out)
+        except ImportError as error:
+            _fail(error)
+        except OSError as error:
+            _fail(f"cannot write {str(asked.out)!r}: {error.strerror or error}")
+        return
     write = {"csv": export.to_csv, "json": export.to_json, "perfetto": export.to_perfetto}[asked.to]
     try:
         if asked.out is None:
@@ -213,8 +236,10 @@ def _run(asked: Any) -> None:
     def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
         return _finish(recordings, notes, page, asked.fail_on, judged=judged)
 
+    # Of several ranks on one terminal, one is enough.
+    quiet = asked.quiet or os.environ.get("RANK", "0") != "0"
     try:
-        run(Script(command[0], command[1:], module=asked.module is not None), path, finish)
+        run(Script(command[0], command[1:], module=asked.module is not None), path, finish, quiet=quiet)
     except CannotRunError as error:
         _fail(error)
 

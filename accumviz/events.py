@@ -149,6 +149,7 @@ class Events(Sequence[Event]):
         self.codes, self.numbers = codes, numbers
         self.tables = {name: tuple(tables[name]) for name in TABLES}
         self.codes.flags.writeable = self.numbers.flags.writeable = False
+        self._detailed: dict[tuple[str, str], np.ndarray] = {}
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Events:
@@ -268,6 +269,9 @@ class Events(Sequence[Event]):
 
     def detail(self, name: str, default: Any) -> np.ndarray:
         """One entry of every event's details, or `default`, of whose type (number, truth, any object) the array is."""
+        key = name, repr(default)
+        if key in self._detailed:
+            return self._detailed[key]
         values = [known.get(name, default) for known in self.details]
         kind = type(default) if isinstance(default, bool | int | float) else object
         table = np.empty(max(len(values), 1), kind)
@@ -277,6 +281,8 @@ class Events(Sequence[Event]):
             except (TypeError, ValueError, OverflowError):
                 table[i] = default
         found: np.ndarray = table[self.column("details")]
+        found.flags.writeable = False
+        self._detailed[key] = found
         return found
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Ledger -> the formats of others: a table (CSV), JSON, and the trace that ui.perfetto.dev opens."""
+"""Ledger -> the formats of others: a table (CSV), JSON, the trace that ui.perfetto.dev opens, TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import csv
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO
+
+import numpy as np
 
 from accumviz.events import CHANGED, PRESENT, Event
 from accumviz.ledger import Ledger
+from accumviz.lifecycle import steps_of
 from accumviz.show import encoded
 
 _TEXTS = ("kind", "label", "file", "line", "source", "within")
@@ -82,6 +86,61 @@ def to_perfetto(ledger: Ledger, file: TextIO) -> None:
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     file.writelines((",\n" if n else "\n") + _dumps(row) for n, row in enumerate(_trace(ledger)))
     file.write("\n]}\n")
+
+
+def to_tensorboard(ledger: Ledger, folder: Path) -> None:
+    """The scalars of each step, counted from 0 for each optimizer, as the events that TensorBoard shows.
+
+    `learning rate`, `gradient norm` of an optimizer and of each of its parameters, `sum of shares` of each
+    objective, and where there are such, `clip factor` and `loss scale`. Raises `ImportError`, with the command that
+    installs it, when tensorboard is not there.
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event as Entry
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as missing:
+        raise ImportError("export --to tensorboard needs tensorboard: pip install tensorboard") from missing
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = EventFileWriter(str(folder))
+    try:
+        for time, step, scalars in _scalars(ledger):
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+            writer.add_event(Entry(wall_time=time, step=step, summary=Summary(value=values)))
+    finally:
+        writer.close()
+
+
+def _scalars(ledger: Ledger) -> Iterator[tuple[float, int, dict[str, float]]]:
+    """For each step that changed weights its time, its number among its optimizer's, and its scalars."""
+    shares, names = ledger.shares(), ledger.meta.get("optimizers", ())
+    for optimizer in sorted({o for p in ledger.parameters for o in p.optimizers}):
+        name = str(names[optimizer]) if optimizer < len(names) else f"optimizer {optimizer}"
+        columns = [i for i, p in enumerate(ledger.parameters) if optimizer in p.optimizers]
+        for number, step in enumerate(steps_of(ledger, (optimizer,)).tolist()):
+            event = ledger[step]
+            rates = event.details.get("lr") or ()
+            several = len(rates) > 1
+            found = {f"learning rate/{name}{f'/group {g}' * several}": float(rate) for g, rate in enumerate(rates)}
+            norms = ledger.grad[step, columns].astype(float)
+            found[f"gradient norm/{name}"] = math.sqrt(float(np.nansum(norms**2)))
+            found |= {
+                f"gradient norm of {name}/{ledger.parameters[p].name}": norm
+                for p, norm in zip(columns, norms.tolist(), strict=True)
+                if not math.isnan(norm)
+            }
+            rows = shares.of(step)
+            rows = rows.take(rows.optimizer == optimizer)
+            for objective in np.unique(rows.objective).tolist():
+                known = rows.share[rows.objective == objective]
+                if not np.isnan(known).any():
+                    found[f"sum of shares/{shares.objectives[objective]}"] = float(known.sum())
+            if rows.clipped.size and (rows.clipped != 1).any():
+                found[f"clip factor/{name}"] = float(rows.clipped[-1])
+            scale = ledger[int(rows.backward[-1])].details.get("amp_scale") if len(rows) else None
+            if isinstance(scale, int | float):
+                found[f"loss scale/{name}"] = float(scale)
+            yield event.time, number, found
 
 
 def _trace(ledger: Ledger) -> Iterator[dict[str, Any]]:

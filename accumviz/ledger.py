@@ -230,7 +230,7 @@ class Ledger(Arrays, Displayed):
         return self.exact[p][of == "grad"]
 
     def weights(self, parameter: str | int) -> np.ndarray:
-        """Element by element, what a small parameter's weights were after each step.
+        """Element by element, what a small parameter's weights were after each step, and at the first event.
 
         Returns float64, events × elements, NaN at other events; an empty array when they were not kept.
         """

@@ -104,28 +104,40 @@ def fates(ledger: Arrays) -> Fates:
     contributed = (ledger.state & CONTRIBUTED).astype(bool)
     zeroed = {rank: _zeroing(ledger, rank) for rank in {p.rank for p in ledger.parameters}}
     gone = ledger.state & PRESENT == 0
+    for rank, where in zeroed.items():
+        own = np.array([p for p, parameter in enumerate(ledger.parameters) if parameter.rank == rank])
+        at = np.ix_(np.flatnonzero(where), own)
+        gone[at] |= ledger.grad[at] == 0
     inside = ledger.columns.where("kind", "backward") & ledger.columns.where("within", "step")
-    owned: dict[tuple[int, ...], np.ndarray] = {}
-    for p, parameter in enumerate(ledger.parameters):
-        born = np.flatnonzero(contributed[:, p])
+    for columns in _alike(ledger, contributed, gone):
+        born, ends = np.flatnonzero(contributed[:, columns[0]]), np.flatnonzero(gone[:, columns[0]])
         if not born.size:
             continue
-        if parameter.optimizers not in owned:
-            owned[parameter.optimizers] = steps_of(ledger, parameter.optimizers)
-        ends = np.flatnonzero(gone[:, p] | (zeroed[parameter.rank] & (ledger.grad[:, p] == 0)))
-        mine = owned[parameter.optimizers]
+        mine = steps_of(ledger, ledger.parameters[columns[0]].optimizers)
         after = np.searchsorted(ends, born, side="right")
         end = np.where(after < ends.size, np.append(ends, 0)[after], len(ledger.events))
-        erased[born, p] = np.where(end < len(ledger.events), end, -1)
         first = np.searchsorted(mine, born, side="right")
         # A closure's backward is used by the step around it, even when the closure zeroes again.
         until = np.searchsorted(mine, end, side="left")
         until = np.where(inside[born], np.maximum(until, np.minimum(first + 1, mine.size)), until)
-        steps[born, p] = until - first
-        consumed[born, p] = np.where(until > first, np.append(mine, -1)[np.minimum(first, mine.size)], -1)
+        # Most often all columns are alike, and whole rows are set.
+        cells: Any = born if len(columns) == len(ledger.parameters) else np.ix_(born, np.array(columns))
+        erased[cells] = np.where(end < len(ledger.events), end, -1)[:, None]
+        steps[cells] = (until - first)[:, None]
+        consumed[cells] = np.where(until > first, np.append(mine, -1)[np.minimum(first, mine.size)], -1)[:, None]
     for sync, births, whole, shard in _scattered(ledger, erased):
         consumed[births, whole], steps[births, whole] = consumed[sync, shard], steps[sync, shard]
     return Fates(erased, consumed, steps)
+
+
+def _alike(ledger: Arrays, contributed: np.ndarray, gone: np.ndarray) -> list[list[int]]:
+    """The columns in groups: the same optimizers, and the same events that contribute and that end."""
+    found: dict[tuple[tuple[int, ...], bytes, bytes], list[int]] = {}
+    born, ended = np.packbits(contributed, axis=0), np.packbits(gone, axis=0)
+    for p, parameter in enumerate(ledger.parameters):
+        key = parameter.optimizers, born[:, p].tobytes(), ended[:, p].tobytes()
+        found.setdefault(key, []).append(p)
+    return list(found.values())
 
 
 def _zeroing(ledger: Arrays, rank: int | None) -> np.ndarray:

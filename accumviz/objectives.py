@@ -1,4 +1,7 @@
-"""Which losses a backward is the gradient of, and which of them are the same objective: same lines, same operation."""
+"""Which losses a backward is the gradient of, and which of them are the same objective: same lines, same operation.
+
+Several losses of one operation in one backward are one objective where somebody took their mean, and several else.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from accumviz.events import Arrays
-from accumviz.gains import number
+from accumviz.gains import SAME, number
 
 NO_TERMS = "the ledger has no terms: it was recorded by an earlier version"
 
@@ -54,10 +57,30 @@ class Terms:
             self.first[b], self.count[b] = len(taken), len(ops)
             taken += rows[start : start + len(ops)]
             objective += known[site, code]
+        self._sites, self._keys, self._backwards, self._ledger = sites, found, backwards, ledger
         table = np.array(taken, float).reshape(-1, 4)
         self.reduction, self.elements, self.factor = table[:, 0].astype(int), table[:, 1], table[:, 2]
         self.unknown, self.objective = table[:, 3].astype(int), np.array(objective, int)
-        self.objectives = _names(ledger, sites, found, backwards)
+
+    def objectives(self, objective: np.ndarray, rows: Mapping[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
+        """For each row its objective, where those of which a mean was taken are one, and all of their names.
+
+        `objective` has the rows' own ones, and `rows` their columns `step`, `backward`, `weight` (in the step, before
+        clips and averages), `constant`, `elements`, `mean` and `erased`.
+        """
+        kinds: dict[tuple[int, str], int] = {}
+        several: set[int] = set()
+        kind_of = np.zeros(len(self._keys), int)
+        for own, (site, op, nth) in enumerate(self._keys):
+            kind_of[own] = kinds.setdefault((site, op), own)
+            if nth > 1:
+                several.add(int(kind_of[own]))
+        one = {kind for kind in several if _averaged(objective, kind_of[objective] == kind, rows)}
+        merged = np.where(np.isin(kind_of, list(one)), kind_of, np.arange(kind_of.size))
+        kept = {key: own for own, key in enumerate(self._keys) if merged[own] == own}
+        number = np.zeros(merged.size, int)
+        number[list(kept.values())] = np.arange(len(kept))
+        return number[merged[objective]], _names(self._ledger, self._sites, kept, self._backwards)
 
     def _row(self, term: Mapping[str, Any]) -> tuple[int, float, float, int]:
         unknown = str(term.get("unknown") or "")
@@ -70,6 +93,39 @@ class Terms:
             self._places[unknown] = len(self.reasons)
             self.reasons.append(unknown)
         return reduction, number(term.get("elements")), factor, self._places[unknown]
+
+
+def _averaged(objective: np.ndarray, mine: np.ndarray, rows: Mapping[str, np.ndarray]) -> bool:
+    """Whether the losses of one operation in each backward are the parts of a mean: equal, and 1 in most steps.
+
+    Those that have each a size of its own, always the same, are different things: a loss at several resolutions.
+    """
+    step, backward, weight, constant, elements = (
+        rows[name][mine] for name in ("step", "backward", "weight", "constant", "elements")
+    )
+    used = ~rows["erased"][mine]
+    if not used.any() or not np.isfinite(weight[used]).all():
+        return False
+    _, of_step = np.unique(step[used], return_inverse=True)
+    total = np.bincount(of_step, weight[used])
+    if 2 * (np.abs(total - 1) <= SAME).sum() < total.size:
+        return False
+    _, whose = np.unique(backward, return_inverse=True)
+    if (_spread(constant, whose) > SAME * np.abs(constant).max()).any():
+        return False
+    if not rows["mean"][mine].any() or not (_spread(elements, whose) > 0).any():
+        return True
+    return bool((_spread(elements, objective[mine]) > 0).any())
+
+
+def _spread(values: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """The largest less the smallest value of each group."""
+    many = int(group.max()) + 1
+    low, high = np.full(many, np.inf), np.full(many, -np.inf)
+    np.minimum.at(low, group, values)
+    np.maximum.at(high, group, values)
+    found: np.ndarray = np.where(np.isfinite(low), high - low, 0)
+    return found
 
 
 def _listed(terms: Any) -> list[tuple[str, Mapping[str, Any]]]:

@@ -161,8 +161,12 @@ def shares(ledger: Arrays, fates: Fates) -> Shares:
     unknown = np.where(bad > 0, bad, opaque)
     unknown = np.where((unknown == 0) & np.isnan(share), _UNCOUNTED, unknown)
     unknown = np.where(columns["erased"], 0, unknown)
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight = constant * columns["by_hand"] * np.where(summed, elements, 1.0)
+    seen = {"weight": weight, "constant": constant, "elements": elements, "mean": mean}
+    objective, names = terms.objectives(terms.objective[term], columns | seen)
     columns |= {
-        "objective": terms.objective[term],
+        "objective": objective,
         "term": number,
         "share": share,
         "elements": elements,
@@ -173,7 +177,7 @@ def shares(ledger: Arrays, fates: Fates) -> Shares:
         "opaque": opaque > 0,
         "followed": (bad == 0) & np.isfinite(constant),
     }
-    return Shares(columns, terms.objectives, terms.reasons, left_out)
+    return Shares(columns, names, terms.reasons, left_out)
 
 
 _Pairs = dict[str, np.ndarray]
@@ -187,7 +191,8 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
     inside = backward & events.where("within", "step")
     sync = np.append(events.where("kind", "sync"), False)
     amp = np.log(np.maximum(events.detail("amp_scale", 1.0), np.finfo(float).tiny))
-    contributed = (ledger.state & CONTRIBUTED).astype(bool)
+    # Asked column by column.
+    contributed = np.asfortranarray((ledger.state & CONTRIBUTED).astype(bool))
     shard_of = _shards(ledger)
     ends = np.where(fates.erased < 0, len(events), fates.erased)
     skipped_all = events.where("kind", "step") & events.skipped

@@ -53,7 +53,8 @@ def random_run(events: int, parameters: int) -> Ledger:
 def tiled(ledger: Ledger, times: int) -> Ledger:
     """The run several times over, each step with a learning rate of its own, as a schedule gives it."""
     rows = [event for _ in range(times) for event in ledger]
-    columns: dict[str, Any] = {name: [getattr(event, name) for event in rows] for name in (*CODES, *NUMBERS)}
+    fields = {*CODES, *NUMBERS} - {"frames"}  # as text, which an event no longer has
+    columns: dict[str, Any] = {name: [getattr(event, name) for event in rows] for name in fields}
     columns["time"] = (0.0123 * np.arange(len(rows))).tolist()
     columns["details"] = [
         {**event.details, "lr": [3e-4 * (1 - e / len(rows))]} if event.kind == "step" else {}

@@ -170,6 +170,58 @@ def unused(*, to_none: bool) -> Recording:
     return recording
 
 
+def mixing(*, layer: bool, training: bool = True) -> Recording:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8) if layer else nn.Identity()).train(training)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with av.record(model, optimizer) as recording:
+        for _ in range(3):
+            for _ in range(K):
+                (F.cross_entropy(model(torch.randn(8, 4)), torch.arange(8)) / K).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return recording
+
+
+def contrasting(how: str) -> Recording:
+    """Each sample against each; or eight samples of eight classes, which look alike."""
+    model, warmth = nn.Linear(4, 8, bias=False), nn.Parameter(torch.tensor(1.0))
+    optimizer = torch.optim.SGD([*model.parameters(), warmth], lr=0.1)
+    with av.record(model=model, warmth=warmth, optimizer=optimizer) as recording:
+        for _ in range(3):
+            for _ in range(K):
+                one = F.normalize(model(torch.randn(8, 4)), dim=1)
+                other = F.normalize(model(torch.randn(8, 4)), dim=1)
+                targets = torch.arange(8)
+                if how == "classes":
+                    loss = F.cross_entropy(model(torch.randn(8, 4)), targets) + 0 * warmth
+                elif how == "both ways":
+                    pairs = one @ other.T / 0.1
+                    loss = (F.cross_entropy(pairs, targets) + F.cross_entropy(pairs.T, targets)) / 2 + 0 * warmth
+                else:
+                    loss = F.cross_entropy(warmth.exp() * (one @ other.T), targets)
+                (loss / K).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return recording
+
+
+@pytest.mark.parametrize(
+    ("recording", "expected"),
+    [
+        (lambda: mixing(layer=True), ["micro-batch-side-effects"]),
+        (lambda: mixing(layer=True, training=False), []),
+        (lambda: mixing(layer=False), []),
+        (lambda: contrasting("a learnt temperature"), ["contrastive-accumulation"]),
+        (lambda: contrasting("both ways"), ["contrastive-accumulation"]),
+        (lambda: contrasting("classes"), []),
+    ],
+)
+def test_what_mixes_samples_is_noted_and_frightens_nobody(recording: Any, expected: list[str]) -> None:
+    report = av.check(recording())
+    assert [finding.rule for finding in report.findings] == expected
+    assert report.verdict != "findings" and all(finding.severity == "note" for finding in report.findings)
+
+
 @pytest.mark.parametrize(
     ("mistake", "cured", "rule"),
     [

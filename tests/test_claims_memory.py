@@ -1,7 +1,8 @@
-"""Claims 15, 16 and 29: checkpointing and gradient scaling, against calculations made without accumviz."""
+"""Claims 15, 16 and 29, and what chapter 6 says besides, against calculations made without accumviz."""
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
 
 import accumviz as av
 from accumviz.ledger import Ledger
@@ -295,3 +297,115 @@ def test_without_update_the_next_step_of_a_scaler_raises() -> None:
 def test_the_scaler_that_an_article_names_is_deprecated() -> None:
     with pytest.warns(FutureWarning, match=r"torch\.amp\.GradScaler"):
         torch.cuda.amp.GradScaler(enabled=False)
+
+
+def products(checkpointed: bool, early_stop: bool = True) -> int:
+    with FlopCounterMode(display=False) as counter, set_checkpoint_early_stop(early_stop):
+        # Data that need a gradient, so that every layer's backward is two products.
+        step(deep(), samples().requires_grad_(), checkpointed=checkpointed)
+    return counter.get_total_flops()
+
+
+def test_a_checkpoint_costs_a_third_of_the_step_and_half_of_that_where_it_stops_early() -> None:
+    plain = products(checkpointed=False)
+    assert products(checkpointed=True, early_stop=False) * 3 == plain * 4
+    assert products(checkpointed=True) * 6 == plain * 7
+
+
+@pytest.mark.parametrize(("preserve", "each"), [(True, 1), (False, 0)])
+def test_each_checkpoint_keeps_a_state_of_the_random_numbers_unless_told_not_to(preserve: bool, each: int) -> None:
+    size = torch.get_rng_state().numel()
+
+    def states() -> int:
+        held = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype == torch.uint8]
+        return sum(one.numel() == size for one in held)
+
+    x, before = samples(), states()
+    kept = [checkpoint(part, x, use_reentrant=False, preserve_rng_state=preserve) for part in deep()]
+    assert states() - before == each * BLOCKS == each * len(kept)
+
+
+def test_a_scale_that_changes_within_a_window_gives_its_contributions_other_weights() -> None:
+    w = torch.tensor([1.0], requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([w], lr=0.01), torch.amp.GradScaler("cpu", init_scale=4.0)
+    for x in SAMPLES:
+        scaler.scale((2 * x - w * x).square().sum() / len(SAMPLES)).backward()
+        scaler.update(8.0)
+    scaler.unscale_(optimizer)
+    assert w.grad is not None and w.grad.item() == (4 * hand()[0] + 8 * hand()[1]) / 8 != sum(hand())
+
+
+def test_an_update_between_two_backwards_is_refused_until_an_unscale_hides_it() -> None:
+    w = torch.tensor([1.0], requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([w], lr=0.01), torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(w.sum()).backward()
+    with pytest.raises(AssertionError, match="No inf checks"):
+        scaler.update()
+    for _ in range(2):
+        scaler.unscale_(optimizer)
+        scaler.update()
+    assert w.grad is not None and w.grad.item() == 1 / 4  # divided twice by 4, where once was due
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # where the first window is skipped, PyTorch sees it, too
+@pytest.mark.parametrize(("guarded", "first_rate"), [(False, 0.0125), (True, 0.1)])
+def test_a_scheduler_goes_on_through_skipped_windows_unless_the_scale_is_asked(
+    guarded: bool, first_rate: float
+) -> None:
+    w = torch.ones(1, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([w], lr=0.1), torch.amp.GradScaler("cpu")
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    moved = []
+    for slope in [float("inf")] * 3 + [1.0]:
+        before, scale = w.item(), scaler.get_scale()
+        scaler.scale((slope * w).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        moved.append(before - w.item())
+        if not guarded or scaler.get_scale() >= scale:
+            schedule.step()
+    assert moved == pytest.approx([0, 0, 0, first_rate])
+
+
+def test_steps_inside_the_backward_free_each_gradient_and_accumulate_nothing() -> None:
+    model = deep()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def at_once(p: torch.Tensor) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(at_once)
+    few = samples()[:4]
+    with Alive() as alive:
+        step(model, few)
+    assert alive.most < sum(p.nbytes for p in model.parameters()) / 2
+    with av.record(model, *optimizers.values()) as recording:
+        step(model, few, micro_batches=2)
+    windows = recording.ledger.windows()
+    assert len(windows) == 2 * len(optimizers) and all(len(window.backwards) == 1 for window in windows)
+    assert [row.share for row in recording.ledger.shares()] == [0.5] * len(windows)
+
+
+def test_a_compiled_loop_compiles_again_when_the_size_or_the_divisor_first_changes() -> None:
+    made = []
+
+    def counting(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    model = deep()
+    torch._dynamo.reset()
+
+    @torch.compile(backend=counting)
+    def part_of(x: torch.Tensor, divisor: int) -> torch.Tensor:
+        return model(x).square().mean() / divisor
+
+    counts = []
+    for size, divisor in ((8, 4), (8, 4), (4, 4), (8, 3), (8, 2), (5, 2)):
+        part_of(torch.randn(size, WIDTH), divisor).backward()
+        counts.append(len(made))
+    torch._dynamo.reset()
+    assert counts == [1, 1, 2, 3, 3, 3]

@@ -242,3 +242,43 @@ def test_claim_28_a_scaled_rate_can_overshoot_where_small_steps_arrive(steps: in
     # Each step multiplies the distance to 2 by 1 - lr * mean(2 x^2), here 1 - 20 lr.
     assert 2 - w.item() == pytest.approx((1 - 20 * lr) ** steps, rel=1e-3)
     assert (abs(2 - w.item()) < 1) == reaches
+
+
+@pytest.mark.parametrize("k", [4, 8])
+def test_momentum_to_the_power_of_k_forgets_a_sample_as_fast_as_before(k: int) -> None:
+    def pulled(k: int, momentum: float, lr: float) -> list[float]:
+        """Where one micro-batch that pulls once has brought the weight, after each k of 320."""
+        w = torch.zeros(1, requires_grad=True)
+        optimizer = torch.optim.SGD([w], lr=lr, momentum=momentum)
+        path = []
+        for done in range(320):
+            ((0.0 if done else -1.0) * w / k).sum().backward()
+            if (done + 1) % k == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            path.append(w.item())
+        return path[7::8]
+
+    before = pulled(1, 0.9, 0.1)
+    beta = 0.9**k
+    after = pulled(k, beta, 0.1 * k * (1 - beta) / (1 - 0.9))
+    # Each step of k micro-batches arrives where k small ones do.
+    assert after == pytest.approx(before, abs=1e-5)
+    copied = pulled(k, 0.9, 0.1 * k)
+    assert max(abs(a - b) for a, b in zip(copied, before, strict=True)) > 0.3
+
+
+def test_adamw_decays_by_rate_times_decay_for_each_step() -> None:
+    def left(k: int, lr: float, decay: float) -> float:
+        w = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.AdamW([w], lr=lr, weight_decay=decay)
+        for done in range(1, 513):
+            (0 * w).sum().backward()
+            if done % k == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        return w.item()
+
+    assert left(1, 0.01, 0.1) == pytest.approx(0.999**512, rel=1e-4)
+    assert left(16, 0.01, 0.1) == pytest.approx(0.999**32, rel=1e-4)
+    assert left(16, 0.04, 0.4) == pytest.approx(left(1, 0.01, 0.1), rel=0.02)

@@ -551,8 +551,8 @@ def test_of_sharded_parameters_each_rank_compares_its_shards() -> None:
 # --- the chapter's loop ------------------------------------------------------------------------
 
 
-def test_it_gives_the_errors_that_chapter_nine_measures() -> None:
-    text = (Path(__file__).resolve().parents[1] / "chapters" / "09_your_own.md").read_text()
+def test_it_gives_the_errors_that_chapter_ten_measures() -> None:
+    text = (Path(__file__).resolve().parents[1] / "chapters" / "10_your_own.md").read_text()
     known: dict[str, Any] = {}
     for cell in re.findall(r"```\{code-cell\}\n(.*?)```", text, re.DOTALL):
         if any(part in cell for part in ("av.predict", "remove-cell", "av.explore")):

@@ -29,8 +29,19 @@ FLOORS = {
     "judgement": {
         f"checks.{noun}"
         for noun in (
-            *("causes", "check", "compare", "comparison", "cures", "distance", "evidence", "networks", "order"),
-            *("precision", "ranks", "report", "windows"),
+            *(
+                "causes",
+                "check",
+                "compare",
+                "comparison",
+                "cures",
+                "distance",
+                "evidence",
+                "mixing",
+                "networks",
+                "order",
+            ),
+            *("precision", "ranks", "report", "weights", "windows", "world"),
         )
     },
     "views": {
@@ -42,6 +53,7 @@ FLOORS = {
             "graph",
             "graphviz",
             "heatmap",
+            "lab",
             "listing",
             "outcome",
             "parts",
@@ -53,10 +65,11 @@ FLOORS = {
             "style",
             "table",
             "timeline",
+            "weights",
             "words",
         )
     },
-    "book": {"book.chart", "book.measure", "book.measurements", "book.predict"},
+    "book": {"book.chart", "book.lab", "book.loops", "book.measure", "book.measurements", "book.predict"},
     "hosts": {"cli", "__main__", "export", "expectation", "pytest_plugin"},
 }
 # Above everything, the recorder included: they run, or stand around, what the user trains.
@@ -129,9 +142,12 @@ def test_judgement_knows_the_data_and_nothing_else() -> None:
         assert known - DATA == set(), module
 
 
-def test_only_the_recorder_and_measure_import_torch() -> None:
+def test_only_the_recorder_and_what_records_for_the_book_import_torch() -> None:
     others = set(MODULES) - inside(set(MODULES), *RECORDER)
-    assert {module for module in others if inside(imports(module), "torch")} == {"accumviz.book.measure"}
+    assert {module for module in others if inside(imports(module), "torch")} == {
+        "accumviz.book.lab",
+        "accumviz.book.measure",
+    }
 
 
 def test_no_data_module_imports_matplotlib() -> None:
@@ -176,8 +192,8 @@ LIGHT = (
     | DATA
     | inside(set(MODULES), "accumviz.checks")
     | inside(set(MODULES), "accumviz.views")
-    | {"accumviz.book.predict", "accumviz.book.chart", "accumviz.cli", "accumviz.export", "accumviz.recorder.run"}
-    | {"accumviz.expectation", "accumviz.pytest_plugin"}
+    | {f"accumviz.book.{name}" for name in ("chart", "lab", "loops", "predict")}
+    | {f"accumviz.{name}" for name in ("cli", "expectation", "export", "pytest_plugin", "recorder.run")}
 )
 
 

@@ -148,7 +148,7 @@ def test_the_text_says_where_each_run_was_made_and_what_was_not_measured() -> No
     assert "this run: CPU, torch 0.0.1" in alone
     assert "at most 7 bytes" in alone
     assert "not measured" in alone
-    assert alone.endswith("not recorded on a GPU yet")
+    assert "GPU" not in alone
     both = repr(Measured("06_memory/peak", here, Measurement(here.values, **MADE)))
     assert both.index("recorded: test device, CUDA 0.1") < both.index("this run: CPU")
     assert "not recorded" not in both

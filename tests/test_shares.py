@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import accumviz as av
 from accumviz.events import CHANGED, CONTRIBUTED, PRESENT, Events
 from accumviz.ledger import Ledger, Parameter
 from tests.by_hand import Play, term, windows
@@ -164,6 +165,53 @@ def test_two_terms_are_two_objectives_and_each_has_its_own_share() -> None:
     rows = play.ledger.shares()
     assert [row.share for row in rows] == [0.5, 0.15, 0.5, 0.15]
     assert [row.objective for row in rows][:2] == ["loss · NllLossBackward0", "loss · MseLossBackward0"]
+
+
+def _joint(*backwards: tuple[dict[str, Any], ...]) -> Ledger:
+    play = Play()
+    for terms in backwards:
+        play.backward(*terms)
+        play.step()
+        play.zero()
+    return play.ledger
+
+
+@pytest.mark.parametrize(
+    ("backwards", "objectives", "total"),
+    [
+        # sum(losses) / 2: a mean over two of a kind
+        ([(term(8, 0.5), term(8, 0.5))] * 2, ["loss"], 1.0),
+        ([tuple(term(8, 1 / 4) for _ in range(4))] * 3 + [(term(8, 1 / 2), term(8, 1 / 2))], ["loss"], 1.0),
+        # padded: the mean of means of a list of losses
+        ([(term(3, 0.5), term(40, 0.5)), (term(9, 0.5), term(5, 0.5))], ["loss"], 1.0),
+        ([(term(3, 1 / 43, "sum"), term(40, 1 / 43, "sum"))], ["loss"], 1.0),
+        # two heads added up; two heads, and one of them counts less; two resolutions
+        ([(term(8, 1.0), term(8, 1.0))] * 2, ["loss · NllLossBackward0", "loss · NllLossBackward0 2"], 1.0),
+        ([(term(8, 0.7), term(8, 0.3))] * 2, ["loss · NllLossBackward0", "loss · NllLossBackward0 2"], 0.7),
+        ([(term(64, 0.5), term(16, 0.5))] * 2, ["loss · NllLossBackward0", "loss · NllLossBackward0 2"], 0.5),
+    ],
+)
+def test_losses_of_which_a_mean_is_taken_are_one_objective_and_others_are_not(
+    backwards: list[tuple[dict[str, Any], ...]], objectives: list[str], total: float
+) -> None:
+    shares = _joint(*backwards).shares()
+    assert list(shares.objectives) == objectives
+    first = shares.of(shares[0].step)
+    mine = first.objective == 0
+    assert first.share[mine].sum() == pytest.approx(total)
+    assert mine.sum() == (len(backwards[0]) if len(objectives) == 1 else 1)
+
+
+def test_a_window_of_backwards_on_means_of_two_losses_is_whole() -> None:
+    play = Play()
+    for _ in range(2):
+        for _ in range(4):
+            play.backward(term(8, 1 / 8), term(8, 1 / 8))
+        play.step()
+        play.zero()
+    shares = play.ledger.shares()
+    assert len(shares.objectives) == 1 and shares.share.sum() == pytest.approx(2.0)
+    assert av.check(play.ledger).healthy
 
 
 def test_two_lines_with_one_expression_are_two_objectives() -> None:

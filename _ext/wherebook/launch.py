@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any
 
+from markupsafe import Markup
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.errors import ConfigError
@@ -59,30 +60,21 @@ def check_published(app: Sphinx, config: Config) -> None:
 
 
 def offer_notebook(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    if not is_notebook(app, pagename) or "header_buttons" not in context:
+    if not is_notebook(app, pagename) or "book_buttons" not in context:
         return
     notebook = notebook_path(pagename)
-    download = {
-        "type": "link",
-        "url": relative_uri(app.builder.get_target_uri(pagename), notebook),
-        "text": "Download notebook",
-        "icon": "fas fa-download",
-        "label": "download-notebook",
-    }
-    context["header_buttons"].insert(0, download)
     url, branch = published(app.config)
     if url:
-        colab = {
-            "type": "link",
-            "url": colab_address(url, branch, notebook),
-            "text": '<span class="wide">Open in </span>Colab',  # on a narrow screen, its last word is shown
-            "icon": "fas fa-infinity",
-            "label": "open-in-colab",
-        }
-        context["header_buttons"].insert(0, colab)
+        # on a narrow screen, its last word is shown
+        text = Markup('<span class="wide">Open in </span>Colab')
+        colab = {"url": colab_address(url, branch, notebook), "text": text, "icon": "open", "label": "open-in-colab"}
+        context["book_buttons"].append(colab)
+    here = relative_uri(app.builder.get_target_uri(pagename), notebook)
+    download = {"url": here, "text": "Download notebook", "icon": "download", "label": "download-notebook"}
+    context["book_buttons"].append(download)
 
 
 def setup(app: Sphinx) -> None:
     app.add_config_value("published_branch", "gh-pages", "html")
     app.connect("config-inited", check_published)
-    app.connect("html-page-context", offer_notebook, priority=900)  # after the theme made its list of buttons
+    app.connect("html-page-context", offer_notebook, priority=900)  # after the list was made

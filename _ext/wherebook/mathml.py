@@ -13,6 +13,7 @@ from html import escape, unescape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 from xml.etree import ElementTree
 
 from docutils import nodes
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 STYLESHEET = "math.css"
 # Browsers replace a lone letter by its italic of this block, so the letter as written is not what is drawn.
-ITALICS = "".join(map(chr, [*range(0x1D434, 0x1D468), *range(0x1D6E2, 0x1D71C), 0x210E]))
+ITALICS = [*map(chr, [*range(0x1D434, 0x1D468), *range(0x1D6E2, 0x1D71C), 0x210E])]
 ROOT = "\N{SQUARE ROOT}"  # drawn for <msqrt>, written nowhere
 # The converter knows these environments by one name only.
 ALIGNMENT = re.compile(r"\\(begin|end)\{(?:align|aligned|split|gather|gathered)\*?\}")
@@ -128,7 +129,8 @@ def write_stylesheet(app: Sphinx, exception: Exception | None) -> None:
     characters = getattr(app.builder, "math_characters", set())
     css = ""
     if characters:
-        data = base64.b64encode(font("".join(sorted(characters)) + ITALICS)).decode()
+        italics = [italic for italic in ITALICS if normalize("NFKC", italic) in characters]
+        data = base64.b64encode(font("".join([*sorted(characters), *italics]))).decode()
         css = f'@font-face{{font-family:"Book Math";src:url("data:font/woff;base64,{data}") format("woff")}}\n'
     Path(app.outdir, "_static", STYLESHEET).write_text(css)
 

@@ -24,7 +24,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 # What a runtime such as Colab's does not have and a chapter may import, beside accumviz itself.
 CARRIED = ("torchviz",)
 FOLDED = {"jupyter": {"source_hidden": True}, "cellView": "form"}
-TITLES = {"predict": "Predict", "explore": "Explore", "play": "Play", "record": "Record"}
+TITLES = {"predict": "Predict", "explore": "Explore", "lab": "Lab", "play": "Play", "record": "Record"}
 
 OPENING = """> **{book}**, {place}, as a notebook
 >

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.config import Config
 
-# sphinx-thebe comes with Jupyter Book, is not used, and declares its constants twice on every page.
-UNUSED = re.compile(r"thebe", re.IGNORECASE)
+TEMPLATES = Path(__file__).with_name("templates")
 
-# A page opened as a file may not fetch its neighbours, so search results there come without excerpts.
-SEARCH_AS_FILE = 'if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;'
+# Before the first paint, so that no page flashes in the wrong colours; a browser may deny what it has kept.
+HEAD = """(() => {
+  const root = document.documentElement;
+  let kept;
+  try { kept = localStorage.getItem("mode"); } catch {}
+  root.dataset.mode = ["light", "dark"].includes(kept) ? kept : "auto";
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  root.dataset.theme = root.dataset.mode === "auto" ? dark : root.dataset.mode;
+  root.classList.add("book-live");
+})();"""
 
-# What axe finds in the theme's own pages. tests/book/test_axe.py tells when one of these is no longer needed.
+# What axe finds in pages as Sphinx and MyST-NB write them. tests/book/test_axe.py tells when one is no longer needed.
 MENDS = (
-    # all of a page's content stands in a landmark
-    (re.compile(r'(<a class="navbar-brand logo".*?</a>)', re.DOTALL), r'<nav aria-label="Home">\1</nav>'),
-    # a name that differs from what can be read on the button: who speaks to the browser says what is written there
-    (re.compile(r'(<button class="btn search-button-field[^>]*?) aria-label="[^"]*"'), r"\1"),
-    (re.compile(r'(<i class="theme-switch [^>]*?)\s+title="[^"]*"'), r"\1"),
     (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
-    # a server may say that a notebook is text, which a browser shows unless it is asked to keep it
-    (re.compile(r'target="_blank"(?=\s+class="[^"]*\bbtn-download-notebook\b)'), 'target="_blank" download'),
     # a page in another tab gets no handle on this one
     (re.compile(r'target="_blank"(?![^>]*\brel=)'), 'target="_blank" rel="noopener"'),
     # deprecated in ARIA 1.3, and no item of the list that it stands in
     (re.compile(r'role="doc-biblioentry"'), 'role="listitem"'),
 )
+# Events happen at lines with one of these, and figures speak of those lines by number.
+SPOKEN_OF = re.compile(r"\.(?:backward|step|zero_grad|unscale_|clip_grad_\w+)\(|\brecord\(|autograd\.grad\(")
 
 
 def mend(html: str) -> str:
@@ -48,26 +53,24 @@ def mend_every_page(app: Sphinx) -> None:
     templates.render = lambda *arguments: mend(render(*arguments))
 
 
-# Paper is light, and the theme would print its dark colours without their dark ground.
-PRINT_LIGHT = """(() => {
-  const { dataset } = document.documentElement;
-  let theme;
-  addEventListener("beforeprint", () => { theme = dataset.theme; dataset.theme = "light"; });
-  addEventListener("afterprint", () => { dataset.theme = theme; });
-})();"""
+def own_layout(app: Sphinx, config: Config) -> None:
+    config.templates_path = [str(TEMPLATES), *config.templates_path]
 
 
-def drop_unused_scripts(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    app.add_js_file(None, body=PRINT_LIGHT)
-    if pagename == "search":
-        app.add_js_file(None, body=SEARCH_AS_FILE)  # all before the lists are copied below
-    for kind in ("script_files", "css_files"):
-        context[kind] = [file for file in context[kind] if not UNUSED.search(described(file))]
+def describe(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """What the layout asks for beside what Sphinx tells it."""
+    context["book_head_script"] = HEAD
+    context["book_buttons"] = []
+    context["author"] = app.config.author
 
 
-def described(file: Any) -> str:
-    """The address and inline text of a script or style, by which it is known."""
-    return f"{getattr(file, 'filename', file)} {getattr(file, 'attributes', {}).get('body', '')}"
+def number_lines(app: Sphinx, doctree: nodes.document) -> None:
+    """The lines of a cell that figures speak of have numbers."""
+    for block in doctree.findall(nodes.literal_block):
+        text = block.astext()
+        is_cell = "cell_input" in getattr(block.parent, "attributes", {}).get("classes", [])
+        if is_cell and SPOKEN_OF.search(text) and "av.predict(" not in text:
+            block["linenos"] = text.count("\n") > 1
 
 
 def no_widget_state(app: Sphinx, env: Any) -> None:
@@ -78,6 +81,8 @@ def no_widget_state(app: Sphinx, env: Any) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("config-inited", own_layout)
     app.connect("builder-inited", mend_every_page)
-    app.connect("html-page-context", drop_unused_scripts, priority=900)
+    app.connect("doctree-read", number_lines)
+    app.connect("html-page-context", describe)
     app.connect("env-check-consistency", no_widget_state)

@@ -16,7 +16,7 @@ ADMONITIONS = {"admonition", "attention", "caution", "danger", "error", "hint", 
 ADMONITIONS |= {"warning"}
 FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}(?=\{|[^`]*$)|~{3,}|:{3,})(?:\{(?P<name>[\w:+-]+)\})?(?P<rest>.*)$")
 OPTION = re.compile(r":(?P<key>[\w-]+):(?P<value>.*)")
-DROPPED = re.compile(r"\([\w:.+-]+\)=\s*$|%( |$)|\+\+\+")
+DROPPED = re.compile(r"\([\w:.+-]+\)=\s*$|\{\.answers\}\s*$|%( |$)|\+\+\+")
 TERM, MEANING = re.compile(r"\S"), re.compile(r":\s+(?=\S)")
 INLINE = re.compile(
     r"\{(?P<role>[\w:+.-]+)\}(?P<fence>`+)(?P<body>.+?)(?P=fence)(?!`)"
@@ -186,6 +186,7 @@ def as_code(body: str) -> str:
 
 # What these roles show stands in the role itself; the others are looked up in the book.
 ROLES: dict[str, Callable[[str], str]] = {
+    "at": titled,
     "math": "${}$".format,
     "py:class": as_code,
     "py:func": as_code,

@@ -16,7 +16,6 @@ _COLOR = {"recorded": style.CYCLE[0], "this run": style.CYCLE[1]}
 _DASH = ("", "", "6 3", "2 3")
 _WIDE, _HIGH, _THICK = 240, 44, 12
 _MOST_TOLD = 24
-_YET = "not recorded on a GPU yet"
 
 _CSS = """
 .accumviz.av-measured { max-width: 100%; text-align: left; }
@@ -24,7 +23,6 @@ _CSS = """
   padding: 0; font-size: 0.8125rem; }
 .av-measured li.av-chip { border: 1px solid var(--av-line); border-radius: 1rem; margin: 0; padding: 0.1rem 0.7rem;
   overflow-wrap: anywhere; }
-.av-measured li.av-yet { border-style: dashed; color: var(--av-muted); }
 .av-measured li.av-chip b { font-weight: 600; }
 .av-measured .av-key { width: 0.7rem; height: 0.7rem; }
 .av-measured .av-scroll { overflow-x: auto; max-width: 100%; }
@@ -61,7 +59,7 @@ def measured_html(measured: Measured) -> str:
 
     Runs made on GPUs share their bars and curves; a GPU and a CPU have tables, and a measure, of their own.
 
-    >>> "not recorded on a GPU yet" in measured_html(Measured("doc/example", Measurement({"full batch": 2.0})))
+    >>> "this run:" in measured_html(Measured("doc/example", Measurement({"full batch": 2.0})))
     True
     """
     runs = measured.runs
@@ -248,8 +246,6 @@ def _chips(measured: Measured) -> str:
     for title, run in measured.runs.items():
         told = " · ".join(map(escape, provenance(run)))
         chips += f'<li class="av-chip">{_key(title)}<b>{title}:</b> {told}</li>'
-    if not any(run.gpu for run in measured.runs.values()):
-        chips += f'<li class="av-chip av-yet">{_YET}</li>'
     return f'<ul class="av-chips">{chips}</ul>'
 
 

@@ -112,7 +112,7 @@ class Measured(Displayed):
                     what = "not measured" if math.isnan(most) else f"{most:.4g} {self.unit}".rstrip()
                     at_most = "at most " if len(cell) > 1 and not math.isnan(most) else ""
                     lines.append(f"    {' / '.join(filter(None, (row, name))):28} {at_most}{what}")
-        return "\n".join(lines if self.recorded or self.here.gpu else [*lines, "  not recorded on a GPU yet"])
+        return "\n".join(lines)
 
 
 def provenance(run: Measurement) -> list[str]:

@@ -20,6 +20,11 @@ from accumviz.views import style
 Value: TypeAlias = "float | bool | str | None"
 
 _NO_NUMBER_NEAR_ZERO = 1e-9
+# Before anything of the answer is drawn: a module comes after the page, which would have shown it by then.
+_SHUT = (
+    'document.currentScript?.parentElement.setAttribute("data-av-state","asked");'
+    'document.documentElement.classList.add("av-asks")'
+)
 _REPRS = ("_repr_mimebundle_", "_repr_html_", "_repr_svg_")
 
 
@@ -229,9 +234,9 @@ def _said(value: Value) -> str:
 
 
 def prediction_html(prediction: Prediction) -> str:
-    """Show a prediction: the question, and below a fold the recorded answer, the misconceptions and the figure.
+    """Show a prediction: the question, and in a fold the recorded answer, the misconceptions and the figure.
 
-    A script turns it into a form that opens the fold; without one, the fold is a fold.
+    Scripts shut the fold as it is read, and turn the question into a form that opens it; without them it stands open.
 
     >>> "<code>w.grad</code>" in prediction_html(predict("What is `w.grad`?", -20, reveal="It is the sum."))
     True
@@ -251,10 +256,12 @@ def prediction_html(prediction: Prediction) -> str:
     figure = "" if p.reveal is None else f'<div class="av-shown">{_figure(p.reveal)}</div>'
     css, script = style.static("predict.css"), style.static("predict.js")
     return (
-        f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><style>{style.CSS}{css}'
-        f'</style><div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{marked(p.question)}</p>'
+        f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><script>{_SHUT}</script>'
+        f"<style>{style.CSS}{css}</style>"
+        f'<div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{marked(p.question)}</p>'
         f'{f"<ul>{offered}</ul>" if offered else ""}{hint}<p class="av-space"></p></div>'
-        f'<details class="av-reveal"><summary>Show me</summary><p class="av-recorded">{recorded}</p>{figure}{others}'
+        f'<details class="av-reveal" open><summary>Show me</summary>'
+        f'<p class="av-recorded">{recorded}</p>{figure}{others}'
         f'</details><script type="module">{script}</script></div>'
     )
 

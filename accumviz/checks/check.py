@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks import networks, order, precision, ranks, windows
+from accumviz.checks import mixing, networks, order, precision, ranks, weights, windows, world
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger import Ledger, Recorded, recorded
+
+# The rank and the number of an optimizer: of several files each counts its own.
+_Owner = tuple[int | None, int] | None
 
 _SHARES = "shares"
 _MEMORY = "memory"
 
 
 class Rule(NamedTuple):
-    """A rule: its name, the function that finds, what it explains (no finding of its own then), and what it needs."""
+    """A rule: its name, the function that finds, what it explains (no finding of its own then), and what it needs.
+
+    `compare` finds instead where ranks have to be compared, in what each of them told of itself.
+    """
 
     name: str
-    find: Callable[[Case], Iterator[Finding]]
+    find: Callable[[Case], Iterator[Finding]] | None
     explains: tuple[str, ...] = ()
     needs: str = ""
+    compare: Callable[[Sequence[world.Facts]], Iterator[Finding]] | None = None
 
 
 # Root causes stand before what follows from them.
@@ -59,24 +66,33 @@ RULES = (
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),
     Rule("gan-gradient-leak", networks.gan_gradient_leak),
     Rule("window-collapses-at-end", windows.window_collapses_at_end, ("partial-window-underscaled",)),
-    Rule("leftover-carried", windows.leftover_carried, ("tail-dropped",), _SHARES),
-    Rule("double-division", windows.double_division, ("partial-window-underscaled",), _SHARES),
-    Rule("partial-window-underscaled", windows.partial_window_underscaled, needs=_SHARES),
+    Rule("leftover-carried", weights.leftover_carried, ("tail-dropped",), _SHARES),
+    Rule("double-division", weights.double_division, ("partial-window-underscaled",), _SHARES),
+    Rule("partial-window-underscaled", weights.partial_window_underscaled, needs=_SHARES),
     Rule("tail-dropped", windows.tail_dropped),
-    Rule("token-mean-of-means", windows.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
-    Rule("loss-not-divided", windows.loss_not_divided, needs=_SHARES),
+    Rule("token-mean-of-means", weights.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
+    Rule("loss-not-divided", weights.loss_not_divided, needs=_SHARES),
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch, ("scheduler-on-skipped-step",)),
     Rule("scheduler-on-skipped-step", precision.scheduler_on_skipped_step),
-    Rule("ddp-unsynced-step", ranks.ddp_unsynced_step, ("uneven-rank-backwards", "rank-token-weight")),
-    Rule("uneven-rank-backwards", ranks.uneven_rank_backwards),
+    Rule(
+        "ddp-unsynced-step",
+        None,
+        ("no-sync-excludes-forward", "uneven-rank-backwards", "rank-token-weight"),
+        compare=world.ddp_unsynced_step,
+    ),
+    Rule("uneven-rank-backwards", None, compare=world.uneven_rank_backwards),
     Rule("no-sync-excludes-forward", ranks.no_sync_excludes_forward),
-    Rule("rank-token-weight", ranks.rank_token_weight, needs=_SHARES),
+    Rule("rank-token-weight", None, (), _SHARES, world.rank_token_weight),
     Rule("fsdp2-zero-keeps-unsharded", ranks.fsdp2_zero_keeps_unsharded, ("fsdp-no-sync-memory",)),
     Rule("fsdp-no-sync-memory", ranks.fsdp_no_sync_memory),
     Rule("graph-retained", networks.graph_retained, needs=_MEMORY),
     Rule("low-precision-accumulation", precision.low_precision_accumulation),
     Rule("zero-tensor-drift", networks.zero_tensor_drift),
     Rule("parameter-outside-or-twice", networks.parameter_outside_or_twice),
+    Rule("fsdp1-local-clip", ranks.fsdp1_local_clip),
+    Rule("ddp-static-graph-no-sync", ranks.ddp_static_graph_no_sync),
+    Rule("micro-batch-side-effects", mixing.micro_batch_side_effects),
+    Rule("contrastive-accumulation", mixing.contrastive_accumulation),
 )
 
 
@@ -91,16 +107,74 @@ def check(recording: Ledger | Recorded) -> Report:
     >>> check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], [row])).reason
     'no optimizer stepped while it was recorded'
     """
-    ledger = recorded(recording, "check")
+    judged = _judge(recorded(recording, "check"), None)
+    found = _one_for_each_cause([judged])
+    return Report(tuple(found), judged.reason, judged.unjudged, judged.counts)
+
+
+def check_ranks(ledgers: Iterable[Ledger]) -> Report:
+    """As `check` of all ranks' ledgers in one, with one of them in memory at a time.
+
+    Events are counted in each rank's own file; a finding says whose they are. `ledgers` are taken one after the other.
+    """
+    judged: list[_Judged] = []
+    for place, ledger in enumerate(ledgers):
+        judged.append(_judge(ledger, int(ledger.meta.get("rank", place))))
+        del ledger
+    counts: dict[str, int] = {}
+    unjudged: dict[str, str] = {}
+    for one in judged:
+        for what, many in one.counts.items():
+            counts[what] = counts.get(what, 0) + many
+        for rule, why in one.unjudged.items():
+            unjudged.setdefault(rule, f"rank {one.rank}: {why}")
+    whose: dict[str, list[int | None]] = {}
+    for one in judged:
+        if one.reason:
+            whose.setdefault(one.reason, []).append(one.rank)
+    alike = len(whose) == 1 and len(next(iter(whose.values()))) == len(judged)
+    reasons = [
+        why if alike else f"rank{'s' * (len(them) > 1)} {', '.join(map(str, them))}: {why}"
+        for why, them in whose.items()
+    ]
+    return Report(tuple(_one_for_each_cause(judged)), "; ".join(reasons), unjudged, counts)
+
+
+class _Judged(NamedTuple):
+    """What one ledger came to: what each rule found, and what it tells those that compare."""
+
+    rank: int | None
+    found: dict[str, list[Finding]]
+    facts: world.Facts | None
+    reason: str
+    unjudged: dict[str, str]
+    counts: dict[str, int]
+
+
+def _judge(ledger: Ledger, rank: int | None) -> _Judged:
     kinds = {kind: int(ledger.columns.where("kind", kind).sum()) for kind in ("backward", "step")}
     counts = {"events": len(ledger), "backwards": kinds["backward"], "steps": kinds["step"]}
     reason = _nothing_to_judge(ledger, kinds)
     if reason:
-        return Report((), reason, {}, counts)
+        # What stops a script in its first window is found all the same.
+        early = ranks.ddp_static_graph_no_sync(Case(ledger)) if kinds["backward"] else ()
+        stopped = [replace(finding, rank=rank) for finding in early]
+        return _Judged(rank, {"ddp-static-graph-no-sync": stopped}, None, reason, {}, counts)
     case = Case(ledger)
-    found = _one_for_each_cause(case)
-    unjudged = _unjudged(case)
-    return Report(tuple(found), _no_verdict(case), unjudged, counts)
+    found: dict[str, list[Finding]] = {}
+    explained: list[tuple[str, _Owner]] = []
+    for rule in RULES:
+        mine = [] if rule.find is None else [f for f in rule.find(case) if not _explained(explained, f)]
+        found[rule.name] = [replace(finding, rank=rank) for finding in mine]
+        serious = [finding for finding in mine if finding.severity != "note"]
+        explained += [(name, _owner(finding)) for finding in serious for name in rule.explains]
+    return _Judged(rank, found, world.facts(case, rank), _no_verdict(case), _unjudged(case), counts)
+
+
+def _explained(explained: list[tuple[str, _Owner]], finding: Finding) -> bool:
+    """Whether another finding has said why: of the same optimizer, or of one of which nobody knows."""
+    owner = _owner(finding)
+    return any(name == finding.rule and (None in (o, owner) or o == owner) for name, o in explained)
 
 
 def _nothing_to_judge(ledger: Ledger, kinds: dict[str, int]) -> str:
@@ -157,20 +231,30 @@ def _unjudged(case: Case) -> dict[str, str]:
     return found
 
 
-def _one_for_each_cause(case: Case) -> list[Finding]:
+def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
     found: dict[tuple[str, str, int, str], Finding] = {}
-    explained: list[tuple[str, int | None]] = []
+    explained: list[tuple[str, _Owner]] = []
+    between: list[tuple[str, _Owner]] = []  # by what only a comparison of ranks can find
+    facts = [one.facts for one in judged if one.facts is not None]
     for rule in RULES:
-        for finding in rule.find(case):
-            owner = finding.optimizer
-            if any(name == rule.name and (None in (o, owner) or o == owner) for name, o in explained):
-                continue
+        mine = [f for one in judged for f in one.found.get(rule.name, ()) if not _explained(between, f)]
+        if rule.compare is not None and facts:
+            # In one ledger the optimizers of all ranks are numbered through.
+            apart = [f if judged[0].rank is not None else replace(f, rank=None) for f in rule.compare(facts)]
+            apart = [f for f in apart if not _explained(explained, f)]
+            between += [(name, _owner(f)) for f in apart for name in rule.explains]
+            mine += apart
+        for finding in mine:
             key = (finding.rule, finding.file, finding.line, finding.source)
             if key in found:  # one line, in several ranks or for several objectives
                 before = found[key]
                 found[key] = replace(before, times=before.times + finding.times)
                 continue
             found[key] = finding
-        mine = [finding for finding in found.values() if finding.rule == rule.name and finding.severity != "note"]
-        explained += [(name, finding.optimizer) for finding in mine for name in rule.explains]
+            if finding.severity != "note":
+                explained += [(name, _owner(finding)) for name in rule.explains]
     return sorted(found.values(), key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _owner(finding: Finding) -> _Owner:
+    return None if finding.optimizer is None else (finding.rank, finding.optimizer)

@@ -6,6 +6,14 @@ import re
 
 from accumviz.events import Event
 
+# Its steps stand in the user's loop, and step at the end of a window only.
+_PACED = "accelerate/"
+
+
+def _theirs(event: Event) -> bool:
+    """Whether a library takes the steps: no line of the user's can stand beside them."""
+    return event.kind == "step" and bool(event.via) and "step(" not in event.source
+
 
 def replaced(event: Event, line: str) -> str:
     """The cure that writes another line in the place of this one."""
@@ -17,7 +25,7 @@ def replaced(event: Event, line: str) -> str:
 
 def added(after: Event, *lines: str) -> str:
     """The cure that adds lines below this one."""
-    if not after.source:
+    if not after.source or not lines or _theirs(after):
         return ""
     name = after.file or "your code"
     inside = "\n".join(f"+{line}" for line in lines)
@@ -34,8 +42,10 @@ def removed(event: Event) -> str:
 
 def moved(event: Event, after: Event) -> str:
     """The cure that puts this line below the other one."""
-    if not event.source or not after.source:
+    if not event.source or not after.source or after.via.startswith(_PACED):
         return ""
+    if _theirs(after):
+        return removed(event)
     name, other = event.file or "your code", after.file or "your code"
     away = f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line - 1},0 @@\n-{event.source}"
     head = f"\n--- {other}\n+++ {other}" if other != name else ""
@@ -64,10 +74,19 @@ def zeroing(step: Event) -> str:
     return f"{name}.zero_grad()"
 
 
+def again(step: Event) -> tuple[str, ...]:
+    """The lines that step once more, and zero; none where the step's own line is not known."""
+    if not step.source:
+        return ()
+    return (step.source,) if "zero_grad(" in step.source else (step.source, zeroing(step))
+
+
 def before(at: Event, end: Event) -> str:
     """The cure that takes a line from where it stands, and puts it above the step's."""
-    if not at.source or not end.source or at.line == end.line:
+    if not at.source or not end.source or at.line == end.line or end.via.startswith(_PACED):
         return ""
+    if _theirs(end):
+        return removed(at)
     name = at.file or "your code"
     return (
         f"--- {name}\n+++ {name}\n@@ -{at.line} +{at.line - 1},0 @@\n-{at.source}\n"

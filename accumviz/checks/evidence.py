@@ -49,11 +49,17 @@ CHAPTERS = {
     "gan-gradient-leak": "07_gan#sec-gan-zero",
     "step-before-backward": "07_gan#sec-gan-once",
     "parameter-outside-or-twice": "10_your_own#sec-own-owner",
+    "ddp-static-graph-no-sync": "08_ddp#sec-forward",
+    "fsdp1-local-clip": "09_fsdp#sec-fsdp1",
+    "micro-batch-side-effects": "04_recipe#sec-mixing",
+    "contrastive-accumulation": "04_recipe#sec-equal",
 }
 
 
 def near(a: Any, b: Any, within: float = SAME) -> Any:
     """Whether two numbers, or each of two arrays, are the same but for rounding."""
+    if isinstance(a, float) and isinstance(b, float):
+        return abs(a - b) <= within * max(abs(b), 1e-30)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.abs(np.subtract(a, b)) <= within * np.maximum(np.abs(b), 1e-30)
 
@@ -176,6 +182,13 @@ class Case:
         return call_sites(self.ledger)
 
     @cached_property
+    def lines(self) -> np.ndarray:
+        """For each event, a number of its line and expression, however that was reached."""
+        own = [self.events.column(name) for name in ("file", "line", "label")]
+        found: np.ndarray = np.unique(np.stack(own, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+        return found
+
+    @cached_property
     def wasted(self) -> np.ndarray:
         """For each event, whether it is a backward of which all contributions were erased and none used."""
         fates, some = self.ledger.fates, self.contributed.any(axis=1)
@@ -198,7 +211,8 @@ class Case:
         if not len(s):
             return []
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            weight = s.constant * s.by_hand
+            # What is maximised has a minus before it, and weighs as much.
+            weight = np.abs(s.constant) * s.by_hand
             each = np.where(s.mean, weight / s.elements, weight)
         order = np.lexsort((s.backward, s.objective, s.step))
         step, objective, optimizer = s.step[order], s.objective[order], s.optimizer[order]
@@ -304,10 +318,17 @@ class Case:
         return sorted(found.items())
 
     def epoch(self, event: int, rank: int | None = None) -> tuple[int, int] | None:
-        """The run through a loader in which an event fell: the innermost, or else the last before it."""
+        """The run through a loader in which an event fell: the innermost, or else the one that ended last before it.
+
+        Some loaders look ahead: theirs has ended when the last batches that it gave are used.
+        """
         mine = [e for e in self.epochs if e[0] < event and self.ranks[e[0]] in (-1, -1 if rank is None else rank)]
         around = [e for e in mine if e[1] > event]
-        return (around or mine)[-1] if mine else None
+        return around[-1] if around else max(mine, key=lambda e: e[1], default=None)
+
+    def trains(self, begins: int, ends: int) -> bool:
+        """Whether anything was learnt in a run through a loader; an evaluation has no backward."""
+        return bool(self.backward[begins:ends].any())
 
     def ended(self, epoch: tuple[int, int] | None) -> bool:
         """Whether a run through a loader came to the loader's end."""

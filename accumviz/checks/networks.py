@@ -216,12 +216,15 @@ def zero_tensor_drift(case: Case) -> Iterator[Finding]:
         decays = bool(settings.get("weight_decay"))
         remembers = bool(settings.get("momentum")) or bool(settings.get("betas"))
         found: list[tuple[int, int]] = []
-        for p in loop.columns.tolist():
+        at_steps = np.ix_(loop.steps, loop.columns)
+        zeros_there = ((ledger.state[at_steps] & PRESENT) > 0) & (ledger.grad[at_steps] == 0)
+        for p, zero in zip(loop.columns.tolist(), zeros_there.T, strict=True):
+            if not zero.any():
+                continue
             born = np.flatnonzero(ledger.state[:, p] & CONTRIBUTED)
             since = np.searchsorted(born, loop.steps)
             # The steps between which nothing has come.
             none = np.diff(since, prepend=0) == 0
-            zero = ((ledger.state[loop.steps, p] & PRESENT) > 0) & (ledger.grad[loop.steps, p] == 0)
             weights = _weights(case, p)
             for i in np.flatnonzero(none & zero).tolist():
                 step = int(loop.steps[i])

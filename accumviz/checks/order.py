@@ -16,7 +16,7 @@ from accumviz.gains import SAME, number
 def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
     """A clip between the backwards of one window, which shortens what is there already."""
     clips = case.at("clip")
-    for loop in case.loops:
+    for loop in case.loops if clips.size else ():
         found: list[tuple[int, int, float]] = []
         for step, backwards in loop.windows.items():
             at = int(loop.steps.searchsorted(step))

@@ -180,10 +180,12 @@ def nonfinite_micro_batch(case: Case) -> Iterator[Finding]:
     unmeasured = case.events.detail("unmeasured", None)
     for loop in case.loops:
         found = []
-        consumed = sorted({(b, s) for s, b in zip(loop.read_step.tolist(), loop.read.tolist(), strict=True)})
         strange = ~np.isfinite(case.ledger.contribution[:, loop.columns])
         reached = case.contributed[:, loop.columns] & strange
         odd = np.asarray(np.any(reached, axis=1))
+        if not odd.any():
+            continue
+        consumed = sorted({(b, s) for s, b in zip(loop.read_step.tolist(), loop.read.tolist(), strict=True)})
         for b, step in consumed:
             if bool(odd[b]) and not unmeasured[b] and not bool(np.isfinite(case.ledger.grad[step, loop.columns]).all()):
                 found.append((b, step))

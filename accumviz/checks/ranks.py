@@ -1,86 +1,17 @@
-"""Rules that look at several processes: who was synchronised, when, and with what weight."""
+"""Rules that look at what a process of several does: what it shares when, and what it keeps for itself."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.evidence import Case, Loop, Part, near
+from accumviz.checks.cures import replaced
+from accumviz.checks.evidence import Case, near, reduces
 from accumviz.checks.report import Finding
 from accumviz.events import PRESENT
-
-
-def _replicated(case: Case, loop: Loop) -> np.ndarray:
-    """For each backward of the loop, whether DDP told of it whether a forward had armed the all-reduce."""
-    found: np.ndarray = np.array([case.armed[b] is not None for b in loop.backwards.tolist()], bool)
-    return found
-
-
-def ddp_unsynced_step(case: Case) -> Iterator[Finding]:
-    """A step that reads what no rank has shared with the others."""
-    syncs = case.at("sync")
-    for loop in case.loops:
-        if not _replicated(case, loop).any():
-            continue
-        mine = np.array([e for e in syncs.tolist() if loop.changed_by(e)], int)
-        late: list[tuple[int, int, list[int]]] = []
-        synced = 0
-        for step, backwards in loop.windows.items():
-            if not backwards:
-                continue
-            done = mine[mine < step]
-            # Its row comes after the backward that it ran in.
-            unshared = [b for b in backwards if not done.size or b > done[-1]]
-            # Averaged too early, within the very window, is averaging that was meant.
-            synced += not unshared or bool((done > backwards[0]).any())
-            # The flag was up when backward ran, and down when its forward did.
-            meant = case.armed[backwards[-1]] is False and case.no_sync[backwards[-1]] is False
-            if unshared and case.armed[backwards[-1]] is not None:
-                late.append((step, int(meant), unshared))
-        # A loop that never shares gradients, and never meant to, averages weights (LocalSGD).
-        late = [one for one in late if one[1] or synced]
-        late = [one for one in late if _differ(case, loop, one[0])]
-        if not late:
-            continue
-        step, flag_late, unshared = late[0]
-        b = unshared[-1]
-        yield case.finding(
-            "ddp-unsynced-step",
-            "error",
-            b,
-            step=step,
-            evidence={
-                "backwards not averaged": unshared,
-                "armed by its forward": bool(case.armed[b]),
-                "flag at its backward": not case.no_sync[b],
-                "line of the forward": case.ledger[b].details.get("armed_line", 0),
-            },
-            cause=(
-                "The step reads gradients that were not averaged over the ranks: "
-                + (
-                    "the flag was set after the forward, which is what arms the all-reduce."
-                    if flag_late
-                    else "the last backward before it ran without synchronisation."
-                )
-            ),
-            times=len(late),
-            optimizer=loop.optimizer,
-        )
-
-
-def _differ(case: Case, loop: Loop, step: int) -> bool:
-    """Whether the ranks' gradients differ at their steps of the same number; True where only one rank is known."""
-    others = [one for one in case.loops if one.rank != loop.rank and one.columns.size == loop.columns.size]
-    if not others:
-        return True
-    order = int(loop.steps.searchsorted(step))
-    own = case.ledger.grad[step, loop.columns]
-    there = [one for one in others if order < one.steps.size]
-    return not there or any(
-        not np.allclose(own, case.ledger.grad[int(one.steps[order]), one.columns], rtol=1e-5, equal_nan=True)
-        for one in there
-    )
+from accumviz.gains import SAME, number
 
 
 def no_sync_excludes_forward(case: Case) -> Iterator[Finding]:
@@ -105,6 +36,77 @@ def no_sync_excludes_forward(case: Case) -> Iterator[Finding]:
             times=len(found),
             optimizer=loop.optimizer,
         )
+
+
+def ddp_static_graph_no_sync(case: Case) -> Iterator[Finding]:
+    """A backward in `no_sync` that DDP's reducer refuses, which has been told that the graph never changes."""
+    errors = case.events.detail("error", None)
+    for b in np.flatnonzero(case.backward & (errors != None)).tolist():  # noqa: E711 - element by element
+        if case.no_sync[b] is not True or "expect_autograd_hooks_" not in str(errors[b]):
+            continue
+        yield case.finding(
+            "ddp-static-graph-no-sync",
+            "error",
+            b,
+            evidence={
+                "the backward that failed": b,
+                "line of the forward": case.ledger[b].details.get("armed_line", 0),
+            },
+            cause=(
+                "DDP with `static_graph=True` counts the backwards that it has synchronised, and one in `no_sync` is "
+                "none: its reducer stops the script. `static_graph=False` accumulates."
+            ),
+        )
+        return
+
+
+def fsdp1_local_clip(case: Case) -> Iterator[Finding]:
+    """A clip by the norm of what one rank holds, where each has a part of the gradient."""
+    ledger = case.ledger
+    columns = {p.name: i for i, p in enumerate(ledger.parameters)}
+    for loop in case.loops:
+        sharded = {ledger.parameters[p].unsharded_of for p in _wholes(case)}
+        mine = [columns[name] for name in sharded if columns.get(name) in loop.columns.tolist()]
+        found: list[tuple[int, float]] = []
+        for clip in case.at("clip").tolist() if mine else ():
+            details = ledger[clip].details
+            told = number(details.get("total_norm"))
+            if clip == 0 or details.get("by") == "value" or reduces(case, loop, clip) > 1 - SAME:
+                continue
+            there = [p for p in loop.columns.tolist() if not ledger.parameters[p].unsharded_of]
+            own = float(np.sqrt(np.nansum(ledger.grad[clip - 1, there].astype(float) ** 2)))
+            # A norm over all ranks is larger than what any of them has.
+            if own > 0 and near(told, own) and _shared(case, clip, mine):
+                found.append((clip, told))
+        if len(found) < 2:
+            continue
+        clip, told = found[0]
+        after = loop.steps[loop.steps > clip]
+        event = ledger[clip]
+        own_call = re.search(r"clip_grad_norm_\(\s*([\w.]+)\.parameters\(\)\s*,\s*(.*)$", event.source)
+        name = re.match(r"[\w.]*clip_grad_norm_", event.source)
+        yield case.finding(
+            "fsdp1-local-clip",
+            "error",
+            clip,
+            step=int(after[0]) if after.size else None,
+            evidence={"norm that it clipped by": told, "norm of this rank's shards": told, "clips": len(found)},
+            cause=(
+                "The clip saw this rank's shards only: each rank has a norm of its own, and shortens its part of the "
+                "gradient by another factor."
+            ),
+            cure=(replaced(event, f"{own_call[1]}.clip_grad_norm_({own_call[2]}") if own_call and name else ""),
+            times=len(found),
+            optimizer=loop.optimizer,
+        )
+
+
+def _shared(case: Case, clip: int, shards: list[int]) -> bool:
+    """Whether other ranks hold parts of these, so that their gradients were scattered to several."""
+    ranks = {number(case.ledger[e].details.get("ranks")) for e in case.at("sync").tolist() if e < clip}
+    sizes = {p.unsharded_of: p.numel for p in case.ledger.parameters if p.unsharded_of}
+    held = sum(case.ledger.parameters[p].numel for p in shards)
+    return max(ranks, default=1.0) > 1 and held < sum(sizes.values())
 
 
 def fsdp_no_sync_memory(case: Case) -> Iterator[Finding]:
@@ -160,71 +162,6 @@ def fsdp2_zero_keeps_unsharded(case: Case) -> Iterator[Finding]:
         cause=(
             "`zero_grad` empties the shards; what `no_sync` has gathered in the whole gradients stays, and enters the "
             "next window."
-        ),
-        times=len(found),
-    )
-
-
-def uneven_rank_backwards(case: Case) -> Iterator[Finding]:
-    """Ranks that synchronise a different number of times, so that one waits for ever."""
-    if not case.ledger.meta.get("merged"):
-        return
-    counts: dict[int, list[int]] = {}
-    for b in np.flatnonzero(case.backward).tolist():
-        if case.armed[b] is not None:
-            counts.setdefault(int(case.ranks[b]), []).extend([b] if case.armed[b] else [])
-    if len(counts) < 2 or len({len(found) for found in counts.values()}) == 1:
-        return
-    most = max(counts, key=lambda rank: len(counts[rank]))
-    least = min(counts, key=lambda rank: len(counts[rank]))
-    extra = counts[most][len(counts[least])]
-    yield case.finding(
-        "uneven-rank-backwards",
-        "error",
-        extra,
-        evidence={f"synchronised backwards of rank {rank}": len(found) for rank, found in sorted(counts.items())},
-        cause=(
-            f"Rank {most} synchronises {len(counts[most])} backwards and rank {least} only {len(counts[least])}: the "
-            "one more waits for nobody."
-        ),
-    )
-
-
-def rank_token_weight(case: Case) -> Iterator[Finding]:
-    """Ranks whose elements weigh differently, because each divides by its own count."""
-    if not case.ledger.meta.get("merged"):
-        return
-    place: dict[int, int] = {}
-    ranks: dict[int, int | None] = {}
-    for loop in case.loops:
-        ranks[loop.optimizer] = loop.rank
-        place[loop.optimizer] = sum(rank == loop.rank for rank in ranks.values())
-    groups: dict[tuple[int, int, int], list[Part]] = {}
-    for part in case.parts:
-        if part.known and part.many and part.optimizer in place:
-            groups.setdefault((place[part.optimizer], part.order, part.objective), []).append(part)
-    several = [parts for parts in groups.values() if len(parts) > 1]
-    found = []
-    for parts in several:
-        even = all(p.each[0] > 0 and near(*p.each) for p in parts)
-        low, high = min(p.each[0] for p in parts), max(p.each[1] for p in parts)
-        if even and not near(low, high, 1e-2) and len({p.elements for p in parts}) > 1:
-            found.append((parts, low, high))
-    if not found:
-        return
-    parts, low, high = found[0]
-    yield case.finding(
-        "rank-token-weight",
-        "warning" if 2 * len(found) >= len(several) else "note",
-        parts[0].backwards[0],
-        step=parts[0].step,
-        evidence={
-            "weight per element on each rank": [p.each[0] for p in parts],
-            "elements on each rank": [p.elements[0] for p in parts],
-        },
-        cause=(
-            f"Each rank divides by its own count, and the average over ranks treats them alike: an element of one "
-            f"rank counts {high / low:.3g} times as much as one of another."
         ),
         times=len(found),
     )

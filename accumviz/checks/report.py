@@ -26,7 +26,8 @@ class Finding:
     the step that it spoils (None where there is none), `event` that of the event to look at; `file`,
     `line` and `source` are where that is. `evidence` holds the numbers, `cause` one sentence, `cure`
     a unified diff of the line ("" where no line is known), `chapter` the part of the book about it.
-    `times` counts how often it was met, `optimizer` is the number of the optimizer that it concerns.
+    `times` counts how often it was met, `optimizer` is the number of the optimizer that it concerns,
+    `rank` whose events these are where the files of several ranks were judged.
     """
 
     rule: str
@@ -42,6 +43,7 @@ class Finding:
     chapter: str
     times: int = 1
     optimizer: int | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Report(Displayed):
             lines.append(f"  {literal(self.reason)}")
         for finding in self.findings:
             times = f", {finding.times} times" if finding.times > 1 else ""
-            where = "" if finding.step is None else f"  step {finding.step}"
+            where = "" if finding.rank is None else f"  rank {finding.rank}"
+            where += "" if finding.step is None else f"  step {finding.step}"
             lines += ["", f"{paint(finding.severity, finding.severity)}  {finding.rule}{where}{times}"]
             if finding.file or finding.line:
                 lines.append(f"  {literal(finding.file)}:{finding.line}  {literal(finding.source)}")

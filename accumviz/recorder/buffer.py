@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.events import CODES, NUMBERS, PRESENT, TABLES, Events, Parameter
+from accumviz.events import CODES, PRESENT, TABLES, Events, Parameter
 from accumviz.format import ledger as ledgerfile
 from accumviz.format import sketches
 from accumviz.format.writer import Writer
@@ -25,7 +25,7 @@ from accumviz.graph import Graph
 from accumviz.ledger import Ledger
 from accumviz.recorder.callsite import CallSite
 from accumviz.recorder.memory import Allocated
-from accumviz.recorder.rows import Backward, Columns, Row
+from accumviz.recorder.rows import Backward, Columns, Row, Shape
 from accumviz.recorder.sources import needed
 from accumviz.recorder.transfer import Wire
 
@@ -78,6 +78,7 @@ class Buffer:
         self._away = 0  # rows that are in columns
         self._bulk = max(64, min(_EVENTS, _NUMBERS // max(self._count, 1)))
         self._writer = None if path is None else Writer(path, "ledger", overwrite=overwrite)
+        self._least = _TOGETHER if path is None else 0  # with fewer rows nothing is to be done
         self._graphs: dict[int, tuple[Graph, Callable[[Graph], Graph] | None]] = {}
         self._chunks: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []
         self._bytes, self._room = 0, float(ROOM)
@@ -93,8 +94,9 @@ class Buffer:
         # By file: the lines that events stand on; and what of its text they need, until it is written.
         self._lines: dict[str, set[int]] = {}
         self._texts: dict[str, str] = {}
-        # By line and kind, the last event's label, whereabouts and details, and the codes that these became.
-        self._last: dict[tuple[int, str], tuple[CallSite, str, str, dict[str, Any], bytes]] = {}
+        # By line and kind, the last event's label, whereabouts and details, and the codes that these became; what it
+        # filled, and the shape that this became.
+        self._last: dict[tuple[int, str], tuple[tuple[Any, ...], bytes, tuple[Any, ...], Shape]] = {}
         self._met: dict[int, CallSite] = {}  # lines whose text was looked for since the last chunk
         self._begin(np.full(self._count, np.nan, np.float32), np.full(self._elements, np.nan))
         _alive.add(self)
@@ -122,12 +124,14 @@ class Buffer:
         """This row is whole, but for what a device still sends."""
         if self._allocated.devices:
             row.allocated, row.peak = self._allocated.after()
+            row.measured = True
         site = row.site
         if id(site) not in self._met:
             # Here, not in the thread that writes: keeping the parser's warnings to ourselves concerns all threads.
             self._meet(site)
         row.done = True
-        self.settle()
+        if len(self.pending) >= self._least:
+            self.settle()
 
     def settle(self, *, wait: bool = False) -> None:
         """Put away the rows whose numbers have arrived, many at a time; with `wait`, all that are done."""
@@ -211,18 +215,16 @@ class Buffer:
         if row.host:
             row.arrive()
         # Most events say what the last one on the same line said.
-        site = row.site
-        known = self._last.get((id(site), row.kind))
-        if (
-            known is None
-            or known[0] is not site
-            or known[1] != row.label
-            or known[2] != row.within
-            or known[3] != row.details
-        ):
-            known = self._last[id(site), row.kind] = (site, row.label, row.within, row.details, self._codes(row))
-        self._columns.put(row, known[4])
-        if self._columns.rows == self._bulk:
+        site, columns = row.site, self._columns
+        said, key = (site, row.label, row.within, row.details), (id(site), row.kind)
+        filled = row.present, row.changed, row.contributed, row.alike, row.unmeasured, row.targets
+        known = self._last.get(key)
+        if known is None or known[0] != said:
+            known = self._last[key] = said, self._codes(row), filled, columns.shape(row)
+        elif known[2] != filled:
+            known = self._last[key] = said, known[1], filled, columns.shape(row)
+        columns.put(row, known[1], known[3])
+        if columns.rows == self._bulk:
             self._close_columns()
 
     def _meet(self, site: CallSite) -> None:
@@ -289,16 +291,15 @@ class Buffer:
     def _chunk(self) -> tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """The open columns as a chunk, and what `.grad` is after its last event."""
         columns, rows = self._columns, self._columns.rows
-        state, contribution, exact, grad, exact_grad = columns.arrays()
+        (measured, state, contribution, exact, grad, exact_grad), weighed, sketched = columns.arrays()
         events = Events(
             np.frombuffer(columns.codes, np.int32).reshape(rows, len(CODES)),
-            np.frombuffer(columns.numbers, np.float64).reshape(rows, len(NUMBERS)),
+            measured,
             {name: tuple(table) for name, table in self._tables.items()},
         )
         elements = {p: (exact[:, where], exact_grad[1:, where]) for p, where in self._slices.items()}
-        weighed = columns.weighed()
         head, arrays = ledgerfile.pack(events, contribution, grad[1:], state, elements, weighed)
-        arrays |= sketches.pack(*columns.sketches.arrays())
+        arrays |= sketches.pack(*sketched)
         return head, arrays, grad[-1].copy(), exact_grad[-1].copy()
 
     def _news(self) -> dict[str, Any]:

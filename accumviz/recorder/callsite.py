@@ -14,9 +14,11 @@ from typing import Any
 
 from accumviz.recorder.sources import parsed
 
+# Another environment's, which was put on the path, are libraries as well.
+_BORROWED = {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
 _LIBRARIES = tuple(
     os.path.normcase(path) + os.sep
-    for path in {*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib")}
+    for path in {*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib"), *_BORROWED}
 )
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = os.path.normcase(sysconfig.get_path("stdlib")) + os.sep

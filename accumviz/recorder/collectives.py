@@ -315,7 +315,7 @@ class Collectives:
                 if brought is None:
                     row.unmeasured = [*row.unmeasured, i]
                 else:
-                    leaves.reduce(row, [("contribution", i, brought.reshape(-1))])
+                    leaves.reduce(row, "contribution", [(i, brought.reshape(-1))])
                     keep_for_stream([brought])  # what was scattered was made on a stream of its own
             for i in concerned:
                 present[i] = leaves.present[i]

@@ -14,7 +14,7 @@ import torch
 from accumviz.events import PRESENT
 from accumviz.recorder import patches
 from accumviz.recorder.buffer import Buffer
-from accumviz.recorder.leaves import HOT, Found, Hook, Leaves
+from accumviz.recorder.leaves import HOT, Hook, Leaves
 from accumviz.recorder.rows import Backward
 from accumviz.recorder.transfer import keep_for_stream
 
@@ -94,9 +94,12 @@ class Contributions:
 
     def look(self, *, into: list[torch.Tensor | None] | None = None) -> list[int]:
         """The leaves whose `.grad` has changed since we looked last, by no other thread's backward."""
-        changed = self.leaves.update(self._mine() if self._theirs else None, into=into)
+        mine = self._mine() if self._theirs else None
+        changed = self.leaves.update(mine, into=into)
+        if not self._theirs:
+            return changed
         # Another thread may have reached its first leaf while we looked.
-        return [i for i in changed if i not in self._theirs] if self._theirs else changed
+        return [i for i in changed if i not in self._theirs]
 
     def changed(self, owner: Any) -> list[int]:
         """The leaves whose `.grad` the call that just ended has changed, of this owner's where threads train."""
@@ -188,7 +191,7 @@ class Contributions:
                 running.streams.add(_raw_stream(grad.get_device()))
             if i in self.taken and size > _SMALL:
                 # Held, it would be copied and not be freed when it is scattered.
-                self.leaves.reduce(running, [("contribution", i, grad.detach())])
+                self.leaves.reduce(running, "contribution", [(i, grad.detach())])
                 running.settled[i] = len(self.rows)
             elif running.had[i] or theirs or i in self.taken or self.leaves.freed_by_user(i):
                 # Detached where `.grad` is another tensor anyway; else the reference keeps it another tensor.
@@ -232,21 +235,19 @@ class Contributions:
             fresh, running.fresh = running.fresh, {}
         if not held and not fresh:
             return
-        found: list[Found] = [("contribution", i, grad) for i, grad in held.items()]
+        found = list(held.items())
         for i in fresh:
             grad = tensors[i].grad
             if grad is None:  # freed before we could read it: that something arrived is known, not how much
                 running.unknown[i] = None
             else:
-                found.append(("contribution", i, grad))
+                found.append((i, grad))
                 running.same[i] = None
-        if running.hot:
-            for i in held:
-                grad = tensors[i].grad
-                if grad is not None and i not in self.taken:
-                    found.append(("grad", i, grad))
-                    running.read[i] = None
-        leaves.reduce(running, found)
+        leaves.reduce(running, "contribution", found)
+        if running.hot and held:
+            become = [(i, grad) for i in held if i not in self.taken and (grad := tensors[i].grad) is not None]
+            running.read |= dict.fromkeys([i for i, _ in become])
+            leaves.reduce(running, "grad", become)
         if running.streams and _raw_stream is not None:
             current = {_raw_stream(grad.get_device()) for grad in held.values() if grad.is_cuda}
             if running.streams != current:
@@ -271,7 +272,7 @@ class Contributions:
         if plain and PRESENT not in had and len(leaves.unhooked) == len(had):
             # Nothing was there and no hook was needed: what is there now is what came.
             there = zip(changed, grads, strict=True)
-            leaves.reduce(running, [("contribution", i, grad) for i, grad in there if grad is not None])
+            leaves.reduce(running, "contribution", [(i, grad) for i, grad in there if grad is not None])
             running.alike = running.contributed = running.changed = changed
             running.present = bytes(leaves.present)
             return True

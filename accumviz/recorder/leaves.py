@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from math import sqrt
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import torch
+from numpy import vdot
 
 from accumviz.events import PRESENT, Parameter
 from accumviz.recorder import targets
 from accumviz.recorder.fsdp import local
 from accumviz.recorder.rows import Row
 from accumviz.recorder.targets import Named
-from accumviz.recorder.transfer import PLAIN, Wire, norms, readable
+from accumviz.recorder.transfer import PLAIN, Wire, array_at, norms, readable
 
 # In all, so many elements of small tensors are kept one by one: a teaching example, not a ResNet's biases.
 _EXACT_TOTAL = 1024
@@ -24,8 +27,8 @@ HOT = 512 << 10
 
 _FLOAT, _STRIDED, _TENSOR = torch.float32, torch.strided, torch.Tensor
 Hook = Callable[[torch.Tensor | None], None]
-# What a number is ("contribution" or "grad"), of which leaf, and the tensor to take it from.
-Found = tuple[str, int, torch.Tensor]
+# A tensor of no more elements is read where it lies: calling torch for it costs several times what they do.
+_NEAR = 8192
 
 
 class Leaves:
@@ -59,6 +62,8 @@ class Leaves:
         self._seen: list[tuple[int, torch.Tensor, ref[torch.Tensor] | None, int]]
         self._seen = [(i, tensor, None, 0) for i, tensor in enumerate(self.tensors)]
         self.small: dict[int, None] = {}
+        # Of each leaf whose tensors are read where they lie, an array for each place where one was.
+        places: dict[int, dict[int, np.ndarray]] = {n: {} for n in self.sizes if 0 < n <= _NEAR}
         # Where the weights of a small leaf were when it was last made sure that they can be read.
         self._weights_at: dict[int, int] = {}
         # Those of whom it is known that some of their tensors are recorded, by id.
@@ -72,6 +77,7 @@ class Leaves:
             if fits and tensor.is_floating_point():
                 total += size
                 self.small[i] = None
+        self._near = [None if i in self.small else places.get(n) for i, n in enumerate(self.sizes)]
 
     def __len__(self) -> int:
         return len(self._all)
@@ -118,20 +124,25 @@ class Leaves:
         `into` is given the `.grad` of each of them: asked for a second time, it costs as much again.
         """
         found = []
-        seen = self._seen
+        seen, present = self._seen, self.present
         for i, tensor, known, version in seen if only is None else [seen[i] for i in only]:
             grad = tensor.grad
             if grad is None:
                 if known is None:
                     continue
-                self._see(i, tensor, None)
-            elif known is None:
-                self._see(i, tensor, grad)
+                seen[i], present[i] = (i, tensor, None, 0), 0
             else:
-                inner = grad if type(grad) is _TENSOR else local(grad)
-                if known() is inner and inner._version == version:
-                    continue
-                self._see(i, tensor, grad)
+                inner = grad
+                if known is not None:
+                    if known() is grad and grad._version == version:
+                        continue
+                    if type(grad) is not _TENSOR:
+                        inner = local(grad)
+                        if known() is inner and _version(grad, inner) == version:
+                            continue
+                elif type(grad) is not _TENSOR:
+                    inner = local(grad)
+                seen[i], present[i] = (i, tensor, ref(inner), _version(grad, inner)), PRESENT
             found.append(i)
             if into is not None:
                 into.append(grad)
@@ -142,7 +153,7 @@ class Leaves:
             self._seen[i], self.present[i] = (i, tensor, None, 0), 0
         else:
             inner = grad if type(grad) is _TENSOR else local(grad)
-            self._seen[i], self.present[i] = (i, tensor, ref(inner), inner._version), PRESENT
+            self._seen[i], self.present[i] = (i, tensor, ref(inner), _version(grad, inner)), PRESENT
 
     def prepare(self, only: Iterable[int] | None = None) -> None:
         """See to it that our hook is where a backward needs it, behind the hooks that users added meanwhile."""
@@ -195,22 +206,41 @@ class Leaves:
         index = self._index
         return [index[id(tensor)] for tensor in _tensors(owner) if id(tensor) in index]
 
+    def sharded(self, owner: Any) -> list[int]:
+        """Those of an owner's leaves whose `.grad` is a part of one: what changes many at once counts no version."""
+        tensors = self.tensors
+        found = [(i, grad) for i in self.owned(owner) if (grad := tensors[i].grad) is not None]
+        return [i for i, grad in found if type(grad) is not _TENSOR and local(grad) is not grad]
+
     def read(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
         if PRESENT not in self.present:
             return
-        tensors = self.tensors
-        self.reduce(row, [(what, i, grad) for i in indices if (grad := tensors[i].grad) is not None])
+        found = [(i, grad) for i in indices if (grad := self.tensors[i].grad) is not None]
+        self.reduce(row, what, found)
 
-    def reduce(self, row: Row, found: list[Found]) -> None:
+    def reduce(self, row: Row, what: str, found: Iterable[tuple[int, torch.Tensor]]) -> None:
         """Give a row these tensors, likewise."""
-        small = self.small
-        kinds, indices, tensors = [], [], []
+        small, near, sizes = self.small, self._near, self.sizes
+        close: list[int] = []
+        lengths: list[float] = []
+        indices: list[int] = []
+        tensors: list[torch.Tensor] = []
         # One call for all where it can be: CPU, single precision, dense.
         alike = True
-        for what, i, given in found:
+        for i, given in found:
             tensor = given
             plain = type(given) is _TENSOR and given.is_cpu and given.dtype is _FLOAT and given.layout is _STRIDED
+            arrays = near[i] if plain else None
+            if arrays is not None and given.is_contiguous() and given.numel() == sizes[i]:
+                place = given.data_ptr()
+                if place:
+                    array = arrays.get(place)
+                    if array is None:
+                        array = array_at(place, sizes[i], arrays)
+                    close.append(i)
+                    lengths.append(sqrt(vdot(array, array)))
+                    continue
             if not plain or given.is_nested:
                 if type(given) is not _TENSOR or given.is_meta or given.is_nested or given.is_quantized:
                     tensor = local(given)
@@ -221,18 +251,17 @@ class Leaves:
             if i in small:
                 row.take((f"exact {what}", i), tensor)
                 continue
-            kinds.append(what)
             indices.append(i)
             tensors.append(tensor)
             alike = alike and plain
+        if close:
+            row.give((what, close), lengths)
         if tensors and alike:
             numbers = [norm.item() for norm in torch._foreach_norm(tensors, 2.0)]
-            for start, end in _stretches(kinds):
-                row.values.append(((kinds[start], indices[start:end]), numbers[start:end]))
+            row.give((what, indices), numbers)
         elif tensors:
-            for start, end in _stretches(kinds):
-                for leaves, reduced in norms(indices[start:end], tensors[start:end]):
-                    row.take_all((kinds[start], leaves), reduced)
+            for leaves, reduced in norms(indices, tensors):
+                row.take_all((what, leaves), reduced)
         if row.late:
             row.send(self.wire)
 
@@ -252,7 +281,7 @@ class Leaves:
                     continue
                 known[i] = tensor.data_ptr()
             else:
-                row.values.append((("exact weight", i), tensor.tolist()))
+                row.give(("exact weight", i), tensor.tolist())
 
     def _weigh(self, row: Row, i: int, tensor: torch.Tensor) -> bool:
         """Likewise, one; returns whether the next time it can be asked for the list of its numbers at once."""
@@ -263,7 +292,7 @@ class Leaves:
         """Give a row for these leaves that the number is not known."""
         for i in indices:
             target = (f"exact {what}", i) if i in self.small else (what, [i])
-            row.values.append((target, [float("nan")] * (self.sizes[i] if i in self.small else 1)))
+            row.give(target, [float("nan")] * (self.sizes[i] if i in self.small else 1))
 
     def parameters(self, owned: list[list[int]]) -> list[Parameter]:
         """The leaves as data, as they are now; `owned` are those of each optimizer."""
@@ -290,13 +319,10 @@ class Leaves:
         ]
 
 
-def _stretches(kinds: list[str]) -> list[tuple[int, int]]:
-    """Where one kind of number begins and ends: there are two at most, one after the other."""
-    count = len(kinds)
-    if kinds[0] == kinds[-1]:
-        return [(0, count)]
-    middle = kinds.index(kinds[-1])
-    return [(0, middle), (middle, count)]
+def _version(grad: torch.Tensor, inner: torch.Tensor) -> int:
+    """How often a `.grad` was changed in place; what is done to a part of one counts on the outside only."""
+    counted: int = inner._version
+    return counted if grad is inner else counted + grad._version
 
 
 def _tensors(owner: Any) -> Iterable[Any]:

@@ -218,6 +218,7 @@ def _install(session: Session) -> None:
     _wrap(torch.amp.GradScaler, "_maybe_opt_step", _maybe_stepping, session)
     for scheduler in _schedulers(torch.optim.lr_scheduler.LRScheduler):
         _wrap(scheduler, "step", _scheduling, session)
+    _meet(torch.optim.lr_scheduler.LRScheduler, session)
     _wrap(torch.utils.data.DataLoader, "__iter__", _beginning, session)
     _wrap(loaders.Iterating, "__next__", _ending, session)
     _undo.append(register_optimizer_step_pre_hook(functools.partial(_step_begins, session)).remove)
@@ -230,11 +231,41 @@ def _schedulers(kind: type[Any]) -> list[type[Any]]:
     return [*([kind] if "step" in vars(kind) else []), *dict.fromkeys(below)]
 
 
+def _meet(kind: type[Any], session: Session) -> None:
+    """Wrap the step of every scheduler's class that is defined from now on, too."""
+
+    def __init_subclass__(cls: type[Any], /, **kwargs: Any) -> None:  # noqa: N807 - its name in Python
+        super(kind, cls).__init_subclass__(**kwargs)
+        if session is _session and "step" in vars(cls):
+            try:
+                _wrap(cls, "step", _scheduling, session)
+            except Exception as failure:
+                failures.append(type(failure).__name__)
+                with contextlib.suppress(Exception):
+                    _fail(failure)
+                    failures.pop()
+
+    if "__init_subclass__" in vars(kind):  # another version's own: its classes are seen through super().step()
+        return
+    kind.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment]
+    _undo.append(functools.partial(delattr, kind, "__init_subclass__"))
+
+
+def _uncounted(wrapper: Any) -> Any:
+    """The wrapper, passed over by whoever warns of a line so many callers above it.
+
+    That is said of the frames in which Python imports, which `warnings` knows by their file.
+    """
+    code = wrapper.__code__
+    wrapper.__code__ = code.replace(co_filename=f"{code.co_filename} (passed over as importlib._bootstrap is)")
+    return wrapper
+
+
 def _wrap(owner: Any, name: str, around: Around, session: Session) -> None:
     original = getattr(owner, name, None)
     if original is None:  # a private helper that another torch version lacks: the change is still seen as an edit
         return
-    wrapper = functools.update_wrapper(around(original, session), original)
+    wrapper = functools.update_wrapper(_uncounted(around(original, session)), original)
 
     def undo() -> None:
         # Somebody who wrapped ours in the meantime keeps working: ours passes straight through.
@@ -250,7 +281,7 @@ def _wrap_decorated(decorated: Any, around: Around, session: Session) -> None:
     original = getattr(decorated, "__wrapped__", None)
     for cell in getattr(decorated, "__closure__", None) or ():
         if original is not None and cell.cell_contents is original:
-            cell.cell_contents = around(original, session)
+            cell.cell_contents = _uncounted(around(original, session))
             _undo.append(functools.partial(setattr, cell, "cell_contents", original))
 
 

@@ -31,6 +31,7 @@ from accumviz.recorder.memory import Allocated, Held
 from accumviz.recorder.root import describe_root
 from accumviz.recorder.rows import Backward, Row
 from accumviz.recorder.sketches import Sketches
+from accumviz.recorder.statistics import BatchNorms
 from accumviz.recorder.targets import Named, Optimizers, called
 
 _CAPTURED = (
@@ -78,8 +79,10 @@ class Recording:
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
         self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
+        self._norms = BatchNorms(named.modules.values())
         self._steps: list[_Step] = []
         self._entered = self._closed = False
+        self._unmoved = True  # until the weights were read for the first time
         self._failure, self._failures = "", len(patches.failures)
         self._notes: list[str] = []
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
@@ -168,6 +171,7 @@ class Recording:
         if self._graphs is not None:
             self._graphs.open()
         self._collectives.open()
+        self._norms.open()
         ranks.opened(self)
         patches.enter(self)
 
@@ -194,6 +198,7 @@ class Recording:
         """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
         try:
             self._known = self._parameters()
+            self._norms.close()
         finally:
             self._steps.clear()
             self._optimizers.forget()
@@ -342,6 +347,10 @@ class Recording:
             self._sketches.take(running, running.changed, self._leaves.wire)
         if running.syncs:
             self._collectives.finish(running)
+        if self._unmoved and self._leaves.small:
+            self._weigh(running)
+            if running.late:
+                running.send(self._leaves.wire)
         self._finish(running)
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
@@ -417,6 +426,8 @@ class Recording:
         changed = self._contributions.changed(tensors)
         if kind == "unscale":  # it does not bump versions
             changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
+        elif kind == "clip" and len(parts := self._leaves.sharded(tensors)):
+            changed = sorted({*changed, *parts})
         site, label = self._site(frame), ""
         if owner is not None and not isinstance(owner, torch.nn.Module):
             label = self._optimizers.names[self._optimizers.meet(owner, frame)]
@@ -515,8 +526,8 @@ class Recording:
         if changed:
             row.changed = changed
             (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
-        if kind == "step" and self._leaves.small:
-            self._leaves.weigh(row)
+        if (kind == "step" or self._unmoved) and self._leaves.small:
+            self._weigh(row)
         if self._sketches is not None and (changed or kind == "step"):
             read_by_it = self._optimizers.leaves()[details["optimizer_index"]] if kind == "step" else changed
             self._sketches.take(row, read_by_it, self._leaves.wire)
@@ -524,6 +535,11 @@ class Recording:
             row.send(self._leaves.wire)
         row.present = bytes(self._leaves.present)
         self._finish(row)
+
+    def _weigh(self, row: Row) -> None:
+        """The weights after a step; and at the first event, so that it is known where they began."""
+        self._unmoved = False
+        self._leaves.weigh(row)
 
     def _finish(self, row: Row) -> None:
         self._rows.finish(row)
@@ -558,6 +574,8 @@ class Recording:
             meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
         if self._sketch:
             meta["sketch"] = self._sketch
+        if self._norms.counted:
+            meta["batch_norms"] = dict(self._norms.counted)
         if self._notes:
             meta["notes"] = list(self._notes)
         if self._graphs is not None and self._graphs.left_out:

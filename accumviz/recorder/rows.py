@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from array import array
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ import torch
 from accumviz.events import CHANGED, CODES, CONTRIBUTED, NUMBERS, PRESENT, Weighed
 from accumviz.graph import Graph
 from accumviz.recorder.callsite import CallSite
-from accumviz.recorder.kept import Kept
 from accumviz.recorder.transfer import Wire, numbers
 
 # What a number is, and where it goes: ("contribution" or "grad", leaves), ("exact contribution" or
@@ -66,13 +65,21 @@ class Row:
     unmeasured: Sequence[int] = ()
     sent = 0
     done = False
+    measured = False  # whether it has numbers beside its time
 
     def __init__(self, kind: str, label: str, site: CallSite, time: float, within: str, details: dict[str, Any]):
         self.kind, self.label, self.site, self.time = kind, label, site, time
         self.within, self.details = within, details
-        self.values: list[tuple[Target, Any]] = []
+        # Where numbers go, how many each time, and the numbers.
+        self.targets: list[tuple[Target, int]] = []
+        self.numbers: list[float] = []
         self.late: list[tuple[Target, list[torch.Tensor]]] = []
         self.host: list[tuple[Target, torch.Tensor]] = []
+
+    def give(self, target: Target, found: Any) -> None:
+        """Give it these numbers."""
+        self.targets.append((target, len(found)))
+        self.numbers.extend(found)
 
     def take(self, target: Target, tensor: torch.Tensor) -> None:
         """Take the elements of a tensor as they are now; from a device, with the next `send`."""
@@ -84,12 +91,12 @@ class Row:
         elif target[0] in _SINGLE:
             self._fill(*target, float(sum(flat.tolist())))
         else:
-            self.values.append((target, flat.tolist()))
+            self.give(target, flat.tolist())
 
     def take_all(self, target: Target, tensors: list[torch.Tensor]) -> None:
         """Take several single numbers, likewise."""
         if tensors[0].is_cpu:
-            self.values.append((target, [tensor.item() for tensor in tensors]))
+            self.give(target, [tensor.item() for tensor in tensors])
         else:
             self.late.append((target, tensors))
 
@@ -106,7 +113,7 @@ class Row:
             if target[0] in _SINGLE:
                 self._fill(*target, float(sum(numbers(host))))
             else:
-                self.values.append((target, numbers(host)))
+                self.give(target, numbers(host))
         self.host = []
 
     def _fill(self, what: str, where: Any, value: float) -> None:
@@ -151,6 +158,7 @@ class Backward(Row):
     to tell all that reached a leaf.
     """
 
+    measured = True
     keeps = loose = hot = whole = False
     task: int | None = None  # the engine's number for it, where several threads train
     tags: Sequence[Any] = ()
@@ -165,7 +173,7 @@ class Backward(Row):
 
     def __init__(self, site: CallSite, time: float, within: str, had: bytes, thread: int) -> None:
         self.kind, self.label, self.site, self.time, self.within = "backward", site.subject, site, time, within
-        self.details, self.values, self.late, self.host = {}, [], [], []
+        self.details, self.targets, self.numbers, self.late, self.host = {}, [], [], [], []
         self.had, self.thread = had, thread
         self.met: dict[int, None] = {}
         self.fresh: dict[int, None] = {}
@@ -177,82 +185,48 @@ class Backward(Row):
         self.streams: set[int] = set()  # on which contributions came
 
 
-_TO_BOTH = bytes(n | CHANGED | CONTRIBUTED for n in range(256))
-_TO_CHANGED = bytes(n | CHANGED for n in range(256))
-# A struct of so many floats is looked for once.
-_packers: dict[int, Callable[..., bytes]] = {}
-_numbers = struct.Struct(f"{len(NUMBERS)}d").pack
+# What a row says beside its time if it was not measured.
+_NO_NUMBERS = (_NAN, 1.0, _NAN, _NAN, _NAN, _NAN)
 
 
-class _Sets:
-    """Sets of places by number: most rows fill the same ones as the row before, and a place costs as much as a float.
+class Part(NamedTuple):
+    """Where numbers of one kind go: those of a row from `start` to `stop`, which are of these leaves."""
 
-    `wide` is the length of a row in the array that has the places.
+    what: str
+    leaves: slice | list[int]
+    places: slice | list[int]
+    start: int
+    stop: int
+
+
+class Shape(NamedTuple):
+    """All of a row but its numbers: most rows have the shape of the one that stood on their line before.
+
+    `number` is the shape's own, as the bytes that are kept of each row, `length` how many numbers a row has;
+    `alike` and `unmeasured` are those of `Row`.
     """
 
-    def __init__(self, wide: int) -> None:
-        self.wide = wide
-        self._numbers: dict[tuple[int, ...], int] = {}
-
-    def number(self, where: Sequence[int]) -> int:
-        """The number of this set."""
-        key = tuple(where)
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self._numbers)
-        return found
-
-    def places(self, rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Where in the flat array these rows' sets are, one after the other."""
-        lengths = np.array([len(key) for key in self._numbers])
-        flat = np.array([place for key in self._numbers for place in key], np.int64)
-        own = lengths[which]
-        before = np.cumsum(own) - own
-        within = np.arange(own.sum()) + np.repeat((np.cumsum(lengths) - lengths)[which] - before, own)
-        return np.asarray(flat[within] + np.repeat(rows * self.wide, own))
+    number: bytes
+    length: int
+    pack: Callable[..., bytes]
+    state: bytes
+    parts: Sequence[Part]
+    alike: Sequence[int]
+    unmeasured: Sequence[int]
 
 
-# A row and a set as one number: a list of them is longer than a flat array, and two arrays cost twice as much.
-_SETS = 1 << 32
+# A shape, the rows that have it, and their numbers, a row each.
+Group = tuple[Shape, np.ndarray, np.ndarray]
 
 
-class _Scattered:
-    """Rows and what they fill: sets of places, and with `put` the numbers that go there."""
+def _together(places: Sequence[int]) -> slice | list[int]:
+    """Places as a slice where they are side by side, which is put into in a fraction of the time."""
+    side_by_side = places and list(places) == list(range(places[0], places[-1] + 1))
+    return slice(places[0], places[-1] + 1) if side_by_side else list(places)
 
-    def __init__(self, sets: _Sets) -> None:
-        self._sets = sets
-        self._filled = array("q")
-        self._values = bytearray()
 
-    def add(self, row: int, where: Sequence[int]) -> None:
-        self._filled.append(row * _SETS + self._sets.number(where))
-
-    def put(self, row: int, where: Sequence[int], values: Sequence[float]) -> None:
-        pack = _packers.get(len(where))
-        if pack is None:
-            pack = _packers[len(where)] = struct.Struct(f"{len(where)}d").pack
-        self._values += pack(*values)
-        self.add(row, where)
-
-    def cut(self, rows: int) -> None:
-        """Drop what is for the rows from here on, and numbers without a place."""
-        while self._filled and self._filled[-1] >= rows * _SETS:
-            self._filled.pop()
-        if self._values:
-            del self._values[8 * len(self.places()) :]
-
-    def places(self) -> np.ndarray:
-        """In the flat array, in the order in which they came."""
-        if not self._filled:
-            return np.zeros(0, np.int64)
-        filled = np.array(self._filled, np.int64)
-        return self._sets.places(filled // _SETS, filled % _SETS)
-
-    def into(self, whole: np.ndarray) -> np.ndarray:
-        """Put the numbers in their places, and return these; where one was given several numbers, it has the last."""
-        places = self.places()
-        whole.reshape(-1)[places] = np.frombuffer(self._values, np.float64)
-        return places
+def _put(whole: np.ndarray, rows: np.ndarray, places: slice | list[int], found: Any) -> None:
+    whole[rows if isinstance(places, slice) else rows[:, None], places] = found
 
 
 class Columns:
@@ -264,97 +238,112 @@ class Columns:
 
     def __init__(self, count: int, slices: Mapping[int, slice], before: np.ndarray, exact_before: np.ndarray) -> None:
         self.rows = 0
-        self.codes, self.numbers = bytearray(), bytearray()
+        self.codes = bytearray()
         self._count, self._slices, self._elements = count, slices, len(exact_before)
-        self._within = {p: tuple(range(where.start, where.stop)) for p, where in slices.items()}
         self._before, self._exact_before = before, exact_before
-        self._states = bytearray()
-        leaves, elements = _Sets(count), _Sets(self._elements)
-        self._contribution, self._grad = _Scattered(leaves), _Scattered(leaves)
-        self._exact, self._exact_grad = _Scattered(elements), _Scattered(elements)
-        # After which row, and of which small leaf; and their weights, one after the other.
-        self._weighed, self._weights = array("q"), array("d")
-        self.sketches = Kept()
-        # Small leaves whose elements are given, leaves whose `.grad` is what was contributed, and those that got
-        # something of unknown size.
-        self._given, self._alike, self._unmeasured = _Scattered(leaves), _Scattered(leaves), _Scattered(leaves)
+        self._shapes: dict[Any, Shape] = {}
+        # Of each row, the number of its shape; and the numbers of all, one after the other.
+        self._which, self._numbers = bytearray(), bytearray()
 
-    def put(self, row: Row, codes: bytes) -> None:
-        """Add this row and its codes; what is there of one that failed half-way is dropped by `cut`."""
-        at = self.rows
-        for (what, where), found in row.values:
-            if what == "contribution":
-                self._contribution.put(at, where, found)
-            elif what == "grad":
-                self._grad.put(at, where, found)
-            elif what == "exact contribution":
-                self._exact.put(at, self._within[where][: len(found)], found)
-            elif what == "exact grad":
-                self._exact_grad.put(at, self._within[where][: len(found)], found)
-                self._given.add(at, (where,))
-            elif what == "exact weight":
-                self._weighed.append(at * _SETS + where)
-                self._weights.extend(found)
-            elif what == "sketch":
-                self.sketches.put(at, where, found)
-        if row.alike:
-            self._alike.add(at, row.alike)
-        if row.unmeasured:
-            self._unmeasured.add(at, row.unmeasured)
-        self._states += _state(row, self._count)
-        self.numbers += _numbers(row.time, row.loss, row.scale, row.before, row.after, row.allocated, row.peak)
+    def shape(self, row: Row) -> Shape:
+        """The shape of this row."""
+        where = tuple((what, i if isinstance(i, int) else tuple(i), n) for (what, i), n in row.targets)
+        key = (
+            *(bytes(row.present), tuple(row.changed), tuple(row.contributed)),
+            *(tuple(row.alike), tuple(row.unmeasured), where),
+        )
+        found = self._shapes.get(key)
+        if found is None:
+            parts, stop = [], len(NUMBERS)
+            for what, i, n in where:
+                leaves = (i,) if isinstance(i, int) else i
+                first = self._slices[i].start if isinstance(i, int) and what != "sketch" else 0
+                places = range(first, first + n) if isinstance(i, int) else leaves
+                parts.append(Part(what, _together(leaves), _together(places), stop, stop + n))
+                stop += n
+            number = len(self._shapes).to_bytes(4, sys.byteorder)
+            packer = struct.Struct(f"{stop}d").pack
+            found = Shape(number, stop, packer, _state(row), parts, tuple(row.alike), tuple(row.unmeasured))
+            self._shapes[key] = found
+        return found
+
+    def put(self, row: Row, codes: bytes, shape: Shape) -> None:
+        """Add this row; what is there of one that failed half-way is dropped by `cut`."""
+        if row.measured:
+            self._numbers += shape.pack(
+                *(row.time, row.loss, row.scale, row.before, row.after, row.allocated, row.peak), *row.numbers
+            )
+        else:
+            self._numbers += shape.pack(row.time, *_NO_NUMBERS, *row.numbers)
+        self._which += shape.number
         self.codes += codes
-        self.rows = at + 1
+        self.rows += 1
 
     def cut(self) -> None:
         """Drop what comes behind the rows that are whole: the beginnings of one that could not be finished."""
         rows = self.rows
-        del (
-            self._states[rows * self._count :],
-            self.numbers[rows * 8 * len(NUMBERS) :],
-            self.codes[rows * 4 * len(CODES) :],
-        )
-        for scattered in (self._contribution, self._grad, self._exact, self._exact_grad, self._given, self._alike):
-            scattered.cut(rows)
-        self._unmeasured.cut(rows)
-        self.sketches.cut(rows)
-        while self._weighed and self._weighed[-1] >= rows * _SETS:
-            self._weighed.pop()
-        sizes = {p: where.stop - where.start for p, where in self._slices.items()}
-        del self._weights[sum(sizes[key % _SETS] for key in self._weighed) :]
+        del self._which[4 * rows :], self.codes[rows * 4 * len(CODES) :]
+        lengths = [shape.length for shape in self._shapes.values()]
+        del self._numbers[8 * sum(lengths[which] for which in memoryview(self._which).cast("i")) :]
 
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """State, contribution, its elements, `.grad` and its elements; the last two with what was before on top."""
+    def _groups(self) -> list[Group]:
+        """Each shape, the rows that have it, and their numbers, a row each."""
+        which, flat = np.frombuffer(self._which, np.int32), np.frombuffer(self._numbers, np.float64)
+        shapes = list(self._shapes.values())
+        lengths = np.array([shape.length for shape in shapes], np.int64)[which]
+        heads = np.cumsum(lengths) - lengths
+        rows = [np.flatnonzero(which == number) for number in range(len(shapes))]
+        return [
+            (shape, at, flat[heads[at][:, None] + np.arange(shape.length)])
+            for shape, at in zip(shapes, rows, strict=True)
+        ]
+
+    def arrays(self) -> tuple[tuple[np.ndarray, ...], Weighed, tuple[np.ndarray, np.ndarray]]:
+        """Numbers, state, contribution, its elements, `.grad` and its elements, these two with what was before on top.
+
+        With them, the weights of the small leaves after the rows that were given any, and the sketches.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
             return self._arrays()
 
-    def _arrays(self) -> tuple[np.ndarray, ...]:
+    def _arrays(self) -> tuple[tuple[np.ndarray, ...], Weighed, tuple[np.ndarray, np.ndarray]]:
         count, rows = self._count, self.rows
-        state = np.frombuffer(self._states, np.uint8).reshape(rows, count)
+        measured, state = np.empty((rows, len(NUMBERS))), np.empty((rows, count), np.uint8)
         contribution = np.full((rows, count), np.nan, np.float32)
         exact = np.full((rows, self._elements), np.nan)
         grad = np.concatenate([self._before[None], np.full((rows, count), np.nan, np.float32)])
         exact_grad = np.concatenate([self._exact_before[None], np.full((rows, self._elements), np.nan)])
-        alike, unmeasured = self._alike.places(), self._unmeasured.places()
-        self._contribution.into(contribution)
-        self._exact.into(exact)
+        below, exact_below = grad[1:], exact_grad[1:]
+        told = np.zeros((rows + 1, count), bool)
+        flat = told[1:].reshape(-1)
+        wholes = {
+            "contribution": contribution,
+            "grad": below,
+            "exact contribution": exact,
+            "exact grad": exact_below,
+        }
+        groups = self._groups()
+        for shape, at, found in groups:
+            measured[at], state[at] = found[:, : len(NUMBERS)], np.frombuffer(shape.state, np.uint8)
+            for part in shape.parts:
+                if part.what in wholes:
+                    _put(wholes[part.what], at, part.places, found[:, part.start : part.stop])
+                if part.what in ("grad", "exact grad"):
+                    _put(told[1:], at, part.leaves, True)
+        alike = self._flat([(at, shape.alike) for shape, at, _ in groups])
+        unmeasured = self._flat([(at, shape.unmeasured) for shape, at, _ in groups])
         for p, where in self._slices.items():
             exact[unmeasured[unmeasured % count == p] // count, where] = np.nan
         self._norms_of_small(exact, contribution)
         contribution.reshape(-1)[unmeasured] = np.nan
         contribution[(state & CONTRIBUTED) == 0] = np.nan
-        below, exact_below = grad[1:], exact_grad[1:]
-        told = np.zeros((rows + 1, count), bool)
-        flat = told[1:].reshape(-1)
-        flat[self._grad.into(below)] = True
-        self._exact_grad.into(exact_below)
         # With no `.grad` before, what backward added is what is there now.
         below.reshape(-1)[alike] = contribution.reshape(-1)[alike]
         for p, where in self._slices.items():
             same = alike[alike % count == p] // count
             exact_below[same, where] = exact[same, where]
         # A `.grad` that nothing touched is what it was: fill each row from the last one that says.
-        flat[self._given.places()] = flat[alike] = True
+        flat[alike] = True
         last = np.maximum.accumulate(np.where(told, np.arange(rows + 1)[:, None], 0), axis=0)
         grad = grad[last, np.arange(count)]
         gone = np.concatenate([np.zeros((1, count), bool), (state & PRESENT) == 0])
@@ -363,47 +352,50 @@ class Columns:
             exact_grad[gone[:, p], where] = np.nan
         self._norms_of_small(exact_grad, grad)
         grad[gone] = np.nan
-        return state, contribution, exact, grad, exact_grad
+        return (measured, state, contribution, exact, grad, exact_grad), self._weighed(groups), _sketched(groups)
 
-    def weighed(self) -> Weighed:
-        """The weights of the small leaves, after the rows that were given any."""
-        if not self._weighed:
+    def _weighed(self, groups: list[Group]) -> Weighed:
+        groups = [group for group in groups if any(part.what == "exact weight" for part in group[0].parts)]
+        if not groups:
             return Weighed(np.zeros(0, np.int64), {})
-        keys = np.array(self._weighed, np.int64)
-        rows, at = np.unique(keys // _SETS, return_inverse=True)
-        leaves = keys % _SETS
-        found = {p: np.full((len(rows), s.stop - s.start), np.nan) for p, s in self._slices.items()}
-        sizes = np.zeros(self._count, np.int64)
-        sizes[list(found)] = [values.shape[1] for values in found.values()]
-        ends = np.cumsum(sizes[leaves])
-        flat = np.array(self._weights)
-        for p, values in found.items():
-            mine = np.flatnonzero(leaves == p)
-            if mine.size:
-                values[at[mine]] = flat[(ends[mine] - sizes[p])[:, None] + np.arange(sizes[p])]
-        return Weighed(rows, found)
+        rows = np.sort(np.concatenate([at for _, at, _ in groups]))
+        whole = np.full((len(rows), self._elements), np.nan)
+        for shape, at, found in groups:
+            for part in shape.parts:
+                if part.what == "exact weight":
+                    _put(whole, np.searchsorted(rows, at), part.places, found[:, part.start : part.stop])
+        return Weighed(rows, {p: whole[:, where] for p, where in self._slices.items()})
+
+    def _flat(self, sets: list[tuple[np.ndarray, Sequence[int]]]) -> np.ndarray:
+        """The places of rows and leaves in an array of all of them, as if it were flat."""
+        places = [(at[:, None] * self._count + np.array(leaves, np.int64)).ravel() for at, leaves in sets if leaves]
+        return np.concatenate(places) if places else np.zeros(0, np.int64)
 
     def _norms_of_small(self, elements: np.ndarray, norms: np.ndarray) -> None:
         for p, where in self._slices.items():
             norms[:, p] = np.sqrt(np.square(elements[:, where]).sum(axis=1))
 
 
-def _state(row: Row, count: int) -> bytes | bytearray:
+def _sketched(groups: list[Group]) -> tuple[np.ndarray, np.ndarray]:
+    """Row, leaf and count of each sketch, 3 × sketches; and the elements of all, one after the other."""
+    found = [
+        (int(row), part.leaves, numbers[part.start : part.stop])
+        for shape, at, rows in groups
+        for part in shape.parts
+        if part.what == "sketch"
+        for row, numbers in zip(at, rows, strict=True)
+    ]
+    found.sort(key=lambda one: one[0])
+    where = [(row, leaf.start, len(elements)) for row, leaf, elements in found if isinstance(leaf, slice)]
+    elements = [elements for _, _, elements in found]
+    return np.array(where, np.int64).reshape(-1, 3).T, np.concatenate(elements) if elements else np.zeros(0)
+
+
+def _state(row: Row) -> bytes:
     """Its bits, one byte a parameter."""
-    state, changed, contributed = row.present, row.changed, row.contributed
-    if not changed:
-        return state
-    both = changed is contributed
-    if len(changed) == count:
-        state = state.translate(_TO_BOTH if both else _TO_CHANGED)
-        if both or not contributed:
-            return state
-    state = bytearray(state)
-    if len(changed) != count:
-        bits = CHANGED | CONTRIBUTED if both else CHANGED
-        for p in changed:
-            state[p] |= bits
-    if not both:
-        for p in contributed:
-            state[p] |= CONTRIBUTED
-    return state
+    state = bytearray(row.present)
+    for p in row.changed:
+        state[p] |= CHANGED
+    for p in row.contributed:
+        state[p] |= CONTRIBUTED
+    return bytes(state)

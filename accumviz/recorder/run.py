@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from accumviz.recorder.progress import Progress
+
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -117,18 +119,23 @@ def run(
     script: Script,
     path: Path | None,
     finish: Callable[[list[Any], list[str], str], int],
+    *,
+    quiet: bool = False,
 ) -> None:
     """Run the script; its exceptions, its exit code and its signals are those it has without us.
 
     `path` is where ledgers go. `finish` gets the recordings (closed), what was not recorded, and how the script
-    ended, and answers with the exit code that a script which ended well shall have instead.
+    ended, and answers with the exit code that a script which ended well shall have instead. `quiet` shows no progress.
     """
     process, looking, done = os.getpid(), _Looking(path), [False]
+    progress = None if quiet else Progress(looking.told)
 
     def end(error: BaseException | None) -> int:
         if done[0] or os.getpid() != process:
             return 0
         done[0] = True
+        if progress is not None:
+            progress.close()
         try:
             ended = looking.close(error)
             return finish(looking.recordings, looking.notes, ended)
@@ -149,6 +156,9 @@ def run(
         raise
     except BaseException:
         hook = sys.excepthook
+        # What Python says of it is not ours to make room for.
+        if progress is not None:
+            progress.close()
 
         def told(kind: type[BaseException], value: BaseException, trace: Any) -> None:
             _strip(value)
@@ -198,6 +208,10 @@ class _Looking:
             self._watch = Watch(self._path, self.recordings, self.notes)
         except Exception as failure:
             self.notes.append(f"nothing was recorded: {type(failure).__name__}: {failure}")
+
+    def told(self) -> str:
+        """How far it is, in a line."""
+        return f"accumviz: {self.recordings[-1].counted}" if self.recordings else ""
 
     def close(self, error: BaseException | None) -> str:
         ended = "exit"

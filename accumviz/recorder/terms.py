@@ -23,6 +23,8 @@ LEAF = "torch::autograd::AccumulateGrad"
 _TERMS, _NODES = 64, 512
 # A mask is counted up to so many elements: more would cost a step what the loss itself does.
 _MASK = 1 << 22
+# So many operations may lie between a cross entropy and the products that it compares: its softmax, a temperature.
+_SCALINGS = 6
 _REDUCTIONS = ("none", "mean", "sum")
 LEAF_ITSELF = "it is a parameter itself, and no loss"
 _NOT_READ = "a constant that it is multiplied or divided by cannot be read"
@@ -120,6 +122,8 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
             terms.append(
                 {"op": name, "reduction": reduction, "elements": elements, "factor": factor.known, "unknown": unknown}
             )
+        if name in _CROSS_ENTROPIES and _in_batch(node):
+            terms[-1]["in_batch"] = True
         return
     work, visited = [(node, name, factor)], 0
     while work:
@@ -132,6 +136,8 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
         read = _LOSSES.get(name)
         if read is not None:
             _add(row, terms, name, factor, *read(node))
+            if name in _CROSS_ENTROPIES and _in_batch(node):
+                terms[-1]["in_batch"] = True
             continue
         below = _LINEAR.get(name)
         if below is not None:
@@ -243,6 +249,9 @@ def _variants(*names: str) -> tuple[str, ...]:
 
 _VIEWS = _variants("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias")
 _MOVES = _variants("Permute", "Transpose", "T")
+# What a learnt one is made of.
+_TEMPERATURES = (LEAF, "ExpBackward0", "SoftplusBackward0", *_variants("Clamp", "ClampMax", "ClampMin"))
+_TURNED = (*_MOVES, "ToCopyBackward0")
 _LINEAR: dict[str, Callable[[Any, Factor], Found]] = {
     **dict.fromkeys((*_VIEWS, *_MOVES, *_variants("Expand")), _same),
     **dict.fromkeys(_variants("Add"), _added),
@@ -286,6 +295,28 @@ def _cross_entropy(node: Any) -> _Read:
         return reduction, total.item(), ""
     elements = None if total is None else number(total)
     return reduction, elements, "" if elements is not None else _PACKED
+
+
+def _in_batch(node: Any) -> bool:
+    """Whether its classes are the samples of the batch themselves: products of each with each, and one is the right."""
+    given = held(node._raw_saved_self)
+    if given is None or type(given) not in PLAIN or given.dim() != 2 or not 1 < given.shape[0] == given.shape[1]:
+        return False
+    at = node.next_functions[0][0]
+    for _ in range(_SCALINGS):
+        if at is None or name_of(at) == "MmBackward0":
+            break
+        at = next((fn for fn, _ in at.next_functions if fn is not None and name_of(fn) not in _TEMPERATURES), None)
+    if at is None or name_of(at) != "MmBackward0":
+        return False
+    return all(fn is not None and not _is_weight(fn) for fn, _ in at.next_functions)
+
+
+def _is_weight(node: Any) -> bool:
+    """Whether this is a parameter, or one that is transposed, as a linear layer has it."""
+    while name_of(node) in _TURNED:
+        node = node.next_functions[0][0]
+    return name_of(node) == LEAF
 
 
 def _of_rows(node: Any) -> _Read:

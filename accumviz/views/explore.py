@@ -18,7 +18,7 @@ from typing import Any
 from accumviz import given
 from accumviz.ledger import Ledger, ledger_of
 from accumviz.show import Displayed, check_page_name, literal, save_page
-from accumviz.views import outcome, style, words
+from accumviz.views import outcome, style, weights, words
 from accumviz.views.payload import encode, identity
 from accumviz.views.player import Player, assets, play, widget
 
@@ -35,6 +35,11 @@ class Run:
     figures: Sequence[tuple[str, str]] = ()
     failure: Exception | None = None
     error: str = ""
+
+    def stand_on(self, ground: weights.Field | None) -> None:
+        """Draw its weights where those of the other runs are drawn."""
+        if self.player is not None:
+            self.player.ground = ground
 
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What a page is told of this run."""
@@ -58,9 +63,12 @@ class Explorer(Displayed):
         runs: Sequence[Run],
         start: Sequence[int],
         against: Sequence[int] | None,
+        ground: weights.Field | None = None,
     ) -> None:
         self.experiment, self.choices, self.runs = experiment, choices, runs
-        self.start, self.against = start, against
+        self.start, self.against, self.ground = start, against, ground
+        for run in runs:
+            run.stand_on(ground)
 
     def run(self, **choice: Any) -> Ledger:
         """The ledger of one run, as in `explorer.run(k=4)`; choices that have a single value may be left out.
@@ -101,7 +109,7 @@ class Explorer(Displayed):
                     blob += packed
             grid.append(places[key])
         data = {
-            "controls": [control(name, values) for name, values in self.choices.items()],
+            "controls": [self._control(name, values) for name, values in self.choices.items()],
             "grid": grid,
             "runs": shown,
             "parts": [json.loads(part) for part in parts],
@@ -147,10 +155,17 @@ class Explorer(Displayed):
                 name: values[place] if isinstance(place, int) else number(place, values)
                 for place, (name, values) in zip(asked, self.choices.items(), strict=True)
             }
-            shown.told = {"choice": asked, "run": encode(*record_run(self.experiment, choice).content())}
+            run = record_run(self.experiment, choice)
+            run.stand_on(self.ground)
+            shown.told = {"choice": asked, "run": encode(*run.content())}
 
         shown.observe(record, "ask")
         return shown
+
+    def _control(self, name: str, values: Sequence[Any]) -> dict[str, Any]:
+        """Runs by name are tabs above one player, which begins before anything has run."""
+        named = isinstance(self.experiment, _NamedRuns)
+        return control(name, values) | ({"kind": "tabs"} if named else {})
 
     def _rows(self) -> list[list[str]]:
         """The table of all runs: a heading, then one row for each."""
@@ -197,6 +212,7 @@ def explore(
     start: Mapping[str, Any] | None = None,
     against: Mapping[str, Any] | None = None,
     most: int = 64,
+    loss: weights.Loss | Iterable[Any] | None = None,
     **choices: Iterable[Any],
 ) -> Explorer:
     """Record an experiment for every combination of choices, and switch between the runs with no kernel.
@@ -205,9 +221,10 @@ def explore(
     graphs); a dictionary of figures after it, such as `(recording, {"final loss": 0.3})`, is
     shown with the run. Numbers become a slider, True and False a switch, all else a select;
     functions go by their names. `start` is shown first, `against` opens a second run beside it,
-    with a meter of the difference. A choice for which the experiment raises shows what was
+    with a meter of the difference. `loss`, a function of the weights where these are one or two
+    numbers, is drawn below their ways. A choice for which the experiment raises shows what was
     raised; the others work. Runs that are there already are given by name instead, as in
-    `explore({"divided": recording, "undivided": other})`.
+    `explore({"divided": recording, "undivided": other})`: tabs above one player.
 
     Raises `ValueError` for more than `most` runs and for values that are missing or repeated,
     `TypeError` for an experiment that returns something else, and what the experiment raised when
@@ -225,6 +242,8 @@ def explore(
     """
     from tqdm.auto import tqdm
 
+    if loss is not None and not callable(loss):
+        choices, loss = choices | {"loss": loss}, None
     if isinstance(experiment, Mapping) and experiment and not choices:
         choices, experiment = {"run": list(experiment)}, _NamedRuns(dict(experiment))
     if not callable(experiment):
@@ -253,7 +272,8 @@ def explore(
         failure.add_note(f"All {words.counted(len(runs), 'run')} of the experiment raised; this is the first of them.")
         raise failure
     _let_go(runs[0].failure)
-    return Explorer(experiment, grid, runs, begin, beside)
+    ledgers = [run.player.ledger for run in runs if run.player is not None and run.player.ledger is not None]
+    return Explorer(experiment, grid, runs, begin, beside, weights.field(ledgers, loss))
 
 
 def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run:

@@ -16,7 +16,7 @@ import numpy as np
 from accumviz import lifecycle
 from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
-from accumviz.views import shares, style, words
+from accumviz.views import shares, style, weights, words
 from accumviz.views.listing import listing
 from accumviz.views.words import group_rows
 
@@ -41,7 +41,7 @@ _PRESENT, _BROKEN, _LEVELS = 1, 2, 30
 _LABELS, _DECADES = 8, 6.0
 
 
-def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
+def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[dict[str, Any], bytes]:
     """Everything the player shows of a ledger: data for JSON, and the bytes of its packed columns."""
     chosen, note = thin(ledger)
     events = [ledger.events[e] for e in chosen]
@@ -61,7 +61,7 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
         "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, kinds),
-        "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(events, names), "c": lines},
+        "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(ledger, events, names), "c": lines},
         "count": len(ledger.parameters),
         "p": described,
         "fates": fates,
@@ -72,6 +72,8 @@ def ledger_data(ledger: Ledger) -> tuple[dict[str, Any], bytes]:
     }
     if weighed := _shares(ledger, chosen, names):
         data["shares"] = weighed
+    if ground is not None and (moved := weights.picture(ledger, ground, chosen.tolist())):
+        data["weights"] = moved
     if len(chosen) < len(ledger):
         data["e"]["i"] = chosen.tolist()
     data["digits"] = 4 if columns["c"].size <= _PLAIN_CELLS else 3
@@ -229,7 +231,7 @@ class _Names:
         return self._at[text]
 
 
-def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
+def _events(ledger: Ledger, events: Sequence[Event], names: _Names) -> dict[str, Any]:
     """The events as columns; what most of them lack is a list of positions."""
     columns: dict[str, Any] = {
         "h": [words.head(e) for e in events],
@@ -241,7 +243,7 @@ def _events(events: Sequence[Event], names: _Names) -> dict[str, Any]:
     if any(not math.isnan(e.saved_before) for e in events):
         for key, name in (("b", "saved_before"), ("a", "saved_after")):
             columns[key] = [None if x == "NaN" else x for x in plain([getattr(e, name) for e in events])]
-    if any(told := [words.about(e) for e in events]):
+    if any(told := ["; ".join(filter(None, [words.about(e), words.moved(ledger, e)])) for e in events]):
         columns["t"] = told
     return columns
 

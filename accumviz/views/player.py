@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,7 +16,7 @@ from accumviz.graph import Graph
 from accumviz.ledger import Ledger, Recorded, recorded
 from accumviz.nodes import in_order
 from accumviz.show import Displayed, check_page_name, literal, save_page
-from accumviz.views import style, words
+from accumviz.views import style, weights, words
 from accumviz.views.graph import Card, cards_of, drawn, lines_of, numbers_from, place, simplify
 from accumviz.views.graphviz import LayoutError
 from accumviz.views.payload import encode, identity, ledger_data
@@ -24,10 +26,19 @@ _MOST_FORMS = 40
 
 
 class Player(Displayed):
-    """A recording one can scrub: code, graph, `.grad`, timeline and shares, at one moment."""
+    """A recording one can scrub: code, graph, `.grad`, weights, timeline and shares, at one moment.
 
-    def __init__(self, ledger: Ledger | None, graphs: Mapping[int, Graph], note: str = "") -> None:
-        self.ledger, self.graphs, self.note = ledger, dict(graphs), note
+    `ground` is what its weights are drawn on, where they are one or two.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | None,
+        graphs: Mapping[int, Graph],
+        note: str = "",
+        ground: weights.Field | None = None,
+    ) -> None:
+        self.ledger, self.graphs, self.note, self.ground = ledger, dict(graphs), note, ground
 
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
@@ -35,7 +46,7 @@ class Player(Displayed):
         data: dict[str, Any] = {"v": 1}
         blob = b""
         if self.ledger is not None:
-            told, blob = ledger_data(self.ledger)
+            told, blob = ledger_data(self.ledger, self.ground)
             data |= told | {"about": self.words[0]}
         found = scenes(self.graphs)
         at = data.get("e", {}).get("i")
@@ -110,12 +121,18 @@ class Player(Displayed):
         return f"Player: {', '.join(parts) or 'nothing'}; a notebook shows it, .save('run.html') writes a page"
 
 
-def play(ledger: Ledger | Recorded | Graph | None, graph: Graph | Mapping[int, Graph] | None = None) -> Player:
-    """Show code, graph, `.grad`, timeline and shares under one scrubber, with no kernel.
+def play(
+    ledger: Ledger | Recorded | Graph | None,
+    graph: Graph | Mapping[int, Graph] | None = None,
+    *,
+    loss: weights.Loss | None = None,
+) -> Player:
+    """Show code, graph, `.grad`, weights, timeline and shares under one scrubber, with no kernel.
 
     `ledger` may be the recording, whose own graphs are shown where none are given. `graph` is one
     graph for all backwards, or each backward's own by its event's index. Either of the two may be
-    missing: `play(ledger)` has no graph pane, `play(graph)` nothing else.
+    missing: `play(ledger)` has no graph pane, `play(graph)` nothing else. Weights of one or two
+    elements are drawn on their way; `loss`, a function of these numbers, puts its curve or contours below.
     Raises `TypeError` for anything else, `ValueError` for the graph of an event that is no backward.
 
     >>> play(Ledger.build([], []))
@@ -131,14 +148,15 @@ def play(ledger: Ledger | Recorded | Graph | None, graph: Graph | Mapping[int, G
     if ledger is not None:
         graph = getattr(ledger, "graphs", None) if graph is None else graph
         ledger = recorded(ledger, "play")
+    ground = weights.field([] if ledger is None else [ledger], loss)
     if graph is None:
-        return Player(ledger, {})
+        return Player(ledger, {}, ground=ground)
     if isinstance(graph, Graph):
         if ledger is None:
             return Player(None, {0: graph})
         backwards = [event.index for event in ledger.of("backward")]
         note = "One graph was given; every backward shows it." if len(backwards) > 1 else ""
-        return Player(ledger, dict.fromkeys(backwards, graph), note)
+        return Player(ledger, dict.fromkeys(backwards, graph), note, ground)
     if not isinstance(graph, Mapping):
         raise TypeError(f"graph is {given.a(graph)}; expected a Graph as from av.trace, or a dict of them by event")
     for event, one in graph.items():
@@ -151,7 +169,7 @@ def play(ledger: Ledger | Recorded | Graph | None, graph: Graph | Mapping[int, G
             raise ValueError(
                 f"graph has the event {alien[0]!r}, which is no backward of this ledger; its backwards are: {known}"
             )
-    return Player(ledger, {int(event): one for event, one in graph.items()})
+    return Player(ledger, {int(event): one for event, one in graph.items()}, ground=ground)
 
 
 def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
@@ -191,7 +209,8 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
         for events, graph, cards in members:
             of |= dict.fromkeys(events, len(told))
             numbers = [[text for _, text in card.numbers] for card in cards]
-            told.append({"l": len(layouts) - 1, "v": numbers, "order": order(graph)})
+            one: dict[str, Any] = {"l": len(layouts) - 1, "v": numbers, "order": order(graph)}
+            told.append(one | ({"x": known} if any(known := factors(graph, layouts[-1]["e"])) else {}))
     return {"layouts": layouts, "graphs": told, "of": of, "notes": notes}
 
 
@@ -201,6 +220,32 @@ def order(graph: Graph) -> list[int]:
     if isinstance(told, (list, tuple)) and told and all(isinstance(i, int) and 0 <= i < len(graph) for i in told):
         return list(dict.fromkeys(told))
     return in_order(len(graph), ((edge.source, edge.target) for edge in graph.edges))
+
+
+def factors(graph: Graph, edges: Sequence[Sequence[Any]]) -> list[str]:
+    """What each edge multiplies a gradient by: known between single numbers, where nothing else is added.
+
+    >>> from accumviz.graph import Edge, Node
+    >>> mul, leaf = Node(0, "MulBackward0", grad=-4.0), Node(1, "AccumulateGrad", "w", grad=[-16.0])
+    >>> factors(Graph((mul, leaf), (Edge(0, 1),), (0,)), [(0, 1)])
+    ['× 4']
+    """
+    reached = Counter(target for _, target, *_ in edges)
+    grads = [_single(node.grad) for node in graph]
+    found = []
+    for source, target, *_ in edges:
+        came, left = grads[source], grads[target]
+        known = came is not None and left is not None and came and reached[target] == 1
+        factor = left / came if known and left is not None and came is not None else math.nan
+        found.append(f"× {style.number(factor)}" if math.isfinite(factor) else "")
+    return found
+
+
+def _single(value: Any) -> float | None:
+    """The number in nested lists that hold only one."""
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _form(graph: Graph, cards: list[Card]) -> Any:

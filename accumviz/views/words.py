@@ -210,6 +210,26 @@ def about(event: Event) -> str:
     return "; ".join(filter(None, [held(event), memory(event)]))
 
 
+def moved(ledger: Ledger, event: Event) -> str:
+    """Say what the weights are after a step, where there are one or two of them and they were kept.
+
+    >>> moved(Ledger.build([], [{"kind": "step"}]), Event(0, "step"))
+    ''
+    """
+    kept, parameters = ledger.weighed, ledger.parameters
+    if event.kind != "step" or not 1 <= sum(p.numel for p in parameters) <= 2:
+        return ""
+    at = int(np.searchsorted(kept.events, event.index))
+    if at == len(kept.events) or kept.events[at] != event.index:
+        return ""
+    told = []
+    for p, values in sorted(kept.elements.items()):
+        if not np.isnan(values[at]).all():
+            numbers = [number(float(x)) for x in values[at]]
+            told.append(f"{shorten(parameters[p].name, 40)} is now {', '.join(numbers)}")
+    return ", ".join(told)
+
+
 def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
     """Tell one event in words, with the numbers of the given parameters."""
     told = f"Event {event.index}, {head(event)}"
@@ -223,7 +243,7 @@ def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
         parts.append(part + (f" (erased {', '.join(erased)} before any step used it)" if erased else ""))
     if len(parameters) > _MOST_NAMES:
         parts.append(f"and {counted(len(parameters) - _MOST_NAMES, 'more parameter')}")
-    parts += filter(None, [about(event)])
+    parts += filter(None, [about(event), moved(ledger, event)])
     return f"{told}: {'; '.join(parts)}." if parts else f"{told}."
 
 

@@ -104,11 +104,54 @@ MOVING = """() => [...document.querySelectorAll('*')].filter(element => {
     return style.animationName !== 'none' || times.some(time => time > 0);
 }).map(element => element.outerHTML.slice(0, 80))"""
 UNDRAWN = """async () => {
-    const all = [...document.querySelectorAll('math')];
+    const waits = math => math.closest('[data-answers]:not([data-given])');
+    const all = [...document.querySelectorAll('math')].filter(math => !waits(math));
     await document.fonts.ready;
     if (all.length && !document.fonts.check('16px "Book Math"')) return ['the font of equations is not there'];
     return all.filter(math => math.getBoundingClientRect().height <= 5).map(math => math.outerHTML.slice(0, 120));
 }"""
+# Code that a reader has to move sideways to read; on a narrow screen, where nothing says so or no key does it.
+SIDEWAYS = """() => {
+    const folded = [...document.querySelectorAll('details:not([open])')];
+    for (const one of folded) one.open = true;
+    const cut = [...document.querySelectorAll('article pre')].filter(pre => pre.scrollWidth > pre.clientWidth + 1)
+        .map(pre => `${pre.scrollWidth - pre.clientWidth} px of ${pre.textContent.trim().slice(0, 80)}`);
+    for (const one of folded) one.open = false;
+    return cut;
+}"""
+UNSAID = """() => [...document.querySelectorAll('article .cell_input pre')].filter(pre => {
+    const {overflowX, backgroundAttachment} = getComputedStyle(pre);
+    return pre.checkVisibility() && pre.scrollWidth > pre.clientWidth + 1
+        && !(overflowX === 'auto' && backgroundAttachment.includes('local') && pre.tabIndex === 0);
+}).map(pre => pre.textContent.trim().slice(0, 80))"""
+# A mark of a legend that does not stand beside its words.
+ASTRAY = """() => [...document.querySelectorAll('.av-key')].filter(key => {
+    const box = key.getBoundingClientRect(), mark = key.querySelector('.av-swatch')?.getBoundingClientRect();
+    return mark && key.checkVisibility() && (mark.width === 0 || mark.top < box.top - 4 || mark.bottom > box.bottom + 4
+        || mark.left < box.left - 4 || mark.right > box.right + 4);
+}).map(key => key.textContent)"""
+# Of paragraphs of three lines or more, how many letters stand on their full lines.
+MEASURE = """() => {
+    const counts = [];
+    for (const p of document.querySelectorAll('article section > p')) {
+        const box = p.getBoundingClientRect(), high = parseFloat(getComputedStyle(p).lineHeight);
+        const lines = Math.round(box.height / high);
+        if (lines >= 3 && !p.querySelector('math')) counts.push(p.innerText.length / (lines - 0.5));
+    }
+    if (counts.length < 3) return [];
+    const middle = counts.sort((a, b) => a - b)[counts.length >> 1];
+    return middle >= 56 && middle <= 76 ? [] : [`${middle.toFixed(0)} letters on a line`];
+}"""
+# Figures speak of the lines where something happens by number.
+UNNUMBERED = """() => [...document.querySelectorAll('article .cell_input pre')].filter(pre => {
+    const text = pre.textContent.trim();
+    const spoken = /\\.(backward|step|zero_grad)\\(/.test(text) && text.split('\\n').length > 2;
+    return spoken && !text.includes('av.predict(') && !pre.querySelector('.linenos');
+}).map(pre => pre.textContent.trim().slice(0, 80))"""
+# What answers a prediction that nobody has answered, and a bar above one that shows its source.
+EARLY = """() => [...document.querySelectorAll(':is([data-av-state=asked], [data-av-state=retry]) .av-recorded,'
+    + ' [data-answers]:not([data-given]) > :not(.av-shut), .cell:has(.av-predict) :is(details.hide, .cell_input)')]
+    .filter(one => one.checkVisibility()).map(one => one.outerHTML.slice(0, 120))"""
 UNFOLD = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 # As long as a page that has loaded may still begin to ask for something.
 LINGER = "performance.now() > performance.getEntriesByType('navigation')[0].loadEventEnd + 500"
@@ -173,7 +216,12 @@ LIGHT: dict[str, Look] = {
     "text on its ground": script(CONTRAST),
     "pictures without words": script(SILENT),
     "what moves": script(MOVING),
+    "answers before their time": script(EARLY),
     "equations": script(UNDRAWN),
+    "length of lines": script(MEASURE),
+    "marks that went astray": script(ASTRAY),
+    "lines without numbers": script(UNNUMBERED),
+    "code that is cut": script(SIDEWAYS),
     "axe": unfolded(),
     "complaints": quiet,
 }
@@ -187,6 +235,7 @@ DARK: dict[str, Look] = {
 PHONE: dict[str, Look] = {
     "what outgrows the page": narrow,
     "bars that are cut": script(CUT),
+    "code that hides its end": script(UNSAID),
     "axe when narrow": unfolded(rules=NO_CONTRAST),
     "complaints": quiet,
 }
@@ -197,7 +246,7 @@ WHOLLY = (
     "api.html",
     "chapters/01_graphs.html",
     "chapters/03_accumulation.html",
-    "chapters/10_audit.html",
+    "chapters/12_audit.html",
 )
 BRIEFLY: dict[str, Look] = {
     "axe": unfolded(rules=NO_CONTRAST),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from accumviz.book.lab import lab
 from accumviz.book.predict import predict, prediction_html
 from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import Ledger, Parameter
@@ -24,6 +25,13 @@ ROWS = [
 ]
 MANY = Ledger.build([Parameter(name, (3, 3), optimizers=(0,)) for name in NAMES], ROWS, sources={"a.py": "a\nb\n"})
 ONE = Ledger.build([Parameter("w", (1,))], [{"kind": "backward", "contribution": {"w": -2}, "grad": {"w": -2}}])
+MOVED = Ledger.build(
+    [Parameter("w", (1,))],
+    [
+        {"kind": "backward", "contribution": {"w": -2}, "grad": {"w": -2}, "weights": {"w": 1.0}},
+        {"kind": "step", "grad": {"w": -2}, "weights": {"w": 1.2}},
+    ],
+)
 GRAPH = Graph((Node(0, "PowBackward0", "loss"), Node(1, "AccumulateGrad", "w")), (Edge(0, 1),), (0,))
 PLAYERS: dict[str, Any] = {
     "with a graph": play(ONE, GRAPH),
@@ -31,6 +39,8 @@ PLAYERS: dict[str, Any] = {
     "a graph alone": play(GRAPH),
     "grouped": play(MANY),
     "no event": play(Ledger.build([], [])),
+    "weights on their curve": play(MOVED, GRAPH, loss=lambda w: w * w),
+    "runs by name": explore({"one": MOVED, "other": MOVED}, loss=lambda w: w * w),
     "two runs beside each other": explore(lambda k: (ONE, {0: GRAPH}, {"k": k}), k=[1, 2], against={"k": 2}),
 }
 
@@ -44,6 +54,18 @@ def test_axe_finds_nothing_on_a_saved_player(name: str, mode: str, watch: Open, 
     page.locator(".av-frame").first.wait_for()
     for row in page.locator(".av-row:visible").all()[:1]:
         row.click()
+    assert violations(watched) == []
+
+
+def test_axe_finds_nothing_on_a_loop_lab_with_a_line_in_hand(mode: str, watch: Open, tmp_path: Path) -> None:
+    lab({"zero_grad": "micro-batch"}, task="repair").save(tmp_path / "lab.html")
+    watched = watch(mode, reduced_motion="reduce")
+    page = watched.page
+    page.goto((tmp_path / "lab.html").as_uri())
+    page.get_by_role("button", name="optimizer.zero_grad(), first").click()
+    assert violations(watched) == []
+    page.get_by_role("button", name="put optimizer.zero_grad() below the step").click()
+    page.get_by_text("Mended").wait_for()
     assert violations(watched) == []
 
 
@@ -67,5 +89,9 @@ def test_axe_finds_nothing_on_predictions_asked_and_answered(mode: str, watch: O
     page.get_by_label("after").check()
     for name in ("What is", "When is"):
         page.get_by_role("group", name=name).get_by_role("button", name="Check").click()
+    assert page.locator("[data-av-state=retry]").count() == 1  # of two choices, one is left
+    assert violations(watched) == []
+    page.get_by_role("textbox").fill("3")
+    page.get_by_role("group", name="What is").get_by_role("button", name="Check").click()
     assert page.locator("[data-av-state=wrong]").count() == 2
     assert violations(watched) == []

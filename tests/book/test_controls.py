@@ -20,7 +20,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "finger": {"mode": "dark", "width": 375, "has_touch": True},
     "keyboard": {"mode": "light", "reduced_motion": "reduce"},
 }
-SCOPES = ".av-xtop, .av-frame"
+SCOPES = ".av-xtop, .av-both, .av-frame"
+VIEWS = "[data-accumviz-explorer], [data-accumviz-player]"
+# Which view of the page a scope is in, and which scope of that view it is: other views may gain and lose theirs.
+PLACE = f"""scope => {{
+    const view = scope.closest("{VIEWS}"), all = [...document.querySelectorAll("{VIEWS}")];
+    return [all.indexOf(view), [...view.querySelectorAll("{SCOPES}")].indexOf(scope)];
+}}"""
 PREPARE = """() => {
     const parts = "button, a[href], input, select, canvas, .av-row, .av-node, [tabindex='0']";
     const many = /av-no|av-row|av-node/; // one stands for all of these
@@ -50,7 +56,8 @@ PREPARE = """() => {
     };
     /** What is said of it without a picture. */
     window.told = scope => [
-        ...[".av-say", ".av-in-grad > .av-note", ".av-told"].map(name => scope.querySelector(name)?.textContent),
+        ...[".av-say", ".av-count", ".av-in-grad > .av-note", ".av-told"].map(
+            name => scope.querySelector(name)?.textContent),
         scope.querySelector(".av-row[aria-selected=true] .av-of")?.title,
         scope.querySelector(".av-line[aria-current]")?.textContent,
     ].join("\\n");
@@ -62,12 +69,14 @@ PREPARE = """() => {
             if (!slider.checkVisibility() || beside.includes(text)) continue;
             found.push(`a slider says ${text}, beside it stands ${beside}`);
         }
-        if (!scrub?.checkVisibility()) return found;
+        if (!scrub?.checkVisibility() || !one(".av-say")) return found;
         const said = one(".av-say").textContent, at = scrub.getAttribute("aria-valuetext"), link = one(".av-top a");
-        const count = `${Number(scrub.value) + 1} / ${Number(scrub.max) + 1}`, n = link.hash.match(/&n=(\\d+)/);
-        if (!said.includes(at)) found.push(`the slider says ${at}, the sentence ${said}`);
-        if (one(".av-count").textContent.replaceAll(",", "") !== count) found.push(`the count is not ${count}`);
-        if (n && Number(n[1]) < one(".av-sub input").max && !/run/.test(said)) found.push(`${n[0]}, but ${said}`);
+        const n = link.hash.match(/&n=(-?\\d+)/), event = at.match(/^Event (\\d+)/);
+        const count = event ? `event ${event[1]} / ` : "start / ", forward = n && Number(n[1]) < 0;
+        if (!forward && !said.includes(at)) found.push(`the slider says ${at}, the sentence ${said}`);
+        const counted = one(".av-count").textContent.replaceAll(",", ""), some = one(".av-sub input")?.max / 2;
+        if (!counted.startsWith(count)) found.push(`the count is not ${count}`);
+        if (n && Number(n[1]) < some && !/run|builds/.test(said)) found.push(`${n[0]}, but ${said}`);
         return found;
     };
     // A page draws in the next frame, and some of what it draws is measured in the one after.
@@ -163,7 +172,8 @@ class Hand:
         """A button that has nothing to do, such as 'previous' at the start, gets something to do."""
         if name.startswith(("INPUT", "SELECT", "CANVAS")):
             return  # the other way round is enough for these
-        other = "BUTTON previous event" if "next" in name else "BUTTON next event"
+        what = "moment" if "moment" in name else "event"
+        other = f"BUTTON previous {what}" if "next" in name else f"BUTTON next {what}"
         beside = {"BUTTON fit the whole graph": "BUTTON zoom in"}.get(name, other)
         control = self.named(scope, beside if beside in names else names[names.index(name) - 1])
         if control is not None:
@@ -208,9 +218,10 @@ def assert_permalinks_restore(watched: Any, scopes: Any, used: list[int], fresh:
     for i in used:
         link = scopes.nth(i).locator(".av-top a") if i < scopes.count() else None
         if link is not None and link.count() and link.is_visible():
-            links.append((i, link.get_attribute("href"), scopes.nth(i).evaluate("scope => told(scope)")))
+            told = scopes.nth(i).evaluate("scope => told(scope)")
+            links.append((scopes.nth(i).evaluate(PLACE), link.get_attribute("href"), told))
     forms: set[str] = set()
-    for i, link, told in links:
+    for (view, k), link, told in links:
         form = re.sub(r"#[^&]+|=[^&]*", "", link)
         if form in forms:
             fresh.evaluate("link => { location.hash = link; }", link)
@@ -219,9 +230,10 @@ def assert_permalinks_restore(watched: Any, scopes: Any, used: list[int], fresh:
             fresh.goto(address + link)
             fresh.evaluate(PREPARE)
         forms.add(form)
-        fresh.locator(SCOPES).nth(i).locator(".av-say").wait_for(state="attached")
+        scope = fresh.locator(VIEWS).nth(view).locator(SCOPES).nth(k)
+        scope.locator(".av-count, .av-say").first.wait_for(state="attached")
         fresh.evaluate(SETTLE)
-        assert fresh.locator(SCOPES).nth(i).evaluate("scope => told(scope)") == told, link
+        assert scope.evaluate("scope => told(scope)") == told, link
 
 
 def test_players_and_explorers_obey_a_mouse_and_their_permalinks_restore_them(
@@ -262,6 +274,15 @@ def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
             radio = root.locator("> .av-ask .av-choice input").first
             radio.press(" ") if way == "keyboard" else hand.act(radio.element_handle(), again=False)
         hand.act(root.locator("> .av-ask .av-check").element_handle(), again=False)
+        if root.get_attribute("data-av-state") == "retry":
+            assert "Try once more" in root.locator("> .av-ask > .av-verdict").inner_text()
+            assert not root.locator("> .av-reveal > .av-recorded").is_visible()
+            if root.locator("> .av-ask .av-field").count():
+                root.locator(".av-field").fill("654.321")
+            else:
+                radio = root.locator("> .av-ask .av-choice input:enabled").first
+                radio.press(" ") if way == "keyboard" else hand.act(radio.element_handle(), again=False)
+            hand.act(root.locator("> .av-ask .av-check").element_handle(), again=False)
         states.append((root.get_attribute("data-av-state"), root.locator("> .av-ask > .av-verdict").inner_text()))
         assert states[-1][0] in {"right", "wrong"}
         assert ("Right." in states[-1][1]) == (states[-1][0] == "right")

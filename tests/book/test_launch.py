@@ -63,7 +63,7 @@ def build(folder: Path, repository: Any, **environment: str) -> subprocess.Compl
 
 CI = ("BOOK_PUBLISHES_TO", "GITHUB_REPOSITORY", "GITHUB_SERVER_URL")
 COLAB = "https://colab.research.google.com/"
-ANYWHERE, HEADER = SoupStrainer("a"), SoupStrainer(class_="article-header-buttons")
+ANYWHERE, HEADER = SoupStrainer("a"), SoupStrainer(class_="book-tools")
 
 
 @cache

@@ -23,6 +23,7 @@ FAULTS = {
     "text on its ground": "<p style='color: #999; background: #fff'>pale words</p>",
     "pictures without words": f"<img role='presentation' src=\"{DOT}\">",
     "what moves": "<p class='fade'>slow words</p>",
+    "answers before their time": "<div class='av-predict' data-av-state='asked'><p class='av-recorded'>20</p></div>",
     "equations": "<math style='display: none'><mi>x</mi></math>",
     "axe": "<details><summary>More</summary><input></details>",
     "axe on contrast": "<pre><span>some</span> <span style='color: #999; background: #fff'>(</span>"
@@ -34,6 +35,15 @@ FAULTS = {
     "<div class='av-bar' style='width: 90px'></div></div></div>",
     "axe when narrow": "<details><summary>More</summary><input></details>"
     f"<div style='width: 90px; height: 40px; overflow: auto'>{'<p>wide words</p>' * 9}</div>",
+    "length of lines": 3
+    * f"<section style='width: 70rem'><p style='line-height: 20px'>{'some words ' * 60}</p></section>",
+    "marks that went astray": "<span class='av-key' style='position: relative'>"
+    "<i class='av-swatch' style='position: absolute; top: -90px; width: 9px; height: 3px'></i>end</span>",
+    "lines without numbers": "<div class='cell_input'><pre>a\nb.backward()\nc</pre></div>",
+    "code that is cut": "<details><summary>More</summary>"
+    "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></details>",
+    "code that hides its end": "<div class='cell_input'>"
+    "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></div>",
 }
 VISITS: dict[str, Any] = {
     "light": looks.LIGHT,
@@ -87,3 +97,14 @@ def test_a_page_in_the_wrong_mode_is_found(watch: Open, tmp_path: Path) -> None:
     watched.page.set_content(PAGE.format(theme="dark", body=RIGHT))
     with pytest.raises(Late):
         looks.theme("light")(watched)
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        "<div data-answers='prediction-1'><p class='av-shut'>Opens</p><p>20</p></div>",
+        "<div class='cell'><details class='hide'><summary>Code</summary></details><p class='av-predict'></p></div>",
+    ],
+)
+def test_whatever_says_an_answer_early_is_found(early: str, watch: Open, tmp_path: Path) -> None:
+    assert look("answers before their time", "light", early, watch, tmp_path) != []

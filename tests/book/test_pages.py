@@ -55,8 +55,8 @@ def test_the_keyboard_reaches_search_theme_notebook_and_text(watch: Open, addres
                 """() => { const on = document.activeElement, style = getComputedStyle(on); return [
                     on.matches('.btn-download-notebook') && 'notebook',
                     on.matches('.theme-switch-button') && 'theme',
-                    on.matches('.search-button__button, .search-button-field, .search-button') && 'search',
-                    on.closest('article') && 'text', on.closest('.bd-sidebar-primary nav') && 'chapters',
+                    on.matches('.book-find') && 'search',
+                    on.closest('article') && 'text', on.closest('.book-side nav') && 'chapters',
                     on !== document.body && style.outlineStyle === 'none' && 'unseen: ' + on.outerHTML.slice(0, 80),
                 ].filter(Boolean); }"""
             )
@@ -86,6 +86,103 @@ def test_search_finds_a_page_without_a_network(scheme: str, watch: Open, address
     assert looks.quiet(watched) == []
 
 
+def test_a_search_lands_at_the_section_that_it_names_with_the_words_marked(
+    scheme: str, watch: Open, address: Address
+) -> None:
+    watched = watch()
+    page = watched.page
+    page.goto(address("search.html", scheme) + "?q=no_sync")
+    first = page.locator("#search-results ul.search li").first
+    first.wait_for()
+    assert "DDP" in first.inner_text()
+    assert "no_sync" in first.locator("p mark").first.inner_text()
+    first.locator("a").click()
+    page.wait_for_selector("article mark")
+    anchor = page.evaluate("decodeURIComponent(location.hash.slice(1))")
+    assert anchor
+    section = page.locator(f"[id='{anchor}']")
+    assert section.locator("mark", has_text="no_sync").count()
+    page.wait_for_function("id => document.getElementById(id).getBoundingClientRect().top < 200", arg=anchor)
+    page.keyboard.press("Escape")
+    assert page.locator("article mark").count() == 0
+    assert "no_sync" in section.inner_text()
+    assert looks.quiet(watched) == []
+
+
+def test_a_search_for_what_is_nowhere_says_so_and_markup_in_it_is_text(watch: Open, address: Address) -> None:
+    watched = watch()
+    watched.page.goto(address("search.html", "file") + "?q=%3Cimg%20src%3Dx%3E(")
+    told = watched.page.locator("#search-count")
+    watched.page.wait_for_function("document.getElementById('search-count').textContent")
+    assert "<img src=x>(" in told.inner_text()
+    assert watched.page.locator("article img").count() == 0
+    assert looks.quiet(watched) == []
+
+
+def test_on_a_narrow_screen_the_chapters_come_in_a_drawer_that_escape_closes(watch: Open, address: Address) -> None:
+    page = watch(width=375, has_touch=True).page
+    page.goto(address("chapters/01_graphs.html", "file"))
+    nav = page.get_by_role("navigation", name="Chapters")
+    assert not nav.is_visible()
+    page.get_by_role("button", name="Chapters").click()
+    assert nav.is_visible()
+    assert nav.locator("[aria-current=page]").inner_text() == "1. Computational graphs"
+    page.keyboard.press("Escape")
+    page.wait_for_function("!document.querySelector('.book-drawer').open")
+    assert not nav.is_visible()
+
+
+def test_without_scripts_a_page_has_its_chapters_and_no_button_that_does_nothing(watch: Open, address: Address) -> None:
+    page = watch(width=375, java_script_enabled=False).page
+    page.goto(address("chapters/01_graphs.html", "file"))
+    assert page.get_by_role("navigation", name="Chapters").is_visible()
+    assert page.get_by_role("button", name="Search").count() == 0
+    assert page.locator("article h1").is_visible()
+
+
+def test_the_first_screen_of_a_phone_has_the_title_a_sentence_and_the_figure(watch: Open, address: Address) -> None:
+    page = watch(width=375, has_touch=True, reduced_motion="reduce").page
+    page.set_viewport_size({"width": 375, "height": 812})
+    page.goto(address("index.html", "file"))
+    page.locator(".av-frame").first.wait_for()
+    assert page.locator("article h1").bounding_box()["y"] > 0
+    sentence = page.locator("article h1 + p").bounding_box()
+    assert sentence["y"] + sentence["height"] < 300
+    assert page.locator(".av-frame").first.bounding_box()["y"] < 300
+    bottom = page.locator(".av-say").first.bounding_box()
+    assert bottom["y"] + bottom["height"] < 812
+
+
+def test_a_caption_stands_beside_a_figure_that_leaves_it_room(watch: Open, address: Address) -> None:
+    page = watch().page
+    page.goto(address("chapters/03_accumulation.html", "file"))
+    figure, caption = (page.locator(f"#fig-tail {part}").first.bounding_box() for part in (".accumviz", "figcaption"))
+    assert caption["x"] >= figure["x"] + figure["width"]
+    page.set_viewport_size({"width": 1000, "height": 900})
+    figure, caption = (page.locator(f"#fig-tail {part}").first.bounding_box() for part in (".accumviz", "figcaption"))
+    assert caption["y"] >= figure["y"] + figure["height"]
+
+
+def test_what_a_reader_copies_has_no_line_numbers(watch: Open, address: Address) -> None:
+    page = watch(permissions=["clipboard-read", "clipboard-write"]).page
+    page.goto(address("chapters/03_accumulation.html", "http"))
+    cell = page.locator("div.highlight", has=page.locator("pre .linenos")).first
+    cell.hover()
+    cell.get_by_role("button", name="Copy").click()
+    cell.get_by_role("button", name="Copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    numbers = cell.locator(".linenos").all_inner_texts()
+    assert (
+        copied.strip()
+        == "".join(
+            line.removeprefix(number)
+            for number, line in zip(
+                numbers, cell.locator("pre").evaluate("pre => pre.textContent").splitlines(keepends=True), strict=False
+            )
+        ).strip()
+    )
+
+
 def test_the_search_dialog_leads_from_a_chapter_to_the_results(watch: Open, address: Address) -> None:
     page = watch().page
     page.goto(address("chapters/01_graphs.html", "file"))
@@ -102,7 +199,7 @@ def test_a_printed_page_keeps_its_text_and_leaves_out_the_controls(watch: Open, 
     page.emulate_media(media="print")
     assert page.locator("article p").first.is_visible()
     assert not page.locator(".btn-download-notebook").first.is_visible()
-    assert not page.locator(".bd-sidebar-primary").first.is_visible()
+    assert not page.locator(".book-side").first.is_visible()
 
 
 def test_a_dark_page_is_printed_light_and_then_dark_again(watch: Open, address: Address) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from statistics import median
 
 import jupytext
 import pytest
+from wherebook.gate import only_asks
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDING = {"remove-cell", "remove-input", "hide-cell", "hide-input"}
@@ -45,3 +47,12 @@ def test_no_visible_cell_needs_a_name_that_a_hidden_one_makes(chapter: Path) -> 
             used = {node.id for node in names if isinstance(node.ctx, ast.Load)}
             assert hidden_names & (used - bound) == set(), cell.source
             hidden_names -= bound
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_every_prediction_takes_an_answer_and_keeps_its_source_to_itself(chapter: Path) -> None:
+    text = chapter.read_text("utf-8")
+    assert not re.search(r"\{admonition\} *predict|:class: *predict", text, re.IGNORECASE), "ask with av.predict"
+    for cell in jupytext.read(chapter, fmt="md:myst").cells:
+        if cell.cell_type == "code" and only_asks(cell.source):
+            assert "hide-input" in cell.metadata.get("tags", []), cell.source

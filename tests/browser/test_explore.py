@@ -176,10 +176,9 @@ def test_a_permalink_restores_both_runs_and_the_moment(show: Show, watch: Open, 
     explored = show(explorer).explored
     explored.side("A").get_by_role("slider", name="k").fill("1")
     drawn(explored.page)
-    second = explored.root.locator(".av-player:visible").nth(1)
-    second.get_by_role("button", name="previous event").click()
+    explored.root.get_by_role("button", name="previous moment").click()
     drawn(explored.page)
-    link = second.get_by_label("link to this moment").get_attribute("href")
+    link = explored.root.locator(".av-both").get_by_label("link to this moment").get_attribute("href")
     before = [explored.root.locator(".av-say").nth(1).inner_text(), explored.figure("backwards"), explored.total(1)]
     again = Explored(show(explorer, fragment=link).page)
     drawn(again.page)
@@ -194,16 +193,16 @@ def test_a_permalink_restores_both_runs_and_the_moment(show: Show, watch: Open, 
 
 def test_switching_keeps_the_end_at_the_end_and_else_the_event(show: Show) -> None:
     explored = show(make(start={"k": 2})).explored
-    slider, count = explored.side("A").get_by_role("slider", name="k"), explored.root.locator(".av-count")
+    slider, count = explored.side("A").get_by_role("slider", name="k"), explored.root.locator(".av-player .av-count")
     explored.total()
-    assert count.inner_text() == "3 / 3"
+    assert count.inner_text() == "event 2 / 2"
     slider.fill("2")
     explored.total()
-    assert count.inner_text() == "5 / 5"
+    assert count.inner_text() == "event 4 / 4"
     explored.root.get_by_role("slider", name="event").fill("1")
     slider.fill("3")
     explored.total()
-    assert count.inner_text() == "2 / 9"
+    assert count.inner_text() == "event 1 / 8"
 
 
 def test_an_output_that_stands_twice_works_twice(show: Show) -> None:

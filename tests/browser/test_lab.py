@@ -125,7 +125,7 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
     player = outputs.nth(3).locator(".av-player")
     assert "Event 2, backward" in player.locator(".av-say").inner_text(timeout=60_000)
     player.get_by_role("button", name="previous event").click()
-    player.locator(".av-count", has_text="2 / 5").wait_for()
+    player.locator(".av-count", has_text="event 1 / 4").wait_for()
 
     # Arrow keys in a control move the control, not the notebook's cells.
     slider = still.get_by_role("slider", name="k").first

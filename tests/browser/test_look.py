@@ -62,6 +62,12 @@ def experiment(k: int, graphs: bool = False, way: str = "") -> Any:
     return (ledger, {e.index: chain() for e in ledger.of("backward")}) if graphs else ledger
 
 
+def weighed(rows: list[dict[str, Any]], *, to: float = 1.2) -> list[dict[str, Any]]:
+    """The same, with the weights where they began and after each step."""
+    steps = [{**row, "weights": {"w": to}} if row["kind"] == "step" else row for row in rows]
+    return [{**steps[0], "weights": {"w": 1.0}}, *steps[1:]]
+
+
 def test_rows_of_code_are_indented_as_their_source_is(watch: Open, tmp_path: Path, mode: str) -> None:
     play(toy(), {0: chain()}).save(tmp_path / "player.html")
     explore(experiment, k=[2, 4]).save(tmp_path / "explorer.html")
@@ -91,9 +97,16 @@ def test_panes_fill_their_row_whichever_of_them_there_are(watch: Open, tmp_path:
     play(toy()).save(tmp_path / "2.html")
     explore(experiment, k=[2, 4], against={"k": 4}).save(tmp_path / "3.html")
     explore(experiment, k=[2, 4], graphs=[True], against={"k": 4}).save(tmp_path / "4.html")
+    walked, bare_walk = (Ledger.build([W], weighed(rows), sources={"a.py": CODE}) for rows in (ROWS, bare))
+    play(walked).save(tmp_path / "5.html")
+    play(walked, {0: chain()}).save(tmp_path / "6.html")
+    play(bare_walk).save(tmp_path / "7.html")
+    play(bare_walk, {0: chain()}).save(tmp_path / "8.html")
+    full = [{**row, "details": {"terms": [term(0.5)]}} if row["kind"] == "backward" else row for row in ROWS]
+    play(Ledger.build([W], weighed(full), sources={"a.py": CODE}), {0: chain()}).save(tmp_path / "9.html")
     for width in (1280, 900, 375):
         page = watch(width=width).page
-        for n in range(5):
+        for n in range(10):
             page.goto((tmp_path / f"{n}.html").as_uri())
             page.locator(".av-frame").last.wait_for()
             drawn(page)
@@ -111,14 +124,23 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
     unseen = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 5}}]
     steps = [{**row, "details": row.get("details", {})} for row in ROWS]
     players = [
-        play(toy(), {0: chain(), 1: chain(-4.0, notes=["told"])}),
+        play(toy(), {0: chain()}),
         play(Ledger.build([W, Parameter("b", (2,))], [*steps, *unseen, *nan])),
         play(large(12, 40)),
         play(Graph(())),
         play(Ledger.build([W], [{"kind": "zero_grad"}] * 2)),
         play(ledger_of(window(*[[term(0.5), term(-0.5, op="Neg")]] * 2))),
     ]
+    far = Ledger.build([W], weighed([*ROWS, *ROWS, *ROWS, ROWS[0], {**ROWS[2]}]), sources={"a.py": CODE})
+    near, away = (Ledger.build([W], weighed(ROWS, to=to), sources={"a.py": CODE}) for to in (1.2, -70.0))
+    full = [{**row, "details": {"terms": [term(0.5)]}} if row["kind"] == "backward" else row for row in ROWS]
+    shared = Ledger.build([W], weighed(full), sources={"a.py": CODE})
+    players = [play(shared, {0: chain(), 1: chain(-4.0, notes=["told"])}), *players]
+    players += [play(far), play(near, {0: chain()}, loss=lambda w: w * w)]
+    other = Ledger.build([W], weighed(ROWS[1:]), sources={"a.py": CODE.replace("(sample)", "(sample) / 2")})
     explorers = [
+        explore({"near": near, "away": away}, loss=lambda w: w * w),
+        explore({"near": near, "other": other}, against={"run": "other"}),
         explore(experiment, k=[1, 2, 3, 4], start={"k": 4}, against={"k": 1}),
         explore(experiment, k=[2], graphs=[True, False], way=["a", "b"], against={"way": "b"}),
         explore(experiment, k=[2], way=["a name that is long", "another that is long"], against={}),
@@ -138,7 +160,7 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
             found[selector] = max(found.get(selector, 0), count)
 
     look()
-    for _ in range(6):
+    for _ in range(8):
         page.evaluate("document.querySelectorAll('.av-b-next').forEach((button) => button.click())")
         look()
     page.locator(".av-row").first.click()
@@ -151,8 +173,13 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
     page.keyboard.press("Home")
     page.keyboard.press("Shift+ArrowLeft")
     look()
+    for place in (".av-line.av-has", ".av-node", ".av-share .av-part", ".av-share .av-of"):
+        page.locator(f"{place}:visible").first.hover()
+        look()
+    page.locator(".av-b-more:visible").first.click()
+    look()
     page.get_by_role("searchbox").fill("nothing like it")
-    slider = page.locator(".av-explorer").first.get_by_role("slider", name="k").first
+    slider = page.locator(".av-explorer").nth(2).get_by_role("slider", name="k").first
     slider.fill("2")
     look()
     slider.fill("1")

@@ -51,7 +51,8 @@ test("a choice leads to its run, whose parts are put together", () => {
 });
 
 test("two runs side by side share a scale", () => {
-  const whole = (r, b) => ({ data: { p: [{ n: "w", r }], e: { b, k: [0, 1, 0] }, kinds: [["backward"], ["step"]] } });
+  const e = { c: [], k: [0, 1, 0] };
+  const whole = (r, b) => ({ data: { p: [{ n: "w", r }], e: { ...e, b }, code: [], kinds: [["backward"], ["step"]] } });
   const { data } = toOneScale(whole([-1, 2], [8]), whole([-3, "1"], [5, null, 9]));
   assert.deepEqual([data.p[0].r, data.most], [[-3, 2], 9]);
   assert.equal(endOf(whole([0, 0])), 1);

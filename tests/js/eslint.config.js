@@ -1,10 +1,11 @@
 import js from "@eslint/js";
 
 const BROWSER = [
-  "AbortController", "Blob", "CSS", "DecompressionStream", "Event", "ImageData", "MutationObserver", "OffscreenCanvas",
-  "ResizeObserver", "Response", "TextDecoder", "URLSearchParams", "addEventListener", "atob", "clearTimeout", "console",
-  "devicePixelRatio", "dispatchEvent", "document", "getComputedStyle", "localStorage", "location", "matchMedia",
-  "requestAnimationFrame", "setTimeout",
+  "AbortController", "Blob", "CSS", "DecompressionStream", "Event", "ImageData", "IntersectionObserver",
+  "MutationObserver", "NodeFilter", "OffscreenCanvas", "ResizeObserver", "Response", "TextDecoder", "URLSearchParams",
+  "addEventListener", "atob", "clearTimeout", "console", "devicePixelRatio", "dispatchEvent", "document",
+  "getComputedStyle", "localStorage", "location", "matchMedia", "navigator", "requestAnimationFrame", "setTimeout",
+  "window",
 ];
 
 const NO_MARKUP = "What a recording says is never markup.";

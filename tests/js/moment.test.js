@@ -10,11 +10,11 @@ import { nextMoment } from "../../accumviz/views/js/playing.js";
 const NODES = ["PowBackward0", "SubBackward0", "w"].map((t, i) => ({ t, n: ["value", "grad"], s: i ? null : "x" }));
 NODES[2].leaf = "w";
 const DATA = {
-  graphs: [{ l: 0, order: [0, 1, 2], v: [["16", "1"], ["4", "8"], ["1", "−16"]] }],
-  layouts: [{ n: NODES }],
+  graphs: [{ l: 0, order: [0, 1, 2], v: [["16", "1"], ["4", "8"], ["1", "[−16]"]], x: ["× 8", "× −2"] }],
+  layouts: [{ n: NODES, e: [[0, 1, "", ""], [1, 2, "", ""]] }],
   of: { 0: 0 },
 };
-const LEDGER = { length: 2, backward: [0, 0], retained: new Set() };
+const LEDGER = { length: 2, backward: [0, 0], kinds: ["backward", "step"], retained: new Set() };
 
 test("a backward is told node by node, and nothing is said once it is through", () => {
   const told = [0, 1, 3, null].map((n) => progress(moment(LEDGER, DATA, { e: 0, n })));
@@ -27,6 +27,24 @@ test("the gradient of a node is not told before it has run", () => {
   const at = (n) => selection(moment(LEDGER, DATA, { e: 0, n }), 0);
   assert.equal(at(0), "Selected: PowBackward0, value 16, holding what it saved.");
   assert.equal(at(1), "Selected: PowBackward0, value 16, grad 1, freed.");
+});
+
+test("the forward makes nodes in the order opposite to that in which they run", () => {
+  const built = [-3, -2, -1, 0].map((n) => [...moment(LEDGER, DATA, { e: 0, n }).built]);
+  assert.deepEqual(built, [[], [2], [1, 2], [0, 1, 2]]);
+  assert.equal(progress(moment(LEDGER, DATA, { e: 0, n: -2 })), "The forward builds the graph: 1 of 3 nodes.");
+  assert.equal(selection(moment(LEDGER, DATA, { e: 0, n: -2 }), 0), "", "it is not there yet");
+});
+
+test("before the first backward its graph is still to come, and nothing has run", () => {
+  const { owner, coming, now, ran, built, total } = moment(LEDGER, DATA, { e: -1, n: null });
+  assert.deepEqual([owner, coming, now, ran, built.size, total], [0, true, false, 0, 0, 3]);
+});
+
+test("a node that is asked says what times what its gradient is", () => {
+  const told = selection(moment(LEDGER, DATA, { e: 0, n: 3 }), 2);
+  assert.equal(told, "Selected: w (AccumulateGrad), value 1, grad [−16]: 8 × −2 = −16.");
+  assert.doesNotMatch(selection(moment(LEDGER, DATA, { e: 0, n: 2 }), 2), /×/);
 });
 
 test("after its backward, a graph is shown as it was left", () => {
@@ -62,6 +80,8 @@ test("playing walks through nodes, then to the next event, and ends", () => {
     at = next && { ...at, ...next };
   }
   assert.deepEqual(seen, [[0, 0], [0, 1], [0, 2], [0, null], [1, null]]);
+  assert.deepEqual(nextMoment(tape, { e: -1, n: null }), { e: 0, n: -3 }, "the forward comes first");
+  assert.deepEqual(nextMoment(tape, { e: 0, n: -1 }), { n: 0 });
 });
 
 test("of many events several are passed at a time", () => {
@@ -74,6 +94,9 @@ test("a link leads back to its moment, and one to another view does not", () => 
   assert.deepEqual(momentIn(linkTo("av1", at), "av1"), at);
   assert.equal(momentIn(linkTo("av1", at), "av2"), null);
   assert.equal(momentIn("#&e=1", ""), null);
+  for (const other of [{ ...at, e: -1, n: null }, { ...at, n: -4 }]) {
+    assert.deepEqual(momentIn(linkTo("av1", other), "av1"), other);
+  }
 });
 
 test("a link to an explorer names the choices of both sides, kept within what there is", () => {

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SOURCES, BUILT = ROOT / "accumviz/views/js", ROOT / "accumviz/views/static"
 # What a page carries; each is one module with no import.
-BUNDLES = ("accumviz", "predict")
+BUNDLES = ("accumviz", "lab", "predict")
 TYPES, STYLE = ("--project", "tests/js/tsconfig.json"), ("--config", "tests/js/eslint.config.js")
 _LOCK, _INSTALLED = HERE / "package-lock.json", HERE / "node_modules" / ".installed"
 _HEADER = "// Built from accumviz/views/js by `make scripts`: change it there."
@@ -75,7 +75,7 @@ def _locked() -> str:
 
 def check() -> int:
     """Print what tsc and eslint find; returns 0 for nothing."""
-    tools = (("tsc", *TYPES), ("eslint", *STYLE, "accumviz/views/js", "tests/js"))
+    tools = (("tsc", *TYPES), ("eslint", *STYLE, "accumviz/views/js", "_static", "tests/js"))
     found = [run(*tool) for tool in tools]
     print("".join(done.stdout + done.stderr for done in found), end="")
     return max(done.returncode for done in found)

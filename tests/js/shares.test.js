@@ -22,7 +22,8 @@ test("the legend names only the looks that are there", () => {
 });
 
 test("the shares of two runs side by side have one scale", () => {
-  const whole = (r) => ({ data: { p: [], e: { k: [] }, kinds: [], shares: r && { r, rows: [], note: "" } } });
+  const none = { p: [], e: { c: [], k: [] }, code: [], kinds: [] };
+  const whole = (r) => ({ data: { ...none, shares: r && { r, rows: [], note: "" } } });
   assert.deepEqual(toOneScale(whole([0, 1.05]), whole([-1.05, 4.2])).data.shares.r, [-1.05, 4.2]);
   assert.deepEqual(toOneScale(whole([0, 1.05]), whole()).data.shares.r, [0, 1.05]);
   assert.equal("shares" in toOneScale(whole(), whole()).data && toOneScale(whole(), whole()).data.shares, undefined);

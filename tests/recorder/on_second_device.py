@@ -160,7 +160,7 @@ def rows_freeze_while_training_goes_on_once_their_numbers_have_arrived() -> None
     w = torch.ones(3).to(device.NAME).requires_grad_()
     with av.record(w) as recording:
         rows = recording._rows
-        rows._bulk = 4
+        rows._bulk = rows._least = 4
         for _ in range(6):
             w.square().sum().backward()
         assert len(rows.pending) == 6  # the device is behind

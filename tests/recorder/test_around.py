@@ -37,6 +37,70 @@ def details(ledger: Any, kind: str) -> list[dict[str, Any]]:
 # --- schedulers -----------------------------------------------------------------------------------
 
 
+def _early(scheduler: Any) -> None:
+    scheduler.step()
+
+
+def _with_an_epoch(scheduler: Any) -> None:
+    scheduler.optimizer.step()
+    scheduler.step(3)
+
+
+def _overridden(scheduler: Any) -> None:
+    scheduler.optimizer.step = lambda: None
+    scheduler.step()
+
+
+def _gradients_kept(scheduler: Any) -> None:
+    loss = scheduler.optimizer.param_groups[0]["params"][0].sum()
+    torch.autograd.backward(loss, grad_variables=torch.tensor(1.0))  # type: ignore[call-arg]
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize("careless", [_early, _with_an_epoch, _overridden, _gradients_kept])
+@pytest.mark.parametrize("kind", ["StepLR", "CosineAnnealingWarmRestarts", "OneCycleLR"])
+def test_a_warning_names_the_line_that_it_names_without_us(kind: str, careless: Any) -> None:
+    said = []
+    for recorded in (False, True):
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = MADE[kind](optimizer)
+        with warnings.catch_warnings(record=True) as caught:
+            if recorded:
+                with av.record(net, optimizer):
+                    careless(scheduler)
+            else:
+                careless(scheduler)
+        said.append([(one.filename, one.lineno, str(one.message)) for one in caught])
+    assert said[0] == said[1]
+    mine = {line[0] for line in said[0]}
+    assert said[0] == [] or __file__ in mine, "torch itself warns of another line: the test shows nothing"
+
+
+def test_a_schedulers_class_that_is_defined_while_recording_is_seen() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with av.record(net, optimizer) as recording:
+
+        class Late(lr_scheduler.LRScheduler):
+            def step(self, epoch: int | None = None) -> None:
+                for group in self.optimizer.param_groups:
+                    group["lr"] *= 2
+
+        class Later(Late):
+            def step(self, epoch: int | None = None) -> None:
+                super().step(epoch)
+
+        for scheduler in (Late(optimizer), Later(optimizer)):
+            scheduler.step()
+    assert [one["scheduler"] for one in details(recording.ledger, "schedule")] == ["Late", "Later"]
+
+    class After(lr_scheduler.LRScheduler):
+        def step(self, epoch: int | None = None) -> None: ...
+
+    assert not hasattr(After.step, "__wrapped__") and not hasattr(Later.step, "__wrapped__")
+
+
 class Warmup(lr_scheduler.LRScheduler):
     """A user's own, which steps in a way of its own."""
 
@@ -267,7 +331,8 @@ def test_weights_of_small_parameters_are_kept_at_steps(tmp_path: Path) -> None:
             found = ledger.weights(name)
             assert found.shape[0] == len(ledger)
             assert np.array_equal(found[steps], np.array(values))
-            assert np.isnan(np.delete(found, steps, axis=0)).all()
+            assert np.isfinite(found[0]).all(), "where they began"
+            assert np.isnan(np.delete(found, [0, *steps], axis=0)).all()
         assert ledger.weights("1.weight").size == 0
 
 
@@ -447,7 +512,8 @@ def test_ranks_keep_what_each_knew() -> None:
         own = [event.index for event in ledger.of("step")]
         found = merged.weights(f"rank {rank} · bias")
         assert np.array_equal(found[mine], ledger.weights("bias")[own])
-        assert np.isnan(np.delete(found, mine, axis=0)).all()
+        first = next(event.index for event in merged.events if event.rank == rank)
+        assert np.isnan(np.delete(found, [first, *mine], axis=0)).all()
     assert len(merged.of("loader")) == 4
 
 
@@ -472,6 +538,21 @@ def test_a_ledger_made_by_hand_takes_all_of_it() -> None:
     assert ledger.columns[1].frames == (("a.py", 3, "f()"),)
     assert ledger.weights("w")[2].tolist() == [1.0, 2.0]
     assert np.isnan(ledger.weights("w")[:2]).all()
+
+
+def test_weights_are_known_from_the_first_event_on_whatever_it_is() -> None:
+    for first in ("zero_grad", "backward"):
+        w = torch.tensor([1.0], requires_grad=True)
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        with av.record(w, optimizer) as recording:
+            if first == "zero_grad":
+                optimizer.zero_grad()
+            (3 * w).sum().backward()
+            optimizer.step()
+        found = recording.ledger.weights("w").ravel()
+        assert found[0] == 1.0
+        assert found[-1] == pytest.approx(0.7)
+        assert np.isnan(found[1:-1]).all()
 
 
 # --- the same training ----------------------------------------------------------------------------

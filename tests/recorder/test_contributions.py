@@ -236,3 +236,53 @@ def test_under_ddp_norms_are_taken_in_bulk() -> None:
         return last
 
     assert max(av.distribute(work, ranks=2).returned) <= 10
+
+
+@pytest.mark.parametrize(
+    "grad",
+    [
+        torch.randn(8, 50),
+        torch.randn(50, 8).T,
+        torch.randn(1, 1).expand(8, 50),
+        torch.randn(16, 50)[::2],
+        torch.randn(9, 50)[1:],
+        torch.randn(8, 50).relu().to_sparse(),
+        torch.full((8, 50), 1e30),
+        torch.full((8, 50), float("nan")),
+    ],
+    ids=["dense", "transposed", "expanded", "with gaps", "with an offset", "sparse", "too large", "not a number"],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_gradient_that_is_read_where_it_lies_has_the_norm_that_torch_gives_it(grad: torch.Tensor) -> None:
+    weight = torch.ones(8, 50, requires_grad=True)
+    with av.record(weight, exact=0) as recording:
+        weight.grad = grad
+    expected = (grad.to_dense() if grad.is_sparse else grad).norm().item()
+    np.testing.assert_allclose(recording.ledger.grad[0], [expected], rtol=1e-6)
+
+
+def test_a_leaf_that_is_made_smaller_is_not_read_past_its_end() -> None:
+    weight = torch.ones(100, requires_grad=True)
+    with av.record(weight, exact=0) as recording:
+        weight.sum().backward()
+        weight.grad, weight.data = None, torch.ones(4)
+        weight.sum().backward()
+    np.testing.assert_allclose(recording.ledger.contribution[[0, -1], 0], [10, 2])
+
+
+def test_backwards_that_each_reach_other_leaves_are_told_apart() -> None:
+    torch.manual_seed(0)
+    leaves_ = [torch.ones(size, requires_grad=True) for size in (1, 3, 100, 200, 30)]
+    chosen = [torch.rand(5) < 0.5 for _ in range(60)]
+    with av.record(*leaves_, exact=3) as recording:
+        for n, reached in enumerate(chosen):
+            used = [leaf for leaf, one in zip(leaves_, reached, strict=True) if one] or leaves_[:1]
+            sum((n + 1) * leaf.sum() for leaf in used).backward()
+            for leaf in leaves_:
+                leaf.grad = None
+    backwards = [event.index for event in recording.ledger.of("backward")]
+    for n, (event, reached) in enumerate(zip(backwards, chosen, strict=True)):
+        reached = reached if reached.any() else torch.arange(5) == 0
+        sizes = [leaf.numel() for leaf in leaves_]
+        expected = [(n + 1) * size**0.5 if one else np.nan for size, one in zip(sizes, reached, strict=True)]
+        np.testing.assert_allclose(recording.ledger.contribution[event], expected, rtol=1e-6)

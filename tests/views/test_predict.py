@@ -274,7 +274,7 @@ def test_the_script_is_shared_and_names_no_other_host() -> None:
     assert len(script) == 1
     assert not re.search(r"https?://|\bimport\b|innerHTML", page)
     both = share_assets(page + prediction_html(predict("Else?", 2)))
-    assert (both.count("<script"), both.count("<style"), both.count("data-av-predict=")) == (1, 1, 2)
+    assert (both.count('<script type="module"'), both.count("<style"), both.count("data-av-predict=")) == (1, 1, 2)
 
 
 def test_a_saved_prediction_is_a_page(tmp_path: Path) -> None:

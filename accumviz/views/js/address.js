@@ -19,12 +19,14 @@ export function momentIn(hash, id) {
   const told = new URLSearchParams(hash.slice(1));
   if (!id || !told.has(id)) return null;
   const [e, n, p, node] = KEYS.map((key) => whole(told, key));
-  return { e: e ?? 0, n, p: p ?? -1, node: node ?? -1 };
+  return { e: e ?? -1, n, p: p ?? -1, node: node ?? -1 };
 }
 
 /** @param {string} id @param {At} at */
 export function linkTo(id, at) {
-  const told = KEYS.map((key) => [key, at[key]]).filter(([, value]) => value !== null && Number(value) >= 0);
+  // Only of `n` a number below 0 says something: nodes that are still to be built.
+  const told = KEYS.filter((key) => at[key] !== null && (key === "n" || Number(at[key]) >= 0))
+    .map((key) => [key, at[key]]);
   return `#${[id, ...told.map(([key, value]) => `${key}=${value}`)].join("&")}`;
 }
 

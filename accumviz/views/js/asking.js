@@ -12,6 +12,7 @@ import { h } from "./dom.js";
  * @typedef {object} Way
  * @property {HTMLElement[]} fields  what the reader answers with
  * @property {HTMLInputElement} first  which of them takes the focus
+ * @property {number} tries  after so many wrong answers the recorded one is shown
  * @property {[HTMLElement, string] | null} role  of an element that is named by the question
  * @property {string} usual  what help says before anything went wrong
  * @property {string} wanted  what it says when there is no answer
@@ -21,6 +22,8 @@ import { h } from "./dom.js";
  * @property {(said: string) => (string | Node)[]} repeat  what was said, as it is shown again
  * @property {(said: string, reasons: Node[][]) => (string | Node)[]} reason  what lies behind a wrong answer
  * @property {(said: string | null) => void} mark  shows what was said and what was recorded
+ * @property {(said: string) => void} ruleOut  a first answer that is wrong
+ * @property {() => void} refocus  where a second one is given
  * @property {() => void} clear
  * @property {(wrong: boolean) => void} invalid
  */
@@ -34,14 +37,24 @@ export function byChoice(list, { right, keys }, unique) {
   const radios = items.map((_, i) => h("input", { type: "radio", name: unique, value: i }));
   const labels = radios.map((radio, i) => h("label.av-choice", {}, radio, h("span", {}, ...copy(items[i]))));
 
+  /** @param {number} i @param {string} told */
+  function note(i, told) {
+    labels[i].querySelector(".av-mark")?.remove();
+    if (told) labels[i].append(h("em.av-mark", {}, told));
+  }
+  /** @param {string} said */
+  function ruleOut(said) {
+    radios[Number(said)].checked = false;
+    radios[Number(said)].disabled = true;
+    note(Number(said), "not this");
+  }
   /** @param {string | null} said */
   function mark(said) {
     radios.forEach((radio, i) => {
       const mine = said !== null && i === Number(said);
       radio.disabled = true;
       radio.checked = mine;
-      const told = i === right ? "recorded" : mine ? "your answer" : "";
-      if (told) labels[i].append(h("em.av-mark", {}, told));
+      if (mine || i === right) note(i, i === right ? "recorded" : "your answer");
       labels[i].classList.toggle("av-right", i === right);
     });
   }
@@ -49,12 +62,13 @@ export function byChoice(list, { right, keys }, unique) {
     radios.forEach((radio, i) => {
       radio.disabled = radio.checked = false;
       labels[i].classList.remove("av-right");
-      labels[i].querySelector(".av-mark")?.remove();
+      note(i, "");
     });
   }
   return {
     fields: labels,
     first: radios[0],
+    tries: Math.min(radios.length - 1, 2), // of two choices, one is left
     role: null,
     usual: "",
     wanted: "Choose one first.",
@@ -64,6 +78,8 @@ export function byChoice(list, { right, keys }, unique) {
     repeat: (said) => copy(items[Number(said)]),
     reason: (said, reasons) => reasons[keys.indexOf(Number(said))] ?? [],
     mark,
+    ruleOut,
+    refocus: () => radios.find((radio) => !radio.disabled)?.focus(),
     clear,
     invalid() {},
   };
@@ -85,6 +101,7 @@ export function byNumber({ right: recorded, keys, tolerance }) {
   return {
     fields: [field],
     first: field,
+    tries: 2,
     role: [field, "textbox"],
     usual: `A number, a fraction, or None. Within ${Number((100 * tolerance).toPrecision(3))}\u00a0% counts.`,
     wanted: "Write a number such as −2.5, 1/2 or 2e3, or None.",
@@ -94,6 +111,8 @@ export function byNumber({ right: recorded, keys, tolerance }) {
     repeat: (said) => [parse(said) === null ? "None" : said.trim().replaceAll("-", "−")],
     reason,
     mark() {},
+    ruleOut() {},
+    refocus() { field.select(); },
     clear() { field.value = ""; },
     invalid(wrong) { field.setAttribute("aria-invalid", String(wrong)); },
   };

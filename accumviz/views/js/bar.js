@@ -93,7 +93,7 @@ export function barOf({ ledger }, tall, choose) {
     fillPieces(broken || absent ? [] : fewer(parts), filling, x);
     put(el, { "aria-selected": chosen, "aria-expanded": row.in ? open : "undefined" });
   }
-  return { el, name, bar, fill };
+  return { el, name, bar, fill, row: () => shown };
 }
 
 /** @param {Row} row */

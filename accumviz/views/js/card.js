@@ -25,9 +25,11 @@ export function card(node, numbers) {
   const told = saves?.textContent ?? "";
 
   /** @param {Moment} moment @param {number} i @param {boolean} chosen */
-  function draw({ now, ran, total, last, done, kept }, i, chosen) {
+  function draw({ now, ran, total, last, done, built, kept }, i, chosen) {
     const ready = done.has(i);
     const freed = ready && Boolean(node.s) && !kept;
+    // A parameter is there before anything is computed with it.
+    el.classList.toggle("av-unborn", !built.has(i) && node.leaf === undefined);
     el.classList.toggle("av-done", ready);
     el.classList.toggle("av-gone", freed);
     el.classList.toggle("av-lit", ran < total && i === last);

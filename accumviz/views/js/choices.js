@@ -25,7 +25,8 @@ export function choiceOf(control, offer) {
   }
   if (kind === "switch") return switchOf(control, offer, title);
   if (kind === "slider") return sliderOf(control, offer, title);
-  return labels.join("").length > SEGMENTS ? listOf(control, offer, title) : segmentsOf(control, offer, title);
+  const isLong = kind !== "tabs" && labels.join("").length > SEGMENTS;
+  return isLong ? listOf(control, offer, title) : segmentsOf(control, offer, title);
 }
 
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */

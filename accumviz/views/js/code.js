@@ -4,6 +4,7 @@
 /** @import { At, Piece } from "./types.d.ts" */
 
 import { h, pane, reveal, scrolls } from "./dom.js";
+import { pointedAt } from "./light.js";
 import { counted } from "./numbers.js";
 
 /** Where a line may go on below: behind brackets, commas and the dots between names. */
@@ -43,14 +44,19 @@ export function codePane(app) {
     const list = h("ol.av-lines");
     for (const [n, ...parts] of texts) {
       const line = lineOf(app, events[lines.length], n, parts);
+      if (data.differs?.includes(lines.length)) {
+        line.classList.add("av-differs");
+        line.append(h("span.av-heard", {}, " (differs from the other run)"));
+      }
       lines.push(line);
       list.append(line);
     }
     box.append(h("div", {}, data.code.length > 1 ? h("p.av-note", {}, name) : "", list));
   }
   /** @param {At} state */
-  function draw({ e }) {
-    const line = lines[ledger.events.c[e]];
+  function draw({ e, n }) {
+    // The forward before a backward ran on lines that nobody recorded.
+    const line = n !== null && n < 0 ? undefined : lines[ledger.events.c[e]];
     const on = box.querySelector("[aria-current]");
     line?.style.setProperty("--av-kind", ledger.kindColor(e));
     if (line === on) return;
@@ -58,5 +64,10 @@ export function codePane(app) {
     line?.setAttribute("aria-current", "true");
     if (line) reveal(box, line.offsetTop, line.offsetHeight, 24);
   }
-  return { ...pane("code", "Code", box), draw };
+  pointedAt(app, box, ({ target }) => events[lines.indexOf(target.closest("li"))]);
+  /** @param {Set<number>} lit */
+  const light = (lit) => lines.forEach((line, i) =>
+    line.classList.toggle("av-warm", Boolean(events[i]?.some((e) => lit.has(e)))));
+  const differs = data.differs?.length ? [h("b.av-not", {}, "≠"), " differs from the other run"] : [];
+  return { ...pane("code", "Code", box, h("p.av-note", {}, ...differs)), draw, light };
 }

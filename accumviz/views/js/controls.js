@@ -5,15 +5,28 @@
 
 import { button, h, icon, range, slide } from "./dom.js";
 
-/** @param {{ledger: Ledger, move: (by: number) => void, toggle: () => void, scrub: (e: number) => void}} app */
-export function controls({ ledger, move, toggle, scrub }) {
-  const slider = range("event", () => scrub(Number(slider.value)), "av-scrub");
+/**
+ * @typedef {object} Controlled
+ * @property {Ledger} ledger
+ * @property {number} first  -1 where there is a moment before the first event
+ * @property {(by: number) => void} move
+ * @property {() => void} toggle
+ * @property {(e: number) => void} scrub
+ */
+
+/** @param {Controlled} app */
+export function controls({ ledger, first, move, toggle, scrub }) {
+  const slider = range("event", () => scrub(Number(slider.value) + first), "av-scrub");
   const count = h("span.av-count");
   const kind = h("strong.av-kind");
   const words = h("span");
-  const say = h("p.av-say", { "aria-live": "polite" }, kind, words);
+  const line = h("p.av-say", { "aria-live": "polite" }, kind, words);
+  const unfold = () => more.setAttribute("aria-expanded", String(say.classList.toggle("av-whole")));
+  const more = button("more", "the whole sentence", unfold, "more");
+  more.setAttribute("aria-expanded", "false");
+  const say = h("div.av-saying", {}, line, more);
   const play = button("play", "play", toggle);
-  const link = h("a.av-b", { "aria-label": "link to this moment" }, "#");
+  const link = h("a.av-b", { "aria-label": "link to this moment", title: "link to this moment" }, icon("link"));
   link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
   const back = button("back", "previous event", () => move(-1));
   const next = button("next", "next event", () => move(1));
@@ -25,17 +38,24 @@ export function controls({ ledger, move, toggle, scrub }) {
     play.replaceChildren(icon(face));
     play.title = face;
     play.setAttribute("aria-label", face);
-    say.setAttribute("aria-live", on ? "off" : "polite");
+    line.setAttribute("aria-live", on ? "off" : "polite");
   }
   /** @param {At} state @param {string} told @param {string} address */
-  function draw({ e }, told, address) {
+  function draw({ e, n }, told, address) {
     words.textContent = told;
+    fold();
     if (!ledger.length) return;
-    slide(slider, e, ledger.length - 1, ledger.head(e));
-    count.textContent = `${(e + 1).toLocaleString("en")} / ${ledger.length.toLocaleString("en")}`;
-    kind.textContent = ledger.kinds[e];
+    slide(slider, e - first, ledger.length - 1 - first, ledger.head(e));
+    const last = ledger.index(ledger.length - 1).toLocaleString("en");
+    count.textContent = e < 0 ? `start / ${last}` : `event ${ledger.index(e).toLocaleString("en")} / ${last}`;
+    const happens = n !== null && n < 0 ? "forward" : ledger.kinds[e];
+    kind.textContent = e < 0 ? "start" : happens;
     kind.style.setProperty("--av-kind", ledger.kindColor(e));
     link.href = address;
+  }
+  /** What fits on one line needs no more. */
+  function fold() {
+    more.hidden = !say.classList.contains("av-whole") && line.scrollWidth <= line.clientWidth;
   }
   return { bar, say, play, showPlaying, draw };
 }

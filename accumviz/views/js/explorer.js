@@ -1,13 +1,14 @@
 /** The explorer: controls that switch between recorded runs, two of them side by side when asked. */
 
-/** @import { Choice, Dispose, ExplorerData, Host, Shown } from "./types.d.ts" */
+/** @import { Choice, Dispose, ExplorerData, Host, Run, Shown, Whole } from "./types.d.ts" */
 
-import { choicesIn, choicesLink, momentIn } from "./address.js";
+import { choicesIn, choicesLink, linkTo, momentIn } from "./address.js";
 import { group, h } from "./dom.js";
 import { figures } from "./figures.js";
 import { read } from "./packed.js";
-import { runsOf } from "./runs.js";
+import { runsOf, toOneScale, withWays } from "./runs.js";
 import { sideOf } from "./side.js";
+import { leveling, together } from "./together.js";
 
 /** Put in an explorer. @param {Host} host @returns {Promise<Dispose>} */
 export async function explore({ model, el }) {
@@ -40,15 +41,35 @@ export async function explore({ model, el }) {
     /** @param {number} i @param {number | string} place */
     const choose = (i, place) => go({ [name]: at()[name]?.map((old, k) => (k === i ? place : old)) });
     const link = () => choicesLink(id, name, at().a, at().b);
-    return sideOf(name, { controls, uid, live, choose, ask, link });
+    const leader = () => (at().b ? both.leader : null);
+    const how = { leader, moved: both.follow, begins: tabs, dress: dressOf(name) };
+    return sideOf(name, { controls, uid, live, choose, ask, link, ...how });
   }
+  /**
+   * How a run is shown beside others: to one scale with that of the other side, and among the ways of all presets.
+   * @param {"a" | "b"} name @returns {(run: Run, other: Run | null | undefined) => Whole | undefined}
+   */
+  const dressOf = (name) => (run, other) => {
+    if (!run.whole) return undefined;
+    const scaled = toOneScale(run.whole, other?.whole);
+    const both = name === "a" ? [run, other] : [other, run];
+    if (other) return withWays(scaled, name.toUpperCase(), [["A", both[0]], ["B", both[1]]]);
+    if (!tabs) return scaled;
+    const { labels } = controls[0];
+    return withWays(scaled, labels[Number(at()[name]?.[0])], labels.map((label, i) => [label, runs.at([i])]));
+  };
+  const tabs = controls[0].kind === "tabs";
+  const both = together(() => sides, address);
   const sides = { a: side("a"), b: side("b") };
   const result = figures();
   const click = () => go({ b: at().b ? null : against || at().a });
   const compare = h("button.av-compare", { type: "button", click });
   const top = h("div.av-xtop", {}, sides.a.panel, sides.b.panel, compare);
   const slots = h("div.av-slots", {}, sides.a.slot, sides.b.slot);
-  const frame = h("div.av-xframe", group("Explorer"), top, result.el, slots);
+  const level = leveling(slots);
+  const frame = h(`div.av-xframe${tabs ? ".av-tabs" : ""}`, group("Explorer"), top, result.el, both.bar, slots);
+  const sizes = new ResizeObserver(() => { if (at().b) requestAnimationFrame(level); });
+  sizes.observe(slots);
 
   function draw() {
     const { a, b } = at();
@@ -58,6 +79,14 @@ export async function explore({ model, el }) {
     sides.a.draw(a, run, b ? beside : undefined);
     sides.b.draw(b, beside, run);
     result.draw(b ? [run, beside] : [run]);
+    both.draw(b && run, b && beside);
+  }
+  /** A link to the moment of the side that stands elsewhere at each moment: the one with more events. */
+  function address() {
+    const { a, b } = at();
+    const [e, other] = both.at();
+    const longer = (runs.at(a)?.whole?.data.e.k.length ?? 0) >= (b && runs.at(b)?.whole?.data.e.k.length || 0);
+    return linkTo(choicesLink(id, longer ? "a" : "b", a, b), { e: longer ? e : other, n: null, p: -1, node: -1 });
   }
   /** A permalink names its explorer, the choices of both sides, and the moment of one. */
   function follow() {
@@ -66,6 +95,7 @@ export async function explore({ model, el }) {
     if (!told) return;
     sides[told.side].place(moment);
     go({ a: told.a, b: told.b });
+    both.find(told.side === "b" ? 1 : 0, moment.e);
     frame.scrollIntoView({ block: "nearest" });
   }
   model.on("change:at", draw);
@@ -80,5 +110,8 @@ export async function explore({ model, el }) {
   el.append(frame);
   draw();
   follow();
-  return () => ended.abort();
+  return () => {
+    ended.abort();
+    sizes.disconnect();
+  };
 }

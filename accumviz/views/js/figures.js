@@ -19,6 +19,7 @@ export function figures() {
   const verdict = h("p.av-verdict", { "aria-live": "polite" });
   const needle = h("i.av-needle");
   const ticks = TICKS.map(([share, name]) => h("span.av-tick", { style: `left: ${along(share)}%` }, name));
+  const title = h("p.av-mtitle", {}, "Difference of the gradient");
   const meter = h("div.av-meter", { "aria-hidden": "true" }, ...ticks, needle);
 
   /** @param {(Run | null)[]} shown one run, or two */
@@ -41,9 +42,9 @@ export function figures() {
     const [a, b] = shown.map((run) => run?.grad);
     const { text, share } = a && b ? difference(a, b) : { text: "", share: null };
     verdict.textContent = text;
-    meter.hidden = share === null;
+    meter.hidden = title.hidden = share === null;
     needle.style.left = `${along(share ?? 0)}%`;
     needle.classList.toggle("av-far", (share ?? 0) > ROUNDING);
   }
-  return { el: h("div.av-result", {}, table, meter, verdict), draw };
+  return { el: h("div.av-result", {}, table, h("div.av-apart", {}, title, meter), verdict), draw };
 }

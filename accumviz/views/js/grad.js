@@ -15,17 +15,11 @@ import { OWN_SCALES, equation } from "./words.js";
  * @param {number} e @param {NodeData[] | null} wrote nodes that have run; null: all
  */
 export function seenUntil(rows, e, wrote) {
-  if (!wrote) return e;
+  if (!wrote || e < 0) return e;
   const ran = (/** @type {string} */ n) => wrote.some((node) => n === node.leaf || n.startsWith(`${node.in}.`));
   const waits = rows.some(({ n, c }) => !(c[e] < 0 || ran(n)));
   return waits ? e - 1 : e;
 }
-
-/**
- * Whether `.grad` before an event is known: before the first one, only where that one made it.
- * @param {Row} row @param {number} e
- */
-const isKnown = ({ g, c }, e) => e > 0 || Math.abs(g[0] - c[0]) <= 1e-3 * c[0];
 
 /**
  * Which rows are listed: those that match, or groups and what stands in the open ones.
@@ -38,6 +32,14 @@ export function listed(every, groups, open, wanted) {
     if (inside.length === 1) return inside;
     return open.has(group) ? [group, ...inside] : [group];
   });
+}
+
+/** What the marks of the bars mean. @param {HTMLElement} list */
+function legendOf(list) {
+  const hatched = h("span", {}, " Hatched: not recorded, or of other ranks.");
+  const el = h("p.av-marks", {}, "Thin line: zero. Heavy line: .grad. Dots: None.", hatched);
+  const draw = () => { hatched.hidden = !list.querySelector(".av-row:not([hidden]) .av-unseen:not([hidden])"); };
+  return { el, draw };
 }
 
 /** @param {App} app */
@@ -53,12 +55,12 @@ export function gradPane(app) {
   const note = h("p.av-note");
   const tree = { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: redraw };
   const box = h("div.av-win", tree, list);
-  const made = pane("grad", ".grad", box, note);
+  const marks = legendOf(list);
+  const made = pane("grad", ".grad", box, note, marks.el);
   const search = h("input.av-search", {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,
-    input() { arrange(); redraw(); },
+    placeholder: `search ${parameters.length} names`, input() { arrange(); redraw(); },
   });
-  search.placeholder = `search ${parameters.length} names`;
   if (many) made.head.append(search);
   /** Lines that exist, from the top of the view. @type {ReturnType<typeof barOf>[]} */
   const pool = [];
@@ -108,8 +110,7 @@ export function gradPane(app) {
       const select = many ? "" : "Select a parameter to see what its .grad is made of. ";
       return select + (ledger.ownScales ? OWN_SCALES : "");
     }
-    const row = ledger.rows[Math.max(p, 0)];
-    return equation(ledger, when(row), row);
+    return equation(ledger, when(ledger.rows[Math.max(p, 0)]), ledger.rows[Math.max(p, 0)]);
   }
   /** A parameter selected elsewhere is unfolded and brought into view. @param {number} p */
   function follow(p) {
@@ -128,7 +129,8 @@ export function gradPane(app) {
     follow(state.p);
     const wrote = graph?.wrote(state) ?? null;
     const members = (/** @type {Row} */ row) => (row.in ? ledger.rows.slice(...row.in) : [row]);
-    const when = (/** @type {Row} */ row) => seenUntil(members(row), state.e, isKnown(row, state.e) ? wrote : null);
+    const known = (/** @type {Row} */ row) => (state.e > 0 || ledger.began(row) ? wrote : null);
+    const when = (/** @type {Row} */ row) => seenUntil(members(row), state.e, known(row));
     const [width, letters] = [lineAt(0).bar.clientWidth, lineAt(0).name.clientWidth / 7.6];
     const first = Math.floor(box.scrollTop / tall);
     const count = Math.min(Math.ceil((box.clientHeight || 300) / tall) + 1, rows.length - first);
@@ -145,8 +147,9 @@ export function gradPane(app) {
     }
     box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
     note.textContent = explain(state, when);
+    marks.draw();
   }
   lineAt(0);
   arrange();
-  return { ...made, draw };
+  return { ...made, draw, lines: () => pool.filter(({ el }) => !el.hidden) };
 }

@@ -6,6 +6,8 @@
 
 import { card } from "./card.js";
 import { button, svg, h, own, pane, range, reveal, scrolls, slide, vertical } from "./dom.js";
+import { pointedAt } from "./light.js";
+import { clamp } from "./numbers.js";
 import { moment, progress, remark, selection } from "./moment.js";
 import { zooming } from "./zoom.js";
 
@@ -15,32 +17,51 @@ const TOOLS = [["−", "zoom out", 0.8], ["+", "zoom in", 1.25], ["fit", "fit th
 /** @param {Layout} layout @param {GraphData} graph @param {(node: number) => void} click */
 function drawing(layout, graph, click) {
   const cards = layout.n.map((node, i) => card(node, graph.v[i]));
-  const edges = layout.e.map(([, , curve, tip]) => 
-    svg("g", {}, svg("path.av-curve", { d: curve }), svg("path.av-tip", { d: tip })));
+  const edges = layout.e.map(([, , curve, tip], i) => {
+    const by = svg("text.av-by", middle(curve, tip), graph.x?.[i] ?? "");
+    return svg("g", {}, svg("path.av-curve", { d: curve }), svg("path.av-tip", { d: tip }), by);
+  });
+  const at = (/** @type {Element | null} */ hit) => cards.findIndex(({ el }) => el === hit);
   const frame = { viewBox: `0 0 ${layout.w} ${layout.h}`, "aria-hidden": "true" };
   const el = svg("svg", frame, ...edges, ...cards.map(({ el }) => el));
   el.addEventListener("click", (event) => {
-    const hit = /** @type {Element} */ (event.target).closest(".av-node");
-    click(cards.findIndex(({ el }) => el === hit));
+    click(at(/** @type {Element} */ (event.target).closest(".av-node")));
   });
 
   /** @param {Moment} at @param {number} chosen */
   function draw(at, chosen) {
     cards.forEach((one, i) => one.draw(at, i, i === chosen));
-    edges.forEach((edge, i) => edge.setAttribute("class", at.now && at.done.has(layout.e[i][0]) ? "av-flown" : ""));
+    edges.forEach((edge, i) => {
+      const [source] = layout.e[i];
+      edge.classList.toggle("av-flown", at.now && at.done.has(source));
+      edge.classList.toggle("av-unborn", !at.built.has(source));
+    });
   }
-  return { el, graph, layout, draw };
+  return { el, graph, layout, draw, cards, at };
+}
+
+/** Where the number of an edge stands: beside the middle of its curve. @param {string} curve @param {string} tip */
+function middle(curve, tip) {
+  const [[x0, y0], [x1, y1]] = [curve, tip].map((path) => path.slice(1).split(/[ C]/).map(parseFloat));
+  return { x: (x0 + x1) / 2 + 9, y: (y0 + y1) / 2 + 4 };
 }
 
 /** @param {App} app */
-export function graphPane({ ledger, data, go, at }) {
+export function graphPane(app) {
+  const { ledger, data, go, at } = app;
   const box = h("div.av-win", scrolls("Autograd graph, scrollable; up and down select a node"));
   const note = h("p.av-note");
   const told = h("span.av-told");
-  const steps = range("nodes that have run", () => go({ n: Number(steps.value) }));
+  const steps = range("forward, then backward, node by node", () => go({ n: Number(steps.value) - total() }));
   const sub = h("label.av-sub", {}, steps, told);
-  const made = pane("graph", "Graph", box, sub, note);
+  const factors = data.graphs.some(({ x }) => x) ? " ×: what an edge multiplies the gradient by." : "";
+  const marks = `Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed.${factors}`;
+  const made = pane("graph", "Graph", box, sub, note, h("p.av-marks", {}, marks));
   const view = zooming(box);
+  const total = () => shown?.graph.order.length ?? 0;
+  // As tall as the tallest graph asks, within reason, whichever is shown.
+  const tall = clamp(0.89 * Math.max(0, ...data.layouts.map(({ h: height }) => height)), 224, 660);
+  box.style.setProperty("--av-tall", `${tall}px`);
   const faces = TOOLS.map(([face, label, by]) => button("zoom", label, () => view.zoom(by), face));
   const tools = h("span.av-tools", {}, ...faces);
   made.head.append(tools);
@@ -48,12 +69,28 @@ export function graphPane({ ledger, data, go, at }) {
   let shown;
   /** @type {number | undefined} */
   let lit;
+  /** @type {Set<number>} */
+  let warm = new Set();
 
   /** @param {number} node */
   function choose(node) {
     const leaf = shown?.layout.n[node]?.leaf;
     const p = ledger.rows.findIndex(({ n }) => n === leaf);
     go({ node: node === at().node ? -1 : node, ...(p < 0 ? {} : { p }) });
+    if (node >= 0) app.light?.([momentAt(at()).owner]);
+  }
+  pointedAt(app, box, ({ target }) =>
+    (shown?.at(target.closest(".av-node")) ?? -1) < 0 ? undefined : [momentAt(at()).owner]);
+  /** A backward begins at its root; what else happens to `.grad` happens at the leaves. @param {Set<number>} lit */
+  function light(lit) {
+    warm = lit;
+    const mine = lit.has(momentAt(at()).owner);
+    const others = [...lit].some((e) => e >= 0 && ledger.kinds[e] !== "backward");
+    const { cards = [], layout } = shown ?? {};
+    cards.forEach(({ el }, i) => {
+      const { k, leaf } = /** @type {Layout} */ (layout).n[i];
+      el.classList.toggle("av-warm", (others && leaf !== undefined) || (mine && k.includes("root")));
+    });
   }
   box.addEventListener("keydown", (event) => {
     const by = vertical(event);
@@ -71,6 +108,7 @@ export function graphPane({ ledger, data, go, at }) {
     view.resize(shown?.layout);
     box.replaceChildren(...(shown ? [shown.el] : []));
     view.fit();
+    follow(graph?.order[0] ?? -1); // the root, where both ways begin or end
   }
   /** Bring a node into view, once. @param {number} node */
   function follow(node) {
@@ -86,18 +124,21 @@ export function graphPane({ ledger, data, go, at }) {
   /** @param {At} state */
   function draw(state) {
     const now = momentAt(state);
-    const { graph, ran, total } = now;
+    const { graph, pos, ran, built, total } = now;
     sub.hidden = !now.now;
     tools.hidden = !graph;
     note.textContent = remark(ledger, data, now);
     if (graph !== shown?.graph) show(graph);
     if (!graph) return;
-    told.textContent = ran === total ? `all ${total} run` : `${ran} of ${total} run`;
-    slide(steps, ran, total, told.textContent);
+    const some = pos < 0 ? `${built.size} of ${total} built` : `${ran} of ${total} run`;
+    told.textContent = ran === total ? `all ${total} run` : some;
+    slide(steps, pos + total, 2 * total, told.textContent);
     const [color, ink] = ledger.color(now.owner);
     made.el.style.cssText = `--av-now: ${color}; --av-on-now: ${ink}`;
     shown?.draw(now, state.node);
-    follow(ran < total ? now.last ?? graph.order[0] : state.node);
+    if (warm.size) light(warm); // the drawing may be another one
+    const front = pos < 0 ? graph.order[Math.min(-pos, total - 1)] : now.last ?? graph.order[0];
+    follow(now.coming ? graph.order[0] : ran < total ? front : state.node);
   }
   /** How far the backward has come, and the selected node. @param {At} state */
   const describe = (state) => [progress(momentAt(state)), selection(momentAt(state), state.node)];
@@ -106,5 +147,7 @@ export function graphPane({ ledger, data, go, at }) {
     const { nodes, total, ran, done } = momentAt(state);
     return ran < total ? [...done].map((i) => nodes[i]) : null;
   }
-  return { ...made, moment: momentAt, describe, wrote, fit: view.fit, draw };
+  /** Where a node is on the page. @param {number} i */
+  const boxOf = (i) => shown?.cards[i].el.getBoundingClientRect();
+  return { ...made, moment: momentAt, describe, wrote, fit: view.fit, boxOf, light, draw };
 }

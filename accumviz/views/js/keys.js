@@ -8,7 +8,7 @@ import { clamp } from "./numbers.js";
 /**
  * @typedef {object} Reached  what keys lead to
  * @property {(by: number) => void} move
- * @property {(n: number) => void} run  of a graph that does not run now: -1
+ * @property {(n: number | null) => void} run  of a graph that does not run now: null
  * @property {() => Moment | undefined} moment
  * @property {HTMLElement} play
  */
@@ -16,14 +16,14 @@ import { clamp } from "./numbers.js";
 /** @param {HTMLElement} frame @param {number} length @param {Reached} reached */
 export function keys(frame, length, { move, run, moment, play }) {
   /** @type {Record<string, number>} */
-  const ways = { ArrowRight: 1, ArrowLeft: -1, Home: -length, End: length };
+  const ways = { ArrowRight: 1, ArrowLeft: -1, Home: -length - 1, End: length };
 
   /** Whether the key was ours. @param {KeyboardEvent} event @param {Element} target */
   function press({ key, shiftKey }, target) {
     const by = ways[key];
     const now = by && shiftKey ? moment() : undefined;
     if (now) {
-      run(now.now ? clamp(now.ran + by, 0, now.total) : -1);
+      run(now.now ? clamp(now.pos + by, -now.total, now.total) : null);
       return true;
     }
     if (by && !target.matches("input[type=range]")) {

@@ -20,8 +20,11 @@ function total(grad, column) {
   return texts.find((text) => text.length * LETTER <= column - 2) || "";
 }
 
+/** From this width on, a column has room for a word. */
+export const WORDY = 36;
+
 /** @param {number} column */
-const nothing = (column) => (column >= 36 ? "None" : "∅");
+const nothing = (column) => (column >= WORDY ? "None" : "∅");
 
 /** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Geometry} place */
 export function drawLanes(pen, inks, ledger, place) {

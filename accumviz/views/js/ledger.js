@@ -99,15 +99,19 @@ export class Ledger {
   get groups() { return this.rows.slice(this.count); }
 
   /** An event's index in the whole ledger. @param {number} e */
-  index(e) { return this.events.i ? this.events.i[e] : e; }
+  index(e) { return this.events.i && e >= 0 ? this.events.i[e] : e; }
+  /** Whether a row's `.grad` before the first event is known: it was None if that event accounts for all of it. */
+  began(/** @type {Row} */ { g, c }) {
+    return this.kinds[0] !== "zero_grad" && (g[0] < 0 || Math.abs(g[0] - c[0]) <= 1e-3 * c[0]);
+  }
   /** @param {number} e */
   label(e) { return this.data.strings[this.events.l[e]]; }
   /** @param {number} e */
-  head(e) { return `Event ${this.index(e)}, ${this.events.h[e]}`; }
+  head(e) { return e < 0 ? "Before the first event" : `Event ${this.index(e)}, ${this.events.h[e]}`; }
   /** The colour of an event's label, and the ink on it. @param {number} e */
   color(e) { return this.colorOf(this.events.l[e]); }
   /** @param {number} label */
   colorOf(label) { return this.colors.get(label) || PLAIN_COLOR; }
   /** @param {number} e */
-  kindColor(e) { return this.data.kinds[this.events.k[e]][1]; }
+  kindColor(e) { return e < 0 ? "var(--av-muted)" : this.data.kinds[this.events.k[e]][1]; }
 }

@@ -10,13 +10,19 @@ import { gradPane } from "./grad.js";
 import { graphPane } from "./graph.js";
 import { keys } from "./keys.js";
 import { Ledger } from "./ledger.js";
+import { lighting } from "./light.js";
 import { clamp } from "./numbers.js";
 import { read } from "./packed.js";
 import { isBright } from "./pen.js";
 import { playing } from "./playing.js";
+import { motions } from "./motion.js";
 import { sharesPane } from "./shares.js";
 import { timePane } from "./timeline.js";
+import { weightsPane } from "./weights.js";
 import { sentence } from "./words.js";
+
+/** A timeline of up to so many events needs no more than a column. */
+const BRIEF = 12;
 
 /**
  * @typedef {object} App  what the panes of one player share
@@ -25,17 +31,28 @@ import { sentence } from "./words.js";
  * @property {string} uid
  * @property {() => At} at
  * @property {(change: Partial<At>) => void} go
+ * @property {number} first  -1 where there is a moment before the first event
  * @property {ReturnType<typeof graphPane> | null} graph
+ * @property {(events: number[]) => void} [light]  these events in all panes
  */
 
-/** A state that everything follows: `go` changes it. @param {Model} model @param {number} length */
-function stateOf(model, length) {
+/**
+ * @typedef {object} Leader  what moves two players together, instead of each by itself
+ * @property {(steps: number) => void} move
+ * @property {HTMLElement} play
+ */
+
+/**
+ * A state that everything follows: `go` changes it.
+ * @param {Model} model @param {number} length @param {number} first
+ */
+function stateOf(model, length, first) {
   /** @returns {At} */
-  const at = () => ({ e: 0, n: null, p: -1, node: -1, ...model.get("at") });
+  const at = () => ({ e: first, n: null, p: -1, node: -1, ...model.get("at") });
   /** @param {Partial<At>} change */
   function go(change) {
     const next = { ...at(), ...("e" in change ? { n: null, node: -1 } : {}), ...change };
-    next.e = clamp(Math.trunc(next.e) || 0, 0, Math.max(length - 1, 0));
+    next.e = clamp(Math.trunc(next.e) || 0, first, Math.max(length - 1, 0));
     model.set("at", next);
     model.save_changes();
   }
@@ -50,15 +67,18 @@ function panesOf(app) {
   const code = ledger.length && data.code.length ? codePane(app) : null;
   const grad = ledger.length && ledger.count ? gradPane(app) : null;
   const shares = data.shares ? sharesPane(app, data.shares) : null;
-  return { time, panes: [code, app.graph, grad, time, shares].filter((pane) => pane !== null) };
+  const weights = data.weights ? weightsPane(app, data.weights) : null;
+  const move = motions(app, grad);
+  return { time, move, panes: [code, app.graph, grad, weights, time, shares].filter((pane) => pane !== null) };
 }
 
 /** What is said of a moment. @param {App} app @param {At} state */
 function said({ ledger, data, graph }, state) {
   const [ran, selected] = graph?.describe(state) ?? ["", ""];
   if (ledger.length) {
-    const told = ran ? `${ledger.head(state.e)}. ${ran}` : sentence(ledger, state.e, state.p);
-    return `${told} ${selected}`.trim();
+    const before = state.n !== null && state.n < 0 ? "" : `${ledger.head(state.e)}. `;
+    const told = ran ? before + ran : sentence(ledger, state.e, state.p);
+    return `${selected} ${told}`.trim(); // what was asked for fits on the line that is seen
   }
   if (!data.graphs.length) return "Nothing to play: there is no event.";
   return `${ran || "All nodes have run."} ${selected}`.trim();
@@ -68,7 +88,7 @@ function said({ ledger, data, graph }, state) {
  * Paint again what depends on the width or the theme; returns how to stop.
  * @param {HTMLElement} frame @param {() => void} resized @param {() => void} themed
  */
-function watchLooks(frame, resized, themed) {
+export function watchLooks(frame, resized, themed) {
   let width = 0;
   const sizes = new ResizeObserver(() => {
     if (frame.clientWidth === width) return;
@@ -97,10 +117,13 @@ export async function render({ model, el }) {
   const id = model.get("id") || uid;
   const ledger = new Ledger(data, bytes);
   const { length } = ledger;
-  const { at, go } = stateOf(model, length);
+  // What moves is seen from before it has moved.
+  const first = length && (data.graphs.length || data.weights) ? -1 : 0;
+  const { at, go } = stateOf(model, length, first);
   /** @type {App} */
-  const app = { ledger, data, uid, at, go, graph: null };
-  const { panes, time } = panesOf(app);
+  const app = { ledger, data, uid, at, go, first, graph: null };
+  const { panes, time, move: motion } = panesOf(app);
+  app.light = lighting(() => panes);
   const { graph } = app;
 
   /** How many nodes run at an event. @param {number} e */
@@ -108,33 +131,38 @@ export async function render({ model, el }) {
     const found = graph?.moment({ e, n: null });
     return found?.now ? found.total : 0;
   }
-  const tape = playing({ length, at, go, nodes }, (on) => top.showPlaying(on));
+  const tape = playing({ length, first, at, go, nodes }, (on) => top.showPlaying(on));
   const by = (/** @type {Partial<At>} */ change) => {
     tape.pause();
     go(change);
   };
-  const move = (/** @type {number} */ steps) => by({ e: at().e + steps });
-  const top = controls({ ledger, move, toggle: tape.toggle, scrub: (e) => by({ e }) });
-  const holds = panes.map(({ name }) => `.av-with-${name}`).join("");
+  /** @type {Leader | null} */
+  const leader = model.get("leader");
+  const move = leader?.move ?? ((/** @type {number} */ steps) => by({ e: at().e + steps }));
+  const top = controls({ ledger, first, move, toggle: tape.toggle, scrub: (e) => by({ e }) });
+  const holds = panes.map(({ name }) => `.av-with-${name}`).join("") + (length > BRIEF ? "" : ".av-brief");
   const body = h(`div.av-body${holds}`, {}, ...panes.map((pane) => pane.el));
   const hint = h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays.");
   const frame = h("div.av-frame", group("Player"), top.bar, top.say, body, hint);
-  top.bar.hidden = hint.hidden = length < (graph ? 1 : 2);
+  top.bar.hidden = hint.hidden = Boolean(leader) || length < (graph ? 1 : 2);
   keys(frame, length, {
     move,
     moment: () => graph?.moment(at()),
     run(n) {
       tape.pause();
-      if (n >= 0) go({ n });
+      if (n !== null) go({ n });
     },
-    play: top.play,
+    play: leader?.play ?? top.play,
   });
 
   let due = 0;
   function draw() {
     due = 0;
     const state = at();
+    const settle = motion(state);
     for (const pane of panes) pane.draw(state);
+    settle();
+    if (frame.querySelector(".av-scrub:focus-visible")) app.light?.([state.e]);
     const shown = { ...state, e: length ? ledger.index(state.e) : 0 };
     top.draw(state, said(app, state), linkTo(model.get("link") || id, shown));
   }

@@ -8,10 +8,13 @@ import { clamp } from "./numbers.js";
 const FEW = 60;
 const STEPS = 1500;
 const STEPS_OF_NODES = 24;
+/** How long an event stays, and all nodes of a forward and of a backward, with the longest for one: milliseconds. */
+const DWELL = { event: 950, forward: [1000, 170], backward: [2600, 430] };
 
 /**
  * @typedef {object} Tape  what can be played
  * @property {number} length
+ * @property {number} first  -1 where there is a moment before the first event
  * @property {() => At} at
  * @property {(change: Partial<At>) => void} go
  * @property {(e: number) => number} nodes  how many nodes run at an event; 0: no graph runs
@@ -30,12 +33,12 @@ export function nextMoment({ length, nodes }, { e, n }) {
   return enter(next, slow ? nodes(next) : 0);
 }
 
-/** An event is entered with no node run. @param {number} e @param {number} total */
-const enter = (e, total) => ({ e, n: total ? 0 : null });
+/** An event is entered with no node built. @param {number} e @param {number} total */
+const enter = (e, total) => ({ e, n: total ? -total : null });
 
 /** @param {Tape} tape @param {(on: boolean) => void} show */
 export function playing(tape, show) {
-  const { length, at, go, nodes } = tape;
+  const { length, first, at, go, nodes } = tape;
   const slow = length <= FEW;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer;
@@ -47,7 +50,10 @@ export function playing(tape, show) {
   }
   function dwell() {
     if (!slow) return 40;
-    return at().n === null ? 1100 : clamp(3600 / nodes(at().e), 120, 700);
+    const { e, n } = at();
+    if (n === null) return DWELL.event;
+    const [all, one] = n < 0 ? DWELL.forward : DWELL.backward;
+    return clamp(all / nodes(e), 40, one);
   }
   function step() {
     const next = nextMoment(tape, at());
@@ -56,7 +62,7 @@ export function playing(tape, show) {
     timer = setTimeout(step, dwell());
   }
   function play() {
-    if (at().e >= length - 1) go(enter(0, slow ? nodes(0) : 0));
+    if (at().e >= length - 1) go(first < 0 ? { e: first } : enter(0, slow ? nodes(0) : 0));
     timer = setTimeout(step, slow ? 500 : 40);
     show(true);
   }

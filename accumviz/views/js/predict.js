@@ -1,5 +1,6 @@
-/** Turns each question on the page into a form that opens its fold; without this, a fold is a fold. */
+/** Turns each question on the page into a form that opens what answers it; without this, all stands open. */
 
+import { lead } from "./gate.js";
 import { mount } from "./question.js";
 
 /** @typedef {HTMLElement & {accumvizAsks?: boolean}} Root */
@@ -11,6 +12,9 @@ for (const root of /** @type {NodeListOf<Root>} */ (document.querySelectorAll(".
     mount(root);
   } catch (error) {
     delete root.dataset.avState; // the question stays a plain one
+    document.documentElement.classList.remove("av-asks"); // and nobody is left before a gate that cannot open
     console.warn(error);
   }
 }
+addEventListener("hashchange", lead);
+lead();

@@ -4,9 +4,10 @@
 
 import { byChoice, byNumber, copy } from "./asking.js";
 import { h, KEYS_ARE_MINE, put } from "./dom.js";
+import { gate } from "./gate.js";
 import { memory } from "./memory.js";
 
-const SIGNS = { right: "✓", wrong: "✗", skipped: "→" };
+const SIGNS = { right: "✓", wrong: "✗", retry: "✗", skipped: "→" };
 
 /** @param {string} name @param {string} text @param {() => void} click */
 const button = (name, text, click) => h(`button.${name}`, { type: "button", click }, text);
@@ -33,8 +34,9 @@ function verdictOn(way, state, said, reasons) {
   else if (state === "skipped") told.append(h("b", {}, "Shown without a prediction."));
   else {
     const why = way.reason(said, reasons);
-    const closing = why.length ? why : ["Compare it with what was recorded."];
-    told.append(h("b", {}, "You said ", ...way.repeat(said), "."), " ", ...closing);
+    const plain = state === "retry" ? "That is not what was recorded." : "Compare it with what was recorded.";
+    told.append(h("b", {}, "You said ", ...way.repeat(said), "."), " ", ...(why.length ? why : [plain]));
+    if (state === "retry") told.append(" Try once more.");
   }
   return told;
 }
@@ -58,30 +60,41 @@ export function mount(root) {
     help.classList.toggle("av-wanted", text !== "");
     way.invalid(text !== "");
   }
-  /** Grade what was said (null: the reader asked to be shown) and open the fold. @param {string | null} said */
-  function settle(said) {
-    const state = said === null ? "skipped" : way.isRight(said) ? "right" : "wrong";
+  /** What was said so far, last of all null when the reader asked to be shown. @type {(string | null)[]} */
+  let tries = [];
+
+  /** Grade the last of the tries, and open what it opens. */
+  function settle() {
+    const said = tries[tries.length - 1];
+    const state = stateOf(way, tries);
     verdict.replaceChildren(verdictOn(way, state, said ?? "", reasons.map(copyAll)));
-    way.mark(said);
     root.dataset.avState = state;
-    reveal.open = true;
-    dispatchEvent(new Event("resize")); // what was folded away had no size
+    if (state === "retry") way.ruleOut(said ?? "");
+    else way.mark(said);
+    reveal.open = state !== "retry";
+    gate(root, reveal.open);
+    if (reveal.open) dispatchEvent(new Event("resize")); // what was folded away had no size
   }
   /** @param {string | null} said */
   function commit(said) {
-    settle(said);
-    past.keep(said);
-    root.focus({ preventScroll: true }); // what had the focus is hidden now
+    tries.push(said);
+    settle();
+    past.keep(tries);
+    if (reveal.open) root.focus({ preventScroll: true }); // what had the focus is hidden now
+    else way.refocus();
   }
   function submit() {
     const said = way.answer();
-    if (said !== null) return commit(said);
-    complain(way.wanted);
-    way.first.focus();
+    if (said === null || tries.includes(said)) {
+      complain(said === null ? way.wanted : "That was your first answer.");
+      way.first.focus();
+    } else commit(said);
   }
   function begin() {
+    tries = [];
     root.dataset.avState = "asked";
     reveal.open = false;
+    gate(root, false);
     verdict.replaceChildren();
     way.clear();
     complain("");
@@ -107,7 +120,7 @@ export function mount(root) {
     if (!event.repeat) submit();
   });
   reveal.addEventListener("toggle", () => {
-    if (reveal.open && root.dataset.avState === "asked") commit(null);
+    if (reveal.open && /asked|retry/.test(root.dataset.avState ?? "")) commit(null);
   });
   question.id = `${unique}-question`;
   root.tabIndex = -1;
@@ -118,8 +131,24 @@ export function mount(root) {
   for (const control of ask.querySelectorAll("input, button")) put(control, KEYS_ARE_MINE);
 
   begin();
-  const said = past.kept()?.said;
-  if (said === null || way.usable(said)) settle(/** @type {string | null} */ (said));
+  for (const said of remembered(past.kept()?.said, way)) {
+    tries.push(said);
+    settle();
+  }
+}
+
+/** The tries that a browser kept, if they make sense. @param {unknown} kept @param {Way} way */
+function remembered(kept, way) {
+  const usable = Array.isArray(kept) && kept.every((said) => said === null || way.usable(said));
+  return usable ? kept.slice(0, 2) : [];
+}
+
+/** Whether the question is over: a wrong answer has a second try, where one is left to be wrong in. */
+function stateOf(/** @type {Way} */ way, /** @type {(string | null)[]} */ tries) {
+  const said = tries[tries.length - 1];
+  if (said === null) return "skipped";
+  if (way.isRight(said)) return "right";
+  return tries.length < way.tries ? "retry" : "wrong";
 }
 
 /** @param {Node[]} nodes */

@@ -2,6 +2,8 @@
 
 /** @import { Choice, ExplorerData, Run, Whole } from "./types.d.ts" */
 
+import { differing } from "./align.js";
+
 /** @param {ExplorerData} data @param {Uint8Array} [bytes] */
 export function runsOf({ controls, grid, runs, parts }, bytes) {
   /** @type {Map<string, Run>} */
@@ -42,8 +44,26 @@ export function toOneScale({ data, bytes }, other) {
   });
   const saved = [data, other?.data].flatMap((one) => one?.e.b ?? []).map((count) => Number(count) || 0);
   const shares = data.shares && { ...data.shares, r: reachOf([data.shares, other?.data.shares ?? data.shares]) };
-  return { data: { ...data, p, most: Math.max(1, ...saved), ...(shares ? { shares } : {}) }, bytes };
+  const differs = other && differing(data, other.data);
+  return { data: { ...data, p, differs, most: Math.max(1, ...saved), ...(shares ? { shares } : {}) }, bytes };
 }
+
+/**
+ * A run with the ways of the weights of all that are compared: its own is the one of that name.
+ * @param {Whole} run @param {string} name @param {[string, Run | null | undefined][]} all @returns {Whole}
+ */
+export function withWays({ data, bytes }, name, all) {
+  const ways = all.flatMap(([one, run], hue) => {
+    const p = run?.whole?.data.weights?.p;
+    return p ? [{ name: one, hue, p }] : [];
+  });
+  const beside = ways.filter((way) => way.name !== name);
+  const hue = Math.max(all.findIndex(([one]) => one === name), 0);
+  return { data: data.weights ? { ...data, weights: { ...data.weights, name, hue, beside } } : data, bytes };
+}
+
+/** What the events of a run are. @param {Whole} run */
+export const kindsOf = ({ data }) => data.e.k.map((kind) => data.kinds[kind][0]);
 
 /** @param {import("./types.d.ts").SharesData[]} both */
 const reachOf = (both) => [Math.min(...both.map(({ r }) => r[0])), Math.max(...both.map(({ r }) => r[1]))];

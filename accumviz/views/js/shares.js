@@ -4,6 +4,7 @@
 /** @import { At, Segment, ShareRow, SharesData } from "./types.d.ts" */
 
 import { h, own, pane, put, reveal, vertical } from "./dom.js";
+import { pointedAt } from "./light.js";
 import { clamp } from "./numbers.js";
 
 /**
@@ -25,7 +26,8 @@ export function legend(rows) {
 }
 
 /** @param {App} app @param {SharesData} shares */
-export function sharesPane({ ledger, go, at, uid }, { r: [low, high], rows, note }) {
+export function sharesPane(app, { r: [low, high], rows, note }) {
+  const { ledger, go, at, uid } = app;
   const x = (/** @type {number} */ value) => `${(100 * (value - low)) / (high - low)}%`;
   const several = new Set(rows.map((row) => row.o)).size > 1;
   const marks = () => [0, 1, -1].filter((value) => value >= low).map((value) =>
@@ -66,7 +68,8 @@ export function sharesPane({ ledger, go, at, uid }, { r: [low, high], rows, note
     return h("span.av-key", {}, h(`i.av-swatch.av-${look}`, { style }), text);
   });
   const told = h("p.av-note.av-weighs");
-  const made = pane("shares", "Shares of each step", axis, box, told, h("p.av-note", {}, ...keys, note));
+  const meanings = h("p.av-note", {}, ...keys, `Dashed: 1. ${note}`);
+  const made = pane("shares", "Shares of each step", axis, box, told, meanings);
   box.addEventListener("keydown", (event) => {
     const by = vertical(event);
     if (!by) return;
@@ -80,7 +83,7 @@ export function sharesPane({ ledger, go, at, uid }, { r: [low, high], rows, note
     const chosen = barAt(rows, e);
     lines.forEach(({ row, pieces, el }, i) => {
       put(el, { "aria-selected": i === chosen });
-      pieces.forEach((piece, k) => piece.classList.toggle("av-lit", row.s[k][0] === e));
+      pieces.forEach((piece, k) => piece.classList.toggle("av-lit", e >= 0 && row.s[k][0] === e));
     });
     // Bars of several objectives in one step speak together.
     const step = rows[chosen].e;
@@ -100,5 +103,18 @@ export function sharesPane({ ledger, go, at, uid }, { r: [low, high], rows, note
     }
   }
   made.el.classList.toggle("av-several", several);
-  return { ...made, draw };
+  /** @param {ShareRow} row */
+  const eventsOf = (row) => [row.e, ...row.s.map(([born]) => born)];
+  pointedAt(app, box, ({ type, target }) => {
+    if (type === "focusin") return eventsOf(rows[barAt(rows, at().e)]);
+    const line = lines.find(({ el }) => el.contains(target));
+    const k = line?.pieces.findIndex((piece) => piece.contains(target)) ?? -1;
+    return k < 0 ? line && eventsOf(line.row) : [line?.row.s[k][0] ?? -1];
+  });
+  /** @param {Set<number>} lit */
+  const light = (lit) => lines.forEach(({ row, pieces, el }) => {
+    el.classList.toggle("av-warm", lit.has(row.e));
+    pieces.forEach((piece, k) => piece.classList.toggle("av-warm", row.s[k][0] >= 0 && lit.has(row.s[k][0])));
+  });
+  return { ...made, draw, light };
 }

@@ -6,7 +6,7 @@ import { choiceOf } from "./choices.js";
 import { h } from "./dom.js";
 import { still } from "./page.js";
 import { render } from "./player.js";
-import { endOf, toOneScale } from "./runs.js";
+import { endOf } from "./runs.js";
 
 /** A player's moment, and the end of the run that it was a moment of. @typedef {At & {end?: number}} Kept */
 
@@ -18,10 +18,14 @@ import { endOf, toOneScale } from "./runs.js";
  * @property {(i: number, place: number | string) => void} choose
  * @property {(choice: Choice) => void} ask  for a run that was not recorded
  * @property {() => string} link
+ * @property {() => import("./player.js").Leader | null} leader  what moves this player together with another one
+ * @property {(run: Run, other: Run | null | undefined) => Whole | undefined} dress  a run as it is shown beside others
+ * @property {boolean} begins  whether its player begins before the first event, instead of at the end
+ * @property {() => void} moved  called when this player stands elsewhere
  */
 
 /** @param {"a" | "b"} name @param {Setting} setting */
-export function sideOf(name, { controls, uid, live, choose, ask, link }) {
+export function sideOf(name, { controls, uid, live, choose, ask, link, leader, dress, moved, begins }) {
   const offered = controls.map((control, i) =>
     choiceOf(control, { key: `${uid}-${name}-${i}`, live, choose: (place) => choose(i, place) }));
   const mark = h("b.av-xmark", { "aria-hidden": "true" }, name.toUpperCase());
@@ -46,16 +50,18 @@ export function sideOf(name, { controls, uid, live, choose, ask, link }) {
   }
   /** A reader who watches the end of one run wants the end of the next; else the same event. @param {Whole} whole */
   function where(whole) {
+    if (!kept && begins) return -1;
     if (!kept || kept.e === kept.end) return endOf(whole);
     return Math.min(kept.e, whole.data.e.k.length - 1);
   }
-  /** @param {Whole} whole @param {Whole | undefined} other */
-  function play(whole, other) {
+  /** @param {Whole} whole */
+  function play(whole) {
     const at = { e: where(whole), n: kept?.n ?? null, p: kept?.p ?? -1, node: kept?.node ?? -1 };
-    const mine = still({ data: toOneScale(whole, other), id: "", link: link(), at });
+    const mine = still({ data: whole, id: "", link: link(), at, leader: leader() });
     const box = h("div"); // a player that comes late finds its own box gone
     end = endOf(whole);
     player = mine;
+    mine.on("change:at", moved);
     slot.append(box);
     render({ model: mine, el: box }).then((done) => {
       if (mine === player) dispose = done;
@@ -66,14 +72,23 @@ export function sideOf(name, { controls, uid, live, choose, ask, link }) {
   function show(run, other) {
     if (player) kept = { ...player.get("at"), node: -1, end };
     stop();
+    // What comes is no less tall than what goes, so that nothing below it jumps.
+    slot.style.minHeight = `${slot.offsetHeight}px`;
     slot.replaceChildren();
     if (!run) slot.append(h("p.av-note", { role: "status" }, "The kernel is recording this run."));
     else if (run.error) slot.append(h("p.av-raised", { role: "status" }, run.error));
-    else if (run.whole) play(run.whole, other?.whole);
+    else if (run.whole) play(dress(run, other) ?? run.whole);
   }
   return {
     panel,
     slot,
+    /** Where the player stands, if there is one. */
+    at: () => player?.get("at").e,
+    /** @param {number} e */
+    seek(e) {
+      if (!player || player.get("at").e === e) return;
+      player.set("at", { ...player.get("at"), e, n: null, node: -1 });
+    },
     /** Where the player is to stand, for a permalink that leads here. @param {At} at */
     place(at) {
       stop();

@@ -9,7 +9,8 @@ import { h, pane } from "./dom.js";
 import { OWN_SCALES } from "./words.js";
 import { geometry } from "./geometry.js";
 import { drawHeat } from "./heat.js";
-import { drawLanes } from "./lanes.js";
+import { drawLanes, WORDY } from "./lanes.js";
+import { pointedAt } from "./light.js";
 import { clamp } from "./numbers.js";
 import { inksOf, penOn } from "./pen.js";
 import { drawNames, drawRules, drawSaved } from "./rules.js";
@@ -25,29 +26,48 @@ function namesOf(ledger) {
 }
 
 /** What the legend explains in words. @param {Data} data @param {number} events @param {Geometry} place */
-export function remarks({ keys, heat, note }, events, { ruled, bars }) {
+export function remarks({ keys, heat, note }, events, { ruled, bars, column }) {
   const unruled = !ruled && keys.some(([, name]) => name.startsWith("rule"));
   const coarse = !bars && heat && heat.w < events;
   return [
     unruled ? "Lines of events less than 3 px apart are left out." : "",
+    bars && column < WORDY ? "∅: .grad is None." : "",
     bars ? "" : "Stronger: a larger contribution; grey: .grad without one; ink: not finite.",
     coarse ? `A pixel shows the largest of ${Math.ceil(events / heat.w)} events.` : "",
     note,
   ].join(" ");
 }
 
+/** A line of code may have run thousands of times. */
+const MOST_LIT = 60;
+
+/**
+ * What the drawing has beside the parts of a gradient: text, look and colour.
+ * @param {boolean} bars @param {boolean} saved
+ */
+function marks(bars, saved) {
+  return [
+    ...(bars ? [[".grad after the event", "after", "var(--av-text)"]] : []),
+    ...(saved ? [["saved tensors, before and after", "bytes", "var(--av-muted)"]] : []),
+  ];
+}
+
 /** @param {App} app */
-export function timePane({ ledger, data, go, at }) {
+export function timePane(app) {
+  const { ledger, data, go, at } = app;
   const { length, count } = ledger;
   const names = namesOf(ledger);
   const saved = Boolean(ledger.events.b);
   const canvas = h("canvas", { role: "img", "aria-label": `Timeline: ${data.about}` });
   const head = h("i.av-playhead");
   const band = h("i.av-band");
-  const plot = h("div.av-plot", {}, canvas, band, head);
+  const warm = h("span.av-warmed");
+  const plot = h("div.av-plot", {}, canvas, band, head, warm);
   const legend = h("p.av-note");
   /** @type {Geometry | undefined} */
   let place;
+  /** @type {Set<number>} */
+  let last = new Set();
 
   function paint() {
     if (!plot.clientWidth) return;
@@ -62,11 +82,12 @@ export function timePane({ ledger, data, go, at }) {
     if (saved) drawSaved(pen, inks, ledger, place);
     explain(place);
     draw(at());
+    light(last);
   }
   /** @param {Geometry} place */
   function explain(place) {
     const keys = data.keys.filter(([, name]) => place.ruled || !name.startsWith("rule"));
-    const swatches = keys.map(([text, name, color]) =>
+    const swatches = [...keys, ...marks(place.bars, saved)].map(([text, name, color]) =>
       h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text));
     const scales = place.bars && ledger.ownScales ? OWN_SCALES : "";
     legend.replaceChildren(...swatches, `${scales} ${remarks(data, length, place)}`);
@@ -76,7 +97,7 @@ export function timePane({ ledger, data, go, at }) {
     if (!place) return;
     const { left, width, column, top, lane } = place;
     const x = clamp(left + e * column, left, width - 2);
-    head.style.cssText = `width: ${Math.max(column, 2)}px; transform: translateX(${x}px)`;
+    head.style.cssText = `width: ${e < 0 ? 2 : Math.max(column, 2)}px; transform: translateX(${x}px)`;
     band.style.cssText = `top: ${top + lane * p}px; height: ${p < 0 ? 0 : Math.max(lane, 3)}px`;
   }
   /** @param {PointerEvent} event */
@@ -88,7 +109,21 @@ export function timePane({ ledger, data, go, at }) {
     go({ e, ...(event.type !== "pointermove" && p >= 0 && p < count ? { p } : {}) });
   }
   pointing(plot, point);
-  return { ...pane("time", "Timeline", plot, legend), paint, draw };
+  /** The event under a pointer. @param {PointerEvent} event */
+  function under({ clientX }) {
+    if (!place) return undefined;
+    const e = Math.floor((clientX - canvas.getBoundingClientRect().left - place.left) / place.column);
+    return e >= 0 && e < length ? [e] : undefined;
+  }
+  pointedAt(app, plot, under);
+  /** @param {Set<number>} lit */
+  function light(lit) {
+    last = lit;
+    const { left = 0, column = 0 } = place ?? {};
+    warm.replaceChildren(...[...lit].filter((e) => e >= 0).slice(0, MOST_LIT).map((e) =>
+      h("i", { style: `left: ${left + e * column}px; width: ${Math.max(column, 2)}px` })));
+  }
+  return { ...pane("time", "Timeline", plot, legend), paint, draw, light };
 }
 
 /**

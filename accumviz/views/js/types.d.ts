@@ -84,6 +84,8 @@ export interface GraphData {
   l: number;
   v: string[][];
   order: number[];
+  /** What each edge multiplies a gradient by, where that is known. */
+  x?: string[];
 }
 
 /** What a backward weighs in a step: its place (-1: not shown), where it starts, how long it is, look and text. */
@@ -106,6 +108,21 @@ export interface SharesData {
   note: string;
 }
 
+/** Weights after an event (-1: before the first): its place, x, y, in words, an arrow if beyond the edge. */
+export type Station = [number, number, number, string, string];
+
+/** The way of one or two weights: names of the axes, ticks, lines of the loss, stations; ways of runs beside it. */
+export interface WeightsData {
+  a: string[];
+  x: [number, string][];
+  y: [number, string][];
+  d: string[];
+  p: Station[];
+  name?: string;
+  hue?: number;
+  beside?: { name: string; hue: number; p: Station[] }[];
+}
+
 /** What a player is told. */
 export interface Data {
   about: string;
@@ -123,6 +140,7 @@ export interface Data {
   strings: string[];
   digits: number;
   shares?: SharesData;
+  weights?: WeightsData;
   c: Column;
   g: Column;
   heat?: { w: number; at?: number; px?: number[] };
@@ -131,6 +149,8 @@ export interface Data {
   of: Record<string, number>;
   undrawn: Record<string, string>;
   remark: string;
+  /** Lines of code, by their place, in which the run beside it differs. */
+  differs?: number[];
   /** The most saved bytes of two runs side by side. */
   most?: number;
 }
@@ -164,7 +184,7 @@ export type Choice = (number | string)[];
 
 export interface Control {
   name: string;
-  kind: "fixed" | "switch" | "slider" | "select";
+  kind: "fixed" | "switch" | "slider" | "select" | "tabs";
   labels: string[];
 }
 

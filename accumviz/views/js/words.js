@@ -18,7 +18,8 @@ export function contributionText(ledger, e, row) {
 
 /** `.grad` after an event. @param {Ledger} ledger @param {number} e @param {Row} row */
 export function gradText(ledger, e, row) {
-  return (e < 0 ? "" : written(ledger, row.g[e], row.x?.[1][e], "")) || "None";
+  if (e < 0) return ledger.began(row) ? "None" : "not recorded";
+  return written(ledger, row.g[e], row.x?.[1][e], "") || "None";
 }
 
 /**
@@ -51,6 +52,7 @@ function summary(ledger, e) {
 
 /** An event in one sentence; of many parameters only the selected one. @param {Ledger} ledger @param {number} e */
 export function sentence(ledger, e, chosen = -1) {
+  if (e < 0) return "Before the first event: nothing has run yet. Press play, or drag.";
   const few = ledger.count <= FEW;
   const rows = ledger.parameters.filter((row) => few || row.p === chosen);
   const parts = rows.map((row) => toldOf(ledger, e, row));
@@ -73,6 +75,7 @@ function term(ledger, row, { born, amount }) {
 export function equation(ledger, e, row) {
   const name = `${row.s}.grad`;
   const total = gradText(ledger, e, row);
+  if (e < 0 && !ledger.began(row)) return `${name}: ${total} before the first event.`;
   if (row.grad(e) === null) return `${name} is None: there is no tensor, which is not zero.`;
   const parts = stack(ledger, e, row);
   if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;

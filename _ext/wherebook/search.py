@@ -1,0 +1,93 @@
+"""Search by section: what Sphinx would index by page is written section by section, with its text to quote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+
+from wherebook.gate import answers
+
+INDEX = "searchindex.js"
+# Pages that gather what others explain come after them.
+GATHERED = {"chapters/12_audit": 0.5, "bibliography": 0.4}
+UNSAID = (nodes.raw, nodes.comment, nodes.math, nodes.math_block, nodes.target, addnodes.index)
+
+
+def said(node: nodes.Node, around: nodes.Node) -> Iterator[str]:
+    """The text of a node without that of the sections, terms and descriptions inside, which are entries themselves.
+
+    What answers a prediction is left out: an excerpt would tell it.
+    """
+    shut = {id(part) for part in answers(node)}
+    for child in node.children:
+        if id(child) in shut or answers(child) == [child]:
+            continue
+        if isinstance(child, nodes.Text):
+            yield child.astext()
+        elif (
+            isinstance(child, UNSAID) or is_entry(child) or (child.parent is around and isinstance(child, nodes.title))
+        ):
+            continue
+        else:
+            yield from said(child, around)
+            if isinstance(child, nodes.TextElement) and not isinstance(child, nodes.Inline):
+                yield " "
+
+
+def is_entry(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.section | nodes.definition_list_item | addnodes.desc) and bool(anchor(node))
+
+
+def anchor(node: nodes.Node) -> str:
+    """The id that an address names: of a section, of a term of the glossary, or of a described name."""
+    named = node if isinstance(node, nodes.section) else next(iter(node.children), None)
+    ids = named.get("ids", []) if isinstance(named, nodes.Element) else []
+    return ids[0] if ids else ""
+
+
+def title(node: nodes.Element, numbers: dict[str, tuple[int, ...]]) -> str:
+    """What an entry is called, with the number of a section."""
+    if isinstance(node, nodes.section):
+        number = next((numbers[f"#{name}"] for name in node["ids"] if f"#{name}" in numbers), ())
+        if isinstance(node.parent, nodes.document):
+            number = numbers.get("", ())
+        prefix = ".".join(map(str, number)) + ". " if number else ""
+        return prefix + node[0].astext()
+    first = node[0]
+    name = first.get("fullname", "") if isinstance(first, addnodes.desc_signature) else ""
+    return name or " ".join(first.astext().split())
+
+
+def entries(doctree: nodes.document, address: str, numbers: dict[str, Any], weight: float) -> Iterator[dict[str, Any]]:
+    """Every section, term and described name of a page, as search.js reads them."""
+    page = ""
+    for node in doctree.findall(nodes.Element):
+        if not is_entry(node):
+            continue
+        name = title(node, numbers)
+        page = page or name
+        place = address if isinstance(node.parent, nodes.document) else f"{address}#{anchor(node)}"
+        text = " ".join("".join(said(node, node)).split())
+        yield {"url": place, "title": name, "page": page, "text": text, "weight": weight}
+
+
+def write_index(app: Sphinx, exception: Exception | None) -> None:
+    if exception or app.builder.format != "html":
+        return
+    found: list[dict[str, Any]] = []
+    for docname in sorted(app.env.found_docs):
+        address = app.builder.get_target_uri(docname)
+        numbers = app.env.toc_secnumbers.get(docname, {})
+        found += entries(app.env.get_doctree(docname), address, numbers, GATHERED.get(docname, 1.0))
+    text = f"BOOK_SECTIONS = {json.dumps(found, ensure_ascii=False)};\n"
+    Path(app.outdir, INDEX).write_text(text, "utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("build-finished", write_index, priority=600)  # after Sphinx has written its own

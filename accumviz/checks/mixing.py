@@ -1,0 +1,72 @@
+"""Rules that look at what mixes the samples of a batch, of which no accumulation makes a large one. They give notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from accumviz.checks.evidence import Case
+from accumviz.checks.report import Finding
+
+
+def micro_batch_side_effects(case: Case) -> Iterator[Finding]:
+    """BatchNorm in a window of several micro-batches: its statistics are theirs."""
+    counted = case.ledger.meta.get("batch_norms")
+    if not isinstance(counted, Mapping) or not counted:
+        return
+    for loop in case.loops:
+        windows = {step: backwards for step, backwards in loop.windows.items() if len(set(backwards)) > 1}
+        times = max((n for n in counted.values() if isinstance(n, int)), default=0)
+        # Layers that are in eval() while it trains count nothing.
+        if not windows or 2 * times < loop.backwards.size:
+            continue
+        step, backwards = next(iter(windows.items()))
+        yield case.finding(
+            "micro-batch-side-effects",
+            "note",
+            backwards[0],
+            step=step,
+            evidence={
+                "layers": list(counted)[:4],
+                "in all": len(counted),
+                "batches in their statistics": times,
+                "optimizer steps": int(loop.steps.size),
+            },
+            cause=(
+                f"BatchNorm normalises each of {len(backwards)} micro-batches by itself, and its running statistics "
+                "move with each: the gradient is not that of one large batch."
+            ),
+            times=len(windows),
+            optimizer=loop.optimizer,
+        )
+
+
+def contrastive_accumulation(case: Case) -> Iterator[Finding]:
+    """Losses that compare the samples of a batch with each other, accumulated over small batches."""
+    here = {code for code, details in enumerate(case.events.details) if _in_batch(details)}
+    if not here:
+        return
+    codes = case.events.column("details")
+    for (optimizer, _), parts in case.objectives.items():
+        several = [p for p in parts if len(set(p.backwards)) > 1 and all(int(codes[b]) in here for b in p.backwards)]
+        if not several:
+            continue
+        part = several[0]
+        yield case.finding(
+            "contrastive-accumulation",
+            "note",
+            part.backwards[0],
+            step=part.step,
+            evidence={"micro-batches": len(set(part.backwards)), "samples compared": part.sizes[0]},
+            cause=(
+                f"The loss compares the samples of a batch with each other: {len(set(part.backwards))} micro-batches "
+                f"of {part.sizes[0]:g} have {part.sizes[0] - 1:g} negatives each, and not those of one large batch."
+            ),
+            times=len(several),
+            optimizer=optimizer,
+        )
+
+
+def _in_batch(details: Mapping[str, Any]) -> bool:
+    terms = details.get("terms")
+    return isinstance(terms, list) and any(isinstance(term, Mapping) and term.get("in_batch") is True for term in terms)

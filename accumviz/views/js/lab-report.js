@@ -1,0 +1,45 @@
+/** The report on an arrangement: its first line is said aloud, what was found and what cures it stands below. */
+
+/** @import { LabFinding, LabReport } from "./lab-types.d.ts" */
+
+import { h, pane, put } from "./dom.js";
+
+const SIGNS = { healthy: "✓", findings: "✗", "no verdict": "?" };
+
+/** @param {string} line */
+const cureLine = (line) => h(line.startsWith("+") ? "ins" : line.startsWith("-") ? "del" : "span", {}, `${line}\n`);
+
+/** A text in which backticks mark code. @param {string} text */
+const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
+/** @param {LabFinding} found @param {boolean} hidden @param {(e: number) => void} go */
+function articleOf({ rule, severity, event, line, cause, evidence, cure, read }, hidden, go) {
+  const leads = h("button.av-leads", { type: "button", click: () => go(event) }, `line ${line}`);
+  const head = h("p", {}, h("b", {}, rule), ` (${severity}) `, ...(line ? [leads] : []));
+  const lines = h("pre.av-cure", { tabindex: 0, role: "group", "aria-label": "the cure" }, ...cure.map(cureLine));
+  const shown = hidden ? h("details", {}, h("summary", {}, "Show the cure"), lines) : lines;
+  const more = [evidence, read && `Read: ${read}.`].filter(Boolean);
+  return h("article", {}, head, h("p", {}, ...marked(cause)), ...(cure.length ? [shown] : []),
+    ...more.map((text) => h("p.av-quiet", {}, text)));
+}
+
+/** @param {boolean} task @param {(e: number) => void} go */
+export function reportPane(task, go) {
+  const sign = h("span.av-judged", { "aria-hidden": "true" });
+  const said = h("b");
+  const aside = h("span.av-aside");
+  const live = h("p.av-said", { "aria-live": "polite" }, sign, " ", said, " ", aside);
+  const found = h("div.av-found");
+  const made = pane("report", "Report of check", live, found);
+
+  /** @param {LabReport | null} report @param {string} note what else is to be said @param {string} [failure] */
+  function draw(report, note, failure = "") {
+    const verdict = failure ? "no verdict" : report?.verdict ?? "no verdict";
+    put(made.el, { "data-verdict": failure ? "failed" : verdict });
+    sign.textContent = SIGNS[verdict];
+    said.textContent = failure || (report ? report.said : "The kernel is recording this loop.");
+    aside.textContent = note;
+    found.replaceChildren(...(failure || !report ? [] : report.findings.map((one) => articleOf(one, task, go))));
+  }
+  return { ...made, draw };
+}

@@ -1,0 +1,70 @@
+/** The arrangements of a lab: which run is whose, and where a choice that was not recorded falls back to. */
+
+/** @import { LabData, LabRun } from "./lab-types.d.ts" */
+/** @import { Choice } from "./types.d.ts" */
+
+/** What the page was told of a run in parts. @param {LabData} data @param {number[]} row */
+function together({ parts }, row) {
+  /** @type {any} */
+  const whole = {};
+  Object.entries(parts).forEach(([name, found], i) => {
+    if (row[i] < 0) return;
+    const [first, second] = name.split(".");
+    if (second) (whole[first] ??= {})[second] = found[row[i]];
+    else whole[first] = found[row[i]];
+  });
+  if (whole.shares) whole.shares.rows = barsOf(whole.shares);
+  return /** @type {LabRun} */ (whole);
+}
+
+/** Bars of shares from their columns. @param {any} told @returns {import("./types.d.ts").ShareRow[]} */
+function barsOf({ e, o, l, t, w, s }) {
+  return e.map((/** @type {number} */ step, /** @type {number} */ i) => {
+    const [born, ...rest] = s[i];
+    const segments = born.map((/** @type {number} */ b, /** @type {number} */ k) =>
+      [b, ...rest.map((/** @type {unknown[]} */ column) => column[k])]);
+    return { e: step, o: o[i], l: l[i], t: t[i], w: w[i], s: segments };
+  });
+}
+
+/** A run that a kernel told, part by part. @param {Record<string, unknown>} flat */
+function unfolded(flat) {
+  const parts = Object.fromEntries(Object.entries(flat).map(([name, part]) => [name, [part]]));
+  return together(/** @type {any} */ ({ parts }), Object.keys(flat).map(() => 0));
+}
+
+/** @param {LabData} data */
+export function arrangementsOf(data) {
+  const { grid, runs, start } = data;
+  /** @type {Map<string, LabRun>} */
+  const known = new Map();
+  const keyOf = (/** @type {Choice} */ choice) => choice.join(".");
+
+  /** @param {Choice} choice @returns {LabRun | null} */
+  function at(choice) {
+    const key = keyOf(choice);
+    const found = known.get(key) ?? (key in grid ? together(data, runs[grid[key]]) : null);
+    if (found) known.set(key, found);
+    return found;
+  }
+  /**
+   * The nearest choice that is recorded: what was changed longest ago goes back to the start, and is named.
+   * @param {Choice} choice @param {number[]} touched  the choices that were changed, the latest last
+   */
+  function nearest(choice, touched) {
+    const next = [...choice];
+    /** @type {number[]} */
+    const back = [];
+    const others = next.map((_, i) => i).filter((i) => !touched.includes(i));
+    for (const i of [...others, ...touched]) {
+      if (at(next)) break;
+      if (next[i] === start[i]) continue;
+      next[i] = start[i];
+      back.push(i);
+    }
+    return { choice: next, back };
+  }
+  /** @param {string} key @param {Record<string, unknown>} flat */
+  const add = (key, flat) => { known.set(key, unfolded(flat)); };
+  return { at, nearest, add, keyOf };
+}

@@ -1,0 +1,88 @@
+/** What one arrangement shows: its code, its moments, shares and weights, under one scrubber. */
+
+/** @import { App } from "./player.js" */
+/** @import { LabRun, Offer } from "./lab-types.d.ts" */
+/** @import { At } from "./types.d.ts" */
+
+import { controls } from "./controls.js";
+import { h } from "./dom.js";
+import { keys } from "./keys.js";
+import { movingPane } from "./lab-code.js";
+import { Ledger } from "./ledger.js";
+import { lighting } from "./light.js";
+import { clamp } from "./numbers.js";
+import { playing } from "./playing.js";
+import { endOf } from "./runs.js";
+import { sharesPane } from "./shares.js";
+import { timePane } from "./timeline.js";
+import { weightsPane } from "./weights.js";
+import { sentence } from "./words.js";
+
+/**
+ * @typedef {object} Ground  where it stands, and what it leads to
+ * @property {string} uid
+ * @property {Offer[]} offers
+ * @property {(role: string, value: string) => void} put
+ * @property {Record<"code" | "tape" | "below", HTMLElement>} slots
+ * @property {number | null} e  the moment to show; null: the last step
+ * @property {(e: number) => string} link
+ */
+
+/**
+ * A moment, and how it is left for another.
+ * @param {number} first @param {number} last @param {number} e @param {() => void} show
+ */
+function momentOf(first, last, e, show) {
+  /** @type {At} */
+  let at = { e: clamp(e, first, last), n: null, p: -1, node: -1 };
+  /** @param {Partial<At>} change */
+  function go(change) {
+    at = { ...at, ...change, n: null, node: -1 };
+    at.e = clamp(Math.trunc(at.e) || 0, first, last);
+    show();
+  }
+  return { at: () => at, go };
+}
+
+/** @param {LabRun} run @param {Ground} ground */
+export function stand(run, { uid, offers, put, slots, e, link }) {
+  const data = { ...run, layouts: [], graphs: [], of: {}, undrawn: {}, remark: "" };
+  const ledger = new Ledger(data);
+  const { length } = ledger;
+  const first = data.weights ? -1 : 0; // what moves is seen from before it has moved
+  const { at, go } = momentOf(first, Math.max(length - 1, 0), e ?? endOf({ data }), show);
+  /** @type {App} */
+  const app = { ledger, data, uid, at, go, first, graph: null };
+  const code = movingPane(app, { offers, rows: run.rows, put });
+  const time = timePane(app);
+  const shares = data.shares ? sharesPane(app, data.shares) : null;
+  const weights = data.weights ? weightsPane(app, data.weights) : null;
+  const reel = playing({ length, first, at, go, nodes: () => 0 }, (on) => top.showPlaying(on));
+  /** @param {number} place */
+  function by(place) {
+    reel.pause();
+    go({ e: place });
+  }
+  const move = (/** @type {number} */ steps) => by(at().e + steps);
+  const top = controls({ ledger, first, move, toggle: reel.toggle, scrub: by });
+  const moments = h("div.av-moments", {}, top.bar, top.say, time.el);
+  keys(moments, length, { move, run() {}, moment: () => undefined, play: top.play });
+  const panes = [code, time, shares, weights].filter((pane) => pane !== null);
+  app.light = lighting(() => panes);
+  weights?.draw(at()); // it moves from where it is seen first
+  slots.code.replaceChildren(code.el);
+  slots.tape.replaceChildren(moments);
+  slots.below.replaceChildren(...[shares, weights].flatMap((pane) => (pane ? [pane.el] : [])));
+
+  function show() {
+    const state = at();
+    for (const one of panes) one.draw(state);
+    top.draw(state, sentence(ledger, state.e, state.p), link(state.e < 0 ? -1 : ledger.index(state.e)));
+  }
+  function paint() {
+    time.paint();
+    show();
+  }
+  if (slots.code.isConnected) paint();
+  return { go, paint, stop: reel.pause, focus: code.focus };
+}

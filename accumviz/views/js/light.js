@@ -1,0 +1,37 @@
+/** What a reader points at, or comes to by key, lights up in all panes at once: code, graph, shares and timeline. */
+
+/** @import { App } from "./player.js" */
+
+import { put } from "./dom.js";
+
+/**
+ * @typedef {object} Lit  a pane that may show which events are pointed at
+ * @property {string} name
+ * @property {(events: Set<number>) => void} [light]
+ */
+
+/** @param {() => Lit[]} panes @returns {(events: number[]) => void} */
+export function lighting(panes) {
+  let now = "";
+  return (events) => {
+    const next = events.join();
+    if (next === now) return;
+    now = next;
+    for (const pane of panes()) pane.light?.(new Set(events));
+  };
+}
+
+/**
+ * @param {App} app @param {Element} el
+ * @param {(event: any) => number[] | undefined} eventsAt  the events under a pointer, or of what has the focus
+ */
+export function pointedAt(app, el, eventsAt) {
+  const on = (/** @type {Event} */ event) => {
+    const found = eventsAt(event);
+    // A box that a tap has given the focus says nothing of the line that was tapped.
+    if (found || event.type !== "focusin") app.light?.(found ?? []);
+  };
+  // What a finger has touched stays lit: it cannot hover.
+  const off = (/** @type {PointerEvent} */ { pointerType }) => pointerType === "touch" || app.light?.([]);
+  put(el, { pointerdown: on, pointermove: on, focusin: on, pointerleave: off, focusout: off });
+}

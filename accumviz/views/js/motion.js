@@ -1,0 +1,72 @@
+/** What moves by itself between two moments: a contribution into `.grad`, and what a zero throws away. */
+
+/** @import { App } from "./player.js" */
+/** @import { gradPane } from "./grad.js" */
+/** @import { At } from "./types.d.ts" */
+
+import { h } from "./dom.js";
+import { contributionText } from "./words.js";
+
+/** More than so many at once are a swarm. */
+const MOST = 6;
+const FLIGHT = 620;
+
+const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+/** The leaves that have run since. @param {App} app @param {At} was @param {At} now */
+function arrived({ graph }, was, now) {
+  if (!graph) return [];
+  const here = graph.moment(now);
+  const onward = was.e === now.e ? graph.moment(was).ran < here.ran : was.e === now.e - 1;
+  if (!here.now || !onward) return [];
+  const before = was.e === now.e ? graph.moment(was).done : new Set();
+  return [...here.done].filter((i) => here.nodes[i].leaf !== undefined && !before.has(i)).slice(0, MOST);
+}
+
+/** @param {App} app @param {ReturnType<typeof gradPane> | null} grad */
+export function motions(app, grad) {
+  const { ledger, graph } = app;
+  /** @type {At | undefined} */
+  let was;
+
+  /** A number on its way from a node to the bar that it is added to. @param {number} i @param {At} state */
+  function fly(i, { e, n }) {
+    const leaf = graph?.moment({ e, n }).nodes[i].leaf;
+    const bar = grad?.lines().find((line) => line.row().n === leaf)?.bar;
+    const row = ledger.parameters.find(({ n: name }) => name === leaf);
+    const from = graph?.boxOf(i);
+    const frame = bar?.closest(".av-frame");
+    if (!bar || !row || !from || !frame) return;
+    const [home, to] = [frame.getBoundingClientRect(), bar.getBoundingClientRect()];
+    const [color, ink] = ledger.color(e);
+    const mark = h("b.av-flying", { "aria-hidden": "true", style: `background: ${color}; color: ${ink}` },
+      contributionText(ledger, e, row));
+    frame.append(mark);
+    const at = (/** @type {DOMRect} */ box) =>
+      `translate(${box.x + box.width / 2 - home.x}px, ${box.y + box.height / 2 - home.y}px) translate(-50%, -50%)`;
+    const easing = "cubic-bezier(0.5, 0, 0.4, 1)";
+    const flight = [{ transform: at(from) }, { transform: at(to), offset: 0.9 }, { transform: at(to), opacity: 0 }];
+    mark.animate(flight, { duration: FLIGHT, easing }).finished.then(() => mark.remove(), () => mark.remove());
+    const landing = { duration: 200, delay: FLIGHT * 0.8, fill: /** @type {FillMode} */ ("backwards") };
+    for (const part of bar.querySelectorAll(".av-new")) part.animate([{ opacity: 0 }, { opacity: 1 }], landing);
+  }
+  /** What a zero throws away falls, instead of being gone. */
+  function drop() {
+    for (const { bar } of grad?.lines() ?? []) {
+      const parts = [...bar.querySelectorAll(".av-part:not([hidden])")].map((part) => part.cloneNode(true));
+      const fall = h("span.av-falling", {}, ...parts);
+      bar.append(fall);
+      const to = { transform: "translateY(1.4rem)", opacity: 0 };
+      fall.animate([{ opacity: 1 }, to], { duration: 450, easing: "ease-in" }).finished.then(() => fall.remove());
+    }
+  }
+  /** Called before a moment is drawn; what it returns, after. @param {At} state */
+  return (state) => {
+    const before = was;
+    was = state;
+    if (!before || isStill()) return () => {};
+    if (state.e === before.e + 1 && ledger.kinds[state.e] === "zero_grad") drop();
+    const flying = arrived(app, before, state);
+    return () => flying.forEach((i) => fly(i, state));
+  };
+}

@@ -1,0 +1,103 @@
+/** One scrubber for two runs: their moments side by side, and panes of one height. */
+
+/** @import { sideOf } from "./side.js" */
+/** @import { Run } from "./types.d.ts" */
+
+import { aligned, nearest } from "./align.js";
+import { button, h, icon, range, slide } from "./dom.js";
+import { clamp } from "./numbers.js";
+import { playing } from "./playing.js";
+import { kindsOf } from "./runs.js";
+
+/** @typedef {ReturnType<typeof sideOf>} Side */
+
+/** @param {() => {a: Side, b: Side}} sides @param {() => string} address */
+export function together(sides, address) {
+  /** @type {[number, number][]} */
+  let pairs = [];
+  let [place, busy] = [0, false];
+  const slider = range("moment of both runs", () => by(Number(slider.value)), "av-scrub");
+  const count = h("span.av-count");
+  const play = button("play", "play", () => tape.toggle());
+  const move = (/** @type {number} */ steps) => by(place + steps);
+  const back = button("back", "previous moment", () => move(-1));
+  const next = button("next", "next moment", () => move(1));
+  const link = h("a.av-b", { "aria-label": "link to this moment", title: "link to this moment" }, icon("link"));
+  link.hidden = location.protocol === "about:";
+  const bar = h("div.av-both", {}, h("div.av-top", {}, back, play, next, slider, count, link));
+  const tape = playing({
+    get length() { return pairs.length; }, first: 0, nodes: () => 0,
+    at: () => ({ e: place, n: null, p: -1, node: -1 }), go: ({ e }) => seek(e ?? place),
+  }, (on) => {
+    const face = on ? "pause" : "play";
+    play.replaceChildren(icon(face));
+    play.title = face;
+    play.setAttribute("aria-label", face);
+  });
+
+  /** @param {number} to */
+  function by(to) {
+    tape.pause();
+    seek(to);
+  }
+  /** @param {number} to */
+  function seek(to) {
+    if (!pairs.length) return;
+    place = clamp(to, 0, pairs.length - 1);
+    busy = true;
+    const { a, b } = sides();
+    a.seek(pairs[place][0]);
+    b.seek(pairs[place][1]);
+    busy = false;
+    const told = pairs[place].map((e, i) => `${"AB"[i]}: ${e < 0 ? "start" : `event ${e}`}`).join(", ");
+    slide(slider, place, pairs.length - 1, told);
+    count.textContent = pairs[place].map((e, i) => `${"AB"[i]} ${e < 0 ? "start" : e}`).join(" · ");
+    link.href = address();
+  }
+  const standing = () => [sides().a.at() ?? 0, sides().b.at() ?? 0];
+  /** One of the players was moved by itself: the other one goes along. */
+  function follow() {
+    if (busy || !pairs.length) return;
+    tape.pause();
+    const at = standing();
+    const mine = pairs[place].findIndex((e, i) => e !== at[i]);
+    if (mine >= 0) find(mine, at[mine]);
+  }
+  /** The first moment at which one of the two stands at an event. @param {number} side @param {number} e */
+  function find(side, e) {
+    const there = pairs.findIndex((pair) => pair[side] === e);
+    if (there >= 0) seek(there);
+  }
+  /** @param {Run | null | undefined} run @param {Run | null | undefined} beside */
+  function draw(run, beside) {
+    bar.hidden = !run?.whole || !beside?.whole;
+    if (bar.hidden || !run?.whole || !beside?.whole) {
+      pairs = [];
+      return tape.pause();
+    }
+    const first = [run, beside].some(({ whole }) => whole?.data.graphs.length || whole?.data.weights) ? -1 : 0;
+    pairs = aligned(kindsOf(run.whole), kindsOf(beside.whole), first);
+    seek(nearest(pairs, standing()));
+  }
+  return { bar, leader: { move, play }, draw, follow, find, at: () => pairs[place] };
+}
+
+/**
+ * Panes of the same name become as tall as the taller one, and stay so while their width does.
+ * @param {HTMLElement} slots
+ */
+export function leveling(slots) {
+  /** @type {Map<string, number>} */
+  const tallest = new Map();
+  let wide = 0;
+  return () => {
+    if (slots.clientWidth !== wide) tallest.clear();
+    wide = slots.clientWidth;
+    const panes = [...slots.querySelectorAll(".av-pane")].map((el) => /** @type {HTMLElement} */ (el));
+    const nameOf = (/** @type {Element} */ { classList: [, name] }) => name;
+    const level = (/** @type {HTMLElement} */ el) => { el.style.minHeight = `${tallest.get(nameOf(el)) ?? 0}px`; };
+    panes.forEach(level);
+    for (const el of panes) tallest.set(nameOf(el), Math.max(tallest.get(nameOf(el)) ?? 0, el.offsetHeight));
+    panes.forEach(level);
+  };
+}

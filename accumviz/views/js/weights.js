@@ -1,0 +1,77 @@
+/** The pane of weights: their way over the curve or the contours of the loss, or from step to step. */
+
+/** @import { App } from "./player.js" */
+/** @import { At, Station, WeightsData } from "./types.d.ts" */
+
+import { h, pane, put, svg } from "./dom.js";
+
+/** How many stations have been reached by an event; the first is where the weights began. */
+export const reached = (/** @type {Station[]} */ stations, /** @type {number} */ e) =>
+  stations.filter(([place]) => place <= e).length;
+
+/** @param {Station[]} stations @param {string} look @param {string} color */
+function wayOf(stations, look, color) {
+  const stops = stations.map(([, x, y], i) => {
+    const [, left, top] = stations[Math.max(i - 1, 0)];
+    return svg("g", {}, svg("line", { x1: left, y1: top, x2: x, y2: y }), svg("circle", { cx: x, cy: y, r: 2 }));
+  });
+  const dot = svg("circle.av-dot", { r: look ? 7 : 4.5 });
+  const out = svg("text.av-out");
+  const el = svg(`g.av-way${look}`, { style: `--av-c: ${color}` }, ...stops, svg("g.av-mover", {}, dot, out));
+  const mover = /** @type {SVGElement} */ (el.lastChild);
+
+  /** @param {number} count how many stations have been reached */
+  function draw(count) {
+    stops.forEach((stop, i) => stop.setAttribute("class", i < count ? "av-been" : "av-ahead"));
+    const here = stations[Math.min(count, stations.length) - 1];
+    mover.toggleAttribute("hidden", !here);
+    if (!here) return;
+    const [, x, y, , beyond] = here;
+    mover.style.transform = `translate(${x}px, ${y}px)`;
+    out.textContent = beyond;
+    put(out, x > 160 ? { x: -9, "text-anchor": "end" } : { x: 9, "text-anchor": "start" });
+    put(out, { y: y < 30 ? 18 : -8 });
+  }
+  return { el, draw };
+}
+
+/** A run has the same colour in its own picture and beside others. */
+const COLORS = ["var(--av-accent)", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
+const colorOf = (/** @type {number} */ hue) => COLORS[hue % COLORS.length];
+
+/** @param {App} _app @param {WeightsData} told */
+export function weightsPane(_app, { a: [across, up], x, y, d, p, name, hue = 0, beside = [] }) {
+  const marks = [
+    ...x.map(([at, text]) => svg("text.av-tickx", { x: at, y: 176 }, text)),
+    ...y.map(([at, text]) => svg("text.av-ticky", { x: 40, y: at + 4 }, text)),
+    svg("path.av-axes", { d: "M46 10V162H310" }),
+    svg("text.av-axisname", { x: 310, y: 189, "text-anchor": "end" }, across),
+    svg("text.av-axisname", { x: 50, y: 10 }, up),
+  ];
+  const lines = d.map((line) => svg("path.av-loss", { d: line }));
+  const mine = wayOf(p, "", colorOf(hue));
+  const others = beside.map((other) => {
+    const c = colorOf(other.hue);
+    return { name: other.name, c, ...wayOf(other.p, ".av-beside", c) };
+  });
+  const ways = [...others, mine];
+  const drawing = svg("svg", { viewBox: "0 0 320 192", "aria-hidden": "true" }, ...marks, ...lines,
+    ...ways.map(({ el }) => el));
+  const far = [p, ...beside.map((other) => other.p)].flat().some(([, , , , beyond]) => beyond);
+  const here = h("p.av-note.av-weighs");
+  const key = (/** @type {string} */ look, /** @type {string} */ color, /** @type {string} */ text) =>
+    h("span.av-key", {}, h(`i.av-spot${look}`, { style: `--av-c: ${color}` }), text);
+  const legend = h("p.av-note", {},
+    key("", colorOf(hue), name ?? "the weights now"),
+    ...others.map((other) => key(".av-beside", other.c, other.name)),
+    `Small dots: after each step.${lines.length ? " Grey: the loss." : ""}${far ? " Arrow: beyond the edge." : ""}`);
+
+  /** @param {At} state */
+  function draw({ e }) {
+    const count = reached(p, e);
+    mine.draw(count);
+    for (const other of others) other.draw(count);
+    here.textContent = count ? p[count - 1][3] : "";
+  }
+  return { ...pane("weights", "Weights", drawing, here, legend), draw };
+}

@@ -1,0 +1,247 @@
+"""Weights of one or two elements -> their path: over a curve or contours of the loss, or from step to step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accumviz import given
+from accumviz.ledger import Ledger
+from accumviz.show import literal
+from accumviz.views.style import number
+from accumviz.views.words import shorten
+
+Loss = Callable[..., Any]
+# The picture, in its own units, and the room in it that is the path's.
+WIDTH, HEIGHT = 320, 190
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 306, 14, 162
+_FINE, _COARSE, _LEVELS = 61, 33, 9
+# A path that runs away is cut where it is so many times as far from its beginning as half of its steps.
+_FAR = 3.0
+_MOST_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Field:
+    """The ground on which paths are drawn: the range of each axis, and the loss where one was given.
+
+    `losses` is one row for a curve, and one for each value of the second element for contours.
+    """
+
+    names: tuple[str, ...]
+    ranges: tuple[tuple[float, float], ...]
+    losses: np.ndarray | None = None
+    loss: Loss | None = None
+
+
+def path(ledger: Ledger) -> tuple[list[str], list[int], np.ndarray]:
+    """The elements' names, the events after which they were so (-1: before the first), and points × elements.
+
+    Nothing where there are more than two elements, or some that were not kept.
+    """
+    nothing: tuple[list[str], list[int], np.ndarray] = ([], [], np.zeros((0, 0)))
+    parameters = ledger.parameters
+    if not 1 <= sum(p.numel for p in parameters) <= 2 or any(p.rank is not None for p in parameters):
+        return nothing
+    found = [ledger.weights(i) for i in range(len(parameters))]
+    if any(not one.size for one in found):
+        return nothing
+    elements = np.concatenate(found, axis=1)
+    names = [literal(p.name) + (f"[{i}]" if p.numel > 1 else "") for p in parameters for i in range(p.numel)]
+    steps = {event.index for event in ledger.of("step")}
+    known = [e for e in range(len(ledger)) if e in steps or not np.isnan(elements[e]).all()]
+    at = [e if e in steps else -1 for e in known]
+    if not steps or at.count(-1) > 1:
+        return nothing
+    return names, at, elements[known]
+
+
+def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
+    """The ground for the paths of these runs; None where there is no path, or the runs have different weights.
+
+    `loss` takes one number for each element of the weights and returns the loss there. Raises
+    `TypeError` for a loss that cannot be called or returns no number.
+    """
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss is {given.a(loss)}; expected a function of the weights: loss=lambda w: ...")
+    paths = [path(ledger) for ledger in ledgers]
+    names = {tuple(one) for one, _, _ in paths}
+    if len(names) != 1 or not (axes := names.pop()):
+        return None
+    ranges = tuple(_range([points[:, i] for _, _, points in paths]) for i in range(len(axes)))
+    if loss is None:
+        return Field(axes, ranges)
+    ends = [points[np.isfinite(points).all(axis=1)][-1:] for _, _, points in paths]
+    middle = [float(np.clip(ends[0][0, i] if len(ends[0]) else low, low, high)) for i, (low, high) in enumerate(ranges)]
+    ranges = tuple(_down_to_the_valley(loss, ranges[i], middle, i) for i in range(len(ranges)))
+    across = [np.linspace(*one, _FINE if len(ranges) == 1 else _COARSE) for one in ranges]
+    if len(across) == 1:
+        losses = np.array([[_at(loss, x) for x in across[0]]])
+    else:
+        losses = np.array([[_at(loss, x, y) for x in across[0]] for y in across[1]])
+    return Field(axes, ranges, losses, loss)
+
+
+def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, Any]:
+    """A path as a page draws it: axes `a`, their ticks `x` and `y`, the loss's lines `d`, and the points `p`.
+
+    A point is the place of its event (-1: before the first), where it stands, what it says, and, where
+    it lies outside, an arrow with its number.
+    """
+    names, at, points = path(ledger)
+    if tuple(names) != ground.names:
+        return {}
+    place = {event: i for i, event in enumerate(chosen)} | {-1: -1}
+    kept = [i for i, event in enumerate(at) if event in place]
+    kept = kept[:: math.ceil(len(kept) / _MOST_POINTS)] if kept else kept
+    axes, (across, up), lines = _axes(ground, len(at))
+    told = []
+    for i in kept:
+        values = [float(x) for x in points[i]]
+        inside = [
+            float(np.clip(v, *r)) if math.isfinite(v) else r[1] for v, r in zip(values, ground.ranges, strict=True)
+        ]
+        here = _words(ground, names, values)
+        told.append([place[at[i]], *_where(ground, inside, i, across, up), here, _arrow(ground, values)])
+    if not told:
+        return {}
+    sides = [(across, (_LEFT, _RIGHT)), (up, (_BOTTOM, _TOP))]
+    ticks = [[[round(_along(v, axis, *span), 1), number(v, 3)] for v in _round_values(*axis)] for axis, span in sides]
+    return {"a": axes, "x": ticks[0], "y": ticks[1], "d": lines, "p": told}
+
+
+def _at(loss: Loss, *weights: float) -> float:
+    try:
+        return float(loss(*map(float, weights)))
+    except (TypeError, ValueError) as wrong:
+        raise TypeError(
+            f"loss({', '.join(f'{w:.4g}' for w in weights)}) gave no number ({wrong}); expected a function that takes "
+            f"{'one number' if len(weights) == 1 else 'two numbers'}, the weights, and returns the loss there"
+        ) from wrong
+
+
+def _range(paths: Sequence[np.ndarray]) -> tuple[float, float]:
+    """From the lowest to the highest value; what runs away is left out, so that the others are seen."""
+    far = []
+    for one in paths:
+        gaps = np.abs(one[np.isfinite(one)] - one[0])
+        if gaps.any():
+            far.append(min(float(gaps.max()), _FAR * float(np.median(gaps[gaps > 0]))))
+    most = min(far, default=0.0) * (1 if len(paths) == 1 else _FAR)
+    every = np.concatenate(paths)
+    every = every[np.isfinite(every)]
+    begin = float(paths[0][0]) if len(paths[0]) and math.isfinite(paths[0][0]) else 0.0
+    low = max(float(every.min(initial=begin)), begin - most)
+    high = min(float(every.max(initial=begin)), begin + most)
+    margin = 0.12 * (high - low) or 0.5 * abs(begin) or 1.0
+    return low - margin, high + margin
+
+
+def _down_to_the_valley(loss: Loss, span: tuple[float, float], middle: list[float], i: int) -> tuple[float, float]:
+    """A range that goes on while the loss falls, for some way: a path is read by where it leads."""
+    low, high = span
+
+    def at(x: float) -> float:
+        return _at(loss, *(x if k == i else other for k, other in enumerate(middle)))
+
+    for _ in range(6):
+        wide = high - low
+        below, inside, above = at(low), min(at(low + 0.2 * wide), at(high - 0.2 * wide)), at(high)
+        if below < inside and below <= above:
+            low -= 0.5 * wide
+        elif above < inside:
+            high += 0.5 * wide
+        else:
+            break
+    return low, high
+
+
+def _axes(ground: Field, points: int) -> tuple[list[str], tuple[tuple[float, float], tuple[float, float]], list[str]]:
+    """What the axes are called, what they reach, and the lines of the loss."""
+    names = [shorten(name, 24) for name in ground.names]
+    if len(names) == 2:
+        across, up = ground.ranges
+        return names, (across, up), _contours(ground)
+    (only,) = ground.ranges
+    if ground.losses is None:
+        return ["step", *names], ((0.0, float(max(points - 1, 1))), only), []
+    values = ground.losses[0]
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    up = (min(low, 0.0) if low < 0.3 * high else low, high if high > low else low + 1.0)
+    xs = np.linspace(_LEFT, _RIGHT, len(values))
+    known = np.isfinite(values)
+    heights = [_along(v, up, _BOTTOM, _TOP) for v in values[known].tolist()]
+    stations = np.column_stack([xs[known], heights])
+    return [*names, "loss"], (only, up), [_line(stations)]
+
+
+def _contours(ground: Field) -> list[str]:
+    if ground.losses is None or not np.isfinite(ground.losses).any():
+        return []
+    from contourpy import contour_generator
+
+    losses = ground.losses
+    low, high = float(np.nanmin(losses)), float(np.nanmax(losses))
+    rows, columns = losses.shape
+    generator = contour_generator(np.linspace(_LEFT, _RIGHT, columns), np.linspace(_BOTTOM, _TOP, rows), losses)
+    # Closer together near the valley, where paths go.
+    levels = [low + (high - low) * (k / (_LEVELS + 1)) ** 2 for k in range(1, _LEVELS + 1)]
+    return ["".join(_line(np.asarray(line)) for line in generator.lines(level)) for level in levels]
+
+
+def _line(points: np.ndarray) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) if len(points) else ""
+
+
+def _along(value: float, axis: tuple[float, float], start: float, stop: float) -> float:
+    low, high = axis
+    return start + (stop - start) * (value - low) / ((high - low) or 1.0)
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Two to five round numbers in a range.
+
+    >>> _round_values(0.976, 2.23), _round_values(0.0, 3.0)
+    ([1.0, 1.5, 2.0], [0.0, 1.0, 2.0, 3.0])
+    """
+    wide = high - low
+    if not 0 < wide < math.inf:
+        return [low]
+    unit = 10.0 ** math.floor(math.log10(wide))
+    step = next(unit * k for k in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if wide / (unit * k) < 5)
+    values = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [float(f"{value:.6g}") for value in values] or [low]
+
+
+def _where(
+    ground: Field, inside: Sequence[float], i: int, across: tuple[float, float], up: tuple[float, float]
+) -> list[float]:
+    x, y = (inside[0], inside[-1])
+    if len(inside) == 1:
+        x = float(i) if ground.loss is None else inside[0]
+        y = inside[0] if ground.loss is None else float(np.clip(_at(ground.loss, inside[0]), *up))
+        y = y if math.isfinite(y) else up[1]
+    return [round(_along(x, across, _LEFT, _RIGHT), 1), round(_along(y, up, _BOTTOM, _TOP), 1)]
+
+
+def _words(ground: Field, names: Sequence[str], values: Sequence[float]) -> str:
+    told = [f"{shorten(name, 40)} {number(value)}" for name, value in zip(names, values, strict=True)]
+    if ground.loss is not None and all(map(math.isfinite, values)):
+        told.append(f"loss {number(_at(ground.loss, *values))}")
+    return ", ".join(told)
+
+
+def _arrow(ground: Field, values: Sequence[float]) -> str:
+    """What stands at the edge for a point beyond it."""
+    upwards = len(values) == 1 and ground.loss is None
+    for i, (value, (low, high)) in enumerate(zip(values, ground.ranges, strict=True)):
+        if low <= value <= high:
+            continue
+        less, more = ("↓", "↑") if i or upwards else ("←", "→")
+        return f"{less if value < low else more} {number(value, 3)}"
+    return ""

@@ -1,0 +1,51 @@
+"""What a page of the book costs a reader who comes for the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.book import weight
+
+Address = Callable[[str, str], str]
+KILOBYTES, REQUESTS, SHIFT, READY = 250, 12, 0.05, 1.5
+
+
+def test_a_first_visit_is_light_still_and_soon_ready(page_name: str, browser: Browser, address: Address) -> None:
+    """Time is the processor's, four times over: the machine of a test has others at work."""
+    found = weight.cost(browser, address(page_name, "http"))
+    assert found.kilobytes <= KILOBYTES
+    assert found.requests <= REQUESTS
+    assert found.shift <= SHIFT, found.shifts
+    if found.worked > READY:
+        found = min((weight.cost(browser, address(page_name, "http")) for _ in range(2)), key=lambda cost: cost.worked)
+    assert found.worked <= READY
+
+
+def test_no_page_brings_a_script_or_a_font_of_icons(site: Path) -> None:
+    names = {path.name for path in (site / "_static").rglob("*") if path.is_file()}
+    assert names <= {"book.css", "book.js", "search.js", "math.css", "favicon.svg"}
+    assert not any("fontawesome" in path.read_text("utf-8").lower() for path in (site / "_static").iterdir())
+
+
+SLOW = "<h1>Slow</h1><script>const end = performance.now() + 1500; while (performance.now() < end);</script>"
+JUMPS = "<h1>Jumps</h1><p style='height: 500px'>Words</p>"
+JUMPS += "<script>setTimeout(() => document.querySelector('h1').style.height = '400px', 200)</script>"
+HEAVY = "<h1>Heavy</h1><script src='a.js'></script><script src='b.js'></script>"
+
+
+@pytest.mark.parametrize(
+    ("body", "what", "least"),
+    [(SLOW, "worked", 0.8), (JUMPS, "shift", 0.1), (HEAVY, "requests", 3), (HEAVY, "kilobytes", 600)],
+)
+def test_the_scales_find_what_is_slow_what_jumps_and_what_is_heavy(
+    body: str, what: str, least: float, browser: Browser, tmp_path: Path
+) -> None:
+    (tmp_path / "page.html").write_text(f"<!doctype html><title>A page</title>{body}", "utf-8")
+    for name in ("a.js", "b.js"):
+        (tmp_path / name).write_bytes(b"/*" + weight.noise(700_000, name) + b"*/")
+    with weight.served(tmp_path) as address:
+        assert getattr(weight.cost(browser, f"{address}/page.html"), what) >= least

@@ -1,0 +1,119 @@
+"""What a page of the book costs on a first visit: `python tests/book/weight.py [SITE]` prints it page by page."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+SITE = Path(__file__).resolve().parents[2] / "_build" / "html"
+# What moved without being asked, by the rule of web vitals: the worst run of shifts less than a second apart.
+SHIFTS = """() => {
+    window.shifts = [];
+    new PerformanceObserver(list => { for (const one of list.getEntries()) if (!one.hadRecentInput) shifts.push({
+        at: one.startTime, value: one.value,
+        what: one.sources.map(({node}) => node && (node.id || node.className || node.nodeName)).join(", ")}); })
+        .observe({type: "layout-shift", buffered: true});
+}"""
+WORST = """() => {
+    let worst = 0, sum = 0, begin = 0, last = 0;
+    for (const {at, value} of shifts) {
+        if (at - last > 1000 || at - begin > 5000) { sum = 0; begin = at; }
+        last = at; sum += value; worst = Math.max(worst, sum);
+    }
+    return worst;
+}"""
+# A page is ready when it has loaded and every figure on it has started, or says that it could not.
+READY = """() => document.readyState === "complete" && document.querySelector("h1")
+    && [...document.querySelectorAll("[data-accumviz-player], [data-accumviz-explorer]")]
+        .every(one => one.querySelector(".av-frame, .av-note"))"""
+
+
+@dataclass
+class Cost:
+    requests: int
+    kilobytes: float  # gzip
+    shift: float
+    ready: float  # seconds by the clock, the processor slowed: others at work on the machine are in it
+    worked: float  # seconds of the page's own thread, slowed
+    shifts: list[dict[str, Any]]
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        """A request per line would bury the table."""
+
+
+def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280) -> Cost:
+    """Visit a page as somebody who has never been there: nothing is kept from an earlier visit."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="light")
+    page = context.new_page()
+    responses: list[Any] = []
+    page.on("response", lambda response: responses.append(response))  # Playwright marks its listeners
+    page.add_init_script(f"({SHIFTS})()")
+    tab = context.new_cdp_session(page)
+    # in the thread's own time, which stands still while others have the processor
+    tab.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(address, wait_until="commit")
+    page.wait_for_function(READY, timeout=60_000)
+    worked = {one["name"]: one["value"] for one in tab.send("Performance.getMetrics")["metrics"]}["TaskDuration"]
+    page.wait_for_timeout(500)
+    for _ in range(12):
+        page.mouse.wheel(0, 800)
+        page.wait_for_timeout(30)
+    page.wait_for_timeout(300)
+    shift, shifts = page.evaluate(WORST), page.evaluate("shifts")
+    fetched = [response for response in responses if response.url.startswith("http")]
+    weight = sum(len(gzip.compress(response.body(), 6)) for response in fetched) / 1000
+    tab.send("Emulation.setCPUThrottlingRate", {"rate": slowed})
+    page.goto("about:blank")
+    page.goto(address, wait_until="commit")
+    page.wait_for_function(READY, timeout=60_000)
+    ready = page.evaluate("performance.now()") / 1000
+    context.close()
+    return Cost(len(fetched), weight, shift, ready, slowed * worked, shifts)
+
+
+def noise(length: int, seed: str) -> bytes:
+    """Letters that cannot be packed."""
+    return random.Random(seed).randbytes(length // 2).hex().encode()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def table(site: Path) -> str:
+    from playwright.sync_api import sync_playwright
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    import chromium
+
+    pages = sorted(path for path in site.rglob("*.html") if site / "_static" not in path.parents)
+    lines = [f"{'page':32}{'KB':>7}{'asked':>7}{'shift':>8}{'worked':>8}{'ready':>8}"]
+    with sync_playwright() as playwright, served(site) as address:
+        browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
+        for path in pages:
+            name = path.relative_to(site).as_posix()
+            found = cost(browser, f"{address}/{name}")
+            numbers = f"{found.kilobytes:7.0f}{found.requests:7}{found.shift:8.3f}{found.worked:8.2f}{found.ready:8.2f}"
+            lines.append(f"{name:32}{numbers}")
+        browser.close()
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(Path(*sys.argv[1:2]) if sys.argv[1:] else SITE))

@@ -1,0 +1,418 @@
+"""The loop lab in a browser: lines moved by mouse, finger and keyboard, and what follows from it."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import accumviz as av
+from accumviz.views.lab import Lab, assets
+from tests.browser.frames import drawn
+from tests.browser.test_scrolling import swiped
+
+Open = Callable[..., Any]
+Show = Callable[..., Any]
+ZERO, STEP, CLIP = "optimizer.zero_grad()", "optimizer.step()", "nn.utils.clip_grad_norm_(w, 4)"
+EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">\u202e'
+BLOCKED = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError'); }})"
+
+
+@cache
+def made(start: tuple[tuple[str, Any], ...] = (), task: str = "") -> Lab:
+    return av.lab(dict(start), task=task)
+
+
+class Bench:
+    """A lab on a page, as a reader meets it."""
+
+    def __init__(self, page: Any, index: int = 0) -> None:
+        self.page, self.root = page, page.locator(".av-lab").nth(index)
+        self.root.locator(".av-bench .av-in-code").wait_for()
+
+    def grip(self, line: str) -> Any:
+        return self.root.get_by_role("button", name=re.compile(rf"^{re.escape(line)}, "))
+
+    def where(self, line: str) -> str:
+        return str(self.grip(line).get_attribute("aria-label")).removeprefix(f"{line}, ").partition(";")[0]
+
+    def choose(self, group: str, value: str) -> None:
+        self.root.get_by_role("radiogroup", name=group).get_by_role("radio", name=value, exact=True).check()
+
+    @property
+    def said(self) -> str:
+        drawn(self.page)
+        return str(self.root.locator(".av-said").inner_text())
+
+    @property
+    def code(self) -> list[str]:
+        lines = self.root.locator(".av-line code").all_inner_texts()
+        return [line.replace(" ↕", "").replace("↕", "").rstrip() for line in lines]
+
+    @property
+    def sums(self) -> list[str]:
+        return list(self.root.locator(".av-in-shares .av-win .av-total").all_inner_texts())
+
+
+@pytest.fixture
+def show(watch: Open, tmp_path: Path) -> Show:
+    def open_page(lab: Lab, fragment: str = "", again: int = 1, before: str = "", **options: Any) -> Any:
+        path = tmp_path / "page.html"
+        lab.save(path)
+        text = path.read_text("utf-8")
+        body = text.partition("<body>")[2].partition("</body>")[0]
+        path.write_text(text.replace("</body></html>", f"{body * (again - 1)}</body></html>"), "utf-8")
+        watched = watch(**options)
+        if before:
+            watched.page.add_init_script(before)
+        watched.page.goto(path.as_uri() + fragment)
+        watched.bench = Bench(watched.page)
+        return watched
+
+    return open_page
+
+
+def test_a_mouse_drags_a_line_to_another_place_and_everything_follows(show: Show, mode: str) -> None:
+    watched = show(made(), mode=mode)
+    bench, mouse = watched.bench, watched.page.mouse
+    assert bench.said.startswith("✓ Healthy")
+    before = bench.root.locator(".av-in-weights .av-note").first.inner_text()
+    box, goal = bench.grip(ZERO).bounding_box(), bench.root.get_by_role("button", name="line 5").bounding_box()
+    mouse.move(box["x"] + 30, box["y"] + box["height"] / 2)
+    mouse.down()
+    mouse.move(box["x"] + 30, box["y"] - 40, steps=4)
+    place = bench.root.get_by_role("button", name=f"put {ZERO} first in every micro-batch")
+    there = place.bounding_box()
+    mouse.move(there["x"] + 20, there["y"] + there["height"] / 2, steps=4)
+    assert place.locator("..").evaluate("slot => slot.classList.contains('av-near')")
+    mouse.up()
+    assert goal and bench.said.startswith("✗ 1 mistake: zero-grad-inside-window.")
+    assert bench.where(ZERO) == "first in every micro-batch"
+    assert bench.code == made().text(zero_grad="micro-batch").splitlines()
+    assert bench.sums == ["0.3333", "0.3333", "1"] * 2
+    assert bench.root.locator(".av-in-weights .av-note").first.inner_text() != before
+    assert bench.root.locator(".av-count").inner_text() == "event 36 / 37"
+    assert not bench.root.locator(".av-slot:visible").count()
+    assert (watched.foreign, watched.complaints) == ([], [])
+
+
+def test_a_line_that_is_let_go_where_it_was_stays_there(show: Show) -> None:
+    bench = show(made()).bench
+    box, mouse = bench.grip(STEP).bounding_box(), bench.page.mouse
+    mouse.move(box["x"] + 30, box["y"] + 6)
+    mouse.down()
+    mouse.move(box["x"] + 90, box["y"] + 8, steps=4)
+    moved = bench.grip(STEP).bounding_box()
+    mouse.move(moved["x"] + 60, moved["y"] + 8)
+    mouse.up()
+    assert (bench.where(STEP), bench.said[:9]) == ("after K micro-batches", "✓ Healthy")
+    assert not bench.root.locator(".av-slot:visible").count()
+
+
+def test_a_finger_taps_a_line_and_then_a_place_and_still_scrolls(show: Show) -> None:
+    watched = show(made(), width=375, has_touch=True)
+    bench = watched.bench
+    bench.grip(CLIP).tap()
+    assert bench.grip(CLIP).get_attribute("aria-pressed") == "true"
+    bench.root.get_by_role("button", name=f"put {CLIP} after every backward").tap()
+    assert bench.said.startswith("✗ 1 mistake: clip-per-micro-batch.")
+    bench.grip(CLIP).tap()
+    bench.root.get_by_role("button", name=f"put {CLIP} nowhere").tap()
+    assert bench.said.startswith("✓ Healthy")
+    bench.grip(ZERO).scroll_into_view_if_needed()
+    assert swiped(watched.page, ".av-grip", 240) > 180, "what a finger drags is the page"
+    assert bench.where(ZERO) == "below the step"
+    assert watched.complaints == []
+
+
+def test_the_keyboard_moves_a_line_from_place_to_place_and_keeps_the_focus(show: Show) -> None:
+    bench = show(made()).bench
+    press = bench.page.keyboard.press
+    bench.grip(ZERO).focus()
+    seen = []
+    for _ in range(4):
+        press("ArrowUp")
+        seen.append((bench.where(ZERO), bench.said.partition(".")[0][2:]))
+        assert bench.page.evaluate("document.activeElement.className") == "av-grip"
+    assert seen == [
+        ("above the step", "1 mistake: zero-before-step"),
+        ("below backward", "1 mistake: zero-before-step"),
+        ("first in every micro-batch", "1 mistake: zero-grad-inside-window"),
+        ("above the loop over micro-batches", "1 mistake: missing-zero-grad"),
+    ]
+    press("ArrowUp")
+    assert bench.where(ZERO) == seen[-1][0], "there is nothing above"
+    for _ in range(5):
+        press("ArrowDown")
+    assert bench.where(ZERO) == "nowhere"
+    press("Enter")
+    places = bench.root.locator(".av-here:visible")
+    assert places.count() == 5
+    press("Escape")
+    assert places.count() == 0
+
+
+def test_toggles_follow_and_go_back_to_the_start(show: Show) -> None:
+    bench = show(made()).bench
+    bench.choose("each loss is divided by", "nothing")
+    assert bench.said.startswith("✗ 1 mistake: loss-not-divided.")
+    assert bench.sums == ["3", "3", "1"] * 2
+    bench.choose("the last, shorter window", "is dropped")
+    assert "tail-dropped, loss-not-divided" in bench.said
+    bench.root.get_by_role("button", name="Back to the start").click()
+    assert bench.said.startswith("✓ Healthy")
+    assert bench.root.get_by_role("radio", name="the window's length").is_checked()
+
+
+def test_a_third_change_takes_the_oldest_back_and_says_so(show: Show) -> None:
+    bench = show(made()).bench
+    bench.choose("each loss is divided by", "nothing")
+    bench.choose("K", "2")
+    bench.grip(ZERO).focus()
+    bench.page.keyboard.press("ArrowDown")
+    assert "each loss is divided by is the window's length again" in bench.said
+    assert bench.root.get_by_role("radio", name="the window's length").is_checked()
+    assert "missing-zero-grad" in bench.said
+    assert bench.root.get_by_role("radio", name="2", exact=True).is_checked()
+
+
+def test_what_is_said_is_a_live_region_and_a_line_of_the_report_leads_to_its_event(show: Show) -> None:
+    bench = show(made((("divide", "nothing"),))).bench
+    assert bench.root.locator(".av-said").get_attribute("aria-live") == "polite"
+    bench.root.locator(".av-found").get_by_role("button", name=re.compile("^line")).click()
+    drawn(bench.page)
+    assert "backward of loss" in bench.root.locator(".av-say").inner_text()
+    assert "loss.backward()" in bench.root.locator(".av-line[aria-current]").inner_text()
+
+
+def test_the_code_is_indented_and_nothing_is_cut(show: Show, mode: str) -> None:
+    for width in (1000, 700, 375):
+        bench = show(made(), mode=mode, width=width).bench
+        for zero in ("", "ArrowUp"):
+            if zero:
+                bench.grip(ZERO).focus()
+                bench.page.keyboard.press(zero)
+            wide = bench.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+            assert wide[0] <= wide[1]
+            lefts = bench.root.locator(".av-line code").evaluate_all(
+                """lines => lines.map(line => {
+                    const range = document.createRange(), walk = document.createTreeWalker(line, 4);
+                    for (let text; (text = walk.nextNode());) {
+                        const at = text.data.search(/\\S/);
+                        if (at < 0) continue;
+                        range.setStart(text, at);
+                        range.setEnd(text, at + 1);
+                        return range.getBoundingClientRect().left;
+                    }
+                })"""
+            )
+            depths = [(len(line) - len(line.lstrip())) // 4 for line in bench.code]
+            step = (lefts[4] - lefts[3]) / (depths[4] - depths[3])
+            assert step > 12
+            for left, depth in zip(lefts, depths, strict=True):
+                assert left == pytest.approx(lefts[0] + step * depth, abs=1.5)
+            beyond = bench.root.locator(".av-line, .av-grip, .av-radios, .av-cure, .av-said, .av-goal").evaluate_all(
+                """all => all.filter(el => el.getBoundingClientRect().right > innerWidth
+                    || (el.scrollWidth > el.clientWidth + 1 && getComputedStyle(el).overflowX === 'hidden'))
+                    .map(el => el.outerHTML)"""
+            )
+            assert beyond == []
+
+
+def test_an_arrangement_answers_within_fifty_milliseconds(show: Show) -> None:
+    bench = show(made()).bench
+    times = bench.page.evaluate(
+        """async () => {
+            const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+            const radios = [...document.querySelectorAll('.av-radios input')];
+            const took = [];
+            for (let round = 0; round < 4; round++) for (const radio of radios) {
+                await frame();
+                const from = performance.now();
+                radio.click();
+                document.body.getBoundingClientRect();
+                took.push(performance.now() - from);
+            }
+            return took.sort((a, b) => a - b);
+        }"""
+    )
+    assert times[len(times) // 2] <= 50, times
+
+
+def test_a_permalink_brings_an_arrangement_and_its_moment_back(show: Show) -> None:
+    bench = show(made()).bench
+    bench.choose("K", "2")
+    bench.grip(ZERO).focus()
+    bench.page.keyboard.press("ArrowDown")
+    bench.root.get_by_role("slider", name="event").fill("4")
+    drawn(bench.page)
+    link = bench.root.get_by_label("link to this moment").get_attribute("href")
+    assert "zero_grad=nowhere" in link and "k=2" in link
+    before = [bench.said.partition(".")[0], bench.code, bench.root.locator(".av-say").inner_text()]
+    again = show(made(), fragment=link).bench
+    assert [again.said.partition(".")[0], again.code, again.root.locator(".av-say").inner_text()] == before
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        "k=99",
+        "turned=left",
+        "k=2&zero_grad=nowhere&tail=drop",
+        "zero_grad=%3Cscript%3Ewindow.ran%3D1%3C%2Fscript%3E",
+        "k",
+    ],
+)
+def test_a_permalink_to_what_is_no_more_falls_back_with_a_word(show: Show, gone: str) -> None:
+    watched = show(made(), fragment=f"#{made().id}&{gone}&e=1e9")
+    assert "The arrangement of this link is not here any more" in watched.bench.said
+    assert watched.bench.code == made().text().splitlines()
+    assert watched.page.evaluate("window.ran") is None
+    assert watched.complaints == []
+
+
+def test_a_repair_is_told_and_remembered_and_its_cure_is_folded_away(show: Show) -> None:
+    task = made((("zero_grad", "micro-batch"),), "repair")
+    watched = show(task)
+    bench = watched.bench
+    goal = bench.root.locator(".av-goal")
+    assert goal.inner_text() == "Repair this loop until check says healthy."
+    assert not bench.root.locator(".av-cure").is_visible()
+    bench.grip(ZERO).focus()
+    for _ in range(3):
+        bench.page.keyboard.press("ArrowDown")
+    assert goal.inner_text() == "✓ Mended: check says healthy."
+    watched.page.reload()
+    again = Bench(watched.page)
+    assert goal.inner_text() == "Repair this loop until check says healthy. (You have mended it before.)"
+    assert "zero-grad-inside-window" in again.said, "the loop is the broken one again"
+    assert watched.page.evaluate("Object.values(localStorage)") == ['{"said":"mended"}']
+
+
+def test_a_repair_goes_without_a_memory(show: Show) -> None:
+    watched = show(made((("zero_grad", "micro-batch"),), "repair"), before=BLOCKED)
+    watched.bench.grip(ZERO).focus()
+    for _ in range(3):
+        watched.bench.page.keyboard.press("ArrowDown")
+    assert watched.bench.root.locator(".av-goal").inner_text().startswith("✓ Mended")
+    assert watched.complaints == []
+
+
+def test_a_lab_below_a_question_keeps_its_looks(watch: Open, tmp_path: Path) -> None:
+    lab = made((("tail", "carry"),), "repair")
+    asked = av.predict("How much?", 1, reveal=lab).to_html()
+    (tmp_path / "page.html").write_text(f"<!doctype html><html lang=en><meta charset=utf-8><body>{asked}", "utf-8")
+    (tmp_path / "own.html").write_text(
+        f"<!doctype html><html lang=en><meta charset=utf-8><body>{lab.to_html()}", "utf-8"
+    )
+    heights = []
+    for name in ("page", "own"):
+        watched = watch(width=760)
+        watched.page.goto((tmp_path / f"{name}.html").as_uri())
+        if name == "page":
+            watched.page.get_by_text("Show me").click()
+        bench = Bench(watched.page)
+        assert "leftover-carried" in bench.said
+        parts = bench.root.locator(".av-line, .av-said, .av-option, .av-restart, .av-shelf")
+        heights.append(parts.evaluate_all("all => all.map(one => Math.round(one.getBoundingClientRect().height))"))
+    assert heights[0] == heights[1]
+
+
+def test_two_labs_on_a_page_go_their_own_ways(show: Show) -> None:
+    watched = show(made(), again=2)
+    first, second = watched.bench, Bench(watched.page, 1)
+    second.choose("K", "2")
+    assert (second.code[0], first.code[0]) == ("K = 2", "K = 3")
+    assert watched.page.locator(".av-bench").count() == 2
+
+
+def test_without_scripts_the_loop_its_shares_and_the_report_can_be_read(watch: Open, tmp_path: Path) -> None:
+    made((("divide", "nothing"),)).save(tmp_path / "page.html")
+    watched = watch(java_script_enabled=False)
+    watched.page.goto((tmp_path / "page.html").as_uri())
+    text = watched.page.locator(".av-words").inner_text()
+    for part in ("        loss = (w * x - y).square().mean()", "which add to 3.", "loss-not-divided"):
+        assert part in text
+
+
+def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
+    path, inner = tmp_path / "frame.html", html.escape(made().to_html())
+    path.write_text(f'<iframe sandbox="allow-scripts" width=900 height=1400 srcdoc="{inner}"></iframe>', "utf-8")
+    watched = watch()
+    watched.page.goto(path.as_uri())
+    frame = watched.page.frame_locator("iframe")
+    frame.get_by_role("radio", name="nothing", exact=True).check()
+    assert "loss-not-divided" in frame.locator(".av-said").inner_text()
+    assert watched.complaints == []
+
+
+def test_hostile_names_stay_text(show: Show) -> None:
+    lab = made()
+    offers = [o._replace(title=EVIL + o.title, labels=tuple(EVIL + label for label in o.labels)) for o in lab.offers]
+    evil = Lab(offers, lab.start, lab.known, "", lab.record, lab.loss)
+    watched = show(evil)
+    bench = watched.bench
+    bench.root.get_by_role("radio").nth(1).check()
+    bench.grip(ZERO).focus()
+    bench.page.keyboard.press("ArrowUp")
+    assert "</script>" in bench.said
+    assert watched.page.evaluate("window.ran") is None
+    assert watched.complaints == []
+
+
+# What a kernel would do, done by the page: it hears `ask` and sets `told`.
+KERNEL = """
+const text = document.querySelector('.av-lab script').textContent;
+const listeners = {}, state = {data: text, id: 'live', live: true, asked: []};
+const model = {
+    get: key => state[key],
+    set: (key, value) => {
+        state[key] = value;
+        if (key === 'ask') state.asked.push(value);
+        (listeners['change:' + key] || []).forEach(heard => heard());
+    },
+    save_changes() {},
+    on: (name, heard) => (listeners[name] ||= []).push(heard),
+};
+const el = document.createElement('div');
+document.body.append(el);
+window.fake = {model, state};
+window.mount = view => view.render({model, el});
+0;
+"""
+
+
+def test_a_kernel_records_other_values_and_what_it_raises_is_told(show: Show) -> None:
+    lab = made()
+    watched = show(lab)
+    page = watched.page
+    script = re.sub(r"export\{(\w+) as default\};?\s*$", r"window.labView=\1;", assets()[1])
+    page.evaluate(KERNEL)
+    page.add_script_tag(content=script, type="module")
+    page.wait_for_function("window.labView")
+    page.evaluate("window.mount(window.labView)")
+    bench = Bench(page, 1)
+    bench.root.get_by_label("K: another value").fill("5")
+    bench.root.get_by_label("K: another value").press("Enter")
+    assert "The kernel is recording this loop." in bench.said
+    (asked,) = page.evaluate("window.fake.state.asked")
+    assert asked["choice"]["k"] == "5"
+    live: Any = lab.live()
+    live.ask = asked
+    page.evaluate("told => window.fake.model.set('told', told)", live.told)
+    page.wait_for_function("document.querySelectorAll('.av-lab')[1].innerText.includes('K = 5')")
+    assert bench.said.startswith("✓ Healthy")
+    bench.root.get_by_label("learning rate: another value").fill("fast")
+    bench.root.get_by_label("learning rate: another value").press("Enter")
+    live.ask = page.evaluate("window.fake.state.asked.at(-1)")
+    page.evaluate("told => window.fake.model.set('told', told)", live.told)
+    drawn(page)
+    assert "ValueError: lr='fast'; expected a number" in bench.said
+    bench.root.get_by_role("button", name="Back to the start").click()
+    assert bench.said.startswith("✓ Healthy")
+    assert watched.complaints == []

@@ -1,0 +1,443 @@
+"""The opening, what is pointed at, and two runs under one scrubber, as a reader meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accumviz.ledger import Ledger, Parameter
+from accumviz.views.explore import Explorer, explore
+from accumviz.views.player import Player, play
+from tests.browser.frames import drawn
+from tests.toys import CODE, EVIL, ROWS, W, chain
+
+Open = Callable[..., Any]
+WALKED = Ledger.build(
+    [W],
+    [
+        ROWS[0] | {"weights": {"w": 1.0}},
+        ROWS[1],
+        *({**row, "weights": {"w": 1.2}} if row["kind"] == "step" else row for row in ROWS[2:]),
+    ],
+    sources={"a.py": CODE},
+)
+GRAPHS = {0: chain(-16.0), 1: chain(-4.0)}
+
+
+def opening() -> Player:
+    return play(WALKED, GRAPHS, loss=lambda w: (w - 2) ** 2)
+
+
+def runs(**more: Any) -> Explorer:
+    """A whole batch, two halves of it, and two halves that nobody divided."""
+
+    def one(parts: list[float], line: str) -> Ledger:
+        rows: list[dict[str, Any]] = []
+        for i, part in enumerate(parts):
+            grad = sum(parts[: i + 1])
+            rows.append({"kind": "backward", "line": 2, "contribution": {"w": part}, "grad": {"w": grad}})
+        rows.append({"kind": "step", "line": 3, "grad": {"w": sum(parts)}, "weights": {"w": 1 - 0.01 * sum(parts)}})
+        rows.append({"kind": "zero_grad", "line": 4})
+        rows[0]["weights"] = {"w": 1.0}
+        source = f"for x in data:\n    {line}\noptimizer.step()\noptimizer.zero_grad()\n"
+        return Ledger.build(
+            [Parameter("w", (1,), optimizers=(0,))], [row | {"file": "a.py"} for row in rows], sources={"a.py": source}
+        )
+
+    return explore(
+        {
+            "full batch": one([-20.0], "f(x).backward()"),
+            "accumulated": one([-16.0, -4.0], "(f(x) / 2).backward()"),
+            "undivided": one([-32.0, -8.0], "f(x).backward()"),
+        },
+        loss=lambda w: (w - 2) ** 2,
+        **more,
+    )
+
+
+@pytest.fixture
+def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
+    def open_page(view: Player | Explorer, **options: Any) -> Any:
+        view.save(tmp_path / "page.html")
+        watched = watch(**options)
+        watched.page.goto((tmp_path / "page.html").as_uri())
+        watched.page.locator(".av-frame").first.wait_for()
+        drawn(watched.page)
+        return watched
+
+    return open_page
+
+
+Show = Callable[..., Any]
+OPACITY = "els => els.map(el => Number(getComputedStyle(el).opacity))"
+
+
+def nodes(page: Any) -> Any:
+    """As far as so many nodes have run; below 0, so many are still to be built."""
+
+    def run(n: int) -> None:
+        page.get_by_label("forward, then backward").fill(str(3 + n))
+        drawn(page)
+
+    return run
+
+
+@pytest.mark.parametrize("width", [375, 720, 1280])
+def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_in_view(
+    show: Show, width: int, mode: str
+) -> None:
+    watched = show(opening(), width=width, mode=mode, reduced_motion="reduce")
+    page = watched.page
+    assert page.locator(".av-count").inner_text() == "start / 3"
+    assert page.locator(".av-scrub").get_attribute("aria-valuetext") == "Before the first event"
+    assert page.locator(".av-row .av-total").inner_text() == "None"
+    assert page.locator(".av-in-weights .av-weighs").inner_text() == "w 1, loss 1"
+    assert page.locator(".av-node").evaluate_all(OPACITY) == [0.13, 0.13, 1.0], "a parameter is there before"
+    box = page.locator(".av-in-graph .av-win").bounding_box()
+    for node in page.locator(".av-node").all():
+        place = node.bounding_box()
+        assert box["y"] - 1 <= place["y"]
+        assert place["y"] + place["height"] <= box["y"] + box["height"] + 1
+    assert watched.complaints == []
+
+
+def test_the_forward_builds_nodes_in_order_and_backward_shows_what_each_edge_multiplies_by(show: Show) -> None:
+    page = show(opening(), reduced_motion="reduce").page
+    page.get_by_role("button", name="next event").click()
+    run = nodes(page)
+    seen = []
+    for n in (-3, -2, -1, 0):
+        run(n)
+        seen.append(page.locator(".av-node.av-unborn").count())
+    assert seen == [2, 2, 1, 0], "the last that was run is the first that was made; the parameter was there"
+    factors = page.locator(".av-by")
+    assert factors.evaluate_all(OPACITY) == [0, 0]
+    run(2)
+    assert factors.all_text_contents() == ["× 8", "× −2"]
+    assert factors.evaluate_all(OPACITY) == [1, 1]
+    run(3)
+    page.locator(".av-node", has_text="AccumulateGrad").click()
+    drawn(page)
+    assert "8 × −2 = −16" in page.locator(".av-say").text_content()
+
+
+def test_a_contribution_travels_from_its_leaf_to_its_bar_by_transform_alone(show: Show) -> None:
+    page = show(opening()).page
+    page.get_by_role("button", name="next event").click()
+    mark = page.locator(".av-flying")
+    mark.wait_for(state="attached")
+    found = page.evaluate(
+        """() => {
+            const mark = document.querySelector(".av-flying"), [flight] = mark.getAnimations();
+            flight.pause();
+            const centre = box => [box.x + box.width / 2, box.y + box.height / 2];
+            const at = time => { flight.currentTime = time; return centre(mark.getBoundingClientRect()); };
+            const ends = [at(0), at(flight.effect.getTiming().duration * 0.9)];
+            const keys = new Set(flight.effect.getKeyframes().flatMap(Object.keys));
+            const leaf = centre([...document.querySelectorAll(".av-node")].at(-1).getBoundingClientRect());
+            const bar = centre(document.querySelector(".av-row .av-bar").getBoundingClientRect());
+            const told = mark.textContent;
+            flight.finish();
+            return { ends, keys: [...keys], leaf, bar, told };
+        }"""
+    )
+    assert found["told"] == "−16"
+    assert found["ends"][0] == pytest.approx(found["leaf"], abs=2)
+    assert found["ends"][1] == pytest.approx(found["bar"], abs=2)
+    assert set(found["keys"]) <= {"offset", "computedOffset", "easing", "composite", "transform", "opacity"}
+    mark.wait_for(state="detached")
+
+
+def test_for_readers_who_ask_nothing_is_between_two_moments(show: Show) -> None:
+    page = show(opening(), reduced_motion="reduce").page
+    page.evaluate("""() => {
+        window.animated = 0;
+        const animate = Element.prototype.animate;
+        Element.prototype.animate = function (...how) { window.animated++; return animate.apply(this, how); };
+    }""")
+    dot = ".av-mover"
+    before = page.locator(dot).bounding_box()
+    for _ in range(4):
+        page.get_by_role("button", name="next event").click()
+        drawn(page)
+    assert page.evaluate("[window.animated, document.getAnimations().length]") == [0, 0]
+    after = page.locator(dot).bounding_box()
+    assert after["x"] > before["x"] + 10, "the weight has moved"
+    assert after["y"] > before["y"] + 10, "down its curve"
+
+
+def test_playing_starts_before_the_forward_takes_twelve_seconds_at_most_and_stops_at_once(show: Show) -> None:
+    page = show(opening()).page
+    page.evaluate("""() => {
+        window.seen = [];
+        const look = () => {
+            const told = document.querySelector(".av-sub .av-told"), count = document.querySelector(".av-count");
+            const state = `${count.textContent} ${told.textContent}`;
+            if (window.seen.at(-1)?.[1] !== state) window.seen.push([performance.now(), state]);
+        };
+        new MutationObserver(look).observe(document.querySelector(".av-frame"), {subtree: true, childList: true});
+    }""")
+    page.get_by_role("button", name="play", exact=True).click()
+    page.get_by_role("button", name="pause").wait_for()
+    page.get_by_role("button", name="play", exact=True).wait_for(timeout=20_000)
+    seen = page.evaluate("window.seen")
+    states = [state for _, state in seen]
+    assert states[0] in ("start / 3 0 of 3 built", "event 0 / 3 0 of 3 built")
+    assert "event 0 / 3 0 of 3 run" in states
+    assert states[-1].startswith("event 3 / 3")
+    assert seen[-1][0] - seen[0][0] < 12_000
+    page.get_by_role("button", name="play", exact=True).click()
+    page.get_by_role("button", name="pause").click()
+    said = page.locator(".av-count").inner_text()
+    page.wait_for_timeout(900)
+    assert page.locator(".av-count").inner_text() == said == "start / 3"
+
+
+def test_what_a_step_makes_of_the_weight_is_said_by_page_and_python(show: Show) -> None:
+    page = show(opening(), reduced_motion="reduce").page
+    page.get_by_role("slider", name="event", exact=True).fill("3")
+    drawn(page)
+    assert page.locator(".av-say").text_content().endswith("w is now 1.2.")
+    assert any("w is now 1.2." in line for line in opening().words)
+
+
+def test_recordings_without_weights_graphs_or_shares_have_no_empty_pane(show: Show) -> None:
+    page = show(play(Ledger.build([W], ROWS))).page
+    assert page.locator(".av-pane").evaluate_all("els => els.map(el => el.className)") == [
+        f"av-pane av-in-{name}" for name in ("code", "grad", "time")
+    ]
+    assert page.locator(".av-count").inner_text() == "event 0 / 3", "nothing is built, nothing moves"
+
+
+def warm(page: Any) -> dict[str, list[str]]:
+    """What is lit in each pane."""
+    return {
+        "code": page.locator(".av-line.av-warm .av-no").all_text_contents(),
+        "graph": page.locator(".av-node.av-warm .av-title").all_text_contents(),
+        "time": page.locator(".av-warmed i").evaluate_all("els => els.map(el => el.style.left)"),
+        "shares": page.locator(".av-part.av-warm").all_text_contents(),
+    }
+
+
+def shared() -> Player:
+    term = {"op": "MeanBackward0", "reduction": "mean", "elements": 1, "factor": 0.5, "unknown": ""}
+    rows = [{**row, "details": {**row.get("details", {}), "terms": [term]}} for row in ROWS[:2]]
+    parameters = [Parameter("w", (1,), optimizers=(0,))]
+    ledger = Ledger.build(
+        parameters, [*rows, {**ROWS[2], "details": {"optimizer_index": 0}}, *ROWS[3:]], sources={"a.py": CODE}
+    )
+    return play(ledger, GRAPHS)
+
+
+@pytest.mark.parametrize("how", ["mouse", "keyboard", "finger"])
+def test_what_is_pointed_at_lights_up_in_the_other_panes(show: Show, how: str) -> None:
+    page = show(shared(), reduced_motion="reduce", width=1280, **({"has_touch": True} if how == "finger" else {})).page
+    page.get_by_role("button", name="next event").click()
+    drawn(page)
+    line = page.locator(".av-line", has_text="backward").first
+    if how == "mouse":
+        line.hover()
+    elif how == "keyboard":
+        line.locator("button").focus()
+    else:
+        line.tap()
+    drawn(page)
+    lit = warm(page)
+    assert len(lit["code"]) == 1
+    assert lit["graph"] == ["loss"]
+    assert len(lit["time"]) == 2, "the line ran twice"
+    assert lit["shares"] == ["0.5", "0.5"]
+
+
+def test_what_is_lit_on_the_timeline_stays_with_its_event_when_the_width_changes(show: Show) -> None:
+    page = show(shared(), reduced_motion="reduce", width=1280).page
+    page.locator(".av-scrub").focus()
+    page.keyboard.press("End")
+    drawn(page)
+    for width in (1280, 700):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(200)
+        lit, head = (page.locator(part).bounding_box() for part in (".av-warmed i", ".av-playhead"))
+        assert (lit["x"], lit["width"]) == pytest.approx((head["x"], head["width"]), abs=1.5)
+
+
+def test_a_node_a_segment_and_an_event_light_up_the_line_as_the_line_does_them(show: Show) -> None:
+    page = show(shared(), reduced_motion="reduce", width=1280).page
+    page.get_by_role("button", name="next event").click()
+    drawn(page)
+    (code,) = page.locator(".av-line", has_text="backward").first.locator(".av-no").all_text_contents()
+    page.locator(".av-node").first.hover()
+    assert warm(page)["code"] == [code]
+    assert warm(page)["shares"] == ["0.5"]
+    page.locator(".av-part").last.hover()
+    assert warm(page)["code"] == [code]
+    assert len(warm(page)["time"]) == 1
+    page.get_by_role("slider", name="event").press("End")
+    drawn(page)
+    last = page.locator(".av-playhead").bounding_box()
+    page.get_by_role("button", name="previous event").click()
+    page.get_by_role("button", name="previous event").click()
+    page.mouse.move(last["x"] + last["width"] / 2, last["y"] + 60)
+    drawn(page)
+    assert warm(page)["graph"] == ["w"], "what zeroes acts on the parameter"
+    page.mouse.move(2, 2)
+    assert warm(page) == {"code": [], "graph": [], "time": [], "shares": []}
+    page.locator(".av-in-graph .av-win").focus()
+    page.keyboard.press("ArrowDown")
+    drawn(page)
+    assert warm(page)["code"] == [code]
+
+
+def test_runs_by_name_are_tabs_above_one_player_and_their_weights_one_picture(show: Show, mode: str) -> None:
+    watched = show(runs(), mode=mode, reduced_motion="reduce")
+    page = watched.page
+    tabs = page.get_by_role("radio")
+    assert [tab.get_attribute("aria-label") for tab in tabs.all()] == ["full batch", "accumulated", "undivided"]
+    assert page.locator("select").count() == 0
+    assert page.locator(".av-count:visible").inner_text() == "start / 2"
+    assert page.locator(".av-way").count() == 3
+    tabs.nth(2).check()
+    page.locator(".av-scrub:visible").fill("4")
+    drawn(page)
+    assert page.locator(".av-in-weights .av-weighs").inner_text() == "w 1.4, loss 0.36"
+    keys = page.locator(".av-in-weights .av-key").all_text_contents()
+    assert keys == ["undivided", "full batch", "accumulated"]
+    places = [dot.bounding_box()["x"] for dot in page.locator(".av-mover .av-dot").all()]
+    assert places[0] == pytest.approx(places[1], abs=1), "the same sum, the same step"
+    assert places[2] > places[0] + 5
+    assert watched.complaints == []
+
+
+def compared(page: Any) -> list[list[float]]:
+    """Each pane's top and height, side by side."""
+    found: list[list[float]] = page.evaluate(
+        """() => {
+            const [a, b] = [...document.querySelectorAll(".av-slots > .av-player")].map(
+                player => [...player.querySelectorAll(".av-pane")].map(pane => {
+                    const { y, height } = pane.getBoundingClientRect();
+                    return [y, height];
+                }));
+            return a.flatMap((one, i) => [[...one, ...b[i]]]);
+        }"""
+    )
+    return found
+
+
+def test_two_runs_have_one_scrubber_aligned_panes_and_marked_lines(show: Show, mode: str) -> None:
+    watched = show(runs(start={"run": "full batch"}, against={"run": "accumulated"}), mode=mode, width=1280)
+    page = watched.page
+    page.wait_for_timeout(300)
+    assert page.get_by_role("slider").count() == 1
+    assert page.get_by_text("Difference of the gradient", exact=True).is_visible()
+    for top, height, other_top, other_height in compared(page):
+        assert (top, height) == pytest.approx((other_top, other_height), abs=1)
+    marked = [line.inner_text() for line in page.locator(".av-line.av-differs code").all()]
+    assert [text.strip() for text in marked] == ["f(x).backward()", "(f(x) / 2).backward()"]
+    assert page.locator(".av-line.av-differs").first.evaluate("el => getComputedStyle(el, '::before').content") == '"≠"'
+    slider = page.get_by_role("slider", name="moment of both runs")
+    told = []
+    for place in range(int(slider.get_attribute("max")) + 1):
+        slider.fill(str(place))
+        drawn(page)
+        told.append(tuple(page.locator(".av-kind").all_inner_texts()))
+    assert told == [
+        ("start", "start"),
+        ("backward", "backward"),
+        ("backward", "backward"),
+        ("step", "step"),
+        ("zero_grad", "zero_grad"),
+    ]
+    assert watched.complaints == []
+
+
+def test_a_link_to_a_moment_of_two_runs_brings_both_back(show: Show) -> None:
+    page = show(runs(start={"run": "accumulated"}, against={"run": "undivided"}), width=1280).page
+    page.get_by_role("slider", name="moment of both runs").fill("3")
+    drawn(page)
+    told = page.locator(".av-both .av-count").inner_text()
+    link = page.locator(".av-both").get_by_role("link", name="link to this moment").get_attribute("href")
+    address = page.url
+    page.goto("about:blank")
+    page.goto(f"{address}{link}")
+    page.locator(".av-both .av-count").wait_for()
+    drawn(page)
+    assert page.locator(".av-both .av-count").inner_text() == told == "A 2 · B 2"
+    assert page.locator(".av-kind").all_inner_texts() == ["step", "step"]
+
+
+def test_moving_one_of_two_players_moves_the_other(show: Show) -> None:
+    page = show(runs(start={"run": "accumulated"}, against={"run": "undivided"}), width=1280).page
+    page.locator(".av-slots > .av-player").nth(1).locator(".av-line", has_text="step").click()
+    drawn(page)
+    assert page.locator(".av-kind").all_inner_texts() == ["step", "step"]
+    page.locator(".av-slots > .av-player").nth(1).locator(".av-in-code .av-win").focus()
+    page.keyboard.press("ArrowLeft")
+    drawn(page)
+    assert page.locator(".av-kind").all_inner_texts() == ["backward", "backward"]
+    page.keyboard.press(" ")
+    page.locator(".av-both").get_by_role("button", name="pause").wait_for()
+    page.locator(".av-both").get_by_role("button", name="play", exact=True).wait_for(timeout=10_000)
+    assert page.locator(".av-kind").all_inner_texts() == ["zero_grad", "zero_grad"]
+
+
+def test_a_comparison_keeps_its_height_while_a_choice_is_dragged(show: Show) -> None:
+    def one(k: int) -> Ledger:
+        rows: list[dict[str, Any]] = [
+            {"kind": "backward", "contribution": {"w": 1 / k}, "grad": {"w": (i + 1) / k}} for i in range(k)
+        ]
+        rows.append({"kind": "step", "grad": {"w": 1.0}, "weights": {"w": 0.9}})
+        return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
+
+    page = show(explore(one, k=[1, 2, 4, 8, 16], against={"k": 8}), width=1280).page
+    tall = []
+    for place in (0, 1, 2, 3, 4, 3, 1, 0):
+        page.get_by_role("slider", name="k").first.fill(str(place))
+        page.wait_for_timeout(150)
+        tall.append(page.locator(".av-xframe").bounding_box()["height"])
+    assert max(tall) - min(tall) <= 24, tall
+    assert len(set(tall[4:])) == 1, "once it was as tall as it gets, it stays"
+
+
+def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Show) -> None:
+    page = show(opening(), width=375, reduced_motion="reduce").page
+    page.get_by_role("button", name="next event").click()
+    drawn(page)
+    line = page.locator(".av-say")
+    one = line.bounding_box()["height"]
+    more = page.get_by_role("button", name="the whole sentence")
+    assert one <= 32
+    assert more.get_attribute("aria-expanded") == "false"
+    more.press("Enter")
+    assert more.get_attribute("aria-expanded") == "true"
+    assert line.bounding_box()["height"] > one
+    assert line.evaluate("el => el.scrollWidth <= el.clientWidth")
+
+
+def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> None:
+    page = show(opening()).page
+    told = " ".join(page.locator(".av-note, .av-marks").all_inner_texts())
+    for mark in ("Thin line: zero", "Heavy line: .grad", "Dots: None", "Dashed: freed", "Faint: not built", "×: what"):
+        assert mark in told
+    assert "Saved: bytes" in told
+    link = page.get_by_role("link", name="link to this moment")
+    assert link.get_attribute("title") == "link to this moment"
+    assert link.locator("svg").count() == 1
+
+
+def test_nothing_hostile_runs_in_the_new_places(show: Show) -> None:
+    rows = [
+        {"kind": "backward", "label": EVIL, "contribution": {EVIL: 1}, "grad": {EVIL: 1}, "weights": {EVIL: 1}},
+        {"kind": "step", "label": EVIL, "grad": {EVIL: 1}, "weights": {EVIL: 2}},
+    ]
+    ledger = Ledger.build([Parameter(EVIL, (1,), optimizers=(0,))], rows)
+    watched = show(explore({EVIL: ledger, "other": ledger}, against={"run": "other"}, loss=lambda w: w * w), width=1280)
+    page = watched.page
+    page.get_by_role("slider").first.fill("2")
+    page.get_by_role("button", name="Show one run").click()
+    drawn(page)
+    assert page.evaluate("window.ran") is None
+    assert page.locator("img").count() == 0
+    assert watched.complaints == watched.foreign == []

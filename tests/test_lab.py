@@ -1,0 +1,416 @@
+"""The arrangements of the lab: each is what its text does, and its report names the mistake that was made."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import linecache
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import accumviz as av
+from accumviz.book.lab import _INPUTS
+from accumviz.book.loops import AXES, RIGHT, arranged, checked, near
+from accumviz.checks.check import RULES
+from accumviz.views.lab import Lab, Made
+from accumviz.views.payload import encode, ledger_data
+from tests.conftest import ROOT
+
+STARTS: list[dict[str, Any]] = [{}, {"sizes": "unequal", "divide": "samples"}, {"zero_grad": "nowhere"}]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return av.lab()
+
+
+def choices(lab: Lab) -> Iterator[tuple[dict[str, Any], Made]]:
+    names = [offer.name for offer in lab.offers]
+    for key, made in lab.known.items():
+        yield dict(zip(names, key, strict=True)), made
+
+
+class ByHand:
+    """Runs the text of a loop without torch and without accumviz: what each sample weighs in each step.
+
+    `.grad` is a dict of contributions, each a micro-batch (epoch, number) with a weight per sample; a
+    sample's gradient is 2 x (w x − 2 x), written out.
+    """
+
+    def __init__(self, text: str, lr: float) -> None:
+        self.w, self.lr, self.epoch = 0.0, lr, -1
+        self.held: dict[tuple[int, int], dict[int, float]] = {}
+        self.read: list[dict[tuple[int, int], dict[int, float]]] = []
+        self.slopes: dict[tuple[int, int], dict[int, float]] = {}
+        self.made: list[tuple[int, int]] = []
+        self.since: list[tuple[int, int]] = []
+        self.mistakes: set[str] = set()
+        self.shortened: dict[tuple[int, int], int] = {}
+        self.erased: dict[tuple[int, int], int] = {}
+        self.norm_cut = False
+        names = {"w": self, "optimizer": self, "nn": self, "batches_of": self.loader}
+        exec(compile(text, "by hand", "exec"), names)
+
+    utils = property(lambda self: self)
+
+    def loader(self, sizes: list[int]) -> Any:
+        batches, at = [], 0
+        for n in sizes:
+            batches.append(list(range(at, at + n)))
+            at += n
+        hand = self
+
+        class Loader:
+            def __len__(self) -> int:
+                return len(batches)
+
+            def __iter__(self) -> Iterator[Any]:
+                hand.epoch += 1
+                for i, batch in enumerate(batches):
+                    hand.now = (hand.epoch, i)
+                    yield _Tensor(hand, batch), None
+
+        return Loader()
+
+    def __mul__(self, x: _Tensor) -> _Tensor:
+        return x
+
+    @property
+    def gradient(self) -> float:
+        """What `.grad` is: each contribution with the weight that there was when it was made."""
+        return sum(self.slopes[one][s] * c for one, part in self.held.items() for s, c in part.items())
+
+    def backward(self, weights: dict[int, float]) -> None:
+        self.held[self.now] = weights
+        self.slopes[self.now] = {s: 2 * _INPUTS[s] * (self.w - 2) * _INPUTS[s] for s in weights}
+        self.made.append(self.now)
+        self.since.append(self.now)
+
+    def zero_grad(self) -> None:
+        for one in self.held:
+            self.erased.setdefault(one, len(self.read))
+        self.held = {}
+
+    def clip_grad_norm_(self, _w: Any, most: float) -> None:
+        factor = min(1.0, most / (abs(self.gradient) + 1e-6))
+        if factor < 0.99:
+            self.norm_cut = True
+            for one in self.held:
+                self.shortened[one] = self.shortened.get(one, 0) + 1
+        self.held = {k: {s: c * factor for s, c in part.items()} for k, part in self.held.items()}
+
+    def step(self) -> None:
+        self.read.append(dict(self.held))
+        if self.since and not self.held:
+            self.mistakes.add("zero-before-step")
+        elif any(one not in self.held for one in self.since):
+            lost = [one for one in self.since if one not in self.held and one[0] == self.since[-1][0]]
+            self.mistakes |= {"zero-grad-inside-window"} if lost else set()
+        # Shortened a different number of times: by clips between the backwards of one window.
+        if len({self.shortened.get(one, 0) for one in self.since if one in self.held}) > 1:
+            self.mistakes.add("clip-per-micro-batch")
+        self.w -= self.lr * self.gradient
+        self.since = []
+
+
+class _Tensor:
+    """What a loop writes its loss with: only the samples and their weights are kept."""
+
+    def __init__(self, hand: ByHand, samples: list[int], weight: float = 1.0) -> None:
+        self.hand, self.samples, self.weight = hand, samples, weight
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __sub__(self, other: Any) -> _Tensor:
+        return self
+
+    def square(self) -> _Tensor:
+        return self
+
+    def sum(self) -> _Tensor:
+        return self
+
+    def mean(self) -> _Tensor:
+        return _Tensor(self.hand, self.samples, self.weight / len(self.samples))
+
+    def __truediv__(self, by: float) -> _Tensor:
+        return _Tensor(self.hand, self.samples, self.weight / by)
+
+    def backward(self) -> None:
+        self.hand.backward(dict.fromkeys(self.samples, self.weight))
+
+
+def mistakes(hand: ByHand) -> set[str]:
+    """What is wrong with a loop, from what each sample weighed in each step against 1/n of a large batch."""
+    found = set(hand.mistakes)
+    times: dict[tuple[int, int], list[int]] = {}
+    for step, held in enumerate(hand.read):
+        for one in held:
+            times.setdefault(one, []).append(step)
+    if any(len(steps) > 1 for steps in times.values()):
+        found.add("missing-zero-grad")
+    whole = max((len(held) for held in hand.read), default=0) > 1
+    for one in hand.made:
+        later = [other for step in times.get(one, [])[:1] for other in hand.read[step] if other[0] > one[0]]
+        if later:
+            found.add("leftover-carried")
+        last_of_epoch = not any(other[0] == one[0] and other > one and other in times for other in hand.made)
+        if one not in times and whole and last_of_epoch and "zero-before-step" not in found:
+            found.add("tail-dropped")
+    own = [{one: part for one, part in held.items() if times[one][0] == step} for step, held in enumerate(hand.read)]
+    windows = [held for held in own if held]
+    if not hand.norm_cut or "clip-per-micro-batch" not in found:
+        each = [{round(c, 9) for part in held.values() for c in part.values()} for held in windows]
+        sizes = [{len(part) for part in held.values()} for held in windows]
+        if any(len(e) > 1 and len(s) > 1 for e, s in zip(each, sizes, strict=True)):
+            found.add("token-mean-of-means")
+    if not hand.norm_cut:
+        found |= _scales(windows)
+    else:
+        found |= {"loss-not-divided", "partial-window-underscaled", "token-mean-of-means"}  # not told by this hand
+    return found
+
+
+def _scales(windows: list[dict[tuple[int, int], dict[int, float]]]) -> set[str]:
+    totals = [(len(held), sum(sum(part.values()) for part in held.values())) for held in windows]
+    if all(abs(total - 1) < 1e-6 for _, total in totals):
+        return set()
+    if all(abs(total - many) < 1e-6 for many, total in totals) and any(many > 1 for many, _ in totals):
+        return {"loss-not-divided"}
+    longest = max(many for many, _ in totals)
+    small = [total for many, total in totals if many < longest]
+    if small and min(small) < 1 - 1e-6 and any(abs(t - 1) < 1e-6 for many, t in totals if many == longest):
+        return {"partial-window-underscaled"}
+    return {"a constant"}
+
+
+# What the report says of a loop that a large batch does not equal, and that is right but for a constant.
+ONLY_A_CONSTANT = {"a constant"}
+# Where what went before is in the sum, or what was lost is not, the sum tells nothing of a division.
+MASKS = {
+    "missing-zero-grad": {"partial-window-underscaled"},
+    "zero-grad-inside-window": {"loss-not-divided"},
+}
+NOT_SEEN_YET = {
+    # A leftover is carried, with weights that are no 1/K of a window: its end is told, not that it was carried.
+    ("divide", "samples", "tail", "carry"): {"tail-dropped"},
+}
+
+
+# What a person expects of one change, whatever the loop's text says; "" is healthy.
+ONE_CHANGE = {
+    ("zero_grad", "epoch"): "missing-zero-grad",
+    ("zero_grad", "micro-batch"): "zero-grad-inside-window",
+    ("zero_grad", "backward"): "zero-before-step",
+    ("zero_grad", "before"): "zero-before-step",
+    ("zero_grad", "nowhere"): "missing-zero-grad",
+    ("step", "micro-batch"): "",
+    ("step", "epoch"): "",
+    ("clip", "backward"): "clip-per-micro-batch",
+    ("clip", "step"): "",
+    ("divide", "K"): "partial-window-underscaled",
+    ("divide", "nothing"): "loss-not-divided",
+    ("divide", "samples"): "",
+    ("k", 2): "",
+    ("k", 1): "",
+    ("sizes", "unequal"): "token-mean-of-means",
+    ("tail", "carry"): "leftover-carried",
+    ("tail", "drop"): "tail-dropped",
+}
+
+
+def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
+    offered = {(axis.name, value) for axis in AXES for value in axis.values if value != RIGHT[axis.name]}
+    assert offered == set(ONE_CHANGE)
+    for (name, value), rule in ONE_CHANGE.items():
+        report = lab.check(**{name: value})
+        assert [finding.rule for finding in report.findings] == ([rule] if rule else []), (name, value)
+        assert report.healthy == (not rule)
+
+
+def test_each_report_names_the_mistakes_that_were_made_and_no_other(lab: Lab) -> None:
+    explains = {rule.name: set(rule.explains) | MASKS.get(rule.name, set()) for rule in RULES}
+    named: set[str] = set()
+    for choice, made in choices(lab):
+        hand = ByHand(made.text, RIGHT["lr"])
+        expected = mistakes(hand)
+        found = {finding.rule for finding in made.report.findings if finding.severity != "note"}
+        told = {name: value for name, value in choice.items() if value != str(RIGHT[name])}
+        assert found <= expected, (told, found, expected)
+        if not hand.norm_cut:
+            missing = expected - ONLY_A_CONSTANT - found - set().union(*(explains[rule] for rule in found))
+            known = NOT_SEEN_YET.get(tuple(part for pair in told.items() for part in pair), set())
+            assert not missing or found == known, (told, found, expected)
+            assert made.report.healthy == (expected <= ONLY_A_CONSTANT), (told, found, expected)
+        named |= found
+    assert named == {
+        "clip-per-micro-batch",
+        "leftover-carried",
+        "loss-not-divided",
+        "missing-zero-grad",
+        "partial-window-underscaled",
+        "tail-dropped",
+        "token-mean-of-means",
+        "zero-before-step",
+        "zero-grad-inside-window",
+    }
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_each_step_moves_the_weight_as_the_sum_worked_out_by_hand_does(start: dict[str, Any]) -> None:
+    for choice, made in choices(av.lab(start)):
+        hand = ByHand(made.text, RIGHT["lr"])
+        after = made.ledger.weights("w")[[event.index for event in made.ledger.of("step")], 0]
+        assert float(after[-1]) == pytest.approx(hand.w, rel=1e-4, abs=1e-4), choice
+        read = made.ledger.values("w")[[event.index for event in made.ledger.of("step")], 0]
+        assert len(read) == len(hand.read)
+        shares = made.ledger.shares()
+        for step, held in zip(made.ledger.of("step"), hand.read, strict=True):
+            rows = shares.of(step.index)
+            expected = sum(sum(part.values()) for part in held.values())
+            assert float(rows.share[~rows.erased].sum()) == pytest.approx(expected, rel=1e-3, abs=1e-6), choice
+
+
+def afresh(text: str, lr: float) -> av.Ledger:
+    """A recording of the text that shares nothing with the lab but the text."""
+    x = torch.tensor(_INPUTS)
+    w = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=lr)
+
+    def batches_of(sizes: list[int]) -> Any:
+        parts = list(torch.arange(len(x)).split(sizes))
+        data = torch.utils.data.TensorDataset(x, 2 * x)
+        return torch.utils.data.DataLoader(data, batch_sampler=[part.tolist() for part in parts])
+
+    linecache.cache["again.py"] = (len(text), None, text.splitlines(keepends=True), "again.py")
+    with av.record({"w": w}, optimizer, sources=True, memory=False) as recording:
+        exec(
+            compile(text, "again.py", "exec"),
+            {"w": w, "optimizer": optimizer, "nn": torch.nn, "batches_of": batches_of},
+        )
+    return recording.ledger
+
+
+def test_each_arrangement_is_what_a_recording_made_afresh_says(lab: Lab) -> None:
+    for choice, made in choices(lab):
+        again = afresh(made.text, RIGHT["lr"])
+        assert [(e.kind, e.line, e.source) for e in again] == [(e.kind, e.line, e.source) for e in made.ledger], choice
+        np.testing.assert_array_equal(again.values("w"), made.ledger.values("w"))
+        np.testing.assert_array_equal(again.weights("w"), made.ledger.weights("w"))
+        rules = [[f.rule for f in report.findings] for report in (av.check(again), made.report)]
+        assert rules[0] == rules[1], choice
+
+
+def test_the_page_is_told_each_arrangement_whole(lab: Lab) -> None:
+    told = json.loads(json.dumps(lab.content))
+    names = list(told["parts"])
+    for key, made in lab.known.items():
+        places = [offer.values.index(value) for offer, value in zip(lab.offers, key, strict=True)]
+        row = told["runs"][told["grid"][".".join(map(str, places))]]
+        run = {name: told["parts"][name][place] for name, place in zip(names, row, strict=True) if place >= 0}
+        whole, _ = ledger_data(made.ledger)
+        assert run["c"] == whole["c"] and run["e.k"] == whole["e"]["k"] and run["code"] == whole["code"]
+        bars = [
+            dict(zip("eoltw", own, strict=True)) | {"s": [list(part) for part in zip(*segments, strict=True)]}
+            for *own, segments in zip(*(run[f"shares.{name}"] for name in "eoltws"), strict=True)
+        ]
+        assert bars == whole["shares"]["rows"]
+        text = ["".join(p if isinstance(p, str) else p[1] for p in parts) for _, *parts in run["code"][0]["lines"]]
+        assert "\n".join(text) + "\n" == made.text
+        assert [number for number, *_ in run["rows"] if number] == list(range(1, len(text) + 1))
+
+
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_what_travels_is_small(start: dict[str, Any]) -> None:
+    shown = av.lab(start)
+    assert 100 <= len(shown.known) <= 200
+    assert len(gzip.compress(encode(shown.content).encode())) <= 60_000
+
+
+def test_each_line_has_its_places_and_stands_in_one_of_them() -> None:
+    for choice in near(RIGHT):
+        rows = arranged(choice).rows
+        for axis in AXES:
+            if not axis.line:
+                continue
+            mine = [row for row in rows if row.role == axis.name]
+            values = [row.value for row in mine]
+            assert len(values) == len(set(values)), choice
+            standing = [row for row in mine if row.text]
+            assert len(standing) == (choice[axis.name] != "nowhere"), choice
+            assert all(row.text == axis.line for row in standing)
+        places = {row.value for row in rows if row.role == "zero_grad"}
+        assert len(places) == (4 if choice["step"] == "micro-batch" else 5)
+
+
+def test_a_start_that_is_none_is_refused_in_words() -> None:
+    for start, told in (
+        ({"zero": "after"}, "start names 'zero'"),
+        ({"step": "never"}, "expected one of 'micro-batch', 'window', 'epoch'"),
+        ({"k": 0}, "how many micro-batches"),
+        ({"lr": -1}, "expected a learning rate above 0"),
+        ({"sizes": [1, 2]}, "are 3 samples; there are 14"),
+        ({"sizes": 7}, "expected 'equal', 'unequal', or numbers of samples"),
+        ([1], "expected choices by name"),
+    ):
+        with pytest.raises((TypeError, ValueError), match="(?s)" + told.replace("[", r"\[")):
+            checked(start)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is healthy; expected one with a mistake"):
+        av.lab(task="repair")
+    with pytest.raises(ValueError, match="expected 'repair'"):
+        av.lab(task="mend")
+
+
+def test_arrangements_are_had_by_name(lab: Lab) -> None:
+    assert lab.check().healthy
+    assert lab.check(zero_grad="nowhere", k=2).findings[0].rule == "missing-zero-grad"
+    assert "K = 2" in lab.text(k=2)
+    assert len(lab.run(step="epoch").of("step")) == 2
+    with pytest.raises(ValueError, match="there is no choice 'kk'"):
+        lab.run(kk=2)
+    with pytest.raises(ValueError, match="k=7 is not recorded; recorded: 3, 2, 1"):
+        lab.run(k=7)
+    with pytest.raises(ValueError, match="in at most two choices"):
+        lab.run(k=2, zero_grad="nowhere", clip="step")
+
+
+def test_a_widget_records_what_is_outside_the_grid_and_tells_what_goes_wrong(lab: Lab) -> None:
+    live: Any = lab.live()
+    assert (live.kind, live.live) == ("lab", True)
+    choice = {name: str(value) for name, value in RIGHT.items()} | {"k": "5", "sizes": "4, 4, 6", "lr": "0.01"}
+    live.ask = {"choice": choice, "key": "a", "n": 1}
+    assert (live.told["key"], live.told.get("error")) == ("a", None)
+    live.ask = {"choice": choice | {"k": "7"}, "key": "b", "n": 2}
+    assert live.told["key"] == "b" and "run" in live.told
+    for n, (change, told) in enumerate(
+        (
+            ({"k": "many"}, "ValueError: k='many'; expected a whole number"),
+            ({"k": "0"}, "ValueError: k=0"),
+            ({"sizes": "3, 4"}, "ValueError: sizes=(3, 4) are 7 samples"),
+            ({"lr": "nan"}, "ValueError: lr=nan"),
+            ({"step": "__import__('os')"}, "ValueError: this has step="),
+            ({"__class__": "x"}, "ValueError: '__class__' is no choice"),
+        )
+    ):
+        live.ask = {"choice": choice | change, "key": f"c{n}", "n": 3 + n}
+        assert live.told["error"].startswith(told), live.told
+    live.ask = {"n": 99}
+    assert live.told["error"].startswith("KeyError")
+
+
+def test_the_text_alternative_has_the_code_the_shares_and_the_report() -> None:
+    text = av.lab({"divide": "nothing"})._repr_mimebundle_()["text/plain"]
+    for part in ("loss.backward()", "which add to 3.", "loss-not-divided"):
+        assert part in text
+    asked = av.lab({"divide": "nothing"}, task="repair")._repr_mimebundle_()["text/plain"]
+    assert "Repair this loop until check says healthy." in asked
+    assert "/ 3" not in asked, "the cure is the reader's to find"
+
+
+def test_the_lab_names_no_place_on_a_machine(lab: Lab) -> None:
+    assert str(ROOT) not in lab.to_html()

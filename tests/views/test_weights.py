@@ -1,0 +1,121 @@
+"""The pane of weights: where one or two of them are on their way, on the loss that was given, or from step to step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from accumviz.ledger import Ledger, Parameter
+from accumviz.views import weights
+from accumviz.views.player import play
+
+
+def walked(*stops: list[float], name: str = "w", begins: bool = True) -> Ledger:
+    """A loop of steps, after each of which the weights are so; the first stop is where they begin."""
+    size = len(stops[0])
+    first: dict[str, Any] = {"kind": "backward", "contribution": {name: [1.0] * size}, "grad": {name: [1.0] * size}}
+    if begins:
+        first["weights"] = {name: stops[0]}
+    steps = [{"kind": "step", "weights": {name: stop}} for stop in stops[1:]]
+    return Ledger.build([Parameter(name, (size,))], [first, *steps])
+
+
+def told(ledger: Ledger, loss: Any = None) -> dict[str, Any]:
+    found: dict[str, Any] = play(ledger, loss=loss).content[0].get("weights", {})
+    return found
+
+
+def bowl(*w: float) -> float:
+    return sum((x - 2) ** 2 for x in w)
+
+
+def test_one_weight_walks_down_its_curve_from_where_it_was_before_anything_ran() -> None:
+    found = told(walked([1.0], [1.2], [1.4]), bowl)
+    assert found["a"] == ["w", "loss"]
+    assert [(place, text) for place, _, _, text, _ in found["p"]] == [
+        (-1, "w 1, loss 1"),
+        (1, "w 1.2, loss 0.64"),
+        (2, "w 1.4, loss 0.36"),
+    ]
+    xs, ys = [p[1] for p in found["p"]], [p[2] for p in found["p"]]
+    assert xs == sorted(xs)
+    assert ys == sorted(ys), "a picture's y grows downwards"
+    assert "2" in [text for _, text in found["x"]], "the valley to which it leads is in the picture"
+    assert len(found["d"]) == 1
+
+
+def test_two_weights_have_contours_and_names_of_their_elements() -> None:
+    found = told(walked([0.0, 1.0], [0.5, 1.2]), bowl)
+    assert found["a"] == ["w[0]", "w[1]"]
+    assert len([line for line in found["d"] if line]) > 4
+    assert found["p"][1][3] == "w[0] 0.5, w[1] 1.2, loss 2.89"
+
+
+def test_without_a_loss_there_is_the_way_from_step_to_step() -> None:
+    found = told(walked([1.0], [3.0], [2.0]))
+    assert found["a"] == ["step", "w"]
+    assert found["d"] == []
+    low, high, back = (p[2] for p in found["p"])
+    assert high < back < low
+
+
+@pytest.mark.parametrize("loss", [None, bowl])
+def test_what_runs_away_is_an_arrow_with_its_number_and_the_rest_stays_readable(loss: Any) -> None:
+    found = told(walked([1.0], [1.5], [1.9], [2.3], [1.8], [-900.0], [1e9]), loss)
+    inside, (left, right) = found["p"][:5], found["p"][5:]
+    assert not any(arrow for *_, arrow in inside)
+    spread = [p[1] for p in inside] if loss else [p[2] for p in inside]
+    assert max(spread) - min(spread) > 20, "what stays is not squeezed into a point"
+    assert left[4] == ("← −900" if loss else "↓ −900")
+    assert right[4] == ("→ 1e9" if loss else "↑ 1e9")
+    for _, x, y, *_ in found["p"]:
+        assert 0 <= x <= weights.WIDTH
+        assert 0 <= y <= weights.HEIGHT
+
+
+def test_runs_side_by_side_stand_on_one_ground() -> None:
+    healthy, wild = walked([1.0], [1.2], [1.4]), walked([1.0], [40.0], [-7000.0])
+    ground = weights.field([healthy, wild], bowl)
+    assert ground is not None
+    ours, theirs = (weights.picture(one, ground, range(3)) for one in (healthy, wild))
+    assert ours["d"] == theirs["d"]
+    assert ours["x"] == theirs["x"]
+    assert ours["p"][2][1] - ours["p"][0][1] > 20
+    assert theirs["p"][1][4].startswith("→")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_written(value: float) -> None:
+    found = told(walked([1.0], [2.0], [value]), bowl)
+    assert ("NaN" if math.isnan(value) else "∞") in found["p"][2][4]
+    assert "loss" not in found["p"][2][3]
+
+
+def test_where_there_is_nothing_to_walk_there_is_no_pane() -> None:
+    assert told(walked([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])) == {}
+    assert told(walked([1.0])) == {}, "no step"
+    assert told(Ledger.build([], [])) == {}
+    assert told(Ledger.build([Parameter("w", (1,))], [{"kind": "backward"}, {"kind": "step"}])) == {}
+    ranked = walked([1.0], [2.0])
+    assert told(Ledger.merge([ranked, ranked])) == {}
+
+
+def test_weights_that_were_kept_at_steps_only_begin_with_the_first_step() -> None:
+    found = told(walked([1.0], [1.2], [1.4], begins=False))
+    assert [place for place, *_ in found["p"]] == [1, 2]
+
+
+def test_a_loss_that_is_no_function_of_the_weights_is_named() -> None:
+    with pytest.raises(TypeError, match="loss is a float"):
+        play(walked([1.0], [2.0]), loss=3.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes two numbers"):
+        play(walked([1.0, 2.0], [2.0, 2.0]), loss=lambda w: w)
+
+
+def test_a_hostile_name_is_data_of_the_picture() -> None:
+    evil = "</script><img src=x onerror=alert(1)>"
+    page = play(walked([1.0], [2.0], name=evil), loss=bowl).to_html()
+    assert "<img" not in page
+    assert page.count("</script>") == 2
