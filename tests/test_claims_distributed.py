@@ -147,3 +147,101 @@ def test_claim_27_no_sync_saves_all_gathers_only_where_the_weights_stay_whole(st
     for quiet, expected in ((False, [3, 3]), (True, [gathers, 1])):
         for ledger in av.distribute(window, ranks=2, quiet=quiet).ledgers:
             assert [len(bytes_by(ledger, op)) for op in ("all-gather", "reduce-scatter")] == expected
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_count_of_all_ranks_gives_every_token_the_same_share_and_a_count_of_its_own_does_not(ranks: int) -> None:
+    lengths = [(3, 1), (2, 4), (5, 2)][:ranks]
+    everything = [torch.arange(1.0, 1 + n) for rank in lengths for n in rank]
+
+    def window(common: bool) -> float:
+        model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+        torch.nn.init.ones_(model.module.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        texts = [torch.arange(1.0, 1 + n).reshape(-1, 1) for n in lengths[dist.get_rank()]]
+        count = torch.tensor(float(sum(map(len, texts))))
+        if common:
+            dist.all_reduce(count)
+            count /= dist.get_world_size()
+        with av.record(model, optimizer):
+            for k, text in enumerate(texts):
+                with model.no_sync() if k == 0 else contextlib.nullcontext():
+                    loss = torch.nn.functional.mse_loss(model(text), 2 * text, reduction="sum")
+                    torch.autograd.backward(loss / count.item())
+            optimizer.step()
+        return float(model.module.weight.grad)
+
+    expected = -2 * torch.cat(everything).square().mean().item()
+    world = av.distribute(window, ranks=ranks, common=True)
+    np.testing.assert_allclose(world.returned, expected, rtol=1e-6)
+    tokens = sum(map(sum, lengths))
+    np.testing.assert_allclose([row.per_element for row in world.ledger.shares()], 1 / tokens, rtol=1e-6)
+    own = av.distribute(window, ranks=ranks, common=False)
+    assert "rank-token-weight" in [finding.rule for finding in av.check(own.ledger).findings]
+
+
+def test_a_window_whose_last_forward_skips_a_parameter_is_averaged_only_if_ddp_looks_for_it() -> None:
+    def window(find: bool) -> list[float]:
+        heads = torch.nn.ModuleDict({name: torch.nn.Linear(1, 1, bias=False) for name in "ab"})
+
+        class Heads(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.heads = heads
+
+            def forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
+                found: torch.Tensor = self.heads[name](x)
+                return found
+
+        model = DistributedDataParallel(Heads(), find_unused_parameters=find)
+        mine = torch.tensor([[1.0 + dist.get_rank()]])
+        with model.no_sync():
+            model(mine, "a").sum().backward()
+        model(mine, "b").sum().backward()
+        return [float(p.grad) for p in heads.parameters() if p.grad is not None]
+
+    assert av.distribute(window, ranks=2, find=False).returned == ([1.0, 1.0], [2.0, 2.0])
+    assert av.distribute(window, ranks=2, find=True).returned == ([1.5, 1.5], [1.5, 1.5])
+
+
+@pytest.mark.parametrize("K", [2, 3])
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("backward", [True, False])
+def test_fewer_all_gathers_are_bought_with_weights_that_stay_whole(K: int, forward: bool, backward: bool) -> None:
+    def window() -> int:
+        model: Any = make()
+        for part in (model[0], model[2], model):
+            fully_shard(part, mesh=init_device_mesh("cpu", (2,)), reshard_after_forward=forward)
+        between = 0
+        with av.record(model):
+            for k, part in enumerate(DATA.chunk(2)[dist.get_rank()].chunk(K)):
+                model.set_requires_gradient_sync(k == K - 1)
+                model.set_reshard_after_backward(backward or k == K - 1)
+                (model(part).square().mean() / K).backward()
+                held = [getattr(p, "_local_tensor", p) for p in model.parameters()]
+                between = between or sum(4 * p.numel() for p in held)
+        return between
+
+    layers, size = 2, sum(4 * p.numel() for p in make().parameters())
+    gathers = layers * ((1 + forward) * K if backward else 1 + forward * K)
+    world = av.distribute(window, ranks=2)
+    for ledger in world.ledgers:
+        assert len(bytes_by(ledger, "all-gather")) == gathers
+    assert world.returned == (size // 2 if backward else size,) * 2
+
+
+def test_fsdp1_clipped_by_torch_nn_utils_knows_the_norm_of_its_own_piece_only() -> None:
+    def norm(method: bool) -> float:
+        warnings.simplefilter("ignore")  # deprecated
+        model = FullyShardedDataParallel(make(), device_id=torch.device("cpu"))
+        model(DATA.chunk(2)[dist.get_rank()]).square().mean().backward()
+        clip = (
+            model.clip_grad_norm_ if method else lambda most: torch.nn.utils.clip_grad_norm_(model.parameters(), most)
+        )
+        return float(clip(1e9))
+
+    whole = float(np.linalg.norm(whole_batch()))
+    own = av.distribute(norm, ranks=2, method=False).returned
+    assert all(one < 0.99 * whole for one in own)
+    np.testing.assert_allclose(np.hypot(*own), whole, rtol=1e-5)
+    np.testing.assert_allclose(av.distribute(norm, ranks=2, method=True).returned, whole, rtol=1e-5)
