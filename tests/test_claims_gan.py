@@ -317,3 +317,62 @@ def test_claim_22_freezing_works_until_the_backward_but_a_score_made_while_froze
     assert count[:, of_g:].any(axis=1).tolist() == [leaks, learns]
     # No moment of freezing D keeps the discriminator's loss out of G.
     assert count[1, :of_g].all()
+
+
+def test_detached_fakes_and_fakes_made_without_a_graph_give_the_discriminator_the_same_gradients() -> None:
+    G, D, z, _ = players()
+    detached = gradient(against(D(G(z).detach()), 0), D)
+    with torch.no_grad():
+        fake = G(z)
+        constant = D(fake)
+    assert equal(gradient(against(D(fake), 0), D), detached)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        against(constant, 1).backward()
+
+
+def test_with_wasserstein_losses_a_player_that_consumes_the_others_is_told_nothing_about_fakes() -> None:
+    G, D, z, _ = players()
+    D(G(z)).mean().backward()
+    (-D(G(z))).mean().backward()
+    assert max(g.abs().max() for g in grads(D) + grads(G) if g is not None) < 1e-7
+
+
+def slope(D: nn.Module, x: Tensor, create_graph: bool) -> Tensor:
+    x = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(D(x).sum(), x, create_graph=create_graph)
+    return found.square().sum(1).mean()
+
+
+def test_a_penalty_on_the_slope_contributes_its_derivative() -> None:
+    _, D, _, x = players()
+    D.double()
+    x = x.double()
+    with av.record(D=D) as recording:
+        penalty = slope(D, x, create_graph=True)
+        penalty.backward()
+    assert len(recording.ledger) == 1, "torch.autograd.grad writes into no .grad"
+    weight = next(D.parameters())
+    assert weight.grad is not None
+    found = weight.grad[0, 0].item()
+    with torch.no_grad():
+        ends = []
+        for moved in (1e-5, -1e-5):
+            weight[0, 0] += moved
+            with torch.enable_grad():
+                ends.append(slope(D, x, create_graph=False).item())
+            weight[0, 0] -= moved
+    assert found == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4)
+    assert abs(found) > 1e-4
+
+
+def test_without_create_graph_a_penalty_changes_the_loss_and_no_gradient() -> None:
+    _, D, _, x = players()
+    alone = gradient(against(D(x), 1), D)
+    summed = against(D(x), 1) + slope(D, x, create_graph=False)
+    assert summed > against(D(x), 1)
+    assert equal(gradient(summed, D), alone)
+    with pytest.raises(RuntimeError, match="second time"):
+        x = x.clone().requires_grad_()
+        score = D(x)
+        (found,) = torch.autograd.grad(score.sum(), x)
+        (against(score, 1) + found.square().sum()).backward()
