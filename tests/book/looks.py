@@ -141,6 +141,26 @@ UNNUMBERED = """() => [...document.querySelectorAll('article .cell_input pre')].
     const spoken = /\\.(backward|step|zero_grad)\\(/.test(text) && text.split('\\n').length > 2;
     return spoken && !text.includes('av.predict(') && !pre.querySelector('.linenos');
 }).map(pre => pre.textContent.trim().slice(0, 80))"""
+# How far a reader of a chapter, which is a page with a number, goes on without anything to look at or to do.
+STRETCHES = """() => {
+    const article = document.querySelector('article'), most = 1800;
+    if (!article.querySelector('h1 .section-number')) return [];
+    const rests = '.accumviz, figure, table, svg, img, section#exercises';
+    const boxes = [...article.querySelectorAll(rests)].filter(element => element.checkVisibility())
+        .map(element => element.getBoundingClientRect()).filter(({width, height}) => width > 24 && height > 24)
+        .sort((one, other) => one.top - other.top);
+    const edge = article.getBoundingClientRect(), found = [];
+    const headings = [...article.querySelectorAll('h1, h2, h3')];
+    let bottom = edge.top;
+    for (const box of [...boxes, {top: edge.bottom, bottom: edge.bottom}]) {
+        if (box.top - bottom > most) {
+            const above = headings.findLast(heading => heading.getBoundingClientRect().top <= bottom + 1) ?? headings[0];
+            found.push(`${Math.round(box.top - bottom)} px of text in or after ${above.textContent.trim()}`);
+        }
+        bottom = Math.max(bottom, box.bottom);
+    }
+    return found;
+}"""
 UNFOLD = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 # As long as a page that has loaded may still begin to ask for something.
 LINGER = "performance.now() > performance.getEntriesByType('navigation')[0].loadEventEnd + 500"
@@ -209,6 +229,7 @@ LIGHT: dict[str, Look] = {
     "length of lines": script(MEASURE),
     "lines without numbers": script(UNNUMBERED),
     "code that is cut": script(SIDEWAYS),
+    "long stretches": script(STRETCHES),
     "axe": unfolded(),
     "complaints": quiet,
 }
