@@ -154,7 +154,7 @@ STRETCHES = """() => {
     let bottom = edge.top;
     for (const box of [...boxes, {top: edge.bottom, bottom: edge.bottom}]) {
         if (box.top - bottom > most) {
-            const above = headings.findLast(heading => heading.getBoundingClientRect().top <= bottom + 1) ?? headings[0];
+            const above = headings.findLast(one => one.getBoundingClientRect().top <= bottom + 1) ?? headings[0];
             found.push(`${Math.round(box.top - bottom)} px of text in or after ${above.textContent.trim()}`);
         }
         bottom = Math.max(bottom, box.bottom);
