@@ -15,7 +15,7 @@ ROLE = re.compile(r"\{[\w:+-]+\}`([^`<]*?)(?:\s*<[^`>]*>)?`")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 POINT = re.compile(r"^- (.+?)(?=^- |^\S|\Z)", re.MULTILINE | re.DOTALL)
 PAIRED = re.compile(r"^# keep: *(.*)$", re.MULTILINE)
-FEWEST_WORDS = 3
+FEWEST_WORDS = 2
 
 
 def plain(text: str) -> str:
