@@ -26,7 +26,6 @@ EVERYDAY = {
     "recording",
     "scale",
     "schedule",
-    "share",
     "step",
     "sync",
     "term",
