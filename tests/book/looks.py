@@ -152,6 +152,26 @@ UNNUMBERED = """() => [...document.querySelectorAll('article .cell_input pre')].
 EARLY = """() => [...document.querySelectorAll(':is([data-av-state=asked], [data-av-state=retry]) .av-recorded,'
     + ' [data-answers]:not([data-given]) > :not(.av-shut), .cell:has(.av-predict) :is(details.hide, .cell_input)')]
     .filter(one => one.checkVisibility()).map(one => one.outerHTML.slice(0, 120))"""
+# How far a reader of a chapter, which is a page with a number, goes on without anything to look at or to do.
+STRETCHES = """() => {
+    const article = document.querySelector('article'), most = 1800;
+    if (!article.querySelector('h1 .section-number')) return [];
+    const rests = '.accumviz, figure, table, svg, img, section#exercises';
+    const boxes = [...article.querySelectorAll(rests)].filter(element => element.checkVisibility())
+        .map(element => element.getBoundingClientRect()).filter(({width, height}) => width > 24 && height > 24)
+        .sort((one, other) => one.top - other.top);
+    const edge = article.getBoundingClientRect(), found = [];
+    const headings = [...article.querySelectorAll('h1, h2, h3')];
+    let bottom = edge.top;
+    for (const box of [...boxes, {top: edge.bottom, bottom: edge.bottom}]) {
+        if (box.top - bottom > most) {
+            const above = headings.findLast(one => one.getBoundingClientRect().top <= bottom + 1) ?? headings[0];
+            found.push(`${Math.round(box.top - bottom)} px of text in or after ${above.textContent.trim()}`);
+        }
+        bottom = Math.max(bottom, box.bottom);
+    }
+    return found;
+}"""
 UNFOLD = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 # As long as a page that has loaded may still begin to ask for something.
 LINGER = "performance.now() > performance.getEntriesByType('navigation')[0].loadEventEnd + 500"
@@ -222,6 +242,7 @@ LIGHT: dict[str, Look] = {
     "marks that went astray": script(ASTRAY),
     "lines without numbers": script(UNNUMBERED),
     "code that is cut": script(SIDEWAYS),
+    "long stretches": script(STRETCHES),
     "axe": unfolded(),
     "complaints": quiet,
 }

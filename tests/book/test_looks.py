@@ -14,6 +14,8 @@ Open = Callable[..., Any]
 PAGE = """<!doctype html><html lang="en" data-theme="{theme}"><meta charset="utf-8"><title>A page</title>
 <meta name="viewport" content="width=device-width"><style>.fade {{ transition: color 1s }}</style>
 <body><main><article><h1>A page</h1>{body}</article></main></body></html>"""
+NUMBERED = "<h1><span class='section-number'>3. </span>A chapter</h1>"
+TALL, SEEN = "<div style='height: 1500px'>text</div>", "<figure style='height: 40px; margin: 0'>a figure</figure>"
 DOT = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'/%3E"
 RIGHT = (
     f"<p>Words</p><pre><span>a</span> <span>b</span></pre><img alt='A dot' src=\"{DOT}\">"
@@ -42,6 +44,7 @@ FAULTS = {
     "lines without numbers": "<div class='cell_input'><pre>a\nb.backward()\nc</pre></div>",
     "code that is cut": "<details><summary>More</summary>"
     "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></details>",
+    "long stretches": f"{NUMBERED}{TALL}{TALL}",
     "code that hides its end": "<div class='cell_input'>"
     "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></div>",
 }
@@ -78,6 +81,18 @@ def test_a_look_finds_its_fault_and_nothing_else(visit: str, name: str, watch: O
 def test_axe_sees_contrast_with_all_else(watch: Open, tmp_path: Path) -> None:
     (found,) = look("axe", "light", FAULTS["axe on contrast"], watch, tmp_path)
     assert found.startswith("color-contrast: ")
+
+
+def test_a_stretch_ends_where_something_is_seen_and_is_measured_in_chapters_only(watch: Open, tmp_path: Path) -> None:
+    def found(*parts: str) -> list[str]:
+        return look("long stretches", "light", "".join(parts), watch, tmp_path)
+
+    assert found(TALL, TALL) == found(NUMBERED, TALL, SEEN, TALL) == []
+    exercises = f"<section id='exercises'>{TALL}{TALL}</section>"
+    assert found(NUMBERED, exercises) == []
+    hidden, small = SEEN.replace("<figure", "<figure hidden"), SEEN.replace("40px", "20px")
+    for unseen in (hidden, small, f"<details>{SEEN}</details>"):
+        assert len(found(NUMBERED, TALL, unseen, TALL)) == 1
 
 
 def test_every_look_has_its_fault() -> None:

@@ -29,6 +29,13 @@ def test_the_cells_of_a_chapter_are_short(chapter: Path) -> None:
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_has_twelve_sections_at_most(chapter: Path) -> None:
+    text = jupytext.read(chapter, fmt="md:myst").cells
+    headings = [line for cell in text if cell.cell_type == "markdown" for line in cell.source.splitlines()]
+    assert sum(line.startswith("## ") for line in headings) <= 12
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_every_chapter_is_in_the_table_of_contents(chapter: Path) -> None:
     assert f"file: chapters/{chapter.stem}\n" in (ROOT / "_toc.yml").read_text()
 

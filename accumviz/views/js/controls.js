@@ -22,7 +22,7 @@ export function controls({ ledger, first, move, toggle, scrub }) {
   const words = h("span");
   const line = h("p.av-say", { "aria-live": "polite" }, kind, words);
   const unfold = () => more.setAttribute("aria-expanded", String(say.classList.toggle("av-whole")));
-  const more = button("more", "the whole sentence", unfold, "more");
+  const more = button("more", "more: the whole sentence", unfold, "more");
   more.setAttribute("aria-expanded", "false");
   const say = h("div.av-saying", {}, line, more);
   const play = button("play", "play", toggle);
