@@ -242,3 +242,13 @@ def test_claim_28_a_scaled_rate_can_overshoot_where_small_steps_arrive(steps: in
     # Each step multiplies the distance to 2 by 1 - lr * mean(2 x^2), here 1 - 20 lr.
     assert 2 - w.item() == pytest.approx((1 - 20 * lr) ** steps, rel=1e-3)
     assert (abs(2 - w.item()) < 1) == reaches
+
+
+def test_accelerates_backward_divides_by_its_flag_as_the_chapter_on_the_recipe_says() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    backward = accelerate.Accelerator(gradient_accumulation_steps=4, cpu=True).backward
+    w = weight()
+    for x in (4.0, 2.0, 4.0, 2.0):
+        backward(square_error(w, x))
+    assert w.grad is not None
+    assert w.grad.item() == hand_gradient(4.0, 2.0)
