@@ -282,3 +282,13 @@ def test_adamw_decays_by_rate_times_decay_for_each_step() -> None:
     assert left(1, 0.01, 0.1) == pytest.approx(0.999**512, rel=1e-4)
     assert left(16, 0.01, 0.1) == pytest.approx(0.999**32, rel=1e-4)
     assert left(16, 0.04, 0.4) == pytest.approx(left(1, 0.01, 0.1), rel=0.02)
+
+
+def test_accelerates_backward_divides_by_its_flag_as_the_chapter_on_the_recipe_says() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    backward = accelerate.Accelerator(gradient_accumulation_steps=4, cpu=True).backward
+    w = weight()
+    for x in (4.0, 2.0, 4.0, 2.0):
+        backward(square_error(w, x))
+    assert w.grad is not None
+    assert w.grad.item() == hand_gradient(4.0, 2.0)
