@@ -9,11 +9,13 @@ function stored(use) {
   }
 }
 
-/** What was said, of a question try by try: null, where the reader asked to be shown. @typedef {{said: unknown}} Kept */
+/** What was said, of a question try by try: null, where the reader asked to be shown. */
+/** @typedef {string | (string | null)[]} Said */
+/** @typedef {{said: unknown}} Kept */
 
 /** @param {string} key */
 export const memory = (key) => ({
-  keep: (/** @type {string | (string | null)[]} */ said) => stored((storage) => storage.setItem(key, JSON.stringify({ said }))),
+  keep: (/** @type {Said} */ said) => stored((storage) => storage.setItem(key, JSON.stringify({ said }))),
   forget: () => stored((storage) => storage.removeItem(key)),
   /** @returns {Kept | null} */
   kept: () => stored((storage) => JSON.parse(storage.getItem(key) ?? "null")),
