@@ -161,8 +161,8 @@ def _outside(case: Case) -> Iterator[Finding]:
                 "norm of .grad at the end": float(ledger.grad[-1, found[0]]),
             },
             cause=(
-                f"{ledger.parameters[found[0]].name} gets gradients and belongs to no optimizer: it is never trained "
-                "and never zeroed, and its `.grad` grows."
+                f"{ledger.parameters[found[0]].name} gets gradients and belongs to no optimizer: it is never trained, "
+                "and never zeroed: what it gets stays in its `.grad`."
             ),
             times=len(found),
         )
