@@ -124,7 +124,8 @@
       });
       holder.append(button);
     }
-    const boxes = all(".bd-article pre, .bd-article .book-scrolls, .bd-article .cell_output");
+    const scrolls = ".bd-article .pst-scrollable-table-container";
+    const boxes = all(`.bd-article pre, .bd-article .book-scrolls, .bd-article .cell_output, ${scrolls}`);
     const watch = new ResizeObserver((entries) => {
       for (const { target } of entries) {
         if (target.scrollWidth > target.clientWidth + 1) target.setAttribute("tabindex", "0");

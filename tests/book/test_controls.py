@@ -157,7 +157,9 @@ class Hand:
                 control = self.named(scope, name) or control
                 (before, said, link), quarrels, plays = scope.evaluate(LOOK_AGAIN)
             else:
-                yield f"{name!r} does nothing"
+                chosen = kind == "radio" and self.way != "keyboard" and control.is_checked()
+                if not chosen:
+                    yield f"{name!r} does nothing"
             if kind == "search":
                 control.fill("")  # a list without rows has nothing to do, and no selected row to restore
                 _, quarrels, plays = scope.evaluate(LOOK_AGAIN)

@@ -148,7 +148,7 @@ def test_the_first_screen_of_a_phone_has_the_title_a_sentence_and_the_figure(wat
     assert page.locator("article h1").bounding_box()["y"] > 0
     sentence = page.locator("article h1 + p").bounding_box()
     assert sentence["y"] + sentence["height"] < 300
-    assert page.locator(".av-frame").first.bounding_box()["y"] < 300
+    assert page.locator(".accumviz").first.bounding_box()["y"] < 300
     bottom = page.locator(".av-say").first.bounding_box()
     assert bottom["y"] + bottom["height"] < 812
 

@@ -521,7 +521,11 @@ def test_long_names_are_told_apart_wherever_they_are_cut(show: Show, width: int)
 
 
 def test_lines_that_are_left_out_are_named_in_the_legend(show: Show) -> None:
-    legends = [show(play(ledger)).page.locator(".av-in-time .av-note").inner_text() for ledger in (TOY, large(600, 4))]
+    legends = []
+    for ledger in (TOY, large(600, 4)):
+        legend = show(play(ledger)).page.locator(".av-in-time .av-note")
+        legend.locator(".av-key").first.wait_for()
+        legends.append(legend.inner_text())
     assert ["left out" in legend for legend in legends] == [False, True]
     assert ["zero_grad" in legend for legend in legends] == [True, False]
 

@@ -79,14 +79,16 @@ def test_every_line_is_said_and_the_note_follows_the_moment(show: Callable[..., 
     )
     watched.pane.locator(".av-win").focus()
     watched.page.keyboard.press("ArrowDown")
-    watched.page.wait_for_timeout(60)
+    watched.page.wait_for_function(
+        "() => document.querySelector('.av-in-shares .av-weighs').textContent.includes('event 8')"
+    )
     assert "step of event 8" in note.inner_text()
     assert "learning rate 0.1" in watched.page.locator(".av-say").inner_text()
     assert lines.nth(1).get_attribute("aria-selected") == "true"
     box = watched.pane.locator(".av-win")
     assert box.get_attribute("aria-activedescendant") == lines.nth(1).get_attribute("id")
     lines.nth(2).locator(".av-part").nth(1).click()
-    watched.page.wait_for_timeout(60)
+    watched.page.wait_for_function("() => document.querySelector('.av-say').textContent.includes('Event 11')")
     assert "Event 11, backward" in watched.page.locator(".av-say").inner_text()
     assert watched.pane.locator(".av-lit").count() == 1
 

@@ -33,10 +33,10 @@ def written(name: str) -> list[Any]:
     return [cell for cell in jupytext.read(page, fmt="md:myst").cells if cell.cell_type == "code"]
 
 
-def test_a_notebook_is_valid_without_outputs_and_at_most_400_kb(notebook: Any, notebook_path: Path) -> None:
+def test_a_notebook_is_valid_without_outputs_and_at_most_480_kb(notebook: Any, notebook_path: Path) -> None:
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
-    assert notebook_path.stat().st_size <= 400_000
+    assert notebook_path.stat().st_size <= 480_000  # it carries accumviz, lab, rules and all
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     assert [cell.id for cell in notebook.cells] == [f"cell-{index}" for index in range(len(notebook.cells))]
 
@@ -82,11 +82,12 @@ def test_a_notebook_imports_only_what_a_runtime_has_or_it_brings(notebook: Any) 
     brought = set(re.findall(r"\baccumviz\b|\btorchviz\b", notebook.cells[1].source.splitlines()[1]))
     there = {path.name.partition(".")[0] for path in site(BARE).iterdir()} | sys.stdlib_module_names | brought
     for cell in notebook.cells[2:]:
+        asked = set(re.findall(r'^if find_spec\("(\w+)"\)', cell.source, re.MULTILINE))  # and goes on without it
         tree = ast.walk(ast.parse(cell.source)) if cell.cell_type == "code" else ()
         for node in tree:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert {name.partition(".")[0] for name in names} <= there, cell.source
+            assert {name.partition(".")[0] for name in names} <= there | asked, cell.source
 
 
 def test_code_that_the_page_hides_is_folded_under_a_title(notebook: Any, notebook_name: str) -> None:
