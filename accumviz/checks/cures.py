@@ -15,12 +15,14 @@ def _theirs(event: Event) -> bool:
     return event.kind == "step" and bool(event.via) and "step(" not in event.source
 
 
-def replaced(event: Event, line: str) -> str:
-    """The cure that writes another line in the place of this one."""
-    if not event.source or line == event.source:
+def replaced(event: Event, *lines: str) -> str:
+    """The cure that writes other lines in the place of this one."""
+    if not event.source or lines == (event.source,):
         return ""
     name = event.file or "your code"
-    return f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line} @@\n-{event.source}\n+{line}"
+    length = f",{len(lines)}" if len(lines) > 1 else ""
+    inside = "\n".join(f"+{line}" for line in lines)
+    return f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line}{length} @@\n-{event.source}\n{inside}"
 
 
 def added(after: Event, *lines: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumviz.checks.cures import added, again, divided
+from accumviz.checks.cures import added, again, divided, replaced
 from accumviz.checks.evidence import Case, Part, near
 from accumviz.checks.report import Finding
 
@@ -62,11 +62,8 @@ def _summed(case: Case, backward: int) -> str:
         at = source.index(f"{loss}.backward(")
         open_ = "" if at and source[at - 1] == "(" else "("
         from_here = source.replace(f"{loss}.backward(", f"{open_}{bare} / elements_in_window).backward(", 1)
-    name = event.file or "your code"
-    return (
-        f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line},2 @@\n-{source}\n"
-        f'+# {bare} with reduction="sum"; elements_in_window: counted over all of its micro-batches\n+{from_here}'
-    )
+    said = f'# {bare} with reduction="sum"; elements_in_window: counted over all of its micro-batches'
+    return replaced(event, said, from_here)
 
 
 def loss_not_divided(case: Case) -> Iterator[Finding]:
@@ -157,9 +154,7 @@ def _by_the_windows_length(case: Case, backward: int) -> str:
     bare = event.label.split(" / ")[0].strip("(")
     if not bare or " / " not in event.source or event.label not in event.source:
         return divided(event, "micro_batches_in_this_window")
-    source = event.source.replace(event.label, f"{bare} / micro_batches_in_this_window", 1)
-    name = event.file or "your code"
-    return f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line} @@\n-{event.source}\n+{source}"
+    return replaced(event, event.source.replace(event.label, f"{bare} / micro_batches_in_this_window", 1))
 
 
 def leftover_carried(case: Case) -> Iterator[Finding]:
@@ -245,8 +240,4 @@ def _undone(case: Case, backward: int) -> str:
     bare = event.label.split(" / ")[0].strip("(")
     if " / " not in event.label or event.label not in event.source:
         return ""
-    source = event.source.replace(f"({event.label})", bare, 1).replace(event.label, bare, 1)
-    if source == event.source:
-        return ""
-    name = event.file or "your code"
-    return f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line} @@\n-{event.source}\n+{source}"
+    return replaced(event, event.source.replace(f"({event.label})", bare, 1).replace(event.label, bare, 1))

@@ -102,6 +102,11 @@ LOOK_AGAIN = "scope => lookAgain(scope)"
 KEYS = {"checkbox": [" ", " "], "radio": ["ArrowDown", "ArrowUp"], "range": ["ArrowRight", "ArrowLeft"]}
 
 
+# Of a group of radios that has this one, another: the one that is chosen does nothing, and is chosen no more then.
+ANOTHER = """one => one.type === 'radio' &&
+    [...one.closest('[role=radiogroup]').querySelectorAll('input')].find(each => each !== one)"""
+
+
 class Hand:
     """Someone at a page, with one way of doing things."""
 
@@ -157,9 +162,7 @@ class Hand:
                 control = self.named(scope, name) or control
                 (before, said, link), quarrels, plays = scope.evaluate(LOOK_AGAIN)
             else:
-                chosen = kind == "radio" and self.way != "keyboard" and control.is_checked()
-                if not chosen:
-                    yield f"{name!r} does nothing"
+                yield f"{name!r} does nothing"
             if kind == "search":
                 control.fill("")  # a list without rows has nothing to do, and no selected row to restore
                 _, quarrels, plays = scope.evaluate(LOOK_AGAIN)
@@ -173,7 +176,11 @@ class Hand:
     def nudge(self, scope: Any, names: list[str], name: str) -> None:
         """A button that has nothing to do, such as 'previous' at the start, gets something to do."""
         if name.startswith(("INPUT", "SELECT", "CANVAS")):
-            return  # the other way round is enough for these
+            chosen = self.named(scope, name)
+            other = chosen and chosen.evaluate_handle(ANOTHER).as_element()
+            if other is not None and self.way != "keyboard":
+                self.act(other, again=False)
+            return  # the other way round is enough for the rest of these
         what = "moment" if "moment" in name else "event"
         other = f"BUTTON previous {what}" if "next" in name else f"BUTTON next {what}"
         beside = {"BUTTON fit the whole graph": "BUTTON zoom in"}.get(name, other)
@@ -250,11 +257,11 @@ def test_players_and_explorers_obey_a_mouse_and_their_permalinks_restore_them(
     assert watched.complaints == []
 
 
-def reload_with_what_was_stored(page: Any, first: Any) -> None:
+def reload_with_what_was_stored(page: Any, answered: list[Any]) -> None:
     """The browser takes what a page stores to its next load in its own time, and a busy machine's reload is quicker."""
     for _ in range(40):
         page.reload()
-        if first.get_attribute("data-av-state") != "asked":
+        if all(root.get_attribute("data-av-state") != "asked" for root in answered):
             return
         page.wait_for_timeout(50)
 
@@ -290,7 +297,7 @@ def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
         assert ("Right." in states[-1][1]) == (states[-1][0] == "right")
         assert ("You said" in states[-1][1]) == (states[-1][0] == "wrong")
         assert root.locator("> .av-reveal > .av-recorded").is_visible()
-    reload_with_what_was_stored(page, asked.nth(which[-1]))  # it was stored after the others
+    reload_with_what_was_stored(page, [asked.nth(i) for i in which])
     for i, state in zip(which, states, strict=True):
         root = asked.nth(i)
         assert (root.get_attribute("data-av-state"), root.locator("> .av-ask > .av-verdict").inner_text()) == state

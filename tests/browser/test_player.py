@@ -268,6 +268,7 @@ def test_a_permalink_restores_the_moment_and_other_anchors_are_left_alone(show: 
     assert Played(show(player, fragment=link).page).said == said
     assert "Before the first event" in show(player, fragment="#some-section").played.said
     first.press("Home")
+    drawn(first.page)
     start = first.root.get_by_role("link").get_attribute("href")
     assert start == f"#{player.id}&p=0"
     assert Played(show(player, fragment=start).page).said == first.said

@@ -64,11 +64,24 @@ def test_a_notebook_has_the_code_of_its_page_but_not_what_only_checks_it(noteboo
     assert [re.sub(r"\A#@title .*\n", "", source) for source in code] == shown
 
 
+def made(cell: Any) -> set[str]:
+    """The names that a cell makes: by assigning, by `def` and `class`, by importing."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(cell.source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return found
+
+
 def test_no_cell_of_a_notebook_needs_a_name_that_only_a_removed_one_makes(notebook_name: str) -> None:
     lost: set[str] = set()
     for cell in written(notebook_name):
         names = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)]
-        bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        bound = made(cell)
         if "remove-cell" in cell.metadata.get("tags", []):
             lost |= bound
         else:
