@@ -98,6 +98,7 @@ PREPARE = """() => {
     };
 }"""
 SETTLE = "() => settled()"
+VERDICT = "> .av-ask > .av-verdict"
 LOOK_AGAIN = "scope => lookAgain(scope)"
 KEYS = {"checkbox": [" ", " "], "radio": ["ArrowDown", "ArrowUp"], "range": ["ArrowRight", "ArrowLeft"]}
 
@@ -284,7 +285,7 @@ def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
             radio.press(" ") if way == "keyboard" else hand.act(radio.element_handle(), again=False)
         hand.act(root.locator("> .av-ask .av-check").element_handle(), again=False)
         if root.get_attribute("data-av-state") == "retry":
-            assert "Try once more" in root.locator("> .av-ask > .av-verdict").inner_text()
+            assert "Try once more" in root.locator(VERDICT).inner_text()
             assert not root.locator("> .av-reveal > .av-recorded").is_visible()
             if root.locator("> .av-ask .av-field").count():
                 root.locator(".av-field").fill("654.321")
@@ -292,22 +293,23 @@ def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
                 radio = root.locator("> .av-ask .av-choice input:enabled").first
                 radio.press(" ") if way == "keyboard" else hand.act(radio.element_handle(), again=False)
             hand.act(root.locator("> .av-ask .av-check").element_handle(), again=False)
-        states.append((root.get_attribute("data-av-state"), root.locator("> .av-ask > .av-verdict").inner_text()))
+        states.append((root.get_attribute("data-av-state"), root.locator(VERDICT).inner_text()))
         assert states[-1][0] in {"right", "wrong"}
         assert ("Right." in states[-1][1]) == (states[-1][0] == "right")
         assert ("You said" in states[-1][1]) == (states[-1][0] == "wrong")
         assert root.locator("> .av-reveal > .av-recorded").is_visible()
     reload_with_what_was_stored(page, [asked.nth(i) for i in which])
-    for i, state in zip(which, states, strict=True):
+    again = [(asked.nth(i).get_attribute("data-av-state"), asked.nth(i).locator(VERDICT).inner_text()) for i in which]
+    assert again == states, page.evaluate("JSON.stringify({...localStorage})")
+    for i in which:
         root = asked.nth(i)
-        assert (root.get_attribute("data-av-state"), root.locator("> .av-ask > .av-verdict").inner_text()) == state
         hand.act(root.locator("> .av-ask > .av-again").element_handle(), again=False)
         assert root.get_attribute("data-av-state") == "asked"
         assert not root.locator("> .av-reveal > .av-recorded").is_visible()
         fold = root.locator("> .av-reveal > summary")
         fold.press("Enter") if way == "keyboard" else hand.act(fold.element_handle(), again=False)
         page.wait_for_function("root => root.dataset.avState === 'skipped'", arg=root.element_handle())
-        assert "Shown without a prediction" in root.locator("> .av-ask > .av-verdict").inner_text()
+        assert "Shown without a prediction" in root.locator(VERDICT).inner_text()
     assert watched.complaints == []
 
 
