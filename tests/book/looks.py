@@ -155,15 +155,13 @@ EARLY = """() => [...document.querySelectorAll(':is([data-av-state=asked], [data
 # How far a reader of a chapter, which is a page with a number, goes on without anything to look at or to do.
 STRETCHES = """() => {
     const article = document.querySelector('article'), most = 1800;
-    // Chapter 10 reads a report, chapter 12 a table: their outputs are long, and are what one looks at.
-    const number = parseInt(article.querySelector('h1 .section-number')?.textContent, 10);
-    if (!number || number === 10 || number === 12) return [];
+    if (!parseInt(article.querySelector('h1 .section-number')?.textContent, 10)) return [];
     const rests = '.accumviz, figure, table, svg, img, section#exercises';
     const boxes = [...article.querySelectorAll(rests)].filter(element => element.checkVisibility())
         .map(element => element.getBoundingClientRect()).filter(({width, height}) => width > 24 && height > 24)
         .sort((one, other) => one.top - other.top);
     const edge = article.getBoundingClientRect(), found = [];
-    const headings = [...article.querySelectorAll('h1, h2, h3')];
+    const headings = [...article.querySelectorAll('h1, h2, h3')].filter(element => element.checkVisibility());
     let bottom = edge.top;
     for (const box of [...boxes, {top: edge.bottom, bottom: edge.bottom}]) {
         if (box.top - bottom > most) {

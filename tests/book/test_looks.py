@@ -88,6 +88,9 @@ def test_a_stretch_ends_where_something_is_seen_and_is_measured_in_chapters_only
         return look("long stretches", "light", "".join(parts), watch, tmp_path)
 
     assert found(TALL, TALL) == found(NUMBERED, TALL, SEEN, TALL) == []
+    for number in range(1, 13):
+        (one,) = found(NUMBERED.replace("3.", f"{number}."), TALL, "<details><h3>Folded</h3></details>", TALL)
+        assert not one.endswith("Folded")
     exercises = f"<section id='exercises'>{TALL}{TALL}</section>"
     assert found(NUMBERED, exercises) == []
     hidden, small = SEEN.replace("<figure", "<figure hidden"), SEEN.replace("40px", "20px")
