@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
-from accumviz.events import CONTRIBUTED, PRESENT, Arrays, Event
+from accumviz.events import CHANGED, CONTRIBUTED, PRESENT, Arrays, Event
 
 
 class Fates(NamedTuple):
@@ -106,8 +106,11 @@ def fates(ledger: Arrays) -> Fates:
     gone = ledger.state & PRESENT == 0
     for rank, where in zeroed.items():
         own = np.array([p for p, parameter in enumerate(ledger.parameters) if parameter.rank == rank])
-        at = np.ix_(np.flatnonzero(where), own)
-        gone[at] |= ledger.grad[at] == 0
+        events = np.flatnonzero(where)
+        at, before = np.ix_(events, own), np.ix_(np.maximum(events - 1, 0), own)
+        # A sum that was 0 already, and that nobody touched, is no erasure: another optimizer's gradients were zeroed.
+        touched = (ledger.state[at] & CHANGED > 0) | (ledger.grad[before] != 0)
+        gone[at] |= (ledger.grad[at] == 0) & touched
     inside = ledger.columns.where("kind", "backward") & ledger.columns.where("within", "step")
     for columns in _alike(ledger, contributed, gone):
         born, ends = np.flatnonzero(contributed[:, columns[0]]), np.flatnonzero(gone[:, columns[0]])
