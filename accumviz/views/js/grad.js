@@ -61,6 +61,7 @@ export function gradPane(app) {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,
     placeholder: `search ${parameters.length} names`, input() { arrange(); redraw(); },
   });
+  made.el.classList.toggle("av-many", many);
   if (many) made.head.append(search);
   /** Lines that exist, from the top of the view. @type {ReturnType<typeof barOf>[]} */
   const pool = [];
