@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from benchmarks import player
 from tests.book import weight
 
 Address = Callable[[str, str], str]
@@ -23,6 +24,16 @@ def test_a_first_visit_is_light_still_and_soon_ready(page_name: str, browser: Br
     if found.worked > READY:
         found = min((weight.cost(browser, address(page_name, "http")) for _ in range(2)), key=lambda cost: cost.worked)
     assert found.worked <= READY
+
+
+def test_a_walk_along_a_graph_of_the_fullest_page_fits_into_its_frames(browser: Browser, address: Address) -> None:
+    """In the page's own time: twice as slow a processor still draws 60 frames a second."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(address("chapters/03_accumulation.html", "file"))
+    assert page.evaluate(player.WALKABLE)
+    _, work = player.frames(page, "#walked", steps=40, stride=1)
+    page.close()
+    assert work <= 1000 / 60
 
 
 def test_no_page_brings_a_script_or_a_font_of_icons(site: Path) -> None:

@@ -97,21 +97,17 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def table(site: Path) -> str:
-    from playwright.sync_api import sync_playwright
-
     sys.path.insert(0, str(Path(__file__).parent))
     import chromium
 
     pages = sorted(path for path in site.rglob("*.html") if site / "_static" not in path.parents)
     lines = [f"{'page':32}{'KB':>7}{'asked':>7}{'shift':>8}{'worked':>8}{'ready':>8}"]
-    with sync_playwright() as playwright, served(site) as address:
-        browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
+    with chromium.opened() as browser, served(site) as address:
         for path in pages:
             name = path.relative_to(site).as_posix()
             found = cost(browser, f"{address}/{name}")
             numbers = f"{found.kilobytes:7.0f}{found.requests:7}{found.shift:8.3f}{found.worked:8.2f}{found.ready:8.2f}"
             lines.append(f"{name:32}{numbers}")
-        browser.close()
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from accumviz.views import words
 from accumviz.views.parts import segments
 from accumviz.views.player import Player, play
 from tests.browser.frames import drawn
+from tests.browser.written import written
 from tests.toys import EVIL, ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
@@ -59,14 +60,8 @@ def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
     """Open players in one page, as a file."""
 
     def open_page(*players: Player, fragment: str = "", again: int = 1, **options: Any) -> Any:
-        path = tmp_path / "page.html"
-        players[0].save(path)
-        text = path.read_text("utf-8")
-        more = "".join(player.to_html() for player in players[1:])
-        body = text.partition("<body>")[2].partition("</body>")[0]
-        path.write_text(text.replace("</body></html>", f"{body * (again - 1)}{more}</body></html>"), "utf-8")
         watched = watch(**options)
-        watched.page.goto(path.as_uri() + fragment)
+        watched.page.goto(written(tmp_path / "page.html", *players, again=again) + fragment)
         watched.played = Played(watched.page)
         return watched
 
