@@ -365,9 +365,9 @@ class HandOfTwo:
     def __init__(self, text: str) -> None:
         self.lines, self.ran = text.splitlines(), list[str]()
         lr = gan.LOOP.right["lr"]
-        self.g, self.d = Player(2.0, lr), Player(0.25, lr)
+        self.g, self.d = Player(1.0, lr), Player(0.25, lr)
         Number.hand = self
-        names = {"g": self.g, "d": self.d, "g_opt": self.g, "d_opt": self.d, "noise": 1.0, "real": 6.0}
+        names = {"g": self.g, "d": self.d, "g_opt": self.g, "d_opt": self.d, "noise": 1.0, "real": 2.0}
         exec(compile(text, "by hand", "exec"), names)
 
     def mistakes(self) -> set[tuple[str, str]]:
@@ -468,11 +468,11 @@ def afresh(name: str, text: str, lr: float) -> av.Ledger:
 
 
 def afresh_of_two(text: str, lr: float) -> av.Ledger:
-    g, d = (torch.tensor([start], requires_grad=True) for start in (2.0, 0.25))
+    g, d = (torch.tensor([start], requires_grad=True) for start in (1.0, 0.25))
     g_opt, d_opt = torch.optim.SGD([g], lr=lr), torch.optim.SGD([d], lr=lr)
     linecache.cache["again.py"] = (len(text), None, text.splitlines(keepends=True), "again.py")
     with av.record({"g": g, "d": d}, g_opt, d_opt, sources=True, memory=False) as recording:
-        names = {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 6.0}
+        names = {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 2.0}
         exec(compile(text, "again.py", "exec"), names)
     return recording.ledger
 
@@ -557,6 +557,15 @@ def test_each_line_has_its_places_and_stands_in_one_of_them(name: str) -> None:
             continue
         places = {row.value for row in rows if row.role == "zero_grad"}
         assert len(places) == (4 if choice["step"] == "micro-batch" else 5)
+
+
+@of_both
+def test_a_right_loop_stays_on_the_ground_of_its_weights(name: str) -> None:
+    lab = shown(name)
+    for made in lab._runs:
+        if made.right:
+            flat = lab._flat(made)
+            assert [beyond for *_, beyond in flat["weights.p"] if beyond] == [], made.text
 
 
 def test_a_start_that_is_none_is_refused_in_words() -> None:

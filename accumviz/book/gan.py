@@ -26,7 +26,7 @@ _AXES = (
     Axis("freeze", "D is frozen while G trains", {"no": "no", "yes": "yes"}),
     Axis("k", "K", {2: "2", 4: "4", 1: "1"}, other=K),
     Axis("divide", "each loss is divided by", {"K": "K", "nothing": "nothing"}),
-    Axis("lr", "learning rate", {0.01: "0.01"}, other=LEARNING_RATE),
+    Axis("lr", "learning rate", {0.1: "0.1"}, other=LEARNING_RATE),
 )
 _RIGHT: dict[str, Any] = {
     "zero_d": "window",
@@ -36,7 +36,7 @@ _RIGHT: dict[str, Any] = {
     "freeze": "no",
     "k": 2,
     "divide": "K",
-    "lr": 0.01,
+    "lr": 0.1,
 }
 # Whose step each loss is for.
 _OWN = {"real_loss": "d_opt", "fake_loss": "d_opt", "g_loss": "g_opt"}
@@ -117,11 +117,11 @@ def _begin(choice: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
     import accumviz as av
 
-    g = torch.tensor([2.0], requires_grad=True)
+    g = torch.tensor([1.0], requires_grad=True)
     d = torch.tensor([0.25], requires_grad=True)
     g_opt, d_opt = (torch.optim.SGD([w], lr=choice["lr"]) for w in (g, d))
     recording = av.record({"g": g, "d": d}, g_opt, d_opt, sources=True, memory=False)
-    return recording, {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 6.0}
+    return recording, {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 2.0}
 
 
 def _remark(ledger: Ledger, report: Report) -> str:

@@ -162,4 +162,4 @@ def _lr(value: Any) -> float:
 
 
 K = Other(_k, int, "a whole number", "5")
-LEARNING_RATE = Other(_lr, float, "a number", "0.1")
+LEARNING_RATE = Other(_lr, float, "a number", "0.03")

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from accumviz.checks.report import Finding, Report, told
 from accumviz.ledger import Ledger
 from accumviz.show import Displayed, check_page_name, literal, save_page
@@ -144,8 +146,16 @@ class Lab(Displayed):
 
     @cached_property
     def _ground(self) -> weights.Field | None:
-        """The loss below the weights: one for all arrangements, so that their ways can be compared."""
-        return weights.field([run.ledger for run in self._runs], self.loss)
+        """The ground below the weights: one for all arrangements, so that their ways can be compared.
+
+        Where there is no loss to be seen, it is there for the paths of right loops: one that moves less
+        than all of them would make it too narrow.
+        """
+        if self.loss is not None:
+            return weights.field([run.ledger for run in self._runs], self.loss)
+        ways = [(run, _reach(run.ledger)) for run in self._runs]
+        least = np.min([way for run, way in ways if run.right] or [np.zeros_like(ways[0][1])], axis=0)
+        return weights.field([run.ledger for run, way in ways if (way >= least).all()])
 
     @property
     def _runs(self) -> list[Made]:
@@ -288,6 +298,12 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "cure": cure,
         "read": literal(finding.chapter),
     }
+
+
+def _reach(ledger: Ledger) -> np.ndarray:
+    """How far each element of the weights comes from where it began."""
+    _, _, points = weights.path(ledger)
+    return np.nanmax(np.abs(points - points[:1]), axis=0, initial=0.0)
 
 
 def _in_columns(told: Mapping[str, Any]) -> dict[str, Any]:

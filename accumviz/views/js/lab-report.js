@@ -37,7 +37,7 @@ export function reportPane(task, go) {
   function draw(report, note, failure = "") {
     const shown = failure ? null : report;
     const verdict = shown ? shown.verdict : "no verdict";
-    put(made.el, { "data-verdict": failure ? "failed" : verdict });
+    put(made.el, { "data-verdict": failure ? "failed" : shown?.remark ? "findings" : verdict });
     sign.textContent = SIGNS[verdict];
     said.textContent = failure || (shown ? shown.said : "The kernel is recording this loop.");
     aside.textContent = note;
