@@ -18,6 +18,7 @@ import pytest
 import accumviz as av
 from accumviz.checks.check import check
 from accumviz.cli import main
+from tests.light import LIGHT
 from tests.test_cli import ledger as by_hand
 from tests.test_cli import ran, said
 
