@@ -17,6 +17,7 @@ import accumviz as av
 from accumviz.cli import main
 from accumviz.events import Parameter
 from tests.conftest import ROOT
+from tests.light import LIGHT
 
 # A right loop in windows of two; every script ends with its weights on stdout, to the last bit.
 HEAD = """
@@ -96,7 +97,7 @@ m, o = make()
 train(m, o)
 tell(m)
 sys.stdout.flush()
-time.sleep(1)
+time.sleep(3)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(5)
 """,
@@ -105,7 +106,7 @@ m, o = make()
 train(m, o)
 tell(m)
 sys.stdout.flush()
-time.sleep(1)
+time.sleep(3)
 os.kill(os.getpid(), signal.SIGKILL)
 """,
 }
@@ -147,7 +148,7 @@ def ran(folder: Path, *command: str, **env: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs_as_it_does_without_us_and_leaves_its_ledger(name: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(HEAD + SCRIPTS[name])
+    script.write_text((HEAD if name in ("plain", "forks") else LIGHT + HEAD) + SCRIPTS[name])
     arguments = ("../train.py", "--lr", "1", "--check")
     plain = start(tmp_path / "plain", *arguments)
     watched = start(tmp_path / "watched", "-m", "accumviz", "run", "--check", "--out", "a.ledger", *arguments)

@@ -18,6 +18,7 @@ import pytest
 import accumviz as av
 from accumviz.checks.check import check
 from accumviz.cli import main
+from tests.light import LIGHT
 from tests.test_cli import ledger as by_hand
 from tests.test_cli import ran, said
 
@@ -46,7 +47,7 @@ while os.getppid() == parent:  # where nobody is left to kill it, it ends by its
 
 @POSIX
 def test_killed_at_any_moment_it_leaves_all_but_the_last_second(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(ENDLESS)
+    (tmp_path / "train.py").write_text(LIGHT + ENDLESS)
     rng = random.Random(1)
     lost = []
     kills = int(os.environ.get("ACCUMVIZ_KILLS", "4"))
@@ -63,18 +64,21 @@ def test_killed_at_any_moment_it_leaves_all_but_the_last_second(tmp_path: Path) 
             while not told.exists() or not told.read_text():
                 assert process.poll() is None
                 time.sleep(0.01)
-            readings = []
+            readings, late = [], 0.0
             until = time.time() + rng.random() * 3
             while time.time() < until:
                 readings.append(told.read_text().split())
+                asleep = time.time()
                 time.sleep(0.02)
+                late += time.time() - asleep - 0.02
             process.kill()
             killed = time.time()
             process.wait()
             ledger = av.load(out)
             assert not ledger.complete
             assert check(ledger).verdict == "no verdict"
-            due = max((int(steps) for when, steps in readings if float(when) < killed - 1), default=0)
+            # As long as this process was kept from waking, that one may have been kept from writing.
+            due = max((int(steps) for when, steps in readings if float(when) < killed - 1 - late), default=0)
             lost.append(due - len(ledger.of("step")))
     assert max(lost) <= 0, lost
 
@@ -112,7 +116,7 @@ def on_a_terminal(folder: Path, *command: str) -> str:
         env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
     ) as process:
         os.close(its)
-        got, end = b"", time.time() + 60
+        got, end = b"", time.time() + 200
         while time.time() < end:
             if select.select([mine], [], [], 0.2)[0]:
                 try:
@@ -134,7 +138,7 @@ def seen(sent: str) -> list[str]:
 
 @POSIX
 def test_progress_is_a_line_of_a_terminal_that_is_gone_at_the_end(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SLOW)
+    (tmp_path / "train.py").write_text(LIGHT + SLOW)
     sent = on_a_terminal(tmp_path, "-m", "accumviz", "run", "train.py")
     drawn = re.findall(r"\r\x1b\[Kaccumviz: [^\r\n]*", sent)
     assert any("3 events × 2 parameters" in line for line in drawn)
@@ -150,7 +154,7 @@ def test_progress_is_a_line_of_a_terminal_that_is_gone_at_the_end(tmp_path: Path
 @POSIX
 @pytest.mark.parametrize("how", ["quiet", "another rank"])
 def test_whoever_asks_for_quiet_sees_no_progress(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").write_text(SLOW)
+    (tmp_path / "train.py").write_text(LIGHT + SLOW)
     if how == "another rank":
         monkeypatch.setenv("RANK", "1")
     sent = on_a_terminal(tmp_path, "-m", "accumviz", "run", *(["--quiet"] if how == "quiet" else []), "train.py")
@@ -158,7 +162,7 @@ def test_whoever_asks_for_quiet_sees_no_progress(how: str, tmp_path: Path, monke
 
 
 def test_where_stderr_is_no_terminal_there_is_no_progress(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SLOW)
+    (tmp_path / "train.py").write_text(LIGHT + SLOW)
     code, out, err = ran(tmp_path, "-m", "accumviz", "run", "train.py")
     assert (code, out) == (0, "half whole\nTextIOWrapper\n")
     assert err.startswith("said 0\nsaid 1\nsaid 2\naccumviz: 9 events")
@@ -197,7 +201,7 @@ def test_under_torchrun_each_rank_has_its_file_and_check_judges_them_as_one(
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

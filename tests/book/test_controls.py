@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.book.conftest import built_pages
+from tests.thorough import THOROUGH
 
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]
@@ -20,6 +21,16 @@ WAYS: dict[str, dict[str, Any]] = {
     "finger": {"mode": "dark", "width": 375, "has_touch": True},
     "keyboard": {"mode": "light", "reduced_motion": "reduce"},
 }
+# Between them they have each kind of control and each form of a prediction that the book has. With THOROUGH=1 all pages
+# are visited, and one that brings another kind belongs here.
+AT_EACH_PUSH = (
+    "api.html",
+    "chapters/01_graphs.html",
+    "chapters/02_zero_grad.html",
+    "chapters/03_accumulation.html",
+    "chapters/05_choosing.html",
+    "chapters/10_your_own.html",
+)
 SCOPES = ".av-xtop, .av-both, .av-frame"
 VIEWS = "[data-accumviz-explorer], [data-accumviz-player]"
 # Which view of the page a scope is in, and which scope of that view it is: other views may gain and lose theirs.
@@ -258,17 +269,31 @@ def test_players_and_explorers_obey_a_mouse_and_their_permalinks_restore_them(
     assert watched.complaints == []
 
 
-def reload_with_what_was_stored(page: Any, answered: list[Any]) -> None:
+# A prediction is one of a number or of a choice, with a hint or without.
+FORMS = """asked => asked.map(root => [".av-field", ".av-hint", ".av-choice"]
+    .filter(part => root.querySelector(`:scope > .av-ask ${part}`)).join())"""
+SHUT = "[data-answers]:not([data-given]), .av-shut:visible"
+EARLY = ":is(.av-recorded, .av-others, [data-answers] > :not(.av-shut)):visible"
+
+
+STORED = "() => Object.keys(localStorage).filter(key => key.startsWith('accumviz.predict')).sort()"
+
+
+def reload_with_what_was_stored(page: Any, answered: int) -> None:
     """The browser takes what a page stores to its next load in its own time, and a busy machine's reload is quicker."""
+    stored = page.evaluate(STORED)
+    assert len(stored) == answered, f"of {answered} answers these are stored: {stored}"
     for _ in range(40):
         page.reload()
-        if all(root.get_attribute("data-av-state") != "asked" for root in answered):
-            return
+        if page.evaluate(STORED) == stored:
+            break
         page.wait_for_timeout(50)
+    page.reload()  # this load begins with all of it
+    assert page.evaluate(STORED) == stored, "answers are gone with a load of the page"
 
 
 def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
-    """Answer predictions, load the page again, and be asked again and shown."""
+    """Answer predictions and load the page again; be asked again and shown, once for each form that they have."""
     page, hand, states = watched.page, Hand(watched.page, way), []
     asked = page.locator(".av-predict[data-av-state]")
     for i in which:
@@ -298,10 +323,13 @@ def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
         assert ("Right." in states[-1][1]) == (states[-1][0] == "right")
         assert ("You said" in states[-1][1]) == (states[-1][0] == "wrong")
         assert root.locator("> .av-reveal > .av-recorded").is_visible()
-    reload_with_what_was_stored(page, [asked.nth(i) for i in which])
+    if len(which) == asked.count():
+        assert page.locator(SHUT).count() == 0, "an answer opens all that waits for it"
+    reload_with_what_was_stored(page, len(which))
     again = [(asked.nth(i).get_attribute("data-av-state"), asked.nth(i).locator(VERDICT).inner_text()) for i in which]
     assert again == states, page.evaluate("JSON.stringify({...localStorage})")
-    for i in which:
+    forms = asked.evaluate_all(FORMS)
+    for i in {forms[i]: i for i in which}.values():
         root = asked.nth(i)
         hand.act(root.locator("> .av-ask > .av-again").element_handle(), again=False)
         assert root.get_attribute("data-av-state") == "asked"
@@ -319,14 +347,13 @@ def test_predictions_are_answered_by_mouse_remembered_and_asked_again(
     watched = watch()
     watched.page.goto(address(page_name, "file"))
     count = watched.page.locator(".av-predict[data-av-state]").count()
+    assert watched.page.locator(EARLY).evaluate_all("all => all.map(one => one.outerHTML.slice(0, 120))") == []
+    for target in {link.get_attribute("href") for link in watched.page.locator("[data-answers] > .av-shut a").all()}:
+        assert watched.page.locator(f".av-predict{target}").count() == 1
     if not count:
+        assert watched.page.locator("[data-answers]").count() == 0
         pytest.skip("nothing to predict on this page")
     answered_and_asked_again(watched, "mouse", [*range(count)])
-
-
-# A prediction is one of a number or of a choice, with a hint or without.
-FORMS = """asked => asked.map(root => [".av-field", ".av-hint", ".av-choice"]
-    .filter(part => root.querySelector(`:scope > .av-ask ${part}`)).join())"""
 
 
 @pytest.mark.long
@@ -337,7 +364,8 @@ def test_each_kind_of_player_explorer_and_prediction_obeys_and_is_restored(
     """By finger and by keyboard: what a permalink leads to, and what was answered."""
     kinds: set[str] = set()
     asked: set[str] = set()
-    for page_name in with_widgets(site):
+    late = []
+    for page_name in [*AT_EACH_PUSH, *(set(with_widgets(site)) - {*AT_EACH_PUSH} if THOROUGH else ())]:
         watched, place = watch(**WAYS[way]), address(page_name, "file")
         scopes = prepared(watched.page, place)
         forms = watched.page.locator(".av-predict[data-av-state]").evaluate_all(FORMS)
@@ -349,6 +377,9 @@ def test_each_kind_of_player_explorer_and_prediction_obeys_and_is_restored(
             asking = watch(**WAYS[way])  # what was unfolded above counts as shown, and is remembered
             asking.page.goto(place)
             answered_and_asked_again(asking, way, sorted(new.values()))
+        if (used or new) and page_name not in AT_EACH_PUSH:
+            late.append(page_name)
         asked |= new.keys()
+    assert late == [], "these belong to AT_EACH_PUSH"
     assert len(kinds) > 10
     assert len(asked) >= 3

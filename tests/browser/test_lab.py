@@ -82,6 +82,14 @@ def address(server: subprocess.Popen[bytes], folder: Path) -> str:
     pytest.fail(f"JupyterLab did not start:\n{(folder / 'log').read_text()[-2000:]}")
 
 
+# The file that the server has holds what every cell put out.
+SAVED = """async () => {
+    const answer = await fetch("/api/contents/run.ipynb");
+    const { content } = await answer.json();
+    return content.cells.every(cell => cell.cell_type !== "code" || cell.outputs.length);
+}"""
+
+
 def choose(page: Any, menu: str, item: str) -> None:
     page.locator(".lm-MenuBar-item", has_text=menu).first.click()
     page.get_by_role("menuitem", name=item).first.click()
@@ -134,10 +142,10 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
     assert figure(still, "backwards") == "2"
 
     choose(page, "File", "Save Notebook")
-    page.wait_for_timeout(1000)
+    page.wait_for_function(SAVED, timeout=60_000)
     choose(page, "Kernel", "Restart Kernel…")
     page.locator(".jp-Dialog .jp-mod-accept").click()
-    page.wait_for_timeout(1000)
+    page.locator(".jp-Dialog").wait_for(state="detached")
     page.reload()
     still = page.locator(".jp-Notebook .jp-Cell").nth(0).locator(".av-explorer")
     still.locator(".av-figures td").first.wait_for(timeout=60_000)

@@ -282,16 +282,18 @@ def test_senseless_arguments_are_refused(given: dict[str, Any], said: str) -> No
 
 @pytest.fixture(scope="module", params=["raise", "die", "hang"])
 def failure(request: pytest.FixtureRequest) -> tuple[str, RankError, float, list[psutil.Process]]:
+    # Ranks that others on the machine slow down must not be out of time before they do what they are here for.
+    timeout = 12 if request.param == "hang" else 100
     start = time.perf_counter()
     with pytest.raises(RankError) as caught:
-        av.distribute(train, ranks=2, timeout=4, fail=request.param)
+        av.distribute(train, ranks=2, timeout=timeout, fail=request.param)
     return request.param, caught.value, time.perf_counter() - start, ranks_left()
 
 
 def test_a_rank_that_raises_dies_or_hangs_is_named_in_time_with_its_traceback(failure: Any) -> None:
     how, error, seconds, _ = failure
-    # Waking up the launcher may come on top.
-    assert seconds < 4 + 15
+    # Waking up the launcher may come on top. Who waited for the rank that is gone would have waited for 100.
+    assert seconds < 90
     assert {
         "raise": "rank 1 raised ValueError: rank one has had enough",
         "die": "rank 1 died, killed by SIGKILL",
@@ -327,12 +329,12 @@ def test_a_rank_that_does_not_listen_is_ended_too() -> None:
         import ctypes
 
         if dist.get_rank() == 1:  # holds the interpreter's lock
-            ctypes.PyDLL(None).sleep(60)
+            ctypes.PyDLL(None).sleep(200)
 
     start = time.perf_counter()
-    with pytest.raises(RankError, match="rank 1 had not ended after 2 seconds"):
-        av.distribute(deaf, ranks=2, timeout=2)
-    assert time.perf_counter() - start < 40
+    with pytest.raises(RankError, match="rank 1 had not ended after 8 seconds"):
+        av.distribute(deaf, ranks=2, timeout=8)
+    assert time.perf_counter() - start < 150
     assert descendants() == []
 
 
@@ -346,16 +348,16 @@ def test_the_ranks_end_when_the_process_that_started_them_is_killed(tmp_path: Pa
             def work():
                 import os
                 pathlib.Path({str(tmp_path)!r}, f"pid{{os.environ['RANK']}}").write_text(str(os.getpid()))
-                time.sleep(60)
+                time.sleep(600)
             av.distribute(work, ranks=2)
             """
         )
     )
     with subprocess.Popen([sys.executable, str(script)], cwd=ROOT) as process:
         pids = [tmp_path / "pid0", tmp_path / "pid1"]
-        wait_for(lambda: all(path.exists() and path.read_text() for path in pids), 60)
+        wait_for(lambda: all(path.exists() and path.read_text() for path in pids), 200)
         process.kill()
-    wait_for(lambda: not any(psutil.pid_exists(int(path.read_text())) for path in pids), 10)
+    wait_for(lambda: not any(psutil.pid_exists(int(path.read_text())) for path in pids), 60)
 
 
 def wait_for(condition: Any, seconds: float) -> None:
