@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 import webbrowser
@@ -21,7 +22,10 @@ _WORSE = {"error": ("error",), "warning": ("error", "warning")}
 def main(arguments: list[str] | None = None) -> None:
     """Do what the command line says; raises `SystemExit` with the exit code where that is not 0."""
     parser = _parser()
-    asked = parser.parse_args(arguments)
+    asked, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        own = "; the script's own options stand after its name" if asked.do is _run else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{own}")
     with suppress(AttributeError):  # a stream that somebody put there instead
         sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     asked.do(asked)
@@ -231,6 +235,8 @@ def _run(asked: Any) -> None:
         _fail("run was given no script; expected accumviz run [options] train.py, or accumviz run -m package.module")
     path = _place(asked.out, command[0], module=asked.module is not None)
     page = None if asked.html is None else asked.html.absolute()
+    if page is not None and not page.parent.is_dir():
+        _fail(f"{str(asked.html)!r} cannot be written: there is no folder {str(page.parent)!r}")
     judged = asked.check or page is not None or asked.fail_on is not None
 
     def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
@@ -279,16 +285,32 @@ def _finish(recordings: list[Any], notes: list[str], page: Path | None, fail_on:
             continue
         ledger = found.recording.ledger
         report = check(ledger)
-        say(report.text(color=_colored()))
+        rank = ledger.meta.get("rank")
+        if rank:
+            # What the ranks have in common would stand on the terminal once for each.
+            rules = ", ".join(dict.fromkeys(finding.rule for finding in report.findings))
+            say(f"accumviz: rank {rank}: {rules or report.verdict}")
+        else:
+            say(report.text(color=_colored()))
         if page is not None:
             _page(report, page.with_stem(f"{page.stem}.model{n + 1}") if n else page)
         if _fails(report, fail_on):
             code = _FAILED
-        if "rank" in ledger.meta:
-            say("  This is one rank; accumviz check with the files of all ranks judges them together.")
+        if rank == 0:
+            files = "with the files of all ranks" if found.file is None else _shown(_of_all_ranks(found.file))
+            say(f"  This is rank 0; all ranks are judged together by: accumviz check {files}")
     for note in notes:
         say(f"accumviz: {note}")
     return code
+
+
+def _of_all_ranks(file: Path) -> Path:
+    """The files of all ranks, as a shell finds them.
+
+    >>> _of_all_ranks(Path("train.rank0.ledger")).name
+    'train.rank*.ledger'
+    """
+    return file.with_name(re.sub(r"\.rank\d+(\.\w+)$", r".rank*\1", file.name))
 
 
 def _shown(file: Path) -> str:

@@ -131,7 +131,7 @@ def _unmet(
     if accumulates is not None:
         yield from _first(
             (
-                f"step {window.step} consumes {len(window.backwards)} backwards, expected {accumulates}"
+                f"the step at event {window.step} consumes {len(window.backwards)} backwards, expected {accumulates}"
                 for i, window in enumerate(windows)
                 if len(window.backwards) != accumulates and not _tail(ledger, i, accumulates)
             )
@@ -140,7 +140,7 @@ def _unmet(
         yield from _first(_incomplete(ledger))
     if syncs_per_window is not None:
         yield from _first(
-            f"gradients are exchanged {many} times before step {step}, expected {syncs_per_window}"
+            f"gradients are exchanged {many} times before the step at event {step}, expected {syncs_per_window}"
             for step, many in _syncs(ledger)
             if many != syncs_per_window
         )
@@ -186,9 +186,9 @@ def _incomplete(ledger: Ledger) -> Iterator[str]:
             right = usual.setdefault(key, total) if several else 1.0
             if np.isnan(total):
                 reason = next(row.unknown for row in here if row.unknown)
-                yield f"the shares of step {step} cannot be read: {reason}"
+                yield f"the shares of the step at event {step} cannot be read: {reason}"
             elif abs(total - right) > 1e-3 * abs(right):
-                yield f"the shares of step {step} add up to {told(total)}, expected {told(right)}"
+                yield f"the shares of the step at event {step} add up to {told(total)}, expected {told(right)}"
 
 
 def _syncs(ledger: Ledger) -> Iterator[tuple[int, int]]:

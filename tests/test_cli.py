@@ -16,6 +16,7 @@ import pytest
 import accumviz as av
 from accumviz.cli import main
 from accumviz.events import Parameter
+from tests.conftest import ROOT
 
 # A right loop in windows of two; every script ends with its weights on stdout, to the last bit.
 HEAD = """
@@ -202,6 +203,27 @@ def test_a_script_that_is_not_there_or_no_python_ends_as_pythons_do(tmp_path: Pa
         assert ran(tmp_path, "-m", "accumviz", *usage)[0] == 2
 
 
+@pytest.mark.parametrize("wrong", ["raise ValueError('no')\n", "def f(:\n"])
+def test_a_console_script_leaves_no_frame_of_its_own_in_what_python_says(wrong: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(wrong)
+    console = tmp_path / "accumviz-console"
+    console.write_text("import sys\nfrom accumviz.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
+    got = ran(tmp_path, str(console), "run", "bad.py", PYTHONPATH=str(ROOT))
+    expected = ran(tmp_path, "bad.py")
+    assert got[0] == expected[0] == 1
+    assert got[2].startswith(expected[2])
+
+
+def test_what_cannot_be_done_is_said_before_the_script_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    code, out, err = ran(tmp_path, "-m", "accumviz", "run", "--html", "none/x.html", "train.py")
+    assert (code, out) == (2, "")
+    assert "'none/x.html' cannot be written: there is no folder" in err
+    code, out, err = ran(tmp_path, "-m", "accumviz", "run", "--epochs", "3", "train.py")
+    assert (code, out) == (2, "")
+    assert "unrecognized arguments: --epochs; the script's own options stand after its name" in err
+
+
 def test_a_module_runs_as_with_dash_m(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("")
@@ -231,6 +253,7 @@ def test_a_finding_fails_the_run_where_that_was_asked_for_and_nothing_else(tmp_p
     assert "loss-not-divided" in err
     line = UNDIVIDED.splitlines().index("            loss.backward()") + 1
     assert f"train.py:{line}  loss.backward()" in err
+    assert "loss-not-divided  at event 3, 2 times" in err, "an index among events is not the number of a step"
     assert "train.ledger" in err
     assert "loss-not-divided" in (tmp_path / "r.html").read_text()
     # The next run takes the next name, and without being asked judges nothing.

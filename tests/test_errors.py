@@ -182,6 +182,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "lab(3)": (lambda: av.lab(3), TypeError, ("start=3", "{'step': 'epoch'}")),
     "lab, a place": (lambda: av.lab({"zero_grad": "up"}), ValueError, ("zero_grad='up'", "'nowhere'")),
     "lab, a choice": (lambda: av.lab({"zero": "up"}), ValueError, ("names 'zero'", "zero_grad, step, clip")),
+    "lab, a loop": (lambda: av.lab(loop="gn"), ValueError, ("loop='gn'", "'accumulation', 'gan'")),
+    "lab, a choice of another loop": (
+        lambda: av.lab({"clip": "step"}, loop="gan"),
+        ValueError,
+        ("'clip'", "zero_d, zero_g"),
+    ),
     "lab, task": (lambda: av.lab(task="x"), ValueError, ("task='x'", "'repair'")),
     "lab, healthy": (lambda: av.lab(task="repair"), ValueError, ("is healthy", "one with a mistake")),
     "measure(3)": (lambda: av.measure(3, "a/b"), TypeError, ("given an int", "a function of a device")),

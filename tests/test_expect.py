@@ -51,13 +51,21 @@ def test_a_loop_that_does_what_is_expected_passes() -> None:
 @pytest.mark.parametrize(
     ("wanted", "loop", "said"),
     [
-        ({"accumulates": 8}, {}, "step 4 consumes 4 backwards, expected 8 (and so 1 more)"),
+        ({"accumulates": 8}, {}, "the step at event 4 consumes 4 backwards, expected 8 (and so 1 more)"),
         ({"accumulates": 2}, {}, "consumes 4 backwards, expected 2"),
-        ({"complete": True}, {"by": lambda i: 1.0}, "the shares of step 4 add up to 4, expected 1"),
+        ({"complete": True}, {"by": lambda i: 1.0}, "the shares of the step at event 4 add up to 4, expected 1"),
         ({"complete": True}, {"by": lambda i: 16.0}, "add up to 0.25, expected 1"),
-        ({"complete": True}, {"batches": 6, "flush": True}, "the shares of step 8 add up to 0.5, expected 1"),
+        (
+            {"complete": True},
+            {"batches": 6, "flush": True},
+            "the shares of the step at event 8 add up to 0.5, expected 1",
+        ),
         ({"steps": 3}, {}, "2 steps, expected 3"),
-        ({"syncs_per_window": 1}, {}, "gradients are exchanged 0 times before step 4, expected 1 (and so 1 more)"),
+        (
+            {"syncs_per_window": 1},
+            {},
+            "gradients are exchanged 0 times before the step at event 4, expected 1 (and so 1 more)",
+        ),
         ({}, {"batches": 6, "flush": True}, "partial-window-underscaled"),
     ],
 )
@@ -79,7 +87,10 @@ def test_a_short_last_window_is_no_wrong_length() -> None:
                 if i in (3, 5):
                     optimizer.step()
                     optimizer.zero_grad()
-    with pytest.raises(AssertionError, match="step 8 consumes 2 backwards"), av.expect(model, optimizer, accumulates=4):
+    with (
+        pytest.raises(AssertionError, match="the step at event 8 consumes 2 backwards"),
+        av.expect(model, optimizer, accumulates=4),
+    ):
         for k in (4, 2, 4):
             train(model, optimizer, k, k, lambda i, k=k: k)
 
@@ -136,7 +147,7 @@ def test_gradients_are_exchanged_once_in_a_window() -> None:
         return ""
 
     assert av.distribute(partial(ranked, False), ranks=2).returned == ("", "")
-    assert "exchanged 2 times before step" in av.distribute(partial(ranked, True), ranks=2).returned[0]
+    assert "exchanged 2 times before the step at event 4" in av.distribute(partial(ranked, True), ranks=2).returned[0]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +217,7 @@ def test_the_fixture_fails_with_the_report_and_no_traceback(tmp_path: Path) -> N
         env={"PYTHONPATH": str(ROOT), "PATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
-    assert "expected otherwise: the shares of step 4 add up to 4, expected 1\nReport: " in done.stdout
+    assert "expected otherwise: the shares of the step at event 4 add up to 4, expected 1\nReport: " in done.stdout
     assert "loss-not-divided" in done.stdout
     assert "Traceback" not in done.stdout
     assert "__exit__" not in done.stdout

@@ -69,7 +69,16 @@ FLOORS = {
             "words",
         )
     },
-    "book": {"book.chart", "book.lab", "book.loops", "book.measure", "book.measurements", "book.predict"},
+    "book": {
+        "book.accumulation",
+        "book.chart",
+        "book.gan",
+        "book.lab",
+        "book.loops",
+        "book.measure",
+        "book.measurements",
+        "book.predict",
+    },
     "hosts": {"cli", "__main__", "export", "expectation", "pytest_plugin"},
 }
 # Above everything, the recorder included: they run, or stand around, what the user trains.
@@ -145,7 +154,8 @@ def test_judgement_knows_the_data_and_nothing_else() -> None:
 def test_only_the_recorder_and_what_records_for_the_book_import_torch() -> None:
     others = set(MODULES) - inside(set(MODULES), *RECORDER)
     assert {module for module in others if inside(imports(module), "torch")} == {
-        "accumviz.book.lab",
+        "accumviz.book.accumulation",
+        "accumviz.book.gan",
         "accumviz.book.measure",
     }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import linecache
+import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,19 +15,29 @@ import pytest
 import torch
 
 import accumviz as av
-from accumviz.book.lab import _INPUTS
-from accumviz.book.loops import AXES, RIGHT, arranged, checked, near
+from accumviz.book import gan
+from accumviz.book.accumulation import INPUTS, LOOP
+from accumviz.book.lab import LOOPS
+from accumviz.book.loops import Loop
 from accumviz.checks.check import RULES
 from accumviz.views.lab import Lab, Made
 from accumviz.views.payload import encode, ledger_data
 from tests.conftest import ROOT
 
+AXES, RIGHT = LOOP.axes, LOOP.right
 STARTS: list[dict[str, Any]] = [{}, {"sizes": "unequal", "divide": "samples"}, {"zero_grad": "nowhere"}]
+BOTH = [*((start, "accumulation") for start in STARTS), ({}, "gan"), ({"first": "turns", "detach": "no"}, "gan")]
+of_both = pytest.mark.parametrize("name", LOOPS)
+
+
+@cache
+def shown(name: str) -> Lab:
+    return av.lab(loop=name)
 
 
 @pytest.fixture(scope="module")
 def lab() -> Lab:
-    return av.lab()
+    return shown("accumulation")
 
 
 def choices(lab: Lab) -> Iterator[tuple[dict[str, Any], Made]]:
@@ -86,7 +98,7 @@ class ByHand:
 
     def backward(self, weights: dict[int, float]) -> None:
         self.held[self.now] = weights
-        self.slopes[self.now] = {s: 2 * _INPUTS[s] * (self.w - 2) * _INPUTS[s] for s in weights}
+        self.slopes[self.now] = {s: 2 * INPUTS[s] * (self.w - 2) * INPUTS[s] for s in weights}
         self.made.append(self.now)
         self.since.append(self.now)
 
@@ -276,9 +288,197 @@ def test_each_step_moves_the_weight_as_the_sum_worked_out_by_hand_does(start: di
             assert float(rows.share[~rows.erased].sum()) == pytest.approx(expected, rel=1e-3, abs=1e-6), choice
 
 
-def afresh(text: str, lr: float) -> av.Ledger:
+# --- two players ------------------------------------------------------------------------------
+
+
+class Number:
+    """A number with its slopes along both weights, and which of them it was computed from while they were free."""
+
+    def __init__(self, value: float, slopes: dict[Player, float], factor: float = 1.0) -> None:
+        self.value, self.slopes, self.factor = value, slopes, factor
+
+    def __mul__(self, other: Any) -> Number:
+        other = other.number if isinstance(other, Player) else other
+        other = other if isinstance(other, Number) else Number(float(other), {})
+        reached = self.slopes.keys() | other.slopes.keys()
+        slopes = {w: self.slopes.get(w, 0) * other.value + other.slopes.get(w, 0) * self.value for w in reached}
+        return Number(self.value * other.value, slopes)
+
+    def __rsub__(self, other: float) -> Number:
+        return Number(other - self.value, {w: -slope for w, slope in self.slopes.items()})
+
+    def detach(self) -> Number:
+        return Number(self.value, {})
+
+    def square(self) -> Number:
+        return self * self
+
+    def mean(self) -> Number:
+        return self
+
+    def __truediv__(self, by: float) -> Number:
+        return Number(self.value / by, {w: slope / by for w, slope in self.slopes.items()}, self.factor / by)
+
+    def backward(self) -> None:
+        name = self.hand.lines[sys._getframe(1).f_lineno - 1].strip().partition(".")[0]
+        self.hand.ran.append(name)
+        for w, slope in self.slopes.items():
+            w.held[len(self.hand.ran)] = (name, self.factor, slope)
+
+    hand: HandOfTwo
+
+
+class Player:
+    """A weight and its optimizer, by hand: `.grad` is what each backward left there."""
+
+    def __init__(self, value: float, lr: float) -> None:
+        self.value, self.lr, self.free = value, lr, True
+        self.held: dict[int, tuple[str, float, float]] = {}
+        self.read: list[dict[int, tuple[str, float, float]]] = []
+        self.lost: list[set[str]] = []
+        self.erased: set[str] = set()
+
+    @property
+    def number(self) -> Number:
+        return Number(self.value, {self: 1.0} if self.free else {})
+
+    def __mul__(self, other: Any) -> Number:
+        return self.number * other
+
+    def requires_grad_(self, free: bool) -> None:
+        self.free = free
+
+    def zero_grad(self) -> None:
+        self.erased |= {name for b, (name, *_) in self.held.items() if not any(b in held for held in self.read)}
+        self.held = {}
+
+    def step(self) -> None:
+        self.read.append(dict(self.held))
+        self.lost.append(self.erased)
+        self.erased = set()
+        self.value -= self.lr * sum(slope for *_, slope in self.held.values())
+
+
+class HandOfTwo:
+    """Runs the text of the loop of two players without torch and without accumviz."""
+
+    def __init__(self, text: str) -> None:
+        self.lines, self.ran = text.splitlines(), list[str]()
+        lr = gan.LOOP.right["lr"]
+        self.g, self.d = Player(1.0, lr), Player(0.25, lr)
+        Number.hand = self
+        names = {"g": self.g, "d": self.d, "g_opt": self.g, "d_opt": self.d, "noise": 1.0, "real": 2.0}
+        exec(compile(text, "by hand", "exec"), names)
+
+    def mistakes(self) -> set[tuple[str, str]]:
+        """What is wrong, and in whose steps: from what each backward weighed in them."""
+        found = set()
+        for name, player, own in (("d_opt", self.d, {"real_loss", "fake_loss"}), ("g_opt", self.g, {"g_loss"})):
+            seen: set[int] = set()
+            for held, lost in zip(player.read, player.lost, strict=True):
+                if any(label not in own for label, *_ in held.values()):
+                    found.add(("leak", name))
+                if seen & {b for b, (label, *_) in held.items() if label in own}:
+                    found.add(("missing-zero-grad", name))
+                if lost & own:
+                    found.add(("zero-grad-inside-window", name))
+                for objective in own:
+                    fresh = [factor for b, (label, factor, _) in held.items() if label == objective and b not in seen]
+                    if len(fresh) > 1 and sum(fresh) > 1.001:
+                        found.add(("loss-not-divided", name))
+                seen |= held.keys()
+        return found
+
+
+def named(made: Made) -> set[tuple[str, str]]:
+    """What the report names, and what the remark does, and in whose steps."""
+    optimizers = made.ledger.meta["optimizers"]
+    found = {(one.rule.replace("gan-gradient-leak", "leak"), optimizers[one.optimizer]) for one in made.report.findings}
+    for part in made.remark.split(", and "):
+        rule = "leak" if "weighs in" in part else "zero-grad-inside-window"
+        found |= {(rule, name) for name in ("d_opt", "g_opt") if f" of {name}" in part}
+    return found
+
+
+def test_each_mistake_of_two_players_is_named_by_the_report_or_by_what_the_shares_show() -> None:
+    seen = set()
+    for choice, made in choices(shown("gan")):
+        expected = HandOfTwo(made.text).mistakes()
+        found = named(made)
+        assert found <= expected, (choice, found, expected)
+        # Where what went before is in the sum, the sum tells nothing of a division.
+        masks = {("loss-not-divided", name) for rule, name in found if rule in ("missing-zero-grad", "leak")}
+        # A loss that leaks is named once, for the first player whose step it is in.
+        if ("leak", "d_opt") in found and ("loss-not-divided", "d_opt") in found:
+            masks.add(("loss-not-divided", "g_opt"))
+        assert expected - found <= masks, (choice, found, expected)
+        assert made.right == (not expected), choice
+        seen |= {rule for rule, _ in found} | {one.rule for one in made.report.findings}
+    assert seen == {"gan-gradient-leak", "leak", "loss-not-divided", "missing-zero-grad", "zero-grad-inside-window"}
+
+
+def test_each_step_of_two_players_moves_its_weight_as_worked_out_by_hand() -> None:
+    for choice, made in choices(shown("gan")):
+        hand = HandOfTwo(made.text)
+        for name, player in (("g", hand.g), ("d", hand.d)):
+            assert float(made.ledger.weights(name)[-1, 0]) == pytest.approx(player.value, rel=1e-4, abs=1e-4) or (
+                made.ledger[-1].kind != "step"
+            ), choice
+            steps = [window.step for window in made.ledger.windows() if window.optimizer == f"{name}_opt"]
+            assert len(steps) == len(player.read)
+            for step, held in zip(steps, player.read, strict=True):
+                rows = [row for row in made.ledger.shares().of(step) if row.share]
+                assert sorted((made.ledger[row.backward].label, round(row.share, 4)) for row in rows) == sorted(
+                    (label, round(factor, 4)) for label, factor, _ in held.values()
+                ), choice
+
+
+# What a person expects of one change: what the report says, and whether the shares show more.
+ONE_CHANGE_OF_TWO = {
+    ("zero_d", "round"): ("", False),
+    ("zero_d", "micro-batch"): ("zero-grad-inside-window", False),
+    ("zero_d", "after"): ("gan-gradient-leak", False),
+    ("zero_d", "nowhere"): ("missing-zero-grad", True),
+    ("zero_g", "round"): ("", False),
+    ("zero_g", "micro-batch"): ("", True),
+    ("zero_g", "after"): ("", False),
+    ("zero_g", "nowhere"): ("missing-zero-grad", False),
+    ("first", "G"): ("", False),
+    ("first", "turns"): ("", True),
+    ("detach", "no"): ("", False),
+    ("freeze", "yes"): ("", False),
+    ("k", 4): ("", False),
+    ("k", 1): ("", False),
+    ("divide", "nothing"): ("loss-not-divided", False),
+}
+
+
+def test_one_change_of_two_players_has_the_report_that_a_person_expects() -> None:
+    axes, right, lab = gan.LOOP.axes, gan.LOOP.right, shown("gan")
+    assert {(axis.name, v) for axis in axes for v in axis.values if v != right[axis.name]} == set(ONE_CHANGE_OF_TWO)
+    for (name, value), (rule, more) in ONE_CHANGE_OF_TWO.items():
+        made = lab._found({name: value})
+        assert {finding.rule for finding in made.report.findings} == ({rule} if rule else set()), (name, value)
+        assert bool(made.remark) == more, (name, value, made.remark)
+
+
+def afresh(name: str, text: str, lr: float) -> av.Ledger:
     """A recording of the text that shares nothing with the lab but the text."""
-    x = torch.tensor(_INPUTS)
+    return (afresh_of_two if name == "gan" else afresh_of_one)(text, lr)
+
+
+def afresh_of_two(text: str, lr: float) -> av.Ledger:
+    g, d = (torch.tensor([start], requires_grad=True) for start in (1.0, 0.25))
+    g_opt, d_opt = torch.optim.SGD([g], lr=lr), torch.optim.SGD([d], lr=lr)
+    linecache.cache["again.py"] = (len(text), None, text.splitlines(keepends=True), "again.py")
+    with av.record({"g": g, "d": d}, g_opt, d_opt, sources=True, memory=False) as recording:
+        names = {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 2.0}
+        exec(compile(text, "again.py", "exec"), names)
+    return recording.ledger
+
+
+def afresh_of_one(text: str, lr: float) -> av.Ledger:
+    x = torch.tensor(INPUTS)
     w = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=lr)
 
@@ -296,17 +496,21 @@ def afresh(text: str, lr: float) -> av.Ledger:
     return recording.ledger
 
 
-def test_each_arrangement_is_what_a_recording_made_afresh_says(lab: Lab) -> None:
-    for choice, made in choices(lab):
-        again = afresh(made.text, RIGHT["lr"])
+@of_both
+def test_each_arrangement_is_what_a_recording_made_afresh_says(name: str) -> None:
+    for choice, made in choices(shown(name)):
+        again = afresh(name, made.text, LOOPS[name].right["lr"])
         assert [(e.kind, e.line, e.source) for e in again] == [(e.kind, e.line, e.source) for e in made.ledger], choice
-        np.testing.assert_array_equal(again.values("w"), made.ledger.values("w"))
-        np.testing.assert_array_equal(again.weights("w"), made.ledger.weights("w"))
+        for parameter in made.ledger.parameters:
+            for asked in (av.Ledger.values, av.Ledger.weights):
+                np.testing.assert_array_equal(asked(again, parameter.name), asked(made.ledger, parameter.name))
         rules = [[f.rule for f in report.findings] for report in (av.check(again), made.report)]
         assert rules[0] == rules[1], choice
 
 
-def test_the_page_is_told_each_arrangement_whole(lab: Lab) -> None:
+@of_both
+def test_the_page_is_told_each_arrangement_whole(name: str) -> None:
+    lab = shown(name)
     told = json.loads(json.dumps(lab.content))
     names = list(told["parts"])
     for key, made in lab.known.items():
@@ -325,17 +529,19 @@ def test_the_page_is_told_each_arrangement_whole(lab: Lab) -> None:
         assert [number for number, *_ in run["rows"] if number] == list(range(1, len(text) + 1))
 
 
-@pytest.mark.parametrize("start", STARTS, ids=str)
-def test_what_travels_is_small(start: dict[str, Any]) -> None:
-    shown = av.lab(start)
-    assert 100 <= len(shown.known) <= 200
-    assert len(gzip.compress(encode(shown.content).encode())) <= 60_000
+@pytest.mark.parametrize(("start", "name"), BOTH, ids=str)
+def test_what_travels_is_small(start: dict[str, Any], name: str) -> None:
+    made = av.lab(start, loop=name)
+    assert 100 <= len(made.known) <= 200
+    assert len(gzip.compress(encode(made.content).encode())) <= 60_000
 
 
-def test_each_line_has_its_places_and_stands_in_one_of_them() -> None:
-    for choice in near(RIGHT):
-        rows = arranged(choice).rows
-        for axis in AXES:
+@of_both
+def test_each_line_has_its_places_and_stands_in_one_of_them(name: str) -> None:
+    loop: Loop = LOOPS[name]
+    for choice in loop.near(loop.right):
+        rows = list(loop.rows(choice))
+        for axis in loop.axes:
             if not axis.line:
                 continue
             mine = [row for row in rows if row.role == axis.name]
@@ -344,8 +550,22 @@ def test_each_line_has_its_places_and_stands_in_one_of_them() -> None:
             standing = [row for row in mine if row.text]
             assert len(standing) == (choice[axis.name] != "nowhere"), choice
             assert all(row.text == axis.line for row in standing)
+        if name == "gan":
+            # Who begins, or takes turns, has one place fewer: above its micro-batches is the top of the round.
+            begins = {"D": [3, 4], "G": [4, 3], "turns": [3, 3]}[choice["first"]]
+            assert [sum(row.role == role for row in rows) for role in ("zero_d", "zero_g")] == begins
+            continue
         places = {row.value for row in rows if row.role == "zero_grad"}
         assert len(places) == (4 if choice["step"] == "micro-batch" else 5)
+
+
+@of_both
+def test_a_right_loop_stays_on_the_ground_of_its_weights(name: str) -> None:
+    lab = shown(name)
+    for made in lab._runs:
+        if made.right:
+            flat = lab._flat(made)
+            assert [beyond for *_, beyond in flat["weights.p"] if beyond] == [], made.text
 
 
 def test_a_start_that_is_none_is_refused_in_words() -> None:
@@ -359,9 +579,14 @@ def test_a_start_that_is_none_is_refused_in_words() -> None:
         ([1], "expected choices by name"),
     ):
         with pytest.raises((TypeError, ValueError), match="(?s)" + told.replace("[", r"\[")):
-            checked(start)  # type: ignore[arg-type]
+            LOOP.checked(start)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is healthy; expected one with a mistake"):
         av.lab(task="repair")
+    with pytest.raises(ValueError, match="is healthy; expected one with a mistake"):
+        av.lab({"zero_d": "after", "freeze": "yes"}, loop="gan", task="repair")
+    assert av.lab({"first": "turns"}, loop="gan", task="repair").check().healthy, (
+        "what the shares show is a mistake, too"
+    )
     with pytest.raises(ValueError, match="expected 'repair'"):
         av.lab(task="mend")
 
@@ -393,6 +618,7 @@ def test_a_widget_records_what_is_outside_the_grid_and_tells_what_goes_wrong(lab
             ({"k": "0"}, "ValueError: k=0"),
             ({"sizes": "3, 4"}, "ValueError: sizes=(3, 4) are 7 samples"),
             ({"lr": "nan"}, "ValueError: lr=nan"),
+            ({"sizes": "7 × 2"}, "ValueError: sizes='7 × 2'; expected numbers of samples"),
             ({"step": "__import__('os')"}, "ValueError: this has step="),
             ({"__class__": "x"}, "ValueError: '__class__' is no choice"),
         )

@@ -203,7 +203,9 @@ def test_under_torchrun_each_rank_has_its_file_and_check_judges_them_as_one(
     assert done.returncode == 0, done.stderr
     files = [tmp_path / f"train.rank{rank}.ledger" for rank in (0, 1)]
     assert [av.load(file).meta["rank"] for file in files] == [0, 1]
-    assert "accumviz check with the files of all ranks" in done.stderr
+    assert done.stderr.count("Report: ") == 1, "what the ranks have in common is said once"
+    assert "accumviz: rank 1: loss-not-divided\n" in done.stderr
+    assert "all ranks are judged together by: accumviz check train.rank*.ledger\n" in done.stderr
     code, out, err = said(capsys, "check", "--json", *files)
     assert (code, err) == (0, "")
     report = json.loads(out)

@@ -94,7 +94,7 @@ class Report(Displayed):
         for finding in self.findings:
             times = f", {finding.times} times" if finding.times > 1 else ""
             where = "" if finding.rank is None else f"  rank {finding.rank}"
-            where += "" if finding.step is None else f"  step {finding.step}"
+            where += "" if finding.step is None else f"  at event {finding.step}"
             lines += ["", f"{paint(finding.severity, finding.severity)}  {finding.rule}{where}{times}"]
             if finding.file or finding.line:
                 lines.append(f"  {literal(finding.file)}:{finding.line}  {literal(finding.source)}")

@@ -228,6 +228,8 @@ class _Looking:
 def _strip(error: BaseException) -> None:
     """Take our own frames out of what it shows, and out of what it came from."""
     seen: set[int] = set()
+    # By its names and not by its name: a console script, which called us, is a `__main__`, too.
+    script = vars(sys.modules["__main__"])
     todo: list[BaseException | None] = [error]
     while todo:
         at = todo.pop()
@@ -242,7 +244,7 @@ def _strip(error: BaseException) -> None:
             trace = trace.tb_next
         # What started the script stands before its first frame, and belongs to nobody.
         if at is error:
-            while frames and (_ours(frames[0]) or frames[0].tb_frame.f_globals.get("__name__") != "__main__"):
+            while frames and (_ours(frames[0]) or frames[0].tb_frame.f_globals is not script):
                 del frames[0]
         rebuilt = None
         for f in reversed([f for f in frames if not _ours(f)]):

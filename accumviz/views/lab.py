@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from accumviz.checks.report import Finding, Report, told
 from accumviz.ledger import Ledger
@@ -22,23 +25,36 @@ _IN_PARTS = ("e", "shares", "report", "weights")
 
 
 class Offer(NamedTuple):
-    """A choice: its name, its title, its values with what each is called, and the line that it moves ("" for none)."""
+    """A choice: its name, its title, its values with what each is called, and the line that it moves ("" for none).
+
+    With an `example`, a kernel takes other values, too.
+    """
 
     name: str
     title: str
     values: tuple[str, ...]
     labels: tuple[str, ...]
     line: str
+    example: str = ""
 
 
 @dataclass(frozen=True)
 class Made:
-    """An arrangement that ran: the rows of its text (lines, and places for lines), its ledger and its report."""
+    """An arrangement that ran: the rows of its text (lines, and places for lines), its ledger and its report.
+
+    `remark` says what the report does not, and what is wrong all the same.
+    """
 
     rows: Sequence[Any]
     text: str
     ledger: Ledger
     report: Report
+    remark: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return self.report.healthy and not self.remark
 
 
 class Lab(Displayed):
@@ -51,7 +67,7 @@ class Lab(Displayed):
         known: Mapping[tuple[str, ...], Made],
         task: str,
         record: Callable[[Mapping[str, str]], Made],
-        loss: Callable[[float], float],
+        loss: Callable[..., float] | None,
     ) -> None:
         self.offers, self.start, self.known, self.task = tuple(offers), start, dict(known), task
         self.record, self.loss = record, loss
@@ -111,7 +127,14 @@ class Lab(Displayed):
         return {
             "v": 1,
             "offers": [
-                {"name": o.name, "title": o.title, "values": o.values, "labels": o.labels, "line": o.line}
+                {
+                    "name": o.name,
+                    "title": o.title,
+                    "values": o.values,
+                    "labels": o.labels,
+                    "line": o.line,
+                    "example": o.example,
+                }
                 for o in self.offers
             ],
             "start": [o.values.index(value) for o, value in zip(self.offers, self.start, strict=True)],
@@ -123,8 +146,16 @@ class Lab(Displayed):
 
     @cached_property
     def _ground(self) -> weights.Field | None:
-        """The loss below the weights: one for all arrangements, so that their ways can be compared."""
-        return weights.field([run.ledger for run in self._runs], self.loss)
+        """The ground below the weights: one for all arrangements, so that their ways can be compared.
+
+        Where there is no loss to be seen, it is there for the paths of right loops: one that moves less
+        than all of them would make it too narrow.
+        """
+        if self.loss is not None:
+            return weights.field([run.ledger for run in self._runs], self.loss)
+        ways = [(run, _reach(run.ledger)) for run in self._runs]
+        least = np.min([way for run, way in ways if run.right] or [np.zeros_like(ways[0][1])], axis=0)
+        return weights.field([run.ledger for run, way in ways if (way >= least).all()])
 
     @property
     def _runs(self) -> list[Made]:
@@ -137,7 +168,7 @@ class Lab(Displayed):
         if blob:
             raise ValueError(f"the loop has {len(run.ledger):,} events: too many for a lab")
         whole = data | {"about": words.counted(len(run.ledger), "event")}
-        whole |= {"rows": _rows(run), "report": report_data(run.report)}
+        whole |= {"rows": _rows(run), "report": report_data(run.report) | {"remark": literal(run.remark)}}
         if "shares" in whole:
             whole["shares"] = _in_columns(whole["shares"])
         flat: dict[str, Any] = {}
@@ -177,7 +208,8 @@ class Lab(Displayed):
         report = run.report.text()
         if self.task:
             report = "; ".join([first_line(run.report), *(finding.cause for finding in run.report.findings)])
-        return [*lines, *(line.strip() for line in report.splitlines() if line.strip())]
+        lines += [line.strip() for line in report.splitlines() if line.strip()]
+        return [*lines, run.remark] if run.remark else lines
 
     def save(self, path: str | Path) -> None:
         """Write one self-contained page that any browser opens.
@@ -238,8 +270,9 @@ def first_line(report: Report) -> str:
         return "Healthy: check finds no mistake."
     if report.verdict == "no verdict":
         return f"No verdict: {literal(report.reason)}."
-    rules = [finding.rule for finding in report.findings if finding.severity != "note"]
-    return f"{words.counted(len(rules), 'mistake')}: {', '.join(rules)}."
+    rules = Counter(finding.rule for finding in report.findings if finding.severity != "note")
+    told = [rule if many == 1 else f"{rule} × {many}" for rule, many in rules.items()]
+    return f"{words.counted(sum(rules.values()), 'mistake')}: {', '.join(told)}."
 
 
 def report_data(report: Report) -> dict[str, Any]:
@@ -265,6 +298,12 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "cure": cure,
         "read": literal(finding.chapter),
     }
+
+
+def _reach(ledger: Ledger) -> np.ndarray:
+    """How far each element of the weights comes from where it began."""
+    _, _, points = weights.path(ledger)
+    return np.asarray(np.nanmax(np.abs(points - points[:1]), axis=0, initial=0.0))
 
 
 def _in_columns(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def report_html(report: Report) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    where = "" if finding.step is None else f", step {finding.step}"
+    where = "" if finding.step is None else f", at event {finding.step}"
     times = f", {finding.times} times" if finding.times > 1 else ""
     line = ""
     if finding.file or finding.line:

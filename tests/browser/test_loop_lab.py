@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,13 @@ EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">
 BLOCKED = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError'); }})"
 
 
+ZERO_D, ZERO_G = "d_opt.zero_grad()", "g_opt.zero_grad()"
+of_both = pytest.mark.parametrize("loop", ["accumulation", "gan"])
+
+
 @cache
-def made(start: tuple[tuple[str, Any], ...] = (), task: str = "") -> Lab:
-    return av.lab(dict(start), task=task)
+def made(start: tuple[tuple[str, Any], ...] = (), task: str = "", loop: str = "accumulation") -> Lab:
+    return av.lab(dict(start), task=task, loop=loop)
 
 
 class Bench:
@@ -153,6 +158,64 @@ def test_the_keyboard_moves_a_line_from_place_to_place_and_keeps_the_focus(show:
     assert places.count() == 0
 
 
+def test_the_keyboard_moves_a_line_of_either_player(show: Show, mode: str) -> None:
+    watched = show(made(loop="gan"), mode=mode)
+    bench = watched.bench
+    press = bench.page.keyboard.press
+    bench.grip(ZERO_D).focus()
+    seen = []
+    for _ in range(3):
+        press("ArrowDown")
+        seen.append((bench.where(ZERO_D), bench.said.partition(".")[0][2:]))
+        assert bench.where(ZERO_G) == "above its own micro-batches"
+        assert bench.page.evaluate("document.activeElement.getAttribute('aria-label')").startswith(ZERO_D)
+    assert seen == [
+        ("first in each of its micro-batches", "1 mistake: zero-grad-inside-window"),
+        ("below its step", "1 mistake: gan-gradient-leak"),
+        ("nowhere", "1 mistake: missing-zero-grad"),
+    ]
+    assert bench.root.locator(".av-remark").inner_text().startswith("Only the shares show it")
+    bench.grip(ZERO_G).focus()
+    press("ArrowUp")
+    assert bench.where(ZERO_G) == "at the top of the round"
+    assert bench.code == made(loop="gan").text(zero_d="nowhere", zero_g="round").splitlines()
+    assert (watched.foreign, watched.complaints) == ([], [])
+
+
+def test_a_mouse_and_a_finger_move_a_line_of_either_player(show: Show) -> None:
+    bench = show(made(loop="gan"), width=375, has_touch=True).bench
+    bench.grip(ZERO_D).tap()
+    assert bench.root.locator(".av-here:visible").count() == 3, "of its own places, without the one where it stands"
+    bench.root.get_by_role("button", name=f"put {ZERO_D} below its step").tap()
+    assert bench.said.startswith("✗ 1 mistake: gan-gradient-leak.")
+    bench = show(made(loop="gan")).bench
+    box, mouse = bench.grip(ZERO_G).bounding_box(), bench.page.mouse
+    mouse.move(box["x"] + 30, box["y"] + box["height"] / 2)
+    mouse.down()
+    mouse.move(box["x"] + 30, box["y"] - 40, steps=4)
+    there = bench.root.get_by_role("button", name=f"put {ZERO_G} at the top of the round").bounding_box()
+    mouse.move(there["x"] + 20, there["y"] + there["height"] / 2, steps=4)
+    mouse.up()
+    assert bench.where(ZERO_G) == "at the top of the round"
+
+
+def test_what_only_the_shares_show_is_said_and_leaves_a_repair_open(show: Show) -> None:
+    watched = show(made((("zero_d", "after"),), "repair", "gan"))
+    bench = watched.bench
+    goal, remark = bench.root.locator(".av-goal"), bench.root.locator(".av-remark")
+    assert not remark.is_visible()
+    bench.choose("who begins", "they take turns")
+    assert bench.said.startswith("✓ Healthy: check finds no mistake.")
+    assert "g_loss weighs in 3 steps of d_opt" in remark.inner_text()
+    assert remark.get_attribute("aria-live") == "polite"
+    assert goal.inner_text() == "Repair this loop until check says healthy."
+    bench.choose("who begins", "the discriminator")
+    bench.choose("D is frozen while G trains", "yes")
+    assert not remark.is_visible()
+    assert goal.inner_text() == "✓ Mended: check says healthy."
+    assert watched.complaints == []
+
+
 def test_toggles_follow_and_go_back_to_the_start(show: Show) -> None:
     bench = show(made()).bench
     bench.choose("each loss is divided by", "nothing")
@@ -186,12 +249,13 @@ def test_what_is_said_is_a_live_region_and_a_line_of_the_report_leads_to_its_eve
     assert "loss.backward()" in bench.root.locator(".av-line[aria-current]").inner_text()
 
 
-def test_the_code_is_indented_and_nothing_is_cut(show: Show, mode: str) -> None:
+@of_both
+def test_the_code_is_indented_and_nothing_is_cut(show: Show, mode: str, loop: str) -> None:
     for width in (1000, 700, 375):
-        bench = show(made(), mode=mode, width=width).bench
+        bench = show(made(loop=loop), mode=mode, width=width).bench
         for zero in ("", "ArrowUp"):
             if zero:
-                bench.grip(ZERO).focus()
+                bench.grip(ZERO if loop == "accumulation" else ZERO_G).focus()
                 bench.page.keyboard.press(zero)
             wide = bench.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
             assert wide[0] <= wide[1]
@@ -208,7 +272,7 @@ def test_the_code_is_indented_and_nothing_is_cut(show: Show, mode: str) -> None:
                 })"""
             )
             depths = [(len(line) - len(line.lstrip())) // 4 for line in bench.code]
-            step = (lefts[4] - lefts[3]) / (depths[4] - depths[3])
+            step = lefts[depths.index(1)] - lefts[depths.index(0)]
             assert step > 12
             for left, depth in zip(lefts, depths, strict=True):
                 assert left == pytest.approx(lefts[0] + step * depth, abs=1.5)
@@ -220,8 +284,9 @@ def test_the_code_is_indented_and_nothing_is_cut(show: Show, mode: str) -> None:
             assert beyond == []
 
 
-def test_an_arrangement_answers_within_fifty_milliseconds(show: Show) -> None:
-    bench = show(made()).bench
+@of_both
+def test_an_arrangement_answers_within_fifty_milliseconds(show: Show, loop: str) -> None:
+    bench = show(made(loop=loop)).bench
     times = bench.page.evaluate(
         """async () => {
             const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
@@ -347,14 +412,17 @@ def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
     assert watched.complaints == []
 
 
-def test_hostile_names_stay_text(show: Show) -> None:
-    lab = made()
+@of_both
+def test_hostile_names_stay_text(show: Show, loop: str) -> None:
+    lab = made(loop=loop)
     offers = [o._replace(title=EVIL + o.title, labels=tuple(EVIL + label for label in o.labels)) for o in lab.offers]
-    evil = Lab(offers, lab.start, lab.known, "", lab.record, lab.loss)
+    known = {key: replace(run, remark=EVIL) for key, run in lab.known.items()}
+    evil = Lab(offers, lab.start, known, "", lab.record, lab.loss)
     watched = show(evil)
     bench = watched.bench
     bench.root.get_by_role("radio").nth(1).check()
-    bench.grip(ZERO).focus()
+    assert "</script>" in bench.root.locator(".av-remark").inner_text()
+    bench.grip(ZERO if loop == "accumulation" else ZERO_D).focus()
     bench.page.keyboard.press("ArrowUp")
     assert "</script>" in bench.said
     assert watched.page.evaluate("window.ran") is None

@@ -23,9 +23,9 @@ function goalOf(task, past) {
   const el = h("p.av-goal");
   el.hidden = !task;
   /** @param {LabReport} report */
-  function draw({ verdict }) {
+  function draw({ verdict, remark }) {
     if (!task) return;
-    const mended = verdict === "healthy";
+    const mended = verdict === "healthy" && !remark;
     if (mended) past.keep("mended");
     const before = past.kept()?.said === "mended" ? " (You have mended it before.)" : "";
     el.classList.toggle("av-mended", mended);

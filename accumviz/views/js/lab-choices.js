@@ -5,25 +5,22 @@
 
 import { h, KEYS_ARE_MINE } from "./dom.js";
 
-/** The choices whose values a kernel takes as they are typed, and an example of one. @type {Record<string, string>} */
-const TYPED = { k: "5", sizes: "4, 4, 6", lr: "0.1" };
-
 /** @param {Offer} offer @param {string} key @param {(place: number | string) => void} choose */
-function typed({ name, title }, key, choose) {
+function typed({ title, example }, key, choose) {
   const take = () => { if (field.value.trim()) choose(field.value.trim().slice(0, 80)); };
   /** @param {KeyboardEvent} event */
   function keydown(event) {
     if (event.key === "Enter") take();
     event.stopPropagation(); // notebooks take Enter for themselves
   }
-  const about = { type: "text", "aria-label": `${title}: another value`, placeholder: `e.g. ${TYPED[name]}` };
+  const about = { type: "text", "aria-label": `${title}: another value`, placeholder: `e.g. ${example}` };
   const field = h("input.av-other", { id: key, ...about, ...KEYS_ARE_MINE, change: take, keydown });
   return field;
 }
 
 /** @param {Offer} offer @param {{key: string, live: boolean, choose: (place: number | string) => void}} to */
 export function choiceOf(offer, { key, live, choose }) {
-  const { title, labels, name } = offer;
+  const { title, labels, example } = offer;
   const head = h("span.av-asks", { id: key }, title);
   const radios = labels.map((label, place) => {
     const input = () => choose(place);
@@ -31,7 +28,7 @@ export function choiceOf(offer, { key, live, choose }) {
   });
   const faces = radios.map((radio, place) => h("label", {}, radio, h("span", {}, labels[place])));
   const box = h("div.av-radios", { role: "radiogroup", "aria-labelledby": key }, ...faces);
-  const other = live && name in TYPED ? typed(offer, `${key}-other`, choose) : null;
+  const other = live && example ? typed(offer, `${key}-other`, choose) : null;
   const el = h("div.av-option", {}, head, box, ...(other ? [other] : []));
 
   /** @param {Choice[number]} place */

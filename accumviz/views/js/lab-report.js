@@ -29,17 +29,21 @@ export function reportPane(task, go) {
   const said = h("b");
   const aside = h("span.av-aside");
   const live = h("p.av-said", { "aria-live": "polite" }, sign, " ", said, " ", aside);
+  const remark = h("p.av-remark", { "aria-live": "polite" });
   const found = h("div.av-found");
-  const made = pane("report", "Report of check", live, found);
+  const made = pane("report", "Report of check", live, remark, found);
 
   /** @param {LabReport | null} report @param {string} note what else is to be said @param {string} [failure] */
   function draw(report, note, failure = "") {
-    const verdict = failure ? "no verdict" : report?.verdict ?? "no verdict";
-    put(made.el, { "data-verdict": failure ? "failed" : verdict });
+    const shown = failure ? null : report;
+    const verdict = shown ? shown.verdict : "no verdict";
+    put(made.el, { "data-verdict": failure ? "failed" : shown?.remark ? "findings" : verdict });
     sign.textContent = SIGNS[verdict];
-    said.textContent = failure || (report ? report.said : "The kernel is recording this loop.");
+    said.textContent = failure || (shown ? shown.said : "The kernel is recording this loop.");
     aside.textContent = note;
-    found.replaceChildren(...(failure || !report ? [] : report.findings.map((one) => articleOf(one, task, go))));
+    remark.replaceChildren(...marked(shown ? shown.remark : ""));
+    remark.hidden = !remark.textContent;
+    found.replaceChildren(...(shown ? shown.findings.map((one) => articleOf(one, task, go)) : []));
   }
   return { ...made, draw };
 }

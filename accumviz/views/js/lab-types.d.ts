@@ -2,13 +2,17 @@
 
 import type { Choice, Data } from "./types.d.ts";
 
-/** A choice of a lab: its values, what each is called, and the line that it moves ("" for none). */
+/**
+ * A choice of a lab: its values, what each is called, the line that it moves ("" for none), and an example of
+ * what a kernel takes beside them ("": nothing).
+ */
 export interface Offer {
   name: string;
   title: string;
   values: string[];
   labels: string[];
   line: string;
+  example: string;
 }
 
 /** A line of a lab's loop by its number (0: a place for one), how far in it stands, what is chosen by it, and where. */
@@ -25,9 +29,11 @@ export interface LabFinding {
   read: string;
 }
 
+/** What was found, and what is wrong although nothing was (`remark`). */
 export interface LabReport {
   verdict: "healthy" | "findings" | "no verdict";
   said: string;
+  remark: string;
   findings: LabFinding[];
 }
 
