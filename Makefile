@@ -55,7 +55,7 @@ lint: $(VENV)/.tests $(NODE)/.installed ## ruff and mypy, tsc and eslint, and wh
 scripts: $(VENV)/.tests ## the page's scripts, from accumviz/views/js into the files that pages carry
 	@$(PY) tests/js/scripts.py
 
-screenshots: $(VENV)/.tests book ## every page in light, dark and 375 px, into screenshots/
+screenshots: $(VENV)/.tests book ## each widget, state and screenful, into screenshots/; and README's picture anew
 	@$(PY) tests/book/chromium.py --install
 	@$(PY) tests/book/screenshots.py
 

@@ -1,63 +1,157 @@
-"""Pictures of the built book, to be looked at: every page in light, in dark and at 375 px, into screenshots/.
+"""Pictures of the built book, to be looked at one by one, and the picture that README.md shows.
 
-With --readme PAGE#ID: the one picture that README.md shows, assets/book.png, ending at that element.
+`python tests/book/screenshots.py [PART OF A PAGE'S NAME ...]` writes screenshots/index.html: each widget in each of
+its states, and each screenful, at their own size and no taller than 1,200 px; in light, in dark and at 375 px.
+With `--readme` it only renews assets/opening-*.webp: the front page's figure as it plays, from the book's recording.
 """
 
 from __future__ import annotations
 
+import html
+import io
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import sync_playwright
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))
 import chromium
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "_build" / "html"
-VIEWS = {
+VIEWS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
     "375": {"viewport": {"width": 375, "height": 812}, "color_scheme": "light", "has_touch": True},
-    "375-dark": {"viewport": {"width": 375, "height": 812}, "color_scheme": "dark", "has_touch": True},
 }
+TALLEST = 1200
+# Of each kind of widget, what is done to it before the next picture; what it does not have is left out.
+STATES = {
+    "explorer": {"compared": ".av-compare"},
+    "player": {"next": ".av-b-next", "whole": ".av-b-more"},
+    "predict": {"answered": ".av-check", "shown": ".av-reveal > summary"},
+    "lab": {"moved": ".av-radios label:last-child input"},
+}
+WIDGETS = ".accumviz:not(.accumviz .accumviz)"
+# Sticky bars would stand on every picture; a question is answered by whatever comes first.
+STILL = ".book-bar, .book-side { position: static !important; } .book-skip { display: none; }"
+ANSWER = """root => {
+    const field = root.querySelector('input.av-field, .av-choice input');
+    if (field?.type === 'radio') field.click(); else if (field) field.value = '7';
+}"""
+# The moments of the README's picture: an event, how many of its nodes have run (below 0: are to be built), how long.
+PLAYED = ((-1, None, 1200), *((0, n, 420) for n in range(-4, 6)), (0, None, 1400))
+PLAYED += ((1, None, 1500), (2, None, 1800), (3, None, 1800))
 
 
-def main(target: Path = ROOT / "screenshots") -> None:
+def states(page: Any, widget: Any) -> Iterator[str]:
+    """Put a widget into one state after the other, and name each."""
+    yield "first"
+    kinds = (widget.get_attribute("class") or "").split()
+    for kind, steps in STATES.items():
+        for name, place in steps.items() if f"av-{kind}" in kinds else ():
+            widget.evaluate(ANSWER)
+            found = widget.locator(f"{place}:visible")
+            if found.count():
+                found.first.dispatch_event("click")
+                page.wait_for_timeout(200)
+                yield name
+
+
+def cut(picture: bytes, name: str, target: Path) -> None:
+    """A picture as files that are no taller than a screen."""
+    with Image.open(io.BytesIO(picture)) as image:
+        for part, top in enumerate(range(0, image.height, TALLEST)):
+            box = (0, top, image.width, min(top + TALLEST, image.height))
+            image.crop(box).save(target / f"{name}.{part}.png")
+
+
+def pictures(page: Any, name: str, target: Path) -> None:
+    page.add_style_tag(content=STILL)
+    tall, wide = page.evaluate("[document.documentElement.scrollHeight, document.documentElement.clientWidth]")
+    for n, top in enumerate(range(0, tall, 900)):
+        clip = {"x": 0, "y": top, "width": wide, "height": min(900, tall - top)}
+        page.screenshot(path=target / f"{name}.screen{n:02}.png", clip=clip, full_page=True)
+    for n, widget in enumerate(page.locator(WIDGETS).all()):
+        if widget.is_visible():
+            for state in states(page, widget):
+                cut(widget.screenshot(), f"{name}.widget{n:02}.{state}", target)
+
+
+def index(target: Path) -> None:
+    names = sorted(path.name for path in target.glob("*.png"))
+    figures = "".join(
+        f"<figure><figcaption>{html.escape(name)}</figcaption><img src='{html.escape(name)}' loading=lazy></figure>"
+        for name in names
+    )
+    look = "figure { margin: 2rem 1rem; } img { border: 1px solid #888; }"
+    page = f"<!doctype html><meta charset=utf-8><title>Pictures of the book</title><style>{look}</style>{figures}"
+    (target / "index.html").write_text(page, "utf-8")
+    print(f"{len(names)} pictures: {target / 'index.html'}")
+
+
+def main(parts: list[str], site: Path = SITE, target: Path = ROOT / "screenshots") -> None:
     target.mkdir(exist_ok=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
+    with chromium.opened() as browser:
         for view, options in VIEWS.items():
-            context = browser.new_context(**options)
-            page = context.new_page()
-            for path in sorted(SITE.rglob("*.html")):
-                if "_static" in path.parts:
+            context = browser.new_context(reduced_motion="reduce", **options)
+            for path in sorted(site.rglob("*.html")):
+                name = path.relative_to(site).with_suffix("").as_posix().replace("/", ".")
+                if "_static" in path.parts or (parts and not any(part in name for part in parts)):
                     continue
-                name = path.relative_to(SITE).with_suffix("").as_posix().replace("/", ".")
+                page = context.new_page()
                 page.goto(path.as_uri())
-                page.wait_for_timeout(300)  # the theme sets its mode and heights after load
-                page.screenshot(path=target / f"{name}.{view}.png", full_page=True)
+                page.wait_for_timeout(500)  # the theme sets its mode and heights after load
+                pictures(page, f"{name}.{view}", target)
+                page.close()
             context.close()
-        browser.close()
-    print(f"{len(list(target.glob('*.png')))} pictures in {target}")
+    index(target)
 
 
-def readme(place: str) -> None:
-    page_name, _, anchor = place.partition("#")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
-        page = browser.new_page(viewport={"width": 1200, "height": 960}, device_scale_factor=1.5)
-        page.goto((SITE / page_name).as_uri())
-        page.wait_for_timeout(500)
-        page.evaluate("id => document.getElementById(id)?.scrollIntoView({block: 'end', behavior: 'instant'})", anchor)
-        page.mouse.wheel(0, 24)  # room below the last line
-        page.wait_for_timeout(300)
-        page.screenshot(path=ROOT / "assets" / "book.png")
-        browser.close()
+def readme(site: Path = SITE, target: Path = ROOT / "assets") -> None:
+    """The opening, moment by moment, in both themes; in each picture, what its code and its last sentence were."""
+    with chromium.opened() as browser:
+        for mode in ("light", "dark"):
+            page = browser.new_page(
+                viewport={"width": 1280, "height": 1300},
+                color_scheme=mode,
+                reduced_motion="reduce",
+            )
+            page.goto((site / "index.html").as_uri())
+            frame = page.locator(".av-explorer .av-xframe").first
+            frame.wait_for()
+            page.add_style_tag(content=f"{STILL} .av-compare, .av-hint, .av-top a {{ display: none !important; }}")
+            frames = []
+            for event, node, _ in PLAYED:
+                page.evaluate("hash => { location.hash = hash; }", moment(page, event, node))
+                page.wait_for_timeout(250)
+                frames.append(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))
+            first, *others = frames
+            last = [one for _, _, one in PLAYED]
+            path = target / f"opening-{mode}.webp"
+            kept = json.dumps(told(page)).encode()
+            first.save(path, save_all=True, append_images=others, duration=last, loop=0, quality=60, method=6, xmp=kept)
+            print(f"{path.name}: {path.stat().st_size / 1000:.0f} KB")
+            page.close()
+
+
+def moment(page: Any, event: int, node: int | None) -> str:
+    """The permalink to a moment of the front page's figure."""
+    here = page.locator(".av-explorer .av-player .av-top a").first.evaluate("link => link.hash")
+    base = "&".join(part for part in here.split("&") if not part.startswith(("e=", "n=", "p=", "node=")))
+    return f"{base}{f'&e={event}' if event >= 0 else ''}{'' if node is None else f'&n={node}'}"
+
+
+def told(page: Any) -> list[str]:
+    """What the front page's figure is of, in words: its code, and what it says at the end."""
+    figure = page.locator(".av-explorer").first
+    return [figure.locator(".av-in-code .av-lines").first.inner_text(), figure.locator(".av-say").first.inner_text()]
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--readme"]:
-        readme(sys.argv[2])
-    else:
-        main(*map(Path, sys.argv[1:]))
+    if "--readme" not in sys.argv:
+        main(sys.argv[1:])
+    readme()

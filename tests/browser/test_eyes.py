@@ -175,3 +175,16 @@ def test_what_a_prediction_reveals_looks_as_it_does_alone(show: Callable[..., An
     amid = page.locator(f".av-{kind}").first.evaluate(PARTS)
     assert len(alone) > 100
     assert [pair for pair in zip(alone, amid, strict=True) if pair[0] != pair[1]][:4] == []
+
+
+@pytest.mark.parametrize("width", [1000, 660])
+def test_a_figure_that_plays_keeps_its_height(show: Callable[..., Any], width: int) -> None:
+    """What is said below a graph and a bar takes one line or two: the page below went up and down with it."""
+    walk = Ledger.build([W], weighed(ROWS), sources={"a.py": LONG})
+    page = show(play(walk, {0: chain(), 1: chain(-4.0)}, loss=lambda w: (w - 2) ** 2), width=width)
+    heights = []
+    for _ in range(6):
+        drawn(page)
+        heights.append(page.locator(".av-frame").bounding_box()["height"])
+        page.get_by_role("button", name="next event").click()
+    assert max(heights) - min(heights) <= 2

@@ -73,7 +73,7 @@ export function barOf({ ledger }, tall, choose) {
     name.title = row.n + about;
     total.textContent = total.title = gradText(ledger, e, row);
     // Elements without room stand in the title, and in words once the row is selected.
-    if (row.x && total.scrollWidth > total.clientWidth) total.textContent = `‖·‖ ${number(row.g[e])}`;
+    if (row.x && e >= 0 && total.scrollWidth > total.clientWidth) total.textContent = `‖·‖ ${number(row.g[e])}`;
     const unused = row.in ? [] : lost(row.fates, e);
     const told = unused.length === 1 ? contributionText(ledger, unused[0], row) : counted(unused.length, "part");
     bar.dataset.lost = unused.length ? `× ${told} unused` : "";

@@ -14,6 +14,28 @@ import { button, h, icon, range, slide } from "./dom.js";
  * @property {(e: number) => void} scrub
  */
 
+/**
+ * The buttons and the link around a scrubber, and how to show that it plays.
+ * @param {string} what  moves by one
+ * @param {HTMLElement} slider @param {HTMLElement} count
+ * @param {{move: (by: number) => void, toggle: () => void}} how
+ */
+export function transport(what, slider, count, { move, toggle }) {
+  const play = button("play", "play", toggle);
+  const link = h("a.av-b", { "aria-label": "link to this moment", title: "link to this moment" }, icon("link"));
+  link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
+  const back = button("back", `previous ${what}`, () => move(-1));
+  const next = button("next", `next ${what}`, () => move(1));
+  /** @param {boolean} on */
+  function showPlaying(on) {
+    const face = on ? "pause" : "play";
+    play.replaceChildren(icon(face));
+    play.title = face;
+    play.setAttribute("aria-label", face);
+  }
+  return { bar: h("div.av-top", {}, back, play, next, slider, count, link), play, link, showPlaying };
+}
+
 /** @param {Controlled} app */
 export function controls({ ledger, first, move, toggle, scrub }) {
   const slider = range("event", () => scrub(Number(slider.value) + first), "av-scrub");
@@ -25,19 +47,11 @@ export function controls({ ledger, first, move, toggle, scrub }) {
   const more = button("more", "more: the whole sentence", unfold, "more");
   more.setAttribute("aria-expanded", "false");
   const say = h("div.av-saying", {}, line, more);
-  const play = button("play", "play", toggle);
-  const link = h("a.av-b", { "aria-label": "link to this moment", title: "link to this moment" }, icon("link"));
-  link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
-  const back = button("back", "previous event", () => move(-1));
-  const next = button("next", "next event", () => move(1));
-  const bar = h("div.av-top", {}, back, play, next, slider, count, link);
+  const { bar, play, link, ...about } = transport("event", slider, count, { move, toggle });
 
   /** @param {boolean} on */
   function showPlaying(on) {
-    const face = on ? "pause" : "play";
-    play.replaceChildren(icon(face));
-    play.title = face;
-    play.setAttribute("aria-label", face);
+    about.showPlaying(on);
     line.setAttribute("aria-live", on ? "off" : "polite");
   }
   /** @param {At} state @param {string} told @param {string} address */

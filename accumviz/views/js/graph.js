@@ -56,7 +56,7 @@ export function graphPane(app) {
   const sub = h("label.av-sub", {}, steps, told);
   const factors = data.graphs.some(({ x }) => x) ? " ×: what an edge multiplies the gradient by." : "";
   const marks = `Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed.${factors}`;
-  const made = pane("graph", "Graph", box, sub, note, h("p.av-marks", {}, marks));
+  const made = pane("graph", "Graph", box, h("div.av-below", {}, sub, note), h("p.av-marks", {}, marks));
   const view = zooming(box);
   const total = () => shown?.graph.order.length ?? 0;
   // As tall as the tallest graph asks, within reason, whichever is shown.

@@ -4,7 +4,8 @@
 /** @import { Run } from "./types.d.ts" */
 
 import { aligned, nearest } from "./align.js";
-import { button, h, icon, range, slide } from "./dom.js";
+import { transport } from "./controls.js";
+import { h, range, slide } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { playing } from "./playing.js";
 import { kindsOf } from "./runs.js";
@@ -18,22 +19,13 @@ export function together(sides, address) {
   let [place, busy] = [0, false];
   const slider = range("moment of both runs", () => by(Number(slider.value)), "av-scrub");
   const count = h("span.av-count");
-  const play = button("play", "play", () => tape.toggle());
   const move = (/** @type {number} */ steps) => by(place + steps);
-  const back = button("back", "previous moment", () => move(-1));
-  const next = button("next", "next moment", () => move(1));
-  const link = h("a.av-b", { "aria-label": "link to this moment", title: "link to this moment" }, icon("link"));
-  link.hidden = location.protocol === "about:";
-  const bar = h("div.av-both", {}, h("div.av-top", {}, back, play, next, slider, count, link));
+  const { play, link, ...top } = transport("moment", slider, count, { move, toggle: () => tape.toggle() });
+  const bar = h("div.av-both", {}, top.bar);
   const tape = playing({
     get length() { return pairs.length; }, first: 0, nodes: () => 0,
     at: () => ({ e: place, n: null, p: -1, node: -1 }), go: ({ e }) => seek(e ?? place),
-  }, (on) => {
-    const face = on ? "pause" : "play";
-    play.replaceChildren(icon(face));
-    play.title = face;
-    play.setAttribute("aria-label", face);
-  });
+  }, top.showPlaying);
 
   /** @param {number} to */
   function by(to) {
