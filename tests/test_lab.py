@@ -629,6 +629,24 @@ def test_a_widget_records_what_is_outside_the_grid_and_tells_what_goes_wrong(lab
     assert live.told["error"].startswith("KeyError")
 
 
+def test_a_widget_of_two_players_records_what_is_outside_the_grid() -> None:
+    live: Any = shown("gan").live()
+    choice = {name: str(value) for name, value in gan.LOOP.right.items()}
+    other = choice | {"k": "3", "first": "turns", "detach": "no", "zero_g": "after"}
+    live.ask = {"choice": other, "key": "a", "n": 1}
+    assert (live.told["key"], live.told.get("error")) == ("a", None)
+    assert "fake_loss weighs in 3 steps of g_opt" in shown("gan").record(other).remark
+    for n, (change, told) in enumerate(
+        (
+            ({"k": "1000000000"}, "ValueError: k=1000000000; expected at most 20 micro-batches"),
+            ({"lr": "fast"}, "ValueError: lr='fast'; expected a number"),
+            ({"clip": "step"}, "ValueError: 'clip' is no choice; expected zero_d, zero_g"),
+        )
+    ):
+        live.ask = {"choice": choice | change, "key": f"b{n}", "n": 2 + n}
+        assert live.told["error"].startswith(told), live.told
+
+
 def test_the_text_alternative_has_the_code_the_shares_and_the_report() -> None:
     text = av.lab({"divide": "nothing"})._repr_mimebundle_()["text/plain"]
     for part in ("loss.backward()", "which add to 3.", "loss-not-divided"):

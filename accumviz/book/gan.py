@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from accumviz.book.loops import LEARNING_RATE, NOWHERE, Axis, K, Loop, Row, movable
@@ -18,13 +19,24 @@ _PLACES = {
 }
 _ZERO_D = Axis("zero_d", "d_opt.zero_grad", _PLACES, "d_opt.zero_grad()")
 _ZERO_G = Axis("zero_g", "g_opt.zero_grad", _PLACES, "g_opt.zero_grad()")
+# What a page can show of a loop that runs K micro-batches of each player in each round.
+_MOST = 20
+
+
+def _few(value: Any) -> int:
+    k = int(K.take(value))
+    if k > _MOST:
+        raise ValueError(f"k={value!r:.40}; expected at most {_MOST} micro-batches of each player, as in k=3")
+    return k
+
+
 _AXES = (
     _ZERO_D,
     _ZERO_G,
     Axis("first", "who begins", {"D": "the discriminator", "G": "the generator", "turns": "they take turns"}),
     Axis("detach", "the fake is detached", {"yes": "yes", "no": "no"}),
     Axis("freeze", "D is frozen while G trains", {"no": "no", "yes": "yes"}),
-    Axis("k", "K", {2: "2", 4: "4", 1: "1"}, other=K),
+    Axis("k", "K", {2: "2", 4: "4", 1: "1"}, other=replace(K, take=_few)),
     Axis("divide", "each loss is divided by", {"K": "K", "nothing": "nothing"}),
     Axis("lr", "learning rate", {0.1: "0.1"}, other=LEARNING_RATE),
 )

@@ -303,7 +303,8 @@ def _finding(finding: Finding) -> dict[str, Any]:
 def _reach(ledger: Ledger) -> np.ndarray:
     """How far each element of the weights comes from where it began."""
     _, _, points = weights.path(ledger)
-    return np.nanmax(np.abs(points - points[:1]), axis=0, initial=0.0)
+    far: np.ndarray = np.nanmax(np.abs(points - points[:1]), axis=0, initial=0.0)
+    return far
 
 
 def _in_columns(told: Mapping[str, Any]) -> dict[str, Any]:
