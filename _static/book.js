@@ -170,6 +170,42 @@
     if (location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
   }
 
+  /** The audit's marks lead to rows of a folded table; what is asked for is unfolded. */
+  function claims() {
+    const [folded] = /** @type {HTMLDetailsElement[]} */ (all("details.claims"));
+    const [sought] = /** @type {HTMLInputElement[]} */ (all("figure.claims input[type=search]"));
+    const [every] = /** @type {HTMLInputElement[]} */ (all("figure.claims input[value=all]"));
+    if (!folded || !sought || !every) return;
+    const rows = all("table.claims tbody tr");
+    const seek = () => {
+      const words = sought.value.toLowerCase().split(/\s+/);
+      for (const row of rows) {
+        const missed = !words.every((word) => row.textContent?.toLowerCase().includes(word));
+        row.classList.toggle("book-unsought", missed);
+        all(`figure.claims a[href="#${row.id}"]`).forEach((mark) => mark.classList.toggle("book-unsought", missed));
+      }
+    };
+    const go = () => {
+      const row = rows.find(({ id }) => `#${id}` === location.hash);
+      if (!row) return;
+      folded.open = true;
+      if (!row.checkVisibility()) {
+        every.checked = true;
+        sought.value = "";
+        seek();
+      }
+      row.scrollIntoView();
+    };
+    const asked = () => {
+      folded.open = true;
+      seek();
+    };
+    for (const set of all("fieldset.claims")) set.addEventListener("input", asked);
+    addEventListener("hashchange", go);
+    /** @type {HTMLElement} */ (sought.parentElement).hidden = false;
+    go();
+  }
+
   pressed(".book-full", () => (document.fullscreenElement ? document.exitFullscreen() : root.requestFullscreen()));
   colours();
   chapters();
@@ -177,4 +213,5 @@
   following();
   code();
   marks();
+  claims();
 }

@@ -42,6 +42,9 @@ def arrays(parameters: list[Parameter], rows: list[dict[str, Any]]) -> tuple[tup
                 norms[name][e, p] = np.sqrt((values**2).sum())
                 exact[p][which][e] = values
                 state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
+                # Whoever writes a zeroing, and a 0 after it, says that this one was zeroed.
+                if which and row["kind"] == "zero_grad" and not values.any():
+                    state[e, p] |= CHANGED
         events.append(Event(e, **{k: v for k, v in row.items() if k not in _BY_NAME}))
     found = norms["contribution"], norms["grad"], state, exact
     return (tuple(events), *found), Weighed.of(parameters, weights)

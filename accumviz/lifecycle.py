@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
-from accumviz.events import CONTRIBUTED, PRESENT, Arrays, Event
+from accumviz.events import CHANGED, CONTRIBUTED, PRESENT, Arrays, Event
 
 
 class Fates(NamedTuple):
@@ -103,11 +103,16 @@ def fates(ledger: Arrays) -> Fates:
     steps = np.zeros(shape, np.int32)
     contributed = (ledger.state & CONTRIBUTED).astype(bool)
     zeroed = {rank: _zeroing(ledger, rank) for rank in {p.rank for p in ledger.parameters}}
-    gone = ledger.state & PRESENT == 0
+    # A shard is away while FSDP averages it over groups of ranks; only a reduce-scatter takes a gradient for good.
+    away = ledger.columns.where("kind", "sync") & ~scatters(ledger)
+    gone = (ledger.state & PRESENT == 0) & ~away[:, None]
     for rank, where in zeroed.items():
         own = np.array([p for p, parameter in enumerate(ledger.parameters) if parameter.rank == rank])
-        at = np.ix_(np.flatnonzero(where), own)
-        gone[at] |= ledger.grad[at] == 0
+        events = np.flatnonzero(where)
+        at, before = np.ix_(events, own), np.ix_(np.maximum(events - 1, 0), own)
+        # A sum that was 0 already, and that nobody touched, is no erasure: another optimizer's gradients were zeroed.
+        touched = (ledger.state[at] & CHANGED > 0) | (ledger.grad[before] != 0)
+        gone[at] |= (ledger.grad[at] == 0) & touched
     inside = ledger.columns.where("kind", "backward") & ledger.columns.where("within", "step")
     for columns in _alike(ledger, contributed, gone):
         born, ends = np.flatnonzero(contributed[:, columns[0]]), np.flatnonzero(gone[:, columns[0]])
@@ -149,15 +154,35 @@ def _zeroing(ledger: Arrays, rank: int | None) -> np.ndarray:
 
 
 def _scattered(ledger: Arrays, erased: np.ndarray) -> Iterator[tuple[int, np.ndarray, int, int]]:
-    """The reduce-scatters: event, the contributions that it took from an unsharded gradient, and the columns."""
+    """The reduce-scatters: event, the contributions that it took from an unsharded gradient, and the columns.
+
+    Where the groups of ranks are averaged later, the event is the one that brings the sum of all since then.
+    """
+    scattering = scatters(ledger)
     for whole, parameter in enumerate(ledger.parameters):
         if not parameter.unsharded_of:
             continue
         name = parameter.unsharded_of
         shard = next(i for i, p in enumerate(ledger.parameters) if name == p.name or name in p.aliases)
-        for sync in np.unique(erased[erased[:, whole] >= 0, whole]).tolist():
-            if ledger.events[sync].kind == "sync" and ledger.state[sync, shard] & CONTRIBUTED:
-                yield sync, np.flatnonzero(erased[:, whole] == sync), whole, shard
+        born = np.flatnonzero(erased[:, whole] >= 0)
+        born = born[scattering[erased[born, whole]]]
+        bringing = brought(ledger, shard, erased[born, whole])
+        for sync in np.unique(bringing[bringing >= 0]).tolist():
+            yield sync, born[bringing == sync], whole, shard
+
+
+def scatters(ledger: Arrays) -> np.ndarray:
+    """For each event, whether it is a collective that takes gradients elsewhere, and leaves none."""
+    op = ledger.columns.detail("op", None)
+    found: np.ndarray = ledger.columns.where("kind", "sync") & ~np.isin(op, ("all-reduce", "all-gather", "broadcast"))
+    return found
+
+
+def brought(ledger: Arrays, shard: int, taken: np.ndarray) -> np.ndarray:
+    """For each of these reduce-scatters, the one from that time on that adds to the shard; -1 where none does."""
+    bringing = np.flatnonzero(scatters(ledger) & (ledger.state[:, shard] & CONTRIBUTED > 0))
+    found: np.ndarray = np.append(bringing, -1)[np.searchsorted(bringing, taken)]
+    return found
 
 
 def steps_of(ledger: Arrays, optimizers: tuple[int, ...]) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from accumviz.events import CONTRIBUTED, Arrays
 from accumviz.gains import SAME, SAME_IN_HALF, UNREAD, UNSEEN, Gains, number, of_events
-from accumviz.lifecycle import Fates, steps_of
+from accumviz.lifecycle import Fates, brought, steps_of
 from accumviz.objectives import MEAN, NO_TERMS, SUM, Terms
 
 # Where nothing is ever erased each step reads all backwards before it: so many rows are listed, then the first ones.
@@ -301,8 +301,8 @@ def _handed_on(
 ) -> Iterator[_Pairs]:
     """As `_read`, of what a reduce-scatter took from an unsharded gradient (`columns[0]`) into its shard."""
     whole, shard = columns
-    there = (ledger.state[taken, shard] & CONTRIBUTED).astype(bool)
-    born, taken = born[there], taken[there]
+    taken = brought(ledger, shard, taken)
+    born, taken = born[taken >= 0], taken[taken >= 0]
     syncs, which = np.unique(taken, return_inverse=True)
     if not born.size:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import sys
 import tempfile
@@ -14,7 +13,6 @@ from typing import Any
 import accumviz as av
 from accumviz.views.payload import encode
 
-ROOT = Path(__file__).resolve().parents[1]
 # From a click to a page that is laid out anew; what is painted comes with the next frame.
 _CHANGE = """async (rounds) => {
     const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
@@ -32,7 +30,7 @@ _CHANGE = """async (rounds) => {
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure, and return rows of name, value, unit, bar and whether the bar holds."""
-    from playwright.sync_api import sync_playwright
+    from tests.book import chromium
 
     start = time.process_time()
     lab = av.lab()
@@ -41,19 +39,13 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     start = time.process_time()
     players = av.lab(loop="gan")
     took_players = time.process_time() - start
-    spec = importlib.util.spec_from_file_location("chromium", ROOT / "tests" / "book" / "chromium.py")
-    assert spec and spec.loader
-    chromium = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(chromium)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, chromium.opened() as browser:
         path = Path(folder) / "lab.html"
         lab.save(path)
-        browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.goto(path.as_uri())
         page.wait_for_selector(".av-radios")
         changes = page.evaluate(_CHANGE, 2 if quick else 10)
-        browser.close()
     median, late = changes[len(changes) // 2], changes[int(0.95 * len(changes))]
     return [
         _row(f"record and judge {len(lab.known)} arrangements", took, "s"),

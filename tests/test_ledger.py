@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +78,19 @@ def test_zeroing_to_zeros_erases_as_zeroing_to_none_does() -> None:
     ledger = Ledger.build([W], [backward(-16, -16), ZERO | {"grad": {"w": 0.0}}, backward(-4, -4)])
     assert ledger.fates.erased[0, 0] == 1
     assert ledger.state[1, 0] & PRESENT
+
+
+@pytest.mark.parametrize(("own", "shares"), [(False, [0.5, 0.5]), (True, [0.0, 0.5])])
+def test_an_exact_zero_is_erased_by_a_zeroing_of_its_own_only(own: bool, shares: list[float]) -> None:
+    used, other = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (used, other)]
+    with av.record(used, *optimizers) as recording:
+        for gate in (0.0, 1.0):
+            (gate * used(torch.randn(2, 3))).square().mean().div(2).backward()
+            if not gate:
+                optimizers[not own].zero_grad(set_to_none=False)
+        optimizers[0].step()
+    assert [row.share for row in recording.ledger.shares()] == shares
 
 
 def test_a_backward_whose_sum_happens_to_be_zero_erases_nothing() -> None:

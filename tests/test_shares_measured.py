@@ -357,3 +357,38 @@ def test_shares_across_two_ranks_are_what_the_samples_weigh(late: bool) -> None:
         np.testing.assert_allclose(own, weights[4 * rank : 4 * rank + 4], rtol=1e-3, atol=1e-5)
     rules = [finding.rule for finding in av.check(world.ledger).findings]
     assert rules == (["ddp-unsynced-step"] if late else [])
+
+
+def in_two_groups() -> list[tuple[Ledger, np.ndarray]]:
+    """Two micro-batches on each of four ranks, sharded in groups of two, for each way to put the averages off."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    found = []
+    for switch in ("", "set_requires_gradient_sync", "set_requires_all_reduce"):
+        bench = Bench()
+        model: Any = fully_shard(bench.model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("groups", "shards")))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with av.record(model, optimizer) as recording:
+            for k in range(2):
+                if switch:
+                    getattr(model, switch)(k == 1)
+                part = slice(2 * dist.get_rank() + k, 2 * dist.get_rank() + k + 1)
+                (F.cross_entropy(model(bench.x[part]), bench.y[part]) / 2).backward()
+            whole = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()]).double()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights = torch.linalg.lstsq(torch.stack(bench.single, 1), whole[:, None]).solution.flatten()
+        found.append((recording.ledger, weights.numpy()))
+    return found
+
+
+def test_shares_of_shards_in_groups_are_what_the_samples_weigh() -> None:
+    for rank, found in enumerate(av.distribute(in_two_groups, ranks=4).returned):
+        for ledger, weights in found:
+            rows = ledger.shares()
+            assert [row.unknown for row in rows] == ["", ""]
+            np.testing.assert_allclose(
+                [row.per_element for row in rows], weights[2 * rank : 2 * rank + 2], rtol=1e-3, atol=1e-5
+            )

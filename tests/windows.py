@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 STORED = "() => location.protocol === 'about:' ? {} : {...localStorage}"
+# A clock that a test has taken over stays so for every page to come.
+TIMED = "() => '__pwClock' in globalThis"
 
 
 @dataclass
@@ -26,6 +28,12 @@ class Watched:
     @property
     def foreign(self) -> list[str]:
         return [url for url in self.requests if not url.startswith(self.own)]
+
+    def listen(self) -> None:
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(f"page error: {error}"))
+        self.page.on("requestfailed", lambda request: self.complaints.append(f"failed: {request.url}"))
+        self.page.on("console", self.hear)
 
     def hear(self, message: Any) -> None:
         if message.type in {"error", "warning"}:
@@ -49,11 +57,7 @@ class Windows:
             key = repr(sorted(options.items()))
             context = self._free[key].pop() if self._free[key] else self.browser.new_context(**options)
             watched = Watched(context.new_page(), own)
-            page = watched.page
-            page.on("request", lambda request: watched.requests.append(request.url))
-            page.on("pageerror", lambda error: watched.complaints.append(f"page error: {error}"))
-            page.on("requestfailed", lambda request: watched.complaints.append(f"failed: {request.url}"))
-            page.on("console", watched.hear)
+            watched.listen()
             # What the book's theme stores at every visit.
             lent.append((key, {"mode": "auto", "theme": mode}, watched))
             return watched
@@ -76,7 +80,7 @@ def clean(context: BrowserContext, watched: Watched, usual: dict[str, str]) -> b
     if context.pages != [page] or context.cookies() or (page.url == "about:blank" and watched.requests):
         return False
     try:
-        stored = page.evaluate(STORED)
+        stored, timed = page.evaluate(STORED), page.evaluate(TIMED)
     except Error:  # a page that may not store, or that is gone
         return False
-    return bool(stored.items() <= usual.items())
+    return bool(stored.items() <= usual.items()) and not timed

@@ -1,7 +1,8 @@
 """The audit: every claim, quoted, with the verdict that a hidden cell computed, and a link to what decides it.
 
 A claim is an item of a numbered list: the sentence as a quotation, a paragraph that begins with **Says:**, and, where
-the article leaves out what the reader needs, one that begins with **Omits:**.
+the article leaves out what the reader needs, one that begins with **Omits:**. A page shows all of them at once, as one
+mark each, by article and with its verdict; a mark leads to its row in the table below, which is folded.
 
 A chapter marks the place with a label, `(claim-20)=`, and a hidden cell beside it ends with the verdict as a value,
 `{"claim-20": "wrong: it raises"}`. That needs no package, so the cell runs in a downloaded notebook, too.
@@ -10,6 +11,7 @@ A chapter marks the place with a label, `(claim-20)=`, and a hidden cell beside 
 from __future__ import annotations
 
 import ast
+import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -33,7 +35,11 @@ KINDS = {
     "outdated": "outdated",
     "undecided": "undecided",
 }
-CHOICE = '<label><input type="radio" name="verdict" value="{}"{}> {}</label>'
+CHOICE = '<label><input type="radio" name="verdict" value="{}"{}> {}{}</label>'
+MARK = '<a href="#claim-row-{0}" class="{1}" aria-label="Claim {0}: {2}">{0}</a>'
+FIGURE = """<figure class="claims"><fieldset class="claims"><legend>Show</legend>{choices}
+<label hidden>with the words <input type="search"></label></fieldset>
+{articles}<figcaption><p>Each number is a claim, and leads to its row in the table below.</p></figcaption></figure>"""
 VERDICT = re.compile(r"(right, if|right|wrong|outdated|undecided)\b(.*)", re.DOTALL)
 
 
@@ -129,8 +135,9 @@ def words(text: str) -> list[nodes.Node]:
     return [nodes.literal(part, part) if i % 2 else nodes.Text(part.replace("'", "’")) for i, part in parts if part]
 
 
-def row(cells: Iterable[Iterable[nodes.Node]], kind: str = "") -> nodes.row:
-    return nodes.row("", *(nodes.entry("", *cell) for cell in cells), classes=[nodes.make_id(kind)] if kind else [])
+def row(cells: Iterable[Iterable[nodes.Node]], kind: str = "", name: str = "") -> nodes.row:
+    names = {"classes": [nodes.make_id(kind)] if kind else [], "ids": [name] if name else []}
+    return nodes.row("", *(nodes.entry("", *cell) for cell in cells), **names)
 
 
 def claim(number: int, article: str, item: nodes.Element) -> list[nodes.Node]:
@@ -142,8 +149,30 @@ def claim(number: int, article: str, item: nodes.Element) -> list[nodes.Node]:
     return [quoted, nodes.paragraph("", article, classes=["article"]), *parts]
 
 
+def picture(marks: Iterable[tuple[int, str, str]]) -> str:
+    """Every claim as one mark in the row of its article, below the choice of verdicts that says what a mark means.
+
+    >>> drawn = picture([(1, "A page", "right"), (3, "Another", "wrong"), (7, "A page", "")])
+    >>> [line.count("<a ") for line in drawn.splitlines() if line.startswith("<p>")]
+    [2, 1]
+    """
+    articles: dict[str, str] = {}
+    for number, article, kind in marks:
+        articles.setdefault(article, "")
+        articles[article] += MARK.format(number, nodes.make_id(kind), html.escape(kind or "no verdict"))
+    choices = CHOICE.format("all", " checked", "", "all") + "".join(
+        CHOICE.format(nodes.make_id(kind), "", f'<i class="{nodes.make_id(kind)}"></i> ', kind.replace("if", "if …"))
+        for kind in KINDS
+    )
+    rows = "".join(
+        f"<p><span>{html.escape(name)}</span> <span>{drawn}</span></p>\n" for name, drawn in articles.items()
+    )
+    return FIGURE.format(choices=choices, articles=rows)
+
+
 def table(app: Sphinx, docname: str, place: Stated) -> list[nodes.Node]:
     found, kinds, body = verdicts(app), Counter[str](), nodes.tbody()
+    marks: list[tuple[int, str, str]] = []
     for number, article, statement in stated(place):
         said = found.get(f"claim-{number}", "")
         verdict, where = VERDICT.fullmatch(said), link(app, docname, f"claim-{number}")
@@ -153,19 +182,20 @@ def table(app: Sphinx, docname: str, place: Stated) -> list[nodes.Node]:
             logger.warning("claim %d: no (claim-%d)= stands before what decides it", number, number, location=place)
         kind, rest = verdict.groups() if verdict else ("", said)
         kinds[kind] += 1
+        marks.append((number, article, kind))
         decided = nodes.paragraph("", "", nodes.strong(kind, kind), *words(rest))
         places = [nodes.paragraph("", "", where)] if where else []
-        body += row([[nodes.paragraph("", str(number))], claim(number, article, statement), [decided, *places]], kind)
+        cells = [[nodes.paragraph("", str(number))], claim(number, article, statement), [decided, *places]]
+        body += row(cells, kind, f"claim-row-{number}")
     head = ("No.", "The claim", "The verdict, and where it is decided")
     group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (1, 12, 8)), cols=3)
     group += [nodes.thead("", row([nodes.paragraph("", text)] for text in head)), body]
     counts = ", ".join(f"{kinds[kind]} {name}" for kind, name in KINDS.items())
     summary = nodes.paragraph("", f"Of {kinds.total()} claims: {counts}.")
-    choices = CHOICE.format("all", " checked", "all") + "".join(
-        CHOICE.format(nodes.make_id(kind), "", kind.replace("if", "if …")) for kind in KINDS
-    )
-    choice = nodes.raw("", f'<fieldset class="claims"><legend>Show</legend>{choices}</fieldset>', format="html")
-    return [summary, choice, nodes.table("", group, classes=["claims"])]
+    opening = f'<details class="claims"><summary>All {kinds.total()} in a table: quoted, judged, and where</summary>'
+    folded = [nodes.raw("", opening, format="html"), nodes.table("", group, classes=["claims"])]
+    drawn = nodes.raw("", picture(marks), format="html")
+    return [summary, drawn, *folded, nodes.raw("", "</details>", format="html")]
 
 
 def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:

@@ -30,6 +30,9 @@ OURS = {"book.css", "book.js", "search.js", "math.css", "favicon.svg"}
 STRING = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'", re.DOTALL)
 NAME = re.compile(r"[.#](-?[A-Za-z_][\w-]*)")
 NEGATED = re.compile(r":(?:not|is|where|has)\((?:[^()]|\([^()]*\))*\)|\[[^\]]*\]")
+# Whatever a figure in a cell draws, the browser looks through the whole cell for these again: it would walk at 12
+# frames a second. What the theme rounds by them has no corners here.
+SEARCHING = re.compile(r"\bdiv\.cell\b[^,]*:has\(")
 VARIABLE = re.compile(r"""(?<=[;{])\s*(--[\w-]+)\s*:(?:"[^"]*"|'[^']*'|\([^()]*\)|[^;{}"'(])*(?:;|(?=}))""")
 ICONS = re.compile(r"\bfa[srb]?\b|fa-|fontawesome|font awesome", re.IGNORECASE)
 
@@ -105,6 +108,15 @@ def kept(css: str, words: Collection[str]) -> str:
     return "".join(text)
 
 
+def still(css: str) -> str:
+    """A style sheet without the rules that search whole cells.
+
+    >>> still("div.cell:has(>*:nth-child(2)) details{a:b}.b:has(.c){d:e}")
+    '.b:has(.c){d:e}'
+    """
+    return "".join(f"{head}{{{body}}}" if body else head for head, body in rules(css) if not SEARCHING.search(head))
+
+
 def without_unused(css: str, said: str) -> str:
     """A style sheet without the variables that nothing asks for, neither itself nor a page.
 
@@ -149,7 +161,7 @@ def write(app: Sphinx, exception: Exception | None) -> None:
     theirs = [path for pattern in THEME for path in sorted(static.glob(pattern))]
     own = (static / SHEET).read_text("utf-8")
     words = set(re.findall(r"[\w-]+", said))
-    css = "".join(kept(path.read_text("utf-8"), words) for path in theirs) + kept(own, words)
+    css = "".join(still(kept(path.read_text("utf-8"), words)) for path in theirs) + kept(own, words)
     (static / SHEET).write_text(tight(without_unused(css, said)), "utf-8")
     clear(static)
     name_by_contents(out, pages)

@@ -1,8 +1,11 @@
-"""Cures: small unified diffs of the user's own lines; empty where a line is not known."""
+"""Cures: small unified diffs of the user's own lines; empty where a line is not known, or says more than one thing."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from accumviz.events import Event
 
@@ -13,6 +16,18 @@ _PACED = "accelerate/"
 def _theirs(event: Event) -> bool:
     """Whether a library takes the steps: no line of the user's can stand beside them."""
     return event.kind == "step" and bool(event.via) and "step(" not in event.source
+
+
+def _simple(event: Event) -> bool:
+    """Whether its line is one statement, or one call of several lines: another may stand beside it, or it elsewhere."""
+    tree = _parsed(event.source)
+    return tree is None or (len(tree.body) == 1 and not hasattr(tree.body[0], "body"))
+
+
+def _open(event: Event) -> bool:
+    """Whether its line begins a block and ends it, so that what stands below is outside."""
+    tree = _parsed(event.source)
+    return tree is not None and any(hasattr(statement, "body") for statement in tree.body)
 
 
 def replaced(event: Event, *lines: str) -> str:
@@ -27,7 +42,7 @@ def replaced(event: Event, *lines: str) -> str:
 
 def added(after: Event, *lines: str) -> str:
     """The cure that adds lines below this one."""
-    if not after.source or not lines or _theirs(after):
+    if not after.source or not lines or _theirs(after) or _open(after):
         return ""
     name = after.file or "your code"
     inside = "\n".join(f"+{line}" for line in lines)
@@ -36,7 +51,7 @@ def added(after: Event, *lines: str) -> str:
 
 def removed(event: Event) -> str:
     """The cure that takes this line away."""
-    if not event.source:
+    if not event.source or not _simple(event):
         return ""
     name = event.file or "your code"
     return f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line - 1},0 @@\n-{event.source}"
@@ -44,7 +59,7 @@ def removed(event: Event) -> str:
 
 def moved(event: Event, after: Event) -> str:
     """The cure that puts this line below the other one."""
-    if not event.source or not after.source or after.via.startswith(_PACED):
+    if not event.source or not after.source or after.via.startswith(_PACED) or not _simple(event) or _open(after):
         return ""
     if _theirs(after):
         return removed(event)
@@ -54,14 +69,152 @@ def moved(event: Event, after: Event) -> str:
     return f"{away}{head}\n@@ -{after.line} +{after.line},2 @@\n {after.source}\n+{event.source}"
 
 
+class _Loss(NamedTuple):
+    """Where the expression of a loss stands in its line, and whether something is called on it."""
+
+    line: str
+    node: ast.expr
+    start: int
+    stop: int
+    called: bool
+
+    @property
+    def text(self) -> str:
+        return self.line[self.start : self.stop]
+
+    def part(self, node: ast.expr) -> str:
+        """The text of a part of it."""
+        return ast.get_source_segment(self.line, node) or ast.unparse(node)
+
+    def put(self, text: str, *, whole: bool = False) -> str:
+        """The line with another text there; `whole`: one that needs no parentheses."""
+        before, after = self.line[: self.start], self.line[self.stop :]
+        enclosed = before.rstrip().endswith("(") and after.lstrip().startswith(")")
+        if whole and enclosed and not re.search(r"[\w\])]\s*\($", before):
+            return before.rstrip()[:-1] + text + after.lstrip()[1:]
+        return f"{before}({text}){after}" if self.called and not whole and not enclosed else before + text + after
+
+
+def _loss(event: Event) -> _Loss | None:
+    """The loss in the line of its backward; None where that is not the one thing which its label can mean."""
+    line = event.source
+    tree = _parsed(line)
+    if tree is None or not event.label:
+        return None
+    named = [(node, called) for node, called in _arguments(tree) if event.label in _labels(node)]
+    found = [(_inside(node), called and _inside(node) is node) for node, called in named]
+    if len(found) != 1:
+        return None
+    node, called = found[0]
+    if node.end_lineno != 1 or node.end_col_offset is None or isinstance(node, ast.List | ast.Tuple | ast.Starred):
+        return None
+    if any(isinstance(part, ast.IfExp | ast.BoolOp) for part in ast.walk(node)):
+        return None  # what is divided on one way only
+    start, stop = (len(line.encode()[:at].decode()) for at in (node.col_offset, node.end_col_offset))
+    return _Loss(line, node, start, stop, called)
+
+
+def _arguments(tree: ast.Module) -> Iterator[tuple[ast.expr, bool]]:
+    """What `backward` is called on, and whether as a method; or what it is given."""
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or "backward" not in _name(call.func):
+            continue
+        if isinstance(call.func, ast.Attribute):
+            yield call.func.value, True
+        yield from ((value, False) for value in (*call.args, *(keyword.value for keyword in call.keywords)))
+
+
+def _inside(node: ast.expr) -> ast.expr:
+    """What a gradient scaler is given, and the one thing in a list; anything else itself."""
+    if isinstance(node, ast.Call) and _name(node.func) == "scale" and len(node.args) == 1:
+        return node.args[0]
+    return node.elts[0] if isinstance(node, ast.List | ast.Tuple) and len(node.elts) == 1 else node
+
+
+def _labels(node: ast.expr) -> tuple[str, str]:
+    return ast.unparse(node), ast.unparse(_inside(node))
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+
+
+def _parsed(line: str) -> ast.Module | None:
+    try:
+        return ast.parse(line)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+_TIGHT = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+
+
+def _by(loss: _Loss, node: ast.expr, by: str) -> str:
+    """A part of the loss, divided."""
+    text = loss.part(node)
+    product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div)
+    return f"{text} / {by}" if product or isinstance(node, (*_TIGHT, ast.UnaryOp)) else f"({text}) / {by}"
+
+
+def _quotient(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """What is divided and by what, where that is the last thing done."""
+    division = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+    return (node.left, node.right) if division and isinstance(node, ast.BinOp) else None
+
+
+def _may_be(node: ast.expr, many: int) -> bool:
+    """Whether a divisor may be this number: it is, or it has a name."""
+    return not isinstance(node, ast.Constant) or node.value == many
+
+
 def divided(event: Event, by: str) -> str:
-    """The cure that divides the loss on which `backward` is called."""
-    loss, source = event.label, event.source
-    if loss and f"{loss}.backward(" in source:
-        return replaced(event, source.replace(f"{loss}.backward(", f"({loss} / {by}).backward(", 1))
-    if loss and f"({loss})" in source:
-        return replaced(event, source.replace(f"({loss})", f"({loss} / {by})", 1))
-    return ""
+    """The cure that divides the loss on which `backward` is called.
+
+    >>> print(divided(Event(0, "backward", "loss", "a.py", 3, "scaler.scale(loss).backward()"), "4").splitlines()[-1])
+    +scaler.scale(loss / 4).backward()
+    >>> print(divided(Event(0, "backward", "a + b", "a.py", 3, "(a + b).backward()"), "4").splitlines()[-1])
+    +((a + b) / 4).backward()
+    """
+    loss = _loss(event)
+    # What is divided already was to be divided by something else.
+    if loss is None or _quotient(loss.node):
+        return ""
+    return replaced(event, loss.put(_by(loss, loss.node, by)))
+
+
+def divided_by_another(event: Event, many: int, by: str) -> str:
+    """The cure that divides the loss by this, and not by a number of micro-batches as it is now."""
+    loss = _loss(event)
+    if loss is None:
+        return ""
+    quotient = _quotient(loss.node)
+    if quotient and _may_be(quotient[1], many):
+        return replaced(event, loss.put(_by(loss, quotient[0], by)))
+    # It was divided before this line, or multiplied by what is as good.
+    return replaced(event, loss.put(_by(loss, loss.node, by).replace(f" / {by}", f" * {many} / {by}")))
+
+
+def undivided(event: Event, many: int) -> str:
+    """The cure that takes one division by this number away."""
+    loss = _loss(event)
+    quotient = _quotient(loss.node) if loss else None
+    if loss is None or quotient is None or not _may_be(quotient[1], many):
+        return ""
+    return replaced(event, loss.put(loss.part(quotient[0]), whole=isinstance(quotient[0], _TIGHT)))
+
+
+def summed(event: Event, by: str, about: str, *, sums: bool) -> str:
+    """The cure that divides a sum by this, in the place of a mean; `about` says what that is, `sums` if it is one."""
+    loss = _loss(event)
+    if loss is None:
+        return ""
+    node = loss.node
+    while (quotient := _quotient(node)) is not None:
+        node = quotient[0]
+    if isinstance(node, ast.BinOp):  # which of its factors was the divisor is not known
+        return ""
+    said = f"# {about}" if sums else f'# {loss.part(node)} with reduction="sum", undivided; {about}'
+    return replaced(event, said, loss.put(_by(loss, node, by)))
 
 
 def zeroing(step: Event) -> str:
@@ -85,7 +238,7 @@ def again(step: Event) -> tuple[str, ...]:
 
 def before(at: Event, end: Event) -> str:
     """The cure that takes a line from where it stands, and puts it above the step's."""
-    if not at.source or not end.source or at.line == end.line or end.via.startswith(_PACED):
+    if not at.source or not end.source or at.line == end.line or end.via.startswith(_PACED) or not _simple(at):
         return ""
     if _theirs(end):
         return removed(at)

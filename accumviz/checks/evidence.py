@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,7 +14,7 @@ import numpy as np
 
 from accumviz.checks.report import Finding
 from accumviz.events import CHANGED, CONTRIBUTED
-from accumviz.gains import SAME
+from accumviz.gains import SAME, number
 from accumviz.ledger import Ledger
 from accumviz.lifecycle import steps_of
 from accumviz.objectives import call_sites
@@ -67,10 +70,10 @@ def near(a: Any, b: Any, within: float = SAME) -> Any:
 class Part(NamedTuple):
     """What one step consumed of one objective: how many backwards, and what they weigh before clips and averages.
 
-    `least` and `most` are the extremes of the constant factors, `each` those of the weights per
-    element, `elements` those of their numbers, which are `sizes`, one for each backward. `read` says
-    whether all constants are known, `known` whether the reductions are, too; `mean` that none of
-    them is a sum. `again`: an earlier step had consumed one of them.
+    `weights` are their shares, one for each backward, `total` their sum, `least` and `most` their
+    extremes, `each` those of the weights per element, `elements` those of their numbers, which are
+    `sizes`. `read` says whether all constants are known, `known` whether the reductions are, too;
+    `mean` that none of them is a sum. `again`: an earlier step had consumed one of them.
     """
 
     optimizer: int
@@ -85,6 +88,7 @@ class Part(NamedTuple):
     each: tuple[float, float]
     elements: tuple[float, float]
     sizes: tuple[float, ...]
+    weights: tuple[float, ...]
     mean: bool
     read: bool
     known: bool
@@ -212,8 +216,9 @@ class Case:
             return []
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             # What is maximised has a minus before it, and weighs as much.
-            weight = np.abs(s.constant) * s.by_hand
-            each = np.where(s.mean, weight / s.elements, weight)
+            factor = np.abs(s.constant) * s.by_hand
+            each = np.where(s.mean, factor / s.elements, factor)
+            weight = np.where(s.mean | s.opaque, factor, factor * s.elements)
         order = np.lexsort((s.backward, s.objective, s.step))
         step, objective, optimizer = s.step[order], s.objective[order], s.optimizer[order]
         change = (np.diff(step, prepend=-1) != 0) | (np.diff(objective, prepend=-1) != 0)
@@ -233,7 +238,7 @@ class Case:
         read = np.logical_and.reduceat(followed, starts)
         known = (read & ~np.logical_or.reduceat(opaque, starts)).tolist()
         again = np.logical_or.reduceat(before, starts).tolist()
-        backward, sizes = s.backward[order].tolist(), elements.tolist()
+        backward, sizes, weights = s.backward[order].tolist(), elements.tolist(), weight.tolist()
         ends = [*starts[1:].tolist(), len(order)]
         place = {o: {e: i for i, e in enumerate(steps_of(self.ledger, (o,)).tolist())} for o in set(optimizer.tolist())}
         used_list, read_list = used.tolist(), read.tolist()
@@ -251,6 +256,7 @@ class Case:
                 (low[1][i], high[1][i]),
                 (low[2][i], high[2][i]),
                 tuple(sizes[k] for k in range(start, end) if used_list[k]),
+                tuple(weights[k] for k in range(start, end) if used_list[k]),
                 mean[i],
                 read_list[i],
                 known[i],
@@ -268,6 +274,29 @@ class Case:
                 )
             )
         ]
+
+    def constants(self, part: Part) -> list[float] | None:
+        """What the loss of a part was multiplied by in its first backward, one by one, without 1; None: not known."""
+        rows = self.shares.of(part.step)
+        here = np.flatnonzero((rows.objective == part.objective) & (rows.backward == part.backwards[0]))
+        terms = self.ledger[part.backwards[0]].details.get("terms")
+        if not isinstance(terms, list) or not here.size or int(rows.term[here[0]]) >= len(terms):
+            return None
+        term = terms[int(rows.term[here[0]])]
+        found = term.get("constants", [term.get("factor")]) if isinstance(term, Mapping) else None
+        if not isinstance(found, list) or any(math.isnan(number(one)) for one in found):
+            return None
+        return [abs(one) for one in found if abs(one) != 1]
+
+    @cached_property
+    def written(self) -> set[float]:
+        """The numbers that stand in the lines that were kept of the scripts."""
+        found: set[float] = set()
+        for text in self.ledger.sources.values():
+            with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+                values = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+                found |= {number(value) for value in values if not isinstance(value, int) or abs(value) < 1 << 53}
+        return found
 
     @cached_property
     def objectives(self) -> dict[tuple[int, int], list[Part]]:

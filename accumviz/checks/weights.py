@@ -1,35 +1,38 @@
-"""Rules that look at what micro-batches weigh: means over unequal numbers, losses divided too little or too often."""
+"""Rules that look at what micro-batches weigh: means over unequal numbers, losses divided too little or too often.
+
+A sum that is divided by its own length is a mean, and judged as one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accumviz.checks.cures import added, again, divided, replaced
+from accumviz.checks.cures import added, again, divided, divided_by_another, summed, undivided
 from accumviz.checks.evidence import Case, Part, near
 from accumviz.checks.report import Finding
 
 
 def token_mean_of_means(case: Case) -> Iterator[Finding]:
     """Means over unequal numbers of elements, averaged as if they were equal."""
-    for (optimizer, objective), parts in case.objectives.items():
-        unequal = [p for p in parts if p.known and p.mean and p.many > 1 and p.elements[0] < p.elements[1]]
+    for (optimizer, _), parts in case.objectives.items():
+        unequal = [p for p in parts if p.known and p.many > 1 and p.elements[0] < p.elements[1] and _means(p)]
         # What an epoch left over may be a smaller batch: that is another mistake.
         unequal = [p for p in unequal if p.each[0] > 0 and not near(p.each[0], p.each[1]) and not _restarted(case, p)]
+        carried = {p.step for p, _ in _on_top(case, parts)} if unequal else set()
+        unequal = [p for p in unequal if p.step not in carried]
         if not unequal:
             continue
         inside = [p for p in unequal if not _only_the_last_is_smaller(p)]
         worst = max(inside or unequal, key=lambda p: p.each[1] / p.each[0])
-        rows = case.shares.of(worst.step)
-        rows = rows.take((rows.objective == objective) & ~rows.erased)
-        low = int(rows.backward[rows.elements.argmax()])
+        low = worst.backwards[worst.sizes.index(worst.elements[1])]
         yield case.finding(
             "token-mean-of-means",
             "error" if inside else "note",
             low,
             step=worst.step,
             evidence={
-                "elements": rows.elements.tolist(),
-                "weight per element": (rows.constant * rows.by_hand / rows.elements).tolist(),
+                "elements": list(worst.sizes),
+                "weight per element": [weight / n for weight, n in zip(worst.weights, worst.sizes, strict=True)],
                 "largest over smallest": worst.each[1] / worst.each[0],
             },
             cause=(
@@ -38,10 +41,20 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
                 "as much as one of the largest."
             )
             + ("" if inside else " Only the last micro-batch of a window was smaller."),
-            cure=_summed(case, low),
+            cure=summed(
+                case.ledger[low],
+                "elements_in_window",
+                "elements_in_window: counted over all of its micro-batches",
+                sums=not worst.mean,
+            ),
             times=len(inside or unequal),
             optimizer=optimizer,
         )
+
+
+def _means(part: Part) -> bool:
+    """Whether all of a part are means; sums are where each is divided by its own number of elements, and no weights."""
+    return part.mean or bool(near(part.least, part.most) and all(size.is_integer() for size in part.sizes))
 
 
 def _only_the_last_is_smaller(part: Part) -> bool:
@@ -49,49 +62,113 @@ def _only_the_last_is_smaller(part: Part) -> bool:
     return len(set(others)) == 1 and last < others[0] and bool(near(part.least, part.most))
 
 
-def _summed(case: Case, backward: int) -> str:
-    """Sum, and divide by what the window holds."""
-    event = case.ledger[backward]
-    loss, source = event.label, event.source
-    if not loss or (f"{loss}.backward(" not in source and f"({loss})" not in source):
-        return ""
-    # What it was divided by goes: the number of micro-batches is not what it is a mean over.
-    bare = loss.split(" / ")[0].strip("(")
-    from_here = source.replace(loss, f"{bare} / elements_in_window", 1)
-    if f"{loss}.backward(" in source:
-        at = source.index(f"{loss}.backward(")
-        open_ = "" if at and source[at - 1] == "(" else "("
-        from_here = source.replace(f"{loss}.backward(", f"{open_}{bare} / elements_in_window).backward(", 1)
-    said = f'# {bare} with reduction="sum"; elements_in_window: counted over all of its micro-batches'
-    return replaced(event, said, from_here)
-
-
 def loss_not_divided(case: Case) -> Iterator[Finding]:
-    """Every mean loss of a window at its full weight."""
-    for (optimizer, _), parts in case.objectives.items():
+    """Every mean loss of a window at its full weight; or one of them, beside others that were divided."""
+    for (optimizer, objective), parts in case.objectives.items():
         whole = [p for p in parts if p.many > 1]
-        if not whole or not all(_undivided(p) for p in whole) or _tasks(case, whole[0]):
-            continue
-        part = whole[0]
-        b = part.backwards[0]
-        yield case.finding(
-            "loss-not-divided",
-            "warning",
-            b,
-            step=part.step,
-            evidence={"micro-batches": part.many, "sum of shares": part.total, "a share": part.least},
-            cause=(
-                f"{part.many} mean losses are added up without a division: the step reads {part.many} times the "
-                "gradient of one large batch."
-            ),
-            cure=divided(case.ledger[b], str(part.many)),
-            times=len(whole),
-            optimizer=optimizer,
-        )
+        if whole and all(_undivided(p) for p in whole) and not _tasks(case, whole[0]):
+            part = whole[0]
+            yield case.finding(
+                "loss-not-divided",
+                "warning",
+                part.backwards[0],
+                step=part.step,
+                evidence={
+                    **_named(case, part),
+                    "micro-batches": part.many,
+                    "sum of shares": part.total,
+                    "a share": part.least,
+                },
+                cause=(
+                    f"{part.many} mean losses are added up without a division: the step reads {part.many} times the "
+                    "gradient of one large batch."
+                ),
+                cure=_divided(case, part),
+                times=len(whole),
+                optimizer=optimizer,
+            )
+        elif whole:
+            yield from _beside(case, optimizer, objective, whole)
+
+
+def _named(case: Case, part: Part) -> dict[str, str]:
+    """Which of several losses of one backward it is."""
+    several = len(case.ledger[part.backwards[0]].details.get("terms", ())) > 1
+    return {"the loss": case.shares.objectives[part.objective]} if several else {}
+
+
+def _divided(case: Case, part: Part) -> str:
+    """All losses of a backward, divided; where it is one of several only, its line is another."""
+    b = part.backwards[0]
+    others = [p for p in case.parts_of[part.step] if b in p.backwards and p.optimizer == part.optimizer]
+    return divided(case.ledger[b], str(part.many)) if all(near(p.least, part.least) for p in others) else ""
+
+
+def _beside(case: Case, optimizer: int, objective: int, parts: list[Part]) -> Iterator[Finding]:
+    """A loss with a constant of its own, beside one that was divided by the number of micro-batches."""
+    pairs = [(p, _main(case, p)) for p in parts]
+    mains = [main for _, main in pairs if main is not None]
+    part, even = parts[0], all(p.known and _even(p) for p in parts)
+    if len(mains) < len(parts) or not even or not near(min(p.least for p in parts), max(p.most for p in parts)):
+        return
+    weight, total, proof = part.least, part.total, len({p.many for p in parts}) > 1
+    if not proof:
+        own, its = case.constants(part), case.constants(mains[0])
+        if own is None or not its or any(near(one, other) for one in own for other in (*its, 1 / part.many)):
+            return
+        # Nobody writes a number, and means another one of which it is a part.
+        proof = weight in case.written and total not in case.written
+        if not proof and _digits(weight) > _digits(total):
+            return
+    name, main = (case.shares.objectives[p.objective] for p in (part, mains[0]))
+    alone = len(case.ledger[part.backwards[0]].details.get("terms", ())) == 1
+    yield case.finding(
+        "loss-not-divided",
+        "warning" if proof else "note",
+        part.backwards[0],
+        step=part.step,
+        evidence={
+            "the loss": name,
+            "micro-batches": part.many,
+            "a share": weight,
+            "sum of shares": total,
+            f"that of {main}": mains[0].total,
+        },
+        cause=(
+            f"Beside {main}, which is divided by the number of micro-batches, {name} is not: with {weight:.3g} in each "
+            f"of {part.many}, it weighs {total:.3g} in the step."
+            if proof
+            else f"{name} has {weight:.3g} before it in each of {part.many} micro-batches. If that is its weight in a "
+            f"large batch, it has to be divided as {main} is; if it is a part of {total:.3g}, it was."
+        ),
+        cure=divided(case.ledger[part.backwards[0]], str(part.many)) if alone and proof else "",
+        times=len(parts),
+        optimizer=optimizer,
+    )
+
+
+def _main(case: Case, part: Part) -> Part | None:
+    """Another loss of as many micro-batches of a window, of which the shares add up to 1."""
+    for other in case.parts_of[part.step]:
+        alike = other.optimizer == part.optimizer and other.objective != part.objective and other.many == part.many
+        if alike and other.read and not other.again and near(other.total, 1.0):
+            return other
+    return None
+
+
+def _digits(value: float) -> int:
+    """How many digits a number is written with.
+
+    >>> _digits(0.3), _digits(0.075), _digits(1e-4)
+    (1, 2, 1)
+    """
+    return len(f"{value:.6e}".partition("e")[0].replace(".", "").rstrip("0"))
 
 
 def _undivided(part: Part) -> bool:
-    return part.known and part.mean and not part.again and bool(near(part.least, 1.0) and near(part.most, 1.0))
+    ones = part.known and not part.again and bool(near(part.least, 1.0) and near(part.most, 1.0))
+    # A sum over one element is no mean, and a choice.
+    return ones and (part.mean or all(size > 1 and size.is_integer() for size in part.sizes))
 
 
 def _tasks(case: Case, part: Part) -> bool:
@@ -141,36 +218,28 @@ def partial_window_underscaled(case: Case) -> Iterator[Finding]:
                 f"The window holds {part.many} micro-batches, and each was divided by {whole.many}: its step reads "
                 f"{part.total:.3g} of the mean gradient."
             ),
-            cure=_by_the_windows_length(case, b),
+            # A library that calls backward has divided it.
+            cure=""
+            if case.ledger[b].via
+            else divided_by_another(case.ledger[b], whole.many, "micro_batches_in_this_window"),
             times=len(weak),
             optimizer=optimizer,
         )
-
-
-def _by_the_windows_length(case: Case, backward: int) -> str:
-    event = case.ledger[backward]
-    if event.via:  # the library that calls backward has divided it
-        return ""
-    bare = event.label.split(" / ")[0].strip("(")
-    if not bare or " / " not in event.source or event.label not in event.source:
-        return divided(event, "micro_batches_in_this_window")
-    return replaced(event, event.source.replace(event.label, f"{bare} / micro_batches_in_this_window", 1))
 
 
 def leftover_carried(case: Case) -> Iterator[Finding]:
     """What one epoch left over, consumed by the first step of the next one on top of its own."""
     for (optimizer, _), parts in case.objectives.items():
         whole = _whole(parts) or _usual(case, parts)
-        if whole is None:
-            continue
-        over = [
-            p for p in parts if _even(p) and p.many > whole.many and near(p.least, whole.least) and _crosses(case, p)
-        ]
+        over: list[tuple[Part, int]] = []
+        if whole is not None:
+            more = [p for p in parts if _even(p) and p.many > whole.many and near(p.least, whole.least)]
+            over = [(p, p.many - whole.many) for p in more if _crosses(case, p)]
+        over = over or _on_top(case, parts)
         if not over:
             continue
-        part = over[0]
+        part, own = over[0]
         step = case.ledger[part.step]
-        own = part.many - whole.many
         yield case.finding(
             "leftover-carried",
             "error",
@@ -178,7 +247,7 @@ def leftover_carried(case: Case) -> Iterator[Finding]:
             step=part.step,
             evidence={
                 "micro-batches": part.many,
-                "in a whole window": whole.many,
+                "in a whole window": part.many - own,
                 "carried": own,
                 "sum of shares": part.total,
             },
@@ -190,6 +259,22 @@ def leftover_carried(case: Case) -> Iterator[Finding]:
             times=len(over),
             optimizer=optimizer,
         )
+
+
+def _on_top(case: Case, parts: list[Part]) -> list[tuple[Part, int]]:
+    """The windows that end in a whole one, where all others are whole: and how many stand before that.
+
+    Each may have a divisor of its own, such as its number of tokens: what tells a whole one is that it adds up to 1.
+    """
+    several = [p for p in parts if p.many > 1]
+    if not all(p.read and not p.again and min(p.weights) > 0 for p in several):
+        return []
+    whole = {p.many for p in several if near(p.total, 1.0)}
+    rest = [p for p in several if not near(p.total, 1.0)]
+    found = [(p, p.many - n) for p in rest for n in sorted(whole) if n < p.many and near(sum(p.weights[-n:]), 1.0)]
+    # The last may have been cut short by the recording's end.
+    odd = {p.step for p in rest} - {p.step for p, _ in found} - {parts[-1].step}
+    return [] if odd else [(p, own) for p, own in found if _crosses(case, p)]
 
 
 def _usual(case: Case, parts: list[Part]) -> Part | None:
@@ -229,15 +314,7 @@ def double_division(case: Case) -> Iterator[Finding]:
                 f"Each of {part.many} losses weighs 1/{part.many**2}: it was divided by {part.many} twice, by the "
                 "loop and by what it calls."
             ),
-            cure=_undone(case, b),
+            cure=undivided(case.ledger[b], part.many),
             times=len(small),
             optimizer=optimizer,
         )
-
-
-def _undone(case: Case, backward: int) -> str:
-    event = case.ledger[backward]
-    bare = event.label.split(" / ")[0].strip("(")
-    if " / " not in event.label or event.label not in event.source:
-        return ""
-    return replaced(event, event.source.replace(f"({event.label})", bare, 1).replace(event.label, bare, 1))

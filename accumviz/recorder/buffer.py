@@ -305,13 +305,13 @@ class Buffer:
     def _news(self) -> dict[str, Any]:
         """What a chunk says beside its events: code that was not shown yet, and what has changed since."""
         news: dict[str, Any] = {}
-        if self._texts:
-            news["sources"] = dict(sorted(self._texts.items()))
+        texts, self._texts = self._texts, {}  # the training may meet a new line meanwhile
+        if texts:
+            news["sources"] = dict(sorted(texts.items()))
         said = self._described()
         if said != self._said:
             self._said = said
             news |= ledgerfile.described(*said)
-        self._texts.clear()
         return news
 
     def _described(self) -> Any:

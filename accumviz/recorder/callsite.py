@@ -51,12 +51,12 @@ class CallSite:
 class _Place:
     """A place in the user's code, and the line for each way on which it was reached: from where, from where, ...
 
-    The last way is looked at first: a loop comes again and again by the same one.
+    The last way is looked at first: a loop comes again and again by the same one. It and its line are
+    replaced as one: another thread may come by another.
     """
 
     def __init__(self) -> None:
-        self.way: tuple[tuple[CodeType, int], ...] = ()
-        self.site: CallSite | None = None
+        self.last: tuple[tuple[tuple[CodeType, int], ...], CallSite] | None = None
         self.here: CallSite | None = None  # without the way
         self.sites: dict[tuple[tuple[CodeType, int], ...], CallSite] = {}
 
@@ -84,14 +84,15 @@ class CallSites:
                 distance = self._distance(frame)
             if distance == 0:
                 place = known.get((id(code), frame.f_lasti))
-                if place is not None and fallback is None and place.site is not None:
+                last = None if place is None else place.last
+                if last is not None and fallback is None:
                     outer = frame.f_back
-                    for caller, at in place.way:
+                    for caller, at in last[0]:
                         if outer is None or outer.f_code is not caller or outer.f_lasti != at:
                             break
                         outer = outer.f_back
                     else:
-                        return place.site
+                        return last[1]
                 return self._find(first, frame, below)
             if distance == 1 and fallback is None:
                 fallback = frame
@@ -114,7 +115,7 @@ class CallSites:
             frames = ((here.file, here.line, here.source), *map(_line, users))
             site = place.sites[key] = replace(here, frames=frames, via=_via(through))
         # What came through a library is looked up each time: the same line may reach us by several of its ways.
-        place.way, place.site = way, None if through else site
+        place.last = None if through else (way, site)
         return site
 
     def _way(self, frame: FrameType) -> tuple[list[FrameType], tuple[tuple[CodeType, int], ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any
 
@@ -53,38 +53,47 @@ class Contributions:
 
     def begin(self, running: Backward) -> None:
         """This backward runs from now on."""
-        if self.shared:
-            # On a device, what tells the threads' backwards apart is the engine's number of the task.
-            def note(_: Any) -> None:
-                running.task = _current_task()
-
-            running.tags = [node.register_prehook(note) for node in running.nodes]
-        running.hot = bool(self._alone)
+        if self.shared and len(running.nodes) == running.details.get("roots", 1):  # a leaf comes before any tag
+            running.tagged = True
+            self._tag(running, running.nodes)
+        running.hot, running.unhooked = bool(self._alone), self.leaves.unhooked
         self.open.append(running)
 
-    def nests(self) -> None:
-        """A backward runs inside the one that is running: it may bring contributions in parts, so they are kept."""
+    def _tag(self, running: Backward, nodes: Iterable[Any]) -> None:
+        """On a device, what tells the threads' backwards apart is the engine's number of the task."""
+
+        def note(_: Any) -> None:
+            running.tasks = {*running.tasks, _current_task()}
+
+        running.tags = [*running.tags, *(node.register_prehook(note) for node in nodes)]
+
+    def nests(self, nodes: Iterable[Any]) -> None:
+        """A backward from these runs inside the one that is running: it may bring contributions in parts."""
         running = self.running()
         if running is not None:
             running.hot, running.whole = False, True
+            if running.tagged:
+                self._tag(running, nodes)
 
     def forget(self) -> None:
         """Let go of what runs."""
         self.open.clear()
 
-    def end(self, running: Backward) -> None:
-        """It is over."""
-        self.open.remove(running)
+    def end(self, running: Backward) -> bool:
+        """It is over; False if it was let go of before, by another thread that closed the recording."""
         for tag in running.tags:
             tag.remove()
+        try:
+            self.open.remove(running)
+        except ValueError:
+            return False
+        return True
 
     def share_with_threads(self) -> None:
         """From now on our hooks tell which thread's backward reached a leaf: they are called inside it."""
         if not self.shared:
             self.shared = True
             self._alone.clear()
-            for running in self.open:
-                running.loose = True
         self.leaves.hook()
 
     def on_devices(self, devices: set[torch.device]) -> None:
@@ -117,18 +126,23 @@ class Contributions:
         """Whether this is the thread we were opened in."""
         return thread == self._opener
 
-    def running(self) -> Backward | None:
-        """The backward that the caller is inside of, if any; on a device, hooks run on the engine's threads."""
-        if not self.open:
+    def running(self, *, on_cpu: bool = False) -> Backward | None:
+        """The backward that the caller is inside of, if any; on a device, hooks run on the engine's threads.
+
+        `on_cpu` says that a leaf there was reached, which is on the thread that called backward, or on
+        one that began another inside it.
+        """
+        opened = self.open[::-1]  # a copy: other threads' backwards begin and end meanwhile
+        if not opened:
             return None
         thread, task = get_ident(), _current_task()
-        untagged = None
-        for running in reversed(self.open):
-            if running.thread == thread or (task != -1 and running.task == task):
+        for running in opened:
+            if running.thread == thread or task in running.tasks:
                 return running
-            if running.task is None and untagged is None:
-                untagged = running
-        return None if task == -1 else untagged or self.open[-1]
+        if task == -1:
+            return None
+        # Not one whose task is known once it has begun: it has not, or this is another's.
+        return next((each for each in opened if not each.tagged and (each.whole or not on_cpu)), None)
 
     def _hook_of(self, i: int) -> Hook:
         # The tensor holds its hook: one that held the recording would keep both alive for ever.
@@ -139,15 +153,14 @@ class Contributions:
         taken = i in self.taken
 
         def hook(grad: torch.Tensor | None) -> None:
-            if not running_now or grad is None:  # autograd.grad runs hooks too, but writes no `.grad`
-                return
             contributions = here()
-            if contributions is None:
+            if contributions is None or not running_now or grad is None:  # autograd.grad writes no `.grad`
                 return
             try:
                 running = running_now[0]
                 # By far the most frequent case first: this runs once per parameter and backward.
-                if running.hot and alone and not elsewhere and i not in running.met and not taken:
+                mine = running.hot and alone and running.thread == get_ident()
+                if mine and not elsewhere and i not in running.met and not taken:
                     if running.waiting > bulk:
                         contributions.reduce(running)
                     running.waiting += size
@@ -171,9 +184,9 @@ class Contributions:
     def _receive(self, i: int, grad: torch.Tensor, size: int, bulk: int) -> None:
         """Take note of what autograd is about to add to a leaf's `.grad`, whoever's backward it is."""
         with self._lock:
-            running = self.open[-1]
-            if len(self.open) > 1:
-                running = self.running() or running
+            running = self.running(on_cpu=grad.is_cpu)
+            if running is None:  # another thread's autograd.grad, or its backward from before we were opened
+                return
             theirs = running.thread != self._opener
             if theirs:
                 self._theirs.add(i)
@@ -214,10 +227,8 @@ class Contributions:
             running.read |= dict.fromkeys(unread)
 
     def _arrived_unhooked(self, running: Backward) -> list[int]:
-        leaves, had = self.leaves, running.had
-        if self.shared:
-            return []
-        return [i for i in leaves.unhooked if not had[i] and leaves.tensors[i].grad is not None]
+        had, tensors, theirs = running.had, self.leaves.tensors, self._theirs
+        return [i for i in running.unhooked if not had[i] and i not in theirs and tensors[i].grad is not None]
 
     def reduce(self, running: Backward, device: torch.device | None = None) -> None:
         """Reduce the contributions that have come (only those held on this device), and let go of them.
@@ -269,7 +280,7 @@ class Contributions:
         grads: list[torch.Tensor | None] = []
         changed = self.look(into=grads) if mine else leaves.update(list(met))
         plain = mine and not met and not self._theirs and not running.synced
-        if plain and PRESENT not in had and len(leaves.unhooked) == len(had):
+        if plain and PRESENT not in had and len(running.unhooked) == len(had):
             # Nothing was there and no hook was needed: what is there now is what came.
             there = zip(changed, grads, strict=True)
             leaves.reduce(running, "contribution", [(i, grad) for i, grad in there if grad is not None])
@@ -279,8 +290,7 @@ class Contributions:
         if running.synced:
             changed = [i for i in changed if i not in running.synced]
         fresh = [i for i in changed if not had[i] and leaves.present[i] and i not in met]
-        if not running.loose:
-            fresh = [i for i in fresh if i in leaves.unhooked]
+        fresh = [i for i in fresh if i in running.unhooked]
         if not met and not fresh and not mine:
             return False  # another thread's training, not of these parameters
         leaves.read(running, fresh, "contribution")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable
 from math import sqrt
 from typing import Any
@@ -51,7 +52,9 @@ class Leaves:
         count = len(self.tensors)
         self._all = range(count)
         self.present = bytearray(count)
+        # Replaced, never changed: a backward keeps what it began with.
         self.unhooked = dict.fromkeys(range(count))
+        self._lock = threading.RLock()
         self._index = named.index
         self.sizes = [local(tensor).numel() for tensor in self.tensors]
         bytes_ = sum(n * tensor.element_size() for n, tensor in zip(self.sizes, self.tensors, strict=True))
@@ -84,20 +87,26 @@ class Leaves:
 
     def hook(self) -> None:
         """Put our hook on every leaf, last."""
-        for i, tensor in enumerate(self.tensors):
-            there = tensor._backward_hooks
-            if not there or next(reversed(there)) != self._hooks[i]:
-                self._hook(i, tensor)
+        self._hook(self._all)
 
-    def _hook(self, i: int, tensor: torch.Tensor) -> None:
-        if i in self._handles:
-            self._handles.pop(i).remove()
-        self._hooks[i] = None
-        self.unhooked[i] = None
-        if tensor.requires_grad:
-            handle = tensor.register_hook(self.hook_of(i))  # type: ignore[no-untyped-call]
-            self._handles[i], self._hooks[i] = handle, handle.id
-            del self.unhooked[i]
+    def _hook(self, indices: Iterable[int]) -> None:
+        """Put our hook on these leaves, behind the users'."""
+        with self._lock:
+            unhooked = dict(self.unhooked)
+            for i in indices:
+                tensor = self.tensors[i]
+                there = tensor._backward_hooks
+                if there and next(reversed(there)) == self._hooks[i]:
+                    continue
+                if i in self._handles:
+                    self._handles.pop(i).remove()
+                self._hooks[i] = None
+                unhooked[i] = None
+                if tensor.requires_grad:
+                    handle = tensor.register_hook(self.hook_of(i))  # type: ignore[no-untyped-call]
+                    self._handles[i], self._hooks[i] = handle, handle.id
+                    del unhooked[i]
+            self.unhooked = unhooked
 
     def close(self) -> None:
         """Take our hooks away."""
@@ -164,12 +173,15 @@ class Leaves:
                     break
             else:
                 return
+        bare: list[int] = []
         for i in self._all if only is None else only:
             tensor = self.tensors[i]
             if present[i] or hooks[i] is not None or i in always or tensor._post_accumulate_grad_hooks:
                 there = tensor._backward_hooks
                 if not there or next(reversed(there)) != hooks[i]:
-                    self._hook(i, tensor)
+                    bare.append(i)
+        if bare:
+            self._hook(bare)
 
     def note(self, indices: Iterable[int]) -> None:
         """Take the `.grad` of these leaves as seen."""

@@ -28,7 +28,7 @@ from accumviz.recorder.graphs import Graphs
 from accumviz.recorder.leaves import Leaves
 from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.memory import Allocated, Held
-from accumviz.recorder.root import describe_root
+from accumviz.recorder.root import describe_root, starts
 from accumviz.recorder.rows import Backward, Row
 from accumviz.recorder.sketches import Sketches
 from accumviz.recorder.statistics import BatchNorms
@@ -211,7 +211,7 @@ class Recording:
 
     def _leave_running(self) -> None:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
-        for running in self._contributions.open:
+        for running in list(self._contributions.open):
             self._contributions.reduce(running)
             if running.met:
                 running.details["error"] = "the recording was closed while this backward ran"
@@ -323,16 +323,15 @@ class Recording:
         contributions.begin(running)
         return running
 
-    def backward_nests(self) -> None:
-        self._contributions.nests()
+    def backward_nests(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._contributions.nests(starts(args, kwargs))
 
     def backward_ends(self, running: Backward, error: BaseException | None) -> None:
         if running.finish_graph is not None and self._graphs is not None:
             self._graphs.end(running)
-        if self._closed:
-            return
         contributions = self._contributions
-        contributions.end(running)
+        if self._closed or not contributions.end(running):
+            return
         if running.storages is not None:
             failed = error is not None
             running.after = self._memory.after(running.nodes, running.storages, keeps=running.keeps, failed=failed)
@@ -554,7 +553,8 @@ class Recording:
             stack.add((id(frame), frame.f_code))
             frame = frame.f_back
         thread = get_ident()
-        self._steps = [s for s in self._steps if s.thread != thread or (s.frame, s.code) in stack]
+        for step in [s for s in self._steps if s.thread == thread and (s.frame, s.code) not in stack]:
+            self._steps.remove(step)  # other threads' come and go meanwhile
 
     def _about(self) -> tuple[list[Parameter], dict[str, Any]]:
         """What a file says of the parameters and of the recording itself."""

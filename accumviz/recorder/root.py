@@ -96,6 +96,13 @@ def _describe_node(row: Backward, node: Any, given: Any, *, whole: bool = True) 
         describe_terms(row, node, name, factor)
 
 
+def starts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The nodes from which `torch.autograd.backward`, called with these, goes through the graph."""
+    roots = args[0] if args else kwargs.get("tensors", ())
+    roots = roots if isinstance(roots, list | tuple) and not hasattr(roots, "node") else [roots]
+    return [node for node in map(_node, roots) if node is not None]
+
+
 def _node(root: Any) -> Any:
     # a tensor, or a GradientEdge
     return root.grad_fn if isinstance(root, torch.Tensor) else getattr(root, "node", None)

@@ -154,14 +154,15 @@ class Backward(Row):
     whose `.grad` was taken as well, `same` those of which it was all that was taken.
 
     It is `hot` while each hook finds what the hooks before it saw in `.grad`, and in the cache. It
-    is kept `whole` where contributions may come in parts, and `loose` when our hooks came too late
-    to tell all that reached a leaf.
+    is kept `whole` where contributions may come in parts. `unhooked` are the leaves that had none of
+    our hooks when it began: what reached one of them, a hook that came meanwhile may have missed.
     """
 
     measured = True
-    keeps = loose = hot = whole = False
-    task: int | None = None  # the engine's number for it, where several threads train
+    keeps = hot = whole = tagged = False
+    tasks: Set[int] = frozenset()  # the engine's numbers for it and those inside it, noted where it is tagged
     tags: Sequence[Any] = ()
+    unhooked: Mapping[int, None]
     storages: dict[int, int] | None = None
     waiting = 0  # bytes that are not reduced yet
     nodes: Sequence[Any] = ()

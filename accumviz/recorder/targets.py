@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -58,12 +59,17 @@ class Optimizers:
         self._owned = owned
         # Every object met, the wrapped ones too, by id.
         self._met: dict[int, tuple[Callable[[], Any], int]] = {}
+        self._lock = threading.RLock()
 
     def meet(self, optimizer: Any, frame: FrameType | None) -> int:
         """The number of this optimizer."""
         met = self._met.get(id(optimizer))
         if met is not None and met[0]() is optimizer:
             return met[1]
+        with self._lock:  # two threads' optimizers are two
+            return self._meet(optimizer, frame)
+
+    def _meet(self, optimizer: Any, frame: FrameType | None) -> int:
         self._met = {key: known for key, known in self._met.items() if known[0]() is not None}
         index = next((i for known, i in self._met.values() if _one(known(), optimizer)), len(self.names))
         if index == len(self.names):

@@ -21,6 +21,8 @@ from accumviz.recorder.transfer import PLAIN, readable
 LEAF = "torch::autograd::AccumulateGrad"
 # A sum of more losses than this, or one that hangs together by more operations, is not taken apart further.
 _TERMS, _NODES = 64, 512
+# Of so many constants before a loss each is told.
+_CONSTANTS = 8
 # A mask is counted up to so many elements: more would cost a step what the loss itself does.
 _MASK = 1 << 22
 # So many operations may lie between a cross entropy and the products that it compares: its softmax, a temperature.
@@ -35,11 +37,12 @@ _names: dict[type, str] = {}
 
 
 class Factor(NamedTuple):
-    """What a loss is multiplied by: the product of the constants that are known, and those still on a device."""
+    """What a loss is multiplied by: the constants that are known, their product and each; and those on a device."""
 
     known: float = 1.0
     late: tuple[tuple[int, torch.Tensor], ...] = ()
     unknown: str = ""
+    each: tuple[float, ...] = ()
 
     def times(self, constant: Any, power: int) -> Factor:
         """Likewise, times one more constant, or (power -1) divided by it."""
@@ -47,7 +50,9 @@ class Factor(NamedTuple):
             return self._replace(unknown=_NOT_READ)
         if isinstance(constant, torch.Tensor):
             return self._replace(late=(*self.late, (power, constant)))
-        return self._replace(known=self.known * raised(constant, power))
+        value = raised(constant, power)
+        plain = abs(value) == 1 or len(self.each) >= _CONSTANTS
+        return self._replace(known=self.known * value, each=self.each if plain else (*self.each, value))
 
 
 ONE = Factor()
@@ -122,6 +127,8 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
             terms.append(
                 {"op": name, "reduction": reduction, "elements": elements, "factor": factor.known, "unknown": unknown}
             )
+            if len(factor.each) > 1:
+                _tell(terms[-1], factor.each, ())
         if name in _CROSS_ENTROPIES and _in_batch(node):
             terms[-1]["in_batch"] = True
         return
@@ -166,7 +173,7 @@ def _term(op: str, factor: float | None, reduction: str, elements: float | None,
 def _add(
     row: Row, terms: list[dict[str, Any]], op: str, factor: Factor, reduction: str, elements: Any, unknown: str = ""
 ) -> None:
-    known, late, lost = factor
+    known, late, lost, each = factor
     place = len(terms)
     if isinstance(elements, torch.Tensor):
         terms.append(_term(op, None if lost else known, reduction, 1, unknown or lost))
@@ -176,6 +183,13 @@ def _add(
     if not lost:
         for power, constant in late:
             row.take(("term", (place, "factor", power)), constant)
+        _tell(terms[place], each, late)
+
+
+def _tell(term: dict[str, Any], each: tuple[float, ...], late: tuple[Any, ...]) -> None:
+    """Of a factor that is a product, its constants; None where some are on a device, or not finite."""
+    if len(each) + len(late) > 1:
+        term["constants"] = None if late or not all(map(math.isfinite, each)) else list(each)
 
 
 Found = list[tuple[Any, Factor]] | str

@@ -20,7 +20,7 @@ from accumviz.ledger import Ledger, ledger_of
 from accumviz.show import Displayed, check_page_name, literal, save_page
 from accumviz.views import outcome, style, weights, words
 from accumviz.views.payload import encode, identity
-from accumviz.views.player import Player, assets, play, widget
+from accumviz.views.player import Player, assets, fragment, play, widget
 
 _EXPECTED = "a recording, a ledger, (ledger, graphs), or one of these followed by a dictionary of figures"
 Choices = Mapping[str, Sequence[Any]]
@@ -125,13 +125,9 @@ class Explorer(Displayed):
 
     def to_html(self) -> str:
         """A fragment of HTML that needs nothing else; with its scripts stripped, a table of all runs remains."""
-        (css, script), own = assets(), style.static("explore.css")
-        return (
-            f'<div class="accumviz av-explorer" data-accumviz-explorer="{self.id}"><style>{css}</style>'
-            f"<style>{own}</style>\n{self._table()}"
-            f'<script type="application/json">{encode(*self.content)}</script></div>\n'
-            f'<script type="module">{script}</script>'
-        )
+        css, script = assets()
+        sheets = [css, style.static("explore.css")]
+        return fragment("explorer", self.id, self._table(), encode(*self.content), sheets, script)
 
     def save(self, path: str | Path) -> None:
         """Write one self-contained page that any browser opens.

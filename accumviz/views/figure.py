@@ -102,7 +102,7 @@ class ThemedFigure(Figure):
         """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
         return (
-            f'<div class="accumviz av-timeline"><style>{style.CSS}{_CSS}</style>'
+            f'<div class="accumviz av-timeline"><style>{style.CSS}{style.SCROLLS}{_CSS}</style>'
             f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{self.to_svg()}</div>'
             f'<details class="av-words"><summary>In words</summary><ul>{items}</ul></details></div>'
         )

@@ -303,8 +303,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 def _reach(ledger: Ledger) -> np.ndarray:
     """How far each element of the weights comes from where it began."""
     _, _, points = weights.path(ledger)
-    far: np.ndarray = np.nanmax(np.abs(points - points[:1]), axis=0, initial=0.0)
-    return far
+    return np.asarray(np.nanmax(np.abs(points - points[:1]), axis=0, initial=0.0))
 
 
 def _in_columns(told: Mapping[str, Any]) -> dict[str, Any]:

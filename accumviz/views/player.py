@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -74,12 +74,8 @@ class Player(Displayed):
 
     def to_html(self) -> str:
         """A fragment of HTML that needs nothing else; with its scripts stripped, a list remains."""
-        style_sheet, script = assets()
-        return (
-            f'<div class="accumviz av-player" data-accumviz-player="{self.id}"><style>{style_sheet}</style>\n'
-            f'{self._text()}<script type="application/json">{encode(*self.content)}</script></div>\n'
-            f'<script type="module">{script}</script>'
-        )
+        css, script = assets()
+        return fragment("player", self.id, self._text(), encode(*self.content), [css], script)
 
     def _text(self) -> str:
         if self.ledger is None:
@@ -301,6 +297,18 @@ def _elements(card: Card) -> Iterator[list[Any]]:
 def assets() -> tuple[str, str]:
     """The style sheet, with the names of accumviz's colours before, and the module, which explorers share."""
     return style.CSS + style.static("player.css"), style.static("accumviz.js")
+
+
+def fragment(kind: str, name: str, text: str, data: str, sheets: Iterable[str], script: str) -> str:
+    """What a page carries of a view: its data, the text that stands there without it, its style sheets, its module.
+
+    Sheets that several kinds of view share are given apart: a page needs each of them once.
+    """
+    styles = "".join(f"<style data-accumviz>{css}</style>" for css in sheets)
+    return (
+        f'<div class="accumviz av-{kind}" data-accumviz-{kind}="{name}">{styles}\n{text}'
+        f'<script type="application/json">{data}</script></div>\n<script type="module">{script}</script>'
+    )
 
 
 def widget(script: str, css: str, kind: str, data: str, **more: Any) -> Any:

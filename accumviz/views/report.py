@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accumviz.checks.report import Finding, Report, told
 from accumviz.show import escape, marked
-from accumviz.views import style
+from accumviz.views import style, words
 
 _CSS = """
 .av-report { max-width: 60rem; font-size: 0.875rem; line-height: 1.45; }
@@ -20,15 +20,16 @@ _CSS = """
 
 def report_html(report: Report) -> str:
     """Show a report: its verdict, every finding, and what could not be judged."""
-    verdict = report.verdict if report.verdict != "findings" else f"{len(report.findings)} findings"
-    looked = ", ".join(f"{many:,} {what}" for what, many in report.counts.items())
+    verdict = report.verdict if report.verdict != "findings" else words.counted(len(report.findings), "finding")
+    looked = ", ".join(words.counted(many, what.removesuffix("s")) for what, many in report.counts.items())
     parts = [f"<p><b>{escape(verdict)}</b> <span class='av-said'>{escape(looked)}</span></p>"]
     if report.reason:
         parts.append(f"<p>{marked(report.reason)}</p>")
     parts += [_finding(finding) for finding in report.findings]
     if report.unjudged:
         rows = "".join(f"<li><code>{escape(rule)}</code>: {escape(why)}</li>" for rule, why in report.unjudged.items())
-        parts.append(f"<details><summary>Not judged: {len(report.unjudged)} rules</summary><ul>{rows}</ul></details>")
+        many = words.counted(len(report.unjudged), "rule")
+        parts.append(f"<details><summary>Not judged: {many}</summary><ul>{rows}</ul></details>")
     return f'<div class="accumviz av-report"><style>{style.CSS}{_CSS}</style>{"".join(parts)}</div>'
 
 

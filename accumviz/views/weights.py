@@ -110,7 +110,9 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
     if not told:
         return {}
     sides = [(across, (_LEFT, _RIGHT)), (up, (_BOTTOM, _TOP))]
+    whole = len(ground.names) == 1 and ground.losses is None  # steps
     ticks = [[[round(_along(v, axis, *span), 1), number(v, 3)] for v in _round_values(*axis)] for axis, span in sides]
+    ticks[0] = [[x, text] for x, text in ticks[0] if not whole or str(text).isdecimal()]
     return {"a": axes, "x": ticks[0], "y": ticks[1], "d": lines, "p": told}
 
 

@@ -6,7 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome", "microsoft-edge")
 PLACES = (
@@ -40,6 +43,17 @@ def playwright_own() -> str | None:
     with sync_playwright() as playwright:
         path = playwright.chromium.executable_path
     return path if path and Path(path).exists() else None
+
+
+@contextmanager
+def opened() -> Iterator[Any]:
+    """A browser, for as long as it is needed."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find(), args=list(FLAGS))
+        yield browser
+        browser.close()
 
 
 def install() -> str | None:

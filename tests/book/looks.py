@@ -18,7 +18,8 @@ AUDIT = """async options => {
 # axe takes seconds for the thousands of coloured words in a page's code, whose elements say nothing but their colour:
 # one of each look stays an element, the others become text of what they stand in.
 ALIKE = """() => {
-    const grounds = new Map(), seen = new Set();
+    // All is read before anything is changed: else each look would be worked out for the whole page again.
+    const grounds = new Map(), seen = new Set(), alike = [];
     const ground = element => {
         if (!element) return "";
         if (!grounds.has(element)) {
@@ -35,9 +36,15 @@ ALIKE = """() => {
         const {color, fontSize, fontWeight, visibility, textShadow} = getComputedStyle(element);
         const look = [color, fontSize, fontWeight, visibility, textShadow, ground(element)].join(";");
         // Of a single letter, axe says nothing.
-        if (seen.has(look) || element.textContent.trim().length < 2) element.replaceWith(element.textContent);
+        if (seen.has(look) || element.textContent.trim().length < 2) alike.push(element);
         else seen.add(look);
     }
+    // Shapes have neither words nor roles.
+    const bare = element => element.getAttributeNames().every(name => !/^(role|tabindex|id|aria-)/.test(name));
+    const shapes = [...document.querySelectorAll(":is(path, rect, line, circle, ellipse, polyline, polygon, use)")]
+        .filter(shape => bare(shape) && !shape.children.length);
+    for (const element of alike) element.replaceWith(element.textContent);
+    for (const shape of shapes) shape.remove();
     document.body.normalize();
 }"""
 CONTRAST = """() => {
@@ -155,15 +162,13 @@ EARLY = """() => [...document.querySelectorAll(':is([data-av-state=asked], [data
 # How far a reader of a chapter, which is a page with a number, goes on without anything to look at or to do.
 STRETCHES = """() => {
     const article = document.querySelector('article'), most = 1800;
-    // Chapter 10 reads a report, chapter 12 a table: their outputs are long, and are what one looks at.
-    const number = parseInt(article.querySelector('h1 .section-number')?.textContent, 10);
-    if (!number || number === 10 || number === 12) return [];
+    if (!parseInt(article.querySelector('h1 .section-number')?.textContent, 10)) return [];
     const rests = '.accumviz, figure, table, svg, img, section#exercises';
     const boxes = [...article.querySelectorAll(rests)].filter(element => element.checkVisibility())
         .map(element => element.getBoundingClientRect()).filter(({width, height}) => width > 24 && height > 24)
         .sort((one, other) => one.top - other.top);
     const edge = article.getBoundingClientRect(), found = [];
-    const headings = [...article.querySelectorAll('h1, h2, h3')];
+    const headings = [...article.querySelectorAll('h1, h2, h3')].filter(element => element.checkVisibility());
     let bottom = edge.top;
     for (const box of [...boxes, {top: edge.bottom, bottom: edge.bottom}]) {
         if (box.top - bottom > most) {
@@ -231,7 +236,18 @@ def quiet(watched: Any) -> list[str]:
     return [*watched.foreign, *watched.complaints]
 
 
+def follows(mode: str) -> Look:
+    """The page turns with its reader's system."""
+
+    def look(watched: Any) -> list[str]:
+        watched.page.emulate_media(color_scheme=mode)
+        return theme(mode)(watched)
+
+    return look
+
+
 NO_CONTRAST = {"color-contrast": {"enabled": False}}
+FOLLOWED: dict[str, Look] = {"the reader's mode": follows("light"), "complaints": quiet}
 # Each visit with what is looked at, in this order.
 LIGHT: dict[str, Look] = {
     "the theme": theme("light"),
@@ -253,7 +269,7 @@ DARK: dict[str, Look] = {
     "text on its ground": script(CONTRAST),
     "pale outputs": script(PALE),
     "axe on contrast": axe(only={"runOnly": ["color-contrast"]}),
-    "complaints": quiet,
+    **FOLLOWED,
 }
 PHONE: dict[str, Look] = {
     "what outgrows the page": narrow,
@@ -275,7 +291,6 @@ BRIEFLY: dict[str, Look] = {
     "axe": unfolded(rules=NO_CONTRAST),
     "axe when narrow": unfolded(only={"runOnly": ["scrollable-region-focusable"]}),
 }
-SERVED: dict[str, Look] = {"the theme": theme("dark"), "complaints": quiet}
 
 
 def brief(looks: dict[str, Look]) -> dict[str, Look]:

@@ -33,10 +33,16 @@ Address = Callable[[str, str], str]
 
 
 @pytest.fixture
-def audit(watch: Open, address: Address, site: Path) -> Any:
+def folded(watch: Open, address: Address, site: Path) -> Any:
     page = watch().page
     page.goto(address(PAGE, "file"))
     return page
+
+
+@pytest.fixture
+def audit(folded: Any) -> Any:
+    folded.locator("details.claims > summary").click()
+    return folded
 
 
 def rows(page: Any) -> list[list[str]]:
@@ -83,9 +89,40 @@ def test_the_counts_above_the_table_are_those_of_its_rows(audit: Any) -> None:
     assert [int(number) for number in re.findall(r"\d+", said)] == [len(kinds), *map(kinds.count, KINDS)]
 
 
+def test_the_picture_has_a_mark_for_each_row_with_its_article_and_verdict(audit: Any) -> None:
+    marks = audit.locator("figure.claims > p").evaluate_all(
+        """lines => lines.flatMap(line => [...line.querySelectorAll('a')].map(mark => [Number(mark.innerText),
+            line.firstElementChild.innerText, mark.className, mark.hash.slice(1)]))"""
+    )
+    in_table = audit.locator("table.claims tbody tr").evaluate_all(
+        """rows => rows.map(row => [Number(row.cells[0].innerText), row.querySelector('.article').innerText,
+            row.className.replace(/row-\\w+/, '').trim(), row.id])"""
+    )
+    assert sorted(marks) == in_table
+
+
+def test_a_mark_leads_to_its_row_whatever_is_folded_or_left_out(folded: Any) -> None:
+    for number, sought in ((7, ""), (33, "nothing has these words")):
+        folded.get_by_role("radio", name="undecided").check()
+        folded.get_by_label("with the words").fill(sought)
+        folded.locator("details.claims").evaluate("details => { details.open = false; }")
+        folded.locator(f"figure.claims a[href='#claim-row-{number}']").click()
+        folded.locator(f"#claim-row-{number}").wait_for(state="visible")
+        assert folded.evaluate("location.hash") == f"#claim-row-{number}"
+        assert folded.locator(f"#claim-row-{number}").evaluate("row => row.getBoundingClientRect().top < innerHeight")
+
+
+def test_words_leave_the_rows_that_have_all_of_them(folded: Any) -> None:
+    folded.get_by_label("with the words").fill("Checkpoint LAYER")
+    assert [int(number) for number, *_ in rows(folded)] == [41, 42]
+    assert folded.locator("figure.claims a:not(.book-unsought)").all_inner_texts() == ["41", "42"]
+    folded.get_by_label("with the words").fill("")
+    assert len(rows(folded)) == len(NUMBERS)
+
+
 def test_the_radio_buttons_show_the_rows_of_one_verdict_by_keyboard_alone(audit: Any) -> None:
     whole = rows(audit)
-    audit.get_by_label("all").focus()
+    audit.get_by_role("radio", name="all").focus()
     for kind in KINDS:
         audit.keyboard.press("ArrowDown")
         assert rows(audit) == [row for row in whole if row[1] == kind]
@@ -96,15 +133,17 @@ def test_the_radio_buttons_show_the_rows_of_one_verdict_by_keyboard_alone(audit:
 def test_the_table_fits_a_phone(watch: Open, address: Address) -> None:
     page = watch(width=375, has_touch=True).page
     page.goto(address(PAGE, "file"))
+    page.locator("details.claims > summary").click()
     table = page.locator("table.claims")
     assert table.evaluate("table => table.offsetWidth <= table.parentElement.clientWidth")
 
 
-def test_the_table_is_whole_on_paper(audit: Any) -> None:
-    audit.get_by_label("wrong").check()
-    audit.emulate_media(media="print")
-    assert len(rows(audit)) == len(NUMBERS)
-    assert not audit.locator("fieldset.claims").is_visible()
+def test_the_table_is_whole_on_paper(folded: Any) -> None:
+    folded.get_by_role("radio", name="wrong", exact=True).check()
+    folded.locator("details.claims").evaluate("details => { details.open = false; }")
+    folded.emulate_media(media="print")
+    assert len(rows(folded)) == len(NUMBERS)
+    assert not folded.locator("fieldset.claims").is_visible()
 
 
 def test_every_claim_is_computed_again_by_a_test_of_its_name() -> None:

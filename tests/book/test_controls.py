@@ -72,7 +72,7 @@ PREPARE = """() => {
         if (!scrub?.checkVisibility() || !one(".av-say")) return found;
         const said = one(".av-say").textContent, at = scrub.getAttribute("aria-valuetext"), link = one(".av-top a");
         const n = link.hash.match(/&n=(-?\\d+)/), event = at.match(/^Event (\\d+)/);
-        const count = event ? `event ${event[1]} / ` : "start / ", forward = n && Number(n[1]) < 0;
+        const count = event ? `event ${event[1]} / ` : "start", forward = n && Number(n[1]) < 0;
         if (!forward && !said.includes(at)) found.push(`the slider says ${at}, the sentence ${said}`);
         const counted = one(".av-count").textContent.replaceAll(",", ""), some = one(".av-sub input")?.max / 2;
         if (!counted.startsWith(count)) found.push(`the count is not ${count}`);

@@ -12,7 +12,10 @@ from tests.book import looks
 
 Open = Callable[..., Any]
 PAGE = """<!doctype html><html lang="en" data-theme="{theme}"><meta charset="utf-8"><title>A page</title>
-<meta name="viewport" content="width=device-width"><style>.fade {{ transition: color 1s }}</style>
+<meta name="viewport" content="width=device-width"><script>
+const dark = matchMedia('(prefers-color-scheme: dark)'), follows = () => {{
+    document.documentElement.dataset.theme = dark.matches ? 'dark' : 'light'; }};
+if ('{follows}') dark.onchange = follows;</script><style>.fade {{ transition: color 1s }}</style>
 <body><main><article><h1>A page</h1>{body}</article></main></body></html>"""
 NUMBERED = "<h1><span class='section-number'>3. </span>A chapter</h1>"
 TALL, SEEN = "<div style='height: 1500px'>text</div>", "<figure style='height: 40px; margin: 0'>a figure</figure>"
@@ -57,11 +60,17 @@ VISITS: dict[str, Any] = {
 }
 
 
-def look(name: str, visit: str, body: str, watch: Open, folder: Path) -> list[str]:
+def visited(visit: str, body: str, watch: Open, folder: Path) -> Any:
     watched = watch("dark" if visit == "dark" else "light", **({"width": 375} if "phone" in visit else {}))
-    (folder / "page.html").write_text(PAGE.format(theme="dark" if visit == "dark" else "light", body=body), "utf-8")
+    (folder / "page.html").write_text(
+        PAGE.format(theme="dark" if visit == "dark" else "light", follows="yes", body=body), "utf-8"
+    )
     watched.page.goto((folder / "page.html").as_uri())
-    return list(VISITS[visit][name](watched))
+    return watched
+
+
+def look(name: str, visit: str, body: str, watch: Open, folder: Path) -> list[str]:
+    return list(VISITS[visit][name](visited(visit, body, watch, folder)))
 
 
 @pytest.mark.parametrize(
@@ -73,9 +82,13 @@ def look(name: str, visit: str, body: str, watch: Open, folder: Path) -> list[st
         if name in FAULTS and ("briefly" not in visit or name in looks.BRIEFLY)
     ],
 )
-def test_a_look_finds_its_fault_and_nothing_else(visit: str, name: str, watch: Open, tmp_path: Path) -> None:
-    assert look(name, visit, RIGHT, watch, tmp_path) == []
+def test_a_look_finds_its_fault(visit: str, name: str, watch: Open, tmp_path: Path) -> None:
     assert look(name, visit, FAULTS[name], watch, tmp_path) != []
+
+
+@pytest.mark.parametrize("visit", VISITS)
+def test_the_looks_of_a_visit_find_nothing_on_a_page_without_faults(visit: str, watch: Open, tmp_path: Path) -> None:
+    assert looks.findings(VISITS[visit], visited(visit, RIGHT, watch, tmp_path)) == {}
 
 
 def test_axe_sees_contrast_with_all_else(watch: Open, tmp_path: Path) -> None:
@@ -88,6 +101,9 @@ def test_a_stretch_ends_where_something_is_seen_and_is_measured_in_chapters_only
         return look("long stretches", "light", "".join(parts), watch, tmp_path)
 
     assert found(TALL, TALL) == found(NUMBERED, TALL, SEEN, TALL) == []
+    for number in range(1, 13):
+        (one,) = found(NUMBERED.replace("3.", f"{number}."), TALL, "<details><h3>Folded</h3></details>", TALL)
+        assert not one.endswith("Folded")
     exercises = f"<section id='exercises'>{TALL}{TALL}</section>"
     assert found(NUMBERED, exercises) == []
     hidden, small = SEEN.replace("<figure", "<figure hidden"), SEEN.replace("40px", "20px")
@@ -96,7 +112,8 @@ def test_a_stretch_ends_where_something_is_seen_and_is_measured_in_chapters_only
 
 
 def test_every_look_has_its_fault() -> None:
-    assert {name for visit in VISITS.values() for name in visit} - {"the theme"} == FAULTS.keys()
+    in_modes = {"the theme", "the reader's mode"}  # see test_a_page_in_the_wrong_mode_is_found
+    assert {name for visit in VISITS.values() for name in visit} - in_modes == FAULTS.keys()
 
 
 def test_a_request_to_another_host_is_a_complaint(watch: Open, tmp_path: Path) -> None:
@@ -109,9 +126,12 @@ def test_a_page_in_the_wrong_mode_is_found(watch: Open, tmp_path: Path) -> None:
 
     watched = watch("light")
     watched.page.set_default_timeout(500)
-    watched.page.set_content(PAGE.format(theme="dark", body=RIGHT))
+    watched.page.set_content(PAGE.format(theme="dark", follows="", body=RIGHT))
     with pytest.raises(Late):
         looks.theme("light")(watched)
+    watched.page.set_content(PAGE.format(theme="dark", follows="", body=RIGHT))
+    with pytest.raises(Late):
+        looks.follows("light")(watched)
 
 
 @pytest.mark.parametrize(

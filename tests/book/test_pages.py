@@ -33,14 +33,11 @@ def test_a_page_from_a_file_bears_every_look(
     assert looks.findings(looked if wholly else looks.brief(looked), watched) == {}
 
 
-def test_a_page_from_a_server_follows_its_readers_mode_and_asks_no_other_host(
-    page_name: str, watch: Open, address: Address
-) -> None:
+def test_a_page_from_a_server_follows_its_readers_mode(watch: Open, address: Address) -> None:
+    """As each page from a file does; that each from a server is quiet, test_weight.py finds."""
     watched = watch("dark")
-    watched.page.goto(address(page_name, "http"))
-    assert looks.findings(looks.SERVED, watched) == {}
-    watched.page.emulate_media(color_scheme="light")
-    assert looks.findings({"the theme": looks.theme("light"), "complaints": looks.quiet}, watched) == {}
+    watched.page.goto(address("index.html", "http"))
+    assert looks.findings({"the theme": looks.theme("dark"), **looks.FOLLOWED}, watched) == {}
 
 
 def test_the_keyboard_reaches_search_theme_notebook_and_text(watch: Open, address: Address) -> None:

@@ -57,6 +57,22 @@ def test_no_visible_cell_needs_a_name_that_a_hidden_one_makes(chapter: Path) -> 
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_what_needs_a_kernel_runs_in_the_notebook_only(chapter: Path) -> None:
+    """Built, it would leave all that its widget knows on the page, and nothing to see."""
+    for cell in jupytext.read(chapter, fmt="md:myst").cells:
+        if cell.cell_type == "code":
+            assert (".live()" in cell.source) == ("skip-execution" in cell.metadata.get("tags", [])), cell.source
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS[:4], ids=lambda path: path.stem)
+def test_a_notebook_has_a_live_cell_and_its_page_says_what_to_try(chapter: Path) -> None:
+    found = jupytext.read(chapter, fmt="md:myst").cells
+    before = [found[i - 1] for i, cell in enumerate(found) if cell.source.endswith(".live()")]
+    assert before
+    assert all(cell.cell_type == "markdown" and "notebook" in cell.source for cell in before)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_every_prediction_takes_an_answer_and_keeps_its_source_to_itself(chapter: Path) -> None:
     text = chapter.read_text("utf-8")
     assert not re.search(r"\{admonition\} *predict|:class: *predict", text, re.IGNORECASE), "ask with av.predict"

@@ -1,4 +1,4 @@
-"""What a page of the book costs on a first visit: `python tests/book/weight.py [SITE]` prints it page by page."""
+"""What a page of the book costs on a first visit: `python -m tests.book.weight [SITE]` prints it page by page."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.windows import Watched
 
 SITE = Path(__file__).resolve().parents[2] / "_build" / "html"
 # What moved without being asked, by the rule of web vitals: the worst run of shifts less than a second apart.
@@ -42,9 +44,10 @@ class Cost:
     requests: int
     kilobytes: float  # gzip
     shift: float
-    ready: float  # seconds by the clock, the processor slowed: others at work on the machine are in it
+    ready: float | None  # seconds by the clock, the processor slowed: others at work on the machine are in it
     worked: float  # seconds of the page's own thread, slowed
     shifts: list[dict[str, Any]]
+    complaints: list[str]  # of the page, and what it asked of other hosts
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -52,12 +55,14 @@ class Quiet(SimpleHTTPRequestHandler):
         """A request per line would bury the table."""
 
 
-def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280) -> Cost:
+def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280, by_the_clock: bool = False) -> Cost:
     """Visit a page as somebody who has never been there: nothing is kept from an earlier visit."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="light")
     page = context.new_page()
     responses: list[Any] = []
     page.on("response", lambda response: responses.append(response))  # Playwright marks its listeners
+    watched = Watched(page, ("http://127.0.0.1:", "data:", "blob:"))
+    watched.listen()
     page.add_init_script(f"({SHIFTS})()")
     tab = context.new_cdp_session(page)
     # in the thread's own time, which stands still while others have the processor
@@ -73,13 +78,16 @@ def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280) -> Co
     shift, shifts = page.evaluate(WORST), page.evaluate("shifts")
     fetched = [response for response in responses if response.url.startswith("http")]
     weight = sum(len(gzip.compress(response.body(), 6)) for response in fetched) / 1000
-    tab.send("Emulation.setCPUThrottlingRate", {"rate": slowed})
-    page.goto("about:blank")
-    page.goto(address, wait_until="commit")
-    page.wait_for_function(READY, timeout=60_000)
-    ready = page.evaluate("performance.now()") / 1000
+    ready = None
+    if by_the_clock:
+        tab.send("Emulation.setCPUThrottlingRate", {"rate": slowed})
+        page.goto("about:blank")
+        page.goto(address, wait_until="commit")
+        page.wait_for_function(READY, timeout=60_000)
+        ready = page.evaluate("performance.now()") / 1000
     context.close()
-    return Cost(len(fetched), weight, shift, ready, slowed * worked, shifts)
+    complaints = [*watched.foreign, *watched.complaints]
+    return Cost(len(fetched), weight, shift, ready, slowed * worked, shifts, complaints)
 
 
 def noise(length: int, seed: str) -> bytes:
@@ -97,21 +105,16 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def table(site: Path) -> str:
-    from playwright.sync_api import sync_playwright
-
-    sys.path.insert(0, str(Path(__file__).parent))
-    import chromium
+    from tests.book import chromium
 
     pages = sorted(path for path in site.rglob("*.html") if site / "_static" not in path.parents)
     lines = [f"{'page':32}{'KB':>7}{'asked':>7}{'shift':>8}{'worked':>8}{'ready':>8}"]
-    with sync_playwright() as playwright, served(site) as address:
-        browser = playwright.chromium.launch(executable_path=chromium.find(), args=list(chromium.FLAGS))
+    with chromium.opened() as browser, served(site) as address:
         for path in pages:
             name = path.relative_to(site).as_posix()
-            found = cost(browser, f"{address}/{name}")
+            found = cost(browser, f"{address}/{name}", by_the_clock=True)
             numbers = f"{found.kilobytes:7.0f}{found.requests:7}{found.shift:8.3f}{found.worked:8.2f}{found.ready:8.2f}"
             lines.append(f"{name:32}{numbers}")
-        browser.close()
     return "\n".join(lines)
 
 

@@ -11,3 +11,25 @@ _DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimation
 def drawn(page: Any) -> None:
     """Return once everything that has happened to the page is drawn."""
     page.evaluate(_DRAWN)
+
+
+# Long enough for a movement that has begun and is not yet seen, on a machine that draws few frames, too.
+_STILL = """() => new Promise(done => {
+    let at = scrollY, frames = 0;
+    const look = () => {
+        if (scrollY !== at) [at, frames] = [scrollY, 0];
+        ++frames < 20 ? requestAnimationFrame(look) : done();
+    };
+    look();
+})"""
+
+
+def still(page: Any) -> None:
+    """Return once the page has come to rest where something has moved it."""
+    page.evaluate(_STILL)
+
+
+def stopped(page: Any) -> None:
+    """Stop the page's clock: from now on its time passes in `page.clock.run_for`, whatever else the machine does."""
+    page.clock.install(time=0)
+    page.clock.pause_at(1000)

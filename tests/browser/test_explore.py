@@ -13,6 +13,7 @@ import pytest
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views.explore import Explorer, explore
 from tests.browser.frames import drawn
+from tests.browser.written import written
 
 Open = Callable[..., Any]
 Show = Callable[..., Any]
@@ -68,13 +69,8 @@ class Explored:
 @pytest.fixture
 def show(watch: Open, tmp_path: Path) -> Show:
     def open_page(explorer: Explorer, fragment: str = "", again: int = 1, **options: Any) -> Any:
-        path = tmp_path / "page.html"
-        explorer.save(path)
-        text = path.read_text("utf-8")
-        body = text.partition("<body>")[2].partition("</body>")[0]
-        path.write_text(text.replace("</body></html>", f"{body * (again - 1)}</body></html>"), "utf-8")
         watched = watch(**options)
-        watched.page.goto(path.as_uri() + fragment)
+        watched.page.goto(written(tmp_path / "page.html", explorer, again=again) + fragment)
         watched.explored = Explored(watched.page)
         return watched
 

@@ -16,6 +16,7 @@ import accumviz as av
 from accumviz.views.lab import Lab, assets
 from tests.browser.frames import drawn
 from tests.browser.test_scrolling import swiped
+from tests.browser.written import written
 
 Open = Callable[..., Any]
 Show = Callable[..., Any]
@@ -67,15 +68,10 @@ class Bench:
 @pytest.fixture
 def show(watch: Open, tmp_path: Path) -> Show:
     def open_page(lab: Lab, fragment: str = "", again: int = 1, before: str = "", **options: Any) -> Any:
-        path = tmp_path / "page.html"
-        lab.save(path)
-        text = path.read_text("utf-8")
-        body = text.partition("<body>")[2].partition("</body>")[0]
-        path.write_text(text.replace("</body></html>", f"{body * (again - 1)}</body></html>"), "utf-8")
         watched = watch(**options)
         if before:
             watched.page.add_init_script(before)
-        watched.page.goto(path.as_uri() + fragment)
+        watched.page.goto(written(tmp_path / "page.html", lab, again=again) + fragment)
         watched.bench = Bench(watched.page)
         return watched
 

@@ -13,6 +13,7 @@ import pytest
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views.player import Player, play
 from accumviz.views.timeline import timeline
+from tests.browser.frames import drawn
 from tests.toys import ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
@@ -81,7 +82,7 @@ def read(watch: Open, tmp_path: Path) -> Callable[..., Any]:
         page = watch(**options).page
         page.goto((tmp_path / "page.html").as_uri())
         page.locator(".av-frame").wait_for()
-        page.wait_for_timeout(100)
+        drawn(page)
         return page
 
     return open_page
@@ -121,7 +122,7 @@ def test_names_are_cut_where_they_do_not_differ(read: Callable[..., Any], names:
     seen: dict[str, str] = {}
     for top in (0, 200, 400, 800):
         page.locator(".av-in-grad .av-win").evaluate("(pane, top) => { pane.scrollTop = top; }", top)
-        page.wait_for_timeout(60)
+        drawn(page)
         for row in page.locator(".av-row:visible .av-of").all():
             said, whole = row.inner_text(), row.get_attribute("title")
             assert row.evaluate("name => name.scrollWidth <= name.clientWidth"), f"{said!r} is cut by its column"
@@ -139,7 +140,7 @@ def test_names_beside_a_timeline_differ_too(read: Callable[..., Any]) -> None:
               return draw.call(this, text, ...place); };
             document.documentElement.setAttribute("data-theme", "again"); }"""
         )
-        page.wait_for_timeout(100)
+        drawn(page)
         labels = [row for row in page.evaluate("window.drawn") if row[3] == "right" and row[0] != "saved"]
         texts = [text for text, *_ in labels]
         assert len(texts) >= min(len(names), 12)
@@ -180,7 +181,7 @@ def test_one_parameter_on_several_ranks_is_drawn_to_one_scale(read: Callable[...
     page = read(play(of_ranks()), width=width)
     page.keyboard.press("Tab")
     page.locator(".av-top input[type=range]").fill("2")
-    page.wait_for_timeout(100)
+    drawn(page)
     rows = page.locator(".av-row:visible")
     found = {}
     for i in range(rows.count()):
@@ -219,7 +220,7 @@ def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
     page = read(play(toy(), {0: chain()}), mode=mode)
     for _ in range(2):
         page.get_by_role("button", name="next event").click()
-    page.wait_for_timeout(100)
+    drawn(page)
     for live, new in ((".av-part.av-live", ".av-part.av-new"), (".av-swatch.av-live", ".av-swatch.av-new")):
         ground, pale, edge = page.locator(live).first.evaluate(_COLORS)
         _, full, _ = page.locator(new).first.evaluate(_COLORS)
@@ -257,7 +258,7 @@ def test_a_number_that_is_not_finite_stands_within_its_lane(read: Callable[..., 
           window.drawn.push([text, y]); return draw.call(this, text, x, y); };
         document.documentElement.setAttribute("data-theme", "again"); }"""
     )
-    page.wait_for_timeout(100)
+    drawn(page)
     places = dict(page.evaluate("window.drawn"))
     middle = places["b"]
     assert abs(places["NaN"] - middle) < 60 / 2 - 6, "away from the line above its lane"

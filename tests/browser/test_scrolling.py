@@ -12,6 +12,7 @@ from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import Ledger
 from accumviz.views.explore import explore
 from accumviz.views.player import Player, play
+from tests.browser.frames import drawn, still
 from tests.toys import ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
@@ -32,7 +33,7 @@ def between(watch: Open, tmp_path: Path) -> Callable[..., Any]:
         page = watch(**options).page
         page.goto(path.as_uri())
         page.locator(wait).first.wait_for()
-        page.wait_for_timeout(100)
+        drawn(page)
         return page
 
     return open_page
@@ -41,7 +42,7 @@ def between(watch: Open, tmp_path: Path) -> Callable[..., Any]:
 def hover(page: Any, selector: str) -> tuple[float, float]:
     """Bring a pane to the middle of the window, and tell where its middle is."""
     page.locator(selector).first.evaluate("pane => pane.scrollIntoView({ block: 'center', behavior: 'instant' })")
-    page.wait_for_timeout(80)
+    still(page)
     box = page.locator(selector).first.bounding_box()
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
@@ -52,8 +53,8 @@ def turned(page: Any, selector: str, notches: int, pixels: int = 100) -> float:
     before = page.evaluate("scrollY")
     for _ in range(notches):
         page.mouse.wheel(0, pixels)
-        page.wait_for_timeout(40)
-    page.wait_for_timeout(250)
+        drawn(page)
+    still(page)
     return float(page.evaluate("scrollY") - before)
 
 
@@ -66,9 +67,9 @@ def swiped(page: Any, selector: str, pixels: int) -> float:
     for step in range(1, 13):
         touch = {"type": "touchMove", "touchPoints": [{"x": x, "y": y - step * pixels / 12}]}
         session.send("Input.dispatchTouchEvent", touch)
-        page.wait_for_timeout(16)
+        drawn(page)
     session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    page.wait_for_timeout(300)
+    still(page)
     return float(page.evaluate("scrollY") - before)
 
 

@@ -14,6 +14,7 @@ LEAVES: dict[str, Callable[[Page], object]] = {
     "an answer": lambda page: page.evaluate("localStorage.setItem('said', '4')"),
     "another mode": lambda page: page.evaluate("localStorage.setItem('mode', 'dark')"),
     "a second page": lambda page: page.context.new_page(),
+    "a clock of its own": lambda page: page.clock.install(time=0),
     "no page": lambda page: page.close(),
     "an answer on a page that it has left": lambda page: (
         page.evaluate("localStorage.setItem('said', '4')"),

@@ -216,6 +216,35 @@ def two_threads_on_one_device_are_told_apart() -> None:
         assert (values == 2 * (n + 1)).all()
 
 
+def what_comes_before_another_threads_backward_has_begun_is_not_given_to_that_one() -> None:
+    first, second = (torch.full((2,), float(n)).to(device.NAME).requires_grad_() for n in (1, 2))
+    holds, begun = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:  # the device's thread, which the other's backward will need, too
+        holds.set()
+        assert begun.wait(10)
+
+    with av.record({"first": first, "second": second}) as recording:
+        y = first * first
+        y.register_hook(hold)
+        other = threading.Thread(target=lambda: (holds.wait(10), (second * second).sum().backward()))
+        other.start()
+        begin = recording._contributions.begin
+
+        def begins(running: Any) -> None:
+            begin(running)
+            if running.thread == other.ident:
+                begun.set()
+
+        recording._contributions.begin = begins
+        y.sum().backward()
+        other.join()
+    ledger = recording.ledger
+    assert ((ledger.state & CONTRIBUTED) > 0).tolist() == [[True, False], [False, True]]
+    assert ledger.values("first", "contribution")[0].tolist() == [2, 2]
+    assert ledger.values("second", "contribution")[1].tolist() == [4, 4]
+
+
 def leaves_on_two_devices_lose_nothing_to_each_others_threads() -> None:
     here = [torch.ones(100, requires_grad=True) for _ in range(30)]
     there = [torch.ones(100).to(device.NAME).requires_grad_() for _ in range(30)]

@@ -18,7 +18,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger import CONTRIBUTED, PRESENT
-from accumviz.recorder import patches, root
+from accumviz.recorder import patches, root, targets
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.contributions import Contributions
 from accumviz.recorder.leaves import Leaves
@@ -398,6 +398,26 @@ def test_two_threads_train_under_one_recording() -> None:
         assert (ledger.values(n, "contribution")[contributed[:, n]] == n + 1).all()
 
 
+def test_optimizers_that_two_threads_step_for_the_first_time_at_once_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [nn.Linear(3, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    other, name = threading.Thread(target=optimizers[1].step), targets.Optimizers._name
+
+    def slowly(*args: Any) -> str:
+        if not other.ident:
+            other.start()
+            other.join(0.5)
+        return name(*args)
+
+    monkeypatch.setattr(targets.Optimizers, "_name", slowly)
+    with av.record(a=models[0], b=models[1]) as recording:
+        optimizers[0].step()
+        other.join()
+    ledger = recording.ledger
+    assert sorted(event.details["optimizer_index"] for event in ledger.of("step")) == [0, 1]
+    assert sorted(p.optimizers for p in ledger.parameters if p.name.endswith("weight")) == [(0,), (1,)]
+
+
 def test_another_threads_training_of_other_parameters_is_none_of_ours() -> None:
     w, other = leaf(), leaf()
     with av.record(w) as recording:
@@ -452,8 +472,14 @@ def test_a_failure_of_ours_ends_the_recording_not_the_training(
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
-        # Rows are put away many at a time.
-        often = 9 if owner is not Contributions and name in ("update", "reduce") else 0 if name == "settle" else 2
+        # Rows are put away many at a time, and leaves are hooked together.
+        often = (
+            9
+            if owner is not Contributions and name in ("update", "reduce")
+            else 0
+            if name in ("settle", "_hook")
+            else 2
+        )
         if calls[0] > often:
             raise ZeroDivisionError("ours")
         return original(*args, **kwargs)

@@ -5,7 +5,9 @@ Each case is recorded twice: with gradients that fit, and with a cache so small 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import accumviz as av
+from accumviz.ledger import CONTRIBUTED
 from accumviz.recorder import contributions, leaves
+from accumviz.recorder.callsite import CallSite
+from accumviz.recorder.rows import Backward
 
 
 @pytest.fixture(params=[leaves.HOT, 1], ids=["all at once", "one by one"], autouse=True)
@@ -268,6 +273,78 @@ def test_a_leaf_that_is_made_smaller_is_not_read_past_its_end() -> None:
         weight.grad, weight.data = None, torch.ones(4)
         weight.sum().backward()
     np.testing.assert_allclose(recording.ledger.contribution[[0, -1], 0], [10, 2])
+
+
+# --- several threads ------------------------------------------------------------------------------
+
+
+def _beside(work: Callable[[], Any]) -> None:
+    """Do it on another thread, and wait, but not for ever: what it does may have to wait for the caller."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(0.5)
+
+
+def _told_apart(recording: Any) -> None:
+    ledger = recording.ledger
+    assert ((ledger.state & CONTRIBUTED) > 0).tolist() in (
+        [[True, False], [False, True]],
+        [[False, True], [True, False]],
+    )
+    assert sorted(np.nanmax(ledger.contribution, axis=1).tolist()) == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("name", ["look", "finish"])
+def test_another_threads_first_backward_takes_nothing_from_one_that_ends(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (torch.full((1,), n, requires_grad=True) for n in (1.0, 2.0))
+    original, done, main = getattr(contributions.Contributions, name), list[bool](), threading.main_thread()
+
+    def met(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Not the look before it.
+        if not done and threading.current_thread() is main and first.grad is not None:
+            done.append(True)
+            _beside(lambda: (second * second).sum().backward())
+        return original(self, *args, **kwargs)
+
+    with av.record({"first": first, "second": second}) as recording:
+        loss = (first * first).sum()
+        monkeypatch.setattr(contributions.Contributions, name, met)
+        loss.backward()
+    assert done
+    _told_apart(recording)
+
+
+def test_what_another_thread_differentiates_meanwhile_is_no_contribution() -> None:
+    first = torch.ones(1, requires_grad=True)
+    with av.record({"first": first}) as recording:
+        (first * 3).sum().backward()
+        y = first * 5
+        y.register_hook(lambda _: _beside(lambda: torch.autograd.grad((first * 7).sum(), first)))
+        y.sum().backward()
+    assert recording.ledger.values("first", "contribution").tolist() == [[3], [5]]
+
+
+def test_a_backward_inside_one_of_two_threads_belongs_to_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf, noted = torch.ones(1, requires_grad=True), list[Callable[[Any], None]]()
+    node: Any = SimpleNamespace(register_prehook=noted.append)
+    with av.record({"leaf": leaf}) as recording:
+        told = recording._contributions
+        told.share_with_threads()
+        running = [Backward(CallSite(), 0.0, "", b"\0", thread) for thread in (1, 2)]
+        for each in running:
+            each.nodes = (node,)
+            told.begin(each)
+        for task, note in enumerate(list(noted)):
+            monkeypatch.setattr(contributions, "_current_task", lambda task=task: task)
+            note(None)
+        monkeypatch.setattr(contributions, "_current_task", lambda: 0)
+        told.nests([node])
+        monkeypatch.setattr(contributions, "_current_task", lambda: 7)
+        noted[2](None)
+        assert told.running() is running[0]
+        told.forget()
 
 
 def test_backwards_that_each_reach_other_leaves_are_told_apart() -> None:

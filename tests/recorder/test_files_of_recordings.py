@@ -595,6 +595,23 @@ def test_rows_that_another_thread_brings_meanwhile_are_not_lost() -> None:
     assert len(recording.ledger.of("backward")) == 600
 
 
+def test_a_line_that_is_met_while_a_file_is_written_is_in_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    with av.record(loop.model, path=path) as recording:
+        loop.train(1)
+        described = recording._rows._described
+
+        def meanwhile() -> Any:
+            monkeypatch.undo()
+            recording._rows._meet(recording._sites.find(sys._getframe()))  # a line of this file
+            return described()
+
+        monkeypatch.setattr(recording._rows, "_described", meanwhile)
+        recording.write_out()
+        loop.train(1)
+    assert "a line of this file" in "".join(av.load(path).sources.values())
+
+
 def test_events_whose_numbers_are_on_a_device_are_written_by_time_as_well(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 import accumviz as av
 from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.recorder import patches
+from accumviz.recorder.callsite import CallSites
 from tests.thorough import examples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +87,26 @@ def test_an_event_knows_its_line_and_source() -> None:
     assert second.source == "(w * w) .sum() .backward()"
     assert second.line == line + 4
     assert "def test_an_event_knows_its_line" in recording.ledger.sources[first.file]
+
+
+def test_one_line_that_two_threads_reach_at_once_knows_from_where_each_came() -> None:
+    sites, found, switch = CallSites(), list[set[Any]](), sys.getswitchinterval()
+
+    def line() -> Any:
+        return sites.find(sys._getframe())
+
+    def often(reach: Callable[[], Any]) -> None:
+        found.append({reach() for _ in range(30_000)})
+
+    other = threading.Thread(target=often, args=(lambda: line(),))
+    try:
+        sys.setswitchinterval(1e-6)
+        other.start()
+        often(lambda: line())
+        other.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert [len(sites) for sites in found] == [1, 1]
 
 
 def test_the_line_is_the_users_when_a_library_calls_backward_for_them(tmp_path: Path) -> None:

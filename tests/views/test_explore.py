@@ -17,7 +17,7 @@ from accumviz.ledger import Ledger, Parameter
 from accumviz.views import explore as module
 from accumviz.views import outcome, payload
 from accumviz.views.explore import Explorer, explore
-from accumviz.views.player import assets
+from accumviz.views.player import assets, play
 
 CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\n"
 EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">'
@@ -278,3 +278,12 @@ def test_a_widget_is_the_module_of_a_page_and_says_which_view_it_is() -> None:
     ):
         assert live._esm == assets()[1]
         assert live.kind == kind
+
+
+def test_on_a_page_of_several_views_each_style_sheet_and_each_module_stands_once() -> None:
+    from wherebook.outputs import share_assets
+
+    both = share_assets(play(toy(1)).to_html() + explore(toy, k=[1, 2]).to_html() + explore(toy, k=[1, 4]).to_html())
+    assert both.count("<style") == 2, "that of players, and that of explorers"
+    assert both.count('<script type="module"') == 1
+    assert both.count('<script type="application/json"') == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from accumviz.ledger import KINDS
 from accumviz.views import style, words
+from tests.conftest import ROOT
 
 
 def luminance(color: str) -> float:
@@ -86,3 +88,16 @@ def test_a_shortened_name_is_short_printable_and_keeps_both_ends(text: str, limi
 
 def test_a_name_cannot_reverse_the_text_after_it() -> None:
     assert "\u202e" not in words.literal("a\u202eb")
+
+
+def test_no_rule_makes_the_browser_search_all_that_a_figure_draws_into() -> None:
+    """A figure writes dozens of texts a frame: a `:has()` around it that looks at every depth is answered for each."""
+    small = (".av-control", "label.av-choice", ".av-choice", ".bd-article:has(fieldset")
+    sheets = [*(ROOT / "accumviz/views/static").glob("*.css"), ROOT / "_static/book.css"]
+    searching = [
+        found[0]
+        for sheet in sheets
+        for found in re.finditer(r"[^\s{},]+:has\((?!\s*[>+])[^{]*", sheet.read_text("utf-8"))
+        if not found[0].startswith((*small, "selector("))
+    ]
+    assert searching == []

@@ -47,7 +47,7 @@ export function controls({ ledger, first, move, toggle, scrub }) {
     if (!ledger.length) return;
     slide(slider, e - first, ledger.length - 1 - first, ledger.head(e));
     const last = ledger.index(ledger.length - 1).toLocaleString("en");
-    count.textContent = e < 0 ? `start / ${last}` : `event ${ledger.index(e).toLocaleString("en")} / ${last}`;
+    count.textContent = e < 0 ? "start" : `event ${ledger.index(e).toLocaleString("en")} / ${last}`;
     const happens = n !== null && n < 0 ? "forward" : ledger.kinds[e];
     kind.textContent = e < 0 ? "start" : happens;
     kind.style.setProperty("--av-kind", ledger.kindColor(e));

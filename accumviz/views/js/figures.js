@@ -46,5 +46,5 @@ export function figures() {
     needle.style.left = `${along(share ?? 0)}%`;
     needle.classList.toggle("av-far", (share ?? 0) > ROUNDING);
   }
-  return { el: h("div.av-result", {}, table, h("div.av-apart", {}, title, meter), verdict), draw };
+  return { el: h("div.av-result", {}, table, h("div.av-apart", {}, title, meter, verdict)), draw };
 }

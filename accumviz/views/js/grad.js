@@ -34,6 +34,15 @@ export function listed(every, groups, open, wanted) {
   });
 }
 
+/** The letters of the longest name, and one. @param {Row[]} rows */
+const longest = (rows, /** @type {number} */ cut) => Math.max(0, ...rows.map(({ n }) => n.length - cut)) + 1;
+
+/** What is in the rows, which decides how wide their columns are. @param {import("./ledger.js").Ledger} ledger */
+function whatOf({ groups, parameters }) {
+  if (groups.length) return "many";
+  return parameters.every(({ signed }) => signed) ? "single" : "mixed";
+}
+
 /** What the marks of the bars mean. @param {HTMLElement} list */
 function legendOf(list) {
   const hatched = h("span", {}, " Hatched: not recorded, or of other ranks.");
@@ -51,7 +60,7 @@ export function gradPane(app) {
   /** @type {Set<Row>} */
   const open = new Set();
   const redraw = () => draw(at());
-  const list = h("div.av-rows");
+  const list = h(`div.av-rows.av-${whatOf(ledger)}`);
   const note = h("p.av-note");
   const tree = { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: redraw };
   const box = h("div.av-win", tree, list);
@@ -71,7 +80,7 @@ export function gradPane(app) {
   function arrange() {
     rows = listed(parameters, groups, open, many ? search.value.trim().toLowerCase() : "");
     list.style.height = `${rows.length * tall}px`;
-    box.style.setProperty("--av-tall", list.style.height);
+    box.style.cssText = `--av-tall: ${list.style.height}; --av-letters: ${longest(rows, ledger.data.cut)}ch`;
     made.el.classList.toggle("av-empty", !rows.length);
   }
   /** @param {Row} row */

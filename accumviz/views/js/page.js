@@ -44,5 +44,7 @@ function start(el, id, render, complain) {
   el.dataset.done = id;
   words?.before(mount);
   const model = still({ data, id: before ? `${id}-${before}` : id });
-  render({ model, el: mount }).then(() => words?.removeAttribute("open"), (error) => mount.append(complain(error)));
+  const stands = () => el.setAttribute("data-stands", "");
+  render({ model, el: mount }).then(() => words?.removeAttribute("open"), (error) => mount.append(complain(error)))
+    .then(stands);
 }

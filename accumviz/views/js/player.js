@@ -185,8 +185,8 @@ export async function render({ model, el }) {
   const ended = new AbortController();
   addEventListener("hashchange", follow, { signal: ended.signal });
   const unwatch = watchLooks(frame, () => {
-    graph?.fit();
     repaint();
+    graph?.fit(); // into the height that the other panes have left
   }, repaint);
   draw();
   follow();

@@ -1,0 +1,177 @@
+"""What eyes found in the pictures of widgets, each as a fault that a browser can measure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accumviz.book.predict import predict
+from accumviz.checks.check import check
+from accumviz.ledger import Ledger
+from accumviz.views.explore import explore
+from accumviz.views.player import play
+from accumviz.views.report import report_html
+from accumviz.views.timeline import timeline
+from tests.browser.frames import drawn
+from tests.browser.test_look import weighed
+from tests.browser.test_reading import LONG
+from tests.browser.written import written
+from tests.toys import ROWS, W, chain, large, toy
+
+Open = Callable[..., Any]
+SIZES = "els => els.map(el => parseFloat(getComputedStyle(el).fontSize))"
+BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
+
+
+@pytest.fixture
+def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
+    """Open views in one page."""
+
+    def open_page(*views: Any, wait: str = ".av-frame", **options: Any) -> Any:
+        page = watch(**options).page
+        page.goto(written(tmp_path / "page.html", *views))
+        page.locator(wait).first.wait_for()
+        drawn(page)
+        return page
+
+    return open_page
+
+
+def test_the_number_of_a_line_stands_beside_its_beginning(show: Callable[..., Any]) -> None:
+    """Of a line that goes on below, the number was in the middle: a button centres what it holds."""
+    row = {**ROWS[0], "line": 3}
+    page = show(play(Ledger.build([W], [row], sources={"a.py": LONG})), width=375)
+    button, code = page.locator(".av-has .av-no"), page.locator(".av-has code")
+    (number,), (text,) = button.evaluate_all(BOXES), code.evaluate_all(BOXES)
+    assert text["height"] > 30, "the line takes more than one"
+    assert number["height"] < 25
+    assert abs(number["top"] - text["top"]) < 4
+
+
+def test_a_player_has_its_size_of_letters_beside_whatever_stands_after_it(show: Callable[..., Any]) -> None:
+    ledger = toy()
+    alone = show(play(ledger)).locator(".av-frame, .av-count, .av-total").evaluate_all(SIZES)
+    amid = show(play(ledger), explore({"a": ledger, "b": ledger}), timeline(ledger), predict("What?", 1))
+    assert amid.locator(".av-frame, .av-count, .av-total").evaluate_all(SIZES)[: len(alone)] == alone
+    assert set(amid.locator(".av-frame").evaluate_all(SIZES)) == {13}
+
+
+def test_on_a_phone_the_code_of_a_teaching_loop_stands_whole(show: Callable[..., Any]) -> None:
+    source = "import torch\n\n" + LONG * 2
+    ledger = Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": source})
+    pane = show(play(ledger), width=375).locator(".av-in-code .av-win")
+    assert pane.evaluate("box => box.clientHeight") >= 320
+
+
+def test_code_that_goes_on_below_says_so_at_its_edge(show: Callable[..., Any]) -> None:
+    ledger = Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": LONG * 9})
+    box = show(play(ledger), width=375).locator(".av-in-code .av-win")
+    assert box.evaluate("box => box.scrollHeight > box.clientHeight")
+    assert "local" in box.evaluate("box => getComputedStyle(box).backgroundAttachment")
+
+
+def test_a_drawing_that_is_wider_than_its_box_says_so_at_its_edge(show: Callable[..., Any], mode: str) -> None:
+    box = show(timeline(large(40, 3)), wait=".av-scroll", width=375, mode=mode).locator(".av-scroll")
+    assert box.evaluate("box => box.scrollWidth > box.clientWidth")
+    assert "local" in box.evaluate("box => getComputedStyle(box).backgroundAttachment")
+
+
+def test_before_the_first_event_no_number_of_one_is_told_and_the_scrubber_keeps_its_length(
+    show: Callable[..., Any],
+) -> None:
+    page = show(play(toy(), {0: chain()}))
+    slider = page.locator(".av-scrub")
+    before = slider.bounding_box()["width"]
+    assert page.locator(".av-count").inner_text() == "start"
+    page.get_by_role("button", name="next event").click()
+    drawn(page)
+    assert page.locator(".av-count").inner_text() == "event 0 / 3"
+    assert slider.bounding_box()["width"] == pytest.approx(before, abs=1)
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_a_bar_of_single_numbers_has_most_of_its_row(show: Callable[..., Any], width: int) -> None:
+    page = show(play(toy()), width=width)
+    (row,), (bar,) = (page.locator(name).evaluate_all(BOXES) for name in (".av-row", ".av-row .av-bar"))
+    assert bar["width"] >= 0.5 * row["width"]
+    total = page.locator(".av-total").first
+    assert total.evaluate("one => one.scrollWidth <= one.clientWidth")
+
+
+def test_steps_are_counted_in_whole_numbers_and_letters_of_weights_are_as_small_as_the_others(
+    show: Callable[..., Any],
+) -> None:
+    page = show(explore({"a": Ledger.build([W], weighed(ROWS)), "b": Ledger.build([W], weighed(ROWS[2:]))}))
+    assert page.locator(".av-tickx").all_text_contents() == ["0", "1"]
+    tall = page.locator(".av-tickx").first.bounding_box()["height"]
+    assert tall <= 16
+
+
+def test_the_name_of_an_axis_is_read_where_a_curve_runs_below_it(show: Callable[..., Any]) -> None:
+    page = show(play(Ledger.build([W], weighed(ROWS)), loss=lambda w: w * w))
+    halo = page.locator(".av-axisname").first.evaluate(
+        "el => [getComputedStyle(el).paintOrder, getComputedStyle(el).stroke]"
+    )
+    assert halo[0].startswith("stroke")
+    assert halo[1] != "none"
+
+
+def test_the_verdict_of_a_comparison_stands_below_its_meter(show: Callable[..., Any]) -> None:
+    page = show(explore({"a": toy(), "b": Ledger.build([W], ROWS[2:])}, against={"run": "b"}), width=1280)
+    meter, verdict, table = (page.locator(f".av-{name}").bounding_box() for name in ("meter", "verdict", "figures"))
+    assert abs(meter["x"] - verdict["x"]) < 8
+    assert verdict["y"] < table["y"] + table["height"]
+
+
+def test_a_finger_is_not_told_of_keys(show: Callable[..., Any]) -> None:
+    assert show(play(toy())).locator(".av-hint").is_visible()
+    finger = {"has_touch": True, "is_mobile": True, "width": 375}
+    assert not show(play(toy()), **finger).locator(".av-hint").is_visible()
+
+
+def test_a_question_is_as_wide_as_what_is_read_in_it(show: Callable[..., Any]) -> None:
+    """A book gives every output the width there is: the question stood alone on the left of its ground."""
+    page = show(predict("What is `w.grad`?", -20), wait=".av-ask", width=1280)
+    page.add_style_tag(content=".accumviz.av-predict { max-width: 100% !important; }")
+    assert page.locator(".av-ask").bounding_box()["width"] <= 46 * 16
+    assert page.get_by_text("Show me").bounding_box()["width"] <= 46 * 16
+
+
+def test_one_finding_is_not_several() -> None:
+    report = check(Ledger.build([W], [ROWS[0], ROWS[1], ROWS[2]]))
+    page = re.sub(r"<[^>]+>", "", report_html(report))
+    assert not re.search(r"\b1 (findings|steps|rules)\b", page)
+
+
+PARTS = """outer => {
+    outer.style.cssText = "width: 800px; max-width: none; margin: 0";
+    return new Promise(done => setTimeout(done, 300)).then(() => {
+        const {x, y} = outer.getBoundingClientRect();
+        return [...outer.querySelectorAll("*:not(style, script, option)")].map(element => {
+            const box = element.getBoundingClientRect(), {fontSize, fontFamily, color} = getComputedStyle(element);
+            const at = box.width ? [box.x - x, box.y - y, box.width, box.height].map(Math.round) : [];
+            return [element.tagName, element.getAttribute("class"), at, fontSize, fontFamily, color].join(" ");
+        });
+    });
+}"""
+
+
+@pytest.mark.parametrize("kind", ["player", "explorer"])
+def test_what_a_prediction_reveals_looks_as_it_does_alone(show: Callable[..., Any], kind: str) -> None:
+    """Both have rows, buttons and code: rules of the one gave the other's lines of code the height of a button."""
+    walk = Ledger.build([W], weighed([{**row, "file": "a.py"} for row in ROWS]), sources={"a.py": LONG})
+    view: Any = play(walk, {0: chain()})
+    if kind == "explorer":
+        view = explore({"a": walk, "b": toy()}, against={"run": "b"})
+    still = {"reduced_motion": "reduce"}
+    alone = show(view, **still).locator(f".av-{kind}").first.evaluate(PARTS)
+    page = show(predict("What?", 1, reveal=view), wait=".av-ask", **still)
+    page.locator("input.av-field").fill("1")
+    page.get_by_role("button", name="Check").click()
+    amid = page.locator(f".av-{kind}").first.evaluate(PARTS)
+    assert len(alone) > 100
+    assert [pair for pair in zip(alone, amid, strict=True) if pair[0] != pair[1]][:4] == []

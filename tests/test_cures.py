@@ -1,0 +1,512 @@
+"""Loops as text, each with a mistake on a marked line: found there, in disguise, too; and cured by its own cure."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import accumviz as av
+from accumviz.checks.report import Finding, Report
+
+
+def net(out: int = 5) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, out))
+
+
+def batches(*sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.randn(n, 8), torch.randint(0, 5, (n,))) for n in sizes]
+
+
+class Mistake(NamedTuple):
+    """What a loop does wrong: the line with `# here` is the one to be found.
+
+    `right` are replacements that make a healthy twin, `disguise` those that make it look different.
+    """
+
+    rule: str
+    text: str
+    right: dict[str, str]
+    disguise: dict[str, str]
+
+
+MISTAKES: dict[str, Mistake] = {}
+
+
+def mistake(name: str, rule: str, text: str, right: dict[str, str], disguise: dict[str, str] | None = None) -> None:
+    MISTAKES[name] = Mistake(rule, textwrap.dedent(text).strip() + "\n", right, disguise or {})
+
+
+mistake(
+    "undivided",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"loss.backward()": "(loss / 4).backward()"},
+    {"loss.backward()": "torch.autograd.backward(loss)"},
+)
+mistake(
+    "an undivided loss beside a divided one",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            out = model(x)
+            loss = F.cross_entropy(out, y) / 4 + 0.3 * out.square().mean()
+            loss.backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"0.3 *": "0.3 / 4 *"},
+    {"0.3 *": "weight *", "model, optimizer)": "model, optimizer, weight=0.3)"},
+)
+mistake(
+    "a bare loss beside a divided one",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            out = model(x)
+            (F.cross_entropy(out, y) / 4 + out.square().mean()).backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {" / 4 + out.square().mean()": " / 4 + out.square().mean() / 4"},
+    {"out.square().mean()": "out.square().sum() / out.numel()"},
+)
+mistake(
+    "an undivided loss beside a divided one, in windows of two lengths",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer):
+        weight = torch.rand(()).item()
+        for i, (x, y) in enumerate(batches(*[2] * 10)):
+            out = model(x)
+            loss = F.cross_entropy(out, y) / (4 if i < 8 else 2) + weight * out.square().mean()
+            loss.backward()  # here
+            if i % 4 == 3 or i == 9:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"weight *": "weight / (4 if i < 8 else 2) *"},
+    {"loss = ": "loss = 1.0 * "},
+)
+mistake(
+    "a second backward with an undivided loss",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            out = model(x)
+            (F.cross_entropy(out, y) / 4).backward(retain_graph=True)
+            (0.3 * out.square().mean()).backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"0.3 *": "0.3 / 4 *"},
+    {"(0.3 * out.square().mean()).backward()": "torch.autograd.backward(0.3 * out.square().mean())"},
+)
+mistake(
+    "undivided sums over their own lengths",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[6] * 16)):
+            loss = F.cross_entropy(model(x), y, reduction="sum") / len(y)
+            loss.backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"/ len(y)": "/ (4 * len(y))"},
+    {"/ len(y)": "* (1 / len(y))"},
+)
+mistake(
+    "undivided under a scaler",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()  # here
+            if i % 4 == 3:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+    """,
+    {"scale(loss)": "scale(loss / 4)"},
+    {"scale(loss)": "scale(loss + 0.0)"},
+)
+mistake(
+    "undivided sum of two",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            out = model(x)
+            (F.cross_entropy(out, y) + 0.0 * out.square().mean()).backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {".mean()).backward()": ".mean()).div(4).backward()"},
+    {"(F.cross": "torch.autograd.backward(F.cross", ").backward()": ")"},
+)
+mistake(
+    "divided on one way only",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer, divide=False):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            loss = F.cross_entropy(model(x), y)
+            torch.autograd.backward(loss / 4 if divide else loss)  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"divide=False": "divide=True"},
+    {"torch.autograd.backward(loss / 4 if divide else loss)": "(loss / 4 if divide else loss).backward()"},
+)
+mistake(
+    "divided by what is one",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer, N=1):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            ((model(x) - 1).square().mean() / N).backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"N=1": "N=4"},
+    {"(model(x) - 1).square().mean() / N": "(model(x) - 1).square().mean() * (1 / N)"},
+)
+mistake(
+    "a short window",
+    "partial-window-underscaled",
+    """
+    def loop(model, optimizer, N=4):
+        for i, (x, y) in enumerate(batches(*[2] * 10)):
+            ((model(x) - 1).square().mean() / N).backward()  # here
+            if i % 4 == 3 or i == 9:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {".mean() / N)": ".mean() / (4 if i < 8 else 2))"},
+    {".mean() / N": ".mean() * (1 / N)"},
+)
+mistake(
+    "a short window, divided before",
+    "partial-window-underscaled",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 10)):
+            loss = F.cross_entropy(model(x), y) / 4
+            loss.backward()  # here
+            if i % 4 == 3 or i == 9:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"y) / 4": "y) / (4 if i < 8 else 2)"},
+    {"loss.backward()": "torch.autograd.backward([loss])"},
+)
+mistake(
+    "a short window, divided on one way only",
+    "partial-window-underscaled",
+    """
+    def loop(model, optimizer, divide=True):
+        def backward(value):
+            value.backward()
+        for i, (x, y) in enumerate(batches(*[2] * 10)):
+            loss = F.cross_entropy(model(x), y)
+            torch.autograd.backward(loss / 4 if divide else loss)  # here
+            if i % 4 == 3 or i == 9:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"loss / 4 if divide": "loss / (4 if i < 8 else 2) if divide"},
+)
+mistake(
+    "divided twice",
+    "double-division",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            loss = F.cross_entropy(model(x), y) / 4
+            (loss / 4).backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"(loss / 4).": "loss."},
+    {"(loss / 4).backward()": "torch.autograd.backward(loss / 4)"},
+)
+mistake(
+    "means of unequal lengths",
+    "token-mean-of-means",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[3, 11, 5, 7] * 4)):
+            loss = F.cross_entropy(model(x), y)
+            (loss / 4).backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"model(x), y)": "model(x), y, reduction='sum')", "loss / 4": "loss / 26"},
+    {"(loss / 4).backward()": "torch.autograd.backward(0.25 * loss)"},
+)
+mistake(
+    "sums divided by their own lengths",
+    "token-mean-of-means",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[3, 11, 5, 7] * 4)):
+            loss = F.cross_entropy(model(x), y, reduction="sum")
+            (loss / len(y) / 4).backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"loss / len(y) / 4": "loss / 26"},
+    {
+        'F.cross_entropy(model(x), y, reduction="sum")': 'F.cross_entropy(model(x), y, reduction="none").sum()',
+        "(loss / len(y) / 4)": "(0.25 / len(y) * loss)",
+    },
+)
+mistake(
+    "two sums under masks, divided by what the masks let through",
+    "token-mean-of-means",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[8] * 12)):
+            mask = (torch.arange(8) < (2, 7)[i % 2]).float()
+            loss = (F.cross_entropy(model(x), y, reduction="none") * mask).sum() / mask.sum()
+            (loss / 2).backward()  # here
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"/ mask.sum()": "/ 4.5"},
+    {"mask).sum() / mask.sum()": "mask / mask.sum()).sum()"},
+)
+mistake(
+    "sums carried into the next epoch",
+    "leftover-carried",
+    """
+    def loop(model, optimizer):
+        for epoch in range(3):
+            for i, (x, y) in enumerate(batches(*[2] * 6)):
+                loss = F.cross_entropy(model(x), y, reduction="sum") / 8
+                loss.backward()  # here
+                if i % 4 == 3:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    """,
+    {"* 6)": "* 8)"},
+    {"loss.backward()": "torch.autograd.backward(loss)", "/ 8": "* 0.125"},
+)
+mistake(
+    "sums over each window's tokens, carried into the next epoch",
+    "leftover-carried",
+    """
+    def loop(model, optimizer):
+        sizes = [3, 5, 7, 2, 6, 4]
+        for epoch in range(3):
+            for i, (x, y) in enumerate(batches(*sizes)):
+                tokens = sum(sizes[i // 4 * 4 : i // 4 * 4 + 4])
+                loss = F.cross_entropy(model(x), y, reduction="sum") / tokens
+                loss.backward()  # here
+                if i % 4 == 3:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    """,
+    {"i % 4 == 3:": "i % 4 == 3 or i == 5:"},
+    {'y, reduction="sum") / tokens': "y) * (len(y) / tokens)"},
+)
+mistake(
+    "zeroed inside the window",
+    "zero-grad-inside-window",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            optimizer.zero_grad()  # here
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+    """,
+    {"optimizer.zero_grad()  #": "#", "optimizer.step()": "optimizer.step(); optimizer.zero_grad()"},
+    {"optimizer.zero_grad()": "model.zero_grad()"},
+)
+mistake(
+    "zeroed inside the window, on one line with a condition",
+    "zero-grad-inside-window",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            if i % 2 == 0: optimizer.zero_grad()  # here
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+    """,
+    {"if i % 2 == 0": "if i % 4 == 0"},
+)
+mistake(
+    "never zeroed",
+    "missing-zero-grad",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()  # here
+    """,
+    {"optimizer.step()": "optimizer.step(); optimizer.zero_grad()"},
+    {"if i % 4 == 3:\n            optimizer.step()": "if i % 4 == 3: optimizer.step()"},
+)
+mistake(
+    "clipped after each backward",
+    "clip-per-micro-batch",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            (F.cross_entropy(model(x), y) / 4).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"nn.utils": "if i % 4 == 3: nn.utils"},
+    {"model.parameters(), 0.01": "[*model.parameters()], max_norm=0.01"},
+)
+mistake(
+    "a schedule for each micro-batch",
+    "scheduler-per-micro-batch",
+    """
+    def loop(model, optimizer):
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+            schedule.step()  # here
+    """,
+    {"schedule.step()": "if i % 4 == 3: schedule.step()"},
+    {"schedule.step()": "[s.step() for s in [schedule]]"},
+)
+
+
+def changed(text: str, by: dict[str, str]) -> str:
+    for old, new in by.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+# Some mistakes are such that torch warns.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
+
+
+def judged(text: str, folder: Path) -> Report:
+    torch.manual_seed(0)
+    path = folder / f"loop_{len(list(folder.iterdir()))}.py"
+    path.write_text(text)
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "batches": batches, "__name__": "loop"}
+    exec(compile(text, str(path), "exec"), names)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with av.record(model, optimizer) as recording:
+        names["loop"](model, optimizer)
+    return av.check(recording)
+
+
+def serious(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.severity != "note"]
+
+
+def applied(cure: str, text: str) -> str:
+    """The text after a cure: its lines are written without the indentation of the line where they stand."""
+    lines = text.splitlines()
+    new: dict[int, list[str]] = {}
+    at, anchor = 0, ""
+    for row in cure.splitlines():
+        if row.startswith(("--- ", "+++ ")):
+            continue
+        if row.startswith("@@"):
+            at = int(row.split()[1].lstrip("-").split(",")[0])
+            anchor = lines[at - 1][: len(lines[at - 1]) - len(lines[at - 1].lstrip())]
+            continue
+        kept = new.setdefault(at, [])
+        if row.startswith("+"):
+            kept.append(anchor + row[1:])
+            continue
+        assert lines[at - 1].split("  #")[0].strip() == row[1:].split("  #")[0].strip(), (lines[at - 1], row)
+        if row.startswith(" "):
+            kept.append(lines[at - 1])
+    return "\n".join("\n".join(new.get(n, [line])) for n, line in enumerate(lines, 1)) + "\n"
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_mistake_is_found_on_its_line(name: str, tmp_path: Path) -> None:
+    made = MISTAKES[name]
+    (finding,) = serious(judged(made.text, tmp_path))
+    assert finding.rule == made.rule
+    assert finding.line == 1 + [line.endswith("# here") for line in made.text.splitlines()].index(True)
+
+
+@pytest.mark.parametrize(("weight", "rules"), [(0.5, ["loss-not-divided"]), (0.3 / 4, [])])
+def test_a_weight_that_may_be_a_part_of_another_is_a_note_at_most(
+    weight: float, rules: list[str], tmp_path: Path
+) -> None:
+    text = MISTAKES["an undivided loss beside a divided one"].text
+    report = judged(changed(text, {"0.3 *": f"float('{weight}') *"}), tmp_path)
+    assert [finding.rule for finding in report.findings] == rules and report.healthy, report
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_its_twin_is_healthy(name: str, tmp_path: Path) -> None:
+    made = MISTAKES[name]
+    report = judged(changed(made.text, made.right), tmp_path)
+    assert report.healthy and report.findings == (), report
+
+
+@pytest.mark.parametrize("name", [name for name, made in MISTAKES.items() if made.disguise])
+def test_it_is_found_in_disguise(name: str, tmp_path: Path) -> None:
+    made = MISTAKES[name]
+    assert [finding.rule for finding in serious(judged(changed(made.text, made.disguise), tmp_path))] == [made.rule]
+
+
+@pytest.mark.parametrize("disguised", [False, True])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_cure_that_is_written_cures(name: str, disguised: bool, tmp_path: Path) -> None:
+    made = MISTAKES[name]
+    text = changed(made.text, made.disguise) if disguised else made.text
+    (finding,) = serious(judged(text, tmp_path))
+    if not finding.cure:
+        return
+    after = applied(finding.cure, text)
+    compile(after, "loop", "exec")
+    assert after != text
+    if re.search(r"^\+#", finding.cure, re.MULTILINE):  # what is left to be done stands in words
+        return
+    after = re.sub(r"\bmicro_batches_in_this_window\b", "(4 if i < 8 else 2)", after)
+    report = judged(after, tmp_path)
+    assert serious(report) == [], (finding.cure, report)
