@@ -137,11 +137,13 @@ def _begin(choice: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _remark(ledger: Ledger, report: Report) -> str:
-    """What the shares show, and `check` does not name: the other player's loss in a step, or an own one lost."""
+    """What the shares show and is no mistake to `check`: the other player's loss in a step, or an own one lost.
+
+    For a leak it may have a note, which leaves a loop healthy: that the two are opponents is known here.
+    """
     optimizers = ledger.meta["optimizers"]
-    named = {
-        (finding.rule, optimizers[finding.optimizer]) for finding in report.findings if finding.optimizer is not None
-    }
+    mistakes = [finding for finding in report.findings if finding.severity != "note"]
+    named = {(finding.rule, optimizers[finding.optimizer]) for finding in mistakes if finding.optimizer is not None}
     steps_of = {window.step: window.optimizer for window in ledger.windows()}
     leaks: dict[tuple[str, str], set[int]] = {}
     lost: dict[tuple[str, str], set[int]] = {}
@@ -158,7 +160,7 @@ def _remark(ledger: Ledger, report: Report) -> str:
     if not told:
         return ""
     why = " A ledger does not say that two optimizers belong to opponents." if leaks else ""
-    return f"Only the shares show it, and `check` does not name it: {', and '.join(told)}.{why}"
+    return f"The shares show what `check` counts as no mistake: {', and '.join(told)}.{why}"
 
 
 def _steps(steps: set[int]) -> str:

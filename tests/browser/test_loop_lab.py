@@ -174,7 +174,7 @@ def test_the_keyboard_moves_a_line_of_either_player(show: Show, mode: str) -> No
         ("below its step", "1 mistake: gan-gradient-leak"),
         ("nowhere", "1 mistake: missing-zero-grad"),
     ]
-    assert bench.root.locator(".av-remark").inner_text().startswith("Only the shares show it")
+    assert bench.root.locator(".av-remark").inner_text().startswith("The shares show what check counts as no mistake: ")
     bench.grip(ZERO_G).focus()
     press("ArrowUp")
     assert bench.where(ZERO_G) == "at the top of the round"
