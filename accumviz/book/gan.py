@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from accumviz.book.loops import LEARNING_RATE, NOWHERE, Axis, K, Loop, Row, movable
@@ -18,13 +19,24 @@ _PLACES = {
 }
 _ZERO_D = Axis("zero_d", "d_opt.zero_grad", _PLACES, "d_opt.zero_grad()")
 _ZERO_G = Axis("zero_g", "g_opt.zero_grad", _PLACES, "g_opt.zero_grad()")
+# What a page can show of a loop that runs K micro-batches of each player in each round.
+_MOST = 20
+
+
+def _few(value: Any) -> int:
+    k = int(K.take(value))
+    if k > _MOST:
+        raise ValueError(f"k={value!r:.40}; expected at most {_MOST} micro-batches of each player, as in k=3")
+    return k
+
+
 _AXES = (
     _ZERO_D,
     _ZERO_G,
     Axis("first", "who begins", {"D": "the discriminator", "G": "the generator", "turns": "they take turns"}),
     Axis("detach", "the fake is detached", {"yes": "yes", "no": "no"}),
     Axis("freeze", "D is frozen while G trains", {"no": "no", "yes": "yes"}),
-    Axis("k", "K", {2: "2", 4: "4", 1: "1"}, other=K),
+    Axis("k", "K", {2: "2", 4: "4", 1: "1"}, other=replace(K, take=_few)),
     Axis("divide", "each loss is divided by", {"K": "K", "nothing": "nothing"}),
     Axis("lr", "learning rate", {0.1: "0.1"}, other=LEARNING_RATE),
 )
@@ -125,11 +137,13 @@ def _begin(choice: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _remark(ledger: Ledger, report: Report) -> str:
-    """What the shares show, and `check` does not name: the other player's loss in a step, or an own one lost."""
+    """What the shares show and is no mistake to `check`: the other player's loss in a step, or an own one lost.
+
+    For a leak it may have a note, which leaves a loop healthy: that the two are opponents is known here.
+    """
     optimizers = ledger.meta["optimizers"]
-    named = {
-        (finding.rule, optimizers[finding.optimizer]) for finding in report.findings if finding.optimizer is not None
-    }
+    mistakes = [finding for finding in report.findings if finding.severity != "note"]
+    named = {(finding.rule, optimizers[finding.optimizer]) for finding in mistakes if finding.optimizer is not None}
     steps_of = {window.step: window.optimizer for window in ledger.windows()}
     leaks: dict[tuple[str, str], set[int]] = {}
     lost: dict[tuple[str, str], set[int]] = {}
@@ -146,7 +160,7 @@ def _remark(ledger: Ledger, report: Report) -> str:
     if not told:
         return ""
     why = " A ledger does not say that two optimizers belong to opponents." if leaks else ""
-    return f"Only the shares show it, and `check` does not name it: {', and '.join(told)}.{why}"
+    return f"The shares show what `check` counts as no mistake: {', and '.join(told)}.{why}"
 
 
 def _steps(steps: set[int]) -> str:

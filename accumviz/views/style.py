@@ -68,13 +68,15 @@ def label_colors(labels: tuple[str, ...] | list[str]) -> dict[str, str]:
 
 
 def ink_on(color: str) -> str:
-    """Black or white, whichever is read better on a colour.
+    """Black or white, whichever has the higher contrast with a colour (WCAG 2).
 
-    >>> ink_on("#0072B2"), ink_on("#E69F00")
-    ('#fff', '#000')
+    >>> ink_on("#0072B2"), ink_on("#E69F00"), ink_on("#009E73")
+    ('#fff', '#000', '#000')
     """
-    red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "#000"
+    parts = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "#fff" if (light + 0.05) ** 2 < 1.05 * 0.05 else "#000"
 
 
 def number(value: float, digits: int = 4) -> str:

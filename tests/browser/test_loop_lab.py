@@ -174,7 +174,7 @@ def test_the_keyboard_moves_a_line_of_either_player(show: Show, mode: str) -> No
         ("below its step", "1 mistake: gan-gradient-leak"),
         ("nowhere", "1 mistake: missing-zero-grad"),
     ]
-    assert bench.root.locator(".av-remark").inner_text().startswith("Only the shares show it")
+    assert bench.root.locator(".av-remark").inner_text().startswith("The shares show what check counts as no mistake: ")
     bench.grip(ZERO_G).focus()
     press("ArrowUp")
     assert bench.where(ZERO_G) == "at the top of the round"
@@ -449,6 +449,37 @@ window.fake = {model, state};
 window.mount = view => view.render({model, el});
 0;
 """
+
+
+def test_keys_pressed_while_a_kernel_records_count_from_where_the_line_will_be(show: Show) -> None:
+    lab = made()
+    watched = show(lab)
+    page = watched.page
+    script = re.sub(r"export\{(\w+) as default\};?\s*$", r"window.labView=\1;", assets()[1])
+    page.evaluate(KERNEL)
+    page.add_script_tag(content=script, type="module")
+    page.wait_for_function("window.labView")
+    page.evaluate("window.mount(window.labView)")
+    bench = Bench(page, 1)
+    live: Any = lab.live()
+
+    def answered(places: int) -> None:
+        live.ask = page.evaluate("window.fake.state.asked.at(-1)")
+        page.evaluate("told => window.fake.model.set('told', told)", live.told)
+        page.wait_for_function(f"window.fake.state.asked.length === {places}")
+
+    bench.choose("K", "2")
+    bench.choose("micro-batches", "unequal")
+    bench.grip(ZERO).focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowUp")
+    assert "The kernel is recording this loop." in bench.said
+    for asked in (2, 3, 3):
+        answered(asked)
+    page.wait_for_function("!document.querySelector('.av-waits')")
+    assert bench.where(ZERO) == "first in every micro-batch"
+    assert str(page.evaluate("document.activeElement.getAttribute('aria-label')")).startswith(ZERO)
+    assert watched.complaints == []
 
 
 def test_a_kernel_records_other_values_and_what_it_raises_is_told(show: Show) -> None:

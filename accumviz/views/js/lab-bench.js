@@ -76,7 +76,9 @@ export async function bench({ model, el }) {
   const uid = `avl${Math.random().toString(36).slice(2, 8)}`;
   const arrangements = arrangementsOf(data);
   const kernel = kernelOf(model, offers, arrangements, (key) => {
-    if (key === arrangements.keyOf(choice)) draw();
+    if (key !== arrangements.keyOf(choice)) return;
+    draw(awaited);
+    while (later.length && !waits) shift(...later.splice(0, 1)[0]);
   });
   /** @type {Choice} */
   let choice = [...start];
@@ -85,6 +87,11 @@ export async function bench({ model, el }) {
   let note = "";
   /** @type {ReturnType<typeof stand> | null} */
   let standing = null;
+  /** Whether the kernel is recording what was chosen, and the line that was moved to it. */
+  let waits = false;
+  let awaited = "";
+  /** What keys asked for meanwhile: they count from where a line will be. @type {[string, number][]} */
+  let later = [];
 
   const report = reportPane(Boolean(task), (e) => standing?.go({ e }));
   const asks = offers.map((offer, i) => {
@@ -102,6 +109,7 @@ export async function bench({ model, el }) {
   function change(i, place, role) {
     const next = choice.map((old, k) => (k === i ? place : old));
     touched = [...touched.filter((k) => k !== i), i];
+    if (!role) later = [];
     const where = offers[i].line && typeof place === "number" ? `${offers[i].title}: ${offers[i].labels[place]}.` : "";
     settle(next, where, role);
   }
@@ -127,11 +135,13 @@ export async function bench({ model, el }) {
     again.disabled = choice.every((place, i) => place === start[i]);
     const run = arrangements.at(choice);
     const failure = run ? "" : kernel.ask(choice);
+    waits = !run && !failure;
+    awaited = waits ? role ?? "" : "";
     report.draw(run?.report ?? null, note, failure);
     frame.classList.toggle("av-waits", !run);
     if (!run) return;
     standing?.stop();
-    standing = stand(run, { uid, offers, put, slots, e, link: (at) => linkOf(id, offers, start, choice, at) });
+    standing = stand(run, { uid, offers, put, shift, slots, e, link: (at) => linkOf(id, offers, start, choice, at) });
     if (role) standing.focus(role);
     goal.draw(run.report);
   }
@@ -139,6 +149,11 @@ export async function bench({ model, el }) {
   function put(role, value) {
     const i = offers.findIndex(({ name }) => name === role);
     change(i, offers[i].values.indexOf(value), role);
+  }
+  /** @param {string} role @param {number} by */
+  function shift(role, by) {
+    if (waits) later.push([role, by]);
+    else standing?.shift(role, by);
   }
   /** A permalink names what differs from the start; what does not exist any more is said. */
   function follow() {

@@ -13,6 +13,7 @@ const NOWHERE = "nowhere";
  * @property {Offer[]} offers
  * @property {LabRow[]} rows
  * @property {(role: string, value: string) => void} put
+ * @property {(role: string, by: number) => void} shift  asks for what `shift` here does, now or when it can be done
  */
 
 /**
@@ -29,7 +30,7 @@ function placesOf(rows, { name, values }) {
 const called = ({ values, labels }, value) => labels[values.indexOf(value)];
 
 /** @param {App} app @param {Movable} movable */
-export function movingPane(app, { offers, rows, put: move }) {
+export function movingPane(app, { offers, rows, put: move, shift: ask }) {
   const code = codePane(app);
   const lines = [...code.el.querySelectorAll("li.av-line")];
   const shelf = h("div.av-shelf", {});
@@ -76,13 +77,21 @@ export function movingPane(app, { offers, rows, put: move }) {
         own(event);
         return lift("");
       }
-      const next = places[at + (vertical(event) ?? NaN)];
-      if (vertical(event)) own(event);
-      if (next) move(offer.name, next.value);
+      const by = vertical(event);
+      if (!by) return;
+      own(event);
+      ask(offer.name, by);
     });
     grip.addEventListener("pointerdown", (event) => carried.begin(event, offer.name, grip));
     grips.set(offer.name, grip);
     return grip;
+  }
+  /** Move a line to the place below or above its own. @param {string} role @param {number} by */
+  function shift(role, by) {
+    const offer = offers.find(({ name }) => name === role);
+    const places = offer ? placesOf(rows, offer) : [];
+    const next = places[places.findIndex(({ here }) => here) + by];
+    if (next) move(role, next.value);
   }
   const carried = carrying(slots, lift, move);
   /** Each line of the loop as it can be moved, and the places between. */
@@ -127,5 +136,5 @@ export function movingPane(app, { offers, rows, put: move }) {
   code.el.append(shelf);
   const hint = "Drag a marked line, or tap it and then a place for it; with keys, ↑ and ↓ move it.";
   code.el.append(h("p.av-note", {}, hint));
-  return { ...code, focus: (/** @type {string} */ role) => grips.get(role)?.focus({ preventScroll: true }) };
+  return { ...code, shift, focus: (/** @type {string} */ role) => grips.get(role)?.focus({ preventScroll: true }) };
 }

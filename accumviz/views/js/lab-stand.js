@@ -23,6 +23,7 @@ import { sentence } from "./words.js";
  * @property {string} uid
  * @property {Offer[]} offers
  * @property {(role: string, value: string) => void} put
+ * @property {(role: string, by: number) => void} shift
  * @property {Record<"code" | "tape" | "below", HTMLElement>} slots
  * @property {number | null} e  the moment to show; null: the last step
  * @property {(e: number) => string} link
@@ -45,7 +46,7 @@ function momentOf(first, last, e, show) {
 }
 
 /** @param {LabRun} run @param {Ground} ground */
-export function stand(run, { uid, offers, put, slots, e, link }) {
+export function stand(run, { uid, offers, put, shift, slots, e, link }) {
   const data = { ...run, layouts: [], graphs: [], of: {}, undrawn: {}, remark: "" };
   const ledger = new Ledger(data);
   const { length } = ledger;
@@ -53,7 +54,7 @@ export function stand(run, { uid, offers, put, slots, e, link }) {
   const { at, go } = momentOf(first, Math.max(length - 1, 0), e ?? endOf({ data }), show);
   /** @type {App} */
   const app = { ledger, data, uid, at, go, first, graph: null };
-  const code = movingPane(app, { offers, rows: run.rows, put });
+  const code = movingPane(app, { offers, rows: run.rows, put, shift });
   const time = timePane(app);
   const shares = data.shares ? sharesPane(app, data.shares) : null;
   const weights = data.weights ? weightsPane(app, data.weights) : null;
@@ -84,5 +85,5 @@ export function stand(run, { uid, offers, put, slots, e, link }) {
     show();
   }
   if (slots.code.isConnected) paint();
-  return { go, paint, stop: reel.pause, focus: code.focus };
+  return { go, paint, stop: reel.pause, focus: code.focus, shift: code.shift };
 }
