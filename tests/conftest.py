@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Workers share the cores; threads of torch that wait for each other there would turn in circles, for most of the time
+# that small loops take. Read when torch is imported, here and in what tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A window per figure would open on a desktop and fail on a server.
 mpl.use("agg")
 

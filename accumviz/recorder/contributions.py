@@ -201,7 +201,7 @@ class Contributions:
                 return
             running.met[i] = None
             if grad.is_cuda and _raw_stream is not None:
-                running.streams.add(_raw_stream(grad.get_device()))
+                running.streams |= {_raw_stream(grad.get_device())}
             if i in self.taken and size > _SMALL:
                 # Held, it would be copied and not be freed when it is scattered.
                 self.leaves.reduce(running, "contribution", [(i, grad.detach())])

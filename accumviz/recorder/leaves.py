@@ -141,17 +141,13 @@ class Leaves:
                     continue
                 seen[i], present[i] = (i, tensor, None, 0), 0
             else:
-                inner = grad
-                if known is not None:
-                    if known() is grad and grad._version == version:
-                        continue
-                    if type(grad) is not _TENSOR:
-                        inner = local(grad)
-                        if known() is inner and _version(grad, inner) == version:
-                            continue
-                elif type(grad) is not _TENSOR:
+                inner, count = grad, grad._version
+                if type(grad) is not _TENSOR:
                     inner = local(grad)
-                seen[i], present[i] = (i, tensor, ref(inner), _version(grad, inner)), PRESENT
+                    count = _version(grad, inner)
+                if known is not None and known() is inner and count == version:
+                    continue
+                seen[i], present[i] = (i, tensor, ref(inner), count), PRESENT
             found.append(i)
             if into is not None:
                 into.append(grad)
@@ -251,7 +247,7 @@ class Leaves:
                     if array is None:
                         array = array_at(place, sizes[i], arrays)
                     close.append(i)
-                    lengths.append(sqrt(vdot(array, array)))
+                    lengths.append(sqrt(vdot(array, array)))  # `dot` costs less, and warns of what is too large
                     continue
             if not plain or given.is_nested:
                 if type(given) is not _TENSOR or given.is_meta or given.is_nested or given.is_quantized:

@@ -314,9 +314,9 @@ class Recording:
             running.send(leaves.wire)
         if self._collectives.replicas:
             self._collectives.describe(running.details)
-        running.storages = self._memory.before(running.nodes)
-        if running.storages is not None:
-            running.before = self._memory.total(running.storages)
+        storages = self._memory.before(running.nodes)
+        if storages is not None:
+            running.storages, running.before = storages, self._memory.total(storages)
         if self._graphs is not None:
             self._graphs.begin(running, frame, args, kwargs)
         self._rows.pending.append(running)
@@ -370,13 +370,16 @@ class Recording:
             step = next((step for step in reversed(steps) if step.frame == number), None)
             if step is not None:
                 steps.remove(step)
-        if (step is None or not step.inner) and self._leaves.owns(optimizer):
-            self._step(optimizer, frame, {})
+        if step is not None:
+            if not step.inner:
+                self._step(step.optimizer, optimizer, frame, {})
+        elif self._leaves.owns(optimizer):
+            self._step(self._optimizers.meet(optimizer, frame), optimizer, frame, {})
 
     def step_skipped(self, optimizer: Any, frame: FrameType) -> None:
         if self._leaves.owns(optimizer):
             self._before_change()
-            self._step(optimizer, frame, {"skipped": True})
+            self._step(self._optimizers.meet(optimizer, frame), optimizer, frame, {"skipped": True})
 
     def scheduled(self, scheduler: Any, frame: FrameType) -> None:
         """A learning-rate scheduler has stepped."""
@@ -472,8 +475,7 @@ class Recording:
             self._in_graphs |= dict.fromkeys(changed)
             self._emit("edit", capturing, "CUDA graph", {"captured": True}, changed, read=False)
 
-    def _step(self, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
-        index = self._optimizers.meet(optimizer, frame)
+    def _step(self, index: int, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
         name = self._optimizers.names[index]
         details["optimizer"], details["optimizer_index"] = name, index
         plain = _rates(optimizer, details)

@@ -163,6 +163,7 @@ class Backward(Row):
     tasks: Set[int] = frozenset()  # the engine's numbers for it and those inside it, noted where it is tagged
     tags: Sequence[Any] = ()
     unhooked: Mapping[int, None]
+    streams: Set[int] = frozenset()  # on which contributions came
     storages: dict[int, int] | None = None
     waiting = 0  # bytes that are not reduced yet
     nodes: Sequence[Any] = ()
@@ -173,6 +174,7 @@ class Backward(Row):
     fill_graph: Callable[[Graph], Graph] | None = None
 
     def __init__(self, site: CallSite, time: float, within: str, had: bytes, thread: int) -> None:
+        # With 30 attributes Python gives an object a dict of its own: what most have no need of is the class's.
         self.kind, self.label, self.site, self.time, self.within = "backward", site.subject, site, time, within
         self.details, self.targets, self.numbers, self.late, self.host = {}, [], [], [], []
         self.had, self.thread = had, thread
@@ -183,7 +185,6 @@ class Backward(Row):
         self.read: dict[int, None] = {}
         self.same: dict[int, None] = {}
         self.unknown: dict[int, None] = {}
-        self.streams: set[int] = set()  # on which contributions came
 
 
 # What a row says beside its time if it was not measured.

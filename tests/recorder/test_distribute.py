@@ -100,7 +100,12 @@ def test_an_event_shows_the_users_line_and_its_source(world: World) -> None:
         assert world.ledger.sources[event.file].splitlines()[event.line - 1].strip() == "loss.backward()"
 
 
-def test_the_ranks_run_on_one_thread_each_and_see_the_variables_that_torchrun_sets() -> None:
+def test_the_ranks_run_on_one_thread_each_and_see_the_variables_that_torchrun_sets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")  # the tests' own
+    distribute._end_launcher()
+
     def look() -> tuple[int, dict[str, str]]:
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
         return torch.get_num_threads(), {name: os.environ[name] for name in names}
