@@ -127,6 +127,45 @@ def gan(*, zeroed: bool) -> Recording:
     return recording
 
 
+def in_turns(how: str) -> Recording:
+    """Two players whose micro-batches take turns; or two parts of one model, with a loss of the second one's own."""
+    width = 64 if how == "large opponents" else 4
+    first, second = nn.Linear(2, width), nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+    of_first, of_second = torch.optim.Adam(first.parameters()), torch.optim.Adam(second.parameters())
+    bce = F.binary_cross_entropy_with_logits
+    with av.record(first=first, second=second, of_first=of_first, of_second=of_second) as recording:
+        for _ in range(4):
+            of_first.zero_grad()
+            of_second.zero_grad()
+            for _ in range(K):
+                made = first(torch.randn(8, 2))
+                wanted = torch.zeros(8, 1) if "opponents" in how else torch.ones(8, 1)
+                if how == "two losses of all":
+                    (second(made).square().mean() / K).backward(retain_graph=True)
+                elif how != "one loss":
+                    (bce(second(made.detach()), wanted) / K).backward()
+                (bce(second(made), torch.ones(8, 1)) / K).backward()
+            of_second.step()
+            of_first.step()
+    return recording
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("opponents", ["gan-gradient-leak"]),
+        ("large opponents", ["gan-gradient-leak"]),
+        ("one model", []),
+        ("one loss", []),
+        ("two losses of all", []),
+    ],
+)
+def test_opponents_in_turns_are_a_note_and_parts_of_one_model_are_nothing(how: str, expected: list[str]) -> None:
+    torch.manual_seed(0)
+    report = av.check(in_turns(how))
+    assert [finding.rule for finding in report.findings] == expected and report.healthy, report
+
+
 def sentences(reduction: str) -> Recording:
     words, head = nn.Embedding(11, 8), nn.Linear(8, 11)
     optimizer = torch.optim.AdamW([*words.parameters(), *head.parameters()])

@@ -295,7 +295,7 @@ class Case:
         for text in self.ledger.sources.values():
             with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
                 values = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
-                found |= {float(value) for value in values if type(value) in (int, float) and abs(value) < 1e30}
+                found |= {number(value) for value in values if not isinstance(value, int) or abs(value) < 1 << 53}
         return found
 
     @cached_property

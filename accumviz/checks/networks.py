@@ -51,6 +51,78 @@ def graph_retained(case: Case) -> Iterator[Finding]:
 
 def gan_gradient_leak(case: Case) -> Iterator[Finding]:
     """A loss of one network that is consumed by the other's step, too."""
+    found = list(_leaks(case))
+    yield from found or _opponents(case)
+
+
+def _opponents(case: Case) -> Iterator[Finding]:
+    """Two optimizers that step on one loss, and one of them on losses of its own: opponents, or parts of one model.
+
+    It is a note at most: the losses do not say whether they pull apart.
+    """
+    for own in case.loops:
+        for other in case.loops:
+            if other is own or other.rank != own.rank or set(other.columns) & set(own.columns):
+                continue
+            theirs = set(case.sites[other.read].tolist())
+            reaches = np.asarray(case.contributed[:, other.columns].any(axis=1))
+            several = [
+                (step, shared, alone)
+                for step, backwards in own.windows.items()
+                if (shared := [b for b in backwards if case.sites[b] in theirs and reaches[b]])
+                and (alone := [b for b in backwards if not reaches[b]])
+            ]
+            # All that the other one learns from, and nothing that it does not.
+            whole = theirs <= {int(case.sites[b]) for _, shared, _ in several for b in shared}
+            if not several or not whole or not _apart(case, own, several):
+                continue
+            step, shared, alone = several[0]
+            event = case.ledger[shared[0]]
+            yield case.finding(
+                "gan-gradient-leak",
+                "note",
+                shared[0],
+                step=step,
+                evidence={
+                    "losses of both": list(dict.fromkeys(case.ledger[b].label for b in shared)),
+                    f"of {own.name} alone": list(dict.fromkeys(case.ledger[b].label for b in alone)),
+                },
+                cause=(
+                    f"{event.label or 'A loss'} is consumed by the steps of {own.name} and of {other.name}. If these "
+                    f"train one model, so it should be; if they are opponents, {own.name} follows the other's aim, too."
+                ),
+                times=len(several),
+                optimizer=own.optimizer,
+            )
+            return
+
+
+# Losses of tasks that get into each other's way are at wider angles than those of opponents, which are one loss and its
+# opposite.
+_OPPOSITE = -0.5
+
+
+def _apart(case: Case, own: Loop, windows: list[tuple[int, list[int], list[int]]]) -> bool:
+    """Whether one of its own losses pulls against the shared ones, as far as elements were kept to tell."""
+    exact = case.ledger.exact
+    if not all(p in exact for p in own.columns.tolist()):
+        return True
+    found: dict[int, list[float]] = {}
+    for _, shared, alone in windows:
+        theirs = _sum(case, own, shared)
+        for site in set(case.sites[alone].tolist()):
+            mine = _sum(case, own, [b for b in alone if case.sites[b] == site])
+            size = float(np.linalg.norm(theirs) * np.linalg.norm(mine))
+            found.setdefault(site, []).append(float(theirs @ mine) / size if size else 0.0)
+    return any(2 * sum(cosine < _OPPOSITE for cosine in cosines) > len(cosines) for cosines in found.values())
+
+
+def _sum(case: Case, loop: Loop, backwards: list[int]) -> np.ndarray:
+    parts = [np.nansum(case.ledger.exact[p][0][backwards], axis=0) for p in loop.columns.tolist()]
+    return np.concatenate(parts)
+
+
+def _leaks(case: Case) -> Iterator[Finding]:
     first = {loop.optimizer: _first_reads(loop) for loop in case.loops}
     for own in case.loops:
         found: list[tuple[int, int, int]] = []
