@@ -138,6 +138,55 @@ mistake(
     {"/ len(y)": "* (1 / len(y))"},
 )
 mistake(
+    "an undivided loss of a balance, beside a sum over the window's tokens",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer, weight=0.01):
+        for i, (x, y) in enumerate(batches(*[3] * 16)):
+            out = model(x)
+            balance = 7 * out.softmax(1).mean(0).square().mean()
+            loss = F.cross_entropy(out, y, reduction="sum") / 12 + weight * balance
+            loss.backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"weight * balance": "weight * balance / 4"},
+    {"weight * balance": "torch.mul(balance, weight)"},
+)
+mistake(
+    "a mixture of two, undivided",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            out = model(x)
+            loss = 0.7 * F.cross_entropy(out, y) + 0.3 * out.square().mean()
+            loss.backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"loss = 0.7": "loss = 0.25 * 0.7", "0.3": "0.25 * 0.3"},
+    {"0.3 * out": "(1 - 0.7) * out"},
+)
+mistake(
+    "two losses divided twice",
+    "double-division",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            out = model(x)
+            loss = (F.cross_entropy(out, y) + 0.1 * out.square().mean()) / 4
+            (loss / 4).backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"(loss / 4).": "loss."},
+    {"(loss / 4).backward()": "torch.autograd.backward([loss / 4])"},
+)
+mistake(
     "undivided under a scaler",
     "loss-not-divided",
     """

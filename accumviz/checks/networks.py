@@ -60,11 +60,15 @@ def _opponents(case: Case) -> Iterator[Finding]:
 
     It is a note at most: the losses do not say whether they pull apart.
     """
+    losses = {loop.optimizer: set(case.sites[loop.read].tolist()) for loop in case.loops}
     for own in case.loops:
         for other in case.loops:
-            if other is own or other.rank != own.rank or set(other.columns) & set(own.columns):
+            theirs = losses[other.optimizer]
+            # All that the other one learns from, and more.
+            if not theirs or not theirs < losses[own.optimizer] or other.rank != own.rank:
                 continue
-            theirs = set(case.sites[other.read].tolist())
+            if set(other.columns) & set(own.columns):
+                continue
             reaches = np.asarray(case.contributed[:, other.columns].any(axis=1))
             several = [
                 (step, shared, alone)
@@ -72,7 +76,6 @@ def _opponents(case: Case) -> Iterator[Finding]:
                 if (shared := [b for b in backwards if case.sites[b] in theirs and reaches[b]])
                 and (alone := [b for b in backwards if not reaches[b]])
             ]
-            # All that the other one learns from, and nothing that it does not.
             whole = theirs <= {int(case.sites[b]) for _, shared, _ in several for b in shared}
             if not several or not whole or not _apart(case, own, several):
                 continue

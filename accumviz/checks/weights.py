@@ -88,6 +88,7 @@ def loss_not_divided(case: Case) -> Iterator[Finding]:
                 optimizer=optimizer,
             )
         elif whole:
+            yield from _mixed(case, optimizer, objective, whole)
             yield from _beside(case, optimizer, objective, whole)
 
 
@@ -117,7 +118,7 @@ def _beside(case: Case, optimizer: int, objective: int, parts: list[Part]) -> It
         if own is None or not its or any(near(one, other) for one in own for other in (*its, 1 / part.many)):
             return
         # Nobody writes a number, and means another one of which it is a part.
-        proof = weight in case.written and total not in case.written
+        proof = bool(own) and set(own) <= case.written and total not in case.written
         if not proof and _digits(weight) > _digits(total):
             return
     name, main = (case.shares.objectives[p.objective] for p in (part, mains[0]))
@@ -135,13 +136,45 @@ def _beside(case: Case, optimizer: int, objective: int, parts: list[Part]) -> It
             f"that of {main}": mains[0].total,
         },
         cause=(
-            f"Beside {main}, which is divided by the number of micro-batches, {name} is not: with {weight:.3g} in each "
-            f"of {part.many}, it weighs {total:.3g} in the step."
+            f"Beside {main}, whose shares add up to 1, {name} is undivided: with {weight:.3g} in each of {part.many} "
+            f"micro-batches, it weighs {total:.3g} in the step."
             if proof
             else f"{name} has {weight:.3g} before it in each of {part.many} micro-batches. If that is its weight in a "
             f"large batch, it has to be divided as {main} is; if it is a part of {total:.3g}, it was."
         ),
         cure=divided(case.ledger[part.backwards[0]], str(part.many)) if alone and proof else "",
+        times=len(parts),
+        optimizer=optimizer,
+    )
+
+
+def _mixed(case: Case, optimizer: int, objective: int, parts: list[Part]) -> Iterator[Finding]:
+    """Losses of which each backward has a mixture, α of one and 1 - α of the other, and nothing divided that."""
+    for part in parts:
+        own = [p for p in case.parts_of[part.step] if p.optimizer == optimizer and p.backwards == part.backwards]
+        several = len(own) > 1 and own[0].objective == objective  # told once, of the first of them
+        if not several or not all(p.known and _even(p) for p in own) or not near(sum(p.least for p in own), 1.0):
+            return
+        by = [case.constants(p) for p in own]
+        if not all(one and not any(near(factor, 1 / part.many) for factor in one) for one in by):
+            return
+    part = parts[0]
+    yield case.finding(
+        "loss-not-divided",
+        "warning",
+        part.backwards[0],
+        step=part.step,
+        evidence={
+            "the losses": [case.shares.objectives[p.objective] for p in own],
+            "micro-batches": part.many,
+            "shares": [p.least for p in own],
+            "sum of shares": sum(p.total for p in own),
+        },
+        cause=(
+            f"The losses of each micro-batch are mixed with weights that add up to 1, and {part.many} of them are "
+            f"added up without a division: the step reads {part.many} times the gradient of one large batch."
+        ),
+        cure=divided(case.ledger[part.backwards[0]], str(part.many)),
         times=len(parts),
         optimizer=optimizer,
     )
@@ -296,13 +329,14 @@ def _restarted(case: Case, part: Part) -> bool:
 def double_division(case: Case) -> Iterator[Finding]:
     """Losses divided by the number of micro-batches twice."""
     for (optimizer, objective), parts in case.objectives.items():
-        steps = {p.step for p in parts}
-        alone = all(p.objective == objective for step in steps for p in case.parts_of[step] if p.many)
         small = [p for p in parts if p.many > 1 and _even(p) and near(p.least * p.many**2, 1.0)]
         # Half a loss is a choice that people make; a sixteenth of one is not. Every whole window has to agree.
-        if not alone or not small or small[0].many < 3 or len(small) < sum(p.many >= small[0].many for p in parts):
+        if not small or small[0].many < 3 or len(small) < sum(p.many >= small[0].many for p in parts):
             continue
         part = small[0]
+        beside = [p for one in parts for p in case.parts_of[one.step] if p.many and p.objective != objective]
+        if beside and not all(_twice(case, p) for p in (part, *beside)):
+            continue
         b = part.backwards[0]
         yield case.finding(
             "double-division",
@@ -318,3 +352,8 @@ def double_division(case: Case) -> Iterator[Finding]:
             times=len(small),
             optimizer=optimizer,
         )
+
+
+def _twice(case: Case, part: Part) -> bool:
+    """Whether the number of micro-batches is twice among what a loss was divided by."""
+    return sum(bool(near(one, 1 / part.many)) for one in case.constants(part) or ()) > 1
