@@ -606,6 +606,218 @@ def _gradients_that_are_zero_taken_away() -> Iterator[tuple[Any, ...]]:
         optimizer.zero_grad()
 
 
+@healthy
+def _sharpness_aware_minimisation() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    yield model, optimizer
+    weights = list(model.parameters())
+    for x, y in loader(16):
+        F.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            moves = [0.05 * p.grad / p.grad.norm().clamp_min(1e-12) for p in weights if p.grad is not None]
+            for p, move in zip(weights, moves, strict=True):
+                p += move
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for p, move in zip(weights, moves, strict=True):
+                p -= move
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@healthy
+def _a_window_that_grows_inside_an_epoch() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    gathered = 0
+    for i, (x, y) in enumerate(loader(56)):
+        many = 1 if i < 4 else 2 if i < 12 else 4
+        (F.cross_entropy(model(x), y) / many).backward()
+        gathered += 1
+        if gathered == many:
+            optimizer.step()
+            optimizer.zero_grad()
+            gathered = 0
+
+
+@healthy
+def _a_critic_with_a_penalty_on_its_slope_over_several_batches() -> Iterator[tuple[Any, ...]]:
+    actor, critic = nn.Linear(4, 8), net(1)
+    of_actor, of_critic = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
+    yield actor, critic, of_actor, of_critic
+    for _ in range(4):
+        of_critic.zero_grad()
+        for _ in range(K):
+            real, fake = torch.randn(8, 8), actor(torch.randn(8, 4)).detach()
+            between = (0.5 * real + 0.5 * fake).requires_grad_()
+            (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+            loss = critic(fake).mean() - critic(real).mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
+            (loss / K).backward()
+        of_critic.step()
+        of_actor.zero_grad()
+        for _ in range(K):
+            (-critic(actor(torch.randn(8, 4))).mean() / K).backward()
+        of_actor.step()
+
+
+@healthy
+def _two_generators_and_two_frozen_judges() -> Iterator[tuple[Any, ...]]:
+    there, back, judge = nn.Linear(8, 8), nn.Linear(8, 8), net(1)
+    of_both = torch.optim.Adam([*there.parameters(), *back.parameters()])
+    of_judge = torch.optim.Adam(judge.parameters())
+    yield there, back, judge, of_both, of_judge
+    for _ in range(4):
+        a = torch.randn(4, 8)
+        judge.requires_grad_(requires_grad=False)
+        of_both.zero_grad()
+        fake = there(a)
+        ((judge(fake) - 1).square().mean() + 10 * (back(fake) - a).abs().mean()).backward()
+        of_both.step()
+        judge.requires_grad_(requires_grad=True)
+        of_judge.zero_grad()
+        (0.5 * ((judge(a) - 1).square().mean() + judge(fake.detach()).square().mean())).backward()
+        of_judge.step()
+
+
+@healthy
+def _what_a_teacher_says_and_the_labels_each_divided() -> Iterator[tuple[Any, ...]]:
+    model, teacher = net(), net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    part = 0.7
+    for i, (x, y) in enumerate(loader()):
+        with torch.no_grad():
+            wanted = teacher(x)
+        out = model(x)
+        ((part / K) * F.mse_loss(out, wanted) + ((1 - part) / K) * F.cross_entropy(out, y)).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_weight_that_is_divided_before_it_multiplies() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    weight = 0.1
+    for i, (x, y) in enumerate(loader()):
+        out = model(x)
+        (F.cross_entropy(out, y) / K + (weight / K) * out.square().mean()).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _sums_of_two_kinds_over_the_batch() -> Iterator[tuple[Any, ...]]:
+    encoder, decoder = nn.Linear(8, 8), nn.Linear(4, 8)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
+    yield encoder, decoder, optimizer
+    for i, (x, _) in enumerate(loader(64, 4)):
+        mean, spread = encoder(x).chunk(2, 1)
+        again = F.mse_loss(decoder(mean + torch.randn_like(mean) * (spread / 2).exp()), x, reduction="sum")
+        prior = -0.5 * torch.sum(1 + spread - mean.pow(2) - spread.exp())
+        ((again + prior) / len(x) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _plain_sums() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        F.cross_entropy(model(x), y, reduction="sum").backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_budget_of_tokens() -> Iterator[tuple[Any, ...]]:
+    """A step when enough have come, each token at the same weight: how many that are differs a little."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    tokens = 0
+    for i in range(32):
+        n = (3, 5, 7, 2, 6, 4, 9, 1)[i % 8]
+        x, y = torch.randn(n, 8), torch.randint(0, 5, (n,))
+        (F.cross_entropy(model(x), y, reduction="sum") / 16).backward()
+        tokens += n
+        if tokens >= 16:
+            optimizer.step()
+            optimizer.zero_grad()
+            tokens = 0
+
+
+@healthy
+def _tokens_counted_over_each_window_and_the_last_one_short() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for _ in range(2):
+        batches = list(loader(22))
+        for start in range(0, len(batches), K):
+            window = batches[start : start + K]
+            tokens = sum(len(y) for _, y in window)
+            for x, y in window:
+                (F.cross_entropy(model(x), y, reduction="sum") / tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _samples_weighted_and_divided_by_their_weights() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader(64, 8)):
+        weights = torch.rand(8)
+        loss = (F.cross_entropy(model(x), y, reduction="none") * weights).sum() / weights.sum()
+        (loss / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_probe_on_what_is_learnt() -> Iterator[tuple[Any, ...]]:
+    body, head, probe = nn.Linear(8, 8), nn.Linear(8, 5), nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()])
+    of_probe = torch.optim.Adam(probe.parameters())
+    yield body, head, probe, optimizer, of_probe
+    for x, y in loader(16, 4):
+        features = body(x)
+        optimizer.zero_grad()
+        of_probe.zero_grad()
+        F.cross_entropy(head(features), y).backward()
+        F.cross_entropy(probe(features.detach()), y % 2).backward()
+        optimizer.step()
+        of_probe.step()
+
+
+@healthy
+def _experts_and_their_balance() -> Iterator[tuple[Any, ...]]:
+    experts, gate = nn.ModuleList([net(), net()]), nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW([*experts.parameters(), *gate.parameters()])
+    yield experts, gate, optimizer
+    for i, (x, y) in enumerate(loader()):
+        chances = gate(x).softmax(1)
+        out = sum(chances[:, j : j + 1] * expert(x) for j, expert in enumerate(experts))
+        balance = 2 * chances.mean(0).square().sum()
+        ((F.cross_entropy(out, y) + 0.01 * balance) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 class _Proxy:
     """An optimizer in a framework's clothes."""
 
