@@ -150,12 +150,13 @@ def _beside(case: Case, optimizer: int, objective: int, parts: list[Part]) -> It
 
 def _mixed(case: Case, optimizer: int, objective: int, parts: list[Part]) -> Iterator[Finding]:
     """Losses of which each backward has a mixture, α of one and 1 - α of the other, and nothing divided that."""
+    by: list[list[float] | None] = []
     for part in parts:
         own = [p for p in case.parts_of[part.step] if p.optimizer == optimizer and p.backwards == part.backwards]
         several = len(own) > 1 and own[0].objective == objective  # told once, of the first of them
         if not several or not all(p.known and _even(p) for p in own) or not near(sum(p.least for p in own), 1.0):
             return
-        by = [case.constants(p) for p in own]
+        by = by or [case.constants(p) for p in own]
         if not all(one and not any(near(factor, 1 / part.many) for factor in one) for one in by):
             return
     part = parts[0]

@@ -357,6 +357,16 @@ def test_a_graph_that_is_kept_says_the_same_twice() -> None:
     assert first.details["terms"] == second.details["terms"]
 
 
+def test_of_a_factor_that_is_a_product_each_constant_is_told() -> None:
+    batch = Batch()
+    both = recorded(
+        batch.layer,
+        lambda: (0.3 * batch.scores.mean() + F.cross_entropy(batch.scores, batch.y)) / K - batch.scores.sum(),
+    )
+    assert [term.get("constants") for term in both] == [[1 / K, 0.3], None, None]
+    assert "constants" not in both[1] and "constants" not in both[2]  # one, or none: the factor says it
+
+
 def test_the_scaler_is_no_factor_of_a_term() -> None:
     batch = Batch()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
