@@ -284,8 +284,14 @@ def _layers_and_precision(case: Case) -> tuple[Cause, ...]:
         suspects = list(_layers(case, layers[0], layers[1]))
     coarse = max((a.precision, b.precision), key=_EPS.__getitem__)
     bound = _SEVERAL * _EPS[coarse]
+    # What rounding leaves of a gradient that cancels may be large beside it, but is small beside the whole difference.
+    beyond = [part for part in case.pair.parameters if part.relative - part.uncertainty > bound]
+    most = sum(part.squared for part in beyond) > sum(part.squared for part in case.pair.parameters) / 2
     if coarse in ("float64", "float32") or case.pair.relative > bound:
         case.ruled_out["precision"] = f"more than {coarse} does: that is {percent(bound)} at most"
+    elif most:
+        worst = max(beyond, key=lambda part: part.squared)
+        case.ruled_out["precision"] = f"more than {coarse} does to {worst.name}: {percent(bound)} of it at most"
     else:
         said = f"The difference is what {coarse} rounds away, with an eps of {_EPS[coarse]:.2g}."
         suspects.append(Cause("precision", said, {"a": a.precision, "b": b.precision, "eps": _EPS[coarse]}))
