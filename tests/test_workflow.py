@@ -81,6 +81,12 @@ def test_everything_is_tried_each_night_and_before_it_is_published() -> None:
     assert said == f"${{{{ (github.event_name == 'schedule' || {PUSHED_TO_MAIN}) && '1' || '' }}}}"
 
 
+def test_the_tests_that_a_job_names_are_there() -> None:
+    named = re.findall(r"\btests/[\w/]+\.py\b", WORKFLOW.read_text("utf-8"))
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_every_action_is_pinned_to_a_commit_and_says_its_version() -> None:
     used = re.findall(r"uses: *(.+)", TEXT)
     assert len(used) == sum("uses" in step for step in STEPS) > 0
