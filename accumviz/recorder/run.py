@@ -164,6 +164,8 @@ def run(
             _strip(value)
             hook(kind, value, value.__traceback__)
             end(value)
+            if kind is KeyboardInterrupt:
+                _interrupted()
 
         sys.excepthook = told
         raise
@@ -189,6 +191,14 @@ def _after(end: Callable[[BaseException | None], int], error: BaseException | No
 
     atexit.register(late)
     return 0
+
+
+def _interrupted() -> None:
+    """Python ends by the signal only what it read as a script itself; where a module ran the script, it has to be told."""
+    import ctypes
+
+    sys.excepthook = lambda *_: None
+    ctypes.pythonapi.PyRun_SimpleString(b"raise KeyboardInterrupt")
 
 
 class _Looking:
