@@ -115,8 +115,8 @@ class Comparison(Displayed):
             lines.append(f"  they part at: {literal(self.parting.said)}")
             lines += [f"    {letter}: {place(event)}" for letter, event in zip("ab", self.parting[:2], strict=True)]
         if len(self.steps) > 1:
-            lines += ["", "  step of a  step of b  error"]
-            lines += [f"  {p.a:>9}  {p.b:>9}  {error(p)}{_noted(p.note)}" for p in self.steps[:_LISTED]]
+            lines += ["", "  event of a  event of b  error"]
+            lines += [f"  {p.a:>10}  {p.b:>10}  {error(p)}{_noted(p.note)}" for p in self.steps[:_LISTED]]
             if len(self.steps) > _LISTED:
                 lines.append(f"  … {len(self.steps) - _LISTED} more")
         if self.first is not None:

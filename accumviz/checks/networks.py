@@ -156,8 +156,8 @@ def _leaks(case: Case) -> Iterator[Finding]:
             step=late,
             evidence={
                 "the loss": event.label,
-                "consumed by the step": early,
-                "and by the step": late,
+                "consumed by the step at event": early,
+                "and by the step at event": late,
                 "of": own.name,
             },
             cause=(
@@ -193,7 +193,7 @@ def step_before_backward(case: Case) -> Iterator[Finding]:
             "error",
             step.index,
             step=step.index,
-            evidence={"the step": step.index, "the backward that failed": b},
+            evidence={"event of the step": step.index, "event of the backward that failed": b},
             cause=(
                 f"The step changed weights in place, and {failed.label or 'a loss'} was computed with them as they "
                 "were: its backward cannot use the graph any more."

@@ -72,7 +72,7 @@ def clip_on_the_wrong_side(case: Case) -> Iterator[Finding]:
             "error",
             clip,
             step=step,
-            evidence={"the step": step, "the clip": clip, "backwards between them": 0},
+            evidence={"event of the step": step, "event of the clip": clip, "backwards between them": 0},
             cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
             cure=before(case.ledger[clip], case.ledger[step]),
             times=len(clips),

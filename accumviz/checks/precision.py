@@ -86,7 +86,7 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
             "error",
             unscale,
             step=step,
-            evidence={"the unscale": unscale, "the backward after it": b, "scale": scale},
+            evidence={"event of the unscale": unscale, "event of the backward after it": b, "scale": scale},
             cause=(
                 f"Backward {b} comes after `unscale_`: its contribution enters the step {scale:g} times as large as "
                 "the others."
@@ -162,7 +162,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Finding]:
             "warning",
             at,
             step=skip,
-            evidence={"skipped steps": [skip for _, skip in found]},
+            evidence={"skipped steps, at events": [skip for _, skip in found]},
             cause="The scaler skipped the step, and the scheduler went on: rates and weights drift apart.",
             cure=(
                 f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line},2 @@\n-{event.source}\n"

@@ -145,7 +145,7 @@ def missing_zero_grad(case: Case) -> Iterator[Finding]:
             "error",
             steps[0],
             step=steps[1],
-            evidence={"backward": first, "consumed by the steps": steps, "backwards read again": len(twice)},
+            evidence={"backward": first, "consumed by the steps at events": steps, "backwards read again": len(twice)},
             cause=(
                 f"The contribution of backward {first} is still in `.grad` after the step that used it, and is used "
                 f"by {len(steps) - 1} more."
@@ -177,7 +177,7 @@ def window_collapses_at_end(case: Case) -> Iterator[Finding]:
             "error",
             run[0][0],
             step=run[0][0],
-            evidence={"usual window": loop.usual, "steps of one micro-batch": [step for step, _ in run]},
+            evidence={"usual window": loop.usual, "steps of one micro-batch, at events": [step for step, _ in run]},
             cause=(
                 f"At the end of the loader every micro-batch has a step of its own ({len(run)} of them), where a "
                 f"window holds {loop.usual}."

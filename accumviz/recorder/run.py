@@ -194,7 +194,7 @@ def _after(end: Callable[[BaseException | None], int], error: BaseException | No
 
 
 def _interrupted() -> None:
-    """Python ends by the signal only what it read as a script itself; where a module ran the script, it has to be told."""
+    """Python ends by the signal only what it read as a script itself; of what a module ran it has to be told."""
     import ctypes
 
     sys.excepthook = lambda *_: None

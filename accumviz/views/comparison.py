@@ -31,7 +31,7 @@ def comparison_html(comparison: Comparison) -> str:
         where = "".join(f"<li><code>{escape(place(event))}</code></li>" for event in comparison.parting[:2])
         parts.append(f"<p>They part at: {escape(comparison.parting.said)}</p><ul>{where}</ul>")
     rows = [(str(p.a), str(p.b), error(p) + (f" ({p.note})" if p.note else "")) for p in comparison.steps[:100]]
-    parts.append(_table("The steps", ("step of a", "step of b", "relative error"), rows))
+    parts.append(_table("The steps", ("event of a", "event of b", "relative error"), rows))
     if comparison.first is not None:
         parts.append(_table("Of it, by parameter", ("share", "parameter", "its error"), comparison.by_parameter()))
     for head, lines in (
