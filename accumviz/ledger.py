@@ -284,7 +284,8 @@ class Ledger(Arrays, Displayed):
     def shares(self) -> Shares:
         """What each backward weighs in each step: the coefficient of its mean loss in the gradient that is consumed.
 
-        A window weighs its samples as one large batch does when its shares per element are equal. What cannot be read is NaN, with its reason.
+        A window weighs its samples as one large batch does when its shares per element are equal. What cannot be
+        read is NaN, with its reason.
 
         >>> mean = dict(op="MeanBackward0", reduction="mean", elements=8, factor=0.5, unknown="")
         >>> row = dict(kind="backward", label="loss", contribution={"w": 1.0}, details={"terms": [mean]})
