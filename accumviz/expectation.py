@@ -90,8 +90,8 @@ def expect(
     ...         (model(x[0]).square().mean() / 4).backward()
     ...     optimizer.step()
     Traceback (most recent call last):
-    AssertionError: expected otherwise: step 8 consumes 8 backwards, expected 4
-    expected otherwise: the shares of step 8 add up to 2, expected 1
+    AssertionError: expected otherwise: the step at event 8 consumes 8 backwards, expected 4
+    expected otherwise: the shares of the step at event 8 add up to 2, expected 1
     Report: ...
     """
     from accumviz.recorder.record import record as recording
