@@ -162,7 +162,7 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
 
 def test_the_kernel_records_arrangements_and_values_that_no_lab_brings(lab: str, watch: Open) -> None:
     page = watch(width=1300).page
-    page.goto(f"{lab}lab/tree/loops.ipynb?token={TOKEN}")
+    page.goto(f"{lab}lab/workspaces/loops/tree/loops.ipynb?token={TOKEN}")  # where no other notebook is open
     page.locator(".jp-Notebook .jp-Cell").nth(1).wait_for(timeout=60_000)
     page.get_by_text("| Idle").wait_for(timeout=60_000)
     choose(page, "Run", "Run All Cells")
