@@ -451,7 +451,8 @@ window.mount = view => view.render({model, el});
 """
 
 
-def test_keys_pressed_while_a_kernel_records_count_from_where_the_line_will_be(show: Show) -> None:
+def with_a_kernel(show: Show) -> tuple[Any, Any, Bench]:
+    """A lab, its page, and beside the one that stands still another that asks a kernel."""
     lab = made()
     watched = show(lab)
     page = watched.page
@@ -460,7 +461,12 @@ def test_keys_pressed_while_a_kernel_records_count_from_where_the_line_will_be(s
     page.add_script_tag(content=script, type="module")
     page.wait_for_function("window.labView")
     page.evaluate("window.mount(window.labView)")
-    bench = Bench(page, 1)
+    return lab, watched, Bench(page, 1)
+
+
+def test_keys_pressed_while_a_kernel_records_count_from_where_the_line_will_be(show: Show) -> None:
+    lab, watched, bench = with_a_kernel(show)
+    page = watched.page
     live: Any = lab.live()
 
     def answered(places: int) -> None:
@@ -483,15 +489,8 @@ def test_keys_pressed_while_a_kernel_records_count_from_where_the_line_will_be(s
 
 
 def test_a_kernel_records_other_values_and_what_it_raises_is_told(show: Show) -> None:
-    lab = made()
-    watched = show(lab)
+    lab, watched, bench = with_a_kernel(show)
     page = watched.page
-    script = re.sub(r"export\{(\w+) as default\};?\s*$", r"window.labView=\1;", assets()[1])
-    page.evaluate(KERNEL)
-    page.add_script_tag(content=script, type="module")
-    page.wait_for_function("window.labView")
-    page.evaluate("window.mount(window.labView)")
-    bench = Bench(page, 1)
     bench.root.get_by_label("K: another value").fill("5")
     bench.root.get_by_label("K: another value").press("Enter")
     assert "The kernel is recording this loop." in bench.said
