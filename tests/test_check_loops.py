@@ -276,6 +276,29 @@ def test_other_loops_with_a_mistake_and_without(mistake: Any, cured: Any, rule: 
     assert report.findings == () and report.healthy, report
 
 
+def test_the_cure_of_a_sum_that_keeps_all_graphs_is_no_second_walk_through_a_freed_one() -> None:
+    def summed(*, detached: bool) -> Any:
+        weight = torch.tensor(1.0, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        with av.record(weight, optimizer) as recording:
+            total = torch.tensor(0.0)
+            for x in (1.0, 2.0, 3.0, 4.0, 5.0):
+                loss = (2 * x - weight * x).square().mean()
+                total = total + (loss.detach() if detached else loss)
+                if detached:
+                    loss.backward()
+                else:
+                    total.backward(retain_graph=True)
+                optimizer.step()
+                optimizer.zero_grad()
+        return recording
+
+    (found,) = av.check(summed(detached=False)).findings
+    assert found.rule == "graph-retained" and not found.cure
+    assert "`total`" in found.cause and "`detach()`" in found.cause
+    assert av.check(summed(detached=True)).healthy
+
+
 def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.LBFGS(model.parameters(), max_iter=4)
 

@@ -33,7 +33,7 @@ CHAPTERS = {
     "clip-per-micro-batch": "04_recipe#sec-clip",
     "scheduler-per-micro-batch": "04_recipe#sec-scheduler",
     "ddp-unsynced-step": "08_ddp#sec-forward",
-    "graph-retained": "03_accumulation#sec-time",
+    "graph-retained": "11_museum#museum-graph-retained",
     "zero-before-step": "02_zero_grad#sec-none",
     "double-division": "04_recipe#sec-divide",
     "clip-on-the-wrong-side": "04_recipe#sec-clip",
