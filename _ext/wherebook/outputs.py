@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from docutils import nodes
@@ -14,6 +15,24 @@ ASSET = re.compile(
     r"<(?P<tag>style|script)\b(?P<attributes>[^>]*)>(?P<text>.*?)</(?P=tag)\s*>",
     re.DOTALL | re.IGNORECASE,
 )
+
+# Where a report says what to read: the chapter's file and the label of a section.
+READ = re.compile(r"(?<=class='av-said av-read'>)Read: (?P<page>(?P<number>\d\d)_\w+)#(?P<label>[\w-]+)")
+
+
+def link_reports(html: str, pathto: Callable[[str], str]) -> str:
+    """Make a link of what a report says to read; `pathto` gives a page's address as seen from this one.
+
+    >>> said = "<p class='av-said av-read'>Read: 02_zero_grad#sec-none</p>"
+    >>> link_reports(said, lambda page: f"../{page}.html")
+    "<p class='av-said av-read'>Read: <a href='../chapters/02_zero_grad.html#sec-none'>chapter 2</a></p>"
+    """
+
+    def link(said: re.Match[str]) -> str:
+        address = pathto(f"chapters/{said['page']}")
+        return f"Read: <a href='{address}#{said['label']}'>chapter {int(said['number'])}</a>"
+
+    return READ.sub(link, html)
 
 
 def share_assets(html: str) -> str:
@@ -40,7 +59,7 @@ def share_assets(html: str) -> str:
 
 def share_on_page(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
     if "accumviz" in context.get("body", ""):
-        context["body"] = share_assets(context["body"])
+        context["body"] = link_reports(share_assets(context["body"]), context["pathto"])
 
 
 def no_failed_cells(app: Sphinx, env: Any) -> None:
