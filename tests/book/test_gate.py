@@ -143,6 +143,13 @@ def test_a_choice_that_an_explorer_does_not_have_is_an_error() -> None:
             at.at_explorer(view, state)
 
 
+def test_what_words_do_not_choose_is_as_the_explorer_begins() -> None:
+    explorer = explore(lambda k, way: LEDGER, k=[1, 2], way=["a", "b", "c"], start={"k": 2, "way": "c"})
+    [view] = at.views(nodes.paragraph("", "", nodes.raw("", explorer.to_html(), format="html")))
+    assert at.at_explorer(view, "1, k=1") == f"#{view.id}&side=a&a=0.2&e=1"
+    assert at.at_explorer(view, "way=b") == f"#{view.id}&side=a&a=1.1"
+
+
 def words(target: str, text: str = "−20") -> at.At:
     return at.At("", text, target=target)
 
