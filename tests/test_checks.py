@@ -951,7 +951,25 @@ def _long_window_inside_an_epoch() -> Play:
     return play
 
 
+def _begun_anew_once() -> Play:
+    """Whoever does not trust a micro-batch zeroes, and begins the window again."""
+    play = Play()
+    play.loader("begins")
+    for i in range(6):
+        for _ in range(2 if i == 1 else 0):
+            play.backward()
+        if i == 1:
+            play.zero()
+        for _ in range(4):
+            play.backward()
+        play.step()
+        play.zero()
+    play.loader("ends")
+    return play
+
+
 NOT_MISTAKES = {
+    "a window that is begun anew once": _begun_anew_once,
     "an overflow every other time": _skipping_every_other,
     "an infinite gradient that is thrown away": _thrown_away_by_hand,
     "a longer window inside an epoch": _long_window_inside_an_epoch,
@@ -996,6 +1014,23 @@ def _unequal_steps() -> Play:
 def test_what_is_no_mistake_stays_silent(name: str) -> None:
     play = NOT_MISTAKES[name]()
     assert found(play) == []
+
+
+def test_a_clip_is_judged_by_what_was_unscaled_in_its_own_window() -> None:
+    play = Play()
+    play.amp = 1024.0
+    clips = []
+    for window in range(2):
+        play.backward(term(8, 1.0))
+        if window == 0:
+            play.unscale()
+        clips.append(play.clip(0.5))
+        if window == 1:
+            play.unscale()
+        play.step(source="scaler.step(optimizer)")
+        play.zero()
+    finding = next(f for f in av.check(play.ledger).findings if f.rule == "clip-scaled-grads")
+    assert (finding.event, finding.times) == (clips[1], 1)
 
 
 def test_a_smaller_last_batch_is_a_note_and_leaves_the_loop_healthy() -> None:

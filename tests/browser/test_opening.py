@@ -398,7 +398,8 @@ def test_a_comparison_keeps_its_height_while_a_choice_is_dragged(show: Show) -> 
     tall = []
     for place in (0, 1, 2, 3, 4, 3, 1, 0):
         page.get_by_role("slider", name="k").first.fill(str(place))
-        page.wait_for_timeout(150)
+        drawn(page)
+        drawn(page)  # panes are made as tall as each other once they have been measured
         tall.append(round(page.locator(".av-xframe").bounding_box()["height"]))
     assert max(tall) - min(tall) <= 24, tall
     assert len(set(tall[4:])) == 1, "once it was as tall as it gets, it stays"

@@ -71,6 +71,14 @@ def test_a_loss_goes_by_the_expression_that_backward_was_called_on() -> None:
     ]
 
 
+def test_losses_that_can_be_read_only_once_reach_torch() -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        torch.autograd.backward(iter([(w * w).sum(), w.sum()]))
+    assert w.grad is not None and w.grad.tolist() == [3.0, 5.0]
+    assert recording.ledger.exact[0][0].tolist() == [[3.0, 5.0]]
+
+
 def test_an_event_knows_its_line_and_source() -> None:
     w = leaf()
     with av.record(w) as recording:

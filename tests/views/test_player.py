@@ -264,3 +264,10 @@ def test_a_teaching_player_is_small() -> None:
 def test_styles_are_small_as_they_travel() -> None:
     static = Path(payload.__file__).parent / "static"
     assert sum(len(gzip.compress((static / f"{name}.css").read_bytes())) for name in ("player", "explore")) <= 6_400
+
+
+def test_of_a_pixels_events_the_largest_is_seen_whichever_loss_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = np.array([[1.0, 1e-3], [1e-3, 1.0]])
+    each = payload.heat(added, added, np.array([0, 1]))
+    monkeypatch.setattr(payload, "_WIDEST", 1)
+    assert payload.heat(added, added, np.array([0, 1])).tolist() == [[each[0, 0]], [each[1, 1]]]
