@@ -149,6 +149,11 @@ class Loop:
         """Whether the event touched one of this optimizer's `.grad`."""
         return bool((self.case.ledger.state[event, self.columns] & CHANGED).any())
 
+    def changing(self, events: np.ndarray) -> np.ndarray:
+        """Those of some events that touched one of this optimizer's `.grad`."""
+        found: np.ndarray = events[(self.case.ledger.state[np.ix_(events, self.columns)] & CHANGED).any(axis=1)]
+        return found
+
     def within(self, events: np.ndarray, start: int, stop: int) -> np.ndarray:
         """Those of some sorted events that lie between two, in this optimizer's rank."""
         found = events[np.searchsorted(events, start, side="right") : np.searchsorted(events, stop)]

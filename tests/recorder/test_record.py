@@ -439,6 +439,28 @@ def test_a_contribution_is_what_arrives_after_the_users_own_hooks() -> None:
     assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0], [20.0, 40.0], [200.0, 400.0]]
 
 
+@pytest.mark.parametrize("settled", [1, 3])
+def test_a_contribution_is_seen_where_somebody_took_all_hooks_away(settled: int) -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        for _ in range(settled):
+            (w * w).sum().backward()
+        w._backward_hooks = None if w._backward_hooks is None else w._backward_hooks.clear()
+        (w * w).sum().backward()
+    assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0]] * (settled + 1)
+
+
+@pytest.mark.parametrize("settled", [1, 3])
+def test_a_hook_that_comes_later_changes_a_contribution_before_it_is_read(settled: int) -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        for _ in range(settled):
+            (w * w).sum().backward()
+        w.register_hook(lambda grad: grad * 10)
+        (w * w).sum().backward()
+    assert recording.ledger.values("w", "contribution")[settled:].tolist() == [[20.0, 40.0]]
+
+
 # --- bytes ------------------------------------------------------------------------------------------
 
 
