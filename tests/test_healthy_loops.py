@@ -818,6 +818,60 @@ def _experts_and_their_balance() -> Iterator[tuple[Any, ...]]:
             optimizer.zero_grad()
 
 
+@healthy
+def _gradients_divided_through_their_data() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        F.cross_entropy(model(x), y).backward()
+        if i % K == K - 1:
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.data.div_(K)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_weight_of_a_fifth_and_four_micro_batches() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    weight = 1 / (K + 1)
+    for i, (x, y) in enumerate(loader()):
+        (weight * F.cross_entropy(model(x), y)).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_loss_divided_by_the_number_of_its_terms() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        losses = [F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y) for _ in range(3)]
+        (sum(losses) / 3 / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_loss_at_several_scales_each_weighing_twice_the_one_before() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for x, y in loader():
+        for scale in range(4):
+            (2.0 ** (scale - 3) * F.cross_entropy(model(x / 2**scale), y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 class _Proxy:
     """An optimizer in a framework's clothes."""
 

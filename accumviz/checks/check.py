@@ -68,6 +68,7 @@ RULES = (
     Rule("window-collapses-at-end", windows.window_collapses_at_end, ("partial-window-underscaled",)),
     Rule("leftover-carried", weights.leftover_carried, ("tail-dropped",), _SHARES),
     Rule("double-division", weights.double_division, ("partial-window-underscaled",), _SHARES),
+    Rule("wrong-divisor", weights.wrong_divisor, needs=_SHARES),
     Rule("partial-window-underscaled", weights.partial_window_underscaled, needs=_SHARES),
     Rule("tail-dropped", windows.tail_dropped),
     Rule("token-mean-of-means", weights.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),

@@ -36,6 +36,7 @@ CHAPTERS = {
     "graph-retained": "03_accumulation#sec-time",
     "zero-before-step": "02_zero_grad#sec-none",
     "double-division": "04_recipe#sec-divide",
+    "wrong-divisor": "04_recipe#sec-divide",
     "clip-on-the-wrong-side": "04_recipe#sec-clip",
     "window-collapses-at-end": "10_your_own#sec-own-windows",
     "backward-after-unscale": "06_memory#sec-amp-order",
@@ -143,6 +144,17 @@ class Loop:
             tried = np.searchsorted(self.skipped, end) > np.searchsorted(self.skipped, b)
             if not tried and case.finite(b):
                 found[b] = end
+        return found
+
+    @cached_property
+    def lost_here(self) -> dict[int, int]:
+        """The backwards of which this optimizer used nothing, and another one did, and what erased them here."""
+        fates, found = self.case.ledger.fates, {}
+        reached = self.case.contributed[:, self.columns]
+        unused = np.where(reached, (fates.erased[:, self.columns] >= 0) & (fates.steps[:, self.columns] == 0), True)
+        here: np.ndarray = np.all(unused, axis=1) & ~self.case.wasted
+        for b in self.backwards[here[self.backwards]].tolist():
+            found[b] = int(fates.erased[b, self.columns].max())
         return found
 
     def changed_by(self, event: int) -> bool:
@@ -288,6 +300,17 @@ class Case:
             return None
         return [abs(one) for one in found if abs(one) != 1]
 
+    def divisor(self, part: Part) -> int:
+        """The whole number by which the one loss of each backward of a part was divided, and nothing else; or 0."""
+        found = set()
+        for b in part.backwards:
+            terms = self.ledger[b].details.get("terms")
+            term = terms[0] if isinstance(terms, list) and len(terms) == 1 else None
+            by = number(term.get("divisor")) if isinstance(term, Mapping) else math.nan
+            alone = isinstance(term, Mapping) and near(abs(number(term.get("factor"))) * by, 1.0)
+            found.add(int(by) if alone and by.is_integer() else 0)
+        return found.pop() if len(found) == 1 else 0
+
     @cached_property
     def written(self) -> set[float]:
         """The numbers that stand in the lines that were kept of the scripts."""
@@ -370,6 +393,12 @@ class Case:
         """Whether the script came to its end while this was recorded."""
         return self.ledger.meta.get("ended") == "exit"
 
+    @property
+    def world(self) -> int:
+        """How many ranks trained; 1 where that is not known."""
+        ranks = number(self.ledger.meta.get("ranks"))
+        return int(ranks) if ranks >= 1 and ranks.is_integer() else 1
+
     def listed(self, name: str) -> Sequence[Any]:
         """What the ledger's meta lists under this name; nothing where it is no list."""
         found = self.ledger.meta.get(name)
@@ -413,6 +442,11 @@ class Case:
             optimizer=optimizer,
             **about,  # type: ignore[arg-type] # one of each kind
         )
+
+    def of_part(self, rule: str, severity: str, part: Part, *, event: int | None = None, **about: Any) -> Finding:
+        """A finding about a part, at its first backward unless another `event` is given."""
+        at = part.backwards[0] if event is None else event
+        return self.finding(rule, severity, at, step=part.step, optimizer=part.optimizer, **about)
 
 
 def _again(optimizer: np.ndarray, backward: np.ndarray, step: np.ndarray, used: np.ndarray) -> np.ndarray:
