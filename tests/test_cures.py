@@ -494,6 +494,53 @@ mistake(
     {"y) / 4": "y).div(4)"},
 )
 mistake(
+    "gradients divided by one more than there are",
+    "wrong-divisor",
+    """
+    def loop(model, optimizer, N=5):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            F.cross_entropy(model(x), y).backward()  # here
+            if i % 4 == 3:
+                for p in model.parameters():
+                    p.grad /= N
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"N=5": "N=4"},
+    {"p.grad /= N": "p.grad.data.div_(N)"},
+)
+mistake(
+    "a clip by hand after each backward",
+    "clip-per-micro-batch",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            (F.cross_entropy(model(x), y) / 4).backward()  # here
+            length = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+            for p in model.parameters():
+                p.grad *= (0.01 / length).clamp(max=1.0)
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"(0.01 / length)": "(0.01 / length if i % 4 == 3 else torch.ones(()))"},
+    {"p.grad *= (0.01 / length).clamp(max=1.0)": "p.grad.data.mul_((0.01 / length).clamp(max=1.0))"},
+)
+mistake(
+    "a step after the first micro-batch",
+    "partial-window-underscaled",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(loader):
+            (F.cross_entropy(model(x), y) / 4).backward()  # here
+            if i % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"i % 4 == 0": "i % 4 == 3"},
+    {"i % 4 == 0": "not i % 4", "y) / 4": "y) * 0.25"},
+)
+mistake(
     "gradients divided after each backward",
     "double-division",
     """

@@ -300,17 +300,6 @@ class Case:
             return None
         return [abs(one) for one in found if abs(one) != 1]
 
-    def divisor(self, part: Part) -> int:
-        """The whole number by which the one loss of each backward of a part was divided, and nothing else; or 0."""
-        found = set()
-        for b in part.backwards:
-            terms = self.ledger[b].details.get("terms")
-            term = terms[0] if isinstance(terms, list) and len(terms) == 1 else None
-            by = number(term.get("divisor")) if isinstance(term, Mapping) else math.nan
-            alone = isinstance(term, Mapping) and near(abs(number(term.get("factor"))) * by, 1.0)
-            found.add(int(by) if alone and by.is_integer() else 0)
-        return found.pop() if len(found) == 1 else 0
-
     @cached_property
     def written(self) -> set[float]:
         """The numbers that stand in the lines that were kept of the scripts."""

@@ -5,13 +5,15 @@ A sum that is divided by its own length is a mean, and judged as one.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+
+import numpy as np
 
 from accumviz.checks.cures import divided, divided_by_another, flushed, summed, undivided
 from accumviz.checks.evidence import Case, Part, near
+from accumviz.checks.order import shortened
 from accumviz.checks.report import Finding
+from accumviz.gains import number
 
 
 def token_mean_of_means(case: Case) -> Iterator[Finding]:
@@ -226,7 +228,11 @@ def partial_window_underscaled(case: Case) -> Iterator[Finding]:
             p
             for p in parts
             # What was recorded of the first window may be its end only.
-            if p.order > 0 and not p.lost and _even(p) and p.many < whole.many and near(p.least, whole.least)
+            if (p.order > 0 or _from_its_beginning(case, p))
+            and not p.lost
+            and _even(p)
+            and p.many < whole.many
+            and near(p.least, whole.least)
         ]
         if not weak:
             continue
@@ -243,15 +249,24 @@ def partial_window_underscaled(case: Case) -> Iterator[Finding]:
                 "sum of shares": part.total,
             },
             cause=(
-                f"The window holds {part.many} micro-batches, and each was divided by {whole.many}: its step reads "
-                f"{part.total:.3g} of the mean gradient."
+                f"The window holds {part.many} micro-batch{'' if part.many == 1 else 'es'}, and each was divided by "
+                f"{whole.many}: its step reads {part.total:.3g} of the mean gradient."
+                + ("" if part.order else " It is the first one: the loop's counter begins too late.")
             ),
-            # A library that calls backward has divided it.
+            # A library that calls backward has divided it; and it is not the division that is wrong in the first.
             cure=""
-            if case.ledger[b].via
+            if case.ledger[b].via or not part.order
             else divided_by_another(case.ledger[b], whole.many, "micro_batches_in_this_window"),
             times=len(weak),
         )
+
+
+def _from_its_beginning(case: Case, part: Part) -> bool:
+    """Whether a first window was recorded from its beginning: a loader began before it, and nothing was in `.grad`."""
+    first = part.backwards[0]
+    columns = np.flatnonzero(case.contributed[first])
+    alike = bool(near(case.ledger.grad[first, columns], case.ledger.contribution[first, columns]).all())
+    return alike and any(begins < first for begins, _ in case.epochs)
 
 
 def leftover_carried(case: Case) -> Iterator[Finding]:
@@ -347,27 +362,20 @@ def double_division(case: Case) -> Iterator[Finding]:
 
 def _divided_in_turn(case: Case, parts: list[Part]) -> Iterator[Finding]:
     """`.grad` divided by hand after each backward, so that what came early is divided again and again."""
-    found = []
-    for part in parts:
-        if not part.read or part.again or near(part.least, part.most):
-            continue
-        rows = case.shares.of(part.step)
-        left = rows.by_hand[(rows.objective == part.objective) & ~rows.erased].tolist()
-        ratios = [later / early if early else 0.0 for early, later in pairwise(left)]
-        by = ratios[0] if ratios else 0.0
-        if by > 1.5 and math.isfinite(by) and all(near(ratio, float(round(by))) for ratio in ratios):
-            found.append((part, round(by)))
-    if not found or len(found) < sum(p.many > 1 for p in parts):
+    found = shortened(case, parts)
+    ratios = [ratio for _, own in found for ratio in own]
+    by = ratios[0] if ratios else 0.0
+    if by < 1.5 or not all(near(ratio, float(round(by))) for ratio in ratios):
         return
-    part, by = found[0]
+    part = found[0][0]
     yield case.of_part(
         "double-division",
         "error",
         part,
         evidence={"micro-batches": part.many, "shares": list(part.weights), "sum of shares": part.total},
         cause=(
-            f"`.grad` is divided by {by} after each backward, and with it all that is there already: the first of "
-            f"{part.many} micro-batches weighs {part.weights[0]:.3g}, the last one {part.weights[-1]:.3g}."
+            f"`.grad` is divided by {round(by)} after each backward, and with it all that is there already: the first "
+            f"of {part.many} micro-batches weighs {part.weights[0]:.3g}, the last one {part.weights[-1]:.3g}."
         ),
         times=len(found),
     )
@@ -390,10 +398,13 @@ def wrong_divisor(case: Case) -> Iterator[Finding]:
         own = [p for p in whole if p.many == usual]
         if len(own) < 2 or 2 * len(own) < len(parts):
             continue
-        by = case.divisor(own[0])
+        by = _divisor(case, own[0])
+        if by < 3 or not all(near(p.least * by, 1.0) and _divisor(case, p) == by for p in own):
+            continue
         alone = all(p.objective == objective for part in own for p in case.parts_of[part.step] if p.many)
-        meant = {usual, usual**2, usual * case.world} | {p.many for p in parts}
-        if by < 3 or by in meant or not alone or any(case.divisor(p) != by for p in own):
+        # Another optimizer may step at another pace, and several ranks may count theirs together.
+        meant = {usual, usual**2, usual * case.world} | {p.many for p in case.parts if p.objective == objective}
+        if by in meant or not alone or any(near(one * usual, 1.0) for one in case.constants(own[0]) or ()):
             continue
         part = own[0]
         close = abs(by - usual) == 1
@@ -414,6 +425,21 @@ def wrong_divisor(case: Case) -> Iterator[Finding]:
             cure=divided_by_another(case.ledger[part.backwards[0]], by, str(usual)) if close else "",
             times=len(own),
         )
+
+
+def _divisor(case: Case, part: Part) -> int:
+    """The whole number by which the one loss of each backward of a part was divided, or else its gradient; or 0."""
+    found = set()
+    for code in set(case.events.column("details")[list(part.backwards)].tolist()):
+        terms = case.events.details[code].get("terms")
+        term = terms[0] if isinstance(terms, list) and len(terms) == 1 and isinstance(terms[0], Mapping) else {}
+        by = number(term.get("divisor"))
+        if near(abs(number(term.get("factor"))), 1.0) and 0 < part.least < 1:
+            by = float(round(1 / part.least))  # by hand: nobody multiplies gradients by a weight
+        elif not near(abs(number(term.get("factor"))) * by, 1.0):
+            by = 0.0
+        found.add(int(by) if by and by.is_integer() and near(part.least * by, 1.0) else 0)
+    return found.pop() if len(found) == 1 else 0
 
 
 def _late(over: int) -> str:
