@@ -382,12 +382,6 @@ class Case:
         """Whether the script came to its end while this was recorded."""
         return self.ledger.meta.get("ended") == "exit"
 
-    @property
-    def world(self) -> int:
-        """How many ranks trained; 1 where that is not known."""
-        ranks = number(self.ledger.meta.get("ranks"))
-        return int(ranks) if ranks >= 1 and ranks.is_integer() else 1
-
     def listed(self, name: str) -> Sequence[Any]:
         """What the ledger's meta lists under this name; nothing where it is no list."""
         found = self.ledger.meta.get(name)

@@ -403,7 +403,9 @@ def wrong_divisor(case: Case) -> Iterator[Finding]:
             continue
         alone = all(p.objective == objective for part in own for p in case.parts_of[part.step] if p.many)
         # Another optimizer may step at another pace, and several ranks may count theirs together.
-        meant = {usual, usual**2, usual * case.world} | {p.many for p in case.parts if p.objective == objective}
+        meant = {usual, usual**2, usual * number(case.ledger.meta.get("ranks"))} | {
+            p.many for p in case.parts if p.objective == objective
+        }
         if by in meant or not alone or any(near(one * usual, 1.0) for one in case.constants(own[0]) or ()):
             continue
         part = own[0]
