@@ -185,7 +185,7 @@ class Leaves:
             self._hook(bare)
         if only is None and len(self._handles) == len(self.tensors):
             self._made = made
-            self._lengths = list(map(len, map(_hooks, self.tensors)))
+            self._lengths = [len(there or ()) for there in map(_hooks, self.tensors)]
 
     def note(self, indices: Iterable[int]) -> None:
         """Take the `.grad` of these leaves as seen."""
@@ -290,6 +290,30 @@ class Leaves:
                 row.take_all((what, leaves), reduced)
         if row.late:
             row.send(self.wire)
+
+    def stands(self, row: Row) -> bool:
+        """Whether a `.grad` is still what this row says of it; what is done through `.data` counts no version.
+
+        Asked of its last leaf of few elements on the CPU; True where there is none.
+        """
+        end, fresh = len(row.numbers), len(row.alike) == len(row.contributed) > 0
+        for (what, where), many in reversed(row.targets):
+            start, end = end - many, end - many
+            i = where if isinstance(where, int) else where[-1]
+            if not (what.endswith("grad") or (fresh and what.endswith("contribution"))):
+                continue
+            grad, arrays = self.tensors[i].grad, self._near[i]
+            if type(grad) is not _TENSOR or grad.dtype is not _FLOAT or not grad.is_cpu or grad.layout is not _STRIDED:
+                continue
+            if i in self.small:
+                found = grad.tolist() if grad.dim() == 1 else grad.reshape(-1).tolist()
+                known = row.numbers[start : start + many]
+            elif arrays is not None and (array := arrays.get(grad.data_ptr())) is not None and grad.is_contiguous():
+                found, known = [sqrt(vdot(array, array))], row.numbers[start + many - 1 : start + many]
+            else:
+                continue
+            return found == known or any(number != number for number in found)  # noqa: PLR0124 - what is no number
+        return True
 
     def weigh(self, row: Row) -> None:
         """Give a row the weights of the small leaves."""
