@@ -263,4 +263,4 @@ def test_a_teaching_player_is_small() -> None:
 
 def test_styles_are_small_as_they_travel() -> None:
     static = Path(payload.__file__).parent / "static"
-    assert sum(len(gzip.compress((static / f"{name}.css").read_bytes())) for name in ("player", "explore")) <= 6_400
+    assert sum(len(gzip.compress((static / f"{name}.css").read_bytes())) for name in ("player", "explore")) <= 5_000
