@@ -14,7 +14,7 @@ from accumviz.views.style import number, size
 
 NODES_LIMIT = 150
 _OVERVIEW = (12, 60)  # once folded, a reader wants neither a single box nor a hundred
-_TOP, _LINE, _PAD, _LABEL = 22, 19, 11, 48  # px
+_TOP, _LINE, _PAD, _LABEL = 20, 17, 11, 48  # px
 _EM = 0.625  # a monospace advance, with room for fonts wider than the common 0.60
 _LONGEST, _LONGEST_NUMBERS = 30, 36  # characters in a row
 
@@ -37,7 +37,7 @@ class Card:
         widths += [_width(label and f"{label} ", SMALL) + _width(text, SMALL) for label, text in self.rows]
         widths += [_LABEL + _width(text, SMALL) for _, text in self.numbers]
         self.width = round(max([*widths, 70.0]) + 2 * _PAD + 4)
-        self.height = _LINE * (1 + len(self.rows) + len(self.numbers)) + 2 * 8 + (7 if self.numbers else 0)
+        self.height = _LINE * (1 + len(self.rows) + len(self.numbers)) + 2 * 6 + (7 if self.numbers else 0)
 
 
 def to_dot(graph: Graph) -> str:
@@ -222,7 +222,7 @@ def _svg(graph: Graph, style: str = "") -> str:
 
 def _layout_source(graph: Graph, cards: list[Card]) -> str:
     boxes = [f"n{i} [width={c.width / 72:.3f}, height={c.height / 72:.3f}]" for i, c in enumerate(cards)]
-    head = ["digraph {", "graph [nodesep=0.3, ranksep=0.36]", 'node [shape=box, fixedsize=true, label=""]']
+    head = ["digraph {", "graph [nodesep=0.3, ranksep=0.3]", 'node [shape=box, fixedsize=true, label=""]']
     return "\n".join([*head, *boxes, *_arrows(graph), "}"])
 
 

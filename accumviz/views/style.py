@@ -45,7 +45,8 @@ CSS = """
 
 # A box that scrolls sideways says at its edges that there is more.
 SCROLLS = """
-.accumviz .av-scroll { background: linear-gradient(90deg, var(--av-ground) 40%, transparent) -1px / 2rem no-repeat local,
+.accumviz .av-scroll {
+  background: linear-gradient(90deg, var(--av-ground) 40%, transparent) -1px / 2rem no-repeat local,
     linear-gradient(-90deg, var(--av-ground) 40%, transparent) calc(100% + 1px) / 2rem no-repeat local,
     linear-gradient(90deg, rgb(90 110 130 / 45%), transparent) 0 / 0.7rem no-repeat scroll,
     linear-gradient(-90deg, rgb(90 110 130 / 45%), transparent) 100% / 0.7rem no-repeat scroll; }

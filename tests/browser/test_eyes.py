@@ -11,6 +11,7 @@ import pytest
 
 from accumviz.book.predict import predict
 from accumviz.checks.check import check
+from accumviz.graph import Edge, Graph, Node, Saved
 from accumviz.ledger import Ledger
 from accumviz.views.explore import explore
 from accumviz.views.player import play
@@ -69,7 +70,7 @@ def test_on_a_phone_the_code_of_a_teaching_loop_stands_whole(show: Callable[...,
 
 def test_code_that_goes_on_below_says_so_at_its_edge(show: Callable[..., Any]) -> None:
     ledger = Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": LONG * 9})
-    box = show(play(ledger), width=375).locator(".av-in-code .av-win")
+    box = show(play(ledger), width=300).locator(".av-in-code .av-win")
     assert box.evaluate("box => box.scrollHeight > box.clientHeight")
     assert "local" in box.evaluate("box => getComputedStyle(box).backgroundAttachment")
 
@@ -188,3 +189,19 @@ def test_a_figure_that_plays_keeps_its_height(show: Callable[..., Any], width: i
         heights.append(page.locator(".av-frame").bounding_box()["height"])
         page.get_by_role("button", name="next event").click()
     assert max(heights) - min(heights) <= 2
+
+
+def test_a_graph_of_six_nodes_and_what_stands_above_it_fit_a_screen(show: Callable[..., Any]) -> None:
+    """The root, where backward begins, lay below the first screen of the front page."""
+    kept = (Saved("_saved_self", (1,), "float32", 4, 1),)
+    nodes = [
+        Node(i, "PowBackward0", "loss" if i == 0 else "", shape=(1,), saved=kept, value=[4.0], grad=[1.0])
+        for i in range(5)
+    ]
+    leaf = Node(5, "AccumulateGrad", "w", shape=(1,), value=[1.0], grad=[-16.0])
+    tall = Graph((*nodes, leaf), tuple(Edge(i, i + 1) for i in range(5)), (0,))
+    page = show(play(toy(), {0: tall}), width=1040)
+    (frame,), (root,) = (page.locator(name).evaluate_all(BOXES) for name in (".av-frame", ".av-root"))
+    assert root["bottom"] - frame["top"] <= 700
+    letters = page.locator(".av-root text").last.bounding_box()
+    assert letters["height"] >= 11, "and it can be read"
