@@ -158,7 +158,7 @@ def test_the_opening_is_seen_and_played_without_scrolling(
     page.set_viewport_size({"width": width, "height": height})
     page.goto(address("index.html", "file"))
     page.locator(".av-frame").first.wait_for()
-    for part in (".av-segments", ".av-b-play", ".av-say", seen):
+    for part in (".av-segments", ".av-frame .av-b-play", ".av-frame .av-say", seen):
         box = page.locator(part).first.bounding_box()
         assert box["y"] > 0
         assert box["y"] + box["height"] <= height, f"{part} ends at {box['y'] + box['height']}"
