@@ -67,11 +67,13 @@ def to_svg(graph: Graph) -> str:
 
 
 def graph_html(graph: Graph) -> str:
-    """Draw the graph as a self-contained HTML figure with a legend and the same content as text."""
+    """Draw the graph as a self-contained HTML figure with a legend and the same content as text.
+
+    A graph with modules folds and unfolds on the page, with no script.
+    """
     shown = simplify(graph)
-    cards = cards_of(shown)
-    drawing = _svg(shown)
-    kinds = {kind for card in cards for kind in card.kinds}
+    other = other_form(graph, shown)
+    kinds = {kind for form in (shown, other) if form is not None for card in cards_of(form) for kind in card.kinds}
     keys = [f'<span class="av-key"><i class="av-{k}"></i>{text}</span>' for k, text in _KEYS if k in kinds]
     flow = "↓ data flows down from the leaves; ↑ gradients flow back up"
     notes = "".join(f"<br>{escape(note)}" for note in shown.notes)
@@ -80,11 +82,41 @@ def graph_html(graph: Graph) -> str:
     items = "\n".join(f"<li>{line}</li>" for line in lines_of(shown))
     return (
         f'<figure class="accumviz av-graph"><style>{STYLE}</style>\n'
-        f'<div class="av-scroll" tabindex="0" role="group" aria-label="Autograd graph, scrollable">{drawing}</div>\n'
+        f"{'' if other is None else _folds(other, shown)}{_scrolled(shown)}\n"
         f'<figcaption><span class="av-key">{flow}</span> {" ".join(keys)}{notes}</figcaption>\n'
         f"<details><summary>The graph as text ({len(shown)} node{'s' * (len(shown) != 1)})</summary>\n"
         f"<ol>\n{items}\n</ol></details></figure>"
     )
+
+
+def _scrolled(graph: Graph) -> str:
+    label = "Autograd graph, scrollable"
+    return f'<div class="av-scroll" tabindex="0" role="group" aria-label="{label}">{_svg(graph)}</div>'
+
+
+def _folds(other: Graph, shown: Graph) -> str:
+    """The other form in a fold: while it is open, what follows it is not shown."""
+    how = "Folded by module" if len(other) < len(shown) else "Unfolded further"
+    return f'<details class="av-form"><summary>{how}: {len(other)} nodes</summary>{_scrolled(other)}</details>\n'
+
+
+def other_form(graph: Graph, shown: Graph) -> Graph | None:
+    """What a graph is seen as beside the form shown first: by module, or of a folded one, as much more as fits.
+
+    Nothing where that is hardly another picture.
+    """
+    for depth in _depths(graph):
+        form = graph.collapse_modules(depth)
+        wanted = len(form) - len(shown) if len(shown) < len(graph) else len(shown) - len(form)
+        if wanted > 2 and len(form) <= NODES_LIMIT:
+            return form
+    return None
+
+
+def _depths(graph: Graph) -> range:
+    """Of its modules, from the innermost to the outermost."""
+    known = [node.module for node in graph if node.module and node.kind != "accumulate"]
+    return range(max((path.count(".") + 1 for path in known), default=0), 0, -1)
 
 
 def simplify(graph: Graph, limit: int = NODES_LIMIT) -> Graph:
@@ -95,8 +127,7 @@ def simplify(graph: Graph, limit: int = NODES_LIMIT) -> Graph:
     if len(graph) <= limit:
         return graph
     was, how, shown = len(graph), "", graph
-    known = [node.module for node in graph if node.module and node.kind != "accumulate"]
-    for depth in range(max((path.count(".") + 1 for path in known), default=0), 0, -1):
+    for depth in _depths(graph):
         folded = graph.collapse_modules(depth)
         if len(shown) > limit or _OVERVIEW[0] <= len(folded):
             shown, how = folded, f"modules folded at depth {depth}"

@@ -205,3 +205,19 @@ def test_a_graph_of_six_nodes_and_what_stands_above_it_fit_a_screen(show: Callab
     assert root["bottom"] - frame["top"] <= 700
     letters = page.locator(".av-root text").last.bounding_box()
     assert letters["height"] >= 11, "and it can be read"
+
+
+def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(watch: Open, tmp_path: Path) -> None:
+    nodes = [Node(i, "MulBackward0", module=f"layers.{i // 4}") for i in range(12)]
+    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,))
+    page = watch(java_script_enabled=False).page
+    graph.save(tmp_path / "graph.html")
+    page.goto((tmp_path / "graph.html").as_uri())
+    folded, whole = page.locator(".av-form svg"), page.locator(".av-form + .av-scroll svg")
+    assert (folded.is_visible(), whole.is_visible()) == (False, True)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert (folded.is_visible(), whole.is_visible()) == (True, False)
+    assert folded.bounding_box()["height"] < 400
+    page.keyboard.press("Enter")
+    assert (folded.is_visible(), whole.is_visible()) == (False, True)
