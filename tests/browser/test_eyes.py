@@ -221,3 +221,20 @@ def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(watch: Op
     assert folded.bounding_box()["height"] < 400
     page.keyboard.press("Enter")
     assert (folded.is_visible(), whole.is_visible()) == (False, True)
+
+
+def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(show: Callable[..., Any]) -> None:
+    nodes = [Node(i, "MulBackward0", "loss" if i == 0 else "", module=f"layers.{i // 4}") for i in range(12)]
+    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,))
+    page = show(play(toy(), {0: graph}), reduced_motion="reduce")
+    page.get_by_role("button", name="next event").click()
+    fold, walk = page.get_by_role("button", name="fold or unfold modules"), page.locator(".av-sub input")
+    assert (page.locator(".av-node").count(), walk.get_attribute("max")) == (12, "24")
+    fold.click()
+    page.wait_for_function("document.querySelectorAll('.av-node').length === 3")
+    assert fold.get_attribute("aria-pressed") == "true"
+    assert walk.get_attribute("max") == "6"
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Shift+ArrowLeft")
+    fold.click()
+    page.wait_for_function("document.querySelectorAll('.av-node').length === 12")
