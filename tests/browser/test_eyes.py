@@ -238,3 +238,15 @@ def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(show: C
     page.keyboard.press("Shift+ArrowLeft")
     fold.click()
     page.wait_for_function("document.querySelectorAll('.av-node').length === 12")
+
+
+def test_no_empty_room_is_left_below_a_run_that_was_compared(show: Callable[..., Any]) -> None:
+    """Beside each other, runs kept the height that one of them had while it was squeezed."""
+    page = show(explore({"a": toy(), "b": toy()}), width=1280)
+    heights = "() => ['.av-player', '.av-frame'].map(one => document.querySelector(one).offsetHeight)"
+    for button in ("Compare with another run", "Show one run"):
+        page.get_by_role("button", name=button).click()
+        drawn(page)
+        slot, frame = page.evaluate(heights)
+        assert slot - frame <= 2
+
