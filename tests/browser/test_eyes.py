@@ -250,3 +250,10 @@ def test_no_empty_room_is_left_below_a_run_that_was_compared(show: Callable[...,
         slot, frame = page.evaluate(heights)
         assert slot - frame <= 2
 
+
+def test_a_finger_has_room_to_scrub_on_a_phone(show: Callable[..., Any]) -> None:
+    """Beside the buttons and the count, 60 pixels were left of the slider."""
+    page = show(play(toy()), explore({"a": toy(), "b": toy()}), width=375, has_touch=True)
+    for slider in page.locator(".av-frame .av-scrub").all():
+        assert slider.bounding_box()["width"] >= 160
+
