@@ -257,3 +257,10 @@ def test_a_finger_has_room_to_scrub_on_a_phone(show: Callable[..., Any]) -> None
     for slider in page.locator(".av-frame .av-scrub").all():
         assert slider.bounding_box()["width"] >= 160
 
+
+def test_a_preset_is_compared_with_another_one(show: Callable[..., Any]) -> None:
+    """Both sides showed the same run: nothing could be seen to differ."""
+    page = show(explore({"a": toy(), "b": toy()}, start={"run": "b"}), width=1280)
+    page.get_by_role("button", name="Compare with another run").click()
+    chosen = ".av-xside:not([hidden]) input:checked"
+    assert page.locator(chosen).evaluate_all("radios => radios.map(radio => radio.ariaLabel)") == ["b", "a"]

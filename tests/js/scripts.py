@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SOURCES, SHEETS, BUILT = (ROOT / "accumviz/views" / name for name in ("js", "css", "static"))
 # What a page carries; each is one module with no import.
-BUNDLES = ("accumviz", "lab", "predict")
+BUNDLES = ("accumviz", "lab", "predict", "whole")
 TYPES, STYLE = ("--project", "tests/js/tsconfig.json"), ("--config", "tests/js/eslint.config.js")
 _LOCK, _INSTALLED = HERE / "package-lock.json", HERE / "node_modules" / ".installed"
 _HEADER = "// Built from accumviz/views/js by `make scripts`: change it there."
