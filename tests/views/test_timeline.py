@@ -545,7 +545,7 @@ def test_numbers_below_two_panels_stand_apart() -> None:
     for axes in panels:
         axes.barh([0, 1], [1.0, 0.3])
         axes.set_xlim(0, 1.02)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     last, first = (
         [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text() in ("0.0", "1.0")]
         for axes in panels
