@@ -95,7 +95,7 @@ def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_i
     assert page.locator(".av-scrub").get_attribute("aria-valuetext") == "Before the first event"
     assert page.locator(".av-row .av-total").inner_text() == "None"
     assert page.locator(".av-in-weights .av-weighs").inner_text() == "w 1, loss 1"
-    assert page.locator(".av-node").evaluate_all(OPACITY) == [0.13, 0.13, 1.0], "a parameter is there before"
+    assert page.locator(".av-node").evaluate_all(OPACITY) == [0.3, 0.3, 1.0], "a parameter is there before"
     box = page.locator(".av-in-graph .av-win").bounding_box()
     for node in page.locator(".av-node").all():
         place = node.bounding_box()

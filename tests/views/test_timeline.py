@@ -555,3 +555,17 @@ def test_figures_of_several_panels_leave_no_id_twice_on_a_page() -> None:
         pages.append(figure.to_html())
     found = re.findall(r' id="([^"]*)"', "".join(pages))
     assert len(found) == len(set(found))
+
+
+def test_numbers_below_two_panels_stand_apart() -> None:
+    figure = ThemedFigure(figsize=(9, 2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes in panels:
+        axes.barh([0, 1], [1.0, 0.3])
+        axes.set_xlim(0, 1.02)
+    figure.draw_without_rendering()
+    last, first = (
+        [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text() in ("0.0", "1.0")]
+        for axes in panels
+    )
+    assert first[0].x0 - last[-1].x1 > figure.dpi * 0.18

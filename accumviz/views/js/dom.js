@@ -89,10 +89,9 @@ export function range(label, input, name = "") {
   return h(name ? `input.${name}` : "input", attributes);
 }
 
-/** Move a slider and its track. @param {HTMLInputElement} slider @param {number} value @param {number} most */
+/** Move a slider. @param {HTMLInputElement} slider @param {number} value @param {number} most */
 export function slide(slider, value, most, text = "") {
   Object.assign(slider, { max: most, value });
-  slider.style.setProperty("--av-at", `${(100 * value) / (most || 1)}%`);
   slider.setAttribute("aria-valuetext", text);
 }
 

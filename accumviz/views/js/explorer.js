@@ -62,7 +62,9 @@ export async function explore({ model, el }) {
   const both = together(() => sides, address);
   const sides = { a: side("a"), b: side("b") };
   const result = figures();
-  const click = () => go({ b: at().b ? null : against || at().a });
+  // Presets are there to be compared: with the next one, where no other was named.
+  const another = () => (tabs ? [(Number(at().a[0]) + 1) % controls[0].labels.length] : at().a);
+  const click = () => go({ b: at().b ? null : against || another() });
   const compare = h("button.av-compare", { type: "button", click });
   const top = h("div.av-xtop", {}, sides.a.panel, sides.b.panel, compare);
   const slots = h("div.av-slots", {}, sides.a.slot, sides.b.slot);
