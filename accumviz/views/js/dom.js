@@ -112,6 +112,11 @@ export function reveal(box, top, height, margin = 0) {
   box.scrollTop = clamp(box.scrollTop, top + height + margin - box.clientHeight, top - margin);
 }
 
+/** Bring a widget into the window, and of one that is taller its controls. @param {HTMLElement} frame */
+export function arrive(frame) {
+  for (const part of [frame, ...frame.querySelectorAll(".av-top")]) part.scrollIntoView({ block: "nearest" });
+}
+
 /** @param {string} name @param {string} title @param {...(Node | string)} children */
 export function pane(name, title, ...children) {
   const head = h("div.av-head", {}, h("span.av-name", {}, title));
