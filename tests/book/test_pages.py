@@ -150,7 +150,10 @@ def test_the_first_screen_of_a_phone_has_the_title_a_sentence_and_the_figure(wat
     assert bottom["y"] + bottom["height"] < 812
 
 
-@pytest.mark.parametrize(("width", "height", "seen"), [(1280, 900, ".av-root"), (1280, 900, ".av-plot canvas"), (375, 700, ".av-line:nth-child(4)")])
+@pytest.mark.parametrize(
+    ("width", "height", "seen"),
+    [(1280, 900, ".av-root"), (1280, 900, ".av-plot canvas"), (375, 700, ".av-line:nth-child(4)")],
+)
 def test_the_opening_is_seen_and_played_without_scrolling(
     watch: Open, address: Address, width: int, height: int, seen: str
 ) -> None:
