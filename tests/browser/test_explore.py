@@ -198,7 +198,7 @@ def test_an_address_of_a_run_in_view_keeps_the_comparison_and_shows_its_controls
     assert explored.root.locator(".av-player:visible").count() == 2
     assert explored.figure("backwards") == ["1", "4"]
     boxes = [bar.bounding_box() for bar in explored.root.locator(".av-top:visible").all()]
-    assert all(-1 <= box["y"] and box["y"] + box["height"] <= 421 for box in boxes), boxes
+    assert all(box["y"] >= -1 and box["y"] + box["height"] <= 421 for box in boxes), boxes
     explored.page.evaluate(f"location.hash = '{name}&side=a&a=0.1.0&e=1'")
     drawn(explored.page)
     assert explored.root.locator(".av-player:visible").count() == 1
