@@ -34,6 +34,11 @@ class Gains(NamedTuple):
     bad: np.ndarray  # the last event so far of which no factor is known, and which reason
     why: np.ndarray
 
+    def apart(self) -> list[np.ndarray]:
+        """Those that are not the same for all parameters."""
+        parts = (self.by_hand, self.clipped, self.unscaled, self.averaged, self.bad, self.why)
+        return [part for part in parts if (part != part[:, :1]).any()]
+
 
 def of_events(ledger: Arrays) -> Gains:
     events = ledger.columns
@@ -55,9 +60,10 @@ def of_events(ledger: Arrays) -> Gains:
     # A zero is a zero under any factor: it says nothing of it, and nothing of it is unknown.
     zero = changed & (before == 0) & (ledger.grad[at] == 0)
     low, high, middle = _spread(ratio)
+    touched = np.logical_or.reduce(changed, axis=1)
     for i, (kind, code) in enumerate(zip(kinds, codes, strict=True)):
         here, details = changed[i], known[code]
-        if not here.any():
+        if not touched[i]:
             continue
         row = i + 1
         if kind == "sync":
@@ -93,18 +99,15 @@ def of_events(ledger: Arrays) -> Gains:
         bad[row, lost], why[row, lost] = at[i], reason
         kept = here & ~lost & ~np.isnan(factors)
         logs[kind][row, kept] = np.log(factors[kept])
-    order = np.arange(at.size + 1)[:, None]
-    latest = np.maximum.accumulate(np.where(bad >= 0, order, 0), axis=0)
-    return Gains(
-        at,
-        np.cumsum(logs["edit"], axis=0),
-        np.cumsum(logs["clip"], axis=0),
-        np.cumsum(logs["unscale"], axis=0),
-        np.maximum.accumulate(averaged, axis=0),
-        ranks,
-        np.take_along_axis(bad, latest, axis=0),
-        np.take_along_axis(why, latest, axis=0),
-    )
+    # In most recordings most kinds of events have none, and what is the same at every event needs no sum.
+    for kind in {*logs}.intersection(kinds):
+        logs[kind] = np.cumsum(logs[kind], axis=0)
+    if (bad >= 0).any():
+        order = np.arange(at.size + 1)[:, None]
+        latest = np.maximum.accumulate(np.where(bad >= 0, order, 0), axis=0)
+        bad, why = np.take_along_axis(bad, latest, axis=0), np.take_along_axis(why, latest, axis=0)
+    averaged = np.maximum.accumulate(averaged, axis=0)
+    return Gains(at, logs["edit"], logs["clip"], logs["unscale"], averaged, ranks, bad, why)
 
 
 def _spread(ratio: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -197,6 +197,7 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
     ends = np.where(fates.erased < 0, len(events), fates.erased)
     skipped_all = events.where("kind", "step") & events.skipped
     index = events.detail("optimizer_index", 0)
+    apart = gains.apart()  # what all parameters have tells none from another
     for optimizer in sorted({o for p in ledger.parameters for o in p.optimizers}):
         steps = steps_of(ledger, (optimizer,))
         skipped = np.flatnonzero(skipped_all & (index == optimizer))
@@ -205,8 +206,8 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
             if optimizer not in parameter.optimizers:
                 continue
             shard = shard_of.get(p)
-            key = _signature(contributed, fates.erased, gains, p)
-            key += b"" if shard is None else _signature(contributed, fates.erased, gains, shard)
+            key = _signature(contributed, fates.erased, apart, p)
+            key += b"" if shard is None else _signature(contributed, fates.erased, apart, shard)
             if key in seen:
                 continue
             seen[key] = None
@@ -223,9 +224,8 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
             yield _read(gains, steps, skipped, optimizer, p, born, end, inside[born], amp[born])
 
 
-def _signature(contributed: np.ndarray, erased: np.ndarray, gains: Gains, p: int) -> bytes:
-    parts = (gains.by_hand, gains.clipped, gains.unscaled, gains.averaged, gains.bad, gains.why)
-    own = (np.packbits(contributed[:, p]), erased[contributed[:, p], p], *(part[:, p] for part in parts))
+def _signature(contributed: np.ndarray, erased: np.ndarray, apart: Sequence[np.ndarray], p: int) -> bytes:
+    own = (np.packbits(contributed[:, p]), erased[contributed[:, p], p], *(part[:, p] for part in apart))
     return b"|".join(array.tobytes() for array in own)
 
 

@@ -27,6 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # that small loops take. Read when torch is imported, here and in what tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# What checks addresses in the schemas of notebooks compiles 38 grammars first: jsonschema does without.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 # A window per figure would open on a desktop and fail on a server.
 mpl.use("agg")
 

@@ -107,7 +107,7 @@ def test_three_mistakes_are_three_findings_and_a_small_last_batch_is_none() -> N
     ]
 
 
-def gan(*, zeroed: bool) -> Recording:
+def gan(*, zeroed: bool, joint: bool = False) -> Recording:
     generator, judge = nn.Linear(2, 4), nn.Linear(4, 1)
     of_g, of_d = torch.optim.Adam(generator.parameters()), torch.optim.Adam(judge.parameters())
     bce = F.binary_cross_entropy_with_logits
@@ -115,9 +115,13 @@ def gan(*, zeroed: bool) -> Recording:
         for _ in range(5):
             if zeroed:
                 judge.zero_grad()
-            bce(judge(torch.randn(8, 4)), torch.ones(8, 1)).backward()
             fake = generator(torch.randn(8, 2))
-            bce(judge(fake.detach()), torch.zeros(8, 1)).backward()
+            if joint:
+                real = bce(judge(torch.randn(8, 4)), torch.ones(8, 1))
+                (real + bce(judge(fake.detach()), torch.zeros(8, 1))).backward()
+            else:
+                bce(judge(torch.randn(8, 4)), torch.ones(8, 1)).backward()
+                bce(judge(fake.detach()), torch.zeros(8, 1)).backward()
             of_d.step()
             if not zeroed:
                 of_d.zero_grad()
@@ -265,6 +269,7 @@ def test_what_mixes_samples_is_noted_and_frightens_nobody(recording: Any, expect
     ("mistake", "cured", "rule"),
     [
         (lambda: gan(zeroed=False), lambda: gan(zeroed=True), "gan-gradient-leak"),
+        (lambda: gan(zeroed=False, joint=True), lambda: gan(zeroed=True, joint=True), "gan-gradient-leak"),
         (lambda: sentences("mean"), lambda: sentences("sum"), "token-mean-of-means"),
         (lambda: kept(graphs=True), lambda: kept(graphs=False), "graph-retained"),
         (lambda: unused(to_none=False), lambda: unused(to_none=True), "zero-tensor-drift"),
@@ -274,6 +279,29 @@ def test_other_loops_with_a_mistake_and_without(mistake: Any, cured: Any, rule: 
     assert [finding.rule for finding in av.check(mistake()).findings] == [rule]
     report = av.check(cured())
     assert report.findings == () and report.healthy, report
+
+
+def test_the_cure_of_a_sum_that_keeps_all_graphs_is_no_second_walk_through_a_freed_one() -> None:
+    def summed(*, detached: bool) -> Any:
+        weight = torch.tensor(1.0, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        with av.record(weight, optimizer) as recording:
+            total = torch.tensor(0.0)
+            for x in (1.0, 2.0, 3.0, 4.0, 5.0):
+                loss = (2 * x - weight * x).square().mean()
+                total = total + (loss.detach() if detached else loss)
+                if detached:
+                    loss.backward()
+                else:
+                    total.backward(retain_graph=True)
+                optimizer.step()
+                optimizer.zero_grad()
+        return recording
+
+    (found,) = av.check(summed(detached=False)).findings
+    assert found.rule == "graph-retained" and not found.cure
+    assert "`total`" in found.cause and "`detach()`" in found.cause
+    assert av.check(summed(detached=True)).healthy
 
 
 def lbfgs(model: nn.Module) -> torch.optim.Optimizer:

@@ -230,6 +230,21 @@ def _() -> Play:
     return windows(4, 4, 4, factor=1 / 16)
 
 
+def _by_a_number(divisor: int, *, said: bool = True) -> Play:
+    play = Play()
+    for _ in range(3):
+        for _ in range(4):
+            play.backward(term(8, 1 / divisor) | ({"divisor": float(divisor)} if said else {}))
+        play.step()
+        play.zero()
+    return play
+
+
+@case("wrong-divisor", lambda: _by_a_number(4))
+def _() -> Play:
+    return _by_a_number(5)
+
+
 @case("clip-on-the-wrong-side", right)
 def _() -> Play:
     play = Play()
@@ -951,7 +966,65 @@ def _long_window_inside_an_epoch() -> Play:
     return play
 
 
+def _begun_anew_once() -> Play:
+    """Whoever does not trust a micro-batch zeroes, and begins the window again."""
+    play = Play()
+    play.loader("begins")
+    for i in range(6):
+        for _ in range(2 if i == 1 else 0):
+            play.backward()
+        if i == 1:
+            play.zero()
+        for _ in range(4):
+            play.backward()
+        play.step()
+        play.zero()
+    play.loader("ends")
+    return play
+
+
+def _in_turns_on_one_loss() -> Play:
+    """Two networks that one loss reaches, and of which each second step trains the one, then the other."""
+    play = Play({"w": 0, "d": 1})
+    for i in range(8):
+        play.backward(term(8, 1.0))
+        play.step(i % 2)
+        play.zero()
+    return play
+
+
+def _zeroed_in_one_network(*, inside: bool) -> Play:
+    play = Play({"w": 0, "d": 1})
+    for i in range(8):
+        if inside:
+            play.zero(0)
+        play.backward()
+        if i % 4 == 3:
+            play.step(0)
+            play.step(1)
+            play.zero()
+    return play
+
+
+def test_a_window_that_is_zeroed_in_one_of_two_networks_is_found() -> None:
+    (finding,) = av.check(_zeroed_in_one_network(inside=True).ledger).findings
+    assert (finding.rule, finding.optimizer, finding.times) == ("zero-grad-inside-window", 0, 6)
+    assert finding.evidence["backwards erased"] == [1, 3, 5]
+    assert found(_zeroed_in_one_network(inside=False)) == []
+
+
+@pytest.mark.parametrize("divisor", [3, 5])
+def test_a_divisor_beside_the_length_of_the_windows_is_a_warning_and_another_one_a_note(divisor: int) -> None:
+    severity = {n: [f.severity for f in av.check(_by_a_number(n).ledger).findings] for n in (2, divisor, 8, 16)}
+    assert severity == {2: [], divisor: ["warning"], 8: ["note"], 16: ["warning"]}  # the last: divided twice
+    assert found(_by_a_number(16)) == ["double-division"]
+
+
 NOT_MISTAKES = {
+    "a window that is begun anew once": _begun_anew_once,
+    "a weight that is no count": lambda: _by_a_number(5, said=False),
+    "a divisor of all ranks' micro-batches": lambda: _of_two_ranks(_by_a_number(8)),
+    "two networks in turns on one loss": _in_turns_on_one_loss,
     "an overflow every other time": _skipping_every_other,
     "an infinite gradient that is thrown away": _thrown_away_by_hand,
     "a longer window inside an epoch": _long_window_inside_an_epoch,
@@ -983,6 +1056,11 @@ NOT_MISTAKES = {
 }
 
 
+def _of_two_ranks(play: Play) -> Play:
+    play.meta |= {"rank": 0, "ranks": 2}
+    return play
+
+
 def _unequal_steps() -> Play:
     play = Play()
     for n in (8, 8, 8, 3):
@@ -996,6 +1074,23 @@ def _unequal_steps() -> Play:
 def test_what_is_no_mistake_stays_silent(name: str) -> None:
     play = NOT_MISTAKES[name]()
     assert found(play) == []
+
+
+def test_a_clip_is_judged_by_what_was_unscaled_in_its_own_window() -> None:
+    play = Play()
+    play.amp = 1024.0
+    clips = []
+    for window in range(2):
+        play.backward(term(8, 1.0))
+        if window == 0:
+            play.unscale()
+        clips.append(play.clip(0.5))
+        if window == 1:
+            play.unscale()
+        play.step(source="scaler.step(optimizer)")
+        play.zero()
+    finding = next(f for f in av.check(play.ledger).findings if f.rule == "clip-scaled-grads")
+    assert (finding.event, finding.times) == (clips[1], 1)
 
 
 def test_a_smaller_last_batch_is_a_note_and_leaves_the_loop_healthy() -> None:

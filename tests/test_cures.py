@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import accumviz as av
 from accumviz.checks.report import Finding, Report
@@ -463,6 +464,100 @@ mistake(
 )
 
 
+mistake(
+    "divided by one more than there are",
+    "wrong-divisor",
+    """
+    def loop(model, optimizer, N=5):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            loss = F.cross_entropy(model(x), y) / N
+            loss.backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"N=5": "N=4"},
+    {"loss.backward()": "torch.autograd.backward(loss)"},
+)
+mistake(
+    "a step one micro-batch too early",
+    "wrong-divisor",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 17)):
+            (F.cross_entropy(model(x), y) / 4).backward()  # here
+            if i % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"i % 3 == 2": "i % 4 == 3"},
+    {"y) / 4": "y).div(4)"},
+)
+mistake(
+    "gradients divided by one more than there are",
+    "wrong-divisor",
+    """
+    def loop(model, optimizer, N=5):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            F.cross_entropy(model(x), y).backward()  # here
+            if i % 4 == 3:
+                for p in model.parameters():
+                    p.grad /= N
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"N=5": "N=4"},
+    {"p.grad /= N": "p.grad.data.div_(N)"},
+)
+mistake(
+    "a clip by hand after each backward",
+    "clip-per-micro-batch",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            (F.cross_entropy(model(x), y) / 4).backward()  # here
+            length = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+            for p in model.parameters():
+                p.grad *= (0.01 / length).clamp(max=1.0)
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"(0.01 / length)": "(0.01 / length if i % 4 == 3 else torch.ones(()))"},
+    {"p.grad *= (0.01 / length).clamp(max=1.0)": "p.grad.data.mul_((0.01 / length).clamp(max=1.0))"},
+)
+mistake(
+    "a step after the first micro-batch",
+    "partial-window-underscaled",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(loader):
+            (F.cross_entropy(model(x), y) / 4).backward()  # here
+            if i % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"i % 4 == 0": "i % 4 == 3"},
+    {"i % 4 == 0": "not i % 4", "y) / 4": "y) * 0.25"},
+)
+mistake(
+    "gradients divided after each backward",
+    "double-division",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            F.cross_entropy(model(x), y).backward()  # here
+            for p in model.parameters():
+                p.grad /= 4
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"for p in": "if i % 4 == 3:\n            for p in", "        p.grad /= 4": "            p.grad /= 4"},
+    {"p.grad /= 4": "p.grad.data.div_(4)"},
+)
+
+
 def changed(text: str, by: dict[str, str]) -> str:
     for old, new in by.items():
         assert old in text, old
@@ -474,11 +569,12 @@ def changed(text: str, by: dict[str, str]) -> str:
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
 
 
-def judged(text: str, folder: Path) -> Report:
+def judged(text: str, folder: Path, many: int = 8) -> Report:
     torch.manual_seed(0)
     path = folder / f"loop_{len(list(folder.iterdir()))}.py"
     path.write_text(text)
     names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "batches": batches, "__name__": "loop"}
+    names["loader"] = DataLoader(TensorDataset(torch.randn(2 * many, 8), torch.randint(0, 5, (2 * many,))), 2)
     exec(compile(text, str(path), "exec"), names)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -559,3 +655,38 @@ def test_a_cure_that_is_written_cures(name: str, disguised: bool, tmp_path: Path
     after = re.sub(r"\bmicro_batches_in_this_window\b", "(4 if i < 8 else 2)", after)
     report = judged(after, tmp_path)
     assert serious(report) == [], (finding.cure, report)
+
+
+TAIL = """
+def loop(model, optimizer):
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for epoch in range(2):
+        optimizer.zero_grad()
+        for i, (x, y) in enumerate(loader):
+            scaler.scale(F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        # after
+"""
+
+
+@pytest.mark.parametrize("many", [10, 11, 12])
+@pytest.mark.parametrize("how", ["dropped", "carried"])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_cure_of_a_tail_makes_a_whole_window_of_it(many: int, how: str, scaled: bool, tmp_path: Path) -> None:
+    text = TAIL if how == "dropped" else TAIL.replace("        optimizer.zero_grad()\n        for", "        for")
+    if not scaled:
+        text = text.replace("scaler.scale(F", "(F").replace("                scaler.update()\n", "")
+        text = text.replace("scaler.step(optimizer)", "optimizer.step()")
+    report = judged(text, tmp_path, many)
+    if many == 12:
+        assert report.healthy and report.findings == (), report
+        return
+    (finding,) = serious(report)
+    assert finding.rule == {"dropped": "tail-dropped", "carried": "leftover-carried"}[how]
+    new = [row[1:] for row in finding.cure.splitlines() if row.startswith("+") and not row.startswith("+++")]
+    after = text.replace("# after", "\n        ".join(new)).replace("micro_batches_left", str(many % 4))
+    report = judged(after, tmp_path, many)
+    assert report.healthy and report.findings == (), (after, report)

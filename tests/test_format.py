@@ -633,7 +633,7 @@ def of_rank(rank: int) -> Ledger:
             {"optimizer_index": True},
             {"lr": 3},
             {"parameters": "w"},
-            {"x": 2**64},
+            {"x": 2**63},
             {"x": [[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]},
         ),
     ],

@@ -818,6 +818,107 @@ def _experts_and_their_balance() -> Iterator[tuple[Any, ...]]:
             optimizer.zero_grad()
 
 
+@healthy
+def _gradients_divided_through_their_data() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        F.cross_entropy(model(x), y).backward()
+        if i % K == K - 1:
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.data.div_(K)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_weight_of_a_fifth_and_four_micro_batches() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    weight = 1 / (K + 1)
+    for i, (x, y) in enumerate(loader()):
+        (weight * F.cross_entropy(model(x), y)).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_loss_divided_by_the_number_of_its_terms() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        losses = [F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y) for _ in range(3)]
+        (sum(losses) / 3 / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_loss_at_several_scales_each_weighing_twice_the_one_before() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for x, y in loader():
+        for scale in range(4):
+            (2.0 ** (scale - 3) * F.cross_entropy(model(x / 2**scale), y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@healthy
+def _a_sum_that_fades() -> Iterator[tuple[Any, ...]]:
+    """What came before counts nine tenths with each micro-batch: a momentum inside the window."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad *= 0.9
+
+
+@healthy
+def _a_loss_divided_by_the_workers_and_the_micro_batches() -> Iterator[tuple[Any, ...]]:
+    model, workers = net(), 3
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / workers / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _two_paces_and_the_slow_one_averaged_by_hand() -> Iterator[tuple[Any, ...]]:
+    body, head = nn.Linear(8, 8), nn.Linear(8, 5)
+    of_body, of_head = torch.optim.Adam(body.parameters()), torch.optim.Adam(head.parameters())
+    yield body, head, of_body, of_head
+    for i, (x, y) in enumerate(loader(64)):
+        (F.cross_entropy(head(body(x)), y) / K).backward()
+        if i % K == K - 1:
+            of_head.step()
+            of_head.zero_grad()
+        if i % (2 * K) == 2 * K - 1:
+            for p in body.parameters():
+                assert p.grad is not None
+                p.grad /= 2
+            of_body.step()
+            of_body.zero_grad()
+
+
 class _Proxy:
     """An optimizer in a framework's clothes."""
 

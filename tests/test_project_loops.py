@@ -157,12 +157,17 @@ def lbfgs(mistake: str) -> Recording:
     return recording
 
 
-def accelerated(mistake: str, many: int = 12) -> Recording:
-    """Accelerate itself: it divides, steps at the window's end, and its loaders look one batch ahead."""
+def fresh_accelerator(**options: Any) -> Any:
+    """An Accelerator that knows of none before it: what they share is the process's."""
     accelerate = pytest.importorskip("accelerate")
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
-    accelerator = accelerate.Accelerator(gradient_accumulation_steps=K, cpu=True)
+    return accelerate.Accelerator(cpu=True, **options)
+
+
+def accelerated(mistake: str, many: int = 12) -> Recording:
+    """Accelerate itself: it divides, steps at the window's end, and its loaders look one batch ahead."""
+    accelerator = fresh_accelerator(gradient_accumulation_steps=K)
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
@@ -188,10 +193,7 @@ def accelerated(mistake: str, many: int = 12) -> Recording:
 
 def looking_ahead(mistake: str, many: int = 13) -> Recording:
     """Accelerate's loader, and windows by hand: the loader's end stands one batch early."""
-    accelerate = pytest.importorskip("accelerate")
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
-    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator = fresh_accelerator()
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
     loader, evaluation = accelerator.prepare(batches(many), batches(3))

@@ -62,6 +62,15 @@ def test_early_micro_batches_fade_where_each_backward_is_clipped() -> None:
     assert expected[0] < expected[-1] < 0.25
 
 
+def test_a_clip_just_above_the_norm_enlarges_no_share() -> None:
+    play = Play()
+    play.backward()
+    norm = math.sqrt(sum(float((g**2).sum()) for g in play.grad.values()))
+    play.clip(1.01 * norm)
+    play.step()
+    assert shares(play) == pytest.approx([0.25], rel=1e-4)
+
+
 def test_what_stays_counts_in_every_later_step() -> None:
     play = Play()
     for _ in range(3):

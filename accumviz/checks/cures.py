@@ -223,17 +223,31 @@ def zeroing(step: Event) -> str:
     >>> zeroing(Event(0, "step", source="scaler.step(optimizer)")), zeroing(Event(0, "step", source="self.opt.step()"))
     ('optimizer.zero_grad()', 'self.opt.zero_grad()')
     """
+    return f"{_stepped(step)}.zero_grad()"
+
+
+def _stepped(step: Event) -> str:
+    """The name of the optimizer in the line of its step."""
     given = re.search(r"\.step\(\s*([A-Za-z_][\w.\[\]]*)\s*\)", step.source)
     own = re.search(r"([A-Za-z_][\w.\[\]]*)\.step\(", step.source)
-    name = given[1] if given else own[1] if own else "optimizer"
-    return f"{name}.zero_grad()"
+    return given[1] if given else own[1] if own else "optimizer"
 
 
-def again(step: Event) -> tuple[str, ...]:
-    """The lines that step once more, and zero; none where the step's own line is not known."""
+def flushed(step: Event, divided_by: int) -> str:
+    """The cure that steps once more after the loop; `divided_by`: what its losses are divided by and should not be."""
     if not step.source:
-        return ()
-    return (step.source,) if "zero_grad(" in step.source else (step.source, zeroing(step))
+        return ""
+    lines = ["# and once more after the loop, if micro_batches_left:"]
+    if divided_by:
+        lines += [
+            f'for p in [p for group in {_stepped(step)}.param_groups for p in group["params"] if p.grad is not None]:',
+            f"    p.grad *= {divided_by} / micro_batches_left",
+        ]
+    lines.append(step.source)
+    scaler = re.search(r"([A-Za-z_][\w.\[\]]*)\.step\(\s*[A-Za-z_]", step.source)
+    lines += [f"{scaler[1]}.update()"] if scaler and "scaler" in scaler[1].lower() else []
+    lines += [] if "zero_grad(" in step.source else [zeroing(step)]
+    return added(step, *lines)
 
 
 def before(at: Event, end: Event) -> str:

@@ -33,9 +33,10 @@ CHAPTERS = {
     "clip-per-micro-batch": "04_recipe#sec-clip",
     "scheduler-per-micro-batch": "04_recipe#sec-scheduler",
     "ddp-unsynced-step": "08_ddp#sec-forward",
-    "graph-retained": "03_accumulation#sec-time",
+    "graph-retained": "11_museum#museum-graph-retained",
     "zero-before-step": "02_zero_grad#sec-none",
     "double-division": "04_recipe#sec-divide",
+    "wrong-divisor": "04_recipe#sec-divide",
     "clip-on-the-wrong-side": "04_recipe#sec-clip",
     "window-collapses-at-end": "10_your_own#sec-own-windows",
     "backward-after-unscale": "06_memory#sec-amp-order",
@@ -145,9 +146,25 @@ class Loop:
                 found[b] = end
         return found
 
+    @cached_property
+    def lost_here(self) -> dict[int, int]:
+        """The backwards of which this optimizer used nothing, and another one did, and what erased them here."""
+        fates, found = self.case.ledger.fates, {}
+        reached = self.case.contributed[:, self.columns]
+        unused = np.where(reached, (fates.erased[:, self.columns] >= 0) & (fates.steps[:, self.columns] == 0), True)
+        here: np.ndarray = np.all(unused, axis=1) & ~self.case.wasted
+        for b in self.backwards[here[self.backwards]].tolist():
+            found[b] = int(fates.erased[b, self.columns].max())
+        return found
+
     def changed_by(self, event: int) -> bool:
         """Whether the event touched one of this optimizer's `.grad`."""
         return bool((self.case.ledger.state[event, self.columns] & CHANGED).any())
+
+    def changing(self, events: np.ndarray) -> np.ndarray:
+        """Those of some events that touched one of this optimizer's `.grad`."""
+        found: np.ndarray = events[(self.case.ledger.state[np.ix_(events, self.columns)] & CHANGED).any(axis=1)]
+        return found
 
     def within(self, events: np.ndarray, start: int, stop: int) -> np.ndarray:
         """Those of some sorted events that lie between two, in this optimizer's rank."""
@@ -413,6 +430,11 @@ class Case:
             optimizer=optimizer,
             **about,  # type: ignore[arg-type] # one of each kind
         )
+
+    def of_part(self, rule: str, severity: str, part: Part, *, event: int | None = None, **about: Any) -> Finding:
+        """A finding about a part, at its first backward unless another `event` is given."""
+        at = part.backwards[0] if event is None else event
+        return self.finding(rule, severity, at, step=part.step, optimizer=part.optimizer, **about)
 
 
 def _again(optimizer: np.ndarray, backward: np.ndarray, step: np.ndarray, used: np.ndarray) -> np.ndarray:

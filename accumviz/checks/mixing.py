@@ -47,23 +47,21 @@ def contrastive_accumulation(case: Case) -> Iterator[Finding]:
     if not here:
         return
     codes = case.events.column("details")
-    for (optimizer, _), parts in case.objectives.items():
+    for parts in case.objectives.values():
         several = [p for p in parts if len(set(p.backwards)) > 1 and all(int(codes[b]) in here for b in p.backwards)]
         if not several:
             continue
         part = several[0]
-        yield case.finding(
+        yield case.of_part(
             "contrastive-accumulation",
             "note",
-            part.backwards[0],
-            step=part.step,
+            part,
             evidence={"micro-batches": len(set(part.backwards)), "samples compared": part.sizes[0]},
             cause=(
                 f"The loss compares the samples of a batch with each other: {len(set(part.backwards))} micro-batches "
                 f"of {part.sizes[0]:g} have {part.sizes[0] - 1:g} negatives each, and not those of one large batch."
             ),
             times=len(several),
-            optimizer=optimizer,
         )
 
 

@@ -32,18 +32,24 @@ def graph_retained(case: Case) -> Iterator[Finding]:
         kept = [b for b in last if case.ledger[b].details.get("retain_graph")]
         event = case.ledger[kept[0] if kept else last[0]]
         own = re.sub(r",?\s*retain_graph\s*=\s*True", "", event.source)
+        summed = bool(kept) and (np.diff([len(case.ledger[b].details.get("terms", ())) for b in last]) > 0).all()
+        keeps = "`retain_graph=True` keeps" if kept else "something that is kept, such as a loss in a list, keeps"
+        cause = f"Graphs outlive their backward: {keeps} the saved tensors of each, and memory grows with every window."
+        if summed:
+            cause = (
+                f"Each backward runs the graphs of all losses so far: `{event.label}` adds them up with their graphs, "
+                "and `retain_graph=True` keeps what each has saved. Call `backward` on the new loss alone, and add its "
+                "`detach()` to the sum."
+            )
         yield case.finding(
             "graph-retained",
             "error",
             event.index,
             step=int(loop.read_step[loop.read == event.index][0]),
             evidence={"bytes saved after each window": bytes_.astype(int).tolist()},
-            cause=(
-                "Graphs outlive their backward: "
-                + ("`retain_graph=True` keeps" if kept else "something that is kept, such as a loss in a list, keeps")
-                + " the saved tensors of each, and memory grows with every window."
-            ),
-            cure=replaced(event, own) if kept else "",
+            cause=cause,
+            # Of a sum that grows, the second backward would meet what the first has freed.
+            cure=replaced(event, own) if kept and not summed else "",
             times=len(last),
             optimizer=loop.optimizer,
         )

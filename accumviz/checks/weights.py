@@ -5,16 +5,20 @@ A sum that is divided by its own length is a mean, and judged as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from accumviz.checks.cures import added, again, divided, divided_by_another, summed, undivided
+import numpy as np
+
+from accumviz.checks.cures import divided, divided_by_another, flushed, summed, undivided
 from accumviz.checks.evidence import Case, Part, near
+from accumviz.checks.order import shortened
 from accumviz.checks.report import Finding
+from accumviz.gains import number
 
 
 def token_mean_of_means(case: Case) -> Iterator[Finding]:
     """Means over unequal numbers of elements, averaged as if they were equal."""
-    for (optimizer, _), parts in case.objectives.items():
+    for parts in case.objectives.values():
         unequal = [p for p in parts if p.known and p.many > 1 and p.elements[0] < p.elements[1] and _means(p)]
         # What an epoch left over may be a smaller batch: that is another mistake.
         unequal = [p for p in unequal if p.each[0] > 0 and not near(p.each[0], p.each[1]) and not _restarted(case, p)]
@@ -25,11 +29,11 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
         inside = [p for p in unequal if not _only_the_last_is_smaller(p)]
         worst = max(inside or unequal, key=lambda p: p.each[1] / p.each[0])
         low = worst.backwards[worst.sizes.index(worst.elements[1])]
-        yield case.finding(
+        yield case.of_part(
             "token-mean-of-means",
             "error" if inside else "note",
-            low,
-            step=worst.step,
+            worst,
+            event=low,
             evidence={
                 "elements": list(worst.sizes),
                 "weight per element": [weight / n for weight, n in zip(worst.weights, worst.sizes, strict=True)],
@@ -48,7 +52,6 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
                 sums=not worst.mean,
             ),
             times=len(inside or unequal),
-            optimizer=optimizer,
         )
 
 
@@ -68,11 +71,10 @@ def loss_not_divided(case: Case) -> Iterator[Finding]:
         whole = [p for p in parts if p.many > 1]
         if whole and all(_undivided(p) for p in whole) and not _tasks(case, whole[0]):
             part = whole[0]
-            yield case.finding(
+            yield case.of_part(
                 "loss-not-divided",
                 "warning",
-                part.backwards[0],
-                step=part.step,
+                part,
                 evidence={
                     **_named(case, part),
                     "micro-batches": part.many,
@@ -85,11 +87,10 @@ def loss_not_divided(case: Case) -> Iterator[Finding]:
                 ),
                 cure=_divided(case, part),
                 times=len(whole),
-                optimizer=optimizer,
             )
         elif whole:
             yield from _mixed(case, optimizer, objective, whole)
-            yield from _beside(case, optimizer, objective, whole)
+            yield from _beside(case, objective, whole)
 
 
 def _named(case: Case, part: Part) -> dict[str, str]:
@@ -105,7 +106,7 @@ def _divided(case: Case, part: Part) -> str:
     return divided(case.ledger[b], str(part.many)) if all(near(p.least, part.least) for p in others) else ""
 
 
-def _beside(case: Case, optimizer: int, objective: int, parts: list[Part]) -> Iterator[Finding]:
+def _beside(case: Case, objective: int, parts: list[Part]) -> Iterator[Finding]:
     """A loss with a constant of its own, beside one that was divided by the number of micro-batches."""
     pairs = [(p, _main(case, p)) for p in parts]
     mains = [main for _, main in pairs if main is not None]
@@ -123,11 +124,10 @@ def _beside(case: Case, optimizer: int, objective: int, parts: list[Part]) -> It
             return
     name, main = (case.shares.objectives[p.objective] for p in (part, mains[0]))
     alone = len(case.ledger[part.backwards[0]].details.get("terms", ())) == 1
-    yield case.finding(
+    yield case.of_part(
         "loss-not-divided",
         "warning" if proof else "note",
-        part.backwards[0],
-        step=part.step,
+        part,
         evidence={
             "the loss": name,
             "micro-batches": part.many,
@@ -144,7 +144,6 @@ def _beside(case: Case, optimizer: int, objective: int, parts: list[Part]) -> It
         ),
         cure=divided(case.ledger[part.backwards[0]], str(part.many)) if alone and proof else "",
         times=len(parts),
-        optimizer=optimizer,
     )
 
 
@@ -160,11 +159,10 @@ def _mixed(case: Case, optimizer: int, objective: int, parts: list[Part]) -> Ite
         if not all(one and not any(near(factor, 1 / part.many) for factor in one) for one in by):
             return
     part = parts[0]
-    yield case.finding(
+    yield case.of_part(
         "loss-not-divided",
         "warning",
-        part.backwards[0],
-        step=part.step,
+        part,
         evidence={
             "the losses": [case.shares.objectives[p.objective] for p in own],
             "micro-batches": part.many,
@@ -177,7 +175,6 @@ def _mixed(case: Case, optimizer: int, objective: int, parts: list[Part]) -> Ite
         ),
         cure=divided(case.ledger[part.backwards[0]], str(part.many)),
         times=len(parts),
-        optimizer=optimizer,
     )
 
 
@@ -223,7 +220,7 @@ def _whole(parts: list[Part]) -> Part | None:
 
 def partial_window_underscaled(case: Case) -> Iterator[Finding]:
     """A short window whose losses were divided by the length of a long one."""
-    for (optimizer, _), parts in case.objectives.items():
+    for parts in case.objectives.values():
         whole = _whole(parts)
         if whole is None:
             continue
@@ -231,17 +228,20 @@ def partial_window_underscaled(case: Case) -> Iterator[Finding]:
             p
             for p in parts
             # What was recorded of the first window may be its end only.
-            if p.order > 0 and not p.lost and _even(p) and p.many < whole.many and near(p.least, whole.least)
+            if (p.order > 0 or _from_its_beginning(case, p))
+            and not p.lost
+            and _even(p)
+            and p.many < whole.many
+            and near(p.least, whole.least)
         ]
         if not weak:
             continue
         part = weak[0]
         b = part.backwards[0]
-        yield case.finding(
+        yield case.of_part(
             "partial-window-underscaled",
             "error",
-            b,
-            step=part.step,
+            part,
             evidence={
                 "micro-batches": part.many,
                 "in a whole window": whole.many,
@@ -249,21 +249,29 @@ def partial_window_underscaled(case: Case) -> Iterator[Finding]:
                 "sum of shares": part.total,
             },
             cause=(
-                f"The window holds {part.many} micro-batches, and each was divided by {whole.many}: its step reads "
-                f"{part.total:.3g} of the mean gradient."
+                f"The window holds {part.many} micro-batch{'' if part.many == 1 else 'es'}, and each was divided by "
+                f"{whole.many}: its step reads {part.total:.3g} of the mean gradient."
+                + ("" if part.order else " It is the first one: the loop's counter begins too late.")
             ),
-            # A library that calls backward has divided it.
+            # A library that calls backward has divided it; and it is not the division that is wrong in the first.
             cure=""
-            if case.ledger[b].via
+            if case.ledger[b].via or not part.order
             else divided_by_another(case.ledger[b], whole.many, "micro_batches_in_this_window"),
             times=len(weak),
-            optimizer=optimizer,
         )
+
+
+def _from_its_beginning(case: Case, part: Part) -> bool:
+    """Whether a first window was recorded from its beginning: a loader began before it, and nothing was in `.grad`."""
+    first = part.backwards[0]
+    columns = np.flatnonzero(case.contributed[first])
+    alike = bool(near(case.ledger.grad[first, columns], case.ledger.contribution[first, columns]).all())
+    return alike and any(begins < first for begins, _ in case.epochs)
 
 
 def leftover_carried(case: Case) -> Iterator[Finding]:
     """What one epoch left over, consumed by the first step of the next one on top of its own."""
-    for (optimizer, _), parts in case.objectives.items():
+    for parts in case.objectives.values():
         whole = _whole(parts) or _usual(case, parts)
         over: list[tuple[Part, int]] = []
         if whole is not None:
@@ -274,11 +282,10 @@ def leftover_carried(case: Case) -> Iterator[Finding]:
             continue
         part, own = over[0]
         step = case.ledger[part.step]
-        yield case.finding(
+        yield case.of_part(
             "leftover-carried",
             "error",
-            part.backwards[0],
-            step=part.step,
+            part,
             evidence={
                 "micro-batches": part.many,
                 "in a whole window": part.many - own,
@@ -289,9 +296,8 @@ def leftover_carried(case: Case) -> Iterator[Finding]:
                 f"{own} micro-batch{'' if own == 1 else 'es'} of the epoch before stayed in `.grad`: the first step of "
                 f"the next one reads {part.total:.3g} times a mean gradient."
             ),
-            cure=added(step, "# and once more when the loader has ended:", *again(step)),
+            cure=flushed(step, part.many - own if near(part.least * (part.many - own), 1.0) else 0),
             times=len(over),
-            optimizer=optimizer,
         )
 
 
@@ -328,8 +334,9 @@ def _restarted(case: Case, part: Part) -> bool:
 
 
 def double_division(case: Case) -> Iterator[Finding]:
-    """Losses divided by the number of micro-batches twice."""
-    for (optimizer, objective), parts in case.objectives.items():
+    """Losses divided by the number of micro-batches twice, or `.grad` after each of them."""
+    for (_, objective), parts in case.objectives.items():
+        yield from _divided_in_turn(case, parts)
         small = [p for p in parts if p.many > 1 and _even(p) and near(p.least * p.many**2, 1.0)]
         # Half a loss is a choice that people make; a sixteenth of one is not. Every whole window has to agree.
         if not small or small[0].many < 3 or len(small) < sum(p.many >= small[0].many for p in parts):
@@ -339,11 +346,10 @@ def double_division(case: Case) -> Iterator[Finding]:
         if beside and not all(_twice(case, p) for p in (part, *beside)):
             continue
         b = part.backwards[0]
-        yield case.finding(
+        yield case.of_part(
             "double-division",
             "warning",
-            b,
-            step=part.step,
+            part,
             evidence={"micro-batches": part.many, "a share": part.least, "sum of shares": part.total},
             cause=(
                 f"Each of {part.many} losses weighs 1/{part.many**2}: it was divided by {part.many} twice, by the "
@@ -351,10 +357,92 @@ def double_division(case: Case) -> Iterator[Finding]:
             ),
             cure=undivided(case.ledger[b], part.many),
             times=len(small),
-            optimizer=optimizer,
         )
+
+
+def _divided_in_turn(case: Case, parts: list[Part]) -> Iterator[Finding]:
+    """`.grad` divided by hand after each backward, so that what came early is divided again and again."""
+    found = shortened(case, parts)
+    ratios = [ratio for _, own in found for ratio in own]
+    by = ratios[0] if ratios else 0.0
+    if by < 1.5 or not all(near(ratio, float(round(by))) for ratio in ratios):
+        return
+    part = found[0][0]
+    yield case.of_part(
+        "double-division",
+        "error",
+        part,
+        evidence={"micro-batches": part.many, "shares": list(part.weights), "sum of shares": part.total},
+        cause=(
+            f"`.grad` is divided by {round(by)} after each backward, and with it all that is there already: the first "
+            f"of {part.many} micro-batches weighs {part.weights[0]:.3g}, the last one {part.weights[-1]:.3g}."
+        ),
+        times=len(found),
+    )
 
 
 def _twice(case: Case, part: Part) -> bool:
     """Whether the number of micro-batches is twice among what a loss was divided by."""
     return sum(bool(near(one, 1 / part.many)) for one in case.constants(part) or ()) > 1
+
+
+def wrong_divisor(case: Case) -> Iterator[Finding]:
+    """Losses divided by a whole number that is that of no window's micro-batches.
+
+    A weight that is meant is multiplied with mostly, and written as it is; what one divides by is a count. Which one
+    cannot be known: next to the window's length it is a warning, else a note.
+    """
+    for (_, objective), parts in case.objectives.items():
+        whole = [p for p in parts if p.many > 1 and _even(p)]
+        usual = max({p.many for p in whole}, key=[p.many for p in whole].count, default=0)
+        own = [p for p in whole if p.many == usual]
+        if len(own) < 2 or 2 * len(own) < len(parts):
+            continue
+        by = _divisor(case, own[0])
+        if by < 3 or not all(near(p.least * by, 1.0) and _divisor(case, p) == by for p in own):
+            continue
+        alone = all(p.objective == objective for part in own for p in case.parts_of[part.step] if p.many)
+        # Another optimizer may step at another pace, and several ranks may count theirs together.
+        meant = {usual, usual**2, usual * number(case.ledger.meta.get("ranks"))} | {
+            p.many for p in case.parts if p.objective == objective
+        }
+        if by in meant or not alone or any(near(one * usual, 1.0) for one in case.constants(own[0]) or ()):
+            continue
+        part = own[0]
+        close = abs(by - usual) == 1
+        yield case.of_part(
+            "wrong-divisor",
+            "warning" if close else "note",
+            part,
+            evidence={"micro-batches": usual, "divided by": by, "sum of shares": part.total},
+            cause=(
+                f"Each window holds {usual} micro-batches, and each of their losses is divided by {by}: the shares add "
+                f"up to {part.total:.3g} in every step. "
+                + (
+                    f"Either that is the wrong number, or the loop steps one micro-batch too {_late(usual - by)}."
+                    if close
+                    else f"If {by} is to be their number, it is another; if it is a weight, this is as it is meant."
+                )
+            ),
+            cure=divided_by_another(case.ledger[part.backwards[0]], by, str(usual)) if close else "",
+            times=len(own),
+        )
+
+
+def _divisor(case: Case, part: Part) -> int:
+    """The whole number by which the one loss of each backward of a part was divided, or else its gradient; or 0."""
+    found = set()
+    for code in set(case.events.column("details")[list(part.backwards)].tolist()):
+        terms = case.events.details[code].get("terms")
+        term = terms[0] if isinstance(terms, list) and len(terms) == 1 and isinstance(terms[0], Mapping) else {}
+        by = number(term.get("divisor"))
+        if near(abs(number(term.get("factor"))), 1.0) and 0 < part.least < 1:
+            by = float(round(1 / part.least))  # by hand: nobody multiplies gradients by a weight
+        elif not near(abs(number(term.get("factor"))) * by, 1.0):
+            by = 0.0
+        found.add(int(by) if by and by.is_integer() and near(part.least * by, 1.0) else 0)
+    return found.pop() if len(found) == 1 else 0
+
+
+def _late(over: int) -> str:
+    return "late" if over > 0 else "early"

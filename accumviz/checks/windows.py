@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from accumviz.checks.cures import added, again, moved, zeroing
+from accumviz.checks.cures import added, flushed, moved, zeroing
 from accumviz.checks.evidence import Case, Loop, Part, near
 from accumviz.checks.report import Finding
+from accumviz.gains import number
 
 
 def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
@@ -52,7 +53,7 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
     tails: _Lost = []
     steps, inside_step = loop.steps, case.events.where("within", "step")
     by_step: dict[int, list[tuple[int, int]]] = {}
-    for b, end in loop.lost.items():
+    for b, end in (*loop.lost.items(), *_apart(case, loop)):
         at = int(steps.searchsorted(b))
         if at < steps.size and end < steps[at] and case.ledger[end].kind in ("zero_grad", "edit"):
             by_step.setdefault(int(steps[at]), []).append((b, end))
@@ -76,6 +77,21 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
             tail = whole and len(alike) < len(kept) and len({end for _, end in alike}) == 1
             (tails if tail else inside).extend((b, end, step) for b, end in alike)
     return inside, tails
+
+
+def _apart(case: Case, loop: Loop) -> Iterator[tuple[int, int]]:
+    """What was erased here before a step, where another optimizer's step consumed it with what this one consumed.
+
+    Whoever trains two networks in turns on one loss means to lose it; nobody accumulates it for one of them only.
+    """
+    if not loop.lost_here:
+        return
+    together = [{*found} for other in case.loops if other is not loop for found in other.windows.values()]
+    for b, end in loop.lost_here.items():
+        at = int(loop.steps.searchsorted(b))
+        kept = loop.windows[int(loop.steps[at])] if at < loop.steps.size else []
+        if kept and any(b in found and kept[-1] in found for found in together):
+            yield b, end
 
 
 def _parts_of(case: Case, loop: Loop, step: int) -> list[Part]:
@@ -106,7 +122,7 @@ def tail_dropped(case: Case) -> Iterator[Finding]:
                 f"The loader ended after {len(found[0])} of {loop.usual} micro-batches of a window, and what they "
                 "contributed was thrown away."
             ),
-            cure=_flush(case, loop),
+            cure=flushed(case.ledger[int(loop.steps[0])], _divided_by(case, loop, found[0])),
             times=len(found),
             optimizer=loop.optimizer,
         )
@@ -124,9 +140,12 @@ def _left_at_the_end(case: Case, loop: Loop) -> list[int]:
     return []
 
 
-def _flush(case: Case, loop: Loop) -> str:
-    step = case.ledger[int(loop.steps[0])]
-    return added(step, "# and once more after the loop, for what is left:", *again(step))
+def _divided_by(case: Case, loop: Loop, left: list[int]) -> int:
+    """The length of a whole window, if these are divided by it; 0 if not, or if that is not known."""
+    terms = case.ledger[left[0]].details.get("terms")
+    term = terms[0] if isinstance(terms, list) and terms else None
+    factor = abs(number(term.get("factor"))) if isinstance(term, Mapping) and term.get("reduction") == "mean" else 0.0
+    return loop.usual if near(factor * loop.usual, 1.0) else 0
 
 
 def missing_zero_grad(case: Case) -> Iterator[Finding]:

@@ -80,8 +80,7 @@ def _life(case: Case, loop: Loop, rank: int | None) -> Life:
     synced = 0
     replicated = any(case.armed[b] is not None for b in loop.backwards.tolist())
     if replicated:
-        syncs = case.at("sync")
-        mine = np.array([e for e in syncs.tolist() if loop.changed_by(e)], int)
+        mine = loop.changing(case.at("sync"))
         for order, (step, backwards) in enumerate(loop.windows.items()):
             if not backwards:
                 continue

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import struct
 import zlib
@@ -37,6 +38,8 @@ _ROOM, _RATIO = 128 << 20, 64
 _WEIGHTS = {"graph": 24}
 _PIECE = 1 << 18
 _MOST = 2**31 - 1
+# JSON may be so deep; shorter rows of digits than this are within 64 bits.
+_DEEP, _LONG = 16, re.compile(r"\d{19}")
 
 
 class LedgerFileError(ValueError):
@@ -290,9 +293,18 @@ def plain(value: Any, name: str, kind: type = list) -> Any:
     return _plain(a_list(value, name) if kind is list else an_object(value, name), 0)
 
 
+def parsed(text: str, name: str, kind: type = list) -> Any:
+    """As `plain`, of the JSON in this text; most texts are too short of brackets, digits and escapes to be refused."""
+    value = json.loads(text)
+    short = text.isascii() and "\\u" not in text and text.count("[") + text.count("{") <= _DEEP
+    if not short or _LONG.search(text):
+        return plain(value, name, kind)
+    return a_list(value, name) if kind is list else an_object(value, name)
+
+
 def _plain(value: Any, depth: int) -> Any:
     """JSON as it is, if it is not deep and its texts and numbers can be printed."""
-    if depth > 16:
+    if depth > _DEEP:
         raise ValueError("lists within lists within lists")
     if isinstance(value, str):
         return a_text(value)

@@ -12,7 +12,7 @@ import numpy as np
 
 from accumviz.events import CODES, KINDS, NUMBERS, TABLES, Arrays, Events, Gatherer, Parameter, Weighed
 from accumviz.format import sketches
-from accumviz.format.container import FORMAT, Reader, a_list, a_text, an_object, plain, whole
+from accumviz.format.container import FORMAT, Reader, a_list, a_text, an_object, parsed, plain, whole
 
 # So many bytes of arrays in one chunk of a saved ledger: reading it holds two of them.
 _CHUNK = 4 << 20
@@ -391,7 +391,7 @@ def _details(text: str) -> str:
     """The JSON of an event's details, if it is of what a recording writes."""
     if text == "{}":
         return text
-    details = plain(json.loads(text), "details", dict)
+    details = parsed(text, "details", dict)
     for name in ("optimizer_index", "ranks", "bytes"):
         known = details.get(name, 1)
         if not whole(known, 1 << 62) or (name != "bytes" and known > _MOST) or (name == "ranks" and not known):
@@ -416,7 +416,7 @@ def _frames(text: str) -> str:
     """The JSON of the lines that led to an event, if it is of what a recording writes."""
     if text == "[]":
         return text
-    frames = plain(json.loads(text), "frames")
+    frames = parsed(text, "frames")
     for frame in frames:
         file, line, source = a_list(frame, "a frame")
         a_text(file), a_text(source)

@@ -22,6 +22,7 @@ from accumviz.recorder.transfer import keep_for_stream
 _BULK_BYTES_ON_DEVICE = 16 << 20
 # What FSDP takes away after the hook is held only if a copy of it costs nothing.
 _SMALL = 16 << 10
+_TENSOR = torch.Tensor
 _current_task = torch._C._current_graph_task_id
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -166,8 +167,9 @@ class Contributions:
                     running.waiting += size
                     running.met[i] = None
                     if running.had[i]:
-                        running.held[i] = grad.detach()
-                    elif contributions.leaves.freed_by_user(i):
+                        # Without a graph there is nothing to detach it from: a reference costs a fraction of a view.
+                        running.held[i] = grad.detach() if grad.requires_grad or type(grad) is not _TENSOR else grad
+                    elif contributions.leaves.tensors[i]._post_accumulate_grad_hooks:  # as in `freed_by_user`
                         running.held[i] = grad  # the reference keeps autograd from handing it on as `.grad`
                     else:
                         running.fresh[i] = None
@@ -247,29 +249,29 @@ class Contributions:
         if not held and not fresh:
             return
         found = list(held.items())
-        for i in fresh:
-            grad = tensors[i].grad
+        came = [(i, tensors[i].grad) for i in fresh]
+        for i, grad in came:
             if grad is None:  # freed before we could read it: that something arrived is known, not how much
                 running.unknown[i] = None
             else:
                 found.append((i, grad))
                 running.same[i] = None
         leaves.reduce(running, "contribution", found)
-        if running.hot and held:
-            become = [(i, grad) for i in held if i not in self.taken and (grad := tensors[i].grad) is not None]
-            running.read |= dict.fromkeys([i for i, _ in become])
-            leaves.reduce(running, "grad", become)
+        if running.hot:
+            if held:
+                become = [(i, tensors[i].grad) for i in held]
+                here = [(i, grad) for i, grad in become if grad is not None and i not in self.taken]
+                running.read.update(dict.fromkeys([i for i, _ in here]))
+                leaves.reduce(running, "grad", here)
+                leaves.saw(become)
+            leaves.saw(came)
         if running.streams and _raw_stream is not None:
             current = {_raw_stream(grad.get_device()) for grad in held.values() if grad.is_cuda}
             if running.streams != current:
                 keep_for_stream(list(held.values()))
         count = len(self.rows)
-        for i in held:
-            running.settled[i] = count
-        for i in fresh:
-            running.settled[i] = count
-        if running.hot:
-            leaves.note(running.settled if len(running.settled) == len(held) + len(fresh) else [*held, *fresh])
+        running.settled.update(dict.fromkeys(held, count))
+        running.settled.update(dict.fromkeys(fresh, count))
 
     def finish(self, running: Backward) -> bool:
         """Give a backward that is over its numbers; False if it reached none of our leaves."""

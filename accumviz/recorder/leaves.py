@@ -6,12 +6,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from math import sqrt
+from operator import attrgetter
 from typing import Any
 from weakref import ref
 
 import numpy as np
 import torch
-from numpy import vdot
+from torch.utils.hooks import RemovableHandle
 
 from accumviz.events import PRESENT, Parameter
 from accumviz.recorder import targets
@@ -26,7 +27,10 @@ _EXACT_TOTAL = 1024
 # costs a fraction of what it costs from memory, and what was held for it is free for the next.
 HOT = 512 << 10
 
+# What numpy's function is inside: finding out that no argument is of another library costs a fifth of the call.
+vdot = getattr(np.vdot, "_implementation", np.vdot)
 _FLOAT, _STRIDED, _TENSOR = torch.float32, torch.strided, torch.Tensor
+_hooks = attrgetter("_backward_hooks")
 Hook = Callable[[torch.Tensor | None], None]
 # A tensor of no more elements is read where it lies: calling torch for it costs several times what they do.
 _NEAR = 8192
@@ -61,6 +65,8 @@ class Leaves:
         too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
         self._handles: dict[int, Any] = {}
         self._hooks: list[int | None] = [None] * count
+        # When it was last made sure that ours are the last hooks: the next handle's number, and each leaf's hooks.
+        self._made, self._lengths = -1, list[int]()
         # Of each leaf, its number, itself, and the `.grad` that it had when we last looked, in which version.
         self._seen: list[tuple[int, torch.Tensor, ref[torch.Tensor] | None, int]]
         self._seen = [(i, tensor, None, 0) for i, tensor in enumerate(self.tensors)]
@@ -153,13 +159,6 @@ class Leaves:
                 into.append(grad)
         return found
 
-    def _see(self, i: int, tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
-        if grad is None:
-            self._seen[i], self.present[i] = (i, tensor, None, 0), 0
-        else:
-            inner = grad if type(grad) is _TENSOR else local(grad)
-            self._seen[i], self.present[i] = (i, tensor, ref(inner), _version(grad, inner)), PRESENT
-
     def prepare(self, only: Iterable[int] | None = None) -> None:
         """See to it that our hook is where a backward needs it, behind the hooks that users added meanwhile."""
         present, hooks, always = self.present, self._hooks, self.always
@@ -169,21 +168,40 @@ class Leaves:
                     break
             else:
                 return
+        # Handles are numbered: where ours were the last, none was made since and none is gone, ours still are.
+        made = RemovableHandle.next_id
+        if only is None and made == self._made and len(self._handles) == len(self.tensors):
+            there = list(map(_hooks, self.tensors))
+            if all(there) and list(map(len, there)) == self._lengths:
+                return
         bare: list[int] = []
         for i in self._all if only is None else only:
             tensor = self.tensors[i]
             if present[i] or hooks[i] is not None or i in always or tensor._post_accumulate_grad_hooks:
-                there = tensor._backward_hooks
-                if not there or next(reversed(there)) != hooks[i]:
+                mine = tensor._backward_hooks
+                if not mine or next(reversed(mine)) != hooks[i]:
                     bare.append(i)
         if bare:
             self._hook(bare)
+        if only is None and len(self._handles) == len(self.tensors):
+            self._made = made
+            self._lengths = [len(there or ()) for there in map(_hooks, self.tensors)]
 
     def note(self, indices: Iterable[int]) -> None:
         """Take the `.grad` of these leaves as seen."""
-        for i in indices:
-            tensor = self.tensors[i]
-            self._see(i, tensor, tensor.grad)
+        self.saw((i, self.tensors[i].grad) for i in indices)
+
+    def saw(self, found: Iterable[tuple[int, torch.Tensor | None]]) -> None:
+        """Take these leaves' `.grad`, which was asked for just now, as seen."""
+        seen, present, tensors = self._seen, self.present, self.tensors
+        for i, grad in found:
+            if grad is None:
+                seen[i], present[i] = (i, tensors[i], None, 0), 0
+            elif type(grad) is _TENSOR:
+                seen[i], present[i] = (i, tensors[i], ref(grad), grad._version), PRESENT
+            else:
+                inner = local(grad)
+                seen[i], present[i] = (i, tensors[i], ref(inner), _version(grad, inner)), PRESENT
 
     def let_go(self, tensors: Iterable[Any]) -> list[int]:
         """Hold no weak reference to these; returns the leaves whose `.grad` they are."""
@@ -272,6 +290,30 @@ class Leaves:
                 row.take_all((what, leaves), reduced)
         if row.late:
             row.send(self.wire)
+
+    def stands(self, row: Row) -> bool:
+        """Whether a `.grad` is still what this row says of it; what is done through `.data` counts no version.
+
+        Asked of its last leaf of few elements on the CPU; True where there is none.
+        """
+        end, fresh = len(row.numbers), len(row.alike) == len(row.contributed) > 0
+        for (what, where), many in reversed(row.targets):
+            start, end = end - many, end - many
+            i = where if isinstance(where, int) else where[-1]
+            if not (what.endswith("grad") or (fresh and what.endswith("contribution"))):
+                continue
+            grad, arrays = self.tensors[i].grad, self._near[i]
+            if type(grad) is not _TENSOR or grad.dtype is not _FLOAT or not grad.is_cpu or grad.layout is not _STRIDED:
+                continue
+            if i in self.small:
+                found = grad.tolist() if grad.dim() == 1 else grad.reshape(-1).tolist()
+                known = row.numbers[start : start + many]
+            elif arrays is not None and (array := arrays.get(grad.data_ptr())) is not None and grad.is_contiguous():
+                found, known = [sqrt(vdot(array, array))], row.numbers[start + many - 1 : start + many]
+            else:
+                continue
+            return found == known or any(number != number for number in found)  # noqa: PLR0124 - what is no number
+        return True
 
     def weigh(self, row: Row) -> None:
         """Give a row the weights of the small leaves."""

@@ -38,6 +38,8 @@ _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
     "only the .grad that a replay leaves; to see every event, record the loop before it is captured"
 )
+# What counts no version is looked for before so many steps, and then in one of so many: it costs a small step 2 %.
+_CLOSELY, _SELDOM = 32, 17
 
 
 class _Step(NamedTuple):
@@ -83,6 +85,9 @@ class Recording:
         self._steps: list[_Step] = []
         self._entered = self._closed = False
         self._unmoved = True  # until the weights were read for the first time
+        # Whether this step's `.grad` is compared with what the last row says of it; and whether it ever differed.
+        self._closely, self._unseen, self._stepped = True, False, 0
+        self._told: Row | None = None
         self._failure, self._failures = "", len(patches.failures)
         self._notes: list[str] = []
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
@@ -201,6 +206,7 @@ class Recording:
             self._norms.close()
         finally:
             self._steps.clear()
+            self._told = None
             self._optimizers.forget()
             self._memory = Held(wanted=False)
             self._collectives.forget()
@@ -300,7 +306,7 @@ class Recording:
         if self._collectives.unhooked:
             self._collectives.hook()
         if contributions.by_opener(thread):
-            self._edits()
+            self._edits(closely=True)
             contributions.prepare()
         else:
             contributions.share_with_threads()
@@ -359,7 +365,7 @@ class Recording:
         steps = self._steps
         inner = bool(steps) and any(step.thread == thread and step.optimizer == index for step in steps)
         if not inner:
-            self._before_change()
+            self._before_change(closely=True)
         steps.append(_Step(index, id(frame), frame.f_code, thread, inner))
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
@@ -405,7 +411,8 @@ class Recording:
     def change_begins(self, tensors: Any) -> bool:
         if not self._leaves.owns(tensors):
             return False
-        self._before_change()
+        # A list is clipped, what else there is zeroed, whatever stood there.
+        self._before_change(closely=isinstance(tensors, list | tuple))
         return True
 
     def swap_begins(self, tensors: tuple[Any, ...]) -> list[int]:
@@ -415,12 +422,12 @@ class Recording:
         if leaves:
             self._leaves.note(leaves)
 
-    def _before_change(self) -> None:
+    def _before_change(self, *, closely: bool = False) -> None:
         running = self._contributions.running()
         if running is not None:
             self._contributions.settle(running)
         else:
-            self._edits()
+            self._edits(closely=closely)
 
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
         if self._closed:
@@ -454,11 +461,14 @@ class Recording:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _edits(self) -> None:
+    def _edits(self, *, closely: bool = False) -> None:
+        """Tell what changed since the last event; `closely`: without a new version, too."""
         contributions = self._contributions
         if not contributions.by_opener(get_ident()):
             return
         changed = contributions.look()
+        if closely and self._closely and not changed and self._changed_unseen():
+            changed = [i for i, there in enumerate(self._leaves.present) if there]
         if self._collectives.manual:
             changed = self._collectives.claim(changed)
         if changed or self._capturing is not None:
@@ -483,6 +493,8 @@ class Recording:
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, torch.Tensor):
             plain, details["found_inf"] = False, found
+        self._stepped += 1
+        self._closely = self._unseen or self._stepped < _CLOSELY or not self._stepped % _SELDOM
         changed = self._contributions.changed(optimizer)
         if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
@@ -543,9 +555,25 @@ class Recording:
         self._leaves.weigh(row)
 
     def _finish(self, row: Row) -> None:
+        if self._closely:
+            if row.kind == "step":
+                self._told = None
+            elif row.changed:
+                self._told = row
         self._rows.finish(row)
         if self._rows.lost:
             self._tell_lost()
+
+    def _changed_unseen(self) -> bool:
+        """Whether a `.grad` was changed through `.data`, which counts no version: whoever does, does it each time."""
+        told, contributions, collectives = self._told, self._contributions, self._collectives
+        if told is None or told.host or told.within or contributions.shared or contributions.taken:
+            return False
+        # What libraries do without a new version is no edit.
+        if collectives.replicas or collectives.manual or self._in_graphs or self._leaves.stands(told):
+            return False
+        self._unseen = True
+        return True
 
     def _drop_stale_steps(self) -> None:
         """A step that raised never ends: forget it once its frame has left the stack."""

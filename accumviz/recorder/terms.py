@@ -37,12 +37,16 @@ _names: dict[type, str] = {}
 
 
 class Factor(NamedTuple):
-    """What a loss is multiplied by: the constants that are known, their product and each; and those on a device."""
+    """What a loss is multiplied by: the constants that are known, their product and each; and those on a device.
+
+    `divisor` is the product of those by which it is divided.
+    """
 
     known: float = 1.0
     late: tuple[tuple[int, torch.Tensor], ...] = ()
     unknown: str = ""
     each: tuple[float, ...] = ()
+    divisor: float = 1.0
 
     def times(self, constant: Any, power: int) -> Factor:
         """Likewise, times one more constant, or (power -1) divided by it."""
@@ -52,7 +56,11 @@ class Factor(NamedTuple):
             return self._replace(late=(*self.late, (power, constant)))
         value = raised(constant, power)
         plain = abs(value) == 1 or len(self.each) >= _CONSTANTS
-        return self._replace(known=self.known * value, each=self.each if plain else (*self.each, value))
+        each, divisor = (
+            self.each if plain else (*self.each, value),
+            self.divisor if power > 0 else self.divisor * constant,
+        )
+        return self._replace(known=self.known * value, each=each, divisor=divisor)
 
 
 ONE = Factor()
@@ -127,8 +135,7 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
             terms.append(
                 {"op": name, "reduction": reduction, "elements": elements, "factor": factor.known, "unknown": unknown}
             )
-            if len(factor.each) > 1:
-                _tell(terms[-1], factor.each, ())
+            _tell(terms[-1], factor)
         if name in _CROSS_ENTROPIES and _in_batch(node):
             terms[-1]["in_batch"] = True
         return
@@ -173,7 +180,7 @@ def _term(op: str, factor: float | None, reduction: str, elements: float | None,
 def _add(
     row: Row, terms: list[dict[str, Any]], op: str, factor: Factor, reduction: str, elements: Any, unknown: str = ""
 ) -> None:
-    known, late, lost, each = factor
+    known, late, lost = factor.known, factor.late, factor.unknown
     place = len(terms)
     if isinstance(elements, torch.Tensor):
         terms.append(_term(op, None if lost else known, reduction, 1, unknown or lost))
@@ -183,11 +190,14 @@ def _add(
     if not lost:
         for power, constant in late:
             row.take(("term", (place, "factor", power)), constant)
-        _tell(terms[place], each, late)
+        _tell(terms[place], factor)
 
 
-def _tell(term: dict[str, Any], each: tuple[float, ...], late: tuple[Any, ...]) -> None:
-    """Of a factor that is a product, its constants; None where some are on a device, or not finite."""
+def _tell(term: dict[str, Any], factor: Factor) -> None:
+    """Of a factor that is a product, its constants; None where some are on a device, or not finite. And its divisor."""
+    each, late = factor.each, factor.late
+    if factor.divisor != 1 and math.isfinite(factor.divisor):
+        term["divisor"] = factor.divisor
     if len(each) + len(late) > 1:
         term["constants"] = None if late or not all(map(math.isfinite, each)) else list(each)
 

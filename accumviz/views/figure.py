@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon, Rectangle
 
@@ -60,6 +61,13 @@ class ThemedFigure(Figure):
     """
 
     words: list[str]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        engine = self.get_layout_engine()
+        if isinstance(engine, ConstrainedLayoutEngine):
+            # The last number below one panel stands beside the first below the next.
+            engine.set(wspace=0.06)
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained page (`.html`), or any format that matplotlib's `savefig` knows."""

@@ -14,7 +14,7 @@ from accumviz.views.style import number, size
 
 NODES_LIMIT = 150
 _OVERVIEW = (12, 60)  # once folded, a reader wants neither a single box nor a hundred
-_TOP, _LINE, _PAD, _LABEL = 22, 19, 11, 48  # px
+_TOP, _LINE, _PAD, _LABEL = 20, 17, 11, 48  # px
 _EM = 0.625  # a monospace advance, with room for fonts wider than the common 0.60
 _LONGEST, _LONGEST_NUMBERS = 30, 36  # characters in a row
 
@@ -37,7 +37,7 @@ class Card:
         widths += [_width(label and f"{label} ", SMALL) + _width(text, SMALL) for label, text in self.rows]
         widths += [_LABEL + _width(text, SMALL) for _, text in self.numbers]
         self.width = round(max([*widths, 70.0]) + 2 * _PAD + 4)
-        self.height = _LINE * (1 + len(self.rows) + len(self.numbers)) + 2 * 8 + (7 if self.numbers else 0)
+        self.height = _LINE * (1 + len(self.rows) + len(self.numbers)) + 2 * 6 + (7 if self.numbers else 0)
 
 
 def to_dot(graph: Graph) -> str:
@@ -67,11 +67,13 @@ def to_svg(graph: Graph) -> str:
 
 
 def graph_html(graph: Graph) -> str:
-    """Draw the graph as a self-contained HTML figure with a legend and the same content as text."""
+    """Draw the graph as a self-contained HTML figure with a legend and the same content as text.
+
+    A graph with modules folds and unfolds on the page, with no script.
+    """
     shown = simplify(graph)
-    cards = cards_of(shown)
-    drawing = _svg(shown)
-    kinds = {kind for card in cards for kind in card.kinds}
+    other = other_form(graph, shown)
+    kinds = {kind for form in (shown, other) if form is not None for card in cards_of(form) for kind in card.kinds}
     keys = [f'<span class="av-key"><i class="av-{k}"></i>{text}</span>' for k, text in _KEYS if k in kinds]
     flow = "↓ data flows down from the leaves; ↑ gradients flow back up"
     notes = "".join(f"<br>{escape(note)}" for note in shown.notes)
@@ -80,11 +82,41 @@ def graph_html(graph: Graph) -> str:
     items = "\n".join(f"<li>{line}</li>" for line in lines_of(shown))
     return (
         f'<figure class="accumviz av-graph"><style>{STYLE}</style>\n'
-        f'<div class="av-scroll" tabindex="0" role="group" aria-label="Autograd graph, scrollable">{drawing}</div>\n'
+        f"{'' if other is None else _folds(other, shown)}{_scrolled(shown)}\n"
         f'<figcaption><span class="av-key">{flow}</span> {" ".join(keys)}{notes}</figcaption>\n'
         f"<details><summary>The graph as text ({len(shown)} node{'s' * (len(shown) != 1)})</summary>\n"
         f"<ol>\n{items}\n</ol></details></figure>"
     )
+
+
+def _scrolled(graph: Graph) -> str:
+    label = "Autograd graph, scrollable"
+    return f'<div class="av-scroll" tabindex="0" role="group" aria-label="{label}">{_svg(graph)}</div>'
+
+
+def _folds(other: Graph, shown: Graph) -> str:
+    """The other form in a fold: while it is open, what follows it is not shown."""
+    how = "Folded by module" if len(other) < len(shown) else "Unfolded further"
+    return f'<details class="av-form"><summary>{how}: {len(other)} nodes</summary>{_scrolled(other)}</details>\n'
+
+
+def other_form(graph: Graph, shown: Graph) -> Graph | None:
+    """What a graph is seen as beside the form shown first: by module, or of a folded one, as much more as fits.
+
+    Nothing where that is hardly another picture.
+    """
+    for depth in _depths(graph):
+        form = graph.collapse_modules(depth)
+        wanted = len(form) - len(shown) if len(shown) < len(graph) else len(shown) - len(form)
+        if wanted > 2 and len(form) <= NODES_LIMIT:
+            return form
+    return None
+
+
+def _depths(graph: Graph) -> range:
+    """Of its modules, from the innermost to the outermost."""
+    known = [node.module for node in graph if node.module and node.kind != "accumulate"]
+    return range(max((path.count(".") + 1 for path in known), default=0), 0, -1)
 
 
 def simplify(graph: Graph, limit: int = NODES_LIMIT) -> Graph:
@@ -95,8 +127,7 @@ def simplify(graph: Graph, limit: int = NODES_LIMIT) -> Graph:
     if len(graph) <= limit:
         return graph
     was, how, shown = len(graph), "", graph
-    known = [node.module for node in graph if node.module and node.kind != "accumulate"]
-    for depth in range(max((path.count(".") + 1 for path in known), default=0), 0, -1):
+    for depth in _depths(graph):
         folded = graph.collapse_modules(depth)
         if len(shown) > limit or _OVERVIEW[0] <= len(folded):
             shown, how = folded, f"modules folded at depth {depth}"
@@ -222,7 +253,7 @@ def _svg(graph: Graph, style: str = "") -> str:
 
 def _layout_source(graph: Graph, cards: list[Card]) -> str:
     boxes = [f"n{i} [width={c.width / 72:.3f}, height={c.height / 72:.3f}]" for i, c in enumerate(cards)]
-    head = ["digraph {", "graph [nodesep=0.3, ranksep=0.36]", 'node [shape=box, fixedsize=true, label=""]']
+    head = ["digraph {", "graph [nodesep=0.3, ranksep=0.3]", 'node [shape=box, fixedsize=true, label=""]']
     return "\n".join([*head, *boxes, *_arrows(graph), "}"])
 
 

@@ -56,6 +56,7 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 .av-graph .av-key .av-fold { box-shadow: 3px 3px 0 -1px var(--av-line); }
 .av-graph details { font-size: 0.8125rem; margin-top: 0.25rem; text-align: left; }
 .av-graph summary { cursor: pointer; color: var(--av-muted); text-align: center; }
+.av-form[open] + .av-scroll { display: none; }
 @media print {
   .av-graph .av-scroll { overflow: visible; max-height: none; }
   .av-graph svg { min-width: 0; }

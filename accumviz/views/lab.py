@@ -16,9 +16,9 @@ import numpy as np
 from accumviz.checks.report import Finding, Report, told
 from accumviz.ledger import Ledger
 from accumviz.show import Displayed, check_page_name, literal, save_page
-from accumviz.views import shares, style, weights, words
+from accumviz.views import player, shares, style, weights, words
 from accumviz.views.payload import encode, identity, ledger_data
-from accumviz.views.player import widget
+from accumviz.views.player import fragment, widget
 
 # What is told of a run in parts, so that runs which differ in one part share the others.
 _IN_PARTS = ("e", "shares", "report", "weights")
@@ -186,12 +186,8 @@ class Lab(Displayed):
 
     def to_html(self) -> str:
         """A fragment of HTML that needs nothing else; with its scripts stripped, the start remains as text."""
-        css, script = assets()
-        return (
-            f'<div class="accumviz av-lab" data-accumviz-lab="{self.id}"><style>{css}</style>\n{self._text()}'
-            f'<script type="application/json">{encode(self.content)}</script></div>\n'
-            f'<script type="module">{script}</script>'
-        )
+        sheets, script = assets()
+        return fragment("lab", self.id, self._text(), encode(self.content), sheets, script)
 
     def _text(self) -> str:
         run = self.known[self.start]
@@ -224,8 +220,8 @@ class Lab(Displayed):
 
         What goes wrong there is said in the widget. Raises `ImportError` when anywidget is not installed.
         """
-        css, script = assets()
-        shown = widget(script, css, "lab", encode(self.content), live=True, id=self.id)
+        sheets, script = assets()
+        shown = widget(script, "".join(sheets), "lab", encode(self.content), live=True, id=self.id)
 
         def record(change: Any) -> None:
             asked = change["new"]
@@ -255,9 +251,9 @@ class Lab(Displayed):
         )
 
 
-def assets() -> tuple[str, str]:
-    """The style sheet and the module of a lab."""
-    return style.CSS + style.static("player.css") + style.static("lab.css"), style.static("lab.js")
+def assets() -> tuple[list[str], str]:
+    """The style sheets, the first of them a player's, and the module of a lab."""
+    return [player.assets()[0], style.static("lab.css")], style.static("lab.js")
 
 
 def first_line(report: Report) -> str:

@@ -17,7 +17,7 @@ from accumviz.ledger import Ledger, Recorded, recorded
 from accumviz.nodes import in_order
 from accumviz.show import Displayed, check_page_name, literal, save_page
 from accumviz.views import style, weights, words
-from accumviz.views.graph import Card, cards_of, drawn, lines_of, numbers_from, place, simplify
+from accumviz.views.graph import Card, cards_of, drawn, lines_of, numbers_from, other_form, place, simplify
 from accumviz.views.graphviz import LayoutError
 from accumviz.views.payload import encode, identity, ledger_data
 
@@ -172,7 +172,8 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
     """One layout for all graphs of one form, since a loop builds the same one again.
 
     `layouts`, `graphs` (which layout, and the numbers on its cards), and `of`: event -> graph.
-    What could not be drawn stands in `notes`, by event.
+    A graph with modules names its `other` form, folded or unfolded. What could not be drawn stands in
+    `notes`, by event.
     """
     forms: dict[Any, list[tuple[list[int], Graph, list[Card]]]] = {}
     shown: dict[Any, Graph] = {}
@@ -182,17 +183,22 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
         if id(graph) in done:
             done[id(graph)].append(event)
             continue
-        small = simplify(graph)
-        if small is not graph:  # the engine's order names nodes that are folded now
-            small = replace(small, meta={k: v for k, v in small.meta.items() if k != "order"})
-        cards = cards_of(small)
-        form = _form(small, cards)
-        if form not in forms and len(forms) == _MOST_FORMS:
-            notes[event] = f"Not drawn: only {_MOST_FORMS} graphs of different form are."
-            continue
-        done[id(graph)] = [event]
-        forms.setdefault(form, []).append((done[id(graph)], small, cards))
-        shown.setdefault(form, small)
+        first = simplify(graph)
+        # The other form goes by a number below all events, until both are laid out.
+        for key, seen in ((event, first), (-1 - event, other_form(graph, first))):
+            if seen is None:
+                continue
+            # The engine's order names nodes that are folded now.
+            rest = {k: v for k, v in seen.meta.items() if k != "order" or seen is graph}
+            small = replace(seen, meta=rest)
+            cards = cards_of(small)
+            form = _form(small, cards)
+            if form not in forms and len(forms) == _MOST_FORMS:
+                notes[key] = f"Not drawn: only {_MOST_FORMS} graphs of different form are."
+                break
+            events = done.setdefault(id(graph), [event]) if key == event else [key]
+            forms.setdefault(form, []).append((events, small, cards))
+            shown.setdefault(form, small)
     layouts: list[dict[str, Any]] = []
     told: list[dict[str, Any]] = []
     of: dict[int, int] = {}
@@ -207,7 +213,16 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
             numbers = [[text for _, text in card.numbers] for card in cards]
             one: dict[str, Any] = {"l": len(layouts) - 1, "v": numbers, "order": order(graph)}
             told.append(one | ({"x": known} if any(known := factors(graph, layouts[-1]["e"])) else {}))
-    return {"layouts": layouts, "graphs": told, "of": of, "notes": notes}
+    for key in [key for key in of if key < 0]:
+        other = of.pop(key)
+        if -1 - key in of:
+            told[of[-1 - key]]["other"] = other
+    return {
+        "layouts": layouts,
+        "graphs": told,
+        "of": of,
+        "notes": {event: note for event, note in notes.items() if event >= 0},
+    }
 
 
 def order(graph: Graph) -> list[int]:

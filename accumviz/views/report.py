@@ -45,5 +45,5 @@ def _finding(finding: Finding) -> str:
         f'<article class="av-{finding.severity}"><h3>{finding.severity}: <code>{escape(finding.rule)}</code>'
         f"{where}{times}</h3>{line}<p>{marked(finding.cause)}</p><p class='av-said'>{evidence}</p>"
         + (f"<pre>{cure}</pre>" if cure else "")
-        + f"<p class='av-said'>Read: {escape(finding.chapter)}</p></article>"
+        + f"<p class='av-said av-read'>Read: {escape(finding.chapter)}</p></article>"
     )

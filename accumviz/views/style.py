@@ -32,20 +32,22 @@ CSS = """
   --av-surface: var(--pst-color-surface, var(--jp-layout-color2, rgba(127, 127, 127, 0.12)));
   --av-line: var(--pst-color-border, var(--jp-border-color2, rgba(127, 127, 127, 0.4)));
   --av-accent: var(--pst-color-primary, var(--jp-brand-color1, #0072B2));
+  --av-ground: var(--pst-color-background, var(--jp-layout-color0, Canvas));
+  --av-mono: %(mono)s;
   color: var(--av-text);
   font-family: %(font)s;
   line-height: 1.4;
 }
 /* Each view brings this sheet: what another one says of its letters must not depend on which came last. */
 :where(.accumviz) { font-size: 0.875rem; }
-.accumviz code { font-family: %(mono)s; }
+.accumviz code { font-family: var(--av-mono); }
 """ % {"font": FONT, "mono": MONO}
 
 # A box that scrolls sideways says at its edges that there is more.
 SCROLLS = """
-.accumviz .av-scroll { --av-here: var(--av-ground, var(--pst-color-background, var(--jp-layout-color0, Canvas)));
-  background: linear-gradient(90deg, var(--av-here) 40%, transparent) -1px / 2rem no-repeat local,
-    linear-gradient(-90deg, var(--av-here) 40%, transparent) calc(100% + 1px) / 2rem no-repeat local,
+.accumviz .av-scroll {
+  background: linear-gradient(90deg, var(--av-ground) 40%, transparent) -1px / 2rem no-repeat local,
+    linear-gradient(-90deg, var(--av-ground) 40%, transparent) calc(100% + 1px) / 2rem no-repeat local,
     linear-gradient(90deg, rgb(90 110 130 / 45%), transparent) 0 / 0.7rem no-repeat scroll,
     linear-gradient(-90deg, rgb(90 110 130 / 45%), transparent) 100% / 0.7rem no-repeat scroll; }
 """

@@ -16,6 +16,25 @@ PLACES = (
     "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
     "/Applications/Chromium.app/Contents/MacOS/Chromium",
 )
+# Of a browser that nobody looks at: what would draw suggestions under its address bar, which each window loads as two
+# more pages, at the price of a page of the book. The others are Playwright's, whose own list this one replaces.
+NOT_NEEDED = (
+    "WebUIOmniboxPopup",
+    "WebUIOmniboxAimPopup",
+    "AimEnabled",
+    "AvoidCorsURLLoaderRestartOnRedirect",
+    "AvoidUnnecessaryBeforeUnloadCheckSync",
+    "DestroyProfileOnBrowserClose",
+    "HttpsFirstBalancedModeAutoEnable",
+    "HttpsUpgrades",
+    "LensOverlay",
+    "MediaRouter",
+    "NetworkTimeServiceQuerying",
+    "OptimizationHints",
+    "PaintHolding",
+    "PreconnectToSearch",
+    "ThirdPartyStoragePartitioning",
+)
 # Root may not use Chromium's sandbox; the others keep it from calling home, which a test of zero requests must not see.
 FLAGS = (
     "--no-sandbox",
@@ -25,6 +44,7 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    f"--disable-features={','.join(NOT_NEEDED)}",
 )
 
 

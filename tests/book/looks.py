@@ -232,7 +232,7 @@ def unfolded(**options: Any) -> Look:
 
 def quiet(watched: Any) -> list[str]:
     """It asked no other host, and complained about nothing."""
-    watched.page.wait_for_function(LINGER)
+    watched.page.wait_for_function(LINGER, polling=50)  # asked at each frame, the page would draw all that time
     return [*watched.foreign, *watched.complaints]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from docutils import nodes
 from docutils.utils import new_document
+from myst_nb.sphinx_ import HideCodeCellNode
 from wherebook import at, gate, search
 
 from accumviz.book.predict import predict, prediction_html
@@ -73,6 +74,13 @@ def resolved(*sections: nodes.section) -> list[str]:
 def test_the_output_after_a_prediction_waits_for_it_and_the_source_does_not() -> None:
     page = resolved(section(asks(), cell(source("print(w)"), output("−20"), tags="hide-output")))
     assert page == ["prediction-1", "print(w)", "prediction-1 [", "out", "]"]
+
+
+def test_what_opens_with_an_answer_has_no_bar_that_would_have_to_be_opened_too() -> None:
+    folded = HideCodeCellNode("", output("−20"))
+    page = section(asks(), cell(source("print(w)"), folded, tags="hide-output"))
+    assert resolved(page) == ["prediction-1", "print(w)", "prediction-1 [", "out", "]"]
+    assert list(page.findall(HideCodeCellNode)) == []
 
 
 def test_what_is_marked_as_an_answer_waits_whole_and_neighbours_wait_together() -> None:
@@ -141,6 +149,13 @@ def test_a_choice_that_an_explorer_does_not_have_is_an_error() -> None:
     for state, says in (("n=2", "no control 'n'; there are k"), ("k=3", "never '3'; it is one of 1, 2")):
         with pytest.raises(at.TargetError, match=re.escape(says)):
             at.at_explorer(view, state)
+
+
+def test_what_words_do_not_choose_is_as_the_explorer_begins() -> None:
+    explorer = explore(lambda k, way: LEDGER, k=[1, 2], way=["a", "b", "c"], start={"k": 2, "way": "c"})
+    [view] = at.views(nodes.paragraph("", "", nodes.raw("", explorer.to_html(), format="html")))
+    assert at.at_explorer(view, "1, k=1") == f"#{view.id}&side=a&a=0.2&e=1"
+    assert at.at_explorer(view, "way=b") == f"#{view.id}&side=a&a=1.1"
 
 
 def words(target: str, text: str = "−20") -> at.At:

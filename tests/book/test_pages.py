@@ -150,6 +150,23 @@ def test_the_first_screen_of_a_phone_has_the_title_a_sentence_and_the_figure(wat
     assert bottom["y"] + bottom["height"] < 812
 
 
+@pytest.mark.parametrize(
+    ("width", "height", "seen"),
+    [(1280, 900, ".av-root"), (1280, 900, ".av-plot canvas"), (375, 700, ".av-line:nth-child(4)")],
+)
+def test_the_opening_is_seen_and_played_without_scrolling(
+    watch: Open, address: Address, width: int, height: int, seen: str
+) -> None:
+    page = watch(width=width, reduced_motion="reduce").page
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto(address("index.html", "file"))
+    page.locator(".av-frame").first.wait_for()
+    for part in (".av-segments", ".av-frame .av-b-play", ".av-frame .av-say", seen):
+        box = page.locator(part).first.bounding_box()
+        assert box["y"] > 0
+        assert box["y"] + box["height"] <= height, f"{part} ends at {box['y'] + box['height']}"
+
+
 def test_a_caption_stands_beside_a_figure_that_leaves_it_room(watch: Open, address: Address) -> None:
     page = watch().page
     page.goto(address("chapters/03_accumulation.html", "file"))

@@ -11,6 +11,7 @@ import pytest
 
 from accumviz.book.predict import predict
 from accumviz.checks.check import check
+from accumviz.graph import Edge, Graph, Node, Saved
 from accumviz.ledger import Ledger
 from accumviz.views.explore import explore
 from accumviz.views.player import play
@@ -20,6 +21,7 @@ from tests.browser.frames import drawn
 from tests.browser.test_look import weighed
 from tests.browser.test_reading import LONG
 from tests.browser.written import written
+from tests.by_hand import Play, term
 from tests.toys import ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
@@ -69,7 +71,7 @@ def test_on_a_phone_the_code_of_a_teaching_loop_stands_whole(show: Callable[...,
 
 def test_code_that_goes_on_below_says_so_at_its_edge(show: Callable[..., Any]) -> None:
     ledger = Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": LONG * 9})
-    box = show(play(ledger), width=375).locator(".av-in-code .av-win")
+    box = show(play(ledger), width=300).locator(".av-in-code .av-win")
     assert box.evaluate("box => box.scrollHeight > box.clientHeight")
     assert "local" in box.evaluate("box => getComputedStyle(box).backgroundAttachment")
 
@@ -142,9 +144,12 @@ def test_a_question_is_as_wide_as_what_is_read_in_it(show: Callable[..., Any]) -
 
 
 def test_one_finding_is_not_several() -> None:
-    report = check(Ledger.build([W], [ROWS[0], ROWS[1], ROWS[2]]))
-    page = re.sub(r"<[^>]+>", "", report_html(report))
-    assert not re.search(r"\b1 (findings|steps|rules)\b", page)
+    loop = Play()
+    loop.backward(term(8, 1.0))
+    loop.backward(term(8, 1.0))
+    loop.step()
+    page = re.sub(r"<style>.*?</style>|<[^>]+>", "", report_html(check(loop.ledger)), flags=re.DOTALL)
+    assert re.findall(r"\b1 ((?:finding|step|rule)s?)", page) == ["finding", "step", "rule"]
 
 
 PARTS = """outer => {
@@ -188,3 +193,78 @@ def test_a_figure_that_plays_keeps_its_height(show: Callable[..., Any], width: i
         heights.append(page.locator(".av-frame").bounding_box()["height"])
         page.get_by_role("button", name="next event").click()
     assert max(heights) - min(heights) <= 2
+
+
+def test_a_graph_of_six_nodes_and_what_stands_above_it_fit_a_screen(show: Callable[..., Any]) -> None:
+    """The root, where backward begins, lay below the first screen of the front page."""
+    kept = (Saved("_saved_self", (1,), "float32", 4, 1),)
+    nodes = [
+        Node(i, "PowBackward0", "loss" if i == 0 else "", shape=(1,), saved=kept, value=[4.0], grad=[1.0])
+        for i in range(5)
+    ]
+    leaf = Node(5, "AccumulateGrad", "w", shape=(1,), value=[1.0], grad=[-16.0])
+    tall = Graph((*nodes, leaf), tuple(Edge(i, i + 1) for i in range(5)), (0,))
+    page = show(play(toy(), {0: tall}), width=1040)
+    (frame,), (root,) = (page.locator(name).evaluate_all(BOXES) for name in (".av-frame", ".av-root"))
+    assert root["bottom"] - frame["top"] <= 700
+    letters = page.locator(".av-root text").last.bounding_box()
+    assert letters["height"] >= 11, "and it can be read"
+
+
+def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(watch: Open, tmp_path: Path) -> None:
+    nodes = [Node(i, "MulBackward0", module=f"layers.{i // 4}") for i in range(12)]
+    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,))
+    page = watch(java_script_enabled=False).page
+    graph.save(tmp_path / "graph.html")
+    page.goto((tmp_path / "graph.html").as_uri())
+    folded, whole = page.locator(".av-form svg"), page.locator(".av-form + .av-scroll svg")
+    assert (folded.is_visible(), whole.is_visible()) == (False, True)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert (folded.is_visible(), whole.is_visible()) == (True, False)
+    assert folded.bounding_box()["height"] < 400
+    page.keyboard.press("Enter")
+    assert (folded.is_visible(), whole.is_visible()) == (False, True)
+
+
+def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(show: Callable[..., Any]) -> None:
+    nodes = [Node(i, "MulBackward0", "loss" if i == 0 else "", module=f"layers.{i // 4}") for i in range(12)]
+    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,))
+    page = show(play(toy(), {0: graph}), reduced_motion="reduce")
+    page.get_by_role("button", name="next event").click()
+    fold, walk = page.get_by_role("button", name="fold or unfold modules"), page.locator(".av-sub input")
+    assert (page.locator(".av-node").count(), walk.get_attribute("max")) == (12, "24")
+    fold.click()
+    page.wait_for_function("document.querySelectorAll('.av-node').length === 3")
+    assert fold.get_attribute("aria-pressed") == "true"
+    assert walk.get_attribute("max") == "6"
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Shift+ArrowLeft")
+    fold.click()
+    page.wait_for_function("document.querySelectorAll('.av-node').length === 12")
+
+
+def test_no_empty_room_is_left_below_a_run_that_was_compared(show: Callable[..., Any]) -> None:
+    """Beside each other, runs kept the height that one of them had while it was squeezed."""
+    page = show(explore({"a": toy(), "b": toy()}), width=1280)
+    heights = "() => ['.av-player', '.av-frame'].map(one => document.querySelector(one).offsetHeight)"
+    for button in ("Compare with another run", "Show one run"):
+        page.get_by_role("button", name=button).click()
+        drawn(page)
+        slot, frame = page.evaluate(heights)
+        assert slot - frame <= 2
+
+
+def test_a_finger_has_room_to_scrub_on_a_phone(show: Callable[..., Any]) -> None:
+    """Beside the buttons and the count, 60 pixels were left of the slider."""
+    page = show(play(toy()), explore({"a": toy(), "b": toy()}), width=375, has_touch=True)
+    for slider in page.locator(".av-frame .av-scrub").all():
+        assert slider.bounding_box()["width"] >= 160
+
+
+def test_a_preset_is_compared_with_another_one(show: Callable[..., Any]) -> None:
+    """Both sides showed the same run: nothing could be seen to differ."""
+    page = show(explore({"a": toy(), "b": toy()}, start={"run": "b"}), width=1280)
+    page.get_by_role("button", name="Compare with another run").click()
+    chosen = ".av-xside:not([hidden]) input:checked"
+    assert page.locator(chosen).evaluate_all("radios => radios.map(radio => radio.ariaLabel)") == ["b", "a"]

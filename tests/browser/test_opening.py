@@ -95,7 +95,7 @@ def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_i
     assert page.locator(".av-scrub").get_attribute("aria-valuetext") == "Before the first event"
     assert page.locator(".av-row .av-total").inner_text() == "None"
     assert page.locator(".av-in-weights .av-weighs").inner_text() == "w 1, loss 1"
-    assert page.locator(".av-node").evaluate_all(OPACITY) == [0.13, 0.13, 1.0], "a parameter is there before"
+    assert page.locator(".av-node").evaluate_all(OPACITY) == [0.3, 0.3, 1.0], "a parameter is there before"
     box = page.locator(".av-in-graph .av-win").bounding_box()
     for node in page.locator(".av-node").all():
         place = node.bounding_box()
@@ -398,7 +398,8 @@ def test_a_comparison_keeps_its_height_while_a_choice_is_dragged(show: Show) -> 
     tall = []
     for place in (0, 1, 2, 3, 4, 3, 1, 0):
         page.get_by_role("slider", name="k").first.fill(str(place))
-        page.wait_for_timeout(150)
+        drawn(page)
+        drawn(page)  # panes are made as tall as each other once they have been measured
         tall.append(round(page.locator(".av-xframe").bounding_box()["height"]))
     assert max(tall) - min(tall) <= 24, tall
     assert len(set(tall[4:])) == 1, "once it was as tall as it gets, it stays"

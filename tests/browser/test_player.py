@@ -130,6 +130,14 @@ def test_space_plays_and_pauses(show: Show) -> None:
     assert played.said == before
 
 
+def test_space_on_a_button_is_a_press_of_it_alone(show: Show) -> None:
+    played = show(play(TOY)).played
+    played.root.get_by_role("button", name="next event").focus()
+    played.press(" ")
+    assert "Event 1" in played.said
+    assert played.root.get_by_role("button", name="pause").count() == 0
+
+
 def test_playing_comes_to_the_end_and_stops(show: Show) -> None:
     played = show(play(TOY)).played
     played.root.get_by_role("button", name="play", exact=True).click()

@@ -45,6 +45,7 @@ class Book:
         ("| a | b |\n|---|---|\n| {numref}`fig-saved` | $x$ |", "| a | b |\n|---|---|\n| Fig. 5.2 | $x$ |"),
         ("leaf\n: What nothing made.", "- **leaf**: What nothing made."),
         ("```{eval-rst}\n.. autoclass:: X\n```", "1 lines of reference"),
+        ("````{tip}\n```python\nx = 1\n```\nAfter.\n````", "> **Tip**\n>\n> ```python\n> x = 1\n> ```\n>\n> After."),
         ("(claim-1)=", ""),
     ],
 )

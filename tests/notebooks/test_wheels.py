@@ -11,8 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell
 from packaging.requirements import Requirement
-from wherebook import wheels
+from wherebook import notebooks, wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +52,12 @@ def test_a_wheel_records_what_it_holds_and_bears_its_licence(name: str, ours: wh
         assert (digest, int(size)) == (f"sha256={expected}", len(files[path]))
     assert any(path.endswith("/LICENSE") for path in files)
     assert not any(path.endswith((".pyc", "/INSTALLER", "/direct_url.json")) for path in files)
+
+
+@pytest.mark.parametrize("line", ["import torchviz", "import torchviz.dot as drawing", "from torchviz import make_dot"])
+def test_a_page_brings_what_it_imports_in_whatever_way(line: str) -> None:
+    cells = [new_markdown_cell("import nothing"), new_code_cell(f"import torch\n{line}")]
+    assert notebooks.imported(cells) == {"torch", "torchviz"}
 
 
 def test_a_package_with_compiled_parts_is_not_carried() -> None:

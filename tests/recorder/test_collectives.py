@@ -27,9 +27,21 @@ TOLERANCE = 1e-5
 RANKS, MICRO, SAMPLES = 2, 3, 24
 
 
-def make() -> nn.Module:
+class Crossed(nn.Module):
+    """What is used first stands last, so that gradients come in another order than that of the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = nn.Linear(7, 3), nn.Linear(5, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.first(x).tanh())
+        return found
+
+
+def make(crossed: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    return Crossed() if crossed else nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
 def data(ranks: int = 1, micro: int = 1, rank: int = 0) -> list[torch.Tensor]:
@@ -91,8 +103,8 @@ def local(tensor: torch.Tensor) -> np.ndarray:
     return plain.detach().numpy().copy()
 
 
-def replicate(hook: bool = False, **options: Any) -> Any:
-    model = DistributedDataParallel(make(), **options)
+def replicate(hook: bool = False, crossed: bool = False, **options: Any) -> Any:
+    model = DistributedDataParallel(make(crossed), **options)
     if hook:
         model.register_comm_hook(None, fp16_compress_hook)
     return model
@@ -217,10 +229,11 @@ def test_the_merged_ledger_has_one_event_for_what_all_ranks_do_together(quiet: W
     assert [row.share for row in shares] == pytest.approx([1 / MICRO / RANKS] * MICRO * RANKS)
 
 
-def test_each_bucket_is_an_event_and_together_they_hold_every_parameter_once() -> None:
+@pytest.mark.parametrize("crossed", [False, True])
+def test_each_bucket_is_an_event_and_together_they_hold_every_parameter_once(crossed: bool) -> None:
     # In megabytes: so small that each parameter is a bucket, from the second backward on.
-    world = av.distribute(run, ranks=RANKS, options={"bucket_cap_mb": 1e-5}, way="every")
-    sizes = {name: p.numel() * 4 for name, p in make().named_parameters()}
+    world = av.distribute(run, ranks=RANKS, options={"bucket_cap_mb": 1e-5, "crossed": crossed}, way="every")
+    sizes = {name: p.numel() * 4 for name, p in make(crossed).named_parameters()}
     for ledger in world.ledgers:
         assert ledger is not None
         counts = []

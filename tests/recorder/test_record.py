@@ -71,6 +71,14 @@ def test_a_loss_goes_by_the_expression_that_backward_was_called_on() -> None:
     ]
 
 
+def test_losses_that_can_be_read_only_once_reach_torch() -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        torch.autograd.backward(iter([(w * w).sum(), w.sum()]))
+    assert w.grad is not None and w.grad.tolist() == [3.0, 5.0]
+    assert recording.ledger.exact[0][0].tolist() == [[3.0, 5.0]]
+
+
 def test_an_event_knows_its_line_and_source() -> None:
     w = leaf()
     with av.record(w) as recording:
@@ -335,6 +343,43 @@ def test_what_we_did_not_see_coming_is_an_edit_before_the_next_event() -> None:
     assert (ledger.state[:, 0] & PRESENT > 0).tolist() == [True] * 5 + [False]
 
 
+@pytest.mark.parametrize("size", [3, 100, 20_000])
+@pytest.mark.parametrize("steps", [3, 80])
+def test_what_is_changed_through_data_is_an_edit_although_no_version_counts_it(size: int, steps: int) -> None:
+    layer = nn.Linear(size, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
+    with av.record(layer, optimizer) as recording:
+        for step in range(steps):
+            for _ in range(2):
+                layer(torch.randn(4, size)).square().mean().backward()
+            for p in layer.parameters():
+                p.grad.data.div_(2)
+            if step % 2:
+                nn.utils.clip_grad_norm_(layer.parameters(), 1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+    ledger = recording.ledger
+    edits = [event.index for event in ledger.events if event.kind == "edit"]
+    assert len(edits) == steps
+    for edit in edits:
+        np.testing.assert_allclose(ledger.grad[edit], ledger.grad[edit - 1] / 2, rtol=1e-6)
+    assert {round(share.share, 3) for share in ledger.shares() if share.step < edits[1]} == {0.5}
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+def test_what_nobody_changed_is_no_edit(value: float) -> None:
+    layer = nn.Linear(100, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with av.record(layer, optimizer) as recording:
+        for _ in range(3):
+            for _ in range(2):
+                (value * layer(torch.randn(4, 100)).square().mean()).backward()
+            nn.utils.clip_grad_norm_(layer.parameters(), 1e-3)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    assert "edit" not in {event.kind for event in recording.ledger.events}
+
+
 def test_an_open_recording_can_be_read_and_shows_edits_so_far() -> None:
     w = leaf()
     with av.record(w) as recording:
@@ -429,6 +474,28 @@ def test_a_contribution_is_what_arrives_after_the_users_own_hooks() -> None:
         (w * w).sum().backward()
         second.remove()
     assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0], [20.0, 40.0], [200.0, 400.0]]
+
+
+@pytest.mark.parametrize("settled", [1, 3])
+def test_a_contribution_is_seen_where_somebody_took_all_hooks_away(settled: int) -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        for _ in range(settled):
+            (w * w).sum().backward()
+        w._backward_hooks = None if w._backward_hooks is None else w._backward_hooks.clear()
+        (w * w).sum().backward()
+    assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0]] * (settled + 1)
+
+
+@pytest.mark.parametrize("settled", [1, 3])
+def test_a_hook_that_comes_later_changes_a_contribution_before_it_is_read(settled: int) -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        for _ in range(settled):
+            (w * w).sum().backward()
+        w.register_hook(lambda grad: grad * 10)
+        (w * w).sum().backward()
+    assert recording.ledger.values("w", "contribution")[settled:].tolist() == [[20.0, 40.0]]
 
 
 # --- bytes ------------------------------------------------------------------------------------------

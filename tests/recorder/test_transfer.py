@@ -114,3 +114,12 @@ def test_the_norm_of_half_precision_is_a_single_precision_number(dtype: torch.dt
 def test_an_empty_sparse_gradient_has_norm_zero() -> None:
     sparse = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.long), torch.zeros(0), (3,), check_invariants=True)
     assert transfer.summed(sparse).norm() == 0
+
+
+def test_a_part_that_lies_behind_the_end_of_its_storage_is_not_read() -> None:
+    whole = torch.ones(4)
+    front, back = whole[:2], whole[2:]
+    assert transfer.readable(front) and transfer.readable(back)
+    whole.untyped_storage().resize_(2 * whole.element_size())
+    assert transfer.readable(front)
+    assert not transfer.readable(back)

@@ -240,3 +240,25 @@ def test_folding_is_as_deep_as_gives_an_overview() -> None:
     twice = [Node(i, "MulBackward0", module=f"layers.{i // 60}.{'abc'[i // 20 % 3]}") for i in range(4800)]
     graph = Graph(tuple(twice), tuple(Edge(i, i + 1) for i in range(4799)), (0,))
     assert len(drawing.simplify(graph)) == 80
+
+
+def modules(layers: int, each: int) -> Graph:
+    """A loss over layers of several operations."""
+    total = layers * each
+    nodes = [Node(0, "MeanBackward0", "loss")]
+    nodes += [Node(i + 1, "MulBackward0", module=f"layers.{i // each}") for i in range(total)]
+    return Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(total)), (0,))
+
+
+def test_a_graph_with_modules_folds_on_the_page_and_one_that_was_folded_unfolds() -> None:
+    small = drawing.graph_html(modules(3, 4))
+    assert "<summary>Folded by module: 4 nodes</summary>" in small
+    assert small.count("<svg") == 2 and "several operations" in small
+    nodes = [Node(i, "MulBackward0", module=f"layers.{i // 60}.{'abcdef'[i // 10 % 6]}") for i in range(1200)]
+    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(1199)), (0,))
+    assert "<summary>Unfolded further: 120 nodes</summary>" in drawing.graph_html(graph)
+
+
+def test_a_graph_that_would_look_the_same_folded_has_nothing_to_fold() -> None:
+    for graph in (chain(), modules(3, 1), large(modules=False)):
+        assert "av-form" not in drawing.graph_html(graph).partition("</style>")[2]

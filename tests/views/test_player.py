@@ -261,6 +261,25 @@ def test_a_teaching_player_is_small() -> None:
     assert len(text[1].encode()) <= 15_000
 
 
+def test_a_graph_with_modules_is_told_folded_too() -> None:
+    nodes = [Node(i, "MulBackward0", module=f"layers.{i // 4}") for i in range(12)]
+    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,), {"order": list(range(12))})
+    drawn = scenes({0: graph, 3: graph, 5: chain()})
+    assert set(drawn["of"]) == {0, 3, 5} and drawn["of"][0] == drawn["of"][3]
+    whole = drawn["graphs"][drawn["of"][0]]
+    folded = drawn["graphs"][whole["other"]]
+    assert [len(drawn["layouts"][one["l"]]["n"]) for one in (whole, folded)] == [12, 3]
+    assert folded["order"] == [0, 1, 2]
+    assert "other" not in folded and "other" not in drawn["graphs"][drawn["of"][5]]
+
+
 def test_styles_are_small_as_they_travel() -> None:
     static = Path(payload.__file__).parent / "static"
-    assert sum(len(gzip.compress((static / f"{name}.css").read_bytes())) for name in ("player", "explore")) <= 6_400
+    assert sum(len(gzip.compress((static / f"{name}.css").read_bytes())) for name in ("player", "explore")) <= 5_000
+
+
+def test_of_a_pixels_events_the_largest_is_seen_whichever_loss_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = np.array([[1.0, 1e-3], [1e-3, 1.0]])
+    each = payload.heat(added, added, np.array([0, 1]))
+    monkeypatch.setattr(payload, "_WIDEST", 1)
+    assert payload.heat(added, added, np.array([0, 1])).tolist() == [[each[0, 0]], [each[1, 1]]]

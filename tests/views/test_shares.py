@@ -137,6 +137,17 @@ def test_a_timeline_has_a_strip_whose_stacks_are_as_high_as_the_shares() -> None
     assert any("which add to 3" in sentence for sentence in figure.words)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_stack_grows_upwards_from_zero_and_downwards_where_shares_are_negative(sign: int) -> None:
+    axes = timeline(ledger_of(window(*[term(0.5 * sign)] * 2))).axes[0]
+    dashed = [line for line in axes.lines if line.get_linestyle() == "--" and line.get_linewidth() == 1.2]
+    zero = max(line.get_ydata()[0] for line in axes.lines if line.get_linewidth() == 0.9)
+    half = abs(zero - dashed[0].get_ydata()[0]) / 2
+    boxes = [box for box in axes.patches if box.get_height() == pytest.approx(half, abs=1.5) and box.get_width() > 20]
+    edges = [box.get_y() for box in boxes]
+    assert edges == pytest.approx([zero - half, zero - 2 * half] if sign > 0 else [zero, zero + half])
+
+
 def test_a_page_carries_bars_of_many_steps_thinned_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "_MOST_SEGMENTS", 10)
     told = payload.ledger_data(ledger_of(*[window(term(0.5), term(0.5))] * 20))[0]["shares"]

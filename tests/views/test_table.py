@@ -94,6 +94,7 @@ def test_an_incomplete_ledger_says_so() -> None:
 def test_what_is_left_out_is_counted() -> None:
     html = ledger_html(large(1000, 150))
     assert len(rows(html)) == 2 + 40 + 1
+    assert [row.split()[0] for row in rows(html)[2:]] == [*map(str, range(20)), "…", *map(str, range(980, 1000))]
     assert "960 events between are not shown" in html
     assert "the first 20 and the last 20 of 1,000 events" in html
     assert "the first 6 of 150 parameters" in html

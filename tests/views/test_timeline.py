@@ -15,6 +15,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 import accumviz as av
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
@@ -240,6 +241,23 @@ def test_opacity_grows_with_the_norm() -> None:
     opacity = heatmap.paint(data, style.CYCLE, -3, 0)[0, :, 3]
     assert (np.diff(opacity) > 0.2).all()
     assert opacity[-1] == 1
+
+
+def test_a_cell_has_the_colour_of_its_loss() -> None:
+    data = heatmap.Cells(np.ones((1, 3)), np.array([[0, 1, 2]]), *np.zeros((2, 1, 3), bool))
+    colors = ["#ff0000", "#00ff00", "#0000ff"]
+    assert heatmap.paint(data, colors, -1, 0)[0, :, :3].tolist() == np.eye(3).tolist()
+
+
+def test_the_band_of_a_window_reaches_from_its_first_backward_to_its_step() -> None:
+    ledger = large(60, 20)
+    boxes = [patch for patch in timeline(ledger).axes[0].patches if isinstance(patch, Rectangle)]
+    bands = [box for box in boxes if box.get_height() == 6]
+    windows = ledger.windows()
+    assert len(bands) == len(windows) == 10
+    each = (bands[1].get_x() - bands[0].get_x()) / (windows[1].backwards[0] - windows[0].backwards[0])
+    for band, window in zip(bands, windows, strict=True):
+        assert band.get_width() == pytest.approx(each * (window.step - window.backwards[0]))
 
 
 def test_every_step_and_zero_rules_through_all_rows() -> None:
@@ -537,3 +555,17 @@ def test_figures_of_several_panels_leave_no_id_twice_on_a_page() -> None:
         pages.append(figure.to_html())
     found = re.findall(r' id="([^"]*)"', "".join(pages))
     assert len(found) == len(set(found))
+
+
+def test_numbers_below_two_panels_stand_apart() -> None:
+    figure = ThemedFigure(figsize=(9, 2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes in panels:
+        axes.barh([0, 1], [1.0, 0.3])
+        axes.set_xlim(0, 1.02)
+    figure.draw_without_rendering()
+    last, first = (
+        [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text() in ("0.0", "1.0")]
+        for axes in panels
+    )
+    assert first[0].x0 - last[-1].x1 > figure.dpi * 0.18

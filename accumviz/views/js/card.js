@@ -5,7 +5,7 @@
 
 import { svg } from "./dom.js";
 
-const LINE = 19;
+const LINE = 17;
 
 /** @param {NodeData} node @param {number} i */
 const isLate = ({ n }, i) => n.slice(0, i + 1).findLast(Boolean) === "grad";

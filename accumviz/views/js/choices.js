@@ -51,7 +51,6 @@ function sliderOf({ name, labels }, { key, live, choose }, title) {
     const recorded = typeof place === "number";
     value.textContent = recorded ? labels[place] : place;
     if (recorded) slider.value = String(place);
-    slider.style.setProperty("--av-at", `${(100 * Number(slider.value)) / most}%`);
     slider.setAttribute("aria-valuetext", value.textContent);
   }
   return { el, draw };

@@ -3,7 +3,7 @@
 /** @import { Ledger } from "./ledger.js" */
 /** @import { At } from "./types.d.ts" */
 
-import { button, h, icon, range, slide } from "./dom.js";
+import { button, h, icon, put, range, slide } from "./dom.js";
 
 /**
  * @typedef {object} Controlled
@@ -43,9 +43,13 @@ export function controls({ ledger, first, move, toggle, scrub }) {
   const kind = h("strong.av-kind");
   const words = h("span");
   const line = h("p.av-say", { "aria-live": "polite" }, kind, words);
-  const unfold = () => more.setAttribute("aria-expanded", String(say.classList.toggle("av-whole")));
   const more = button("more", "more: the whole sentence", unfold, "more");
-  more.setAttribute("aria-expanded", "false");
+  function unfold() {
+    const whole = say.classList.toggle("av-whole");
+    more.textContent = whole ? "less" : "more";
+    put(more, { "aria-expanded": whole });
+  }
+  put(more, { "aria-expanded": false });
   const say = h("div.av-saying", {}, line, more);
   const { bar, play, link, ...about } = transport("event", slider, count, { move, toggle });
 

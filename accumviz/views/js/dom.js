@@ -89,10 +89,9 @@ export function range(label, input, name = "") {
   return h(name ? `input.${name}` : "input", attributes);
 }
 
-/** Move a slider and its track. @param {HTMLInputElement} slider @param {number} value @param {number} most */
+/** Move a slider. @param {HTMLInputElement} slider @param {number} value @param {number} most */
 export function slide(slider, value, most, text = "") {
   Object.assign(slider, { max: most, value });
-  slider.style.setProperty("--av-at", `${(100 * value) / (most || 1)}%`);
   slider.setAttribute("aria-valuetext", text);
 }
 
@@ -111,6 +110,11 @@ export function own(event) {
 /** Scroll a box until a stretch of it is seen. @param {Element} box @param {number} top @param {number} height */
 export function reveal(box, top, height, margin = 0) {
   box.scrollTop = clamp(box.scrollTop, top + height + margin - box.clientHeight, top - margin);
+}
+
+/** Bring a widget into the window, and of one that is taller its controls. @param {HTMLElement} frame */
+export function arrive(frame) {
+  for (const part of [frame, ...frame.querySelectorAll(".av-top")]) part.scrollIntoView({ block: "nearest" });
 }
 
 /** @param {string} name @param {string} title @param {...(Node | string)} children */

@@ -3,7 +3,7 @@
 /** @import { Choice, Dispose, ExplorerData, Host, Run, Shown, Whole } from "./types.d.ts" */
 
 import { choicesIn, choicesLink, linkTo, momentIn } from "./address.js";
-import { group, h } from "./dom.js";
+import { arrive, group, h } from "./dom.js";
 import { figures } from "./figures.js";
 import { read } from "./packed.js";
 import { runsOf, toOneScale, withWays } from "./runs.js";
@@ -62,7 +62,9 @@ export async function explore({ model, el }) {
   const both = together(() => sides, address);
   const sides = { a: side("a"), b: side("b") };
   const result = figures();
-  const click = () => go({ b: at().b ? null : against || at().a });
+  // Presets are there to be compared: with the next one, where no other was named.
+  const another = () => (tabs ? [(Number(at().a[0]) + 1) % controls[0].labels.length] : at().a);
+  const click = () => go({ b: at().b ? null : against || another() });
   const compare = h("button.av-compare", { type: "button", click });
   const top = h("div.av-xtop", {}, sides.a.panel, sides.b.panel, compare);
   const slots = h("div.av-slots", {}, sides.a.slot, sides.b.slot);
@@ -93,10 +95,15 @@ export async function explore({ model, el }) {
     const moment = momentIn(location.hash, id);
     const told = moment && choicesIn(location.hash, controls.map(({ labels }) => labels.length));
     if (!told) return;
-    sides[told.side].place(moment);
-    go({ a: told.a, b: told.b });
-    both.find(told.side === "b" ? 1 : 0, moment.e);
-    frame.scrollIntoView({ block: "nearest" });
+    // A run that is in view beside another stays there where the address names no other.
+    const { a, b } = at();
+    const [here, ...shown] = [told.a, a, b].map((choice) => choice && runs.keyOf(choice));
+    const place = told.b || !b ? -1 : shown.indexOf(here);
+    const side = place > 0 ? "b" : place < 0 ? told.side : "a";
+    sides[side].place(moment);
+    if (place < 0) go({ a: told.a, b: told.b });
+    both.find(side === "b" ? 1 : 0, moment.e);
+    arrive(frame);
   }
   model.on("change:at", draw);
   model.on("change:told", async () => {

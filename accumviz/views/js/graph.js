@@ -5,7 +5,7 @@
 /** @import { At, GraphData, Layout } from "./types.d.ts" */
 
 import { card } from "./card.js";
-import { button, svg, h, own, pane, range, reveal, scrolls, slide, vertical } from "./dom.js";
+import { button, svg, h, own, pane, put, range, reveal, scrolls, slide, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
 import { clamp } from "./numbers.js";
 import { moment, progress, remark, selection } from "./moment.js";
@@ -63,7 +63,13 @@ export function graphPane(app) {
   const tall = clamp(0.89 * Math.max(0, ...data.layouts.map(({ h: height }) => height)), 224, 660);
   box.style.setProperty("--av-tall", `${tall}px`);
   const faces = TOOLS.map(([face, label, by]) => button("zoom", label, () => view.zoom(by), face));
-  const tools = h("span.av-tools", {}, ...faces);
+  const turn = button("zoom", "fold or unfold modules", () => {
+    ledger.other = !ledger.other;
+    put(turn, { "aria-pressed": ledger.other });
+    go({ n: null, node: -1 });
+  }, "modules");
+  turn.hidden = !data.graphs.some(({ other }) => other);
+  const tools = h("span.av-tools", {}, turn, ...faces);
   made.head.append(tools);
   /** @type {ReturnType<typeof drawing> | undefined} */
   let shown;

@@ -18,9 +18,11 @@ function articleOf({ rule, severity, event, line, cause, evidence, cure, read },
   const head = h("p", {}, h("b", {}, rule), ` (${severity}) `, ...(line ? [leads] : []));
   const lines = h("pre.av-cure", { tabindex: 0, role: "group", "aria-label": "the cure" }, ...cure.map(cureLine));
   const shown = hidden ? h("details", {}, h("summary", {}, "Show the cure"), lines) : lines;
-  const more = [evidence, read && `Read: ${read}.`].filter(Boolean);
+  const { book } = document.documentElement.dataset;
+  const page = book ? h("a", { href: book + read.replace("#", ".html#") }, `chapter ${parseInt(read)}`) : read;
+  const more = [...(evidence ? [[evidence]] : []), ...(read ? [["Read: ", page]] : [])];
   return h("article", {}, head, h("p", {}, ...marked(cause)), ...(cure.length ? [shown] : []),
-    ...more.map((text) => h("p.av-quiet", {}, text)));
+    ...more.map((parts) => h("p.av-quiet", {}, ...parts)));
 }
 
 /** @param {boolean} task @param {(e: number) => void} go */

@@ -61,6 +61,8 @@ export class Ledger {
     this.events = events;
     this.length = events.k.length;
     this.count = data.count || 0;
+    /** Whether graphs are seen in their other form. */
+    this.other = false;
     this.kinds = events.k.map((kind) => data.kinds[kind][0]);
     this.skipped = new Set(events.skipped);
     this.retained = new Set(events.retained);

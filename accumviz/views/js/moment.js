@@ -25,12 +25,18 @@ import { clamp, counted } from "./numbers.js";
 /** A graph without a ledger is that of event 0. @param {Ledger} ledger @param {number} e */
 const lastBackward = ({ length, backward }, e) => (length ? backward[e] ?? -1 : 0);
 
+/** The graph of a backward, as it is folded now. @param {Ledger} ledger @param {Data} data @param {number} owner */
+function graphOf({ other }, { graphs, of }, owner) {
+  const graph = graphs[of[owner]];
+  return (other && graphs[graph?.other ?? -1]) || graph;
+}
+
 /** @param {Ledger} ledger @param {Data} data @param {Pick<At, "e" | "n">} at @returns {Moment} */
 export function moment(ledger, data, { e, n }) {
   const since = lastBackward(ledger, e);
   const coming = since < 0;
   const owner = coming ? ledger.kinds.indexOf("backward") : since;
-  const graph = data.graphs[data.of[owner]];
+  const graph = graphOf(ledger, data, owner);
   const now = owner === e && Boolean(graph);
   const order = graph?.order ?? [];
   const total = order.length;

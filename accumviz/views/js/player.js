@@ -5,7 +5,7 @@
 import { linkTo, momentIn } from "./address.js";
 import { codePane } from "./code.js";
 import { controls } from "./controls.js";
-import { group, h } from "./dom.js";
+import { arrive, group, h } from "./dom.js";
 import { gradPane } from "./grad.js";
 import { graphPane } from "./graph.js";
 import { keys } from "./keys.js";
@@ -173,7 +173,7 @@ export async function render({ model, el }) {
     const { i } = ledger.events;
     const e = i ? i.findLastIndex((index) => index <= told.e) : told.e;
     go({ ...told, e, p: clamp(told.p, -1, ledger.count - 1) });
-    frame.scrollIntoView({ block: "nearest" });
+    arrive(frame);
   }
   function repaint() {
     frame.classList.toggle("av-dark", isBright(getComputedStyle(frame).color));

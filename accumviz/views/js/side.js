@@ -42,7 +42,7 @@ export function sideOf(name, { controls, uid, live, choose, ask, link, leader, d
   let dispose;
   /** @type {Kept | undefined} */
   let kept;
-  let end = 0;
+  let [end, wide] = [0, 0];
 
   function stop() {
     dispose?.();
@@ -72,8 +72,10 @@ export function sideOf(name, { controls, uid, live, choose, ask, link, leader, d
   function show(run, other) {
     if (player) kept = { ...player.get("at"), node: -1, end };
     stop();
-    // What comes is no less tall than what goes, so that nothing below it jumps.
-    slot.style.minHeight = `${slot.offsetHeight}px`;
+    // What comes is no less tall than what goes, so that nothing below it jumps; in another width it is another thing.
+    const same = slot.offsetWidth === wide;
+    wide = slot.offsetWidth;
+    slot.style.minHeight = same ? `${slot.offsetHeight}px` : "";
     slot.replaceChildren();
     if (!run) slot.append(h("p.av-note", { role: "status" }, "The kernel is recording this run."));
     else if (run.error) slot.append(h("p.av-raised", { role: "status" }, run.error));

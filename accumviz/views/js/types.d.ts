@@ -86,6 +86,8 @@ export interface GraphData {
   order: number[];
   /** What each edge multiplies a gradient by, where that is known. */
   x?: string[];
+  /** The graph that this one is, folded by module or unfolded. */
+  other?: number;
 }
 
 /** What a backward weighs in a step: its place (-1: not shown), where it starts, how long it is, look and text. */

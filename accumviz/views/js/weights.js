@@ -60,7 +60,7 @@ export function weightsPane(_app, { a: [across, up], x, y, d, p, name, hue = 0, 
   const far = [p, ...beside.map((other) => other.p)].flat().some(([, , , , beyond]) => beyond);
   const here = h("p.av-note.av-weighs");
   const key = (/** @type {string} */ look, /** @type {string} */ color, /** @type {string} */ text) =>
-    h("span.av-key", {}, h(`i.av-spot${look}`, { style: `--av-c: ${color}` }), text);
+    h("span.av-key", {}, h(`i.av-swatch.av-spot${look}`, { style: `--av-c: ${color}` }), text);
   const legend = h("p.av-note", {},
     key("", colorOf(hue), name ?? "the weights now"),
     ...others.map((other) => key(".av-beside", other.c, other.name)),
