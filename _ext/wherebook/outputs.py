@@ -31,7 +31,7 @@ def link_reports(html: str, pathto: Callable[[str], str]) -> str:
     """
 
     def link(said: re.Match[str]) -> str:
-        address = pathto(f"chapters/{said['page']}")
+        address = pathto(f"chapters/{said['page']}").rstrip("#")  # "#" on the page itself
         return f"Read: <a href='{address}#{said['label']}'>chapter {int(said['number'])}</a>"
 
     return READ.sub(link, html)

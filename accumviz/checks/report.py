@@ -14,6 +14,45 @@ from typing import Any
 from accumviz import given
 from accumviz.show import Displayed, encoded, literal, save_page
 
+# The section of the book about each rule: file and label.
+CHAPTERS = {
+    "token-mean-of-means": "04_recipe#sec-tokens",
+    "zero-grad-inside-window": "02_zero_grad#sec-none",
+    "missing-zero-grad": "02_zero_grad#sec-none",
+    "loss-not-divided": "03_accumulation#sec-accumulation",
+    "partial-window-underscaled": "04_recipe#sec-divide",
+    "leftover-carried": "10_your_own#sec-own-windows",
+    "tail-dropped": "10_your_own#sec-own-windows",
+    "clip-scaled-grads": "06_memory#sec-amp-order",
+    "clip-per-micro-batch": "04_recipe#sec-clip",
+    "scheduler-per-micro-batch": "04_recipe#sec-scheduler",
+    "ddp-unsynced-step": "08_ddp#sec-forward",
+    "graph-retained": "11_museum#museum-graph-retained",
+    "zero-before-step": "02_zero_grad#sec-none",
+    "double-division": "04_recipe#sec-divide",
+    "wrong-divisor": "04_recipe#sec-divide",
+    "clip-on-the-wrong-side": "04_recipe#sec-clip",
+    "window-collapses-at-end": "10_your_own#sec-own-windows",
+    "backward-after-unscale": "06_memory#sec-amp-order",
+    "bypass-scaler-step": "06_memory#sec-amp-order",
+    "scheduler-on-skipped-step": "06_memory#sec-amp-skipped",
+    "nonfinite-micro-batch": "06_memory#sec-amp-skipped",
+    "no-sync-excludes-forward": "08_ddp#sec-forward",
+    "fsdp-no-sync-memory": "09_fsdp#sec-fsdp-price",
+    "fsdp2-zero-keeps-unsharded": "09_fsdp#sec-hidden",
+    "uneven-rank-backwards": "08_ddp#sec-window-ddp",
+    "rank-token-weight": "08_ddp#sec-effective",
+    "low-precision-accumulation": "06_memory#sec-bf16",
+    "zero-tensor-drift": "02_zero_grad#sec-none",
+    "gan-gradient-leak": "07_gan#sec-gan-zero",
+    "step-before-backward": "07_gan#sec-gan-once",
+    "parameter-outside-or-twice": "10_your_own#sec-own-owner",
+    "ddp-static-graph-no-sync": "08_ddp#sec-forward",
+    "fsdp1-local-clip": "09_fsdp#sec-fsdp1",
+    "micro-batch-side-effects": "04_recipe#sec-mixing",
+    "contrastive-accumulation": "04_recipe#sec-equal",
+}
+
 SEVERITIES = ("error", "warning", "note")
 _COLORS = {"error": "31", "warning": "33", "note": "36", "healthy": "32", "no verdict": "35", "-": "31", "+": "32"}
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.checks.evidence import CHAPTERS, Case, Loop, near
-from accumviz.checks.report import Finding
+from accumviz.checks.evidence import Case, Loop, near
+from accumviz.checks.report import CHAPTERS, Finding
 
 # Of each window: the how manyth optimizer and step of its rank, the objective, the extremes of the weights per element
 # and of the elements, the events of the step and of its first backward, the optimizer, file, line and source.

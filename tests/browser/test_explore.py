@@ -187,21 +187,15 @@ def test_a_permalink_restores_both_runs_and_the_moment(show: Show, watch: Open, 
         assert odd.complaints == []
 
 
-def test_an_address_of_a_run_in_view_keeps_the_comparison_and_shows_its_controls(show: Show) -> None:
+def test_an_address_brings_the_controls_of_a_tall_explorer_into_the_window(show: Show) -> None:
     explored = show(make(against={"k": 4, "divide": False}), width=700).explored
     explored.page.set_viewport_size({"width": 700, "height": 420})
     address = explored.root.locator(".av-top:visible a").first.get_attribute("href").lstrip("#")
-    name = address.partition("&")[0]
     explored.page.evaluate("document.body.style.paddingBottom = '3000px'; scrollTo(0, 2500)")
-    explored.page.evaluate(f"location.hash = '{name}&side=a&a=0.2.1&e=1'")
+    explored.page.evaluate(f"location.hash = '{address.partition('&')[0]}&side=a&a=0.2.1&b=0.1.0&e=1'")
     drawn(explored.page)
-    assert explored.root.locator(".av-player:visible").count() == 2
-    assert explored.figure("backwards") == ["1", "4"]
     boxes = [bar.bounding_box() for bar in explored.root.locator(".av-top:visible").all()]
-    assert all(box["y"] >= -1 and box["y"] + box["height"] <= 421 for box in boxes), boxes
-    explored.page.evaluate(f"location.hash = '{name}&side=a&a=0.1.0&e=1'")
-    drawn(explored.page)
-    assert explored.root.locator(".av-player:visible").count() == 1
+    assert boxes and all(box["y"] >= -1 and box["y"] + box["height"] <= 421 for box in boxes), boxes
 
 
 def test_switching_keeps_the_end_at_the_end_and_else_the_event(show: Show) -> None:

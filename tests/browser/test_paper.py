@@ -19,7 +19,7 @@ CUT = """wins => wins
 
 def test_what_a_pane_scrolls_on_a_screen_is_whole_on_paper(watch: Open, tmp_path: Path) -> None:
     code = "\n".join([*CODE.splitlines(), *(f"value_{line} = {line}" for line in range(60))])
-    ledger = Ledger.build([W], [*ROWS, {**ROWS[1], "line": 60}], sources={"a.py": code})
+    ledger = Ledger.build([W], [*ROWS, {**ROWS[1], "line": 30}, {**ROWS[1], "line": 60}], sources={"a.py": code})
     play(ledger, {0: chain(), 1: chain()}).save(tmp_path / "player.html")
     page = watch().page
     page.set_viewport_size({"width": 700, "height": 900})

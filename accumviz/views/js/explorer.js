@@ -95,14 +95,9 @@ export async function explore({ model, el }) {
     const moment = momentIn(location.hash, id);
     const told = moment && choicesIn(location.hash, controls.map(({ labels }) => labels.length));
     if (!told) return;
-    // A run that is in view beside another stays there where the address names no other.
-    const { a, b } = at();
-    const [here, ...shown] = [told.a, a, b].map((choice) => choice && runs.keyOf(choice));
-    const place = told.b || !b ? -1 : shown.indexOf(here);
-    const side = place > 0 ? "b" : place < 0 ? told.side : "a";
-    sides[side].place(moment);
-    if (place < 0) go({ a: told.a, b: told.b });
-    both.find(side === "b" ? 1 : 0, moment.e);
+    sides[told.side].place(moment);
+    go({ a: told.a, b: told.b });
+    both.find(told.side === "b" ? 1 : 0, moment.e);
     arrive(frame);
   }
   model.on("change:at", draw);
