@@ -83,7 +83,11 @@ def shut(parts: list[nodes.Node], key: str) -> None:
     """Wrap neighbours in an element that opens with the prediction `key`."""
     parent: Any = parts[0].parent
     place = parent.index(parts[0])
-    before = nodes.raw("", f'<div data-answers="{key}">{LINE.format(key)}', format="html")
+    begins = f'<div data-answers="{key}">'
+    above = parent[place - 1] if place else None
+    # Said once: a rule of style that looked for it would be asked again in each frame of a player.
+    said = isinstance(above, nodes.Element) and any(raw.astext().startswith(begins) for raw in above.findall(nodes.raw))
+    before = nodes.raw("", begins + LINE.format(key) * (not said), format="html")
     inner = [one for part in parts for one in unfolded(part)]
     for part in parts:
         parent.remove(part)

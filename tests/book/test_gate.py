@@ -91,6 +91,16 @@ def test_what_is_marked_as_an_answer_waits_whole_and_neighbours_wait_together() 
     assert page == ["prediction-1", "prediction-1 [", "av.timeline(ledger)", "out", "So −20.", "]", "Next."]
 
 
+def test_the_line_in_place_of_answers_is_said_once_for_neighbours() -> None:
+    words = nodes.paragraph("", "So −20.", classes=["answers"])
+    page = section(asks(), cell(source("print(w)"), output("−20"), tags="hide-output"), words)
+    later = nodes.paragraph("", "Later.", classes=["answers"])
+    page += [nodes.paragraph("", "Between."), later]
+    assert resolved(page)[-3:] == ["prediction-1 [", "Later.", "]"]
+    begun = [raw.astext() for raw in page.findall(nodes.raw) if "data-answers" in raw.astext()]
+    assert ["Opens with your prediction" in text for text in begun] == [True, False, True]
+
+
 def test_a_heading_and_another_prediction_end_what_waits() -> None:
     later = cell(source("x"), output("1"), tags="hide-output")
     page = resolved(section(asks(), asks(), later), section(cell(source("y"), output("2"), tags="hide-output")))
