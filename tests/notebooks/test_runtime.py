@@ -14,6 +14,8 @@ from packaging.utils import canonicalize_name
 from tests.notebooks.bare import HERE, Runtime, runtime
 
 CELL = re.compile(r"\bIn\[(\d+)\]")
+# A picture of its own, or one with a kernel beside it.
+SHOWN = {"text/html", "application/vnd.jupyter.widget-view+json"}
 SHOWS = re.compile(r"^av\.(?:predict|play|explore|timeline|trace)\((?!.*\)\.save)|^(?:explorer|graph)$", re.MULTILINE)
 
 
@@ -70,7 +72,7 @@ def test_a_notebook_runs_from_top_to_bottom_and_changes_no_package(
     for cell, after in zip(cells, [*cells[1:], None], strict=True):
         captioned = after is not None and after.source.startswith("**Fig. ")
         if cell.cell_type == "code" and (captioned or SHOWS.search(cell.source)):
-            assert any("text/html" in output.get("data", {}) for output in cell.outputs), cell.source
+            assert any(SHOWN & output.get("data", {}).keys() for output in cell.outputs), cell.source
     (page,) = notebook_path.parents[1].glob(f"**/{notebook_path.stem}.html")
     assert_lines_are_found_in_their_cells(cells, page.read_text())
     installed = bare.freeze()
