@@ -971,9 +971,9 @@ def _begun_anew_once() -> Play:
     play = Play()
     play.loader("begins")
     for i in range(6):
-        for _ in range(2 if i == 1 else 0):
-            play.backward()
         if i == 1:
+            play.backward()
+            play.backward()
             play.zero()
         for _ in range(4):
             play.backward()

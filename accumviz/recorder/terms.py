@@ -56,10 +56,8 @@ class Factor(NamedTuple):
             return self._replace(late=(*self.late, (power, constant)))
         value = raised(constant, power)
         plain = abs(value) == 1 or len(self.each) >= _CONSTANTS
-        each, divisor = (
-            self.each if plain else (*self.each, value),
-            self.divisor if power > 0 else self.divisor * constant,
-        )
+        each = self.each if plain else (*self.each, value)
+        divisor = self.divisor if power > 0 else self.divisor * constant
         return self._replace(known=self.known * value, each=each, divisor=divisor)
 
 
