@@ -31,8 +31,8 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
             at = int(ends.searchsorted(clip))
             since = int(ends[at - 1]) if at else -1
             there = scaled[(scaled > since) & (scaled < clip)]
-            unscaled = [e for e in loop.within(unscales, since, clip).tolist() if loop.changed_by(e)]
-            if there.size and not unscaled and loop.changed_by(clip) and reduces(case, loop, clip) < 1 - SAME:
+            unscaled = loop.changing(loop.within(unscales, since, clip))
+            if there.size and not unscaled.size and loop.changed_by(clip) and reduces(case, loop, clip) < 1 - SAME:
                 found.append((clip, int(ends[at]) if at < ends.size else -1))
         if not found:
             continue

@@ -409,7 +409,7 @@ def wrong_divisor(case: Case) -> Iterator[Finding]:
         if by in meant or not alone or any(near(one * usual, 1.0) for one in case.constants(own[0]) or ()):
             continue
         part = own[0]
-        close = abs(by - usual) == 1
+        close, late = abs(by - usual) == 1, "late" if by < usual else "early"
         yield case.of_part(
             "wrong-divisor",
             "warning" if close else "note",
@@ -419,7 +419,7 @@ def wrong_divisor(case: Case) -> Iterator[Finding]:
                 f"Each window holds {usual} micro-batches, and each of their losses is divided by {by}: the shares add "
                 f"up to {part.total:.3g} in every step. "
                 + (
-                    f"Either that is the wrong number, or the loop steps one micro-batch too {_late(usual - by)}."
+                    f"Either that is the wrong number, or the loop steps one micro-batch too {late}."
                     if close
                     else f"If {by} is to be their number, it is another; if it is a weight, this is as it is meant."
                 )
@@ -442,7 +442,3 @@ def _divisor(case: Case, part: Part) -> int:
             by = 0.0
         found.add(int(by) if by and by.is_integer() and near(part.least * by, 1.0) else 0)
     return found.pop() if len(found) == 1 else 0
-
-
-def _late(over: int) -> str:
-    return "late" if over > 0 else "early"
