@@ -556,6 +556,44 @@ mistake(
     {"for p in": "if i % 4 == 3:\n            for p in", "        p.grad /= 4": "            p.grad /= 4"},
     {"p.grad /= 4": "p.grad.data.div_(4)"},
 )
+mistake(
+    "a clip of several lines after the step",
+    "clip-on-the-wrong-side",
+    """
+    def loop(model, optimizer):
+        for x, y in batches(*[2] * 8):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            torch.nn.utils.clip_grad_norm_(  # here
+                model.parameters(),
+                # a comment of the user's
+                max_norm=0.01,
+            )
+            optimizer.zero_grad()
+    """,
+    {
+        "        optimizer.step()\n": "",
+        "        optimizer.zero_grad()": "        optimizer.step(); optimizer.zero_grad()",
+    },
+    {"optimizer.step()\n": "optimizer.step(\n                closure=None,\n            )\n"},
+)
+mistake(
+    "a clip alone in its block, after the step",
+    "clip-on-the-wrong-side",
+    """
+    def loop(model, optimizer):
+        for x, y in batches(*[2] * 8):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            with torch.no_grad():
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # here
+            optimizer.zero_grad()
+    """,
+    {
+        "        optimizer.step()\n": "",
+        "        optimizer.zero_grad()": "        optimizer.step(); optimizer.zero_grad()",
+    },
+)
 
 
 def changed(text: str, by: dict[str, str]) -> str:
@@ -588,25 +626,21 @@ def serious(report: Report) -> list[Finding]:
 
 
 def applied(cure: str, text: str) -> str:
-    """The text after a cure: its lines are written without the indentation of the line where they stand."""
-    lines = text.splitlines()
-    new: dict[int, list[str]] = {}
-    at, anchor = 0, ""
-    for row in cure.splitlines():
-        if row.startswith(("--- ", "+++ ")):
-            continue
-        if row.startswith("@@"):
-            at = int(row.split()[1].lstrip("-").split(",")[0])
-            anchor = lines[at - 1][: len(lines[at - 1]) - len(lines[at - 1].lstrip())]
-            continue
-        kept = new.setdefault(at, [])
-        if row.startswith("+"):
-            kept.append(anchor + row[1:])
-            continue
-        assert lines[at - 1].split("  #")[0].strip() == row[1:].split("  #")[0].strip(), (lines[at - 1], row)
-        if row.startswith(" "):
-            kept.append(lines[at - 1])
-    return "\n".join("\n".join(new.get(n, [line])) for n, line in enumerate(lines, 1)) + "\n"
+    """The text after a cure, which is a diff of it to the letter: its rows, their places, its hunks' order."""
+    lines, out, at = text.split("\n"), [], 0
+    head, *hunks = re.split(r"^@@ -(\S+) \+(\S+) @@\n", cure + "\n", flags=re.MULTILINE)
+    assert re.fullmatch(r"--- (.*)\n\+\+\+ \1\n", head), head
+    for old, new, rows in zip(hunks[::3], hunks[1::3], hunks[2::3], strict=True):
+        (start, many), (put, more) = ((*map(int, which.split(",")), 1)[:2] for which in (old, new))
+        body = rows.splitlines()
+        stands = [row[1:] for row in body if row[0] != "+"]
+        first = start - 1 if many else start
+        assert first >= at and lines[first : first + many] == stands, (lines[first : first + many], stands)
+        out += lines[at:first]
+        made = [row[1:] for row in body if row[0] != "-"]
+        assert (put, more) == (len(out) + bool(made), len(made)), (new, len(out), made)
+        out, at = out + made, first + many
+    return "\n".join(out + lines[at:])
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -650,7 +684,7 @@ def test_a_cure_that_is_written_cures(name: str, disguised: bool, tmp_path: Path
     after = applied(finding.cure, text)
     compile(after, "loop", "exec")
     assert after != text
-    if re.search(r"^\+#", finding.cure, re.MULTILINE):  # what is left to be done stands in words
+    if re.search(r"^\+ *#", finding.cure, re.MULTILINE):  # what is left to be done stands in words
         return
     after = re.sub(r"\bmicro_batches_in_this_window\b", "(4 if i < 8 else 2)", after)
     report = judged(after, tmp_path)
@@ -687,6 +721,7 @@ def test_the_cure_of_a_tail_makes_a_whole_window_of_it(many: int, how: str, scal
     (finding,) = serious(report)
     assert finding.rule == {"dropped": "tail-dropped", "carried": "leftover-carried"}[how]
     new = [row[1:] for row in finding.cure.splitlines() if row.startswith("+") and not row.startswith("+++")]
+    new = textwrap.dedent("\n".join(new)).split("\n")
     after = text.replace("# after", "\n        ".join(new)).replace("micro_batches_left", str(many % 4))
     report = judged(after, tmp_path, many)
     assert report.healthy and report.findings == (), (after, report)

@@ -35,6 +35,7 @@ FLOORS = {
                 "compare",
                 "comparison",
                 "cures",
+                "diffs",
                 "distance",
                 "evidence",
                 "mixing",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from accumviz.checks.diffs import placed
 from accumviz.checks.report import CHAPTERS, Finding
 from accumviz.events import CHANGED, CONTRIBUTED
 from accumviz.gains import SAME, number
@@ -385,7 +386,7 @@ class Case:
             severity,
             evidence=dict(evidence),
             cause=cause,
-            cure=cure,
+            cure=placed(cure, self.ledger.sources),
             chapter=CHAPTERS[rule],
             times=times,
             optimizer=optimizer,

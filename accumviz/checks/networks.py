@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.cures import added, replaced
+from accumviz.checks.cures import added, inserted, replaced
 from accumviz.checks.evidence import Case, Loop
 from accumviz.checks.report import Finding
 from accumviz.events import CONTRIBUTED, PRESENT
@@ -148,13 +148,12 @@ def _leaks(case: Case) -> Iterator[Finding]:
                     found.append((b, early, late))
         if not found:
             continue
-        b, early, late = found[0]
+        b, early, late = min(found)
         between = own.backwards[(own.backwards > early) & (own.backwards < late)]
         event, step = case.ledger[b], case.ledger[late]
         optimizer = re.search(r"([\w.\[\]]+)\.step\(", step.source)
         name = optimizer[1] if optimizer else own.name
         at = case.ledger[int(between[0])]
-        file = at.file or "your code"
         yield case.finding(
             "gan-gradient-leak",
             "error",
@@ -170,11 +169,7 @@ def _leaks(case: Case) -> Iterator[Finding]:
                 f"{event.label or 'The loss'} also reached the parameters of {own.name}, and its contribution was "
                 "still there when that one stepped for a loss of its own."
             ),
-            cure=(
-                f"--- {file}\n+++ {file}\n@@ -{at.line} +{at.line},2 @@\n+{name}.zero_grad()\n {at.source}"
-                if at.source
-                else ""
-            ),
+            cure=inserted(at, f"{name}.zero_grad()"),
             times=len(found),
             optimizer=own.optimizer,
         )
