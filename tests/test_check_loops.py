@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -302,6 +303,53 @@ def test_the_cure_of_a_sum_that_keeps_all_graphs_is_no_second_walk_through_a_fre
     assert found.rule == "graph-retained" and not found.cure
     assert "`total`" in found.cause and "`detach()`" in found.cause
     assert av.check(summed(detached=True)).healthy
+
+
+def fused(mistake: str) -> Recording:
+    """Windows of four under a scaler, and an optimizer that divides by its scale inside the step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    with av.record(model, optimizer) as recording:
+        for i in range(5 * K):
+            x, y = torch.randn(2, 16), torch.randint(0, 5, (2,))
+            if mistake == "an overflow" and i == K:
+                x = x * float("inf")
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss if mistake == "loss-not-divided" else loss / K).backward()
+            if (i + 1) % K:
+                continue
+            if mistake == "clip-scaled-grads":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            if mistake == "bypass-scaler-step":
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            if mistake != "missing-zero-grad":
+                optimizer.zero_grad()
+    return recording
+
+
+@pytest.mark.parametrize(
+    "mistake", ["", "loss-not-divided", "clip-scaled-grads", "bypass-scaler-step", "missing-zero-grad"]
+)
+def test_a_fused_optimizer_that_unscales_inside_its_step_is_judged_like_any_other(mistake: str) -> None:
+    recording = fused(mistake)
+    report = av.check(recording)
+    assert [finding.rule for finding in report.findings] == ([mistake] if mistake else []), report
+    if not mistake:
+        assert report.healthy and not [rule for rule, why in report.unjudged.items() if "share" in why], report
+        np.testing.assert_allclose(recording.ledger.shares().share, 1 / K, rtol=1e-3)
+
+
+def test_a_fused_step_that_the_scaler_skipped_divides_nothing() -> None:
+    recording = fused("an overflow")
+    skipped = [event for event in recording.ledger.of("step") if event.skipped]
+    assert len(skipped) == 1
+    assert [share.share for share in recording.ledger.shares()] == pytest.approx([1 / K] * 4 * K, rel=1e-3)
+    assert av.check(recording).healthy
 
 
 def lbfgs(model: nn.Module) -> torch.optim.Optimizer:

@@ -100,13 +100,14 @@ def bypass_scaler_step(case: Case) -> Iterator[Finding]:
     unscales = case.at("unscale")
     for loop in case.loops:
         scaled = _scaled(case, loop)
-        if not scaled.size or case.settings(loop.optimizer).get("fused"):
+        if not scaled.size:
             continue
         found = []
         for step, backwards in loop.windows.items():
-            source = case.ledger[step].source
-            # `scaler.step(optimizer)`: an optimizer that is handed over may do the division itself.
-            if not backwards or not source or re.search(r"\.step\(\s*[A-Za-z_]", source):
+            event = case.ledger[step]
+            # `scaler.step(optimizer)`: an optimizer that is handed over may do the division itself. A fused one did.
+            handed = re.search(r"\.step\(\s*[A-Za-z_]", event.source)
+            if not backwards or not event.source or handed or "amp_scale" in event.details:
                 continue
             if any(loop.changed_by(e) for e in loop.within(unscales, backwards[0], step).tolist()):
                 continue

@@ -496,7 +496,9 @@ class Recording:
         self._stepped += 1
         self._closely = self._unseen or self._stepped < _CLOSELY or not self._stepped % _SELDOM
         changed = self._contributions.changed(optimizer)
-        if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None:  # unscaled inside the kernel, unseen by versions
+            plain, details["amp_scale"] = False, scale
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
         self._emit("step", self._site(frame), name, details, changed, plain=plain)
 
