@@ -36,6 +36,7 @@ FLOORS = {
                 "comparison",
                 "cures",
                 "diffs",
+                "divisors",
                 "distance",
                 "evidence",
                 "mixing",

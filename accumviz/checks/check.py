@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks import mixing, networks, order, precision, ranks, weights, windows, world
+from accumviz.checks import divisors, mixing, networks, order, precision, ranks, weights, windows, world
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger import Ledger, Recorded, recorded
@@ -67,12 +67,12 @@ RULES = (
     Rule("gan-gradient-leak", networks.gan_gradient_leak, ("tail-dropped",)),
     Rule("window-collapses-at-end", windows.window_collapses_at_end, ("partial-window-underscaled",)),
     Rule("leftover-carried", weights.leftover_carried, ("tail-dropped",), _SHARES),
-    Rule("double-division", weights.double_division, ("partial-window-underscaled",), _SHARES),
-    Rule("wrong-divisor", weights.wrong_divisor, needs=_SHARES),
+    Rule("double-division", divisors.double_division, ("partial-window-underscaled",), _SHARES),
+    Rule("wrong-divisor", divisors.wrong_divisor, needs=_SHARES),
     Rule("partial-window-underscaled", weights.partial_window_underscaled, ("tail-dropped",), _SHARES),
     Rule("tail-dropped", windows.tail_dropped),
     Rule("token-mean-of-means", weights.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
-    Rule("loss-not-divided", weights.loss_not_divided, needs=_SHARES),
+    Rule("loss-not-divided", divisors.loss_not_divided, needs=_SHARES),
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch, ("scheduler-on-skipped-step",)),
     Rule("scheduler-on-skipped-step", precision.scheduler_on_skipped_step),
     Rule(

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +58,11 @@ class Part(NamedTuple):
     known: bool
     again: bool
     lost: int
+
+    @property
+    def even(self) -> bool:
+        """Whether all of it could be read, and has one constant."""
+        return self.read and self.mean and not self.again and self.least > 0 and bool(near(self.least, self.most))
 
 
 class Loop:
@@ -284,6 +290,30 @@ class Case:
         for part in self.parts:
             if part.many:
                 found.setdefault((part.optimizer, part.objective), []).append(part)
+        return found
+
+    @cached_property
+    def shortened(self) -> dict[tuple[int, int], list[tuple[Part, list[float]]]]:
+        """The windows of objectives of which `.grad` was changed by hand after each backward, in each of them.
+
+        With each, how many times less was left after it of every backward than of the next one.
+        """
+        every = {key: self._shortened(parts) for key, parts in self.objectives.items()}
+        return {key: found for key, found in every.items() if found}
+
+    def _shortened(self, parts: list[Part]) -> list[tuple[Part, list[float]]]:
+        found = []
+        for part in parts:
+            if part.many < 2:
+                continue
+            if not part.read or part.again or near(part.least, part.most):
+                return []
+            rows = self.shares.of(part.step)
+            left = rows.by_hand[(rows.objective == part.objective) & ~rows.erased].tolist()
+            ratios = [later / early if early else 0.0 for early, later in pairwise(left)]
+            if not all(1 - SAME <= ratio < math.inf for ratio in ratios):
+                return []
+            found.append((part, ratios))
         return found
 
     @cached_property
