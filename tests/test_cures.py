@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import accumviz as av
 from accumviz.checks.report import Finding, Report
+from tests.by_hand import windows
 
 
 def net(out: int = 5) -> nn.Sequential:
@@ -557,6 +558,29 @@ mistake(
     {"p.grad /= 4": "p.grad.data.div_(4)"},
 )
 mistake(
+    "losses divided for windows that never come about",
+    "wrong-divisor",
+    """
+    def loop(model, optimizer, accumulate=4):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            loss = F.cross_entropy(model(x), y)
+            (loss / accumulate).backward()  # here
+            if (i + 1) % accumulate == 0:
+                model.eval().train()
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    {
+        "    optimizer.step()": "if (i + 1) % accumulate == 0: optimizer.step()",
+        "    optimizer.zero_grad()": "if (i + 1) % accumulate == 0: optimizer.zero_grad()",
+    },
+    {
+        "loss = F": "scaled = F",
+        "y)\n": "y)\n        scaled /= accumulate\n",
+        "(loss / accumulate)": "scaled",
+    },
+)
+mistake(
     "a clip of several lines after the step",
     "clip-on-the-wrong-side",
     """
@@ -658,6 +682,65 @@ def test_a_weight_that_may_be_a_part_of_another_is_a_note_at_most(
     text = MISTAKES["an undivided loss beside a divided one"].text
     report = judged(changed(text, {"0.3 *": f"float('{weight}') *"}), tmp_path)
     assert [finding.rule for finding in report.findings] == rules and report.healthy, report
+
+
+# One backward a step: what a loss is scaled by may be meant, and mostly is.
+ALONE = """
+def loop(model, optimizer, heads=4, smoothing=0.25, log_every=4):
+    running = 0.0
+    for i, (x, y) in enumerate(batches(*[8] * 8)):
+        out = model(x)
+        loss = F.cross_entropy(out, y)
+        LOSS.backward()
+        running += loss.item() / log_every
+        if i % log_every == 0:
+            running = 0.0
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *("loss", "(0.25 * loss)", "(loss * smoothing)", "(loss / 2)", "(loss / 4.5)"),
+        "F.cross_entropy(out, y, label_smoothing=smoothing)",
+        "(sum(F.cross_entropy(out.roll(k, 1), y) for k in range(heads)) / heads)",
+        "torch.stack([F.cross_entropy(out.roll(k, 1), y) for k in range(heads)]).mean()",
+        "(F.cross_entropy(out, y, reduction='sum') / len(y))",
+        "(F.cross_entropy(out, y, reduction='none').sum() / len(y))",
+        "(out.square().sum() / len(y))",
+        "(loss + out.square().mean() / 4)",
+        "((1 - smoothing) * loss + smoothing * out.square().mean())",
+    ],
+)
+def test_a_loss_that_is_scaled_where_each_step_has_one_of_them_is_silent(loss: str, tmp_path: Path) -> None:
+    report = judged(ALONE.replace("LOSS", loss), tmp_path)
+    assert report.healthy and report.findings == (), report
+
+
+@pytest.mark.parametrize("loss", ["(loss / 4)", "(loss / heads)", "(loss / (2 * heads))"])
+def test_a_loss_that_is_divided_by_a_count_where_each_step_has_one_of_them_is_a_note(loss: str, tmp_path: Path) -> None:
+    report = judged(ALONE.replace("LOSS", loss), tmp_path)
+    assert [finding.rule for finding in report.findings] == ["wrong-divisor"] and report.healthy, report
+
+
+def test_a_script_of_which_some_lines_were_kept_tells_what_it_counts_by() -> None:
+    play = windows(*[1] * 8, factor=0.25)
+    for row in play.rows:
+        if row["kind"] == "backward":
+            row["details"]["terms"][0] |= {"divisor": 4.0, "constants": [0.25]}
+    ledger = play.ledger
+    assert [finding.severity for finding in av.check(ledger).findings] == ["note"]
+    ledger.sources["train.py"] = """    return whole - 1
+
+for i in range(8):
+    loss = net(i) / K
+    loss.backward()
+    if i % K == K - 1:
+        print(i)
+"""
+    assert [finding.severity for finding in av.check(ledger).findings] == ["warning"]
 
 
 @pytest.mark.parametrize("name", MISTAKES)

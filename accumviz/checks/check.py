@@ -57,7 +57,13 @@ RULES = (
     Rule(
         "zero-grad-inside-window",
         windows.zero_grad_inside_window,
-        ("tail-dropped", "partial-window-underscaled", "token-mean-of-means", "window-collapses-at-end"),
+        (
+            "tail-dropped",
+            "partial-window-underscaled",
+            "token-mean-of-means",
+            "window-collapses-at-end",
+            "wrong-divisor",
+        ),
     ),
     Rule("backward-after-unscale", precision.backward_after_unscale, ("clip-per-micro-batch", "clip-scaled-grads")),
     Rule("bypass-scaler-step", precision.bypass_scaler_step, ("clip-scaled-grads",)),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 from collections.abc import Iterator, Mapping
 
 from accumviz.checks.cures import divided, divided_by_another, undivided
 from accumviz.checks.evidence import Case, Part, near
 from accumviz.checks.report import Finding
+from accumviz.events import Event
 from accumviz.gains import number
 
 
@@ -213,6 +216,7 @@ def wrong_divisor(case: Case) -> Iterator[Finding]:
     cannot be known: next to the window's length it is a warning, else a note.
     """
     for (_, objective), parts in case.objectives.items():
+        yield from _without_windows(case, objective, parts)
         whole = [p for p in parts if p.many > 1 and p.even]
         usual = max({p.many for p in whole}, key=[p.many for p in whole].count, default=0)
         own = [p for p in whole if p.many == usual]
@@ -247,6 +251,66 @@ def wrong_divisor(case: Case) -> Iterator[Finding]:
             cure=divided_by_another(case.ledger[part.backwards[0]], by, str(usual)) if close else "",
             times=len(own),
         )
+
+
+def _without_windows(case: Case, objective: int, parts: list[Part]) -> Iterator[Finding]:
+    """Likewise where every step has one micro-batch: a note, unless the loop counts by what it divides by."""
+    first = parts[0]
+    by = _divisor(case, first)
+    # What the gradient is divided by is no window: it was whole when the loop did that.
+    if by < 3 or len(parts) < 2 or not near(sum(case.constants(first) or ()), 1 / by):
+        return
+    if not all(p.many == 1 and p.even and not p.lost and _divisor(case, p) == by for p in parts):
+        return
+    alone = all(p.objective == objective for part in parts for p in case.parts_of[part.step] if p.many)
+    elsewhere = {p.many for p in case.parts if p.objective == objective} | {case.ledger.meta.get("ranks")}
+    if not alone or by in elsewhere:
+        return
+    event = case.ledger[first.backwards[0]]
+    counted = _counted(case, event)
+    yield case.of_part(
+        "wrong-divisor",
+        "warning" if counted else "note",
+        first,
+        evidence={"micro-batches": 1, "divided by": by, "share": first.total},
+        cause=(
+            f"The loss is divided by `{counted}`, by which the loop counts its micro-batches, and each of them has a "
+            f"step of its own: every step reads 1/{by} of a gradient, and no window of {by} comes about."
+            if counted
+            else f"Every step reads one micro-batch, and its loss is divided by {by}. If {by} of them were to be one "
+            "window, it never comes about; if that is a weight, it is as it is meant."
+        ),
+        times=len(parts),
+    )
+
+
+def _counted(case: Case, event: Event) -> str:
+    """What a loss is divided by, as the script says it, where that also counts (`i % n`); or nothing."""
+    names = _names(event.label)
+    divided, counts = set(), set()
+    for node in (node for tree in case.scripts.get(event.file, ()) for node in ast.walk(tree)):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not isinstance(node.right, ast.Constant):
+            counts.add(ast.unparse(node.right))
+        elif isinstance(node, ast.Assign) and any(names & _names(target) for target in node.targets):
+            divided |= _divisors(node.value)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div) and names & _names(node.target):
+            divided.add(ast.unparse(node.value))
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        divided |= _divisors(ast.parse(event.label))
+    return min(divided & counts, default="")
+
+
+def _divisors(node: ast.AST) -> set[str]:
+    found = (n for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div))
+    return {ast.unparse(n.right) for n in found}
+
+
+def _names(code: str | ast.AST) -> set[str]:
+    """The names in a piece of code; none where it is none."""
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.parse(code) if isinstance(code, str) else code
+        return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return set()
 
 
 def _divisor(case: Case, part: Part) -> int:
