@@ -352,6 +352,71 @@ def test_a_fused_step_that_the_scaler_skipped_divides_nothing() -> None:
     assert av.check(recording).healthy
 
 
+def turns(mistake: str, many: int = K) -> Recording:
+    """Two parts of one model, trained in turns on one loss; what comes in the other's turn is to be zeroed."""
+    torch.manual_seed(0)
+    body, head = nn.Linear(16, 16), nn.Linear(16, 5)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (body, head)]
+
+    def learn() -> None:
+        x, y = torch.randn(2, 16), torch.randint(0, 5, (2,))
+        (F.cross_entropy(head(body(x).relu()), y) / many).backward()
+
+    with av.record(*optimizers, body=body, head=head) as recording:
+        for turn in range(8):
+            own, other = optimizers[turn % 2], optimizers[(turn + 1) % 2]
+            if mistake in ("", "zeroed before its turn"):
+                own.zero_grad()
+            for _ in range(many):
+                if mistake == "zero-grad-inside-window":
+                    own.zero_grad()
+                learn()
+            own.step()
+            if mistake == "gan-gradient-leak":
+                own.zero_grad()
+            if mistake == "the other zeroed after its turn":
+                other.zero_grad()
+    return recording
+
+
+@pytest.mark.parametrize("many", [1, 2, K])
+@pytest.mark.parametrize("how", ["zeroed before its turn", "the other zeroed after its turn"])
+def test_two_parts_in_turns_on_one_loss_are_healthy(how: str, many: int) -> None:
+    report = av.check(turns(how, many))
+    assert report.findings == () and report.healthy, report
+
+
+@pytest.mark.parametrize("many", [1, 2, K])
+def test_what_came_in_the_others_turn_and_stayed_is_a_leak_and_nothing_else(many: int) -> None:
+    (leak,) = av.check(turns("gan-gradient-leak", many)).findings
+    assert leak.rule == "gan-gradient-leak" and "turn" in leak.cause and not leak.cure
+
+
+def test_a_zeroing_inside_a_turn_is_told_with_what_that_turn_lost() -> None:
+    recording = turns("zero-grad-inside-window")
+    (found,) = av.check(recording).findings
+    assert found.rule == "zero-grad-inside-window"
+    erased, (kept,) = found.evidence["backwards erased"], found.evidence["backwards consumed"]
+    backwards = [event.index for event in recording.ledger.of("backward")]
+    assert [*erased, kept] == backwards[:K] and found.evidence["steps concerned"] == 4
+
+
+@pytest.mark.parametrize("divided", [1, 2])
+def test_two_parts_that_step_at_paces_of_their_own_leak_nothing(divided: int) -> None:
+    torch.manual_seed(0)
+    body, head = nn.Linear(16, 16), nn.Linear(16, 5)
+    often, seldom = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (body, head))
+    with av.record(often, seldom, body=body, head=head) as recording:
+        for i in range(12):
+            (F.cross_entropy(head(body(torch.randn(2, 16))), torch.randint(0, 5, (2,))) / divided).backward()
+            for optimizer, pace in ((often, 1), (seldom, 2)):
+                if (i + 1) % pace == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    rules = [finding.rule for finding in av.check(recording).findings]
+    assert rules == ([] if divided == 2 else ["loss-not-divided"])
+
+
 def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.LBFGS(model.parameters(), max_iter=4)
 

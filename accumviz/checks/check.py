@@ -70,7 +70,7 @@ RULES = (
     Rule("clip-scaled-grads", precision.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule("clip-per-micro-batch", order.clip_per_micro_batch),
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),
-    Rule("gan-gradient-leak", networks.gan_gradient_leak, ("tail-dropped",)),
+    Rule("gan-gradient-leak", networks.gan_gradient_leak, ("tail-dropped", "leftover-carried", "loss-not-divided")),
     Rule("window-collapses-at-end", windows.window_collapses_at_end, ("partial-window-underscaled",)),
     Rule("leftover-carried", weights.leftover_carried, ("tail-dropped",), _SHARES),
     Rule("double-division", divisors.double_division, ("partial-window-underscaled",), _SHARES),

@@ -70,7 +70,7 @@ class Loop:
     """One optimizer's life: its parameters, its steps, and which backwards reached it.
 
     `windows` maps each step to the backwards it consumed. `lost` maps each backward of which no
-    optimizer used anything to the event that erased the last of it.
+    optimizer used anything to the event that erased the last of it here.
     """
 
     def __init__(self, case: Case, optimizer: int) -> None:
@@ -106,10 +106,10 @@ class Loop:
 
     @cached_property
     def lost(self) -> dict[int, int]:
-        """The backwards that nobody used, and what erased them; not those that a skipped step had read."""
+        """The backwards that nobody used, and what erased them here; not those that a skipped step had read."""
         case, found = self.case, {}
         for b in self.backwards[case.wasted[self.backwards]].tolist():
-            end = int(case.ledger.fates.erased[b].max())
+            end = int(case.ledger.fates.erased[b, self.columns].max())
             tried = np.searchsorted(self.skipped, end) > np.searchsorted(self.skipped, b)
             if not tried and case.finite(b):
                 found[b] = end
