@@ -417,6 +417,99 @@ def test_two_parts_that_step_at_paces_of_their_own_leak_nothing(divided: int) ->
     assert rules == ([] if divided == 2 else ["loss-not-divided"])
 
 
+class Sharp(torch.optim.Optimizer):
+    """SAM as most people use it: two steps around a base optimizer."""
+
+    def __init__(self, params: Any, rho: float = 0.05) -> None:
+        super().__init__(params, {"rho": rho})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.05, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def first_step(self, *, zero_grad: bool = False) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        for p in parameters:
+            self.state[p]["old"] = p.data.clone()
+            p.add_(p.grad * 0.05 / (norm + 1e-12))
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, *, zero_grad: bool = False) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old"]
+        self.base.step()
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.first_step(zero_grad=True)
+        torch.enable_grad()(closure)()
+        self.second_step()
+
+
+def sharpened(how: str) -> Recording:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+    optimizer = Sharp(model.parameters())
+
+    def learn(x: torch.Tensor, y: torch.Tensor) -> None:
+        (F.cross_entropy(model(x), y) / (2 if how == "a mixture of both" else 1)).backward()
+
+    with av.record(model, optimizer, optimizer.base) as recording:
+        for _ in range(6):
+            x, y = torch.randn(4, 16), torch.randint(0, 5, (4,))
+            if how == "a closure":
+                learn(x, y)
+                optimizer.step(lambda x=x, y=y: learn(x, y))
+                optimizer.zero_grad()
+            elif how in ("a helper", "a mixture of both", "a helper, zeroed"):
+                learn(x, y)
+                optimizer.first_step(zero_grad=how == "a helper, zeroed")
+                learn(x, y)
+                optimizer.second_step(zero_grad=True)
+            else:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.first_step(zero_grad=how != "kept")
+                F.cross_entropy(model(x), y).backward()
+                optimizer.second_step(zero_grad=True)
+    return recording
+
+
+@pytest.mark.parametrize("how", ["kept", "a helper"])
+def test_a_gradient_that_only_told_where_to_move_the_weights_and_stays_is_found(how: str) -> None:
+    (finding,) = av.check(sharpened(how)).findings
+    assert finding.rule == "ascent-gradient-kept" and finding.severity == "warning" and finding.times == 6
+    assert not finding.cure, "which optimizer is zeroed there is said in another function"
+
+
+@pytest.mark.parametrize("how", ["zeroed", "a closure", "a helper, zeroed", "a mixture of both"])
+def test_two_gradients_at_two_places_are_healthy(how: str) -> None:
+    report = av.check(sharpened(how))
+    assert report.findings == () and report.healthy, report
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_two_losses_of_a_model_whose_weights_are_moved_elsewhere_are_healthy(inside: bool) -> None:
+    """Moved after the step, by an average of the weights; or by a layer that normalises its own in each forward."""
+    model = nn.Sequential(nn.Embedding(8, 16, max_norm=0.5 if inside else None), nn.Linear(16, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with av.record(model, optimizer) as recording:
+        for _ in range(6):
+            F.mse_loss(model(torch.arange(8)), torch.zeros(8, 5)).backward()
+            F.l1_loss(model(torch.arange(8)), torch.zeros(8, 5)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(0.99)
+    report = av.check(recording)
+    assert report.findings == () and report.healthy, report
+
+
 def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.LBFGS(model.parameters(), max_iter=4)
 

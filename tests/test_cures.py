@@ -558,6 +558,25 @@ mistake(
     {"p.grad /= 4": "p.grad.data.div_(4)"},
 )
 mistake(
+    "a gradient kept that told where to move the weights",
+    "ascent-gradient-kept",
+    """
+    def loop(model, optimizer):
+        for x, y in batches(*[2] * 8):
+            F.cross_entropy(model(x), y).backward()
+            moves = [0.05 * p.grad / p.grad.norm() for p in model.parameters()]
+            with torch.no_grad():
+                [p.add_(move) for p, move in zip(model.parameters(), moves)]
+            F.cross_entropy(model(x), y).backward()  # here
+            with torch.no_grad():
+                [p.sub_(move) for p, move in zip(model.parameters(), moves)]
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    {"    with torch.no_grad():\n            [p.add_": "    optimizer.zero_grad(); [p.data.add_"},
+    {"[p.add_(move)": "[p.copy_(p + move)"},
+)
+mistake(
     "losses divided for windows that never come about",
     "wrong-divisor",
     """

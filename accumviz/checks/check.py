@@ -78,6 +78,7 @@ RULES = (
     Rule("partial-window-underscaled", weights.partial_window_underscaled, ("tail-dropped",), _SHARES),
     Rule("tail-dropped", windows.tail_dropped),
     Rule("token-mean-of-means", weights.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
+    Rule("ascent-gradient-kept", windows.ascent_gradient_kept, ("loss-not-divided",), _SHARES),
     Rule("loss-not-divided", divisors.loss_not_divided, needs=_SHARES),
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch, ("scheduler-on-skipped-step",)),
     Rule("scheduler-on-skipped-step", precision.scheduler_on_skipped_step),

@@ -333,6 +333,11 @@ class Case:
         return found
 
     @cached_property
+    def moved(self) -> np.ndarray:
+        """For each event, whether it is a backward before which the first parameter's weights were moved by hand."""
+        return self.events.detail("moved", default=False)
+
+    @cached_property
     def armed(self) -> list[bool | None]:
         """For each event, whether the last forward had armed the all-reduce of this backward; None without DDP."""
         return list(self.events.detail("armed", None).tolist())
