@@ -43,7 +43,7 @@ FLOORS = {
                 "networks",
                 "order",
             ),
-            *("precision", "ranks", "report", "weights", "windows", "world"),
+            *("precision", "ranks", "report", "scripts", "weights", "windows", "world"),
         )
     },
     "views": {

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 from collections.abc import Iterator, Mapping
 
 from accumviz.checks.cures import divided, divided_by_another, undivided
 from accumviz.checks.evidence import Case, Part, near
 from accumviz.checks.report import Finding
-from accumviz.events import Event
 from accumviz.gains import number
 
 
@@ -110,7 +107,7 @@ def _beside(case: Case, objective: int, parts: list[Part]) -> Iterator[Finding]:
         if own is None or not its or any(near(one, other) for one in own for other in (*its, 1 / part.many)):
             return
         # Nobody writes a number, and means another one of which it is a part.
-        proof = bool(own) and set(own) <= case.written and total not in case.written
+        proof = bool(own) and set(own) <= case.scripts.numbers and total not in case.scripts.numbers
         if not proof and _digits(weight) > _digits(total):
             return
     name, main = (case.shares.objectives[p.objective] for p in (part, mains[0]))
@@ -267,7 +264,7 @@ def _without_windows(case: Case, objective: int, parts: list[Part]) -> Iterator[
     if not alone or by in elsewhere:
         return
     event = case.ledger[first.backwards[0]]
-    counted = _counted(case, event)
+    counted = case.scripts.counted(event)
     yield case.of_part(
         "wrong-divisor",
         "warning" if counted else "note",
@@ -282,35 +279,6 @@ def _without_windows(case: Case, objective: int, parts: list[Part]) -> Iterator[
         ),
         times=len(parts),
     )
-
-
-def _counted(case: Case, event: Event) -> str:
-    """What a loss is divided by, as the script says it, where that also counts (`i % n`); or nothing."""
-    names = _names(event.label)
-    divided, counts = set(), set()
-    for node in (node for tree in case.scripts.get(event.file, ()) for node in ast.walk(tree)):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not isinstance(node.right, ast.Constant):
-            counts.add(ast.unparse(node.right))
-        elif isinstance(node, ast.Assign) and any(names & _names(target) for target in node.targets):
-            divided |= _divisors(node.value)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div) and names & _names(node.target):
-            divided.add(ast.unparse(node.value))
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        divided |= _divisors(ast.parse(event.label))
-    return min(divided & counts, default="")
-
-
-def _divisors(node: ast.AST) -> set[str]:
-    found = (n for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div))
-    return {ast.unparse(n.right) for n in found}
-
-
-def _names(code: str | ast.AST) -> set[str]:
-    """The names in a piece of code; none where it is none."""
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = ast.parse(code) if isinstance(code, str) else code
-        return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return set()
 
 
 def _divisor(case: Case, part: Part) -> int:

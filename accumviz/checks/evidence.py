@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,6 +13,7 @@ import numpy as np
 
 from accumviz.checks.diffs import placed
 from accumviz.checks.report import CHAPTERS, Finding
+from accumviz.checks.scripts import Scripts
 from accumviz.events import CHANGED, CONTRIBUTED
 from accumviz.gains import SAME, number
 from accumviz.ledger import Ledger
@@ -275,21 +273,9 @@ class Case:
         return [abs(one) for one in found if abs(one) != 1]
 
     @cached_property
-    def scripts(self) -> dict[str, list[ast.Module]]:
-        """What was kept of each script: the whole of it, or else every statement at its top that can be read."""
-        found = {}
-        for file, text in self.ledger.sources.items():
-            whole = _read(text)
-            pieces = re.split(r"(?m)^(?=[^\s#)\]}])", text) if whole is None else ()
-            found[file] = [tree for tree in (whole, *map(_read, pieces)) if tree is not None]
-        return found
-
-    @cached_property
-    def written(self) -> set[float]:
-        """The numbers that stand in the lines that were kept of the scripts."""
-        nodes = (node for trees in self.scripts.values() for tree in trees for node in ast.walk(tree))
-        values = [node.value for node in nodes if isinstance(node, ast.Constant)]
-        return {number(value) for value in values if not isinstance(value, int) or abs(value) < 1 << 53}
+    def scripts(self) -> Scripts:
+        """What was kept of the scripts."""
+        return Scripts(self.ledger.sources)
 
     @cached_property
     def objectives(self) -> dict[tuple[int, int], list[Part]]:
@@ -440,12 +426,6 @@ class Case:
         """A finding about a part, at its first backward unless another `event` is given."""
         at = part.backwards[0] if event is None else event
         return self.finding(rule, severity, at, step=part.step, optimizer=part.optimizer, **about)
-
-
-def _read(text: str) -> ast.Module | None:
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.parse(text)
-    return None
 
 
 def _again(optimizer: np.ndarray, backward: np.ndarray, step: np.ndarray, used: np.ndarray) -> np.ndarray:
