@@ -295,7 +295,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "cause": literal(finding.cause),
         "evidence": evidence,
         "cure": cure,
-        "read": literal(finding.chapter),
+        "read": [finding.chapter, *words.reading(finding.chapter)],
     }
 
 
