@@ -565,7 +565,7 @@ def _() -> Play:
 
 def test_a_loss_that_leaks_into_the_other_networks_step_is_found_and_one_that_is_zeroed_is_not() -> None:
     (leak,) = av.check(_gan(zeroed=False).ledger).findings
-    assert (leak.rule, leak.line) == ("gan-gradient-leak", 24)
+    assert (leak.rule, leak.line, leak.event) == ("gan-gradient-leak", 24, 4), "the first of them"
     assert "+d_optimizer.zero_grad()" in leak.cure
     assert found(_gan(zeroed=True)) == []
 
