@@ -123,6 +123,8 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
         not words.is_signed(ledger, p) and any(len(parts) > 1 for parts in segments(ledger, p, events)) for p in columns
     ):
         notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
+    if any(len(parts) > 1 for p in columns for parts in segments(ledger, p, events)):
+        notes.append("Bars grow from zero, the oldest part first.")
     if len({reach for reach in extents.values() if any(reach)}) > 1:
         notes.append("Each lane has a scale of its own.")
     bottom = top + lane * len(columns) + sum(rooms) + 12

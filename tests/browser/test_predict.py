@@ -99,7 +99,7 @@ def test_the_figure_is_folded_until_the_reader_has_answered(show: Show) -> None:
     assert not watched.page.locator("svg").is_visible()
     assert "−20" not in watched.page.locator("body").inner_text()
     asked.answer("-20")
-    assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right.", True)
+    assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right. You said −20.", True)
     assert watched.page.locator("svg").is_visible()
     assert "Recorded: −20\n−16 − 4." in asked.root.inner_text()
     assert watched.complaints == []
@@ -142,7 +142,7 @@ def test_a_second_try_may_be_right(show: Show) -> None:
     asked, choice = Asked(page), Asked(page, 1)
     asked.answer("-16")
     asked.answer("-20")
-    assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right.", True)
+    assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right. You said −20.", True)
     for place in ("after step", "before step"):
         choice.root.get_by_label(place).check()
         choice.root.get_by_role("button", name="Check").click()
@@ -277,7 +277,7 @@ def test_none_is_offered_and_is_not_zero(show: Show) -> None:
     asked.root.get_by_role("button", name="None").click()
     assert asked.state == "retry"
     page.keyboard.press("Enter")
-    assert (asked.state, asked.verdict) == ("right", "Right.")
+    assert (asked.state, asked.verdict) == ("right", "Right. You said None.")
     zero = Asked(show(predict("And with zeros?", 0.0)).page)
     zero.answer("None")
     assert zero.verdict == "You said None. 0 is not None: a value was there. Try once more."

@@ -110,6 +110,14 @@ def test_none_and_zero_look_different() -> None:
     assert shown.count("0") == 1
 
 
+def test_where_parts_stand_together_their_order_is_said() -> None:
+    one = {"kind": "backward", "contribution": {"w": -1}, "grad": {"w": -1}}
+    two = {"kind": "backward", "contribution": {"w": -2}, "grad": {"w": -3}}
+    alone, both = (av.timeline(Ledger.build([Parameter("w", (1,))], rows)).to_svg() for rows in ([one], [one, two]))
+    assert "Bars grow from zero, the oldest part first." in both
+    assert "the oldest part" not in alone
+
+
 def test_a_norm_is_said_to_be_one() -> None:
     m = Parameter("m", (3, 3))
     ledger = Ledger.build([m], [{"kind": "backward", "contribution": {"m": np.ones(9)}, "grad": {"m": np.ones(9)}}])

@@ -36,7 +36,7 @@ const called = ({ values, labels }, value) => labels[values.indexOf(value)];
 const coming = (grips) => (role, top) => {
   const grip = grips.get(role);
   grip?.focus({ preventScroll: true });
-  if (grip && top !== undefined) hold(grip, top);
+  hold(grip, top);
 };
 
 /** @param {App} app @param {Movable} movable */
@@ -53,7 +53,7 @@ export function movingPane(app, { offers, rows, put: move, shift: ask }) {
   /** Show where a line could stand, or none ("") of it. @param {string} role */
   function lift(role) {
     const held = grips.get(role || lifted);
-    const top = held?.getBoundingClientRect().top ?? 0;
+    const top = held?.getBoundingClientRect().top;
     lifted = role;
     for (const slot of slots) slot.el.hidden = slot.role !== role;
     for (const [name, grip] of grips) {
@@ -61,7 +61,7 @@ export function movingPane(app, { offers, rows, put: move, shift: ask }) {
       grip.closest("li, div")?.classList.toggle("av-lifted", name === role);
     }
     code.el.classList.toggle("av-lifting", role !== "");
-    if (held?.isConnected) hold(held, top);
+    hold(held, top);
   }
   /** @param {Offer} offer @param {string} value @param {number} depth @param {string} tag */
   function slotOf(offer, value, depth, tag) {

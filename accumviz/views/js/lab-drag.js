@@ -22,14 +22,11 @@ function nearest(slots, line, y) {
 
 /**
  * Scroll until an element stands at a height again: places that open above it would take it from under the pointer.
- * @param {Element} el @param {number} top
+ * @param {Element} [el] @param {number} [top]
  */
 export function hold(el, top) {
-  let by = el.getBoundingClientRect().top - top;
-  for (let box = el.parentElement; box && Math.abs(by) >= 1; box = box.parentElement) {
-    const { scrollTop } = box;
-    box.scrollBy({ top: by, behavior: "instant" });
-    by -= box.scrollTop - scrollTop;
+  for (let box = el?.parentElement; el && box && top; box = box.parentElement) {
+    box.scrollBy({ top: el.getBoundingClientRect().top - top, behavior: "instant" });
   }
 }
 
