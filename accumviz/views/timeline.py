@@ -30,6 +30,8 @@ from accumviz.views.parts import Segment, extent, heights, present, segments, to
 from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strips
 
 _MOST_LANES, _NARROWEST = 8, 27.0
+# What a phone has beside its margins.
+_PHONE = 343.0
 
 
 def timeline(
@@ -63,8 +65,11 @@ def timeline(
         canvas = Canvas(min(width, 420), 40)
         what = "no event" if not chosen else "no parameter"
         canvas.text(12, 20, f"Nothing to show: this ledger has {what}.", color=MUTED)
-    elif len(columns) <= _MOST_LANES and (width - _left(ledger, columns) - 24) / len(chosen) >= _NARROWEST:
+    elif len(columns) <= _MOST_LANES and _has_room(ledger, columns, chosen, width):
         canvas = _lanes(ledger, columns, chosen, width)
+        if canvas.width > _PHONE and _has_room(ledger, columns, chosen, _PHONE):
+            canvas.figure.narrow = _lanes(ledger, columns, chosen, _PHONE).figure
+            canvas.figure.narrow.words = words.story(ledger, chosen, columns)
     else:
         canvas = heatmap.draw(ledger, columns, chosen, width)
     canvas.figure.words = words.story(ledger, chosen, columns)
@@ -99,6 +104,10 @@ def _left(ledger: Ledger, columns: Sequence[int]) -> float:
     return max(64.0, beside(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
 
 
+def _has_room(ledger: Ledger, columns: Sequence[int], events: Sequence[int], width: float) -> bool:
+    return (width - _left(ledger, columns) - 24) / len(events) >= _NARROWEST
+
+
 def _foreign(event: Event, parameter: Parameter) -> bool:
     """Whether this happened on another rank, or is a step of an optimizer that does not own the parameter."""
     if event.rank is not None and event.rank != parameter.rank:
@@ -113,7 +122,7 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     top = heading_height(ledger, events, column)
     shown = strips(ledger, events)
     rooms = heights_of(shown)
-    total = max(left + column * len(events) + 24, 400.0)
+    total = max(left + column * len(events) + 24, min(width, 400.0))
     extents = _extents(ledger, columns, events)
     keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
     grads = (grad for p in columns for grad in totals(ledger, p)[events] if np.isfinite(grad))

@@ -137,6 +137,22 @@ def test_a_wrong_answer_meets_the_misconception_behind_it_and_a_second_try(show:
         asked.again()
 
 
+def test_what_explains_an_answer_is_no_wider_than_its_question(show: Show, tmp_path: Path) -> None:
+    """Also in a host that gives each output all its width."""
+    long = "one word after the other until the line is full and goes on " * 4
+    asked = predict("How much?", 1, because={2: long}, why=long).to_html()
+    host = "<style>.accumviz { max-width: 100% !important; }</style>"
+    page = show(SUM).page
+    (tmp_path / "host.html").write_text(f"<!doctype html>{host}<body>{asked}", "utf-8")
+    page.goto((tmp_path / "host.html").as_uri())
+    page.get_by_text("Show me").click()
+    (question,) = page.locator(".av-ask").evaluate_all("all => all.map(one => one.getBoundingClientRect().right)")
+    others = page.locator(".av-reveal > p, .av-others").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect().right)"
+    )
+    assert len(others) >= 2 and max(others) <= question
+
+
 def test_a_second_try_may_be_right(show: Show) -> None:
     page = show(SUM, PLACE).page
     asked, choice = Asked(page), Asked(page, 1)

@@ -118,6 +118,19 @@ def test_where_parts_stand_together_their_order_is_said() -> None:
     assert "the oldest part" not in alone
 
 
+@pytest.mark.parametrize(("events", "fits"), [(2, True), (7, True), (20, False)])
+def test_a_figure_that_can_stand_on_a_phone_without_being_moved_does(events: int, fits: bool) -> None:
+    """Twenty events have no room in any."""
+    rows = [{"kind": "backward", "contribution": {"w": -1}, "grad": {"w": -1.0 - e}} for e in range(events)]
+    figure = av.timeline(Ledger.build([Parameter("w", (1,))], rows))
+    page = figure.to_html()
+    assert ("av-narrow" in page.partition("</style>")[2]) == fits
+    widths = [float(width) for width in re.findall(r'<svg [^>]*?viewBox="0 0 ([\d.]+)', page)]
+    assert len(widths) == 1 + fits
+    assert not fits or min(widths) <= 343 < max(widths)
+    assert page.count("In words") == 1
+
+
 def test_a_norm_is_said_to_be_one() -> None:
     m = Parameter("m", (3, 3))
     ledger = Ledger.build([m], [{"kind": "backward", "contribution": {"m": np.ones(9)}, "grad": {"m": np.ones(9)}}])
