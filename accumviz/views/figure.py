@@ -47,6 +47,7 @@ _CSS = """
 .accumviz .av-scroll { overflow-x: auto; max-width: 100%; }
 .accumviz .av-figure { display: block; height: auto; max-width: 100%; }
 .accumviz .av-narrow { display: none; }
+.accumviz .av-narrow .av-figure { max-width: 100%; }
 @media (max-width: 30rem) { .accumviz .av-wide { display: none; } .accumviz .av-narrow { display: block; } }
 .accumviz details.av-words { font-size: 0.8125rem; color: var(--av-muted); margin-top: 0.25rem; }
 .accumviz details.av-words summary { cursor: pointer; width: max-content; }

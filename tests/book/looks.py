@@ -132,7 +132,7 @@ UNSAID = """() => [...document.querySelectorAll('article .cell_input pre')].filt
         && !(overflowX === 'auto' && backgroundAttachment.includes('local') && pre.tabIndex === 0);
 }).map(pre => pre.textContent.trim().slice(0, 80))"""
 # What was printed in columns and is wrapped, so that they are none.
-WRAPPED = """() => [...document.querySelectorAll('article .cell_output pre')].filter(pre => {
+WRAPPED = """() => [...document.querySelectorAll('article .cell_output div.highlight pre')].filter(pre => {
     const text = pre.textContent.trim();
     return /^.*\\S {2,}\\S/m.test(text) && text.includes('\\n') && getComputedStyle(pre).whiteSpace !== 'pre';
 }).map(pre => pre.textContent.trim().slice(0, 80))"""
@@ -159,8 +159,9 @@ MOVED = """() => [...document.querySelectorAll('.av-scroll:has(.av-narrow)')].fi
     && (box.scrollWidth > box.clientWidth + 1 || !box.querySelector('.av-narrow').checkVisibility()))
     .map(box => box.textContent.trim().slice(0, 80))"""
 # Buttons that a finger would miss.
-SMALL = """() => [...document.querySelectorAll('.accumviz .av-b')].filter(button => button.checkVisibility()
-    && Math.min(button.offsetWidth, button.offsetHeight) < 44).map(button => button.outerHTML.slice(0, 120))"""
+SMALL = """() => [...document.querySelectorAll('.accumviz .av-b:not(.av-b-more)')]
+    .filter(button => button.checkVisibility() && Math.min(button.offsetWidth, button.offsetHeight) < 44)
+    .map(button => button.outerHTML.slice(0, 120))"""
 # A mark of a legend that does not stand beside its words.
 ASTRAY = """() => [...document.querySelectorAll('.av-key')].filter(key => {
     const box = key.getBoundingClientRect(), mark = key.querySelector('.av-swatch')?.getBoundingClientRect();
