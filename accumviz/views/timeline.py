@@ -30,6 +30,8 @@ from accumviz.views.parts import Segment, extent, heights, present, segments, to
 from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strips
 
 _MOST_LANES, _NARROWEST = 8, 27.0
+# Of a name: `0.weight (unsharded)` is told from `0.weight` by its end, and read whole.
+_LETTERS = 20
 # What a phone has beside its margins.
 _PHONE = 343.0
 
@@ -100,7 +102,7 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
 
 
 def _left(ledger: Ledger, columns: Sequence[int]) -> float:
-    names = [words.shorten(ledger.parameters[p].name, 18) for p in columns]
+    names = [words.shorten(ledger.parameters[p].name, _LETTERS) for p in columns]
     return max(64.0, beside(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
 
 
@@ -218,7 +220,7 @@ def _lane(canvas: Canvas, grid: Grid, ledger: Ledger, row: int, p: int, reach: t
     if row:
         canvas.line([10, end], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
     middle = top + grid.lane / 2
-    canvas.text(grid.left - 14, middle - 8, words.shorten(parameter.name, 18), points=12.5, mono=True, ha="right")
+    canvas.text(grid.left - 14, middle - 8, words.shorten(parameter.name, _LETTERS), points=12.5, mono=True, ha="right")
     what = "number" if signed else "norm ‖·‖"
     canvas.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
 
