@@ -38,6 +38,27 @@ def link_reports(html: str, pathto: Callable[[str], str]) -> str:
     return READ.sub(link, html)
 
 
+PRINTED = re.compile(
+    r'(<div class="output (?:text_plain|stream)[^>]*><div class="highlight"><pre)>(.*?)(?=</pre>)', re.DOTALL
+)
+COLUMNS = re.compile(r"^.*\S {2,}\S", re.MULTILINE)
+
+
+def keep_columns(html: str) -> str:
+    """Mark what was printed in columns: several lines, in one of which spaces stand in a row behind a word.
+
+    >>> made = '<div class="output stream x"><div class="highlight"><pre>{}</pre></div></div>'
+    >>> [keep_columns(made.format(text)).count("book-columns") for text in ("a  b\\nc  d", "a  b", "a b\\n  c d")]
+    [1, 0, 0]
+    """
+
+    def mark(found: re.Match[str]) -> str:
+        text = re.sub("<[^>]*>", "", found[2]).strip()
+        return f'{found[1]} class="book-columns">{found[2]}' if "\n" in text and COLUMNS.search(text) else found[0]
+
+    return PRINTED.sub(mark, html)
+
+
 def share_assets(html: str) -> str:
     """Keep the first of equal styles and scripts of accumviz; every output carries its own, to live alone elsewhere.
 
@@ -80,6 +101,7 @@ def one_module(html: str) -> str:
 
 
 def share_on_page(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    context["body"] = keep_columns(context.get("body", ""))
     if "accumviz" in context.get("body", ""):
         context["body"] = link_reports(one_module(share_assets(context["body"])), context["pathto"])
 

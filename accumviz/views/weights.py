@@ -114,10 +114,23 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
     if len(ground.names) == 1 and ground.losses is None:
         marks[0] = [step for step in marks[0] if step.is_integer()]
     ticks = [
-        [[round(_along(v, axis, *span), 1), number(v, 3)] for v in found]
+        [[round(_along(v, axis, *span), 1), told] for v, told in zip(found, _apart(found), strict=True)]
         for found, (axis, span) in zip(marks, sides, strict=True)
     ]
     return {"a": axes, "x": ticks[0], "y": ticks[1], "d": lines, "p": told}
+
+
+def _apart(values: Sequence[float]) -> list[str]:
+    """Numbers with as many digits as tell them apart.
+
+    >>> _apart([1, 1.5]), _apart([2.0, 2.002, 2.004])
+    (['1', '1.5'], ['2', '2.002', '2.004'])
+    """
+    for digits in (3, 4, 5):
+        told = [number(value, digits) for value in values]
+        if len(set(told)) == len(told):
+            break
+    return told
 
 
 def _at(loss: Loss, *weights: float) -> float:

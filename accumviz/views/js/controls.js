@@ -30,8 +30,7 @@ export function transport(what, slider, count, { move, toggle }) {
   function showPlaying(on) {
     const face = on ? "pause" : "play";
     play.replaceChildren(icon(face));
-    play.title = face;
-    play.setAttribute("aria-label", face);
+    put(play, { title: face, "aria-label": face });
   }
   return { bar: h("div.av-top", {}, back, play, next, slider, count, link), play, link, showPlaying };
 }

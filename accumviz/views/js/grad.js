@@ -45,8 +45,9 @@ function whatOf({ groups, parameters }) {
 
 /** What the marks of the bars mean. @param {HTMLElement} list */
 function legendOf(list) {
-  const hatched = h("span", {}, " Hatched: not recorded, or of other ranks.");
-  const el = h("p.av-marks", {}, "Thin line: zero. Heavy line: .grad. Dots: None.", hatched);
+  const hatched = h("span", {}, " Hatched: of other ranks, or unrecorded.");
+  const lines = "Thin line: zero, beside it the oldest part. Heavy line: .grad. Dots: None.";
+  const el = h("p.av-marks", {}, lines, hatched);
   const draw = () => { hatched.hidden = !list.querySelector(".av-row:not([hidden]) .av-unseen:not([hidden])"); };
   return { el, draw };
 }
