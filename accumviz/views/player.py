@@ -100,8 +100,7 @@ class Player(Displayed):
 
         Raises `ImportError` when anywidget is not installed.
         """
-        css, script = assets()
-        return widget(script, css, "player", encode(*self.content))
+        return widget(style.static("live.js"), assets()[0], "player", encode(*self.content))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
@@ -327,7 +326,7 @@ def fragment(kind: str, name: str, text: str, data: str, sheets: Iterable[str], 
 
 
 def widget(script: str, css: str, kind: str, data: str, **more: Any) -> Any:
-    """A widget that carries this module and style sheet: what a page does without a kernel, with one that answers.
+    """A widget that carries this module and style sheet: what a page does, and what only a kernel can.
 
     Raises `ImportError` when anywidget is not installed.
     """

@@ -10,7 +10,7 @@ const SEGMENTS = 24;
 /**
  * @typedef {object} Offer  one control of one side
  * @property {string} key  an id for its name
- * @property {boolean} live  whether a kernel records other values
+ * @property {import("./types.d.ts").Runs["other"]} other  makes the field for another value, where a kernel records it
  * @property {(place: number | string) => void} choose
  */
 
@@ -38,13 +38,13 @@ function switchOf({ labels }, { key, choose }, title) {
 }
 
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */
-function sliderOf({ name, labels }, { key, live, choose }, title) {
+function sliderOf({ name, labels }, { key, other, choose }, title) {
   const most = labels.length - 1;
   const input = () => choose(Number(slider.value));
   const slider = h("input", { type: "range", min: 0, max: most, "aria-labelledby": key, ...KEYS_ARE_MINE, input });
   const value = h("output.av-xvalue");
   const el = h("div.av-control", {}, title, slider, value);
-  if (live) el.append(otherOf(name, choose));
+  if (other) el.append(other(name, choose));
 
   /** @param {number | string} place */
   function draw(place) {
@@ -54,19 +54,6 @@ function sliderOf({ name, labels }, { key, live, choose }, title) {
     slider.setAttribute("aria-valuetext", value.textContent);
   }
   return { el, draw };
-}
-
-/** Where a reader types a value that was not recorded. @param {string} name @param {Offer["choose"]} choose */
-function otherOf(name, choose) {
-  const take = () => { if (other.value) choose(other.value); };
-  /** @param {KeyboardEvent} event */
-  function keydown(event) {
-    if (event.key === "Enter") take();
-    event.stopPropagation(); // notebooks take Enter for themselves
-  }
-  const about = { type: "number", step: "any", "aria-label": `${name}: another value`, placeholder: "other" };
-  const other = h("input.av-other", { ...about, ...KEYS_ARE_MINE, change: take, keydown });
-  return other;
 }
 
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */

@@ -1,6 +1,6 @@
 /** The explorer: controls that switch between recorded runs, two of them side by side when asked. */
 
-/** @import { Choice, Dispose, ExplorerData, Host, Run, Shown, Whole } from "./types.d.ts" */
+/** @import { Dispose, ExplorerData, Host, Run, Shown, Whole } from "./types.d.ts" */
 
 import { choicesIn, choicesLink, linkTo, momentIn } from "./address.js";
 import { arrive, group, h } from "./dom.js";
@@ -10,31 +10,24 @@ import { runsOf, toOneScale, withWays } from "./runs.js";
 import { sideOf } from "./side.js";
 import { leveling, together } from "./together.js";
 
-/** Put in an explorer. @param {Host} host @returns {Promise<Dispose>} */
-export async function explore({ model, el }) {
+/**
+ * Put in an explorer.
+ * @param {Host} host @param {typeof import("./kernel.js").recording} [kernel]  what records other runs, in a notebook
+ * @returns {Promise<Dispose>}
+ */
+export async function explore({ model, el }, kernel) {
   const { data, bytes } = await read(model.get("data"));
   const { controls, start, against } = /** @type {ExplorerData} */ (data);
   const id = model.get("id");
-  const live = Boolean(model.get("live"));
   const uid = `avx${Math.random().toString(36).slice(2, 8)}`;
-  const runs = runsOf(data, bytes);
-  /** @type {Set<string>} */
-  const asked = new Set();
+  const recorded = runsOf(data, bytes);
+  const runs = kernel ? kernel(model, controls, recorded, draw) : recorded;
 
   /** @returns {Shown} */
   const at = () => ({ a: start, b: against, ...model.get("at") });
   /** @param {Partial<Shown>} change */
   function go(change) {
     model.set("at", { ...at(), ...change });
-    model.save_changes();
-  }
-  /** @param {Choice} choice */
-  function ask(choice) {
-    const key = runs.keyOf(choice);
-    if (asked.has(key)) return;
-    asked.add(key);
-    model.set("ask", { choice, n: asked.size });
-    model.save_changes();
   }
   /** @param {"a" | "b"} name */
   function side(name) {
@@ -43,7 +36,7 @@ export async function explore({ model, el }) {
     const link = () => choicesLink(id, name, at().a, at().b);
     const leader = () => (at().b ? both.leader : null);
     const how = { leader, moved: both.follow, begins: tabs, dress: dressOf(name) };
-    return sideOf(name, { controls, uid, live, choose, ask, link, ...how });
+    return sideOf(name, { controls, uid, other: runs.other, choose, link, ...how });
   }
   /**
    * How a run is shown beside others: to one scale with that of the other side, and among the ways of all presets.
@@ -101,12 +94,6 @@ export async function explore({ model, el }) {
     arrive(frame);
   }
   model.on("change:at", draw);
-  model.on("change:told", async () => {
-    const { choice, run } = model.get("told");
-    const { data, bytes } = await read(run);
-    runs.add(choice, data.data ? { ...data, data: undefined, whole: { data: data.data, bytes } } : data);
-    draw();
-  });
   const ended = new AbortController();
   addEventListener("hashchange", follow, { signal: ended.signal });
   el.append(frame);

@@ -51,10 +51,8 @@ export function live({ born, erased, until }, e) {
 }
 
 /** The events whose contributions an event erased before any step used them. @param {Fates} fates @param {number} e */
-export function lost({ born, erased, consumed, until }, e) {
-  const found = [];
-  for (let k = countUpTo(born, e - 1) - 1; k >= 0 && until[k] >= e; k--) {
-    if (erased[k] === e && consumed[k] === NEVER) found.push(born[k]);
-  }
-  return found.reverse();
+export function lost(fates, e) {
+  const { born, erased, consumed } = fates;
+  const gone = live(fates, e - 1).filter((k) => erased[k] === e && consumed[k] === NEVER);
+  return gone.map((k) => born[k]);
 }

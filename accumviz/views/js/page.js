@@ -15,7 +15,6 @@ export function still(state) {
       for (const [name, listener] of listeners) if (name === `change:${key}`) listener();
     },
     on(name, listener) { listeners.push([name, listener]); },
-    save_changes() {},
   };
 }
 

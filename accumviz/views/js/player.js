@@ -54,7 +54,6 @@ function stateOf(model, length, first) {
     const next = { ...at(), ...("e" in change ? { n: null, node: -1 } : {}), ...change };
     next.e = clamp(Math.trunc(next.e) || 0, first, Math.max(length - 1, 0));
     model.set("at", next);
-    model.save_changes();
   }
   return { at, go };
 }

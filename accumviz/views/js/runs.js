@@ -1,16 +1,11 @@
-/** The runs of an explorer: those that were recorded beforehand, and those that a kernel recorded since. */
+/** The runs of an explorer that were recorded beforehand, and how two of them are shown beside each other. */
 
-/** @import { Choice, ExplorerData, Run, Whole } from "./types.d.ts" */
+/** @import { Choice, ExplorerData, Run, Runs, Whole } from "./types.d.ts" */
 
 import { differing } from "./align.js";
 
-/** @param {ExplorerData} data @param {Uint8Array} [bytes] */
+/** @param {ExplorerData} data @param {Uint8Array} [bytes] @returns {Runs} */
 export function runsOf({ controls, grid, runs, parts }, bytes) {
-  /** @type {Map<string, Run>} */
-  const others = new Map();
-  const keyOf = (/** @type {Choice} */ choice) =>
-    JSON.stringify(choice.map((place, i) => (typeof place === "number" ? controls[i].labels[place] : place)));
-
   /** A run and its parts, which runs have in common, as the player reads them. @param {Run} run */
   function put(run) {
     if (!run.data || run.whole) return run;
@@ -18,18 +13,13 @@ export function runsOf({ controls, grid, runs, parts }, bytes) {
     run.whole = { data: Object.fromEntries(together), bytes: run.bytes && bytes?.subarray(...run.bytes) };
     return run;
   }
-  /** @param {Choice} choice @returns {Run | null} */
+  /** @param {Choice} choice */
   function at(choice) {
-    const other = others.get(keyOf(choice));
-    if (other) return other;
-    if (choice.some((place) => typeof place !== "number")) return null;
     let index = 0;
     controls.forEach(({ labels }, i) => { index = index * labels.length + Number(choice[i]); });
     return put(runs[grid[index]]);
   }
-  /** @param {Choice} choice @param {Run} run */
-  const add = (choice, run) => { others.set(keyOf(choice), run); };
-  return { at, add, keyOf };
+  return { at };
 }
 
 /**

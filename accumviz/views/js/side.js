@@ -14,9 +14,8 @@ import { endOf } from "./runs.js";
  * @typedef {object} Setting
  * @property {Control[]} controls
  * @property {string} uid
- * @property {boolean} live
+ * @property {import("./types.d.ts").Runs["other"]} other  makes the field for a value that was not recorded
  * @property {(i: number, place: number | string) => void} choose
- * @property {(choice: Choice) => void} ask  for a run that was not recorded
  * @property {() => string} link
  * @property {() => import("./player.js").Leader | null} leader  what moves this player together with another one
  * @property {(run: Run, other: Run | null | undefined) => Whole | undefined} dress  a run as it is shown beside others
@@ -25,9 +24,9 @@ import { endOf } from "./runs.js";
  */
 
 /** @param {"a" | "b"} name @param {Setting} setting */
-export function sideOf(name, { controls, uid, live, choose, ask, link, leader, dress, moved, begins }) {
+export function sideOf(name, { controls, uid, other, choose, link, leader, dress, moved, begins }) {
   const offered = controls.map((control, i) =>
-    choiceOf(control, { key: `${uid}-${name}-${i}`, live, choose: (place) => choose(i, place) }));
+    choiceOf(control, { key: `${uid}-${name}-${i}`, other, choose: (place) => choose(i, place) }));
   const mark = h("b.av-xmark", { "aria-hidden": "true" }, name.toUpperCase());
   const about = { role: "group", "aria-label": `Run ${name.toUpperCase()}` };
   const panel = h("div.av-xside", about, mark, ...offered.map(({ el }) => el));
@@ -68,7 +67,7 @@ export function sideOf(name, { controls, uid, live, choose, ask, link, leader, d
       else done();
     });
   }
-  /** @param {Run | null} run @param {Run | null | undefined} other */
+  /** @param {Run} run @param {Run | null | undefined} other */
   function show(run, other) {
     if (player) kept = { ...player.get("at"), node: -1, end };
     stop();
@@ -77,9 +76,8 @@ export function sideOf(name, { controls, uid, live, choose, ask, link, leader, d
     wide = slot.offsetWidth;
     slot.style.minHeight = same ? `${slot.offsetHeight}px` : "";
     slot.replaceChildren();
-    if (!run) slot.append(h("p.av-note", { role: "status" }, "The kernel is recording this run."));
-    else if (run.error) slot.append(h("p.av-raised", { role: "status" }, run.error));
-    else if (run.whole) play(dress(run, other) ?? run.whole);
+    if (run.whole) play(dress(run, other) ?? run.whole);
+    else slot.append(h(run.error ? "p.av-raised" : "p.av-note", { role: "status" }, run.error ?? run.waits ?? ""));
   }
   return {
     panel,
@@ -100,11 +98,10 @@ export function sideOf(name, { controls, uid, live, choose, ask, link, leader, d
     /** @param {Choice | null} choice @param {Run | null} run @param {Run | null | undefined} other */
     draw(choice, run, other) {
       panel.hidden = slot.hidden = !choice;
-      if (!choice) return;
+      if (!choice || !run) return;
       offered.forEach((one, i) => one.draw(choice[i]));
-      if (!run) ask(choice);
       player?.set("link", link());
-      if (run && run === shown && other === beside) return;
+      if (run === shown && other === beside) return;
       [shown, beside] = [run, other];
       show(run, other);
     },

@@ -8,12 +8,16 @@ export interface At {
   node: number;
 }
 
-/** What anywidget hands to a view; a page without a kernel has one of its own. */
+/** The state of a view, to which its host listens. */
 export interface Model {
   get(key: string): any;
   set(key: string, value: unknown): void;
-  save_changes(): void;
   on(name: string, heard: () => void): void;
+}
+
+/** What anywidget hands to a view: what is set travels once it is saved. */
+export interface Notebook extends Model {
+  save_changes(): void;
 }
 
 export interface Host {
@@ -177,8 +181,16 @@ export interface Run {
   bytes?: [number, number];
   whole?: Whole;
   error?: string;
+  /** What is said while there is no run yet. */
+  waits?: string;
   figures?: [string, string][];
   grad?: Gradients;
+}
+
+/** The runs of an explorer; `other` makes the field for a value that was not recorded, where a kernel can record it. */
+export interface Runs {
+  at(choice: Choice): Run;
+  other?(name: string, choose: (value: string) => void): HTMLElement;
 }
 
 /** Per control the place of a recorded value, or the text of another one. */
