@@ -43,13 +43,12 @@ class Player(Displayed):
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What the page is told: data for JSON, and the bytes of its packed columns."""
-        data: dict[str, Any] = {"v": 1}
-        blob = b""
+        told, blob = ledger_data(Ledger.build([], []) if self.ledger is None else self.ledger, self.ground)
+        data: dict[str, Any] = {"v": 1, **told}
         if self.ledger is not None:
-            told, blob = ledger_data(self.ledger, self.ground)
-            data |= told | {"about": self.words[0]}
+            data["about"] = self.words[0]
         found = scenes(self.graphs)
-        at = data.get("e", {}).get("i")
+        at = data["e"].get("i")
         where = {event: i for i, event in enumerate(at)} if at else {event: event for event in self.graphs}
         data |= {
             "layouts": found["layouts"],

@@ -1,6 +1,6 @@
 /** The explorer: controls that switch between recorded runs, two of them side by side when asked. */
 
-/** @import { Dispose, ExplorerData, Host, Run, Shown, Whole } from "./types.d.ts" */
+/** @import { Dispose, ExplorerData, Host, Shown, Whole } from "./types.d.ts" */
 
 import { choicesIn, choicesLink, linkTo, momentIn } from "./address.js";
 import { arrive, group, h } from "./dom.js";
@@ -40,19 +40,18 @@ export async function explore({ model, el }, kernel) {
   }
   /**
    * How a run is shown beside others: to one scale with that of the other side, and among the ways of all presets.
-   * @param {"a" | "b"} name @returns {(run: Run, other: Run | null | undefined) => Whole | undefined}
+   * @param {"a" | "b"} name @returns {(whole: Whole, other: Whole | undefined) => Whole}
    */
-  const dressOf = (name) => (run, other) => {
-    if (!run.whole) return undefined;
-    const scaled = toOneScale(run.whole, other?.whole);
-    const both = name === "a" ? [run, other] : [other, run];
+  const dressOf = (name) => (whole, other) => {
+    const scaled = toOneScale(whole, other);
+    const both = name === "a" ? [whole, other] : [other, whole];
     if (other) return withWays(scaled, name.toUpperCase(), [["A", both[0]], ["B", both[1]]]);
     if (!tabs) return scaled;
     const { labels } = controls[0];
-    return withWays(scaled, labels[Number(at()[name]?.[0])], labels.map((label, i) => [label, runs.at([i])]));
+    return withWays(scaled, labels[Number(at()[name]?.[0])], labels.map((label, i) => [label, runs.at([i]).whole]));
   };
   const tabs = controls[0].kind === "tabs";
-  const both = together(() => sides, address);
+  const both = together(() => sides, (side, e) => linkTo(choicesLink(id, side, at().a, at().b), { e }));
   const sides = { a: side("a"), b: side("b") };
   const result = figures();
   // Presets are there to be compared: with the next one, where no other was named.
@@ -75,13 +74,6 @@ export async function explore({ model, el }, kernel) {
     sides.b.draw(b, beside, run);
     result.draw(b ? [run, beside] : [run]);
     both.draw(b && run, b && beside);
-  }
-  /** A link to the moment of the side that stands elsewhere at each moment: the one with more events. */
-  function address() {
-    const { a, b } = at();
-    const [e, other] = both.at();
-    const longer = (runs.at(a)?.whole?.data.e.k.length ?? 0) >= (b && runs.at(b)?.whole?.data.e.k.length || 0);
-    return linkTo(choicesLink(id, longer ? "a" : "b", a, b), { e: longer ? e : other, n: null, p: -1, node: -1 });
   }
   /** A permalink names its explorer, the choices of both sides, and the moment of one. */
   function follow() {

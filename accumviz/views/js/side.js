@@ -3,7 +3,7 @@
 /** @import { At, Choice, Control, Dispose, Model, Run, Whole } from "./types.d.ts" */
 
 import { choiceOf } from "./choices.js";
-import { h } from "./dom.js";
+import { group, h } from "./dom.js";
 import { still } from "./page.js";
 import { render } from "./player.js";
 import { endOf } from "./runs.js";
@@ -18,7 +18,7 @@ import { endOf } from "./runs.js";
  * @property {(i: number, place: number | string) => void} choose
  * @property {() => string} link
  * @property {() => import("./player.js").Leader | null} leader  what moves this player together with another one
- * @property {(run: Run, other: Run | null | undefined) => Whole | undefined} dress  a run as it is shown beside others
+ * @property {(whole: Whole, other: Whole | undefined) => Whole} dress  a run as it is shown beside others
  * @property {boolean} begins  whether its player begins before the first event, instead of at the end
  * @property {() => void} moved  called when this player stands elsewhere
  */
@@ -27,9 +27,9 @@ import { endOf } from "./runs.js";
 export function sideOf(name, { controls, uid, other, choose, link, leader, dress, moved, begins }) {
   const offered = controls.map((control, i) =>
     choiceOf(control, { key: `${uid}-${name}-${i}`, other, choose: (place) => choose(i, place) }));
-  const mark = h("b.av-xmark", { "aria-hidden": "true" }, name.toUpperCase());
-  const about = { role: "group", "aria-label": `Run ${name.toUpperCase()}` };
-  const panel = h("div.av-xside", about, mark, ...offered.map(({ el }) => el));
+  const letter = name.toUpperCase();
+  const mark = h("b.av-xmark", { "aria-hidden": "true" }, letter);
+  const panel = h("div.av-xside", group(`Run ${letter}`), mark, ...offered.map(({ el }) => el));
   const slot = h("div.accumviz.av-player");
   /** @type {Run | null | undefined} */
   let shown;
@@ -55,7 +55,7 @@ export function sideOf(name, { controls, uid, other, choose, link, leader, dress
   }
   /** @param {Whole} whole */
   function play(whole) {
-    const at = { e: where(whole), n: kept?.n ?? null, p: kept?.p ?? -1, node: kept?.node ?? -1 };
+    const at = { ...kept, e: where(whole) };
     const mine = still({ data: whole, id: "", link: link(), at, leader: leader() });
     const box = h("div"); // a player that comes late finds its own box gone
     end = endOf(whole);
@@ -76,7 +76,7 @@ export function sideOf(name, { controls, uid, other, choose, link, leader, dress
     wide = slot.offsetWidth;
     slot.style.minHeight = same ? `${slot.offsetHeight}px` : "";
     slot.replaceChildren();
-    if (run.whole) play(dress(run, other) ?? run.whole);
+    if (run.whole) play(dress(run.whole, other?.whole));
     else slot.append(h(run.error ? "p.av-raised" : "p.av-note", { role: "status" }, run.error ?? run.waits ?? ""));
   }
   return {

@@ -48,7 +48,10 @@ export interface Events {
   t?: string[];
 }
 
-/** A parameter, or a group of neighbouring ones: name, short name, shape, reach, fates, means, range of parameters. */
+/**
+ * A parameter, or a group of neighbouring ones: name, short name, shape, reach, fates, means, range of parameters,
+ * and whether what its `.grad` was before the first event is unknown.
+ */
 export interface RowData {
   n: string;
   s: string;
@@ -57,6 +60,7 @@ export interface RowData {
   f: number;
   y?: [number, number][];
   in?: [number, number];
+  u?: number;
 }
 
 /** A text, or a text with the name of its colour. */
@@ -117,12 +121,10 @@ export interface SharesData {
 /** Weights after an event (-1: before the first): its place, x, y, in words, an arrow if beyond the edge. */
 export type Station = [number, number, number, string, string];
 
-/** The way of one or two weights: names of the axes, ticks, lines of the loss, stations; ways of runs beside it. */
+/** The way of one or two weights: the ground below it, what that means, stations; ways of runs beside it. */
 export interface WeightsData {
-  a: string[];
-  x: [number, string][];
-  y: [number, string][];
-  d: string[];
+  m: NodeData["m"];
+  note: string;
   p: Station[];
   name?: string;
   hue?: number;
