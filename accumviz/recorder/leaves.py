@@ -51,6 +51,8 @@ class Leaves:
     """
 
     hook_of: Callable[[int], Hook]  # makes our hook for a leaf
+    # Makes the one that is called once `.grad` is written, before those of the user's.
+    written_of: Callable[[int], Hook] | None = None
 
     def __init__(self, named: Named, exact: int) -> None:
         self.named, self.tensors, self.wire = named, named.tensors, Wire()
@@ -66,6 +68,7 @@ class Leaves:
         too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
         self._handles: dict[int, Any] = {}
         self._hooks: list[int | None] = [None] * count
+        self._written: dict[int, Any] = {}
         # When it was last made sure that ours are the last hooks: the next handle's number, and each leaf's hooks.
         self._made, self._lengths = -1, list[int]()
         # Of each leaf, its number, itself, and the `.grad` that it had when we last looked, in which version.
@@ -104,6 +107,8 @@ class Leaves:
             unhooked = dict(self.unhooked)
             for i in indices:
                 tensor = self.tensors[i]
+                if tensor._post_accumulate_grad_hooks and i not in self._written:
+                    self._precede(i, tensor)
                 there = tensor._backward_hooks
                 if there and next(reversed(there)) == self._hooks[i]:
                     continue
@@ -117,11 +122,29 @@ class Leaves:
                     del unhooked[i]
             self.unhooked = unhooked
 
+    def _precede(self, i: int, tensor: torch.Tensor) -> None:
+        """Have ours called before the hooks of the user's that may change this `.grad`, if there are any."""
+        hooks: Any = tensor._post_accumulate_grad_hooks
+        if self.written_of is None or self.named.shards or type(tensor) not in PLAIN or not tensor.requires_grad:
+            return
+        if all(getattr(hook, "__module__", "").startswith(__package__) for hook in hooks.values()):
+            return
+        handle = tensor.register_post_accumulate_grad_hook(self.written_of(i))  # type: ignore[no-untyped-call]
+        self._written[i] = handle
+        # They are called in the order in which the dict was filled, wherever an OrderedDict was told to move them.
+        there = dict(hooks)
+        try:
+            hooks.clear()
+            hooks[handle.id] = there[handle.id]
+        finally:
+            hooks.update(there)
+
     def close(self) -> None:
         """Take our hooks away."""
-        for handle in self._handles.values():
+        for handle in [*self._handles.values(), *self._written.values()]:
             handle.remove()
         self._handles.clear()
+        self._written.clear()
 
     def forget(self) -> None:
         """Let go of every tensor."""
@@ -180,9 +203,10 @@ class Leaves:
         bare: list[int] = []
         for i in self._all if only is None else only:
             tensor = self.tensors[i]
-            if present[i] or hooks[i] is not None or i in always or tensor._post_accumulate_grad_hooks:
+            after = tensor._post_accumulate_grad_hooks
+            if present[i] or hooks[i] is not None or i in always or after:
                 mine = tensor._backward_hooks
-                if not mine or next(reversed(mine)) != hooks[i]:
+                if not mine or next(reversed(mine)) != hooks[i] or (after and i not in self._written):
                     bare.append(i)
         if bare:
             self._hook(bare)

@@ -221,6 +221,7 @@ class Recording:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
         for running in list(self._contributions.open):
             self._contributions.reduce(running)
+            self._contributions.end_edit(running)
             if running.met:
                 running.details["error"] = "the recording was closed while this backward ran"
                 running.contributed = running.changed = list(running.met)
@@ -354,7 +355,8 @@ class Recording:
             self._rows.pending.remove(running)
             return
         if self._sketches is not None and running.changed:
-            self._sketches.take(running, running.changed, self._leaves.wire)
+            kept = [i for i in running.changed if not running.written.get(i)]  # of others, `.grad` is what hooks made
+            self._sketches.take(running, kept, self._leaves.wire)
         if running.syncs:
             self._collectives.finish(running)
         if self._unmoved and self._leaves.small:
@@ -372,6 +374,11 @@ class Recording:
         if not inner:
             self._before_change(closely=True)
         steps.append(_Step(index, id(frame), frame.f_code, thread, inner))
+
+    def step_prepared(self, optimizer: Any, frame: FrameType) -> None:
+        """The optimizer's own hooks have run, and its step has not."""
+        if self._leaves.owns(optimizer):
+            self._before_change(closely=True, by_hook=frame)
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
         steps, number = self._steps, id(frame)
@@ -427,12 +434,12 @@ class Recording:
         if leaves:
             self._leaves.note(leaves)
 
-    def _before_change(self, *, closely: bool = False) -> None:
+    def _before_change(self, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
         running = self._contributions.running()
         if running is not None:
             self._contributions.settle(running)
         else:
-            self._edits(closely=closely)
+            self._edits(closely=closely, by_hook=by_hook)
 
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
         if self._closed:
@@ -466,8 +473,8 @@ class Recording:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _edits(self, *, closely: bool = False) -> None:
-        """Tell what changed since the last event; `closely`: without a new version, too."""
+    def _edits(self, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
+        """Tell what changed since the last event; `closely`: without a new version, too; `by_hook`: where it ran."""
         contributions = self._contributions
         if not contributions.by_opener(get_ident()):
             return
@@ -476,7 +483,9 @@ class Recording:
             changed = [i for i, there in enumerate(self._leaves.present) if there]
         if self._collectives.manual:
             changed = self._collectives.claim(changed)
-        if changed or self._capturing is not None:
+        if changed and by_hook is not None:
+            self._emit("edit", self._site(by_hook), "", {"by": "hook"}, changed)
+        elif changed or self._capturing is not None:
             self._edit(changed)
 
     def _edit(self, changed: list[int]) -> None:
@@ -578,7 +587,7 @@ class Recording:
     def _changed_unseen(self) -> bool:
         """Whether a `.grad` was changed through `.data`, which counts no version: whoever does, does it each time."""
         told, contributions, collectives = self._told, self._contributions, self._collectives
-        if told is None or told.host or told.within or contributions.shared or contributions.taken:
+        if told is None or told.host or told.within or told.written or contributions.shared or contributions.taken:
             return False
         # What libraries do without a new version is no edit.
         if collectives.replicas or collectives.manual or self._in_graphs or self._leaves.stands(told):
