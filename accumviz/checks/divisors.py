@@ -171,10 +171,7 @@ def double_division(case: Case) -> Iterator[Finding]:
             "warning",
             part,
             evidence={"micro-batches": part.many, "a share": part.least, "sum of shares": part.total},
-            cause=(
-                f"Each of {part.many} losses weighs 1/{part.many**2}: it was divided by {part.many} twice, by the "
-                "loop and by what it calls."
-            ),
+            cause=f"Each of {part.many} losses weighs 1/{part.many**2}: it was divided by {part.many} twice.",
             cure=undivided(case.ledger[b], part.many),
             times=len(small),
         )
