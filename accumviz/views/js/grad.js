@@ -57,7 +57,7 @@ export function gradPane(app) {
   const tree = { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: redraw };
   const box = h("div.av-win", tree, list);
   const hatched = h("span", {}, " Hatched: of other ranks, or unrecorded.");
-  const marks = h("p.av-marks", {}, "Thin line: zero, beside it the oldest part. Heavy line: .grad. Dots: None.", hatched);
+  const marks = h("p.av-marks", {}, "Thin line: zero, beside it the oldest part. Heavy: .grad. Dots: None.", hatched);
   const made = pane("grad", ".grad", box, note, marks);
   const search = h("input.av-search", {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,
