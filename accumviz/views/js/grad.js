@@ -146,7 +146,7 @@ export function gradPane(app) {
       el.classList.toggle("av-cursor", place === cursor);
       put(el, { id: `${uid}-${place}`, "aria-setsize": rows.length, "aria-posinset": place + 1 });
     }
-    box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
+    put(box, { "aria-activedescendant": cursor < 0 ? "" : `${uid}-${cursor}` });
     note.textContent = explain(state, when);
     hatched.hidden = !list.querySelector(".av-row:not([hidden]) .av-unseen:not([hidden])");
   }
