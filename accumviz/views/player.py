@@ -78,8 +78,8 @@ class Player(Displayed):
 
     def _text(self) -> str:
         if self.ledger is None:
-            graph = next(iter(self.graphs.values()), None)
-            lines = list(lines_of(simplify(graph))) if graph is not None else []
+            shown = [simplify(graph) for graph in [*self.graphs.values()][:1]]
+            lines = [line for graph in shown for line in lines_of(graph, cards_of(graph))]
         else:
             lines = [html.escape(line) for line in self.words[1:]]
         items = "".join(f"<li>{line}</li>" for line in lines)

@@ -114,7 +114,7 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
     if len(ground.names) == 1 and ground.losses is None:
         marks[0] = [step for step in marks[0] if step.is_integer()]
     ticks = [
-        [[round(_along(v, axis, *span), 1), number(v, 3)] for v in found]
+        [[round(_along(v, axis, *span), 1), told] for v, told in zip(found, _apart(found), strict=True)]
         for found, (axis, span) in zip(marks, sides, strict=True)
     ]
     note = f"Small dots: after each step.{' Grey: the loss.' if lines else ''}"
@@ -133,6 +133,19 @@ def _elements(axes: Sequence[str], ticks: Sequence[Sequence[Any]], lines: Sequen
         ["text.av-axisname", {"x": 50, "y": 10}, up],
         *(["path.av-loss", {"d": line}] for line in lines),
     ]
+
+
+def _apart(values: Sequence[float]) -> list[str]:
+    """Numbers with as many digits as tell them apart.
+
+    >>> _apart([1, 1.5]), _apart([2.0, 2.002, 2.004])
+    (['1', '1.5'], ['2', '2.002', '2.004'])
+    """
+    for digits in (3, 4, 5):
+        told = [number(value, digits) for value in values]
+        if len(set(told)) == len(told):
+            break
+    return told
 
 
 def _at(loss: Loss, *weights: float) -> float:

@@ -56,8 +56,9 @@ export function gradPane(app) {
   const note = h("p.av-note");
   const tree = { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: redraw };
   const box = h("div.av-win", tree, list);
-  const hatched = h("span", {}, " Hatched: not recorded, or of other ranks.");
-  const marks = h("p.av-marks", {}, "Thin line: zero. Heavy line: .grad. Dots: None.", hatched);
+  const hatched = h("span", {}, " Hatched: of other ranks, or unrecorded.");
+  const meanings = "Thin line: zero, beside it the oldest part. Heavy line: .grad. Dots: None.";
+  const marks = h("p.av-marks", {}, meanings, hatched);
   const made = pane("grad", ".grad", box, note, marks);
   const search = h("input.av-search", {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,

@@ -135,6 +135,8 @@ export interface WeightsData {
 export interface Data {
   about: string;
   note: string;
+  /** Whether a `.grad` is ever None. */
+  none: boolean;
   kinds: [string, string][];
   colors: [number, string, string][];
   keys: [string, string, string][];
@@ -151,7 +153,7 @@ export interface Data {
   weights?: WeightsData;
   c: Column;
   g: Column;
-  heat?: { w: number; at?: number; px?: number[] };
+  heat?: { w: number; told: string; at?: number; px?: number[] };
   layouts: Layout[];
   graphs: GraphData[];
   of: Record<string, number>;
