@@ -43,6 +43,9 @@ function whatOf({ groups, parameters }) {
   return parameters.every(({ signed }) => signed) ? "single" : "mixed";
 }
 
+/** What is always seen in bars. */
+const MARKS = "Thin line: zero, beside it the oldest part. Heavy line: .grad. Dots: None.";
+
 /** @param {App} app */
 export function gradPane(app) {
   const { ledger, go, at, uid, graph } = app;
@@ -57,8 +60,7 @@ export function gradPane(app) {
   const tree = { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: redraw };
   const box = h("div.av-win", tree, list);
   const hatched = h("span", {}, " Hatched: of other ranks, or unrecorded.");
-  const meanings = "Thin line: zero, beside it the oldest part. Heavy line: .grad. Dots: None.";
-  const marks = h("p.av-marks", {}, meanings, hatched);
+  const marks = h("p.av-marks", {}, MARKS, hatched);
   const made = pane("grad", ".grad", box, note, marks);
   const search = h("input.av-search", {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,
