@@ -43,9 +43,6 @@ function whatOf({ groups, parameters }) {
   return parameters.every(({ signed }) => signed) ? "single" : "mixed";
 }
 
-/** What is always seen in bars. */
-const MARKS = "Thin line: zero, beside it the oldest part. Heavy line: .grad. Dots: None.";
-
 /** @param {App} app */
 export function gradPane(app) {
   const { ledger, go, at, uid, graph } = app;
@@ -60,7 +57,7 @@ export function gradPane(app) {
   const tree = { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: redraw };
   const box = h("div.av-win", tree, list);
   const hatched = h("span", {}, " Hatched: of other ranks, or unrecorded.");
-  const marks = h("p.av-marks", {}, MARKS, hatched);
+  const marks = h("p.av-marks", {}, "Thin line: zero, beside it the oldest part. Heavy: .grad. Dots: None.", hatched);
   const made = pane("grad", ".grad", box, note, marks);
   const search = h("input.av-search", {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,
@@ -149,7 +146,7 @@ export function gradPane(app) {
       el.classList.toggle("av-cursor", place === cursor);
       put(el, { id: `${uid}-${place}`, "aria-setsize": rows.length, "aria-posinset": place + 1 });
     }
-    put(box, { "aria-activedescendant": cursor < 0 ? "" : `${uid}-${cursor}` });
+    box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
     note.textContent = explain(state, when);
     hatched.hidden = !list.querySelector(".av-row:not([hidden]) .av-unseen:not([hidden])");
   }
