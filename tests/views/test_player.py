@@ -72,6 +72,32 @@ def test_numbers_that_are_not_finite_are_never_bare(value: float) -> None:
     assert data["c"] == ["NaN" if math.isnan(value) else "Infinity"]
 
 
+@pytest.mark.parametrize(
+    ("first", "unknown"),
+    [
+        ({"kind": "backward", "contribution": {"w": 2}, "grad": {"w": 2}}, False),
+        ({"kind": "backward", "contribution": {"w": 2}, "grad": {"w": 5}}, True),
+        ({"kind": "step", "grad": {"w": 5}}, True),
+        ({"kind": "step"}, False),
+        ({"kind": "zero_grad"}, True),
+    ],
+    ids=["all of it is added", "some was there", "it was there", "none is there", "none is left"],
+)
+def test_a_row_says_that_nobody_knows_what_its_grad_was_before_the_first_event(
+    first: dict[str, Any], unknown: bool
+) -> None:
+    data, _ = carried(play(Ledger.build([W], [first, {"kind": "step"}])))
+    assert data["p"][0].get("u", 0) == unknown
+
+
+def test_a_graph_alone_tells_of_no_events_as_a_ledger_without_any_does() -> None:
+    graph = Graph((Node(0, "AccumulateGrad", "w"),), (), (0,))
+    (alone, _), (empty, _) = (carried(play(given)) for given in (graph, Ledger.build([], [])))
+    assert {name: alone[name] for name in ("e", "p", "c", "g", "count", "colors")} == {
+        name: empty[name] for name in ("e", "p", "c", "g", "count", "colors")
+    }
+
+
 def test_packed_numbers_come_back_to_three_digits() -> None:
     rng = np.random.default_rng(1)
     column = np.exp(rng.normal(0, 8, 5000))

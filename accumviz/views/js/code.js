@@ -21,9 +21,9 @@ export const textOf = (parts) => parts.map((part) => (typeof part === "string" ?
 
 /** One line, and the events that happened there. @param {App} app @param {number[] | undefined} mine */
 function lineOf({ ledger, go, at }, mine, /** @type {number} */ n, /** @type {Piece[]} */ parts) {
-  const [margin] = textOf(parts).match(/^\s*/) ?? [""];
+  const margin = textOf(parts).search(/\S|$/);
   // A line that is too long goes on below, further in than it began.
-  const further = `--av-in: ${margin.replaceAll("\t", " ".repeat(8)).length + 4}ch`;
+  const further = `--av-in: ${margin + 4}ch`;
   const text = h("code", { style: further }, ...parts.flatMap(colored));
   const no = String(n || "⋯");
   if (!mine) return h("li.av-line", {}, h("span.av-no", {}, no), text);

@@ -24,8 +24,8 @@ function apart(rows, step) {
   const gap = Math.hypot(...a.map((x, i) => (Object.is(x, b[i]) ? 0 : x - b[i])));
   const share = gap && gap / Math.max(...sizes);
   const odd = rows[0].some((x, i) => noNumber(x) !== noNumber(rows[1][i]));
-  const none = rows.flatMap((row, i) => (row.every(noNumber) ? ["AB"[i]] : []));
-  return { step, share: Number.isNaN(share) ? Infinity : share, ratio: sizes[0] / sizes[1], odd, none };
+  const none = "AB"[rows.findIndex((row) => row.every(noNumber))];
+  return { step, share: share >= 0 ? share : Infinity, ratio: sizes[0] / sizes[1], odd, none };
 }
 
 /** @param {number} step @param {number} both */
@@ -41,7 +41,7 @@ function whichSteps(a, b, both) {
 /** @param {boolean} exact @param {boolean} odd */
 function equal(exact, odd) {
   if (odd) return "differ only in that one is None where the other is 0.";
-  return exact ? "are equal, bit for bit." : "are equal.";
+  return `are equal${exact ? ", bit for bit" : ""}.`;
 }
 
 /** @param {Apart} apart @param {string} at */
@@ -53,22 +53,21 @@ function unequal({ share, ratio }, at) {
   return `differ by ${number(share, 3)} of their size${at}${more}`;
 }
 
-/** @param {string} text @returns {Difference} */
-const untold = (text) => ({ text, share: null });
-
 /** @param {Gradients} a @param {Gradients} b @returns {Difference} */
 export function difference(a, b) {
-  if (JSON.stringify(a.of) !== JSON.stringify(b.of)) return untold("The two runs have different parameters.");
+  if (JSON.stringify(a.of) !== JSON.stringify(b.of)) {
+    return { text: "The two runs have different parameters.", share: null };
+  }
   const both = Math.min(a.rows.length, b.rows.length);
-  if (!both) return untold("There is no gradient to compare.");
+  if (!both) return { text: "There is no gradient to compare.", share: null };
   const steps = a.rows.slice(0, both).map((row, step) => apart([row, b.rows[step]], step));
   const found = steps.reduce((widest, one) => (one.share > widest.share ? one : widest));
   const { share, step } = found;
   const odd = steps.find((one) => one.odd);
-  const empty = steps.find((one) => one.odd && one.none.length);
+  const empty = steps.find((one) => one.odd && one.none);
   const what = a.exact ? "gradients" : "norms of the gradients";
   let verdict = share ? unequal(found, atStep(step, both)) : equal(a.exact, Boolean(odd));
-  if (share && empty) verdict = `cannot be compared: ${empty.none[0]} has none${atStep(empty.step, both)}.`;
+  if (share && empty) verdict = `cannot be compared: ${empty.none} has none${atStep(empty.step, both)}.`;
   const counts = a.steps === b.steps ? "" : ` A takes ${a.steps}, B ${b.steps}.`;
   return { text: `The ${what} at ${whichSteps(a, b, both)} ${verdict}${counts}`, share };
 }

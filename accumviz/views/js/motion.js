@@ -49,7 +49,7 @@ export function motions(app, grad) {
     frame.append(mark);
     const at = (/** @type {DOMRect} */ box) =>
       `translate(${box.x + box.width / 2 - home.x}px, ${box.y + box.height / 2 - home.y}px) translate(-50%, -50%)`;
-    const easing = "cubic-bezier(0.5, 0, 0.4, 1)";
+    const easing = "ease-in-out";
     const flight = [{ transform: at(from) }, { transform: at(to), offset: 0.9 }, { transform: at(to), opacity: 0 }];
     pass(mark, flight, { duration: FLIGHT, easing });
     const landing = { duration: 200, delay: FLIGHT * 0.8, fill: /** @type {FillMode} */ ("backwards") };

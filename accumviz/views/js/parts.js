@@ -8,9 +8,7 @@ import { sum } from "./numbers.js";
 
 /** What a clip or an unscale did to the whole of `.grad`. @param {Ledger} ledger @param {Row} row @param {number} i */
 function factor(ledger, row, i) {
-  if (!i || !ledger.scales.has(i)) return 1;
-  const [before, after] = [row.grad(i - 1), row.grad(i)];
-  const ratio = Number(after) / Number(before);
+  const ratio = ledger.scales.has(i) ? Number(row.grad(i)) / Number(row.grad(i - 1)) : 1;
   return ratio && Number.isFinite(ratio) ? ratio : 1;
 }
 
@@ -72,5 +70,5 @@ export function fewer(parts) {
   if (parts.length <= 24) return parts;
   const early = parts.slice(0, -23);
   const height = early.reduce((whole, part) => whole + part.height, 0);
-  return [{ ...early[early.length - 1], height, told: `${early.length} earlier` }, ...parts.slice(-23)];
+  return [{ ...early[0], height, told: `${early.length} earlier` }, ...parts.slice(-23)];
 }

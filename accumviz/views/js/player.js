@@ -69,7 +69,7 @@ function panesOf(app) {
   const shares = data.shares ? sharesPane(app, data.shares) : null;
   const weights = data.weights ? weightsPane(app, data.weights) : null;
   const move = motions(app, grad);
-  return { time, move, panes: [code, app.graph, grad, weights, time, shares].filter((pane) => pane !== null) };
+  return { time, move, panes: [code, app.graph, grad, weights, time, shares].flatMap((pane) => pane ?? []) };
 }
 
 /** What is said of a moment. @param {App} app @param {At} state */

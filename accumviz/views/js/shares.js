@@ -88,7 +88,7 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
     // Bars of several objectives in one step speak together.
     const step = rows[chosen].e;
     told.textContent = rows.filter((row) => row.e === step).map((row) => row.w).join(" ");
-    box.setAttribute("aria-activedescendant", `${uid}-s${chosen}`);
+    put(box, { "aria-activedescendant": `${uid}-s${chosen}` });
     if (chosen !== shown) reveal(box, lines[chosen].el.offsetTop, lines[chosen].el.offsetHeight);
     shown = chosen;
     fit();

@@ -22,7 +22,7 @@ function wayOf(stations, look, color) {
 
   /** @param {number} count how many stations have been reached */
   function draw(count) {
-    stops.forEach((stop, i) => stop.setAttribute("class", i < count ? "av-been" : "av-ahead"));
+    stops.forEach((stop, i) => stop.classList.toggle("av-ahead", i >= count));
     const here = stations[Math.min(count, stations.length) - 1];
     mover.toggleAttribute("hidden", !here);
     if (!here) return;

@@ -56,10 +56,8 @@ export function sentence(ledger, e, chosen = -1) {
   const few = ledger.count <= FEW;
   const rows = ledger.parameters.filter((row) => few || row.p === chosen);
   const parts = rows.map((row) => toldOf(ledger, e, row));
-  if (!few) parts.push(summary(ledger, e));
-  const memory = ledger.events.t?.[e];
-  if (memory) parts.push(memory);
-  return `${ledger.head(e)}${parts.length ? ": " : ""}${parts.join("; ")}.`;
+  const told = [...parts, few ? "" : summary(ledger, e), ledger.events.t?.[e]].filter(Boolean).join("; ");
+  return `${ledger.head(e)}${told && ": "}${told}.`;
 }
 
 /** One term of the sum. @param {Ledger} ledger @param {Row} row @param {{born: number, amount: number}} part */
