@@ -255,6 +255,16 @@ def test_no_empty_room_is_left_below_a_run_that_was_compared(show: Callable[...,
         assert slot - frame <= 2
 
 
+def test_a_figure_is_seen_whole_on_a_phone(show: Callable[..., Any]) -> None:
+    """The bar of a step's shares stood beyond the right edge."""
+    for width, seen in ((375, [False, True]), (1280, [True, False])):
+        page = show(timeline(Ledger.build([W], ROWS)), wait=".av-scroll", width=width)
+        assert [page.locator(f".av-{name}").is_visible() for name in ("wide", "narrow")] == seen
+        page.add_style_tag(content=".accumviz svg { max-width: none; } .av-scroll { width: 320px; }")  # as a book does
+        if width == 375:
+            assert page.locator(".av-scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
+
+
 def test_a_finger_has_room_to_scrub_on_a_phone(show: Callable[..., Any]) -> None:
     """Beside the buttons and the count, 60 pixels were left of the slider; it keeps the line of its buttons."""
     for width, least in ((375, 160), (335, 120)):
