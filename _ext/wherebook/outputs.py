@@ -10,6 +10,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
+from accumviz.views import words
 from accumviz.views.style import static
 
 # JSON payloads are data, and two equal ones may feed two players; only code and style may be shared.
@@ -19,7 +20,7 @@ ASSET = re.compile(
 )
 
 # Where a report says what to read: the chapter's file and the label of a section.
-READ = re.compile(r"(?<=class='av-said av-read'>)Read: (?P<page>(?P<number>\d\d)_\w+)#(?P<label>[\w-]+)")
+READ = re.compile(r"(?<=class='av-said av-read'>)Read: (?P<chapter>(?P<page>\d\d_\w+)#(?P<label>[\w-]+))")
 
 
 def link_reports(html: str, pathto: Callable[[str], str]) -> str:
@@ -32,7 +33,7 @@ def link_reports(html: str, pathto: Callable[[str], str]) -> str:
 
     def link(said: re.Match[str]) -> str:
         address = pathto(f"chapters/{said['page']}").rstrip("#")  # "#" on the page itself
-        return f"Read: <a href='{address}#{said['label']}'>chapter {int(said['number'])}</a>"
+        return f"Read: <a href='{address}#{said['label']}'>{words.reading(said['chapter'])[1]}</a>"
 
     return READ.sub(link, html)
 

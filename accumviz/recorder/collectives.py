@@ -194,7 +194,9 @@ class Collectives:
             try:
                 running = collectives._contributions.running()
                 if running is not None:
-                    if running.had[i]:
+                    if i in running.written:
+                        collectives._contributions.edited(running, [i])
+                    elif running.had[i]:
                         collectives._leaves.read(running, [i])
                         running.read[i] = None
                     elif i not in running.unknown:
@@ -214,6 +216,8 @@ class Collectives:
             return
         contributions = self._contributions
         running = contributions.running() if torch._C._current_graph_task_id() != -1 else None
+        if running is not None and running.written:
+            contributions.edited(running)
         if running is not None and running.hot:  # once it is over, `.grad` is no longer what this backward made of it
             contributions.reduce(running)
         details: dict[str, Any] = {"op": op, "bytes": sum(t.numel() * t.element_size() for t in whole)}

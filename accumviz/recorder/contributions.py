@@ -50,7 +50,7 @@ class Contributions:
         self._alone = [True]
         self._theirs: set[int] = set()
         self._lock = threading.RLock()
-        leaves.hook_of = self._hook_of
+        leaves.hook_of, leaves.written_of = self._hook_of, self._written_of
 
     def begin(self, running: Backward) -> None:
         """This backward runs from now on."""
@@ -95,6 +95,7 @@ class Contributions:
         if not self.shared:
             self.shared = True
             self._alone.clear()
+            self.leaves.written_of = None  # hooks may be called while their order changes
         self.leaves.hook()
 
     def on_devices(self, devices: set[torch.device]) -> None:
@@ -215,6 +216,59 @@ class Contributions:
             else:
                 running.fresh[i] = None
 
+    def _written_of(self, i: int) -> Hook:
+        here, running_now = weakref.ref(self), self.open  # as in `_hook_of`
+
+        def hook(_: torch.Tensor | None) -> None:
+            contributions = here()
+            if contributions is None or not running_now:
+                return
+            try:
+                contributions._note_written(i)
+            except Exception as error:
+                patches.failures.append(type(error).__name__)
+                with contextlib.suppress(Exception):
+                    contributions._failed(error)
+                    patches.failures.pop()
+
+        return hook
+
+    def _note_written(self, i: int) -> None:
+        """Take what a backward has made of a leaf's `.grad`, before the user's hooks are called."""
+        with self._lock:
+            tensor = self.leaves.tensors[i]
+            running, grad = self.running(on_cpu=tensor.is_cpu), tensor.grad
+            if running is None or grad is None or i not in running.met:
+                return
+            if i in running.read:  # in parts, and the hooks were called for each: as if there were none
+                running.written.pop(i, None)
+                return
+            self.leaves.reduce(running, "grad", [(i, grad)])
+            self.leaves.saw([(i, grad)])
+            running.read[i] = None
+            running.written = running.written or {}
+            running.written[i] = False
+
+    def edited(self, running: Backward, only: Iterable[int] | None = None) -> None:
+        """Add to the row of what the user's hooks have made of `.grad` since it was written."""
+        with self._lock:
+            away = running.synced | self.taken
+            watched = [i for i in running.written if i not in away] if only is None else only
+            leaves = self.leaves
+            if found := [i for i in leaves.update(watched) if leaves.present[i]]:
+                if running.edit is None:
+                    running.edit = self.rows.begin("edit", "", running.site, "backward", {"by": "hook"})
+                running.edit.changed = list(dict.fromkeys((*running.edit.changed, *found)))
+                running.written |= dict.fromkeys(found, True)
+                leaves.read(running.edit, found)
+
+    def end_edit(self, running: Backward) -> None:
+        """What the hooks change from now on is another event."""
+        row, running.edit = running.edit, None
+        if row is not None:
+            row.present = bytes(self.leaves.present)
+            self.rows.finish(row)
+
     def settle(self, running: Backward) -> None:
         """Reduce what has reached leaves so far, while it is there to be read."""
         with self._lock:
@@ -227,6 +281,9 @@ class Contributions:
             self.leaves.read(running, unread)
             self.leaves.note(unread)
             running.read |= dict.fromkeys(unread)
+            if running.written:
+                self.edited(running)
+                self.end_edit(running)
 
     def _arrived_unhooked(self, running: Backward) -> list[int]:
         had, tensors, theirs = running.had, self.leaves.tensors, self._theirs
@@ -259,7 +316,7 @@ class Contributions:
         leaves.reduce(running, "contribution", found)
         if running.hot:
             if held:
-                become = [(i, tensors[i].grad) for i in held]
+                become = [(i, tensors[i].grad) for i in held if i not in running.written]
                 here = [(i, grad) for i, grad in become if grad is not None and i not in self.taken]
                 running.read.update(dict.fromkeys([i for i, _ in here]))
                 leaves.reduce(running, "grad", here)
@@ -279,8 +336,11 @@ class Contributions:
         mine = self.by_opener(running.thread)
         if met:
             self.reduce(running)
+        if running.written:
+            self.edited(running)
         grads: list[torch.Tensor | None] = []
         changed = self.look(into=grads) if mine else leaves.update(list(met))
+        self.end_edit(running)
         plain = mine and not met and not self._theirs and not running.synced
         if plain and PRESENT not in had and len(running.unhooked) == len(had):
             # Nothing was there and no hook was needed: what is there now is what came.

@@ -32,8 +32,9 @@ vdot = getattr(np.vdot, "_implementation", np.vdot)
 _FLOAT, _STRIDED, _TENSOR = torch.float32, torch.strided, torch.Tensor
 _hooks = attrgetter("_backward_hooks")
 Hook = Callable[[torch.Tensor | None], None]
-# A tensor of no more elements is read where it lies: calling torch for it costs several times what they do.
-_NEAR = 8192
+# A tensor of no more elements is read where it lies: torch takes twice as many instructions for it, and is less exact.
+# It shares larger ones among threads, as the training does.
+_NEAR = 1 << 17
 
 
 class Leaves:
@@ -50,6 +51,8 @@ class Leaves:
     """
 
     hook_of: Callable[[int], Hook]  # makes our hook for a leaf
+    # Makes the one that is called once `.grad` is written, before those of the user's.
+    written_of: Callable[[int], Hook] | None = None
 
     def __init__(self, named: Named, exact: int) -> None:
         self.named, self.tensors, self.wire = named, named.tensors, Wire()
@@ -65,6 +68,7 @@ class Leaves:
         too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
         self._handles: dict[int, Any] = {}
         self._hooks: list[int | None] = [None] * count
+        self._written: dict[int, Any] = {}
         # When it was last made sure that ours are the last hooks: the next handle's number, and each leaf's hooks.
         self._made, self._lengths = -1, list[int]()
         # Of each leaf, its number, itself, and the `.grad` that it had when we last looked, in which version.
@@ -77,6 +81,8 @@ class Leaves:
         self._weights_at: dict[int, int] = {}
         # Those of whom it is known that some of their tensors are recorded, by id.
         self._owners: dict[int, ref[Any]] = {}
+        # What was last said of each as data, and of what.
+        self._parameters: dict[int, tuple[Any, Parameter]] = {}
         # Those that need our hook whether or not they have a `.grad`.
         self.always: set[int] = set(range(count)) if too_large else set()
         total = 0
@@ -101,6 +107,8 @@ class Leaves:
             unhooked = dict(self.unhooked)
             for i in indices:
                 tensor = self.tensors[i]
+                if tensor._post_accumulate_grad_hooks and i not in self._written:
+                    self._precede(i, tensor)
                 there = tensor._backward_hooks
                 if there and next(reversed(there)) == self._hooks[i]:
                     continue
@@ -114,11 +122,29 @@ class Leaves:
                     del unhooked[i]
             self.unhooked = unhooked
 
+    def _precede(self, i: int, tensor: torch.Tensor) -> None:
+        """Have ours called before the hooks of the user's that may change this `.grad`, if there are any."""
+        hooks: Any = tensor._post_accumulate_grad_hooks
+        if self.written_of is None or self.named.shards or type(tensor) not in PLAIN or not tensor.requires_grad:
+            return
+        if all(getattr(hook, "__module__", "").startswith(__package__) for hook in hooks.values()):
+            return
+        handle = tensor.register_post_accumulate_grad_hook(self.written_of(i))  # type: ignore[no-untyped-call]
+        self._written[i] = handle
+        # They are called in the order in which the dict was filled, wherever an OrderedDict was told to move them.
+        there = dict(hooks)
+        try:
+            hooks.clear()
+            hooks[handle.id] = there[handle.id]
+        finally:
+            hooks.update(there)
+
     def close(self) -> None:
         """Take our hooks away."""
-        for handle in self._handles.values():
+        for handle in [*self._handles.values(), *self._written.values()]:
             handle.remove()
         self._handles.clear()
+        self._written.clear()
 
     def forget(self) -> None:
         """Let go of every tensor."""
@@ -177,9 +203,10 @@ class Leaves:
         bare: list[int] = []
         for i in self._all if only is None else only:
             tensor = self.tensors[i]
-            if present[i] or hooks[i] is not None or i in always or tensor._post_accumulate_grad_hooks:
+            after = tensor._post_accumulate_grad_hooks
+            if present[i] or hooks[i] is not None or i in always or after:
                 mine = tensor._backward_hooks
-                if not mine or next(reversed(mine)) != hooks[i]:
+                if not mine or next(reversed(mine)) != hooks[i] or (after and i not in self._written):
                     bare.append(i)
         if bare:
             self._hook(bare)
@@ -350,23 +377,30 @@ class Leaves:
         for index, found in enumerate(owned):
             for i in dict.fromkeys(found):
                 owners.setdefault(i, []).append(index)
-        named = self.named
-        for whole, shard in named.shards.wholes.items():
+        for whole, shard in self.named.shards.wholes.items():
             owners[whole] = owners.get(shard, [])
-        return [
-            Parameter(
+        return [self._parameter(i, tensor, tuple(owners.get(i, ()))) for i, tensor in enumerate(self.tensors)]
+
+    def _parameter(self, i: int, tensor: torch.Tensor, optimizers: tuple[int, ...]) -> Parameter:
+        """One of them: a file asks for all at each chunk, and they seldom change."""
+        named, inner = self.named, tensor if type(tensor) in PLAIN else local(tensor)
+        aliases, requires_grad = named.aliases[i], tensor.requires_grad
+        key = inner.shape, tensor.dtype, tensor.device, requires_grad, optimizers, len(aliases)
+        known = self._parameters.get(i)
+        if known is None or known[0] != key:
+            found = Parameter(
                 name=named.names[i],
-                shape=tuple(local(tensor).shape),
+                shape=tuple(inner.shape),
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 device=str(tensor.device),
                 group=named.groups[i],
-                aliases=tuple(named.aliases[i]),
-                optimizers=tuple(owners.get(i, ())),
-                requires_grad=tensor.requires_grad or i in named.shards.wholes,
+                aliases=tuple(aliases),
+                optimizers=optimizers,
+                requires_grad=requires_grad or i in named.shards.wholes,
                 unsharded_of=named.names[named.shards.wholes[i]] if i in named.shards.wholes else "",
             )
-            for i, tensor in enumerate(self.tensors)
-        ]
+            known = self._parameters[i] = key, found
+        return known[1]
 
 
 def _version(grad: torch.Tensor, inner: torch.Tensor) -> int:

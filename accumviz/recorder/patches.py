@@ -38,6 +38,7 @@ class Observer(Protocol):
     def backward_ends(self, token: Any, error: BaseException | None) -> None: ...
     def backward_nests(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def step_begins(self, optimizer: Any, frame: FrameType) -> None: ...
+    def step_prepared(self, optimizer: Any, frame: FrameType) -> None: ...
     def step_ends(self, optimizer: Any, frame: FrameType) -> None: ...
     def step_skipped(self, optimizer: Any, frame: FrameType) -> None: ...
     def scheduled(self, scheduler: Any, frame: FrameType) -> None: ...
@@ -365,6 +366,34 @@ def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> No
         for observer in _told(session):
             try:
                 observer.step_begins(optimizer, frame)
+            except BaseException as failure:
+                _failed(observer, failure)
+        own = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+        if own:
+            _follow(optimizer, own, session)
+    except Exception as failure:
+        failures.append(type(failure).__name__)
+        with contextlib.suppress(Exception):
+            _fail(failure)
+            failures.pop()
+
+
+def _follow(optimizer: Any, own: Any, session: Session) -> None:
+    """Have an optimizer's own hooks end with one of ours: torch calls them after those of all optimizers."""
+    last = next(reversed(own.values()))
+    if session is not _session or (getattr(last, "func", None) is _step_prepared and last.args[0] is session):
+        return
+    for number in [number for number, hook in own.items() if getattr(hook, "func", None) is _step_prepared]:
+        del own[number]
+    _undo.append(optimizer.register_step_pre_hook(functools.partial(_step_prepared, session)).remove)
+
+
+def _step_prepared(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None:
+    try:
+        frame = sys._getframe(1)
+        for observer in _told(session):
+            try:
+                observer.step_prepared(optimizer, frame)
             except BaseException as failure:
                 _failed(observer, failure)
     except Exception as failure:

@@ -88,6 +88,7 @@ class Recording:
         # Whether this step's `.grad` is compared with what the last row says of it; and whether it ever differed.
         self._closely, self._unseen, self._stepped = True, False, 0
         self._told: Row | None = None
+        self._stood = -1  # the version of the first leaf's weights, as last seen
         self._failure, self._failures = "", len(patches.failures)
         self._notes: list[str] = []
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
@@ -169,6 +170,7 @@ class Recording:
     def _open(self) -> None:
         self._rows.start = perf_counter()
         self._leaves.update()
+        self._look_at_weights()
         devices = self._leaves.devices()
         self._leaves.wire.open(devices)
         self._contributions.on_devices(devices)
@@ -219,6 +221,7 @@ class Recording:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
         for running in list(self._contributions.open):
             self._contributions.reduce(running)
+            self._contributions.end_edit(running)
             if running.met:
                 running.details["error"] = "the recording was closed while this backward ran"
                 running.contributed = running.changed = list(running.met)
@@ -314,6 +317,9 @@ class Recording:
             self._sites.find(frame), perf_counter() - self._rows.start, within, bytes(leaves.present), thread
         )
         describe_root(running, args, kwargs)
+        if leaves.tensors and leaves.tensors[0]._version != self._stood:
+            self._stood = leaves.tensors[0]._version
+            running.details["moved"] = True  # by a hand: after a step we look again
         if self._sketches is not None:
             self._sketches.describe(running, running.nodes, leaves.wire)
         if running.late:
@@ -349,7 +355,8 @@ class Recording:
             self._rows.pending.remove(running)
             return
         if self._sketches is not None and running.changed:
-            self._sketches.take(running, running.changed, self._leaves.wire)
+            kept = [i for i in running.changed if not running.written.get(i)]  # of others, `.grad` is what hooks made
+            self._sketches.take(running, kept, self._leaves.wire)
         if running.syncs:
             self._collectives.finish(running)
         if self._unmoved and self._leaves.small:
@@ -367,6 +374,11 @@ class Recording:
         if not inner:
             self._before_change(closely=True)
         steps.append(_Step(index, id(frame), frame.f_code, thread, inner))
+
+    def step_prepared(self, optimizer: Any, frame: FrameType) -> None:
+        """The optimizer's own hooks have run, and its step has not."""
+        if self._leaves.owns(optimizer):
+            self._before_change(closely=True, by_hook=frame)
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
         steps, number = self._steps, id(frame)
@@ -422,12 +434,12 @@ class Recording:
         if leaves:
             self._leaves.note(leaves)
 
-    def _before_change(self, *, closely: bool = False) -> None:
+    def _before_change(self, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
         running = self._contributions.running()
         if running is not None:
             self._contributions.settle(running)
         else:
-            self._edits(closely=closely)
+            self._edits(closely=closely, by_hook=by_hook)
 
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
         if self._closed:
@@ -461,8 +473,8 @@ class Recording:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _edits(self, *, closely: bool = False) -> None:
-        """Tell what changed since the last event; `closely`: without a new version, too."""
+    def _edits(self, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
+        """Tell what changed since the last event; `closely`: without a new version, too; `by_hook`: where it ran."""
         contributions = self._contributions
         if not contributions.by_opener(get_ident()):
             return
@@ -471,7 +483,9 @@ class Recording:
             changed = [i for i, there in enumerate(self._leaves.present) if there]
         if self._collectives.manual:
             changed = self._collectives.claim(changed)
-        if changed or self._capturing is not None:
+        if changed and by_hook is not None:
+            self._emit("edit", self._site(by_hook), "", {"by": "hook"}, changed)
+        elif changed or self._capturing is not None:
             self._edit(changed)
 
     def _edit(self, changed: list[int]) -> None:
@@ -488,6 +502,7 @@ class Recording:
     def _step(self, index: int, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
         name = self._optimizers.names[index]
         details["optimizer"], details["optimizer_index"] = name, index
+        self._look_at_weights()
         plain = _rates(optimizer, details)
         # A fused optimizer is called even when the scaler found inf; it then changes nothing.
         found = getattr(optimizer, "found_inf", None)
@@ -496,7 +511,9 @@ class Recording:
         self._stepped += 1
         self._closely = self._unseen or self._stepped < _CLOSELY or not self._stepped % _SELDOM
         changed = self._contributions.changed(optimizer)
-        if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None:  # unscaled inside the kernel, unseen by versions
+            plain, details["amp_scale"] = False, scale
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
         self._emit("step", self._site(frame), name, details, changed, plain=plain)
 
@@ -564,10 +581,13 @@ class Recording:
         if self._rows.lost:
             self._tell_lost()
 
+    def _look_at_weights(self) -> None:
+        self._stood = self._leaves.tensors[0]._version if self._leaves.tensors else -1
+
     def _changed_unseen(self) -> bool:
         """Whether a `.grad` was changed through `.data`, which counts no version: whoever does, does it each time."""
         told, contributions, collectives = self._told, self._contributions, self._collectives
-        if told is None or told.host or told.within or contributions.shared or contributions.taken:
+        if told is None or told.host or told.within or told.written or contributions.shared or contributions.taken:
             return False
         # What libraries do without a new version is no edit.
         if collectives.replicas or collectives.manual or self._in_graphs or self._leaves.stands(told):

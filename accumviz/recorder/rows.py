@@ -63,6 +63,7 @@ class Row:
     # Leaves whose `.grad` is what was contributed, and those that got something of unknown size.
     alike: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
+    written: dict[int, bool] = {}  # noqa: RUF012 - replaced, never changed, where it is not empty
     sent = 0
     done = False
     measured = False  # whether it has numbers beside its time
@@ -156,6 +157,8 @@ class Backward(Row):
     It is `hot` while each hook finds what the hooks before it saw in `.grad`, and in the cache. It
     is kept `whole` where contributions may come in parts. `unhooked` are the leaves that had none of
     our hooks when it began: what reached one of them, a hook that came meanwhile may have missed.
+    `written` are those whose `.grad` was taken before hooks of the user's could change it, and whether
+    they did; what they made of it is `edit`, a row of its own.
     """
 
     measured = True
@@ -169,6 +172,7 @@ class Backward(Row):
     nodes: Sequence[Any] = ()
     syncs: Sequence[Sync] = ()
     synced: Set[int] = frozenset()
+    edit: Row | None = None
     graph: Graph | None = None
     finish_graph: Callable[[], Graph] | None = None
     fill_graph: Callable[[Graph], Graph] | None = None

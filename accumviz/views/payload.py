@@ -286,7 +286,8 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
     """The columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
 
     A row is described by its name `n`, shape `d`, reach `r` of its bars and, if it is a group,
-    the range of parameters `in` it; `y` says what ranks make of its parts.
+    the range of parameters `in` it; `y` says what ranks make of its parts, `u` that nobody knows what its
+    `.grad` was before the first event: that event does not account for all of it.
     """
     state = ledger.state[chosen]
     columns = {
@@ -309,6 +310,8 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
     for p, row in enumerate(found):
         grad = columns["g"][p]
         row["r"] = plain([0.0, grad[np.isfinite(grad)].max(initial=0.0)])
+        if len(chosen) and not _begins(ledger.events[0], float(columns["c"][p, 0]), float(grad[0])):
+            row["u"] = 1
         if p >= len(ledger.parameters):
             continue
         if words.is_signed(ledger, p):
@@ -319,6 +322,16 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
             row["y"] = [[i, 1 / ranks[e]] for i, e in enumerate(chosen.tolist()) if e in ranks]
     _to_one_scale(found)
     return {name: column.ravel() for name, column in columns.items()}, found
+
+
+def _begins(first: Event, added: float, grad: float) -> bool:
+    """Whether `.grad` was None before an event that left it so, after it had added so much; -1 is None.
+
+    >>> backward, zero = Event(0, "backward"), Event(0, "zero_grad")
+    >>> _begins(backward, 2.0, 2.0), _begins(backward, 2.0, 5.0), _begins(backward, -1, 5.0), _begins(zero, -1, -1)
+    (True, False, False, False)
+    """
+    return first.kind != "zero_grad" and (grad < 0 or math.isclose(grad, added, rel_tol=1e-3))
 
 
 def _to_one_scale(rows: list[dict[str, Any]]) -> None:

@@ -49,18 +49,21 @@ ALIKE = """() => {
 }"""
 CONTRAST = """() => {
     const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    const rgba = color => {
+    const known = new Map(), grounds = new Map();
+    const read = color => {
         canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
         const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255];
     };
+    const rgba = color => known.get(color) || known.set(color, read(color)).get(color);
     const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
         .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
         .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
     const over = (top, under) => [0, 1, 2].map(i => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
     const ground = element => {
-        const layers = [];
-        for (let box = element; box; box = box.parentElement) layers.push(rgba(getComputedStyle(box).backgroundColor));
-        return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255, 1]);
+        if (!element) return [255, 255, 255, 1];
+        if (!grounds.has(element))
+            grounds.set(element, over(rgba(getComputedStyle(element).backgroundColor), ground(element.parentElement)));
+        return grounds.get(element);
     };
     const found = [];
     for (const element of document.querySelectorAll('article *')) {

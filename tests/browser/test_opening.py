@@ -425,7 +425,7 @@ def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> N
     told = " ".join(page.locator(".av-note, .av-marks").all_inner_texts())
     for mark in (
         "Thin line: zero, beside it the oldest part",
-        "Heavy line: .grad",
+        "Heavy: .grad",
         "Dots: None",
         "Dashed: freed",
         "Faint: not built",

@@ -34,6 +34,13 @@ def alone(around: Callable[..., Any]) -> list[torch.Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def halve(p: torch.Tensor) -> None:
+        if p.grad is not None:
+            p.grad.div_(2)
+
+    model[2].weight.register_post_accumulate_grad_hook(halve)
+    optimizer.register_step_pre_hook(lambda *_: halve(model[2].bias))
     with around(model, optimizer):
         for batch in torch.utils.data.DataLoader(torch.randn(3, 4), batch_size=2):
             scores = model(batch)

@@ -113,9 +113,10 @@ def test_a_hook_of_the_users_that_changes_grad_after_us_is_seen() -> None:
         for _ in range(2):
             model(x).square().mean().backward()
     ledger = recording.ledger
-    np.testing.assert_allclose(ledger.contribution, [_norms(part)] * 2, rtol=1e-5)
-    np.testing.assert_allclose(ledger.grad[0], _norms([g * 0.5 for g in part]), rtol=1e-5)
-    np.testing.assert_allclose(ledger.grad[1], _norms([g * 0.75 for g in part]), rtol=1e-5)
+    assert [(event.kind, event.within) for event in ledger] == [("backward", ""), ("edit", "backward")] * 2
+    np.testing.assert_allclose(ledger.contribution[::2], [_norms(part)] * 2, rtol=1e-5)
+    for row, times in enumerate((1.0, 0.5, 1.5, 0.75)):
+        np.testing.assert_allclose(ledger.grad[row], _norms([g * times for g in part]), rtol=1e-5)
 
 
 def test_a_hook_of_the_users_that_frees_grad_loses_nothing() -> None:

@@ -55,7 +55,6 @@ function kernelOf(model, offers, arrangements, heard) {
       [offers[i].name, typeof place === "number" ? offers[i].values[place] : place];
     const told = choice.map(valueOf);
     model.set("ask", { choice: Object.fromEntries(told), key, n: failures.size });
-    model.save_changes();
     return "";
   }
   model.on("change:told", async () => {

@@ -118,7 +118,7 @@ export function timePane(app) {
   function light(lit) {
     last = lit;
     const { left = 0, column = 0 } = place ?? {};
-    warm.replaceChildren(...[...lit].filter((e) => e >= 0).slice(0, MOST_LIT).map((e) =>
+    warm.replaceChildren(...[...lit].slice(0, MOST_LIT).map((e) =>
       h("i", { style: `left: ${left + e * column}px; width: ${Math.max(column, 2)}px` })));
   }
   return { ...pane("time", "Timeline", plot, legend), paint, draw, light };
