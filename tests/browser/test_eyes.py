@@ -115,11 +115,11 @@ def test_steps_are_counted_in_whole_numbers_and_letters_of_weights_are_as_small_
 
 def test_the_name_of_an_axis_is_read_where_a_curve_runs_below_it(show: Callable[..., Any]) -> None:
     page = show(play(Ledger.build([W], weighed(ROWS)), loss=lambda w: w * w))
-    halo = page.locator(".av-axisname").first.evaluate(
-        "el => [getComputedStyle(el).paintOrder, getComputedStyle(el).stroke]"
-    )
-    assert halo[0].startswith("stroke")
-    assert halo[1] != "none"
+    # So is the number of what is beyond the edge, across which its own way runs.
+    for name in (".av-axisname", ".av-out"):
+        halo = page.locator(name).first.evaluate("el => [getComputedStyle(el).paintOrder, getComputedStyle(el).stroke]")
+        assert halo[0].startswith("stroke")
+        assert halo[1] != "none"
 
 
 def test_the_verdict_of_a_comparison_stands_below_its_meter(show: Callable[..., Any]) -> None:
