@@ -46,9 +46,8 @@ _CSS = """
   :root:not([data-theme]) :not([data-jp-theme-light]) > .accumviz { --av-live: 0.64; } }
 .accumviz .av-scroll { overflow-x: auto; max-width: 100%; }
 .accumviz .av-figure { display: block; height: auto; max-width: 100%; }
-.accumviz .av-narrow { display: none; }
 .accumviz .av-narrow .av-figure { max-width: 100%; }
-@media (max-width: 30rem) { .accumviz .av-wide { display: none; } .accumviz .av-narrow { display: block; } }
+@media (max-width: 30rem) { .accumviz .av-wide { display: none; } .accumviz .av-narrow { display: block !important; } }
 .accumviz details.av-words { font-size: 0.8125rem; color: var(--av-muted); margin-top: 0.25rem; }
 .accumviz details.av-words summary { cursor: pointer; width: max-content; }
 .accumviz details.av-words li { overflow-wrap: anywhere; }
@@ -115,7 +114,9 @@ class ThemedFigure(Figure):
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
         drawn = self.to_svg()
         if self.narrow:
-            drawn = f'<div class="av-wide">{drawn}</div><div class="av-narrow">{self.narrow.to_svg()}</div>'
+            # Where styles are taken off, one of the two is enough.
+            narrow = f'<div class="av-narrow" style="display: none">{self.narrow.to_svg()}</div>'
+            drawn = f'<div class="av-wide">{drawn}</div>{narrow}'
         return (
             f'<div class="accumviz av-timeline"><style>{style.CSS}{style.SCROLLS}{_CSS}</style>'
             f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{drawn}</div>'

@@ -115,11 +115,11 @@ def test_steps_are_counted_in_whole_numbers_and_letters_of_weights_are_as_small_
 
 def test_the_name_of_an_axis_is_read_where_a_curve_runs_below_it(show: Callable[..., Any]) -> None:
     page = show(play(Ledger.build([W], weighed(ROWS)), loss=lambda w: w * w))
-    halo = page.locator(".av-axisname").first.evaluate(
-        "el => [getComputedStyle(el).paintOrder, getComputedStyle(el).stroke]"
-    )
-    assert halo[0].startswith("stroke")
-    assert halo[1] != "none"
+    # So is the number of what is beyond the edge, across which its own way runs.
+    for name in (".av-axisname", ".av-out"):
+        halo = page.locator(name).first.evaluate("el => [getComputedStyle(el).paintOrder, getComputedStyle(el).stroke]")
+        assert halo[0].startswith("stroke")
+        assert halo[1] != "none"
 
 
 def test_the_verdict_of_a_comparison_stands_below_its_meter(show: Callable[..., Any]) -> None:
@@ -253,6 +253,16 @@ def test_no_empty_room_is_left_below_a_run_that_was_compared(show: Callable[...,
         drawn(page)
         slot, frame = page.evaluate(heights)
         assert slot - frame <= 2
+
+
+def test_a_figure_is_seen_whole_on_a_phone(show: Callable[..., Any]) -> None:
+    """The bar of a step's shares stood beyond the right edge."""
+    for width, seen in ((375, [False, True]), (1280, [True, False])):
+        page = show(timeline(Ledger.build([W], ROWS)), wait=".av-scroll", width=width)
+        assert [page.locator(f".av-{name}").is_visible() for name in ("wide", "narrow")] == seen
+        page.add_style_tag(content=".accumviz svg { max-width: none; } .av-scroll { width: 320px; }")  # as a book does
+        if width == 375:
+            assert page.locator(".av-scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
 def test_a_finger_has_room_to_scrub_on_a_phone(show: Callable[..., Any]) -> None:

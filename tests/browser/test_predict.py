@@ -96,11 +96,11 @@ def test_the_figure_is_folded_until_the_reader_has_answered(show: Show) -> None:
     watched = show(SUM)
     asked = Asked(watched.page)
     assert (asked.state, asked.unlocked) == ("asked", False)
-    assert not watched.page.locator("svg").is_visible()
+    assert not watched.page.locator("svg").first.is_visible()
     assert "−20" not in watched.page.locator("body").inner_text()
     asked.answer("-20")
     assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right. You said −20.", True)
-    assert watched.page.locator("svg").is_visible()
+    assert watched.page.locator("svg").first.is_visible()
     assert "Recorded: −20\n−16 − 4." in asked.root.inner_text()
     assert watched.complaints == []
     assert watched.foreign == []
@@ -432,7 +432,7 @@ def test_without_scripts_question_choices_and_answers_are_a_page(watch: Open, tm
     assert page.get_by_text("after the second").is_visible()
     assert page.locator(".av-ask li").first.is_visible()
     assert page.locator("input, button").count() == 0
-    assert page.locator("svg").is_visible()
+    assert page.locator("svg").first.is_visible()
     assert page.get_by_text("Recorded: −20").is_visible()
     assert page.get_by_role("cell", name="That is the first contribution alone: backward adds.").is_visible()
 
@@ -641,4 +641,4 @@ def test_print_has_the_question_and_room_for_an_answer(show: Show) -> None:
     page.emulate_media(media="print")
     assert page.get_by_text("That is the first contribution alone").first.is_visible()
     assert not page.locator(".av-space").first.is_visible()
-    assert page.locator("svg").is_visible()
+    assert page.locator("svg").first.is_visible()

@@ -35,6 +35,18 @@ def show(watch: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     return open_page
 
 
+def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
+    """Of two that begin alike, the same first letters stood beside both bars."""
+    ledger = ledger_of(window(*[[term(0.5), term(-0.5, op="MeanBackward0"), term(0.25, op="MeanBackward0")]] * 2))
+    for width, whole in ((375, False), (1280, True)):
+        names = show(play(ledger), width=width).pane.locator("[role=option] .av-of")
+        # As much of each as is seen: a letter of this type is 7.3 px wide.
+        seen = names.evaluate_all("all => all.map(one => one.textContent.slice(0, one.clientWidth / 7.3).trim())")
+        assert len(seen) == len(set(seen)) > 1
+        titles = names.evaluate_all("all => all.map(one => one.title)")
+        assert whole == all(name.endswith(title) for name, title in zip(seen, titles, strict=True))
+
+
 def boxes(pane: Any, line: int) -> list[dict[str, float]]:
     return [part.bounding_box() for part in pane.locator("[role=option]").nth(line).locator(".av-part").all()]
 

@@ -63,6 +63,15 @@ def test_two_weights_have_contours_and_names_of_their_elements() -> None:
     assert found["p"][1][3] == "w[0] 0.5, w[1] 1.2, loss 2.89"
 
 
+@pytest.mark.parametrize("loss", [bowl, None])
+def test_ticks_that_are_near_have_the_digits_that_tell_them_apart(loss: Any) -> None:
+    """Below a path from 2 to 2.007 stood 2, 2, 2, 2.01 and 2.01."""
+    found = told(walked([2.0, 0.25], [2.0, 0.15], [2.007, 0.19]), loss)
+    for look in ("text.av-tickx", "text.av-ticky"):
+        marks = texts(found, look)
+        assert len(marks) == len(set(marks)) > 2
+
+
 def test_without_a_loss_there_is_the_way_from_step_to_step() -> None:
     found = told(walked([1.0], [3.0], [2.0]))
     assert texts(found, "text.av-axisname") == ["step", "w"]

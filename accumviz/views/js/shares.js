@@ -5,6 +5,7 @@
 
 import { h, own, pane, put, reveal, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
+import { abbreviated } from "./names.js";
 import { clamp } from "./numbers.js";
 
 /**
@@ -43,6 +44,7 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
     const text = h("span", look === "new" ? { style: `color: ${ink}` } : {}, told);
     return h(`b.av-part.av-${look}`, { style, title: told, click }, text);
   }
+  const short = abbreviated(rows.map(({ o }) => o));
   const lines = rows.map((row, i) => {
     const pieces = row.s.map((segment) => pieceOf(row, segment));
     const step = ledger.index(row.e);
@@ -50,7 +52,9 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
     const again = several && i > 0 && rows[i - 1].e === row.e;
     // What is seen are bits of the sentence that is heard.
     const seen = { "aria-hidden": "true" };
-    const name = h("span.av-of", { title: row.o, click, ...seen }, again ? "\u2003" : `${step} `, several ? row.o : "");
+    // On a phone there is room for a dozen letters.
+    const objective = several ? short(row.o, innerWidth / 28) : "";
+    const name = h("span.av-of", { title: row.o, click, ...seen }, again ? "\u2003" : `${step} `, objective);
     const bar = h("span.av-bar", seen, ...pieces, ...marks());
     const total = h("span.av-total", seen, row.t);
     const heard = h("span.av-heard", {}, row.w);
