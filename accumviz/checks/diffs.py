@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 # A statement of more lines is not one call.
@@ -33,6 +33,12 @@ def placed(cure: str, sources: Mapping[str, str]) -> str:
     @@ -2 +2,2 @@
          step()
     +    zero()
+    >>> print(placed("--- a.py\\n+++ a.py\\n@@ -2 +1,0 @@\\n-zero()", {"a.py": "if a:\\n    zero()\\n"}))
+    --- a.py
+    +++ a.py
+    @@ -2 +2 @@
+    -    zero()
+    +    pass
     """
     hunks = _hunks(cure)
     texts = {hunk.file: sources.get(hunk.file, "").split("\n") for hunk in hunks}
@@ -41,24 +47,48 @@ def placed(cure: str, sources: Mapping[str, str]) -> str:
         return cure
     # What is moved is written as it stands, not as its one row tells it.
     whole = {_old(hunk): rows for hunk, rows in zip(hunks, stand, strict=True) if hunk.rows[0][0] == "-"}
-    new = [_rows(hunk, rows, whole) for hunk, rows in zip(hunks, stand, strict=True)]
-    out: list[str] = []
-    for file, text in texts.items():
-        out += [f"--- {file}", f"+++ {file}"]
-        after, offset = list(text), 0
-        own = [
-            (hunk.line, len(rows), made)
-            for hunk, rows, made in zip(hunks, stand, new, strict=True)
-            if hunk.file == file
-        ]
-        for line, length, made in sorted(own):
-            put = [row[1:] for row in made if row[0] != "-"]
-            after[line - 1 + offset : line - 1 + offset + length] = put
-            out += [f"@@ -{_range(line, length)} +{_range(line + offset, len(put))} @@", *made]
-            offset += len(put) - length
-        if _reads(text) and not _reads(after):
-            return ""
-    return "\n".join(out)
+    edits = [_Edit(h.file, h.line, len(rows), _rows(h, rows, whole)) for h, rows in zip(hunks, stand, strict=True)]
+    for found in (edits, [edit.leaving_pass() for edit in edits]):
+        if not any(_reads(text) and not _reads(_after(text, found, file)) for file, text in texts.items()):
+            return "\n".join(row for file in texts for row in _written(found, file))
+    return ""
+
+
+class _Edit(NamedTuple):
+    """A hunk in its place: the file, the first of its lines there and how many they are, and its rows."""
+
+    file: str
+    line: int
+    length: int
+    rows: list[str]
+
+    @property
+    def put(self) -> list[str]:
+        """The lines that stand there afterwards."""
+        return [row[1:] for row in self.rows if row[0] != "-"]
+
+    def leaving_pass(self) -> _Edit:
+        """Likewise, of a block that had nothing else."""
+        first = self.rows[0][1:]
+        indent = first[: len(first) - len(first.lstrip())]
+        return self if self.put else self._replace(rows=[*self.rows, f"+{indent}pass"])
+
+
+def _after(text: Sequence[str], edits: Sequence[_Edit], file: str) -> list[str]:
+    """The lines of a file after its edits."""
+    lines = list(text)
+    for edit in sorted((edit for edit in edits if edit.file == file), key=lambda edit: -edit.line):
+        lines[edit.line - 1 : edit.line - 1 + edit.length] = edit.put
+    return lines
+
+
+def _written(edits: Sequence[_Edit], file: str) -> Iterator[str]:
+    yield from (f"--- {file}", f"+++ {file}")
+    offset = 0
+    for edit in sorted((edit for edit in edits if edit.file == file), key=lambda edit: edit.line):
+        yield f"@@ -{_range(edit.line, edit.length)} +{_range(edit.line + offset, len(edit.put))} @@"
+        yield from edit.rows
+        offset += len(edit.put) - edit.length
 
 
 def _hunks(cure: str) -> list[_Hunk]:

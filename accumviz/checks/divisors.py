@@ -266,7 +266,12 @@ def _without_windows(case: Case, objective: int, parts: list[Part]) -> Iterator[
         "wrong-divisor",
         "warning" if counted else "note",
         first,
-        evidence={"micro-batches": 1, "divided by": by, "share": first.total},
+        evidence={
+            "micro-batches": 1,
+            "divided by": by,
+            "share": first.total,
+            "the step on line": case.ledger[first.step].line,
+        },
         cause=(
             f"The loss is divided by `{counted}`, by which the loop counts its micro-batches, and each of them has a "
             f"step of its own: every step reads 1/{by} of a gradient, and no window of {by} comes about."
