@@ -94,9 +94,9 @@ class Buffer:
         # By file: the lines that events stand on; and what of its text they need, until it is written.
         self._lines: dict[str, set[int]] = {}
         self._texts: dict[str, str] = {}
-        # By line and kind, the last event's label, whereabouts and details, and the codes that these became; what it
-        # filled, and the shape that this became.
-        self._last: dict[tuple[int, str], tuple[tuple[Any, ...], bytes, tuple[Any, ...], Shape]] = {}
+        # By line, kind and how many leaves are alike, the last event's label, whereabouts and details, and the codes
+        # that these became; what it filled, and the shape that this became.
+        self._last: dict[tuple[int, str, int], tuple[tuple[Any, ...], bytes, tuple[Any, ...], Shape]] = {}
         self._met: dict[int, CallSite] = {}  # lines whose text was looked for since the last chunk
         self._begin(np.full(self._count, np.nan, np.float32), np.full(self._elements, np.nan))
         _alive.add(self)
@@ -216,7 +216,9 @@ class Buffer:
             row.arrive()
         # Most events say what the last one on the same line said.
         site, columns = row.site, self._columns
-        said, key = (site, row.label, row.within, row.details), (id(site), row.kind)
+        said = site, row.label, row.within, row.details
+        # A window's first backward, which finds no `.grad`, has another shape than those after it.
+        key = id(site), row.kind, len(row.alike)
         filled = row.present, row.changed, row.contributed, row.alike, row.unmeasured, row.targets
         known = self._last.get(key)
         if known is None or known[0] != said:

@@ -365,7 +365,14 @@ class Contributions:
 
     def _finish_met(self, running: Backward, fresh: list[int], changed: list[int]) -> None:
         """Where `.grad` is not just what this backward brought, or was changed while it ran, say what it is now."""
-        leaves, unknown = self.leaves, running.unknown
+        leaves, unknown, same, read = self.leaves, running.unknown, running.same, running.read
+        whole = len(same) + len(read) == len(running.met) and same.keys().isdisjoint(read)
+        if whole and running.hot and not changed and not unknown:
+            # Each was read on its way, and is as it was then: nearly always.
+            running.contributed = running.changed = list(running.met)
+            running.alike = list(same)
+            self._expect(running, running.contributed)
+            return
         touched = [*running.met, *fresh]
         there = running.met.keys() | set(fresh)
         later = set(changed).difference(fresh)
@@ -380,9 +387,12 @@ class Contributions:
         if unknown:
             running.unmeasured = list(unknown)
             running.details["unmeasured"] = [leaves.named.names[i] for i in unknown]
+        self._expect(running, touched)
+
+    def _expect(self, running: Backward, touched: list[int]) -> None:
+        """Of events inside it: an optimizer that stepped in a hook may have freed what had come before."""
         if self.rows.pending[-1] is running:
             return
-        # Events inside it: an optimizer that stepped in a hook may have freed what had come before.
         count, present = len(self.rows), bytearray(running.present)
         for i, number in running.settled.items():
             if number < count:

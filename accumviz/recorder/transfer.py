@@ -208,7 +208,8 @@ def array_at(place: int, size: int, known: dict[int, np.ndarray]) -> np.ndarray:
     """
     if len(known) > _PLACES:
         known.clear()
-    array: np.ndarray = np.ndarray((size,), np.float32, memoryview((ctypes.c_float * size).from_address(place)))
+    memory: Any = (ctypes.c_float * size).from_address(place)
+    array: np.ndarray = np.frombuffer(memory, np.float32)
     known[place] = array
     return array
 

@@ -440,6 +440,23 @@ def test_a_library_between_names_its_own_line(tmp_path: Path, monkeypatch: pytes
     assert {event.frames[0][2] for event in recording.ledger} == {"fit(net(torch.ones(1, 3)).mean())"}
 
 
+def test_a_line_that_comes_by_two_ways_of_a_library_has_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accumviz.recorder import callsite
+
+    (tmp_path / "site-packages").mkdir()
+    text = "def twice(loss, n):\n    if n % 2:\n        loss.backward()\n    else:\n        loss.backward()\n"
+    (tmp_path / "site-packages" / "ways.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    monkeypatch.setattr(callsite, "_LIBRARIES", (*callsite._LIBRARIES, f"{tmp_path / 'site-packages'}/"))
+    from ways import twice  # type: ignore[import-not-found]
+
+    net = model()
+    with av.record(net) as recording:
+        for n in (0, 0, 1, 1, 0):
+            twice(net(torch.ones(1, 3)).mean(), n)
+    assert [event.via for event in recording.ledger] == [f"ways.py:{line}" for line in (5, 5, 3, 3, 5)]
+
+
 def test_a_place_that_is_called_from_ever_new_ones_is_not_kept_for_each() -> None:
     sites, space = CallSites(), {"find": None}
     space["find"] = lambda: sites.find(sys._getframe(1))  # type: ignore[assignment]

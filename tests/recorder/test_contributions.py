@@ -267,6 +267,14 @@ def test_a_gradient_that_is_read_where_it_lies_has_the_norm_that_torch_gives_it(
     np.testing.assert_allclose(recording.ledger.grad[0], [expected], rtol=1e-6)
 
 
+def test_the_norm_of_a_large_gradient_is_exact_to_a_millionth() -> None:
+    weight = torch.ones(120_000, requires_grad=True)
+    grad = torch.randn(120_000) * torch.rand(120_000).mul(10).exp()
+    with av.record(weight) as recording:
+        weight.grad = grad
+    np.testing.assert_allclose(recording.ledger.grad[0], [grad.double().norm().item()], rtol=2e-6)
+
+
 def test_a_leaf_that_is_made_smaller_is_not_read_past_its_end() -> None:
     weight = torch.ones(100, requires_grad=True)
     with av.record(weight, exact=0) as recording:

@@ -571,6 +571,17 @@ def test_what_is_too_much_for_memory_goes_to_a_file_that_goes_with_the_recording
         os.fstat(descriptor)
 
 
+def test_a_parameter_is_described_as_it_is_when_the_file_asks() -> None:
+    w = torch.ones(2, requires_grad=True)
+    with av.record(w) as recording:
+        w.sum().backward()
+        assert recording.ledger.parameters[0].requires_grad
+        w.requires_grad_(False)
+        assert not recording.ledger.parameters[0].requires_grad
+        w.grad, w.data = None, w.data.double()
+        assert recording.ledger.parameters[0].dtype == "float64"
+
+
 def test_code_that_is_made_as_it_runs_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callsite, "_MOST", 50)
     w = torch.ones(2, requires_grad=True)
