@@ -214,9 +214,8 @@ class Hand:
             self.act(control, again=False)
 
 
-def prepared(page: Any, address: str) -> Any:
-    """The scopes of a page that has been opened, with all that is folded open."""
-    page.goto(address)
+def prepared(page: Any) -> Any:
+    """The scopes of a page, with all that is folded open."""
     page.evaluate(PREPARE)
     page.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
     page.evaluate(SETTLE)
@@ -268,18 +267,6 @@ def assert_permalinks_restore(watched: Any, scopes: Any, used: list[int], fresh:
         scope.locator(".av-count, .av-say").first.wait_for(state="attached")
         fresh.evaluate(SETTLE)
         assert scope.evaluate("scope => told(scope)") == told, link
-
-
-def test_players_and_explorers_obey_a_mouse_and_their_permalinks_restore_them(
-    page_name: str, watch: Open, address: Address, site: Path
-) -> None:
-    if page_name not in with_widgets(site):
-        pytest.skip("nothing to drive on this page")
-    watched, place = watch(), address(page_name, "file")
-    scopes = prepared(watched.page, place)
-    used = driven(watched, scopes, "mouse")
-    assert_permalinks_restore(watched, scopes, used, watch().page, place)
-    assert watched.complaints == []
 
 
 # A prediction is one of a number or of a choice, with a hint or without.
@@ -350,19 +337,23 @@ def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
     assert watched.complaints == []
 
 
-def test_predictions_are_answered_by_mouse_remembered_and_asked_again(
+def test_a_page_obeys_a_mouse_remembers_answers_and_is_restored_by_its_permalinks(
     page_name: str, watch: Open, address: Address, site: Path
 ) -> None:
-    watched = watch()
-    watched.page.goto(address(page_name, "file"))
-    count = watched.page.locator(".av-predict[data-av-state]").count()
+    watched, place = watch(), address(page_name, "file")
+    watched.page.goto(place)
+    asked = watched.page.locator(".av-predict[data-av-state]").count()
     assert watched.page.locator(EARLY).evaluate_all("all => all.map(one => one.outerHTML.slice(0, 120))") == []
     for target in {link.get_attribute("href") for link in watched.page.locator("[data-answers] > .av-shut a").all()}:
         assert watched.page.locator(f".av-predict{target}").count() == 1
-    if not count:
-        assert watched.page.locator("[data-answers]").count() == 0
-        pytest.skip("nothing to predict on this page")
-    answered_and_asked_again(watched, "mouse", [*range(count)])
+    assert asked or watched.page.locator("[data-answers]").count() == 0
+    if asked:
+        answered_and_asked_again(watched, "mouse", [*range(asked)])
+    if page_name in with_widgets(site):
+        scopes = prepared(watched.page)
+        used = driven(watched, scopes, "mouse")
+        assert_permalinks_restore(watched, scopes, used, watch().page, place)
+    assert watched.complaints == []
 
 
 @pytest.mark.long
@@ -376,7 +367,8 @@ def test_each_kind_of_player_explorer_and_prediction_obeys_and_is_restored(
     late = []
     for page_name in [*AT_EACH_PUSH, *(set(with_widgets(site)) - {*AT_EACH_PUSH} if THOROUGH else ())]:
         watched, place = watch(**WAYS[way]), address(page_name, "file")
-        scopes = prepared(watched.page, place)
+        watched.page.goto(place)
+        scopes = prepared(watched.page)
         forms = watched.page.locator(".av-predict[data-av-state]").evaluate_all(FORMS)
         used = driven(watched, scopes, way, kinds)
         if used:

@@ -9,7 +9,6 @@ At a push each of these faults is planted in one of the modes in which its funct
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dis
 import functools
@@ -43,15 +42,6 @@ MODES: dict[str, dict[str, Any]] = {
     "memory": {"memory": True},
     "path": {"path": "run.ledger"},
 }
-
-
-# The same few files are parsed for each of hundreds of runs, by functions of ours that still run each time.
-PARSE, WALK = functools.cache(ast.parse), ast.walk
-
-
-@functools.cache
-def walked(tree: ast.AST) -> tuple[ast.AST, ...]:
-    return tuple(WALK(tree))
 
 
 class Fault(Exception):
@@ -163,8 +153,7 @@ class Run:
         self.file: Any
         # By count and at the end only: what is written by time is decided by others at work on the machine.
         late = mock.patch.object(buffer, "_SECONDS", 3600)
-        once_parsed = mock.patch.multiple(ast, parse=PARSE, walk=walked)
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), unraisable(), late, once_parsed:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), unraisable(), late:
             warnings.simplefilter("ignore")
             self._mode, self._folder, self._plant = mode, Path(folder), plant or contextlib.nullcontext()
             torch.manual_seed(1 + (dist.get_rank() if dist.is_initialized() else 0))
