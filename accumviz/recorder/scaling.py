@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from accumviz.recorder.transfer import Quietly, readable
+from accumviz.recorder.transfer import readable
 
 # As in `gains`: two numbers that came the same way; gradients in half precision are rounded once more.
 _SAME, _SAME_IN_HALF = 1e-3, 2e-2
@@ -26,13 +26,13 @@ def scaling(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor | None:
     rough = _SAME_IN_HALF if {before.dtype, after.dtype} & {*_HALF} else _SAME
     if not before.numel():
         return torch.zeros(4, device=before.device)
-    with Quietly():
-        was, made = before.detach().float(), after.detach().float()
-        largest = was.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-        unit = was / largest  # its square is neither too large nor too small for a number
-        factor = (made / largest * unit).sum() / unit.square().sum()
-        off = torch.linalg.vector_norm(made - factor * was) / torch.linalg.vector_norm(made)
-        return torch.stack([factor, off, torch.full_like(factor, rough), largest + made.abs().max()])
+    was, made = before.detach().float(), after.detach().float()
+    largest = torch.linalg.vector_norm(was, torch.inf).clamp(min=torch.finfo(torch.float32).tiny)
+    unit = was / largest  # its square is neither too large nor too small for a number
+    factor = (made / largest * unit).sum() / unit.square().sum()
+    off = torch.linalg.vector_norm(made - factor * was) / torch.linalg.vector_norm(made)
+    size = largest + torch.linalg.vector_norm(made, torch.inf)
+    return torch.stack([factor, off, torch.full_like(factor, rough), size])
 
 
 def one_factor(found: list[torch.Tensor]) -> torch.Tensor:
@@ -42,11 +42,13 @@ def one_factor(found: list[torch.Tensor]) -> torch.Tensor:
     >>> one_factor([quarter, quarter]).item(), one_factor([quarter, half]).item()
     (0.25, nan)
     """
-    with Quietly():
-        factor, off, rough, size = torch.stack(found).unbind(1)
-        told = size > torch.finfo(torch.float32).tiny
-        low = torch.where(told, factor, torch.inf).min()
-        high = torch.where(told, factor, -torch.inf).max()
-        near = (high - low <= rough.max() * high.abs()) & (torch.where(told, off / rough, 0.0).max() <= 1)
-        one = torch.where(near, (low + high) / 2, torch.nan)
-        return torch.where(told.any(), one, 1.0)
+    factor, off, rough, size = torch.stack(found).unbind(1)
+    tiny = torch.finfo(torch.float32).tiny
+    told = size > tiny
+    low = torch.where(told, factor, torch.inf).amin(0)
+    high = torch.where(told, factor, -torch.inf).amax(0)
+    near = (high - low <= rough.amax(0) * torch.maximum(high, -high)) & (
+        torch.where(told, off / rough, 0.0).amax(0) <= 1
+    )
+    one = torch.where(near, (low + high) / 2, torch.nan)
+    return torch.where(size.amax(0) > tiny, one, 1.0)
