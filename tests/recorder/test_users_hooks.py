@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -319,3 +320,39 @@ def test_a_hook_that_divides_and_then_steps_is_told_in_this_order(wide: int) -> 
     else:  # one norm alone does not tell a division from another change
         assert np.isnan(shares.share).all()
         assert av.check(ledger).verdict == "no verdict"
+
+
+def _replicated(how: str, view: bool) -> None:
+    torch.manual_seed(0)
+    model, full = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), False
+
+    def after(p: Tensor) -> None:
+        if full and p.grad is not None:
+            p.grad.div_(K)
+
+    for p in model.parameters():
+        if how == "accumulated":
+            p.register_post_accumulate_grad_hook(after)
+        elif how == "coming":
+            p.register_hook(lambda g: g / K)
+    replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=view)
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
+    with av.record(replica, optimizer):
+        for batch in range(1, 2 * K + 1):
+            full = batch % K == 0
+            with contextlib.nullcontext() if full else replica.no_sync():
+                replica(torch.randn(3, 4)).square().mean().backward()
+            if full:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["buckets", "views"])
+@pytest.mark.parametrize("how", ["accumulated", "coming", ""])
+def test_what_a_hook_divides_before_ranks_average_it_is_told_apart_from_that(how: str, view: bool) -> None:
+    ledger = av.distribute(_replicated, ranks=2, how=how, view=view).ledgers[0]
+    assert ledger is not None
+    edit = ["edit hook"] * (how == "accumulated")
+    assert _told(ledger) == [*["backward"] * K, *edit, "sync", "step", "zero_grad"] * 2
+    np.testing.assert_allclose(ledger.shares().share, 1 / 2 / (K if how else 1), rtol=1e-5)
+    assert _rules(ledger) == (set() if how else {"loss-not-divided"})
