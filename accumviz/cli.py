@@ -275,7 +275,7 @@ def _finish(recordings: list[Any], notes: list[str], page: Path | None, fail_on:
     from accumviz.checks.check import check
 
     def say(said: str) -> None:
-        print(said, file=sys.stderr)
+        sys.stderr.write(f"{said}\n")  # at once: other ranks write there, too
 
     code = 0
     for n, found in enumerate(recordings):

@@ -42,7 +42,9 @@ class Gains(NamedTuple):
 
 def of_events(ledger: Arrays) -> Gains:
     events = ledger.columns
-    at = np.flatnonzero(events.where("kind", "clip", "unscale", "edit", "sync"))
+    # A fused optimizer unscales what it reads, and leaves it so.
+    inside = events.where("kind", "step") & ~events.skipped & (events.detail("amp_scale", 0.0) > 0)
+    at = np.flatnonzero(events.where("kind", "clip", "unscale", "edit", "sync") | inside)
     shape = (at.size + 1, len(ledger.parameters))
     changed = (ledger.state[at] & CHANGED).astype(bool)
     before = np.where((at > 0)[:, None], ledger.grad[np.maximum(at - 1, 0)], np.nan)
@@ -54,7 +56,7 @@ def of_events(ledger: Arrays) -> Gains:
     ranks = np.ones(at.size + 1)
     known = events.details
     within = events.where("within", "backward")[at]
-    kinds = [events.tables["kind"][code] for code in events.column("kind")[at].tolist()]
+    kinds = [events.tables["kind"][code].replace("step", "unscale") for code in events.column("kind")[at].tolist()]
     codes = events.column("details")[at].tolist()
     half = np.array([p.dtype in ("float16", "bfloat16") for p in ledger.parameters], bool)
     # A zero is a zero under any factor: it says nothing of it, and nothing of it is unknown.

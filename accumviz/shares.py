@@ -22,7 +22,7 @@ _REASONS = (
     "a closure was evaluated several times in this step",
     "it weighs differently in different parameters",
     "it was erased in some parameters and used in others",
-    "the step read gradients that the scaler had scaled; whether it unscales them itself was not recorded",
+    "the step read gradients that the scaler had scaled, and nobody is known to have unscaled them",
     "hooks of the parameters changed what it brought, by no one factor that could be read",
     NO_TERMS,
     "over how many elements it sums was not recorded",
@@ -271,7 +271,7 @@ def _read(
     which = np.repeat(np.arange(born.size), many)
     step = steps[first[which] + np.arange(which.size) - np.repeat(np.cumsum(many) - many, many)]
     b = born[which]
-    before, after = np.searchsorted(gains.events, b), np.searchsorted(gains.events, step)
+    before, after = np.searchsorted(gains.events, b), np.searchsorted(gains.events, step, side="right")
     bad = np.where(gains.bad[after, p] > b, gains.why[after, p], 0)
     bad = np.where(inside[which] & (end[which] < step), _CLOSURE, bad)
     unscaled = amp[which] + gains.unscaled[after, p] - gains.unscaled[before, p]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import sys
@@ -29,6 +30,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What checks addresses in the schemas of notebooks compiles 38 grammars first: jsonschema does without.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
+# Looking through everything for what can be thrown away takes a quarter of a second where torch and all tests are
+# imported, and took a third of the time of tests in this process. A test that needs it asks for it.
+gc.set_threshold(gc.get_threshold()[0], gc.get_threshold()[1], 500)
 
 # A window per figure would open on a desktop and fail on a server.
 mpl.use("agg")
@@ -73,6 +78,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest is begun first, then modules that stay together: or one worker would end after the others."""
     items.sort(key=lambda item: (item.get_closest_marker("long") is None, not shares(item.nodeid.partition("::")[0])))
+
+
+def pytest_collection_finish() -> None:
+    """What collecting has made stays to the end, and needs no looking through."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

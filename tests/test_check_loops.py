@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -302,6 +303,211 @@ def test_the_cure_of_a_sum_that_keeps_all_graphs_is_no_second_walk_through_a_fre
     assert found.rule == "graph-retained" and not found.cure
     assert "`total`" in found.cause and "`detach()`" in found.cause
     assert av.check(summed(detached=True)).healthy
+
+
+def fused(mistake: str) -> Recording:
+    """Windows of four under a scaler, and an optimizer that divides by its scale inside the step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    with av.record(model, optimizer) as recording:
+        for i in range(5 * K):
+            x, y = torch.randn(2, 16), torch.randint(0, 5, (2,))
+            if mistake == "an overflow" and i == K:
+                x = x * float("inf")
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss if mistake == "loss-not-divided" else loss / K).backward()
+            if (i + 1) % K:
+                continue
+            if mistake == "clip-scaled-grads":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            if mistake == "bypass-scaler-step":
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            if mistake != "missing-zero-grad":
+                optimizer.zero_grad()
+    return recording
+
+
+@pytest.mark.parametrize(
+    "mistake", ["", "loss-not-divided", "clip-scaled-grads", "bypass-scaler-step", "missing-zero-grad"]
+)
+def test_a_fused_optimizer_that_unscales_inside_its_step_is_judged_like_any_other(mistake: str) -> None:
+    recording = fused(mistake)
+    report = av.check(recording)
+    assert [finding.rule for finding in report.findings] == ([mistake] if mistake else []), report
+    if not mistake:
+        assert report.healthy and not [rule for rule, why in report.unjudged.items() if "share" in why], report
+        np.testing.assert_allclose(recording.ledger.shares().share, 1 / K, rtol=1e-3)
+
+
+def test_a_fused_step_that_the_scaler_skipped_divides_nothing() -> None:
+    recording = fused("an overflow")
+    skipped = [event for event in recording.ledger.of("step") if event.skipped]
+    assert len(skipped) == 1
+    assert [share.share for share in recording.ledger.shares()] == pytest.approx([1 / K] * 4 * K, rel=1e-3)
+    assert av.check(recording).healthy
+
+
+def turns(mistake: str, many: int = K) -> Recording:
+    """Two parts of one model, trained in turns on one loss; what comes in the other's turn is to be zeroed."""
+    torch.manual_seed(0)
+    body, head = nn.Linear(16, 16), nn.Linear(16, 5)
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (body, head)]
+
+    def learn() -> None:
+        x, y = torch.randn(2, 16), torch.randint(0, 5, (2,))
+        (F.cross_entropy(head(body(x).relu()), y) / many).backward()
+
+    with av.record(*optimizers, body=body, head=head) as recording:
+        for turn in range(8):
+            own, other = optimizers[turn % 2], optimizers[(turn + 1) % 2]
+            if mistake in ("", "zeroed before its turn"):
+                own.zero_grad()
+            for _ in range(many):
+                if mistake == "zero-grad-inside-window":
+                    own.zero_grad()
+                learn()
+            own.step()
+            if mistake == "gan-gradient-leak":
+                own.zero_grad()
+            if mistake == "the other zeroed after its turn":
+                other.zero_grad()
+    return recording
+
+
+@pytest.mark.parametrize("many", [1, 2, K])
+@pytest.mark.parametrize("how", ["zeroed before its turn", "the other zeroed after its turn"])
+def test_two_parts_in_turns_on_one_loss_are_healthy(how: str, many: int) -> None:
+    report = av.check(turns(how, many))
+    assert report.findings == () and report.healthy, report
+
+
+@pytest.mark.parametrize("many", [1, 2, K])
+def test_what_came_in_the_others_turn_and_stayed_is_a_leak_and_nothing_else(many: int) -> None:
+    (leak,) = av.check(turns("gan-gradient-leak", many)).findings
+    assert leak.rule == "gan-gradient-leak" and "turn" in leak.cause and not leak.cure
+
+
+def test_a_zeroing_inside_a_turn_is_told_with_what_that_turn_lost() -> None:
+    recording = turns("zero-grad-inside-window")
+    (found,) = av.check(recording).findings
+    assert found.rule == "zero-grad-inside-window"
+    erased, (kept,) = found.evidence["backwards erased"], found.evidence["backwards consumed"]
+    backwards = [event.index for event in recording.ledger.of("backward")]
+    assert [*erased, kept] == backwards[:K] and found.evidence["steps concerned"] == 4
+
+
+@pytest.mark.parametrize("divided", [1, 2])
+def test_two_parts_that_step_at_paces_of_their_own_leak_nothing(divided: int) -> None:
+    torch.manual_seed(0)
+    body, head = nn.Linear(16, 16), nn.Linear(16, 5)
+    often, seldom = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (body, head))
+    with av.record(often, seldom, body=body, head=head) as recording:
+        for i in range(12):
+            (F.cross_entropy(head(body(torch.randn(2, 16))), torch.randint(0, 5, (2,))) / divided).backward()
+            for optimizer, pace in ((often, 1), (seldom, 2)):
+                if (i + 1) % pace == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    rules = [finding.rule for finding in av.check(recording).findings]
+    assert rules == ([] if divided == 2 else ["loss-not-divided"])
+
+
+class Sharp(torch.optim.Optimizer):
+    """SAM as most people use it: two steps around a base optimizer."""
+
+    def __init__(self, params: Any, rho: float = 0.05) -> None:
+        super().__init__(params, {"rho": rho})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.05, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def first_step(self, *, zero_grad: bool = False) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        for p in parameters:
+            self.state[p]["old"] = p.data.clone()
+            p.add_(p.grad * 0.05 / (norm + 1e-12))
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, *, zero_grad: bool = False) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old"]
+        self.base.step()
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.first_step(zero_grad=True)
+        torch.enable_grad()(closure)()
+        self.second_step()
+
+
+def sharpened(how: str) -> Recording:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+    optimizer = Sharp(model.parameters())
+
+    def learn(x: torch.Tensor, y: torch.Tensor) -> None:
+        (F.cross_entropy(model(x), y) / (2 if how == "a mixture of both" else 1)).backward()
+
+    with av.record(model, optimizer, optimizer.base) as recording:
+        for _ in range(6):
+            x, y = torch.randn(4, 16), torch.randint(0, 5, (4,))
+            if how == "a closure":
+                learn(x, y)
+                optimizer.step(lambda x=x, y=y: learn(x, y))
+                optimizer.zero_grad()
+            elif how in ("a helper", "a mixture of both", "a helper, zeroed"):
+                learn(x, y)
+                optimizer.first_step(zero_grad=how == "a helper, zeroed")
+                learn(x, y)
+                optimizer.second_step(zero_grad=True)
+            else:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.first_step(zero_grad=how != "kept")
+                F.cross_entropy(model(x), y).backward()
+                optimizer.second_step(zero_grad=True)
+    return recording
+
+
+@pytest.mark.parametrize("how", ["kept", "a helper"])
+def test_a_gradient_that_only_told_where_to_move_the_weights_and_stays_is_found(how: str) -> None:
+    (finding,) = av.check(sharpened(how)).findings
+    assert finding.rule == "ascent-gradient-kept" and finding.severity == "warning" and finding.times == 6
+    assert not finding.cure, "which optimizer is zeroed there is said in another function"
+
+
+@pytest.mark.parametrize("how", ["zeroed", "a closure", "a helper, zeroed", "a mixture of both"])
+def test_two_gradients_at_two_places_are_healthy(how: str) -> None:
+    report = av.check(sharpened(how))
+    assert report.findings == () and report.healthy, report
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_two_losses_of_a_model_whose_weights_are_moved_elsewhere_are_healthy(inside: bool) -> None:
+    """Moved after the step, by an average of the weights; or by a layer that normalises its own in each forward."""
+    model = nn.Sequential(nn.Embedding(8, 16, max_norm=0.5 if inside else None), nn.Linear(16, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with av.record(model, optimizer) as recording:
+        for _ in range(6):
+            F.mse_loss(model(torch.arange(8)), torch.zeros(8, 5)).backward()
+            F.l1_loss(model(torch.arange(8)), torch.zeros(8, 5)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(0.99)
+    report = av.check(recording)
+    assert report.findings == () and report.healthy, report
 
 
 def lbfgs(model: nn.Module) -> torch.optim.Optimizer:

@@ -268,12 +268,12 @@ def test_claim_36_a_second_backward_can_make_a_gradient_smaller() -> None:
     assert recording.ledger.values("w").ravel().tolist() == [2 * (1 - 1.125), 0.0]
 
 
-def _one_device(divide: float, lr: float, size: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _one_device(divide: float, lr: float, size: int, K: int, decay: float = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient that the only step of the article's loop reads, and the weights after it."""
     torch.manual_seed(0)
     x, y = torch.randn(64, 10), torch.randn(64, 1)
     model = torch.nn.Linear(10, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, weight_decay=decay)
     for part, target in zip(x.split(size), y.split(size), strict=True):
         (torch.nn.functional.mse_loss(model(part), target) / divide).backward()
     assert model.weight.grad is not None
@@ -282,12 +282,14 @@ def _one_device(divide: float, lr: float, size: int, K: int) -> tuple[torch.Tens
     return grad, model.weight.detach()
 
 
-def test_claim_37_without_the_division_sgd_needs_a_rate_that_is_divided_instead() -> None:
+def test_claim_37_without_the_division_plain_sgd_needs_a_rate_that_is_divided_instead() -> None:
     divided, weights = _one_device(4, 0.01, 16, 4)
     undivided, far = _one_device(1, 0.01, 16, 4)
     torch.testing.assert_close(undivided, 4 * divided)
     torch.testing.assert_close(_one_device(1, 0.0025, 16, 4)[1], weights)
     assert not torch.allclose(far, weights, rtol=1e-3)
+    decayed = [_one_device(divide, lr, 16, 4, decay=0.1)[1] for divide, lr in ((4, 0.01), (1, 0.0025))]
+    assert not torch.allclose(*decayed, rtol=1e-4)
 
 
 def test_claim_38_with_the_division_the_loop_for_one_device_reads_the_full_batchs_gradient() -> None:

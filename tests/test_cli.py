@@ -148,7 +148,7 @@ def ran(folder: Path, *command: str, **env: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs_as_it_does_without_us_and_leaves_its_ledger(name: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text((HEAD if name in ("plain", "forks") else LIGHT + HEAD) + SCRIPTS[name])
+    script.write_text((HEAD if name == "plain" else LIGHT + HEAD) + SCRIPTS[name])
     arguments = ("../train.py", "--lr", "1", "--check")
     plain = start(tmp_path / "plain", *arguments)
     watched = start(tmp_path / "watched", "-m", "accumviz", "run", "--check", "--out", "a.ledger", *arguments)
@@ -244,7 +244,7 @@ def test_what_a_script_sets_before_it_imports_torch_counts(tmp_path: Path) -> No
     assert ran(tmp_path, "-m", "accumviz", "run", "late.py")[0] == 0
 
 
-UNDIVIDED = HEAD.replace(" / 2", "") + SCRIPTS["plain"]
+UNDIVIDED = LIGHT + HEAD.replace(" / 2", "") + SCRIPTS["plain"]
 
 
 def test_a_finding_fails_the_run_where_that_was_asked_for_and_nothing_else(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_exports_hold_every_event(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_rank_writes_a_file_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(HEAD + SCRIPTS["plain"])
+    (tmp_path / "train.py").write_text(LIGHT + HEAD + SCRIPTS["plain"])
     code, _, err = ran(tmp_path, "-m", "accumviz", "run", "train.py", RANK="1", WORLD_SIZE="2")
     assert code == 0
     assert "train.rank1.ledger" in err

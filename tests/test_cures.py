@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import accumviz as av
 from accumviz.checks.report import Finding, Report
+from tests.by_hand import windows
 
 
 def net(out: int = 5) -> nn.Sequential:
@@ -556,6 +557,86 @@ mistake(
     {"for p in": "if i % 4 == 3:\n            for p in", "        p.grad /= 4": "            p.grad /= 4"},
     {"p.grad /= 4": "p.grad.data.div_(4)"},
 )
+mistake(
+    "a gradient kept that told where to move the weights",
+    "ascent-gradient-kept",
+    """
+    def loop(model, optimizer):
+        for x, y in batches(*[2] * 8):
+            F.cross_entropy(model(x), y).backward()
+            moves = [0.05 * p.grad / p.grad.norm() for p in model.parameters()]
+            with torch.no_grad():
+                [p.add_(move) for p, move in zip(model.parameters(), moves)]
+            F.cross_entropy(model(x), y).backward()  # here
+            with torch.no_grad():
+                [p.sub_(move) for p, move in zip(model.parameters(), moves)]
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    {"    with torch.no_grad():\n            [p.add_": "    optimizer.zero_grad(); [p.data.add_"},
+    {"[p.add_(move)": "[p.copy_(p + move)"},
+)
+mistake(
+    "losses divided for windows that never come about",
+    "wrong-divisor",
+    """
+    def loop(model, optimizer, accumulate=4):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            loss = F.cross_entropy(model(x), y)
+            (loss / accumulate).backward()  # here
+            if (i + 1) % accumulate == 0:
+                model.eval().train()
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    {
+        "    optimizer.step()": "if (i + 1) % accumulate == 0: optimizer.step()",
+        "    optimizer.zero_grad()": "if (i + 1) % accumulate == 0: optimizer.zero_grad()",
+    },
+    {
+        "loss = F": "scaled = F",
+        "y)\n": "y)\n        scaled /= accumulate\n",
+        "(loss / accumulate)": "scaled",
+    },
+)
+mistake(
+    "a clip of several lines after the step",
+    "clip-on-the-wrong-side",
+    """
+    def loop(model, optimizer):
+        for x, y in batches(*[2] * 8):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            torch.nn.utils.clip_grad_norm_(  # here
+                model.parameters(),
+                # a comment of the user's
+                max_norm=0.01,
+            )
+            optimizer.zero_grad()
+    """,
+    {
+        "        optimizer.step()\n": "",
+        "        optimizer.zero_grad()": "        optimizer.step(); optimizer.zero_grad()",
+    },
+    {"optimizer.step()\n": "optimizer.step(\n                closure=None,\n            )\n"},
+)
+mistake(
+    "a clip alone in its block, after the step",
+    "clip-on-the-wrong-side",
+    """
+    def loop(model, optimizer):
+        for x, y in batches(*[2] * 8):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            with torch.no_grad():
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # here
+            optimizer.zero_grad()
+    """,
+    {
+        "        optimizer.step()\n": "",
+        "        optimizer.zero_grad()": "        optimizer.step(); optimizer.zero_grad()",
+    },
+)
 
 
 def changed(text: str, by: dict[str, str]) -> str:
@@ -588,25 +669,21 @@ def serious(report: Report) -> list[Finding]:
 
 
 def applied(cure: str, text: str) -> str:
-    """The text after a cure: its lines are written without the indentation of the line where they stand."""
-    lines = text.splitlines()
-    new: dict[int, list[str]] = {}
-    at, anchor = 0, ""
-    for row in cure.splitlines():
-        if row.startswith(("--- ", "+++ ")):
-            continue
-        if row.startswith("@@"):
-            at = int(row.split()[1].lstrip("-").split(",")[0])
-            anchor = lines[at - 1][: len(lines[at - 1]) - len(lines[at - 1].lstrip())]
-            continue
-        kept = new.setdefault(at, [])
-        if row.startswith("+"):
-            kept.append(anchor + row[1:])
-            continue
-        assert lines[at - 1].split("  #")[0].strip() == row[1:].split("  #")[0].strip(), (lines[at - 1], row)
-        if row.startswith(" "):
-            kept.append(lines[at - 1])
-    return "\n".join("\n".join(new.get(n, [line])) for n, line in enumerate(lines, 1)) + "\n"
+    """The text after a cure, which is a diff of it to the letter: its rows, their places, its hunks' order."""
+    lines, out, at = text.split("\n"), [], 0
+    head, *hunks = re.split(r"^@@ -(\S+) \+(\S+) @@\n", cure + "\n", flags=re.MULTILINE)
+    assert re.fullmatch(r"--- (.*)\n\+\+\+ \1\n", head), head
+    for old, new, rows in zip(hunks[::3], hunks[1::3], hunks[2::3], strict=True):
+        (start, many), (put, more) = ((*map(int, which.split(",")), 1)[:2] for which in (old, new))
+        body = rows.splitlines()
+        stands = [row[1:] for row in body if row[0] != "+"]
+        first = start - 1 if many else start
+        assert first >= at and lines[first : first + many] == stands, (lines[first : first + many], stands)
+        out += lines[at:first]
+        made = [row[1:] for row in body if row[0] != "-"]
+        assert (put, more) == (len(out) + bool(made), len(made)), (new, len(out), made)
+        out, at = out + made, first + many
+    return "\n".join(out + lines[at:])
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -624,6 +701,65 @@ def test_a_weight_that_may_be_a_part_of_another_is_a_note_at_most(
     text = MISTAKES["an undivided loss beside a divided one"].text
     report = judged(changed(text, {"0.3 *": f"float('{weight}') *"}), tmp_path)
     assert [finding.rule for finding in report.findings] == rules and report.healthy, report
+
+
+# One backward a step: what a loss is scaled by may be meant, and mostly is.
+ALONE = """
+def loop(model, optimizer, heads=4, smoothing=0.25, log_every=4):
+    running = 0.0
+    for i, (x, y) in enumerate(batches(*[8] * 8)):
+        out = model(x)
+        loss = F.cross_entropy(out, y)
+        LOSS.backward()
+        running += loss.item() / log_every
+        if i % log_every == 0:
+            running = 0.0
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *("loss", "(0.25 * loss)", "(loss * smoothing)", "(loss / 2)", "(loss / 4.5)"),
+        "F.cross_entropy(out, y, label_smoothing=smoothing)",
+        "(sum(F.cross_entropy(out.roll(k, 1), y) for k in range(heads)) / heads)",
+        "torch.stack([F.cross_entropy(out.roll(k, 1), y) for k in range(heads)]).mean()",
+        "(F.cross_entropy(out, y, reduction='sum') / len(y))",
+        "(F.cross_entropy(out, y, reduction='none').sum() / len(y))",
+        "(out.square().sum() / len(y))",
+        "(loss + out.square().mean() / 4)",
+        "((1 - smoothing) * loss + smoothing * out.square().mean())",
+    ],
+)
+def test_a_loss_that_is_scaled_where_each_step_has_one_of_them_is_silent(loss: str, tmp_path: Path) -> None:
+    report = judged(ALONE.replace("LOSS", loss), tmp_path)
+    assert report.healthy and report.findings == (), report
+
+
+@pytest.mark.parametrize("loss", ["(loss / 4)", "(loss / heads)", "(loss / (2 * heads))"])
+def test_a_loss_that_is_divided_by_a_count_where_each_step_has_one_of_them_is_a_note(loss: str, tmp_path: Path) -> None:
+    report = judged(ALONE.replace("LOSS", loss), tmp_path)
+    assert [finding.rule for finding in report.findings] == ["wrong-divisor"] and report.healthy, report
+
+
+def test_a_script_of_which_some_lines_were_kept_tells_what_it_counts_by() -> None:
+    play = windows(*[1] * 8, factor=0.25)
+    for row in play.rows:
+        if row["kind"] == "backward":
+            row["details"]["terms"][0] |= {"divisor": 4.0, "constants": [0.25]}
+    ledger = play.ledger
+    assert [finding.severity for finding in av.check(ledger).findings] == ["note"]
+    ledger.sources["train.py"] = """    return whole - 1
+
+for i in range(8):
+    loss = net(i) / K
+    loss.backward()
+    if i % K == K - 1:
+        print(i)
+"""
+    assert [finding.severity for finding in av.check(ledger).findings] == ["warning"]
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -650,7 +786,7 @@ def test_a_cure_that_is_written_cures(name: str, disguised: bool, tmp_path: Path
     after = applied(finding.cure, text)
     compile(after, "loop", "exec")
     assert after != text
-    if re.search(r"^\+#", finding.cure, re.MULTILINE):  # what is left to be done stands in words
+    if re.search(r"^\+ *#", finding.cure, re.MULTILINE):  # what is left to be done stands in words
         return
     after = re.sub(r"\bmicro_batches_in_this_window\b", "(4 if i < 8 else 2)", after)
     report = judged(after, tmp_path)
@@ -687,6 +823,7 @@ def test_the_cure_of_a_tail_makes_a_whole_window_of_it(many: int, how: str, scal
     (finding,) = serious(report)
     assert finding.rule == {"dropped": "tail-dropped", "carried": "leftover-carried"}[how]
     new = [row[1:] for row in finding.cure.splitlines() if row.startswith("+") and not row.startswith("+++")]
+    new = textwrap.dedent("\n".join(new)).split("\n")
     after = text.replace("# after", "\n        ".join(new)).replace("micro_batches_left", str(many % 4))
     report = judged(after, tmp_path, many)
     assert report.healthy and report.findings == (), (after, report)

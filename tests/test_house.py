@@ -35,13 +35,15 @@ FLOORS = {
                 "compare",
                 "comparison",
                 "cures",
+                "diffs",
+                "divisors",
                 "distance",
                 "evidence",
                 "mixing",
                 "networks",
                 "order",
             ),
-            *("precision", "ranks", "report", "weights", "windows", "world"),
+            *("precision", "ranks", "report", "scripts", "weights", "windows", "world"),
         )
     },
     "views": {

@@ -193,7 +193,7 @@ dist.destroy_process_group()
 def test_under_torchrun_each_rank_has_its_file_and_check_judges_them_as_one(
     how: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "train.py").write_text(RANKS)
+    (tmp_path / "train.py").write_text(LIGHT + RANKS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, *how, "run", "--check", "train.py"],

@@ -86,10 +86,19 @@ def test_a_page_carries_little_and_asks_for_nothing_more() -> None:
         assert path.read_text("utf-8").startswith("// Built from accumviz/views/js by `make scripts`")
 
 
-def test_the_module_has_one_export_the_view() -> None:
-    text = (scripts.BUILT / "accumviz.js").read_text("utf-8")
-    assert re.findall(r"export\s*\{[^}]*\}", text) == re.findall(r"export\s*\{\w+ as default\}", text)
-    assert len(re.findall(r"\bexport\b", text)) == 1
+@pytest.mark.parametrize(("name", "exports"), [("accumviz", 0), ("whole", 0), ("lab", 1), ("live", 1)])
+def test_a_module_has_one_export_the_view_where_a_notebook_loads_it(name: str, exports: int) -> None:
+    text = (scripts.BUILT / f"{name}.js").read_text("utf-8")
+    assert len(re.findall(r"export\s*\{\w+ as default\}", text)) == exports
+    assert len(re.findall(r"\bexport\b", text)) == exports
+
+
+def test_what_only_a_kernel_can_is_in_the_module_of_notebooks_and_not_in_that_of_pages() -> None:
+    page, notebook = ((scripts.BUILT / f"{name}.js").read_text("utf-8") for name in ("accumviz", "live"))
+    for word in ("The kernel is recording this run.", "another value", "save_changes", "change:told"):
+        assert word in notebook
+        assert word not in page
+    assert "data-accumviz-" not in notebook, "a widget is bare: no page is searched for players"
 
 
 def test_modules_are_small_and_lines_short() -> None:

@@ -10,6 +10,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
+from accumviz.views import words
 from accumviz.views.style import static
 
 # JSON payloads are data, and two equal ones may feed two players; only code and style may be shared.
@@ -19,7 +20,7 @@ ASSET = re.compile(
 )
 
 # Where a report says what to read: the chapter's file and the label of a section.
-READ = re.compile(r"(?<=class='av-said av-read'>)Read: (?P<page>(?P<number>\d\d)_\w+)#(?P<label>[\w-]+)")
+READ = re.compile(r"(?<=class='av-said av-read'>)Read: (?P<chapter>(?P<page>\d\d_\w+)#(?P<label>[\w-]+))")
 
 
 def link_reports(html: str, pathto: Callable[[str], str]) -> str:
@@ -32,9 +33,30 @@ def link_reports(html: str, pathto: Callable[[str], str]) -> str:
 
     def link(said: re.Match[str]) -> str:
         address = pathto(f"chapters/{said['page']}").rstrip("#")  # "#" on the page itself
-        return f"Read: <a href='{address}#{said['label']}'>chapter {int(said['number'])}</a>"
+        return f"Read: <a href='{address}#{said['label']}'>{words.reading(said['chapter'])[1]}</a>"
 
     return READ.sub(link, html)
+
+
+PRINTED = re.compile(
+    r'(<div class="output (?:text_plain|stream)[^>]*><div class="highlight"><pre)>(.*?)(?=</pre>)', re.DOTALL
+)
+COLUMNS = re.compile(r"^.*\S {2,}\S", re.MULTILINE)
+
+
+def keep_columns(html: str) -> str:
+    """Mark what was printed in columns: several lines, in one of which spaces stand in a row behind a word.
+
+    >>> made = '<div class="output stream x"><div class="highlight"><pre>{}</pre></div></div>'
+    >>> [keep_columns(made.format(text)).count("book-columns") for text in ("a  b\\nc  d", "a  b", "a b\\n  c d")]
+    [1, 0, 0]
+    """
+
+    def mark(found: re.Match[str]) -> str:
+        text = re.sub("<[^>]*>", "", found[2]).strip()
+        return f'{found[1]} class="book-columns">{found[2]}' if "\n" in text and COLUMNS.search(text) else found[0]
+
+    return PRINTED.sub(mark, html)
 
 
 def share_assets(html: str) -> str:
@@ -79,6 +101,7 @@ def one_module(html: str) -> str:
 
 
 def share_on_page(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    context["body"] = keep_columns(context.get("body", ""))
     if "accumviz" in context.get("body", ""):
         context["body"] = link_reports(one_module(share_assets(context["body"])), context["pathto"])
 

@@ -137,30 +137,26 @@ def _begin(choice: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _remark(ledger: Ledger, report: Report) -> str:
-    """What the shares show and is no mistake to `check`: the other player's loss in a step, or an own one lost.
+    """What the shares show and is no mistake to `check`: the other player's loss in a step.
 
-    For a leak it may have a note, which leaves a loop healthy: that the two are opponents is known here.
+    Of that it may have a note, which leaves a loop healthy: that the two are opponents is known here.
     """
     optimizers = ledger.meta["optimizers"]
     mistakes = [finding for finding in report.findings if finding.severity != "note"]
     named = {(finding.rule, optimizers[finding.optimizer]) for finding in mistakes if finding.optimizer is not None}
     steps_of = {window.step: window.optimizer for window in ledger.windows()}
     leaks: dict[tuple[str, str], set[int]] = {}
-    lost: dict[tuple[str, str], set[int]] = {}
     for row in ledger.shares():
         label, optimizer = ledger[row.backward].label, steps_of[row.step]
         if _OWN[label] != optimizer and row.share and ("gan-gradient-leak", optimizer) not in named:
             leaks.setdefault((label, optimizer), set()).add(row.step)
-        if _OWN[label] == optimizer and not row.share and ("zero-grad-inside-window", optimizer) not in named:
-            lost.setdefault((label, optimizer), set()).add(row.step)
-    told = [f"{label} weighs in {_steps(steps)} of {optimizer}" for (label, optimizer), steps in leaks.items()]
-    told += [
-        f"some of {label} is erased before {_steps(steps)} of {optimizer}" for (label, optimizer), steps in lost.items()
-    ]
-    if not told:
+    if not leaks:
         return ""
-    why = " A ledger does not say that two optimizers belong to opponents." if leaks else ""
-    return f"The shares show what `check` counts as no mistake: {', and '.join(told)}.{why}"
+    told = ", and ".join(f"{label} weighs in {_steps(steps)} of {owner}" for (label, owner), steps in leaks.items())
+    return (
+        f"The shares show what `check` counts as no mistake: {told}. A ledger does not say that two optimizers belong "
+        "to opponents."
+    )
 
 
 def _steps(steps: set[int]) -> str:

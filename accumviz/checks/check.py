@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks import mixing, networks, order, precision, ranks, weights, windows, world
+from accumviz.checks import divisors, mixing, networks, order, precision, ranks, weights, windows, world
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger import Ledger, Recorded, recorded
@@ -57,22 +57,29 @@ RULES = (
     Rule(
         "zero-grad-inside-window",
         windows.zero_grad_inside_window,
-        ("tail-dropped", "partial-window-underscaled", "token-mean-of-means", "window-collapses-at-end"),
+        (
+            "tail-dropped",
+            "partial-window-underscaled",
+            "token-mean-of-means",
+            "window-collapses-at-end",
+            "wrong-divisor",
+        ),
     ),
     Rule("backward-after-unscale", precision.backward_after_unscale, ("clip-per-micro-batch", "clip-scaled-grads")),
     Rule("bypass-scaler-step", precision.bypass_scaler_step, ("clip-scaled-grads",)),
     Rule("clip-scaled-grads", precision.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule("clip-per-micro-batch", order.clip_per_micro_batch),
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),
-    Rule("gan-gradient-leak", networks.gan_gradient_leak, ("tail-dropped",)),
+    Rule("gan-gradient-leak", networks.gan_gradient_leak, ("tail-dropped", "leftover-carried", "loss-not-divided")),
     Rule("window-collapses-at-end", windows.window_collapses_at_end, ("partial-window-underscaled",)),
     Rule("leftover-carried", weights.leftover_carried, ("tail-dropped",), _SHARES),
-    Rule("double-division", weights.double_division, ("partial-window-underscaled",), _SHARES),
-    Rule("wrong-divisor", weights.wrong_divisor, needs=_SHARES),
+    Rule("double-division", divisors.double_division, ("partial-window-underscaled",), _SHARES),
+    Rule("wrong-divisor", divisors.wrong_divisor, needs=_SHARES),
     Rule("partial-window-underscaled", weights.partial_window_underscaled, ("tail-dropped",), _SHARES),
     Rule("tail-dropped", windows.tail_dropped),
     Rule("token-mean-of-means", weights.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
-    Rule("loss-not-divided", weights.loss_not_divided, needs=_SHARES),
+    Rule("ascent-gradient-kept", windows.ascent_gradient_kept, ("loss-not-divided",), _SHARES),
+    Rule("loss-not-divided", divisors.loss_not_divided, needs=_SHARES),
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch, ("scheduler-on-skipped-step",)),
     Rule("scheduler-on-skipped-step", precision.scheduler_on_skipped_step),
     Rule(

@@ -1,4 +1,4 @@
-"""Cures: small unified diffs of the user's own lines; empty where a line is not known, or says more than one thing."""
+"""Cures: small diffs of the user's own lines, one row a line; empty where none is known, or it says several things."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def added(after: Event, *lines: str) -> str:
     name = after.file or "your code"
     inside = "\n".join(f"+{line}" for line in lines)
     return f"--- {name}\n+++ {name}\n@@ -{after.line} +{after.line},{len(lines) + 1} @@\n {after.source}\n{inside}"
+
+
+def inserted(before: Event, line: str) -> str:
+    """The cure that adds a line above this one."""
+    if not before.source:
+        return ""
+    name = before.file or "your code"
+    return f"--- {name}\n+++ {name}\n@@ -{before.line} +{before.line},2 @@\n+{line}\n {before.source}"
 
 
 def removed(event: Event) -> str:

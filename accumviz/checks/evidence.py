@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from accumviz.checks.diffs import placed
 from accumviz.checks.report import CHAPTERS, Finding
+from accumviz.checks.scripts import Scripts
 from accumviz.events import CHANGED, CONTRIBUTED
 from accumviz.gains import SAME, number
 from accumviz.ledger import Ledger
@@ -57,12 +58,17 @@ class Part(NamedTuple):
     again: bool
     lost: int
 
+    @property
+    def even(self) -> bool:
+        """Whether all of it could be read, and has one constant."""
+        return self.read and self.mean and not self.again and self.least > 0 and bool(near(self.least, self.most))
+
 
 class Loop:
     """One optimizer's life: its parameters, its steps, and which backwards reached it.
 
     `windows` maps each step to the backwards it consumed. `lost` maps each backward of which no
-    optimizer used anything to the event that erased the last of it.
+    optimizer used anything to the event that erased the last of it here.
     """
 
     def __init__(self, case: Case, optimizer: int) -> None:
@@ -98,10 +104,10 @@ class Loop:
 
     @cached_property
     def lost(self) -> dict[int, int]:
-        """The backwards that nobody used, and what erased them; not those that a skipped step had read."""
+        """The backwards that nobody used, and what erased them here; not those that a skipped step had read."""
         case, found = self.case, {}
         for b in self.backwards[case.wasted[self.backwards]].tolist():
-            end = int(case.ledger.fates.erased[b].max())
+            end = int(case.ledger.fates.erased[b, self.columns].max())
             tried = np.searchsorted(self.skipped, end) > np.searchsorted(self.skipped, b)
             if not tried and case.finite(b):
                 found[b] = end
@@ -267,14 +273,9 @@ class Case:
         return [abs(one) for one in found if abs(one) != 1]
 
     @cached_property
-    def written(self) -> set[float]:
-        """The numbers that stand in the lines that were kept of the scripts."""
-        found: set[float] = set()
-        for text in self.ledger.sources.values():
-            with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-                values = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
-                found |= {number(value) for value in values if not isinstance(value, int) or abs(value) < 1 << 53}
-        return found
+    def scripts(self) -> Scripts:
+        """What was kept of the scripts."""
+        return Scripts(self.ledger.sources)
 
     @cached_property
     def objectives(self) -> dict[tuple[int, int], list[Part]]:
@@ -286,12 +287,41 @@ class Case:
         return found
 
     @cached_property
+    def shortened(self) -> dict[tuple[int, int], list[tuple[Part, list[float]]]]:
+        """The windows of objectives of which `.grad` was changed by hand after each backward, in each of them.
+
+        With each, how many times less was left after it of every backward than of the next one.
+        """
+        every = {key: self._shortened(parts) for key, parts in self.objectives.items()}
+        return {key: found for key, found in every.items() if found}
+
+    def _shortened(self, parts: list[Part]) -> list[tuple[Part, list[float]]]:
+        found = []
+        for part in parts:
+            if part.many < 2:
+                continue
+            if not part.read or part.again or near(part.least, part.most):
+                return []
+            rows = self.shares.of(part.step)
+            left = rows.by_hand[(rows.objective == part.objective) & ~rows.erased].tolist()
+            ratios = [later / early if early else 0.0 for early, later in pairwise(left)]
+            if not all(1 - SAME <= ratio < math.inf for ratio in ratios):
+                return []
+            found.append((part, ratios))
+        return found
+
+    @cached_property
     def parts_of(self) -> dict[int, list[Part]]:
         """The parts of each step."""
         found: dict[int, list[Part]] = {}
         for part in self.parts:
             found.setdefault(part.step, []).append(part)
         return found
+
+    @cached_property
+    def moved(self) -> np.ndarray:
+        """For each event, whether it is a backward before which the first parameter's weights were moved by hand."""
+        return self.events.detail("moved", default=False)
 
     @cached_property
     def armed(self) -> list[bool | None]:
@@ -385,7 +415,7 @@ class Case:
             severity,
             evidence=dict(evidence),
             cause=cause,
-            cure=cure,
+            cure=placed(cure, self.ledger.sources),
             chapter=CHAPTERS[rule],
             times=times,
             optimizer=optimizer,

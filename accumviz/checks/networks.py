@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.cures import added, replaced
-from accumviz.checks.evidence import Case, Loop
+from accumviz.checks.cures import added, inserted, replaced
+from accumviz.checks.evidence import Case, Loop, near
 from accumviz.checks.report import Finding
 from accumviz.events import CONTRIBUTED, PRESENT
 from accumviz.lifecycle import steps_of
@@ -138,23 +138,23 @@ def _leaks(case: Case) -> Iterator[Finding]:
         for other in case.loops:
             if other is own or other.rank != own.rank or set(other.columns) & set(own.columns):
                 continue
+            turns = _in_turns(case, own, other)
             for b, late in first[own.optimizer].items():
                 early = first[other.optimizer].get(b)
                 if early is None or early >= late:
                     continue
                 between = own.backwards[(own.backwards > early) & (own.backwards < late)]
                 # Steps at different paces share one loss: that leaks nothing.
-                if between.size and (case.sites[between] != case.sites[b]).all():
+                if between.size and (turns or (case.sites[between] != case.sites[b]).all()):
                     found.append((b, early, late))
         if not found:
             continue
-        b, early, late = found[0]
+        b, early, late = min(found)
         between = own.backwards[(own.backwards > early) & (own.backwards < late)]
-        event, step = case.ledger[b], case.ledger[late]
+        event, step, at = case.ledger[b], case.ledger[late], case.ledger[int(between[0])]
         optimizer = re.search(r"([\w.\[\]]+)\.step\(", step.source)
         name = optimizer[1] if optimizer else own.name
-        at = case.ledger[int(between[0])]
-        file = at.file or "your code"
+        same = case.sites[b] == case.sites[between[0]]
         yield case.finding(
             "gan-gradient-leak",
             "error",
@@ -168,16 +168,29 @@ def _leaks(case: Case) -> Iterator[Finding]:
             },
             cause=(
                 f"{event.label or 'The loss'} also reached the parameters of {own.name}, and its contribution was "
-                "still there when that one stepped for a loss of its own."
+                f"still there when that one stepped {'in its own turn' if same else 'for a loss of its own'}."
             ),
-            cure=(
-                f"--- {file}\n+++ {file}\n@@ -{at.line} +{at.line},2 @@\n+{name}.zero_grad()\n {at.source}"
-                if at.source
-                else ""
-            ),
+            # Of one line that both take in turns, nobody can say whose turn it is.
+            cure="" if same else inserted(at, f"{name}.zero_grad()"),
             times=len(found),
             optimizer=own.optimizer,
         )
+
+
+def _in_turns(case: Case, own: Loop, other: Loop) -> bool:
+    """Whether each of two steps in the windows of the other one, of which none is whole: one loss, trained in turns.
+
+    Who steps at a pace of his own has windows of that length, and divides by it.
+    """
+    for one, between in ((own, other), (other, own)):
+        # Before the other's first step there is nothing of its turns.
+        windows = {step: b for step, b in one.windows.items() if len(b) > 1 and b[-1] > between.steps.min(initial=step)}
+        if len(windows) < 2 or not all(one.within(between.steps, b[0], b[-1]).size for b in windows.values()):
+            return False
+        parts = [part for step in windows for part in case.parts_of.get(step, ()) if part.many > 1]
+        if any(near(part.total, 1.0) or not part.read for part in parts):
+            return False
+    return True
 
 
 def _first_reads(loop: Loop) -> dict[int, int]:

@@ -43,15 +43,14 @@ def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
             times=len(found),
             optimizer=loop.optimizer,
         )
-    for parts in case.objectives.values():
-        yield from _shortened_by_hand(case, parts)
+    for windows in case.shortened.values():
+        yield from _shortened_by_hand(case, windows)
 
 
-def _shortened_by_hand(case: Case, parts: list[Part]) -> Iterator[Finding]:
+def _shortened_by_hand(case: Case, found: list[tuple[Part, list[float]]]) -> Iterator[Finding]:
     """Likewise, by code of the user's own: by another factor each time, so that it is no decay that is meant."""
-    found = shortened(case, parts)
     ratios = [ratio for _, own in found for ratio in own]
-    if not ratios or max(ratios) < 1 + SAME_IN_HALF or near(min(ratios), max(ratios), SAME_IN_HALF):
+    if max(ratios) < 1 + SAME_IN_HALF or near(min(ratios), max(ratios), SAME_IN_HALF):
         return
     part, _ = next((part, own) for part, own in found if max(own) > 1 + SAME)
     yield case.of_part(
@@ -65,26 +64,6 @@ def _shortened_by_hand(case: Case, parts: list[Part]) -> Iterator[Finding]:
         ),
         times=len(found),
     )
-
-
-def shortened(case: Case, parts: list[Part]) -> list[tuple[Part, list[float]]]:
-    """The windows in which `.grad` was changed by hand after each backward: how many times less was left of each.
-
-    Empty unless that is so in all of them.
-    """
-    found = []
-    for part in parts:
-        if part.many < 2:
-            continue
-        if not part.read or part.again or near(part.least, part.most):
-            return []
-        rows = case.shares.of(part.step)
-        left = rows.by_hand[(rows.objective == part.objective) & ~rows.erased].tolist()
-        ratios = [later / early if early else 0.0 for early, later in pairwise(left)]
-        if not all(1 - SAME <= ratio < math.inf for ratio in ratios):
-            return []
-        found.append((part, ratios))
-    return found
 
 
 def clip_on_the_wrong_side(case: Case) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.cures import before
+from accumviz.checks.cures import before, inserted, replaced
 from accumviz.checks.evidence import Case, Loop, reduces
 from accumviz.checks.report import Finding
 from accumviz.events import CONTRIBUTED
@@ -41,9 +41,7 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
         scale = float(case.events.detail("amp_scale", 1.0)[scaled[scaled < clip][-1]])
         step_line = case.ledger[step] if step >= 0 else None
         found_line = re.search(r"([\w.]+)\.step\(\s*([\w.]+)", step_line.source) if step_line else None
-        name = event.file or "your code"
         line = f"{found_line[1]}.unscale_({found_line[2]})" if found_line else "scaler.unscale_(optimizer)"
-        cure = f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line},2 @@\n+{line}\n {event.source}"
         yield case.finding(
             "clip-scaled-grads",
             "error",
@@ -58,7 +56,7 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
                 f"The clip sees gradients that are still multiplied by {scale:g}; after the division, next to nothing "
                 "is left."
             ),
-            cure=cure if event.source else "",
+            cure=inserted(event, line),
             times=len(found),
             optimizer=loop.optimizer,
         )
@@ -102,13 +100,14 @@ def bypass_scaler_step(case: Case) -> Iterator[Finding]:
     unscales = case.at("unscale")
     for loop in case.loops:
         scaled = _scaled(case, loop)
-        if not scaled.size or case.settings(loop.optimizer).get("fused"):
+        if not scaled.size:
             continue
         found = []
         for step, backwards in loop.windows.items():
-            source = case.ledger[step].source
-            # `scaler.step(optimizer)`: an optimizer that is handed over may do the division itself.
-            if not backwards or not source or re.search(r"\.step\(\s*[A-Za-z_]", source):
+            event = case.ledger[step]
+            # `scaler.step(optimizer)`: an optimizer that is handed over may do the division itself. A fused one did.
+            handed = re.search(r"\.step\(\s*[A-Za-z_]", event.source)
+            if not backwards or not event.source or handed or "amp_scale" in event.details:
                 continue
             if any(loop.changed_by(e) for e in loop.within(unscales, backwards[0], step).tolist()):
                 continue
@@ -119,7 +118,6 @@ def bypass_scaler_step(case: Case) -> Iterator[Finding]:
         step, b = found[0]
         event = case.ledger[step]
         scale = number(case.ledger[b].details.get("amp_scale"))
-        name = event.file or "your code"
         own = re.sub(r"([A-Za-z_][\w.\[\]]*)\.step\(\s*\)", r"scaler.step(\1)", event.source, count=1)
         yield case.finding(
             "bypass-scaler-step",
@@ -128,10 +126,7 @@ def bypass_scaler_step(case: Case) -> Iterator[Finding]:
             step=step,
             evidence={"scale": scale, "steps": len(found)},
             cause=f"The optimizer steps by itself, on gradients that are still {scale:g} times too large.",
-            cure=(
-                f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line},2 @@\n"
-                f"-{event.source}\n+{own}\n+scaler.update()"
-            ),
+            cure=replaced(event, own, "scaler.update()"),
             times=len(found),
             optimizer=loop.optimizer,
         )
@@ -156,7 +151,6 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Finding]:
             continue
         at, skip = found[0]
         event = case.ledger[at]
-        name = event.file or "your code"
         yield case.finding(
             "scheduler-on-skipped-step",
             "warning",
@@ -164,12 +158,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Finding]:
             step=skip,
             evidence={"skipped steps, at events": [skip for _, skip in found]},
             cause="The scaler skipped the step, and the scheduler went on: rates and weights drift apart.",
-            cure=(
-                f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line},2 @@\n-{event.source}\n"
-                f"+if scaler.get_scale() >= scale_before_update:\n+    {event.source}"
-                if event.source
-                else ""
-            ),
+            cure=replaced(event, "if scaler.get_scale() >= scale_before_update:", f"    {event.source}"),
             times=len(found),
             optimizer=loop.optimizer,
         )

@@ -141,6 +141,15 @@ def _wholes(case: Case) -> list[int]:
     return [p for p, parameter in enumerate(case.ledger.parameters) if parameter.unsharded_of]
 
 
+def _is_added_to(case: Case, zero: int, p: int) -> bool:
+    """Whether what is there after this zeroing is still there at the next contribution.
+
+    FSDP1 with `use_orig_params` erases its sum in the forward that follows.
+    """
+    after = np.flatnonzero(case.contributed[zero:, p] & case.backward[zero:])
+    return len(after) > 0 and bool((case.ledger.state[zero : zero + after[0], p] & PRESENT).all())
+
+
 def fsdp2_zero_keeps_unsharded(case: Case) -> Iterator[Finding]:
     """A zeroing that does not reach the sum that FSDP2 keeps elsewhere."""
     wholes = _wholes(case)
@@ -148,7 +157,7 @@ def fsdp2_zero_keeps_unsharded(case: Case) -> Iterator[Finding]:
     for zero in case.at("zero_grad").tolist() if wholes else ():
         event = case.ledger[zero]
         mine = [p for p in wholes if event.rank in (None, case.ledger.parameters[p].rank)]
-        stay = [p for p in mine if zero and (case.ledger.state[zero, p] & case.ledger.state[zero - 1, p] & PRESENT)]
+        stay = [p for p in mine if zero and case.ledger.state[zero - 1, p] & PRESENT and _is_added_to(case, zero, p)]
         if stay:
             found.append((zero, stay))
     if not found:

@@ -28,6 +28,7 @@ CHAPTERS = {
     "scheduler-per-micro-batch": "04_recipe#sec-scheduler",
     "ddp-unsynced-step": "08_ddp#sec-forward",
     "graph-retained": "11_museum#museum-graph-retained",
+    "ascent-gradient-kept": "02_zero_grad#sec-none",
     "zero-before-step": "02_zero_grad#sec-none",
     "double-division": "04_recipe#sec-divide",
     "wrong-divisor": "04_recipe#sec-divide",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from accumviz.checks.cures import added, flushed, moved, zeroing
+from accumviz.checks.cures import added, flushed, inserted, moved, zeroing
 from accumviz.checks.evidence import Case, Loop, Part, near
 from accumviz.checks.report import Finding
 from accumviz.gains import number
@@ -55,6 +55,8 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
     by_step: dict[int, list[tuple[int, int]]] = {}
     for b, end in (*loop.lost.items(), *_apart(case, loop)):
         at = int(steps.searchsorted(b))
+        if _moved_by(case, loop, b, end):
+            continue
         if at < steps.size and end < steps[at] and case.ledger[end].kind in ("zero_grad", "edit"):
             by_step.setdefault(int(steps[at]), []).append((b, end))
     for step, lost in by_step.items():
@@ -77,6 +79,12 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
             tail = whole and len(alike) < len(kept) and len({end for _, end in alike}) == 1
             (tails if tail else inside).extend((b, end, step) for b, end in alike)
     return inside, tails
+
+
+def _moved_by(case: Case, loop: Loop, backward: int, erased: int) -> bool:
+    """Whether the weights were moved by hand before the next backward, so that this one has told where to (SAM)."""
+    later = loop.backwards[loop.backwards.searchsorted(erased) :]
+    return bool(later.size and case.moved[later[0]] and not case.moved[backward] and 0 in loop.columns)
 
 
 def _apart(case: Case, loop: Loop) -> Iterator[tuple[int, int]]:
@@ -173,6 +181,56 @@ def missing_zero_grad(case: Case) -> Iterator[Finding]:
             times=len(twice),
             optimizer=loop.optimizer,
         )
+
+
+def ascent_gradient_kept(case: Case) -> Iterator[Finding]:
+    """Two backwards between which the weights were moved by hand, as SAM does, and the step takes both.
+
+    Of each undivided, in every window. Where a half of each is taken, somebody means both.
+    """
+    for loop in case.loops:
+        windows = [(step, backwards) for step, backwards in loop.windows.items() if backwards]
+        # It is the first parameter's weights that were looked at.
+        if (
+            len(windows) < 2
+            or 0 not in loop.columns
+            or not all(
+                len(b) == 2 and not case.moved[b[0]] and case.moved[b[1]] and case.contributed[b, 0].all()
+                for _, b in windows
+            )
+        ):
+            continue
+        if not all(_alike(_parts_of(case, loop, step)) for step, _ in windows):
+            continue
+        step, (first, second) = windows[0]
+        at, end = case.ledger[second], case.ledger[step]
+        apart = (at.file, at.line) != (case.ledger[first].file, case.ledger[first].line)
+        yield case.finding(
+            "ascent-gradient-kept",
+            "warning",
+            second,
+            step=step,
+            evidence={"backwards": [first, second], "windows": len(windows)},
+            cause=(
+                f"Between backwards {first} and {second} the weights were moved by hand, and the step takes both "
+                "gradients: the first one, which told where to move them, is still in `.grad`."
+            ),
+            # What steps in a method of its own has another name here.
+            cure=inserted(at, zeroing(end)) if apart and ("self." in at.source or "self." not in end.source) else "",
+            times=len(windows),
+            optimizer=loop.optimizer,
+        )
+
+
+def _alike(parts: list[Part]) -> bool:
+    """Whether what a step consumed are the same losses twice, and no parts of a mean."""
+    weights: dict[int, list[float]] = {}
+    for part in parts:
+        for b, weight in zip(part.backwards, part.weights, strict=True):
+            weights.setdefault(b, []).append(weight)
+    first, *others = (sorted(own) for own in weights.values())
+    same = all(len(own) == len(first) and bool(near(own, first).all()) for own in others)
+    return same and all(part.read and part.mean for part in parts) and bool(near(max(first), 1.0))
 
 
 def window_collapses_at_end(case: Case) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
@@ -49,14 +50,9 @@ class CallSite:
 
 
 class _Place:
-    """A place in the user's code, and the line for each way on which it was reached: from where, from where, ...
-
-    The last way is looked at first: a loop comes again and again by the same one. It and its line are
-    replaced as one: another thread may come by another.
-    """
+    """A place in the user's code, and the line for each way on which it was reached: from where, from where, ..."""
 
     def __init__(self) -> None:
-        self.last: tuple[tuple[tuple[CodeType, int], ...], CallSite] | None = None
         self.here: CallSite | None = None  # without the way
         self.sites: dict[tuple[tuple[CodeType, int], ...], CallSite] = {}
 
@@ -66,6 +62,9 @@ class CallSites:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Place] = {}
+        # By the frame in which a search began, the way that it took the last time and what it found: a loop comes again
+        # and again by the same one. Both are replaced as one: another thread may come by another.
+        self._chains: dict[int, tuple[tuple[tuple[CodeType, int], ...], CallSite]] = {}
         self._mine: dict[int, int] = {}
         self._packages: dict[int, str] = {}  # by a library's code, its file
         # A code object's id may be reused once it is gone: hold those that were met.
@@ -73,33 +72,34 @@ class CallSites:
 
     def find(self, frame: FrameType | None) -> CallSite:
         """The nearest frame that belongs to the user, not to torch, accumviz or another library."""
-        known, distances = self._known, self._mine
-        first = frame
+        if frame is None:
+            return CallSite()
+        chain = self._chains.get(id(frame.f_code) + frame.f_lasti)
+        if chain is not None:
+            outer: FrameType | None = frame
+            for code, at in chain[0]:
+                if outer is None or outer.f_code is not code or outer.f_lasti != at:
+                    break
+                outer = outer.f_back
+            else:
+                return chain[1]
+        return self._search(frame)
+
+    def _search(self, first: FrameType) -> CallSite:
+        """Likewise, of a call that did not come by the same way as the last one from there."""
+        frame: FrameType | None = first
         fallback: FrameType | None = None
         below: FrameType | None = None
         while frame is not None:
-            code = frame.f_code
-            distance = distances.get(id(code))
-            if distance is None:
-                distance = self._distance(frame)
+            distance = self._distance(frame)
             if distance == 0:
-                place = known.get((id(code), frame.f_lasti))
-                last = None if place is None else place.last
-                if last is not None and fallback is None:
-                    outer = frame.f_back
-                    for caller, at in last[0]:
-                        if outer is None or outer.f_code is not caller or outer.f_lasti != at:
-                            break
-                        outer = outer.f_back
-                    else:
-                        return last[1]
                 return self._find(first, frame, below)
             if distance == 1 and fallback is None:
                 fallback = frame
             below, frame = frame, frame.f_back
         return _describe(fallback, None) if fallback is not None else CallSite()
 
-    def _find(self, first: FrameType | None, frame: FrameType, below: FrameType | None) -> CallSite:
+    def _find(self, first: FrameType, frame: FrameType, below: FrameType | None) -> CallSite:
         """The line of a frame that is the user's, with those from which it was called; and through which library."""
         users, way = self._way(frame)
         through = self._through(first, frame)
@@ -114,8 +114,9 @@ class CallSites:
             here = place.here = place.here or _describe(frame, below)
             frames = ((here.file, here.line, here.source), *map(_line, users))
             site = place.sites[key] = replace(here, frames=frames, via=_via(through))
-        # What came through a library is looked up each time: the same line may reach us by several of its ways.
-        place.last = None if through else (way, site)
+        if len(self._chains) > _MOST:
+            self._chains.clear()
+        self._chains[id(first.f_code) + first.f_lasti] = (*_between(first, frame), *way), site
         return site
 
     def _way(self, frame: FrameType) -> tuple[list[FrameType], tuple[tuple[CodeType, int], ...]]:
@@ -169,6 +170,7 @@ class CallSites:
             self._mine.clear()
             self._packages.clear()
             self._known.clear()
+            self._chains.clear()
         self._codes.append(code)
         path = os.path.normcase(os.path.abspath(code.co_filename))
         name = frame.f_globals.get("__name__", "")
@@ -178,6 +180,14 @@ class CallSites:
             known = int(path.startswith(_LIBRARIES) or code.co_filename.startswith("<frozen"))
         self._mine[id(code)] = known
         return known
+
+
+def _between(first: FrameType, last: FrameType) -> Iterator[tuple[CodeType, int]]:
+    """The places from one frame out to another."""
+    frame: FrameType | None = first
+    while frame is not None:
+        yield frame.f_code, frame.f_lasti
+        frame = None if frame is last else frame.f_back
 
 
 def _package(path: str) -> str:

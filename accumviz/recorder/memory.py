@@ -19,6 +19,7 @@ _CUSTOM = ("_raw_saved_tensors",)
 _CHECKPOINT = "torch.utils.checkpoint"
 # Older versions of PyTorch show what was saved only by unpacking it, which may run someone's hook.
 READABLE = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+_TENSOR = torch.Tensor
 _ACCUMULATE = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
@@ -54,7 +55,7 @@ def raw_saved(node: Any) -> list[tuple[str, Any]]:
 def held(raw: Any) -> torch.Tensor | None:
     """Return the tensor a SavedTensor really holds, None when it was freed or packed into something else."""
     data = raw.data if READABLE and raw is not None else None
-    if isinstance(data, torch.Tensor):
+    if type(data) is _TENSOR or isinstance(data, torch.Tensor):
         return data
     if isinstance(data, tuple):  # save_on_cpu packs (device, copy)
         return next((part for part in data if isinstance(part, torch.Tensor)), None)

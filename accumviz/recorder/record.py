@@ -54,7 +54,8 @@ def record(
     to a temporary file, and from there with the recording. A forked process writes to neither.
 
     A file holds the names, shapes, dtypes and devices of the parameters, the events with their
-    numbers (no other values of weights, gradients or data), the names and settings of the optimizers,
+    numbers (of tensors of at most `exact` elements all gradients and weights, which can give away
+    data; of larger ones norms, and what `sketch` asks for), the names and settings of the optimizers,
     the names of schedulers and of what `backward` was called on, the texts of errors that ended a
     `backward` or the recording, the versions of torch and accumviz, and of the source files, under
     their paths below the working folder, the lines that events stand on, those that called them, and

@@ -88,6 +88,7 @@ class Recording:
         # Whether this step's `.grad` is compared with what the last row says of it; and whether it ever differed.
         self._closely, self._unseen, self._stepped = True, False, 0
         self._told: Row | None = None
+        self._stood = -1  # the version of the first leaf's weights, as last seen
         self._failure, self._failures = "", len(patches.failures)
         self._notes: list[str] = []
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
@@ -169,6 +170,7 @@ class Recording:
     def _open(self) -> None:
         self._rows.start = perf_counter()
         self._leaves.update()
+        self._look_at_weights()
         devices = self._leaves.devices()
         self._leaves.wire.open(devices)
         self._contributions.on_devices(devices)
@@ -315,6 +317,9 @@ class Recording:
             self._sites.find(frame), perf_counter() - self._rows.start, within, bytes(leaves.present), thread
         )
         describe_root(running, args, kwargs)
+        if leaves.tensors and leaves.tensors[0]._version != self._stood:
+            self._stood = leaves.tensors[0]._version
+            running.details["moved"] = True  # by a hand: after a step we look again
         if self._sketches is not None:
             self._sketches.describe(running, running.nodes, leaves.wire)
         if running.late:
@@ -497,6 +502,7 @@ class Recording:
     def _step(self, index: int, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
         name = self._optimizers.names[index]
         details["optimizer"], details["optimizer_index"] = name, index
+        self._look_at_weights()
         plain = _rates(optimizer, details)
         # A fused optimizer is called even when the scaler found inf; it then changes nothing.
         found = getattr(optimizer, "found_inf", None)
@@ -505,7 +511,9 @@ class Recording:
         self._stepped += 1
         self._closely = self._unseen or self._stepped < _CLOSELY or not self._stepped % _SELDOM
         changed = self._contributions.changed(optimizer)
-        if getattr(optimizer, "grad_scale", None) is not None:  # unscaled inside the kernel, unseen by versions
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None:  # unscaled inside the kernel, unseen by versions
+            plain, details["amp_scale"] = False, scale
             changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
         self._emit("step", self._site(frame), name, details, changed, plain=plain)
 
@@ -572,6 +580,9 @@ class Recording:
         self._rows.finish(row)
         if self._rows.lost:
             self._tell_lost()
+
+    def _look_at_weights(self) -> None:
+        self._stood = self._leaves.tensors[0]._version if self._leaves.tensors else -1
 
     def _changed_unseen(self) -> bool:
         """Whether a `.grad` was changed through `.data`, which counts no version: whoever does, does it each time."""

@@ -12,6 +12,10 @@ from collections.abc import Iterable, Iterator
 _AROUND, _LONGEST = 3, 200
 # Before Python 3.12, two threads that parse at once may both be told that the parser is broken.
 _parsing = threading.Lock()
+# The text that was parsed last, and its syntax: each line of a script that an event stands on asks for it anew.
+_last: tuple[str | None, ast.Module | None] = None, None
+# Of a longer text, the syntax takes too much memory to be kept.
+_KEPT = 100_000
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -36,14 +40,23 @@ def needed(text: str, lines: Iterable[int]) -> str:
 
 
 def parsed(text: str) -> ast.Module | None:
-    """The text's syntax; None where it has none."""
+    """The text's syntax, which nobody may change; None where it has none."""
+    global _last  # noqa: PLW0603 - one for the process, as the lock is
+    with _parsing:
+        known, tree = _last
+        if known != text:
+            tree = _parse(text)
+            _last = (text, tree) if len(text) <= _KEPT else (None, None)
+        return tree
+
+
+def _parse(text: str) -> ast.Module | None:
     try:
-        with _parsing:
-            if "\\" not in text:
-                return ast.parse(text)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # whoever wrote "\\d" has been told when it was run
-                return ast.parse(text)
+        if "\\" not in text:
+            return ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whoever wrote "\\d" has been told when it was run
+            return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
         return None
 

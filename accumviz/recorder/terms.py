@@ -322,7 +322,10 @@ def _cross_entropy(node: Any) -> _Read:
 def _in_batch(node: Any) -> bool:
     """Whether its classes are the samples of the batch themselves: products of each with each, and one is the right."""
     given = held(node._raw_saved_self)
-    if given is None or type(given) not in PLAIN or given.dim() != 2 or not 1 < given.shape[0] == given.shape[1]:
+    if given is None or type(given) not in PLAIN:
+        return False
+    shape = given.shape
+    if len(shape) != 2 or not 1 < shape[0] == shape[1]:
         return False
     at = node.next_functions[0][0]
     for _ in range(_SCALINGS):

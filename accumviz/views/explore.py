@@ -142,8 +142,8 @@ class Explorer(Displayed):
 
         Raises `ImportError` when anywidget is not installed.
         """
-        css, script = assets()
-        shown = widget(script, css + style.static("explore.css"), "explorer", encode(*self.content), live=True)
+        css = assets()[0] + style.static("explore.css")
+        shown = widget(style.static("live.js"), css, "explorer", encode(*self.content))
 
         def record(change: Any) -> None:
             asked = change["new"]["choice"]

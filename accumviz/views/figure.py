@@ -46,6 +46,9 @@ _CSS = """
   :root:not([data-theme]) :not([data-jp-theme-light]) > .accumviz { --av-live: 0.64; } }
 .accumviz .av-scroll { overflow-x: auto; max-width: 100%; }
 .accumviz .av-figure { display: block; height: auto; max-width: 100%; }
+.accumviz .av-narrow { display: none; }
+.accumviz .av-narrow .av-figure { max-width: 100%; }
+@media (max-width: 30rem) { .accumviz .av-wide { display: none; } .accumviz .av-narrow { display: block; } }
 .accumviz details.av-words { font-size: 0.8125rem; color: var(--av-muted); margin-top: 0.25rem; }
 .accumviz details.av-words summary { cursor: pointer; width: max-content; }
 .accumviz details.av-words li { overflow-wrap: anywhere; }
@@ -57,13 +60,14 @@ _shown = itertools.count()
 class ThemedFigure(Figure):
     """An ordinary matplotlib figure that notebooks show as inline SVG in the page's colours.
 
-    `words` is its text alternative: sentences, the first of which says what is seen.
+    `words` is its text alternative: sentences, the first of which says what is seen. `narrow` is the same for a phone.
     """
 
     words: list[str]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.narrow: ThemedFigure | None = None
         engine = self.get_layout_engine()
         if isinstance(engine, ConstrainedLayoutEngine):
             # The last number below one panel stands beside the first below the next.
@@ -109,9 +113,12 @@ class ThemedFigure(Figure):
     def to_html(self) -> str:
         """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
+        drawn = self.to_svg()
+        if self.narrow:
+            drawn = f'<div class="av-wide">{drawn}</div><div class="av-narrow">{self.narrow.to_svg()}</div>'
         return (
             f'<div class="accumviz av-timeline"><style>{style.CSS}{style.SCROLLS}{_CSS}</style>'
-            f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{self.to_svg()}</div>'
+            f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{drawn}</div>'
             f'<details class="av-words"><summary>In words</summary><ul>{items}</ul></details></div>'
         )
 

@@ -63,7 +63,8 @@ def to_svg(graph: Graph) -> str:
 
     More than 150 nodes are folded first (see `simplify`). Raises LayoutError without Graphviz.
     """
-    return _svg(simplify(graph), style=STYLE)
+    shown = simplify(graph)
+    return _svg(shown, cards_of(shown), style=STYLE)
 
 
 def graph_html(graph: Graph) -> str:
@@ -72,32 +73,33 @@ def graph_html(graph: Graph) -> str:
     A graph with modules folds and unfolds on the page, with no script.
     """
     shown = simplify(graph)
-    other = other_form(graph, shown)
-    kinds = {kind for form in (shown, other) if form is not None for card in cards_of(form) for kind in card.kinds}
+    cards, other = cards_of(shown), other_form(graph, shown)
+    others = [] if other is None else cards_of(other)
+    kinds = {kind for card in (*cards, *others) for kind in card.kinds}
     keys = [f'<span class="av-key"><i class="av-{k}"></i>{text}</span>' for k, text in _KEYS if k in kinds]
     flow = "↓ data flows down from the leaves; ↑ gradients flow back up"
     notes = "".join(f"<br>{escape(note)}" for note in shown.notes)
     if any(node.grad is not None for node in shown):
         notes = "<br>grad: derivative of the root with respect to the value above it" + notes
-    items = "\n".join(f"<li>{line}</li>" for line in lines_of(shown))
+    items = "\n".join(f"<li>{line}</li>" for line in lines_of(shown, cards))
     return (
         f'<figure class="accumviz av-graph"><style>{STYLE}</style>\n'
-        f"{'' if other is None else _folds(other, shown)}{_scrolled(shown)}\n"
+        f"{'' if other is None else _folds(other, others, shown)}{_scrolled(shown, cards)}\n"
         f'<figcaption><span class="av-key">{flow}</span> {" ".join(keys)}{notes}</figcaption>\n'
         f"<details><summary>The graph as text ({len(shown)} node{'s' * (len(shown) != 1)})</summary>\n"
         f"<ol>\n{items}\n</ol></details></figure>"
     )
 
 
-def _scrolled(graph: Graph) -> str:
+def _scrolled(graph: Graph, cards: list[Card]) -> str:
     label = "Autograd graph, scrollable"
-    return f'<div class="av-scroll" tabindex="0" role="group" aria-label="{label}">{_svg(graph)}</div>'
+    return f'<div class="av-scroll" tabindex="0" role="group" aria-label="{label}">{_svg(graph, cards)}</div>'
 
 
-def _folds(other: Graph, shown: Graph) -> str:
+def _folds(other: Graph, cards: list[Card], shown: Graph) -> str:
     """The other form in a fold: while it is open, what follows it is not shown."""
     how = "Folded by module" if len(other) < len(shown) else "Unfolded further"
-    return f'<details class="av-form"><summary>{how}: {len(other)} nodes</summary>{_scrolled(other)}</details>\n'
+    return f'<details class="av-form"><summary>{how}: {len(other)} nodes</summary>{_scrolled(other, cards)}</details>\n'
 
 
 def other_form(graph: Graph, shown: Graph) -> Graph | None:
@@ -232,13 +234,13 @@ def place(graph: Graph, cards: list[Card]) -> Placed:
     )
 
 
-def _svg(graph: Graph, style: str = "") -> str:
-    width, height, cards, edges = place(graph, cards_of(graph))
+def _svg(graph: Graph, cards: list[Card], style: str = "") -> str:
+    width, height, placed, edges = place(graph, cards)
     parts = [
         f'<path class="av-edge" d="{curve}"/>' + (f'\n<path class="av-tip" d="{tip}"/>' if tip else "")
         for _, _, curve, tip in edges
     ]
-    for card, x, y in cards:
+    for card, x, y in placed:
         parts += _card_svg(card, x, y)
     root = "accumviz av-graph" if style else ""
     return (
@@ -346,12 +348,12 @@ def _summary(graph: Graph) -> str:
     return ". ".join([text, *graph.notes])
 
 
-def lines_of(graph: Graph) -> Iterator[str]:
+def lines_of(graph: Graph, cards: list[Card]) -> Iterator[str]:
     """Say each node in one line, with the nodes its data came from by number."""
     sources: dict[int, list[int]] = {}
     for edge in graph.edges:
         sources.setdefault(edge.source, []).append(edge.target)
-    for node, card in zip(graph, cards_of(graph), strict=True):
+    for node, card in zip(graph, cards, strict=True):
         rows = [" ".join(filter(None, row)) for row in [*card.rows, *card.numbers]]
         rows = [f"shape {card.shape}", *rows] if card.shape else rows
         came = ", ".join(str(i + 1) for i in sources.get(node.id, ()))

@@ -46,7 +46,8 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 .av-graph .av-freed text { fill: var(--av-muted); }
 .av-graph .av-edge { fill: none; stroke: var(--av-muted); stroke-width: 1.4; }
 .av-graph .av-tip { fill: var(--av-muted); stroke: none; }
-.av-graph figcaption { color: var(--av-muted); font-size: 0.8125rem; text-align: center; margin-top: 0.5rem; }
+.av-graph figcaption { color: var(--av-muted); font-size: 0.8125rem; margin-top: 0.5rem; text-align: center;
+  text-wrap: balance; }
 .av-graph .av-key { display: inline-block; margin: 0 0.6em; }
 .av-graph .av-key i { display: inline-block; width: 1.1em; height: 0.8em; margin-right: 0.4em;
   border: 1.5px solid var(--av-muted); background: var(--av-surface); border-radius: 3px; vertical-align: -0.05em; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -283,7 +284,9 @@ def report_data(report: Report) -> dict[str, Any]:
 def _finding(finding: Finding) -> dict[str, Any]:
     evidence = "; ".join(f"{literal(name)}: {told(value)}" for name, value in finding.evidence.items())
     head = ("---", "+++", "@@")
-    cure = [literal(line) for line in finding.cure.splitlines() if not line.startswith(head)]
+    rows = [row for row in finding.cure.splitlines() if not row.startswith(head)]
+    lines = textwrap.dedent("\n".join(row[1:] for row in rows)).split("\n")
+    cure = [literal(row[0] + line) for row, line in zip(rows, lines, strict=False)]
     return {
         "rule": finding.rule,
         "severity": finding.severity,
@@ -292,7 +295,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "cause": literal(finding.cause),
         "evidence": evidence,
         "cure": cure,
-        "read": literal(finding.chapter),
+        "read": [finding.chapter, *words.reading(finding.chapter)],
     }
 
 

@@ -61,6 +61,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, kinds),
+        "none": not (ledger.state & PRESENT).all(),
         "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(ledger, events, names), "c": lines},
         "count": len(ledger.parameters),
         "p": described,
@@ -90,7 +91,8 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         labels = np.array([numbered.get(e.label, 0) for e in events], np.int64)
         added, grad = (columns[name].reshape(-1, len(chosen))[: len(ledger.parameters)] for name in "cg")
         pixels = heat(added, grad, labels)
-        data["heat"] = {"w": pixels.shape[1], **({"at": len(blob)} if blob else {"px": pixels.ravel().tolist()})}
+        where = {"at": len(blob)} if blob else {"px": pixels.ravel().tolist()}
+        data["heat"] = {"w": pixels.shape[1], "told": _marks(pixels, len(chosen)), **where}
         blob += pixels.tobytes() if blob else b""
     return data, blob
 
@@ -284,7 +286,8 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
     """The columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
 
     A row is described by its name `n`, shape `d`, reach `r` of its bars and, if it is a group,
-    the range of parameters `in` it; `y` says what ranks make of its parts.
+    the range of parameters `in` it; `y` says what ranks make of its parts, `u` that nobody knows what its
+    `.grad` was before the first event: that event does not account for all of it.
     """
     state = ledger.state[chosen]
     columns = {
@@ -307,6 +310,8 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
     for p, row in enumerate(found):
         grad = columns["g"][p]
         row["r"] = plain([0.0, grad[np.isfinite(grad)].max(initial=0.0)])
+        if len(chosen) and not _begins(ledger.events[0], float(columns["c"][p, 0]), float(grad[0])):
+            row["u"] = 1
         if p >= len(ledger.parameters):
             continue
         if words.is_signed(ledger, p):
@@ -317,6 +322,16 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
             row["y"] = [[i, 1 / ranks[e]] for i, e in enumerate(chosen.tolist()) if e in ranks]
     _to_one_scale(found)
     return {name: column.ravel() for name, column in columns.items()}, found
+
+
+def _begins(first: Event, added: float, grad: float) -> bool:
+    """Whether `.grad` was None before an event that left it so, after it had added so much; -1 is None.
+
+    >>> backward, zero = Event(0, "backward"), Event(0, "zero_grad")
+    >>> _begins(backward, 2.0, 2.0), _begins(backward, 2.0, 5.0), _begins(backward, -1, 5.0), _begins(zero, -1, -1)
+    (True, False, False, False)
+    """
+    return first.kind != "zero_grad" and (grad < 0 or math.isclose(grad, added, rel_tol=1e-3))
 
 
 def _to_one_scale(rows: list[dict[str, Any]]) -> None:
@@ -331,19 +346,45 @@ def _to_one_scale(rows: list[dict[str, Any]]) -> None:
 
 
 def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:
-    """The legend: what it says, the look of its swatch, its colour."""
+    """The legend, of what is there: what it says, the look of its swatch, its colour."""
     colors = [
         [words.shorten(label or "backward", 28), "new", color]
         for label, color in style.label_colors(ledger.labels).items()
     ]
     own = colors[0][2] if len(colors) == 1 else "var(--av-muted)"
-    looks = [["added now", "new", own], ["already in .grad", "live", own], ["used by a step", "used", own]]
+    erased, consumed, _ = ledger.fates
+    born, of = np.nonzero(ledger.state & CONTRIBUTED)
+    until, used = (np.where(ends < 0, len(ledger), ends)[born, of] for ends in (erased, consumed))
+    looks = [
+        (born.size, ["added now", "new", own]),
+        ((np.minimum(until, used) > born + 1).any(), ["already in .grad", "live", own]),
+        ((used < len(ledger)).any(), ["used by a step", "used", own]),
+    ]
     rules = [
         [literal(kind), f"rule.av-rule-{kind if kind in KINDS else 'other'}", style.KIND.get(kind, "#7f7f7f")]
         for kind in kinds
         if kind != "backward"
     ]
-    return [*(colors[:8] if len(colors) > 1 else []), *looks, *rules]
+    return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules]
+
+
+def _marks(pixels: np.ndarray, events: int) -> str:
+    """What the legend says of a heat map's colours, of those that it has, and of how many events a pixel shows.
+
+    >>> _marks(np.array([[0, 3, 9]]), 3), _marks(np.array([[1, 2]]), 2)
+    ('Stronger: a larger contribution.', 'Grey: .grad without one; ink: not finite.')
+    >>> _marks(np.array([[3, 3]]), 5)
+    'Stronger: a larger contribution. A pixel shows the largest of 3 events.'
+    """
+    told = (
+        ((pixels > _BROKEN).any(), "stronger: a larger contribution"),
+        ((pixels == _PRESENT).any(), "grey: .grad without one"),
+        ((pixels == _BROKEN).any(), "ink: not finite"),
+    )
+    text = "; ".join(mark for there, mark in told if there)
+    coarse = math.ceil(events / pixels.shape[1])
+    more = f" A pixel shows the largest of {coarse} events." if coarse > 1 else ""
+    return f"{text[:1].upper()}{text[1:]}.{more}" if text else ""
 
 
 def _norm(rows: np.ndarray) -> np.ndarray:

@@ -43,13 +43,12 @@ class Player(Displayed):
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What the page is told: data for JSON, and the bytes of its packed columns."""
-        data: dict[str, Any] = {"v": 1}
-        blob = b""
+        told, blob = ledger_data(Ledger.build([], []) if self.ledger is None else self.ledger, self.ground)
+        data: dict[str, Any] = {"v": 1, **told}
         if self.ledger is not None:
-            told, blob = ledger_data(self.ledger, self.ground)
-            data |= told | {"about": self.words[0]}
+            data["about"] = self.words[0]
         found = scenes(self.graphs)
-        at = data.get("e", {}).get("i")
+        at = data["e"].get("i")
         where = {event: i for i, event in enumerate(at)} if at else {event: event for event in self.graphs}
         data |= {
             "layouts": found["layouts"],
@@ -79,8 +78,8 @@ class Player(Displayed):
 
     def _text(self) -> str:
         if self.ledger is None:
-            graph = next(iter(self.graphs.values()), None)
-            lines = list(lines_of(simplify(graph))) if graph is not None else []
+            shown = [simplify(graph) for graph in [*self.graphs.values()][:1]]
+            lines = [line for graph in shown for line in lines_of(graph, cards_of(graph))]
         else:
             lines = [html.escape(line) for line in self.words[1:]]
         items = "".join(f"<li>{line}</li>" for line in lines)
@@ -100,8 +99,7 @@ class Player(Displayed):
 
         Raises `ImportError` when anywidget is not installed.
         """
-        css, script = assets()
-        return widget(script, css, "player", encode(*self.content))
+        return widget(style.static("live.js"), assets()[0], "player", encode(*self.content))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
@@ -327,7 +325,7 @@ def fragment(kind: str, name: str, text: str, data: str, sheets: Iterable[str], 
 
 
 def widget(script: str, css: str, kind: str, data: str, **more: Any) -> Any:
-    """A widget that carries this module and style sheet: what a page does without a kernel, with one that answers.
+    """A widget that carries this module and style sheet: what a page does, and what only a kernel can.
 
     Raises `ImportError` when anywidget is not installed.
     """

@@ -30,6 +30,10 @@ from accumviz.views.parts import Segment, extent, heights, present, segments, to
 from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strips
 
 _MOST_LANES, _NARROWEST = 8, 27.0
+# Of a name: `0.weight (unsharded)` is told from `0.weight` by its end, and read whole.
+_LETTERS = 20
+# What a phone has beside its margins.
+_PHONE = 343.0
 
 
 def timeline(
@@ -63,8 +67,11 @@ def timeline(
         canvas = Canvas(min(width, 420), 40)
         what = "no event" if not chosen else "no parameter"
         canvas.text(12, 20, f"Nothing to show: this ledger has {what}.", color=MUTED)
-    elif len(columns) <= _MOST_LANES and (width - _left(ledger, columns) - 24) / len(chosen) >= _NARROWEST:
+    elif len(columns) <= _MOST_LANES and _has_room(ledger, columns, chosen, width):
         canvas = _lanes(ledger, columns, chosen, width)
+        if canvas.width > _PHONE and _has_room(ledger, columns, chosen, _PHONE):
+            canvas.figure.narrow = _lanes(ledger, columns, chosen, _PHONE).figure
+            canvas.figure.narrow.words = words.story(ledger, chosen, columns)
     else:
         canvas = heatmap.draw(ledger, columns, chosen, width)
     canvas.figure.words = words.story(ledger, chosen, columns)
@@ -95,8 +102,12 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
 
 
 def _left(ledger: Ledger, columns: Sequence[int]) -> float:
-    names = [words.shorten(ledger.parameters[p].name, 18) for p in columns]
+    names = [words.shorten(ledger.parameters[p].name, _LETTERS) for p in columns]
     return max(64.0, beside(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
+
+
+def _has_room(ledger: Ledger, columns: Sequence[int], events: Sequence[int], width: float) -> bool:
+    return (width - _left(ledger, columns) - 24) / len(events) >= _NARROWEST
 
 
 def _foreign(event: Event, parameter: Parameter) -> bool:
@@ -113,7 +124,7 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     top = heading_height(ledger, events, column)
     shown = strips(ledger, events)
     rooms = heights_of(shown)
-    total = max(left + column * len(events) + 24, 400.0)
+    total = max(left + column * len(events) + 24, min(width, 400.0))
     extents = _extents(ledger, columns, events)
     keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
     grads = (grad for p in columns for grad in totals(ledger, p)[events] if np.isfinite(grad))
@@ -123,6 +134,8 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
         not words.is_signed(ledger, p) and any(len(parts) > 1 for parts in segments(ledger, p, events)) for p in columns
     ):
         notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
+    if any(len(parts) > 1 for p in columns for parts in segments(ledger, p, events)):
+        notes.append("Bars grow from zero, the oldest part first.")
     if len({reach for reach in extents.values() if any(reach)}) > 1:
         notes.append("Each lane has a scale of its own.")
     bottom = top + lane * len(columns) + sum(rooms) + 12
@@ -207,7 +220,7 @@ def _lane(canvas: Canvas, grid: Grid, ledger: Ledger, row: int, p: int, reach: t
     if row:
         canvas.line([10, end], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
     middle = top + grid.lane / 2
-    canvas.text(grid.left - 14, middle - 8, words.shorten(parameter.name, 18), points=12.5, mono=True, ha="right")
+    canvas.text(grid.left - 14, middle - 8, words.shorten(parameter.name, _LETTERS), points=12.5, mono=True, ha="right")
     what = "number" if signed else "norm ‖·‖"
     canvas.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
 

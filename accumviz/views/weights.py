@@ -87,7 +87,7 @@ def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
 
 
 def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, Any]:
-    """A path as a page draws it: axes `a`, their ticks `x` and `y`, the loss's lines `d`, and the points `p`.
+    """A path as a page draws it: the ground `m` below it as elements, what they mean, and the points `p`.
 
     A point is the place of its event (-1: before the first), where it stands, what it says, and, where
     it lies outside, an arrow with its number.
@@ -114,10 +114,38 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
     if len(ground.names) == 1 and ground.losses is None:
         marks[0] = [step for step in marks[0] if step.is_integer()]
     ticks = [
-        [[round(_along(v, axis, *span), 1), number(v, 3)] for v in found]
+        [[round(_along(v, axis, *span), 1), told] for v, told in zip(found, _apart(found), strict=True)]
         for found, (axis, span) in zip(marks, sides, strict=True)
     ]
-    return {"a": axes, "x": ticks[0], "y": ticks[1], "d": lines, "p": told}
+    note = f"Small dots: after each step.{' Grey: the loss.' if lines else ''}"
+    return {"m": _elements(axes, ticks, lines), "note": note, "p": told}
+
+
+def _elements(axes: Sequence[str], ticks: Sequence[Sequence[Any]], lines: Sequence[str]) -> list[list[Any]]:
+    """Ticks, axes with their names, and lines of the loss: each a name, its attributes, and its text if it has one."""
+    across, up = axes
+    below, beside = ticks
+    return [
+        *(["text.av-tickx", {"x": at, "y": 176}, text] for at, text in below),
+        *(["text.av-ticky", {"x": 40, "y": round(at + 4, 1)}, text] for at, text in beside),
+        ["path.av-axes", {"d": "M46 10V162H310"}],
+        ["text.av-axisname", {"x": 310, "y": 189, "text-anchor": "end"}, across],
+        ["text.av-axisname", {"x": 50, "y": 10}, up],
+        *(["path.av-loss", {"d": line}] for line in lines),
+    ]
+
+
+def _apart(values: Sequence[float]) -> list[str]:
+    """Numbers with as many digits as tell them apart.
+
+    >>> _apart([1, 1.5]), _apart([2.0, 2.002, 2.004])
+    (['1', '1.5'], ['2', '2.002', '2.004'])
+    """
+    for digits in (3, 4, 5):
+        told = [number(value, digits) for value in values]
+        if len(set(told)) == len(told):
+            break
+    return told
 
 
 def _at(loss: Loss, *weights: float) -> float:

@@ -32,6 +32,16 @@ def shorten(text: str, limit: int) -> str:
     return text[: max(limit - 1 - tail, 1)] + "…" + text[len(text) - tail :]
 
 
+def reading(chapter: str) -> tuple[str, str]:
+    """Where what a finding says to read stands below the book's chapters, and how a link to it is called.
+
+    >>> reading("02_zero_grad#sec-none")
+    ('02_zero_grad.html#sec-none', 'chapter 2')
+    """
+    page, _, section = chapter.partition("#")
+    return f"{page}.html#{section}", f"chapter {int(page.partition('_')[0])}"
+
+
 def on_any_rank(name: str) -> str:
     """A parameter's name without the rank that a merged ledger puts before it.
 

@@ -49,18 +49,21 @@ ALIKE = """() => {
 }"""
 CONTRAST = """() => {
     const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    const rgba = color => {
+    const known = new Map(), grounds = new Map();
+    const read = color => {
         canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
         const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255];
     };
+    const rgba = color => known.get(color) || known.set(color, read(color)).get(color);
     const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
         .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
         .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
     const over = (top, under) => [0, 1, 2].map(i => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
     const ground = element => {
-        const layers = [];
-        for (let box = element; box; box = box.parentElement) layers.push(rgba(getComputedStyle(box).backgroundColor));
-        return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255, 1]);
+        if (!element) return [255, 255, 255, 1];
+        if (!grounds.has(element))
+            grounds.set(element, over(rgba(getComputedStyle(element).backgroundColor), ground(element.parentElement)));
+        return grounds.get(element);
     };
     const found = [];
     for (const element of document.querySelectorAll('article *')) {
@@ -131,6 +134,37 @@ UNSAID = """() => [...document.querySelectorAll('article .cell_input pre')].filt
     return pre.checkVisibility() && pre.scrollWidth > pre.clientWidth + 1
         && !(overflowX === 'auto' && backgroundAttachment.includes('local') && pre.tabIndex === 0);
 }).map(pre => pre.textContent.trim().slice(0, 80))"""
+# What was printed in columns and is wrapped, so that they are none.
+WRAPPED = """() => [...document.querySelectorAll('article .cell_output div.highlight pre')].filter(pre => {
+    const text = pre.textContent.trim();
+    return /^.*\\S {2,}\\S/m.test(text) && text.includes('\\n') && getComputedStyle(pre).whiteSpace !== 'pre';
+}).map(pre => pre.textContent.trim().slice(0, 80))"""
+# An equation beside its number where there is no room for both.
+MET = """() => [...document.querySelectorAll('.math-block:has(.eqno)')].filter(block => {
+    const box = block.querySelector('.math-scroll'), number = block.querySelector('.eqno').getBoundingClientRect();
+    const {right, bottom} = box.getBoundingClientRect(), {backgroundAttachment, overflowX} = getComputedStyle(box);
+    if (number.right > innerWidth || (number.left < right && number.top < bottom - 1)) return true;
+    const cut = box.scrollWidth > box.clientWidth + 1;
+    return cut && (number.top < bottom - 1 || overflowX !== 'auto' || !backgroundAttachment.includes('local'));
+}).map(block => block.textContent.slice(0, 80))"""
+# A number that goes on in the next line.
+BROKEN = """() => [...document.querySelectorAll('.av-figures td, .av-others tbody th')].filter(cell => {
+    const range = document.createRange(), walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    for (let text; (text = walk.nextNode());) for (const word of text.data.matchAll(/[\\d.,−]+/g)) {
+        range.setStart(text, word.index);
+        range.setEnd(text, word.index + word[0].length);
+        if (range.getClientRects().length > 1) return true;
+    }
+    return false;
+}).map(cell => cell.textContent)"""
+# A figure that is there in a phone's width, and has to be moved sideways all the same.
+MOVED = """() => [...document.querySelectorAll('.av-scroll:has(.av-narrow)')].filter(box => box.checkVisibility()
+    && (box.scrollWidth > box.clientWidth + 1 || !box.querySelector('.av-narrow').checkVisibility()))
+    .map(box => box.textContent.trim().slice(0, 80))"""
+# Buttons that a finger would miss.
+SMALL = """() => [...document.querySelectorAll('.accumviz .av-b:not(.av-b-more)')]
+    .filter(button => button.checkVisibility() && Math.min(button.offsetWidth, button.offsetHeight) < 44)
+    .map(button => button.outerHTML.slice(0, 120))"""
 # A mark of a legend that does not stand beside its words.
 ASTRAY = """() => [...document.querySelectorAll('.av-key')].filter(key => {
     const box = key.getBoundingClientRect(), mark = key.querySelector('.av-swatch')?.getBoundingClientRect();
@@ -275,6 +309,11 @@ PHONE: dict[str, Look] = {
     "what outgrows the page": narrow,
     "bars that are cut": script(CUT),
     "code that hides its end": script(UNSAID),
+    "columns that are wrapped": script(WRAPPED),
+    "equations on their numbers": script(MET),
+    "numbers that are broken": script(BROKEN),
+    "figures that are moved": script(MOVED),
+    "buttons for no finger": script(SMALL),
     "axe when narrow": unfolded(rules=NO_CONTRAST),
     "complaints": quiet,
 }

@@ -87,7 +87,7 @@ def index(target: Path) -> None:
         f"<figure><figcaption>{html.escape(name)}</figcaption><img src='{html.escape(name)}' loading=lazy></figure>"
         for name in names
     )
-    look = "figure { margin: 2rem 1rem; } img { border: 1px solid #888; }"
+    look = "body { display: flex; flex-wrap: wrap; } figure { margin: 1rem; } img { border: 1px solid #888; }"
     page = f"<!doctype html><meta charset=utf-8><title>Pictures of the book</title><style>{look}</style>{figures}"
     (target / "index.html").write_text(page, "utf-8")
     print(f"{len(names)} pictures: {target / 'index.html'}")

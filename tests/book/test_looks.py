@@ -38,6 +38,15 @@ FAULTS = {
     "what outgrows the page": "<p style='width: 330px'>wide words</p>",
     "bars that are cut": "<div class='av-measured'><div class='av-scroll' style='width: 50px; overflow: auto'>"
     "<div class='av-bar' style='width: 90px'></div></div></div>",
+    "columns that are wrapped": "<div class='cell_output'><div class='highlight'>"
+    "<pre style='white-space: pre-wrap'>a  1\nb  2</pre></div></div>",
+    "equations on their numbers": "<div class='math-block' style='display: flex'><div class='math-scroll' "
+    "style='overflow: auto'><div style='width: 600px'>x</div></div><span class='eqno'>(1)</span></div>",
+    "numbers that are broken": "<table class='av-figures'><tr><td><div style='overflow-wrap: anywhere; width: 3ch'>"
+    "0.2562</div></td></tr></table>",
+    "figures that are moved": "<div class='av-scroll' style='overflow: auto' tabindex='0'>"
+    "<div class='av-narrow'><div style='width: 400px'>bars</div></div></div>",
+    "buttons for no finger": "<div class='accumviz'><button class='av-b'>play</button></div>",
     "axe when narrow": "<details><summary>More</summary><input></details>"
     f"<div style='width: 90px; height: 40px; overflow: auto'>{'<p>wide words</p>' * 9}</div>",
     "length of lines": 3

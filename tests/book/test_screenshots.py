@@ -51,8 +51,12 @@ def test_each_widget_is_pictured_in_each_state_and_no_picture_is_taller_than_a_s
     page.goto((tmp_path / "page.html").as_uri())
     page.locator(".av-xframe").wait_for()
     screenshots.pictures(page, "page", tmp_path)
-    page.close()
     screenshots.index(tmp_path)
+    page.set_viewport_size({"width": 1280, "height": 812})
+    page.goto((tmp_path / "index.html").as_uri())
+    tops = page.locator("figure").evaluate_all("all => all.slice(0, 2).map(one => one.getBoundingClientRect().top)")
+    page.close()
+    assert tops[0] == tops[1], "narrow pictures stand side by side"
     names = sorted(path.name for path in tmp_path.glob("*.png"))
     states = {".".join(name.split(".")[1:3]) for name in names if "widget" in name}
     assert {"widget00.first", "widget00.next", "widget01.compared", "widget02.first", "widget02.answered"} <= states

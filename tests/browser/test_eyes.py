@@ -12,7 +12,7 @@ import pytest
 from accumviz.book.predict import predict
 from accumviz.checks.check import check
 from accumviz.graph import Edge, Graph, Node, Saved
-from accumviz.ledger import Ledger
+from accumviz.ledger import Ledger, Parameter
 from accumviz.views.explore import explore
 from accumviz.views.player import play
 from accumviz.views.report import report_html
@@ -256,10 +256,26 @@ def test_no_empty_room_is_left_below_a_run_that_was_compared(show: Callable[...,
 
 
 def test_a_finger_has_room_to_scrub_on_a_phone(show: Callable[..., Any]) -> None:
-    """Beside the buttons and the count, 60 pixels were left of the slider."""
-    page = show(play(toy()), explore({"a": toy(), "b": toy()}), width=375, has_touch=True)
-    for slider in page.locator(".av-frame .av-scrub").all():
-        assert slider.bounding_box()["width"] >= 160
+    """Beside the buttons and the count, 60 pixels were left of the slider; it keeps the line of its buttons."""
+    for width, least in ((375, 160), (335, 120)):
+        page = show(play(toy()), explore({"a": toy(), "b": toy()}), width=width, has_touch=True)
+        for bar in page.locator(".av-frame .av-top").all():
+            slider, button = (bar.locator(part).bounding_box() for part in (".av-scrub", ".av-b-next"))
+            assert slider["width"] >= least
+            assert button["y"] < slider["y"] + slider["height"] / 2 < button["y"] + button["height"]
+            for one in bar.locator(".av-b").all():
+                assert min(one.bounding_box()[side] for side in ("width", "height")) >= 44
+
+
+def test_panes_of_two_runs_below_each_other_have_no_empty_room(show: Callable[..., Any]) -> None:
+    """The pane of a small run kept the height of the large one's that stood below it."""
+    rows = [{"kind": "backward", "contribution": {f"w{i}": 1.0}, "grad": {f"w{i}": 1.0}} for i in range(7)]
+    few, many = (Ledger.build([Parameter(f"w{i}", (1,)) for i in range(n)], rows[:n]) for n in (1, 7))
+    for width, equal in ((1280, True), (375, False)):
+        page = show(explore({"few": few, "many": many}, start={"run": "few"}, against={"run": "many"}), width=width)
+        drawn(page)
+        one, other = (pane.bounding_box()["height"] for pane in page.locator(".av-in-grad").all())
+        assert (abs(one - other) < 2) == equal
 
 
 def test_a_preset_is_compared_with_another_one(show: Callable[..., Any]) -> None:

@@ -97,9 +97,61 @@ def test_a_mouse_drags_a_line_to_another_place_and_everything_follows(show: Show
     assert bench.code == made().text(zero_grad="micro-batch").splitlines()
     assert bench.sums == ["0.3333", "0.3333", "1"] * 2
     assert bench.root.locator(".av-in-weights .av-note").first.inner_text() != before
-    assert bench.root.locator(".av-count").inner_text() == "event 36 / 37"
+    assert bench.root.locator(".av-count").inner_text() == "event 3 / 37", "the first zero in a window"
     assert not bench.root.locator(".av-slot:visible").count()
     assert (watched.foreign, watched.complaints) == ([], [])
+
+
+@of_both
+def test_a_lab_stands_where_its_report_points_and_a_healthy_one_at_its_first_step(show: Show, loop: str) -> None:
+    wrong = (("divide", "nothing"),) if loop == "accumulation" else (("zero_d", "after"),)
+    for start, findings in (((), False), (wrong, True)):
+        lab = made(start, loop=loop)
+        bench, report = show(lab).bench, lab.check()
+        first = report.findings[0].event if report.findings else lab.run().of("step")[0].index
+        assert bool(report.findings) == findings
+        assert bench.root.locator(".av-count").inner_text().startswith(f"event {first} / ")
+        ahead = bench.root.locator(".av-in-weights .av-ahead").first
+        assert 0.2 < float(ahead.evaluate("one => getComputedStyle(one).opacity")) < 0.6, "what follows is seen"
+
+
+@pytest.mark.parametrize("touch", [False, True])
+def test_a_line_stays_under_the_pointer_that_has_taken_it_and_is_seen_where_it_was_put(show: Show, touch: bool) -> None:
+    watched = show(made(), again=3, **({"width": 375, "has_touch": True} if touch else {}))
+    bench = Bench(watched.page, 1)
+    line, mouse = bench.grip(ZERO), bench.page.mouse
+    line.evaluate("one => one.scrollIntoView({block: 'center'})")
+
+    def middle(one: Any) -> float:
+        box = one.bounding_box()
+        return float(box["y"] + box["height"] / 2)
+
+    place = bench.root.get_by_role("button", name=f"put {ZERO} first in every micro-batch")
+    taken, x = middle(line), line.bounding_box()["x"] + 30
+    if touch:
+        line.tap()
+    else:
+        mouse.move(x, taken)
+        mouse.down()
+        mouse.move(x, taken + 6, steps=2)
+    assert place.is_visible()
+    assert middle(line) == pytest.approx(taken, abs=2)
+    there = middle(place)
+    if touch:
+        place.tap()
+    else:
+        mouse.move(x, there, steps=4)
+        mouse.up()
+    assert bench.where(ZERO) == "first in every micro-batch"
+    assert middle(line) == pytest.approx(there, abs=12)
+
+
+def test_a_permalink_to_a_lab_brings_its_controls_into_the_window(show: Show) -> None:
+    watched = show(made(), fragment=f"#{made().id}&k=2", width=375)
+    drawn(watched.page)
+    assert watched.bench.root.locator(".av-top").evaluate(
+        "bar => { const b = bar.getBoundingClientRect(); return b.top >= 0 && b.bottom <= innerHeight; }"
+    )
 
 
 def test_a_line_that_is_let_go_where_it_was_stays_there(show: Show) -> None:

@@ -423,7 +423,14 @@ def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Show) -> None
 def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> None:
     page = show(opening()).page
     told = " ".join(page.locator(".av-note, .av-marks").all_inner_texts())
-    for mark in ("Thin line: zero", "Heavy line: .grad", "Dots: None", "Dashed: freed", "Faint: not built", "×: what"):
+    for mark in (
+        "Thin line: zero, beside it the oldest part",
+        "Heavy: .grad",
+        "Dots: None",
+        "Dashed: freed",
+        "Faint: not built",
+        "×: what",
+    ):
         assert mark in told
     assert "saved tensors, before and after" in told
     link = page.get_by_role("link", name="link to this moment")

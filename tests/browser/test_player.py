@@ -534,6 +534,24 @@ def test_lines_that_are_left_out_are_named_in_the_legend(show: Show) -> None:
     assert ["zero_grad" in legend for legend in legends] == [True, False]
 
 
+@pytest.mark.parametrize(("grad", "ink"), [(1.0, False), (np.nan, True)])
+def test_a_legend_names_only_marks_that_are_there(show: Show, grad: float, ink: bool) -> None:
+    """One backward and its zero; the same loop for so long that a phone shows a heat map; a number that is none."""
+    rows = [{"kind": "backward", "contribution": {"w": grad}, "grad": {"w": grad}}, {"kind": "zero_grad"}]
+    said = []
+    for n, width in ((1, 1280), (40, 375)):
+        legend = show(play(Ledger.build([W], rows * n)), width=width).page.locator(".av-in-time .av-note")
+        legend.locator(".av-key").first.wait_for()
+        said.append(legend.inner_text())
+    bars, heat = said
+    for absent in ("already in .grad", "used by a step", "∅"):
+        assert absent not in bars and absent not in heat
+    assert ".grad after the event" in bars and ".grad after the event" not in heat
+    assert ("not finite" in heat) == ink
+    assert ("Stronger" in heat) != ink
+    assert "grey" not in heat.lower()
+
+
 def test_a_ledger_without_graphs_has_no_graph_pane(show: Show) -> None:
     root = show(play(TOY)).played.root
     assert [root.locator(f".av-in-{pane}").count() for pane in ("code", "graph", "grad", "time")] == [1, 0, 1, 1]

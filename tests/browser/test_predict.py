@@ -99,7 +99,7 @@ def test_the_figure_is_folded_until_the_reader_has_answered(show: Show) -> None:
     assert not watched.page.locator("svg").is_visible()
     assert "−20" not in watched.page.locator("body").inner_text()
     asked.answer("-20")
-    assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right.", True)
+    assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right. You said −20.", True)
     assert watched.page.locator("svg").is_visible()
     assert "Recorded: −20\n−16 − 4." in asked.root.inner_text()
     assert watched.complaints == []
@@ -137,12 +137,28 @@ def test_a_wrong_answer_meets_the_misconception_behind_it_and_a_second_try(show:
         asked.again()
 
 
+def test_what_explains_an_answer_is_no_wider_than_its_question(show: Show, tmp_path: Path) -> None:
+    """Also in a host that gives each output all its width."""
+    long = "one word after the other until the line is full and goes on " * 4
+    asked = predict("How much?", 1, because={2: long}, why=long).to_html()
+    host = "<style>.accumviz { max-width: 100% !important; }</style>"
+    page = show(SUM).page
+    (tmp_path / "host.html").write_text(f"<!doctype html>{host}<body>{asked}", "utf-8")
+    page.goto((tmp_path / "host.html").as_uri())
+    page.get_by_text("Show me").click()
+    (question,) = page.locator(".av-ask").evaluate_all("all => all.map(one => one.getBoundingClientRect().right)")
+    others = page.locator(".av-reveal > p, .av-others").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect().right)"
+    )
+    assert len(others) >= 2 and max(others) <= question
+
+
 def test_a_second_try_may_be_right(show: Show) -> None:
     page = show(SUM, PLACE).page
     asked, choice = Asked(page), Asked(page, 1)
     asked.answer("-16")
     asked.answer("-20")
-    assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right.", True)
+    assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right. You said −20.", True)
     for place in ("after step", "before step"):
         choice.root.get_by_label(place).check()
         choice.root.get_by_role("button", name="Check").click()
@@ -277,7 +293,7 @@ def test_none_is_offered_and_is_not_zero(show: Show) -> None:
     asked.root.get_by_role("button", name="None").click()
     assert asked.state == "retry"
     page.keyboard.press("Enter")
-    assert (asked.state, asked.verdict) == ("right", "Right.")
+    assert (asked.state, asked.verdict) == ("right", "Right. You said None.")
     zero = Asked(show(predict("And with zeros?", 0.0)).page)
     zero.answer("None")
     assert zero.verdict == "You said None. 0 is not None: a value was there. Try once more."

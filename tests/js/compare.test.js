@@ -45,9 +45,6 @@ test("a choice leads to its run, whose parts are put together", () => {
   const runs = runsOf({ controls, grid: [0, 0, 0, 1], runs: shown, parts: [7] }, Uint8Array.from([1, 2, 3]));
   assert.deepEqual(runs.at([1, 1]).whole, { data: { count: 7 }, bytes: Uint8Array.from([2]) });
   assert.equal(runs.at([0, 1]).error, "x");
-  assert.equal(runs.at(["5", 1]), null);
-  runs.add(["5", 1], { error: "y" });
-  assert.equal(runs.at(["5", 1]).error, "y");
 });
 
 test("two runs side by side share a scale", () => {

@@ -23,6 +23,7 @@ from accumviz.events import Events
 from accumviz.format import container
 from accumviz.recorder import patches
 from accumviz.recorder.callsite import CallSites
+from tests.light import LIGHT
 
 
 def model() -> Any:
@@ -378,7 +379,7 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_script_that_ends_says_how(end: str, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.format(end=end))
+    (tmp_path / "script.py").write_text(LIGHT + SCRIPT.format(end=end))
     subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "x.ledger"], check=False, capture_output=True)
     ledger = av.load(tmp_path / "x.ledger")
     assert len(ledger) == 1

@@ -23,6 +23,7 @@ from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.contributions import Contributions
 from accumviz.recorder.leaves import Leaves
 from accumviz.recorder.recording import Recording
+from tests.light import LIGHT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -577,7 +578,7 @@ def test_everything_is_undone_in_a_process_that_goes_on() -> None:
     assert before == (torch.autograd.backward, torch.optim.Optimizer.zero_grad, torch.nn.Module.zero_grad)
     assert not w._backward_hooks
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", LIGHT + textwrap.dedent(script)], cwd=ROOT, check=True)
 
 
 def test_none_and_zero_are_told_apart() -> None:

@@ -24,6 +24,7 @@ import accumviz as av
 from accumviz.ledger import Ledger
 from accumviz.recorder import distribute, ranks
 from accumviz.recorder.distribute import RankError, World
+from tests.light import LIGHT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -346,7 +347,8 @@ def test_a_rank_that_does_not_listen_is_ended_too() -> None:
 def test_the_ranks_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        textwrap.dedent(
+        LIGHT
+        + textwrap.dedent(
             f"""
             import pathlib, time
             import accumviz as av
@@ -401,7 +403,7 @@ if __name__ == "__main__":
 
 
 def test_torchrun_gives_the_same_ledger_as_a_notebook(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "script.py").write_text(LIGHT + SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "localhost:0", "script.py", "run.ledger"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -410,7 +412,9 @@ def test_torchrun_gives_the_same_ledger_as_a_notebook(tmp_path: Path) -> None:
     files = sorted(tmp_path.glob("run.rank*.ledger"))
     assert [path.name for path in files] == ["run.rank0.ledger", "run.rank1.ledger"]
     launched = Ledger.merge(files)
-    here = av.distribute(in_notebook(SCRIPT.replace('"__main__"', "''"), "loop"), ranks=2).ledger
+    here = av.distribute(
+        in_notebook("\n" * LIGHT.count("\n") + SCRIPT.replace('"__main__"', "''"), "loop"), ranks=2
+    ).ledger
     assert described(launched) == described(here)
     for name in ("contribution", "grad", "state"):
         np.testing.assert_array_equal(getattr(launched, name), getattr(here, name))

@@ -27,6 +27,7 @@ import accumviz as av
 from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.recorder import patches
 from accumviz.recorder.callsite import CallSites
+from tests.light import LIGHT
 from tests.thorough import examples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,7 +162,7 @@ with av.record(w) as recording:
     print(event.file, event.line, event.label, event.source, sep="|")
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
+        [sys.executable, "-c", LIGHT + textwrap.dedent(script)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -684,7 +685,7 @@ def test_a_killed_process_leaves_a_ledger_that_loads(tmp_path: Path) -> None:
             (w * n).sum().backward()
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=False)
+    done = subprocess.run([sys.executable, "-c", LIGHT + textwrap.dedent(script)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
     ledger = av.load(tmp_path / "killed.ledger")
     assert not ledger.complete

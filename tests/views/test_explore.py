@@ -17,7 +17,8 @@ from accumviz.ledger import Ledger, Parameter
 from accumviz.views import explore as module
 from accumviz.views import outcome, payload
 from accumviz.views.explore import Explorer, explore
-from accumviz.views.player import assets, play
+from accumviz.views.player import play
+from accumviz.views.style import static
 
 CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\n"
 EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">'
@@ -271,12 +272,12 @@ def test_a_widget_records_values_outside_the_grid_and_shows_what_they_raise() ->
     assert json.loads(live.told["run"])["error"].startswith("ValueError: three")
 
 
-def test_a_widget_is_the_module_of_a_page_and_says_which_view_it_is() -> None:
+def test_a_widget_carries_the_module_with_a_kernels_side_and_says_which_view_it_is() -> None:
     for live, kind in (
         (explore(toy, k=[1, 2]).live(), "explorer"),
         (explore(toy, k=[1]).runs[0].player.live(), "player"),  # type: ignore[union-attr]
     ):
-        assert live._esm == assets()[1]
+        assert live._esm == static("live.js")
         assert live.kind == kind
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import re
 import subprocess
@@ -108,6 +109,27 @@ def test_none_and_zero_look_different() -> None:
     shown = texts(timeline(ledger))
     assert shown.count("None") == 1
     assert shown.count("0") == 1
+
+
+def test_where_parts_stand_together_their_order_is_said() -> None:
+    one = {"kind": "backward", "contribution": {"w": -1}, "grad": {"w": -1}}
+    two = {"kind": "backward", "contribution": {"w": -2}, "grad": {"w": -3}}
+    alone, both = (av.timeline(Ledger.build([Parameter("w", (1,))], rows)).to_svg() for rows in ([one], [one, two]))
+    assert "Bars grow from zero, the oldest part first." in both
+    assert "the oldest part" not in alone
+
+
+@pytest.mark.parametrize(("events", "fits"), [(2, True), (7, True), (20, False)])
+def test_a_figure_that_can_stand_on_a_phone_without_being_moved_does(events: int, fits: bool) -> None:
+    """Twenty events have no room in any."""
+    rows = [{"kind": "backward", "contribution": {"w": -1}, "grad": {"w": -1.0 - e}} for e in range(events)]
+    figure = av.timeline(Ledger.build([Parameter("w", (1,))], rows))
+    page = figure.to_html()
+    assert ("av-narrow" in page.partition("</style>")[2]) == fits
+    widths = [float(width) for width in re.findall(r'<svg [^>]*?viewBox="0 0 ([\d.]+)', page)]
+    assert len(widths) == 1 + fits
+    assert not fits or min(widths) <= 343 < max(widths)
+    assert page.count("In words") == 1
 
 
 def test_a_norm_is_said_to_be_one() -> None:
@@ -362,7 +384,7 @@ def test_the_notebook_gets_html_a_picture_and_words(toy: Ledger) -> None:
     assert set(bundle) == {"text/html", "image/png", "text/plain"}
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert bundle["text/plain"].splitlines() == figure.words
-    assert len(bundle["text/html"]) < 20_000
+    assert len(gzip.compress(bundle["text/html"].encode())) < 4_000, "the drawing for a phone is much like the other"
 
 
 def test_elsewhere_it_is_an_ordinary_figure(toy: Ledger, tmp_path: Path) -> None:

@@ -27,13 +27,22 @@ def told(ledger: Ledger, loss: Any = None) -> dict[str, Any]:
     return found
 
 
+def texts(found: dict[str, Any], look: str) -> list[str]:
+    """What elements of this look say, in the ground below a path."""
+    return [told for name, _, *text in found["m"] if name == look for told in text]
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    return [at["d"] for name, at, *_ in found["m"] if name == "path.av-loss"]
+
+
 def bowl(*w: float) -> float:
     return sum((x - 2) ** 2 for x in w)
 
 
 def test_one_weight_walks_down_its_curve_from_where_it_was_before_anything_ran() -> None:
     found = told(walked([1.0], [1.2], [1.4]), bowl)
-    assert found["a"] == ["w", "loss"]
+    assert texts(found, "text.av-axisname") == ["w", "loss"]
     assert [(place, text) for place, _, _, text, _ in found["p"]] == [
         (-1, "w 1, loss 1"),
         (1, "w 1.2, loss 0.64"),
@@ -42,21 +51,23 @@ def test_one_weight_walks_down_its_curve_from_where_it_was_before_anything_ran()
     xs, ys = [p[1] for p in found["p"]], [p[2] for p in found["p"]]
     assert xs == sorted(xs)
     assert ys == sorted(ys), "a picture's y grows downwards"
-    assert "2" in [text for _, text in found["x"]], "the valley to which it leads is in the picture"
-    assert len(found["d"]) == 1
+    assert "2" in texts(found, "text.av-tickx"), "the valley to which it leads is in the picture"
+    assert len(lines(found)) == 1
+    assert found["note"] == "Small dots: after each step. Grey: the loss."
 
 
 def test_two_weights_have_contours_and_names_of_their_elements() -> None:
     found = told(walked([0.0, 1.0], [0.5, 1.2]), bowl)
-    assert found["a"] == ["w[0]", "w[1]"]
-    assert len([line for line in found["d"] if line]) > 4
+    assert texts(found, "text.av-axisname") == ["w[0]", "w[1]"]
+    assert len(list(filter(None, lines(found)))) > 4
     assert found["p"][1][3] == "w[0] 0.5, w[1] 1.2, loss 2.89"
 
 
 def test_without_a_loss_there_is_the_way_from_step_to_step() -> None:
     found = told(walked([1.0], [3.0], [2.0]))
-    assert found["a"] == ["step", "w"]
-    assert found["d"] == []
+    assert texts(found, "text.av-axisname") == ["step", "w"]
+    assert lines(found) == []
+    assert "Grey" not in found["note"]
     low, high, back = (p[2] for p in found["p"])
     assert high < back < low
 
@@ -80,8 +91,7 @@ def test_runs_side_by_side_stand_on_one_ground() -> None:
     ground = weights.field([healthy, wild], bowl)
     assert ground is not None
     ours, theirs = (weights.picture(one, ground, range(3)) for one in (healthy, wild))
-    assert ours["d"] == theirs["d"]
-    assert ours["x"] == theirs["x"]
+    assert ours["m"] == theirs["m"]
     assert ours["p"][2][1] - ours["p"][0][1] > 20
     assert theirs["p"][1][4].startswith("→")
 

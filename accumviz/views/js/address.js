@@ -22,10 +22,10 @@ export function momentIn(hash, id) {
   return { e: e ?? -1, n, p: p ?? -1, node: node ?? -1 };
 }
 
-/** @param {string} id @param {At} at */
+/** @param {string} id @param {Partial<At>} at */
 export function linkTo(id, at) {
   // Only of `n` a number below 0 says something: nodes that are still to be built.
-  const told = KEYS.filter((key) => at[key] !== null && (key === "n" || Number(at[key]) >= 0))
+  const told = KEYS.filter((key) => (key === "n" ? Number.isInteger(at.n) : Number(at[key]) >= 0))
     .map((key) => [key, at[key]]);
   return `#${[id, ...told.map(([key, value]) => `${key}=${value}`)].join("&")}`;
 }

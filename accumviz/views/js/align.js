@@ -2,6 +2,8 @@
 
 /** @import { Data } from "./types.d.ts" */
 
+import { textOf } from "./code.js";
+
 /** The events of a run, up to each step and after the last one. @param {string[]} kinds */
 function windows(kinds) {
   /** @type {number[][]} */
@@ -48,13 +50,10 @@ export function nearest(pairs, [a, b]) {
   return far.indexOf(Math.min(...far));
 }
 
-/** The text of a line of code. @param {Data["code"][0]["lines"][0]} line */
-const textOf = ([, ...pieces]) => pieces.map((piece) => (typeof piece === "string" ? piece : piece[1])).join("").trim();
-
 /** Each line of code, and whether anything happened on it. @param {Data} data @returns {[string, boolean][]} */
 function linesOf({ code, e }) {
   const ran = new Set(e.c);
-  return code.flatMap(({ lines }) => lines).map((line, i) => [textOf(line), ran.has(i)]);
+  return code.flatMap(({ lines }) => lines).map(([, ...pieces], i) => [textOf(pieces).trim(), ran.has(i)]);
 }
 
 /**

@@ -29,12 +29,10 @@ export function card(node, numbers) {
     const ready = done.has(i);
     const freed = ready && Boolean(node.s) && !kept;
     // A parameter is there before anything is computed with it.
-    el.classList.toggle("av-unborn", !built.has(i) && node.leaf === undefined);
-    el.classList.toggle("av-done", ready);
-    el.classList.toggle("av-gone", freed);
-    el.classList.toggle("av-lit", ran < total && i === last);
-    el.classList.toggle("av-wrote", now && ready && node.leaf !== undefined);
-    el.classList.toggle("av-chosen", chosen);
+    const unborn = !built.has(i) && node.leaf === undefined;
+    const wrote = now && ready && node.leaf !== undefined;
+    const looks = { unborn, done: ready, gone: freed, lit: ran < total && i === last, wrote, chosen };
+    for (const [look, on] of Object.entries(looks)) el.classList.toggle(`av-${look}`, on);
     if (saves) saves.textContent = freed ? "freed" : told;
   }
   return { el, draw };

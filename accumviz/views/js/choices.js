@@ -2,15 +2,15 @@
 
 /** @import { Control } from "./types.d.ts" */
 
-import { h, KEYS_ARE_MINE } from "./dom.js";
+import { h, KEYS_ARE_MINE, range, slide } from "./dom.js";
 
 /** So many letters stand beside each other; more become a list. */
 const SEGMENTS = 24;
 
 /**
  * @typedef {object} Offer  one control of one side
- * @property {string} key  an id for its name
- * @property {boolean} live  whether a kernel records other values
+ * @property {string} key  a name that its radios share
+ * @property {import("./types.d.ts").Runs["other"]} other  makes the field for another value, where a kernel records it
  * @property {(place: number | string) => void} choose
  */
 
@@ -18,7 +18,7 @@ const SEGMENTS = 24;
 
 /** @param {Control} control @param {Offer} offer @returns {Offered} */
 export function choiceOf(control, offer) {
-  const title = h("span.av-xname", { id: offer.key }, control.name);
+  const title = h("span.av-xname", {}, control.name);
   const { kind, labels } = control;
   if (kind === "fixed") {
     return { el: h("div.av-control", {}, title, h("span.av-xvalue", {}, labels[0])), draw() {} };
@@ -30,61 +30,46 @@ export function choiceOf(control, offer) {
 }
 
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */
-function switchOf({ labels }, { key, choose }, title) {
+function switchOf({ name, labels }, { choose }, title) {
   const input = () => choose(labels.indexOf(box.checked ? "yes" : "no"));
-  const box = h("input", { type: "checkbox", role: "switch", "aria-labelledby": key, ...KEYS_ARE_MINE, input });
+  const box = h("input", { type: "checkbox", role: "switch", "aria-label": name, ...KEYS_ARE_MINE, input });
   const el = h("label.av-control.av-switch", {}, box, title);
   return { el, draw(place) { box.checked = labels[Number(place)] === "yes"; } };
 }
 
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */
-function sliderOf({ name, labels }, { key, live, choose }, title) {
-  const most = labels.length - 1;
+function sliderOf({ name, labels }, { other, choose }, title) {
   const input = () => choose(Number(slider.value));
-  const slider = h("input", { type: "range", min: 0, max: most, "aria-labelledby": key, ...KEYS_ARE_MINE, input });
+  const slider = range(name, input);
   const value = h("output.av-xvalue");
   const el = h("div.av-control", {}, title, slider, value);
-  if (live) el.append(otherOf(name, choose));
+  if (other) el.append(other(name, choose));
 
   /** @param {number | string} place */
   function draw(place) {
     const recorded = typeof place === "number";
     value.textContent = recorded ? labels[place] : place;
-    if (recorded) slider.value = String(place);
-    slider.setAttribute("aria-valuetext", value.textContent);
+    slide(slider, recorded ? place : Number(slider.value), labels.length - 1, value.textContent);
   }
   return { el, draw };
 }
 
-/** Where a reader types a value that was not recorded. @param {string} name @param {Offer["choose"]} choose */
-function otherOf(name, choose) {
-  const take = () => { if (other.value) choose(other.value); };
-  /** @param {KeyboardEvent} event */
-  function keydown(event) {
-    if (event.key === "Enter") take();
-    event.stopPropagation(); // notebooks take Enter for themselves
-  }
-  const about = { type: "number", step: "any", "aria-label": `${name}: another value`, placeholder: "other" };
-  const other = h("input.av-other", { ...about, ...KEYS_ARE_MINE, change: take, keydown });
-  return other;
-}
-
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */
-function listOf({ labels }, { key, choose }, title) {
+function listOf({ name, labels }, { choose }, title) {
   const input = () => choose(list.selectedIndex);
   const options = labels.map((label) => h("option", {}, label));
-  const list = h("select", { "aria-labelledby": key, ...KEYS_ARE_MINE, input }, ...options);
+  const list = h("select", { "aria-label": name, ...KEYS_ARE_MINE, input }, ...options);
   return { el: h("div.av-control", {}, title, list), draw(place) { list.selectedIndex = Number(place); } };
 }
 
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */
-function segmentsOf({ labels }, { key, choose }, title) {
+function segmentsOf({ name, labels }, { key, choose }, title) {
   const radios = labels.map((label, place) => {
     const input = () => choose(place);
     return h("input", { type: "radio", name: key, "aria-label": label, ...KEYS_ARE_MINE, input });
   });
   const segments = radios.map((radio, place) => h("label", {}, radio, h("span", {}, labels[place])));
-  const box = h("div.av-segments", { role: "radiogroup", "aria-labelledby": key }, ...segments);
+  const box = h("div.av-segments", { role: "radiogroup", "aria-label": name }, ...segments);
   /** @param {number | string} place */
   const draw = (place) => radios.forEach((radio, k) => { radio.checked = k === place; });
   return { el: h("div.av-control", {}, title, box), draw };

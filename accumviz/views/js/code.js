@@ -16,10 +16,12 @@ const seamed = (text) => text.split(SEAMS).flatMap((piece, i) => (i ? [h("wbr"),
 /** @param {Piece} part */
 const colored = (part) => (typeof part === "string" ? seamed(part) : [h(`span.av-${part[0]}`, {}, ...seamed(part[1]))]);
 
+/** A line of code without its colours. @param {Piece[]} parts */
+export const textOf = (parts) => parts.map((part) => (typeof part === "string" ? part : part[1])).join("");
+
 /** One line, and the events that happened there. @param {App} app @param {number[] | undefined} mine */
 function lineOf({ ledger, go, at }, mine, /** @type {number} */ n, /** @type {Piece[]} */ parts) {
-  const source = parts.map((part) => (typeof part === "string" ? part : part[1])).join("");
-  const [margin] = source.match(/^\s*/) ?? [""];
+  const [margin] = textOf(parts).match(/^\s*/) ?? [""];
   // A line that is too long goes on below, further in than it began.
   const further = `--av-in: ${margin.replaceAll("\t", " ".repeat(8)).length + 4}ch`;
   const text = h("code", { style: further }, ...parts.flatMap(colored));
@@ -39,6 +41,8 @@ export function codePane(app) {
   const lines = [];
   /** @type {number[][]} */
   const events = [];
+  /** @type {HTMLElement | undefined} */
+  let on;
   ledger.events.c.forEach((line, e) => (events[line] ||= []).push(e));
   for (const { name, lines: texts } of data.code) {
     const list = h("ol.av-lines");
@@ -57,12 +61,13 @@ export function codePane(app) {
   function draw({ e, n }) {
     // The forward before a backward ran on lines that nobody recorded.
     const line = n !== null && n < 0 ? undefined : lines[ledger.events.c[e]];
-    const on = box.querySelector("[aria-current]");
     line?.style.setProperty("--av-kind", ledger.kindColor(e));
     if (line === on) return;
     on?.removeAttribute("aria-current");
-    line?.setAttribute("aria-current", "true");
-    if (line) reveal(box, line.offsetTop, line.offsetHeight, 24);
+    on = line;
+    if (!line) return;
+    line.setAttribute("aria-current", "true");
+    reveal(box, line.offsetTop, line.offsetHeight, 24);
   }
   pointedAt(app, box, ({ target }) => events[lines.indexOf(target.closest("li"))]);
   /** @param {Set<number>} lit */

@@ -9,44 +9,23 @@ export const ROUNDING = 1e-5;
 
 /** @typedef {{text: string, share: number | null}} Difference */
 
-/** @typedef {{share: number, step: number, ratio: number}} Widest  the step at which two runs differ most */
+/** @typedef {ReturnType<typeof apart>} Apart  how far apart two runs are at a step */
 
 const noNumber = (/** @type {Plain} */ x) => x === null;
 
-/** How far apart two steps are, as a share of the larger one; ratio: of A's norm to B's. @param {Plain[][]} rows */
-function apart(rows) {
-  const [a, b] = rows.map((row) => row.map((x) => (x === null ? 0 : Number(x))));
+/**
+ * How far apart two runs are at a step, as a share of the larger gradient; ratio: of A's norm to B's; odd: whether one
+ * has no gradient where the other has one; none: which of the two has none at all.
+ * @param {Plain[][]} rows @param {number} step
+ */
+function apart(rows, step) {
+  const [a, b] = rows.map((row) => row.map(Number)); // None counts as 0
   const sizes = [Math.hypot(...a), Math.hypot(...b)];
   const gap = Math.hypot(...a.map((x, i) => (Object.is(x, b[i]) ? 0 : x - b[i])));
-  const share = gap / Math.max(...sizes);
-  if (gap === 0) return { share: 0, ratio: 1 };
-  return { share: Number.isFinite(share) ? share : Infinity, ratio: sizes[0] / sizes[1] };
-}
-
-/** @param {Gradients} a @param {Gradients} b @param {number} both @returns {Widest} */
-function widest(a, b, both) {
-  let found = { share: 0, step: 0, ratio: 1 };
-  for (let step = 0; step < both; step++) {
-    const { share, ratio } = apart([a.rows[step], b.rows[step]]);
-    if (share > found.share) found = { share, step, ratio };
-  }
-  return found;
-}
-
-/**
- * Whether one has no gradient where the other has one, and which of the two has none at all, where.
- * @param {Gradients} a @param {Gradients} b @param {number} both
- */
-function absences(a, b, both) {
-  let odd = false;
-  let told = "";
-  for (let s = 0; s < both; s++) {
-    odd ||= a.rows[s].some((x, i) => noNumber(x) !== noNumber(b.rows[s][i]));
-    const at = atStep(s, both);
-    const none = [a, b].map(({ rows }, i) => (rows[s].every(noNumber) ? ` ${"AB"[i]} has none${at}.` : ""));
-    if (odd && !told) told = none.join("");
-  }
-  return { odd, told };
+  const share = gap && gap / Math.max(...sizes);
+  const odd = rows[0].some((x, i) => noNumber(x) !== noNumber(rows[1][i]));
+  const none = rows.flatMap((row, i) => (row.every(noNumber) ? ["AB"[i]] : []));
+  return { step, share: Number.isNaN(share) ? Infinity : share, ratio: sizes[0] / sizes[1], odd, none };
 }
 
 /** @param {number} step @param {number} both */
@@ -65,7 +44,7 @@ function equal(exact, odd) {
   return exact ? "are equal, bit for bit." : "are equal.";
 }
 
-/** @param {Widest} widest @param {string} at */
+/** @param {Apart} apart @param {string} at */
 function unequal({ share, ratio }, at) {
   if (share <= ROUNDING) return `are equal to rounding: they differ by ${number(share, 2)} of their size${at}.`;
   if (!Number.isFinite(share)) return `cannot be compared: one is not finite${at}.`;
@@ -82,12 +61,14 @@ export function difference(a, b) {
   if (JSON.stringify(a.of) !== JSON.stringify(b.of)) return untold("The two runs have different parameters.");
   const both = Math.min(a.rows.length, b.rows.length);
   if (!both) return untold("There is no gradient to compare.");
-  const found = widest(a, b, both);
+  const steps = a.rows.slice(0, both).map((row, step) => apart([row, b.rows[step]], step));
+  const found = steps.reduce((widest, one) => (one.share > widest.share ? one : widest));
   const { share, step } = found;
-  const { odd, told } = absences(a, b, both);
+  const odd = steps.find((one) => one.odd);
+  const empty = steps.find((one) => one.odd && one.none.length);
   const what = a.exact ? "gradients" : "norms of the gradients";
-  let verdict = share ? unequal(found, atStep(step, both)) : equal(a.exact, odd);
-  if (share && told) verdict = `cannot be compared:${told}`;
+  let verdict = share ? unequal(found, atStep(step, both)) : equal(a.exact, Boolean(odd));
+  if (share && empty) verdict = `cannot be compared: ${empty.none[0]} has none${atStep(empty.step, both)}.`;
   const counts = a.steps === b.steps ? "" : ` A takes ${a.steps}, B ${b.steps}.`;
   return { text: `The ${what} at ${whichSteps(a, b, both)} ${verdict}${counts}`, share };
 }

@@ -3,7 +3,7 @@
 /** @import { Ledger } from "./ledger.js" */
 /** @import { At } from "./types.d.ts" */
 
-import { button, h, icon, put, range, slide } from "./dom.js";
+import { button, h, icon, named, put, range, slide } from "./dom.js";
 
 /**
  * @typedef {object} Controlled
@@ -22,7 +22,7 @@ import { button, h, icon, put, range, slide } from "./dom.js";
  */
 export function transport(what, slider, count, { move, toggle }) {
   const play = button("play", "play", toggle);
-  const link = h("a.av-b", { "aria-label": "link to this moment", title: "link to this moment" }, icon("link"));
+  const link = h("a.av-b", named("link to this moment"), icon("link"));
   link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
   const back = button("back", `previous ${what}`, () => move(-1));
   const next = button("next", `next ${what}`, () => move(1));
@@ -30,8 +30,7 @@ export function transport(what, slider, count, { move, toggle }) {
   function showPlaying(on) {
     const face = on ? "pause" : "play";
     play.replaceChildren(icon(face));
-    play.title = face;
-    play.setAttribute("aria-label", face);
+    put(play, named(face));
   }
   return { bar: h("div.av-top", {}, back, play, next, slider, count, link), play, link, showPlaying };
 }

@@ -11,8 +11,7 @@ const ICONS = {
   play: "M4 2.5v11l9-5.5z",
   pause: "M4 3h3v10H4zM9 3h3v10H9z",
   next: "M5 3v10l7-5z",
-  link: "M9.5 6.5a2.6 2.6 0 0 0-3.7 0l-3 3a2.6 2.6 0 0 0 3.7 3.7l1-1" +
-    "M6.5 9.5a2.6 2.6 0 0 0 3.7 0l3-3a2.6 2.6 0 0 0-3.7-3.7l-1 1",
+  link: "M6 5H4a3 3 0 0 0 0 6h2M10 5h2a3 3 0 0 1 0 6h-2M5.5 8h5",
 };
 
 /**
@@ -67,6 +66,9 @@ export const group = (label) => ({ role: "group", "aria-label": label });
 /** @param {string} label */
 export const scrolls = (label) => ({ tabindex: 0, ...group(label) });
 
+/** What has no text says what it is, to everybody. @param {string} label */
+export const named = (label) => ({ "aria-label": label, title: label });
+
 /** @param {string} name */
 export function icon(name) {
   return svg("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
@@ -77,7 +79,7 @@ export function icon(name) {
  * @param {Node | string} face
  */
 export function button(name, label, click, face = icon(name)) {
-  return h(`button.av-b.av-b-${name}`, { type: "button", "aria-label": label, title: label, click }, face);
+  return h(`button.av-b.av-b-${name}`, { type: "button", ...named(label), click }, face);
 }
 
 /** Inputs keep their keys to themselves in hosts that have shortcuts. */
@@ -85,8 +87,7 @@ export const KEYS_ARE_MINE = { "data-lm-suppress-shortcuts": "true" };
 
 /** @param {string} label @param {() => void} input */
 export function range(label, input, name = "") {
-  const attributes = { type: "range", min: 0, value: 0, "aria-label": label, ...KEYS_ARE_MINE, input };
-  return h(name ? `input.${name}` : "input", attributes);
+  return h(`input.${name}`, { type: "range", min: 0, value: 0, "aria-label": label, ...KEYS_ARE_MINE, input });
 }
 
 /** Move a slider. @param {HTMLInputElement} slider @param {number} value @param {number} most */
@@ -95,11 +96,11 @@ export function slide(slider, value, most, text = "") {
   slider.setAttribute("aria-valuetext", text);
 }
 
+/** @type {Record<string, number>} */
+const WAYS = { ArrowDown: 1, ArrowUp: -1 };
+
 /** Which way an arrow key leads in a list; undefined for other keys. @param {KeyboardEvent} event */
-export function vertical({ key }) {
-  if (key === "ArrowDown") return 1;
-  return key === "ArrowUp" ? -1 : undefined;
-}
+export const vertical = ({ key }) => WAYS[key];
 
 /** @param {Event} event */
 export function own(event) {

@@ -1,6 +1,6 @@
 /** The explorer: controls that switch between recorded runs, two of them side by side when asked. */
 
-/** @import { Choice, Dispose, ExplorerData, Host, Run, Shown, Whole } from "./types.d.ts" */
+/** @import { Dispose, ExplorerData, Host, Shown, Whole } from "./types.d.ts" */
 
 import { choicesIn, choicesLink, linkTo, momentIn } from "./address.js";
 import { arrive, group, h } from "./dom.js";
@@ -10,31 +10,24 @@ import { runsOf, toOneScale, withWays } from "./runs.js";
 import { sideOf } from "./side.js";
 import { leveling, together } from "./together.js";
 
-/** Put in an explorer. @param {Host} host @returns {Promise<Dispose>} */
-export async function explore({ model, el }) {
+/**
+ * Put in an explorer.
+ * @param {Host} host @param {typeof import("./kernel.js").recording} [kernel]  what records other runs, in a notebook
+ * @returns {Promise<Dispose>}
+ */
+export async function explore({ model, el }, kernel) {
   const { data, bytes } = await read(model.get("data"));
   const { controls, start, against } = /** @type {ExplorerData} */ (data);
   const id = model.get("id");
-  const live = Boolean(model.get("live"));
   const uid = `avx${Math.random().toString(36).slice(2, 8)}`;
-  const runs = runsOf(data, bytes);
-  /** @type {Set<string>} */
-  const asked = new Set();
+  const recorded = runsOf(data, bytes);
+  const runs = kernel ? kernel(model, controls, recorded, draw) : recorded;
 
   /** @returns {Shown} */
   const at = () => ({ a: start, b: against, ...model.get("at") });
   /** @param {Partial<Shown>} change */
   function go(change) {
     model.set("at", { ...at(), ...change });
-    model.save_changes();
-  }
-  /** @param {Choice} choice */
-  function ask(choice) {
-    const key = runs.keyOf(choice);
-    if (asked.has(key)) return;
-    asked.add(key);
-    model.set("ask", { choice, n: asked.size });
-    model.save_changes();
   }
   /** @param {"a" | "b"} name */
   function side(name) {
@@ -43,23 +36,22 @@ export async function explore({ model, el }) {
     const link = () => choicesLink(id, name, at().a, at().b);
     const leader = () => (at().b ? both.leader : null);
     const how = { leader, moved: both.follow, begins: tabs, dress: dressOf(name) };
-    return sideOf(name, { controls, uid, live, choose, ask, link, ...how });
+    return sideOf(name, { controls, uid, other: runs.other, choose, link, ...how });
   }
   /**
    * How a run is shown beside others: to one scale with that of the other side, and among the ways of all presets.
-   * @param {"a" | "b"} name @returns {(run: Run, other: Run | null | undefined) => Whole | undefined}
+   * @param {"a" | "b"} name @returns {(whole: Whole, other: Whole | undefined) => Whole}
    */
-  const dressOf = (name) => (run, other) => {
-    if (!run.whole) return undefined;
-    const scaled = toOneScale(run.whole, other?.whole);
-    const both = name === "a" ? [run, other] : [other, run];
+  const dressOf = (name) => (whole, other) => {
+    const scaled = toOneScale(whole, other);
+    const both = name === "a" ? [whole, other] : [other, whole];
     if (other) return withWays(scaled, name.toUpperCase(), [["A", both[0]], ["B", both[1]]]);
     if (!tabs) return scaled;
     const { labels } = controls[0];
-    return withWays(scaled, labels[Number(at()[name]?.[0])], labels.map((label, i) => [label, runs.at([i])]));
+    return withWays(scaled, labels[Number(at()[name]?.[0])], labels.map((label, i) => [label, runs.at([i]).whole]));
   };
   const tabs = controls[0].kind === "tabs";
-  const both = together(() => sides, address);
+  const both = together(() => sides, (side, e) => linkTo(choicesLink(id, side, at().a, at().b), { e }));
   const sides = { a: side("a"), b: side("b") };
   const result = figures();
   // Presets are there to be compared: with the next one, where no other was named.
@@ -83,13 +75,6 @@ export async function explore({ model, el }) {
     result.draw(b ? [run, beside] : [run]);
     both.draw(b && run, b && beside);
   }
-  /** A link to the moment of the side that stands elsewhere at each moment: the one with more events. */
-  function address() {
-    const { a, b } = at();
-    const [e, other] = both.at();
-    const longer = (runs.at(a)?.whole?.data.e.k.length ?? 0) >= (b && runs.at(b)?.whole?.data.e.k.length || 0);
-    return linkTo(choicesLink(id, longer ? "a" : "b", a, b), { e: longer ? e : other, n: null, p: -1, node: -1 });
-  }
   /** A permalink names its explorer, the choices of both sides, and the moment of one. */
   function follow() {
     const moment = momentIn(location.hash, id);
@@ -101,12 +86,6 @@ export async function explore({ model, el }) {
     arrive(frame);
   }
   model.on("change:at", draw);
-  model.on("change:told", async () => {
-    const { choice, run } = model.get("told");
-    const { data, bytes } = await read(run);
-    runs.add(choice, data.data ? { ...data, data: undefined, whole: { data: data.data, bytes } } : data);
-    draw();
-  });
   const ended = new AbortController();
   addEventListener("hashchange", follow, { signal: ended.signal });
   el.append(frame);

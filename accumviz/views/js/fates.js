@@ -19,7 +19,7 @@ const HANDED_ON = NEVER - 1;
  * @returns {Fates}
  */
 export function decode(runs, norms) {
-  const born = Array.from(norms, (norm, e) => (norm < 0 ? -1 : e)).filter((e) => e >= 0);
+  const born = Array.from(norms, (_, e) => e).filter((e) => !(norms[e] < 0));
   const [erased, consumed, until] = [1, 2, 3].map(() => new Int32Array(born.length).fill(NEVER));
   for (let i = 0, at = 0; i < runs.length; i += 3) {
     const [count, gone, used] = runs.slice(i, i + 3);
@@ -28,7 +28,7 @@ export function decode(runs, norms) {
     if (used) consumed.fill(used > 0 ? last + used : HANDED_ON, at, at + count);
     at += count;
   }
-  erased.forEach((end, k) => { until[k] = k ? Math.max(until[k - 1], end) : end; });
+  erased.forEach((end, k) => { until[k] = Math.max(until[k - 1] ?? 0, end); });
   return { born, erased, consumed, until };
 }
 
@@ -51,10 +51,8 @@ export function live({ born, erased, until }, e) {
 }
 
 /** The events whose contributions an event erased before any step used them. @param {Fates} fates @param {number} e */
-export function lost({ born, erased, consumed, until }, e) {
-  const found = [];
-  for (let k = countUpTo(born, e - 1) - 1; k >= 0 && until[k] >= e; k--) {
-    if (erased[k] === e && consumed[k] === NEVER) found.push(born[k]);
-  }
-  return found.reverse();
+export function lost(fates, e) {
+  const { born, erased, consumed } = fates;
+  const gone = live(fates, e - 1).filter((k) => erased[k] === e && consumed[k] === NEVER);
+  return gone.map((k) => born[k]);
 }

@@ -43,14 +43,6 @@ function whatOf({ groups, parameters }) {
   return parameters.every(({ signed }) => signed) ? "single" : "mixed";
 }
 
-/** What the marks of the bars mean. @param {HTMLElement} list */
-function legendOf(list) {
-  const hatched = h("span", {}, " Hatched: not recorded, or of other ranks.");
-  const el = h("p.av-marks", {}, "Thin line: zero. Heavy line: .grad. Dots: None.", hatched);
-  const draw = () => { hatched.hidden = !list.querySelector(".av-row:not([hidden]) .av-unseen:not([hidden])"); };
-  return { el, draw };
-}
-
 /** @param {App} app */
 export function gradPane(app) {
   const { ledger, go, at, uid, graph } = app;
@@ -64,8 +56,9 @@ export function gradPane(app) {
   const note = h("p.av-note");
   const tree = { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: redraw };
   const box = h("div.av-win", tree, list);
-  const marks = legendOf(list);
-  const made = pane("grad", ".grad", box, note, marks.el);
+  const hatched = h("span", {}, " Hatched: of other ranks, or unrecorded.");
+  const marks = h("p.av-marks", {}, "Thin line: zero, beside it the oldest part. Heavy: .grad. Dots: None.", hatched);
+  const made = pane("grad", ".grad", box, note, marks);
   const search = h("input.av-search", {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,
     placeholder: `search ${parameters.length} names`, input() { arrange(); redraw(); },
@@ -79,8 +72,7 @@ export function gradPane(app) {
 
   function arrange() {
     rows = listed(parameters, groups, open, many ? search.value.trim().toLowerCase() : "");
-    list.style.height = `${rows.length * tall}px`;
-    box.style.cssText = `--av-tall: ${list.style.height}; --av-letters: ${longest(rows, ledger.data.cut)}ch`;
+    box.style.cssText = `--av-tall: ${rows.length * tall}px; --av-letters: ${longest(rows, ledger.data.cut)}ch`;
     made.el.classList.toggle("av-empty", !rows.length);
   }
   /** @param {Row} row */
@@ -138,7 +130,7 @@ export function gradPane(app) {
     follow(state.p);
     const wrote = graph?.wrote(state) ?? null;
     const members = (/** @type {Row} */ row) => (row.in ? ledger.rows.slice(...row.in) : [row]);
-    const known = (/** @type {Row} */ row) => (state.e > 0 || ledger.began(row) ? wrote : null);
+    const known = (/** @type {Row} */ row) => (state.e > 0 || row.began ? wrote : null);
     const when = (/** @type {Row} */ row) => seenUntil(members(row), state.e, known(row));
     const [width, letters] = [lineAt(0).bar.clientWidth, lineAt(0).name.clientWidth / 7.6];
     const first = Math.floor(box.scrollTop / tall);
@@ -156,7 +148,7 @@ export function gradPane(app) {
     }
     box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
     note.textContent = explain(state, when);
-    marks.draw();
+    hatched.hidden = !list.querySelector(".av-row:not([hidden]) .av-unseen:not([hidden])");
   }
   lineAt(0);
   arrange();

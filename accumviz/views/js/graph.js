@@ -8,7 +8,7 @@ import { card } from "./card.js";
 import { button, svg, h, own, pane, put, range, reveal, scrolls, slide, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
 import { clamp } from "./numbers.js";
-import { moment, progress, remark, selection } from "./moment.js";
+import { moment, remark } from "./moment.js";
 import { zooming } from "./zoom.js";
 
 /** @type {[string, string, number][]} */
@@ -40,6 +40,7 @@ function drawing(layout, graph, click) {
   return { el, graph, layout, draw, cards, at };
 }
 
+
 /** Where the number of an edge stands: beside the middle of its curve. @param {string} curve @param {string} tip */
 function middle(curve, tip) {
   const [[x0, y0], [x1, y1]] = [curve, tip].map((path) => path.slice(1).split(/[ C]/).map(parseFloat));
@@ -49,7 +50,10 @@ function middle(curve, tip) {
 /** @param {App} app */
 export function graphPane(app) {
   const { ledger, data, go, at } = app;
-  const box = h("div.av-win", scrolls("Autograd graph, scrollable; up and down select a node"));
+  // As tall as the tallest graph asks, within reason, whichever is shown.
+  const tall = clamp(0.89 * Math.max(0, ...data.layouts.map(({ h: height }) => height)), 224, 660);
+  const about = scrolls("Autograd graph, scrollable; up and down select a node");
+  const box = h("div.av-win", { ...about, style: `--av-tall: ${tall}px` });
   const note = h("p.av-note");
   const told = h("span.av-told");
   const steps = range("forward, then backward, node by node", () => go({ n: Number(steps.value) - total() }));
@@ -59,9 +63,6 @@ export function graphPane(app) {
   const made = pane("graph", "Graph", box, h("div.av-below", {}, sub, note), h("p.av-marks", {}, marks));
   const view = zooming(box);
   const total = () => shown?.graph.order.length ?? 0;
-  // As tall as the tallest graph asks, within reason, whichever is shown.
-  const tall = clamp(0.89 * Math.max(0, ...data.layouts.map(({ h: height }) => height)), 224, 660);
-  box.style.setProperty("--av-tall", `${tall}px`);
   const faces = TOOLS.map(([face, label, by]) => button("zoom", label, () => view.zoom(by), face));
   const turn = button("zoom", "fold or unfold modules", () => {
     ledger.other = !ledger.other;
@@ -91,10 +92,11 @@ export function graphPane(app) {
   function light(lit) {
     warm = lit;
     const mine = lit.has(momentAt(at()).owner);
-    const others = [...lit].some((e) => e >= 0 && ledger.kinds[e] !== "backward");
-    const { cards = [], layout } = shown ?? {};
+    const others = [...lit].some((e) => ledger.kinds[e] !== "backward");
+    if (!shown) return;
+    const { cards, layout } = shown;
     cards.forEach(({ el }, i) => {
-      const { k, leaf } = /** @type {Layout} */ (layout).n[i];
+      const { k, leaf } = layout.n[i];
       el.classList.toggle("av-warm", (others && leaf !== undefined) || (mine && k.includes("root")));
     });
   }
@@ -146,8 +148,6 @@ export function graphPane(app) {
     const front = pos < 0 ? graph.order[Math.min(-pos, total - 1)] : now.last ?? graph.order[0];
     follow(now.coming ? graph.order[0] : ran < total ? front : state.node);
   }
-  /** How far the backward has come, and the selected node. @param {At} state */
-  const describe = (state) => [progress(momentAt(state)), selection(momentAt(state), state.node)];
   /** The nodes that a backward being stepped through has run; null: all. @param {At} state */
   function wrote(state) {
     const { nodes, total, ran, done } = momentAt(state);
@@ -155,5 +155,5 @@ export function graphPane(app) {
   }
   /** Where a node is on the page. @param {number} i */
   const boxOf = (i) => shown?.cards[i].el.getBoundingClientRect();
-  return { ...made, moment: momentAt, describe, wrote, fit: view.fit, boxOf, light, draw };
+  return { ...made, moment: momentAt, wrote, fit: view.fit, boxOf, light, draw };
 }

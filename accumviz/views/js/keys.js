@@ -30,9 +30,9 @@ export function keys(frame, length, { move, run, moment, play }) {
       move(by);
       return true;
     }
-    if (key !== " " || !length || target.matches("button, a")) return false;
-    play.click();
-    return true;
+    const plays = key === " " && length && !target.matches("button, a");
+    if (plays) play.click();
+    return plays;
   }
   frame.addEventListener("keydown", (event) => {
     const target = /** @type {Element} */ (event.target);

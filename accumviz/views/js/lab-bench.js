@@ -3,7 +3,7 @@
 /** @import { LabData, LabReport, Offer } from "./lab-types.d.ts" */
 /** @import { Choice, Dispose, Host } from "./types.d.ts" */
 
-import { group, h } from "./dom.js";
+import { arrive, group, h } from "./dom.js";
 import { choiceIn, linkOf } from "./lab-address.js";
 import { choiceOf } from "./lab-choices.js";
 import { reportPane } from "./lab-report.js";
@@ -55,7 +55,6 @@ function kernelOf(model, offers, arrangements, heard) {
       [offers[i].name, typeof place === "number" ? offers[i].values[place] : place];
     const told = choice.map(valueOf);
     model.set("ask", { choice: Object.fromEntries(told), key, n: failures.size });
-    model.save_changes();
     return "";
   }
   model.on("change:told", async () => {
@@ -129,7 +128,7 @@ export async function bench({ model, el }) {
     touched = touched.filter((i) => choice[i] !== start[i]);
     draw(role, e);
   }
-  /** @param {string} [role] whose line keeps the focus @param {number | null} [e] the moment; null: the last step */
+  /** @param {string} [role] whose line keeps the focus @param {number | null} [e] null: what is to be seen */
   function draw(role, e = null) {
     asks.forEach((one, i) => one?.draw(choice[i]));
     again.disabled = choice.every((place, i) => place === start[i]);
@@ -145,10 +144,11 @@ export async function bench({ model, el }) {
     if (role) standing.focus(role);
     goal.draw(run.report);
   }
-  /** @param {string} role @param {string} value */
-  function put(role, value) {
+  /** @param {string} role @param {string} value @param {number} [top] */
+  function put(role, value, top) {
     const i = offers.findIndex(({ name }) => name === role);
     change(i, offers[i].values.indexOf(value), role);
+    if (!waits) standing?.focus(role, top);
   }
   /** @param {string} role @param {number} by */
   function shift(role, by) {
@@ -165,7 +165,7 @@ export async function bench({ model, el }) {
     if (lost) settle([...start], words);
     else settle(named.choice, "", undefined, named.e);
     touched = choice.flatMap((place, i) => (place === start[i] ? [] : [i]));
-    frame.scrollIntoView({ block: "nearest" });
+    arrive(frame);
   }
   function repaint() {
     frame.classList.toggle("av-dark", isBright(getComputedStyle(frame).color));

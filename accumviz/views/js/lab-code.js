@@ -4,7 +4,7 @@
 /** @import { LabRow, Offer } from "./lab-types.d.ts" */
 
 import { codePane } from "./code.js";
-import { carrying } from "./lab-drag.js";
+import { carrying, hold } from "./lab-drag.js";
 import { h, KEYS_ARE_MINE, own, put, vertical } from "./dom.js";
 
 const NOWHERE = "nowhere";
@@ -12,7 +12,7 @@ const NOWHERE = "nowhere";
  * @typedef {object} Movable  what can be moved, and how
  * @property {Offer[]} offers
  * @property {LabRow[]} rows
- * @property {(role: string, value: string) => void} put
+ * @property {(role: string, value: string, top?: number) => void} put  where it is seen, if it was put there by hand
  * @property {(role: string, by: number) => void} shift  asks for what `shift` here does, now or when it can be done
  */
 
@@ -29,6 +29,16 @@ function placesOf(rows, { name, values }) {
 /** @param {Offer} offer @param {string} value */
 const called = ({ values, labels }, value) => labels[values.indexOf(value)];
 
+/**
+ * A line takes the focus, and is seen where a hand has put it.
+ * @param {Map<string, HTMLElement>} grips @returns {(role: string, top?: number) => void}
+ */
+const coming = (grips) => (role, top) => {
+  const grip = grips.get(role);
+  grip?.focus({ preventScroll: true });
+  hold(grip, top);
+};
+
 /** @param {App} app @param {Movable} movable */
 export function movingPane(app, { offers, rows, put: move, shift: ask }) {
   const code = codePane(app);
@@ -42,6 +52,8 @@ export function movingPane(app, { offers, rows, put: move, shift: ask }) {
 
   /** Show where a line could stand, or none ("") of it. @param {string} role */
   function lift(role) {
+    const held = grips.get(role || lifted);
+    const top = held?.getBoundingClientRect().top;
     lifted = role;
     for (const slot of slots) slot.el.hidden = slot.role !== role;
     for (const [name, grip] of grips) {
@@ -49,15 +61,16 @@ export function movingPane(app, { offers, rows, put: move, shift: ask }) {
       grip.closest("li, div")?.classList.toggle("av-lifted", name === role);
     }
     code.el.classList.toggle("av-lifting", role !== "");
+    hold(held, top);
   }
   /** @param {Offer} offer @param {string} value @param {number} depth @param {string} tag */
   function slotOf(offer, value, depth, tag) {
     const label = `put ${offer.line} ${called(offer, value)}`;
-    const face = h("button.av-here", { type: "button", "aria-label": label, click: () => move(offer.name, value) },
-      called(offer, value));
+    const drop = () => move(offer.name, value, el.getBoundingClientRect().top);
+    const face = h("button.av-here", { type: "button", "aria-label": label, click: drop }, called(offer, value));
     const el = h(tag, { style: `--av-depth: ${depth}` }, face);
     el.hidden = true;
-    slots.push({ role: offer.name, value, el });
+    slots.push({ role: offer.name, el, drop });
     return el;
   }
   /** @param {Offer} offer @param {(Node | string)[]} content */
@@ -93,7 +106,7 @@ export function movingPane(app, { offers, rows, put: move, shift: ask }) {
     const next = places[places.findIndex(({ here }) => here) + by];
     if (next) move(role, next.value);
   }
-  const carried = carrying(slots, lift, move);
+  const carried = carrying(slots, lift);
   /** Each line of the loop as it can be moved, and the places between. */
   function arrange() {
     const list = /** @type {Element} */ (lines[0].parentElement);
@@ -131,10 +144,9 @@ export function movingPane(app, { offers, rows, put: move, shift: ask }) {
   }
   arrange();
   stow();
-  const none = shelf.querySelector(".av-out") ? "" : "nothing";
-  shelf.prepend(h("span.av-quiet", {}, `Taken out: ${none}`));
+  shelf.prepend(h("span.av-quiet", {}, `Taken out: ${shelf.querySelector(".av-out") ? "" : "nothing"}`));
   code.el.append(shelf);
   const hint = "Drag a marked line, or tap it and then a place for it; with keys, ↑ and ↓ move it.";
   code.el.append(h("p.av-note", {}, hint));
-  return { ...code, shift, focus: (/** @type {string} */ role) => grips.get(role)?.focus({ preventScroll: true }) };
+  return { ...code, shift, focus: coming(grips) };
 }

@@ -1,6 +1,6 @@
 /** Carrying a line with the mouse: a finger taps instead, since what it drags is the page. */
 
-/** A place for a line. @typedef {{role: string, value: string, el: HTMLElement}} Slot */
+/** A place for a line, and what puts it there. @typedef {{role: string, el: HTMLElement, drop: () => void}} Slot */
 
 /** A mouse that moves less was a click. */
 const STILL = 4;
@@ -21,9 +21,17 @@ function nearest(slots, line, y) {
 }
 
 /**
- * @param {Slot[]} slots @param {(role: string) => void} lift @param {(role: string, value: string) => void} put
+ * Scroll until an element stands at a height again: places that open above it would take it from under the pointer.
+ * @param {Element} [el] @param {number} [top]
  */
-export function carrying(slots, lift, put) {
+export function hold(el, top) {
+  for (let box = el?.parentElement; el && box && top; box = box.parentElement) {
+    box.scrollBy({ top: el.getBoundingClientRect().top - top, behavior: "instant" });
+  }
+}
+
+/** @param {Slot[]} slots @param {(role: string) => void} lift */
+export function carrying(slots, lift) {
   let carried = false;
 
   /** @param {PointerEvent} event @param {string} role @param {HTMLElement} line */
@@ -48,8 +56,8 @@ export function carrying(slots, lift, put) {
     function end(dropped) {
       ended.abort();
       if (!carried) return;
+      if (dropped) near?.drop();
       lift("");
-      if (dropped && near) put(role, near.value);
     }
     addEventListener("pointermove", follow, { signal });
     addEventListener("pointerup", () => end(true), { signal });

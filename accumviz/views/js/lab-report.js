@@ -19,8 +19,9 @@ function articleOf({ rule, severity, event, line, cause, evidence, cure, read },
   const lines = h("pre.av-cure", { tabindex: 0, role: "group", "aria-label": "the cure" }, ...cure.map(cureLine));
   const shown = hidden ? h("details", {}, h("summary", {}, "Show the cure"), lines) : lines;
   const { book } = document.documentElement.dataset;
-  const page = book ? h("a", { href: book + read.replace("#", ".html#") }, `chapter ${parseInt(read)}`) : read;
-  const more = [...(evidence ? [[evidence]] : []), ...(read ? [["Read: ", page]] : [])];
+  const [plain, address, said] = read;
+  const page = book ? h("a", { href: book + address }, said) : plain;
+  const more = [...(evidence ? [[evidence]] : []), ["Read: ", page]];
   return h("article", {}, head, h("p", {}, ...marked(cause)), ...(cure.length ? [shown] : []),
     ...more.map((parts) => h("p.av-quiet", {}, ...parts)));
 }

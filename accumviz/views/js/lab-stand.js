@@ -12,7 +12,6 @@ import { Ledger } from "./ledger.js";
 import { lighting } from "./light.js";
 import { clamp } from "./numbers.js";
 import { playing } from "./playing.js";
-import { endOf } from "./runs.js";
 import { sharesPane } from "./shares.js";
 import { timePane } from "./timeline.js";
 import { weightsPane } from "./weights.js";
@@ -22,10 +21,10 @@ import { sentence } from "./words.js";
  * @typedef {object} Ground  where it stands, and what it leads to
  * @property {string} uid
  * @property {Offer[]} offers
- * @property {(role: string, value: string) => void} put
+ * @property {(role: string, value: string, top?: number) => void} put
  * @property {(role: string, by: number) => void} shift
  * @property {Record<"code" | "tape" | "below", HTMLElement>} slots
- * @property {number | null} e  the moment to show; null: the last step
+ * @property {number | null} e  the moment to show; null: the one that there is something to see at
  * @property {(e: number) => string} link
  */
 
@@ -45,13 +44,16 @@ function momentOf(first, last, e, show) {
   return { at: () => at, go };
 }
 
+/** Where the first finding points, or a healthy loop steps first. @param {Ledger} ledger @param {LabRun} run */
+const toBeSeen = ({ kinds }, { report }) => report.findings[0]?.event ?? kinds.indexOf("step");
+
 /** @param {LabRun} run @param {Ground} ground */
 export function stand(run, { uid, offers, put, shift, slots, e, link }) {
   const data = { ...run, layouts: [], graphs: [], of: {}, undrawn: {}, remark: "" };
   const ledger = new Ledger(data);
   const { length } = ledger;
   const first = data.weights ? -1 : 0; // what moves is seen from before it has moved
-  const { at, go } = momentOf(first, Math.max(length - 1, 0), e ?? endOf({ data }), show);
+  const { at, go } = momentOf(first, Math.max(length - 1, 0), e ?? toBeSeen(ledger, run), show);
   /** @type {App} */
   const app = { ledger, data, uid, at, go, first, graph: null };
   const code = movingPane(app, { offers, rows: run.rows, put, shift });

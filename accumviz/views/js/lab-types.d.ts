@@ -26,7 +26,8 @@ export interface LabFinding {
   cause: string;
   evidence: string;
   cure: string[];
-  read: string;
+  /** A chapter and its section; where that is below the book's chapters, and how a link to it is called. */
+  read: [string, string, string];
 }
 
 /** What was found, and what is wrong although nothing was (`remark`). */

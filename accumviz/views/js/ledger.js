@@ -1,13 +1,11 @@
 /** A ledger as the page has it: events, rows, and what each `.grad` held. */
 
-/** @import { Data, Events, Plain, RowData } from "./types.d.ts" */
+/** @import { Data, Plain, RowData } from "./types.d.ts" */
 
 import { decode } from "./fates.js";
 import { abbreviated } from "./names.js";
 import { column } from "./packed.js";
 
-/** @type {Events} */
-const NO_EVENTS = { k: [], h: [], l: [], c: [], skipped: [], retained: [], scales: [] };
 /** @type {[string, string]} */
 const PLAIN_COLOR = ["#0072B2", "#fff"];
 
@@ -33,6 +31,8 @@ export class Row {
     this.r = told.r.map(Number);
     this.signed = Boolean(exact) && told.d.every((side) => side === 1);
     this.runs = data.fates[told.f];
+    /** Whether its `.grad` before the first event is known: it was None. */
+    this.began = !told.u;
   }
 
   get fates() {
@@ -55,12 +55,12 @@ export class Row {
 export class Ledger {
   /** @param {Data} data @param {Uint8Array} [bytes] */
   constructor(data, bytes) {
-    const events = data.e || NO_EVENTS;
+    const events = data.e;
     this.data = data;
     this.bytes = bytes;
     this.events = events;
     this.length = events.k.length;
-    this.count = data.count || 0;
+    this.count = data.count;
     /** Whether graphs are seen in their other form. */
     this.other = false;
     this.kinds = events.k.map((kind) => data.kinds[kind][0]);
@@ -68,13 +68,15 @@ export class Ledger {
     this.retained = new Set(events.retained);
     this.scales = new Set(events.scales);
     /** @type {Map<number, [string, string]>} */
-    this.colors = new Map((data.colors || []).map(([label, color, ink]) => [label, [color, ink]]));
-    const columns = [data.c, data.g].map((packed) => column(packed || [], bytes));
+    this.colors = new Map(data.colors.map(([label, color, ink]) => [label, [color, ink]]));
+    const columns = [data.c, data.g].map((packed) => column(packed, bytes));
     /** Parameters, then groups of them. */
-    this.rows = (data.p || []).map((row, p) => {
+    this.rows = data.p.map((row, p) => {
       const [start, stop] = [p * this.length, (p + 1) * this.length];
       return new Row(row, p, data, columns.map((values) => values.subarray(start, stop)));
     });
+    this.parameters = this.rows.slice(0, this.count);
+    this.groups = this.rows.slice(this.count);
     /** @type {((name: string, limit: number) => string) | undefined} */
     this.abbreviate = undefined;
     let last = -1;
@@ -97,15 +99,8 @@ export class Ledger {
     return new Set(drawn.map(({ r }) => r.join())).size > 1;
   }
 
-  get parameters() { return this.rows.slice(0, this.count); }
-  get groups() { return this.rows.slice(this.count); }
-
   /** An event's index in the whole ledger. @param {number} e */
   index(e) { return this.events.i && e >= 0 ? this.events.i[e] : e; }
-  /** Whether a row's `.grad` before the first event is known: it was None if that event accounts for all of it. */
-  began(/** @type {Row} */ { g, c }) {
-    return this.kinds[0] !== "zero_grad" && (g[0] < 0 || Math.abs(g[0] - c[0]) <= 1e-3 * c[0]);
-  }
   /** @param {number} e */
   label(e) { return this.data.strings[this.events.l[e]]; }
   /** @param {number} e */

@@ -17,7 +17,7 @@ export function lighting(panes) {
     const next = events.join();
     if (next === now) return;
     now = next;
-    for (const pane of panes()) pane.light?.(new Set(events));
+    for (const pane of panes()) pane.light?.(new Set(events.filter((e) => e >= 0)));
   };
 }
 

@@ -91,13 +91,8 @@ function product({ graph, layout, nodes, done }, i) {
 
 /** What stands below the graph. @param {Ledger} ledger @param {Data} data @param {Moment} moment */
 export function remark(ledger, data, { owner, graph, now, coming, kept }) {
-  if (coming) return noGraph(-1);
-  if (!graph) return data.undrawn[owner] || noGraph(owner);
+  if (coming) return "No graph yet: a forward builds it.";
+  if (!graph) return data.undrawn[owner] || "The graph of this backward was not kept.";
   const past = `The graph of event ${ledger.index(owner)}, ${kept ? "retained" : "freed by its backward"}.`;
   return [now ? data.remark : past, ...data.layouts[graph.l].notes].join(" ").trim();
-}
-
-/** @param {number} owner */
-function noGraph(owner) {
-  return owner < 0 ? "No graph yet: a forward builds it." : "The graph of this backward was not kept.";
 }

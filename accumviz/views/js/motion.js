@@ -23,6 +23,11 @@ function arrived({ graph }, was, now) {
   return [...here.done].filter((i) => here.nodes[i].leaf !== undefined && !before.has(i)).slice(0, MOST);
 }
 
+/** What is there only while it moves. @param {Element} el @param {Keyframe[]} way @param {KeyframeEffectOptions} how */
+function pass(el, way, how) {
+  el.animate(way, how).onfinish = () => el.remove();
+}
+
 /** @param {App} app @param {ReturnType<typeof gradPane> | null} grad */
 export function motions(app, grad) {
   const { ledger, graph } = app;
@@ -32,21 +37,21 @@ export function motions(app, grad) {
   /** A number on its way from a node to the bar that it is added to. @param {number} i @param {At} state */
   function fly(i, { e, n }) {
     const leaf = graph?.moment({ e, n }).nodes[i].leaf;
-    const bar = grad?.lines().find((line) => line.row().n === leaf)?.bar;
-    const row = ledger.parameters.find(({ n: name }) => name === leaf);
+    const line = grad?.lines().find(({ row }) => row().n === leaf);
     const from = graph?.boxOf(i);
-    const frame = bar?.closest(".av-frame");
-    if (!bar || !row || !from || !frame) return;
+    const frame = line?.el.closest(".av-frame");
+    if (!line || !from || !frame) return;
+    const { bar, row } = line;
     const [home, to] = [frame.getBoundingClientRect(), bar.getBoundingClientRect()];
     const [color, ink] = ledger.color(e);
     const mark = h("b.av-flying", { "aria-hidden": "true", style: `background: ${color}; color: ${ink}` },
-      contributionText(ledger, e, row));
+      contributionText(ledger, e, row()));
     frame.append(mark);
     const at = (/** @type {DOMRect} */ box) =>
       `translate(${box.x + box.width / 2 - home.x}px, ${box.y + box.height / 2 - home.y}px) translate(-50%, -50%)`;
     const easing = "cubic-bezier(0.5, 0, 0.4, 1)";
     const flight = [{ transform: at(from) }, { transform: at(to), offset: 0.9 }, { transform: at(to), opacity: 0 }];
-    mark.animate(flight, { duration: FLIGHT, easing }).finished.then(() => mark.remove(), () => mark.remove());
+    pass(mark, flight, { duration: FLIGHT, easing });
     const landing = { duration: 200, delay: FLIGHT * 0.8, fill: /** @type {FillMode} */ ("backwards") };
     for (const part of bar.querySelectorAll(".av-new")) part.animate([{ opacity: 0 }, { opacity: 1 }], landing);
   }
@@ -57,7 +62,7 @@ export function motions(app, grad) {
       const fall = h("span.av-falling", {}, ...parts);
       bar.append(fall);
       const to = { transform: "translateY(1.4rem)", opacity: 0 };
-      fall.animate([{ opacity: 1 }, to], { duration: 450, easing: "ease-in" }).finished.then(() => fall.remove());
+      pass(fall, [{ opacity: 1 }, to], { duration: 450, easing: "ease-in" });
     }
   }
   /** Called before a moment is drawn; what it returns, after. @param {At} state */

@@ -11,8 +11,7 @@ export const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${
 
 /** @param {number} size */
 function scientific(size, digits = 4) {
-  const [mantissa, exponent] = size.toExponential(digits - 1).split("e");
-  return `${Number(mantissa)}e${Number(exponent)}`.replace("e-", "e−");
+  return size.toExponential(digits - 1).replace(/\.?0*e\+?/, "e").replace("-", "−");
 }
 
 /** @param {number} size */
@@ -23,11 +22,9 @@ function decimal(size, digits = 4) {
 
 /** Write a number as `style.number` does. @param {number} x */
 export function number(x, digits = 4) {
-  if (Number.isNaN(x)) return "NaN";
-  if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
-  if (x === 0) return "0";
   const size = Math.abs(x);
-  const text = size >= 1e-3 && size < 1e5 ? decimal(size, digits) : scientific(size, digits);
+  const far = size && (size < 1e-3 || size >= 1e5);
+  const text = size === Infinity ? "∞" : (far ? scientific : decimal)(size, digits);
   return (x < 0 ? "−" : "") + text;
 }
 

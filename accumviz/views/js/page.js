@@ -15,7 +15,6 @@ export function still(state) {
       for (const [name, listener] of listeners) if (name === `change:${key}`) listener();
     },
     on(name, listener) { listeners.push([name, listener]); },
-    save_changes() {},
   };
 }
 
@@ -24,27 +23,20 @@ export function still(state) {
  * @param {string} kind @param {(host: Host) => Promise<Dispose>} render @param {string} fallback
  */
 export function startAll(kind, render, fallback) {
-  for (const el of document.querySelectorAll(`div[data-accumviz-${kind}]:not([data-done])`)) {
-    start(/** @type {HTMLElement} */ (el), el.getAttribute(`data-accumviz-${kind}`) ?? "", render, (error) => {
-      const told = `The ${kind} could not start (${error.message}); below it stands ${fallback}.`;
-      return h("p.av-note", {}, told);
-    });
+  for (const found of document.querySelectorAll(`div[data-accumviz-${kind}]:not([data-done])`)) {
+    const el = /** @type {HTMLElement} */ (found);
+    const id = el.getAttribute(`data-accumviz-${kind}`) ?? "";
+    const before = document.querySelectorAll(`[data-done="${CSS.escape(id)}"]`).length;
+    const words = el.querySelector(".av-words");
+    const data = el.querySelector('script[type="application/json"]')?.textContent;
+    const mount = h("div");
+    el.dataset.done = id;
+    words?.before(mount);
+    /** @param {Error} error */
+    const complain = ({ message }) =>
+      mount.append(h("p.av-note", {}, `The ${kind} could not start (${message}); below it stands ${fallback}.`));
+    render({ model: still({ data, id: before ? `${id}-${before}` : id }), el: mount })
+      .then(() => words?.removeAttribute("open"), complain)
+      .then(() => el.setAttribute("data-stands", ""));
   }
-}
-
-/**
- * @param {HTMLElement} el @param {string} id @param {(host: Host) => Promise<Dispose>} render
- * @param {(error: Error) => Node} complain
- */
-function start(el, id, render, complain) {
-  const before = document.querySelectorAll(`[data-done="${CSS.escape(id)}"]`).length;
-  const words = el.querySelector(".av-words");
-  const data = el.querySelector('script[type="application/json"]')?.textContent;
-  const mount = h("div");
-  el.dataset.done = id;
-  words?.before(mount);
-  const model = still({ data, id: before ? `${id}-${before}` : id });
-  const stands = () => el.setAttribute("data-stands", "");
-  render({ model, el: mount }).then(() => words?.removeAttribute("open"), (error) => mount.append(complain(error)))
-    .then(stands);
 }

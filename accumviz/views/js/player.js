@@ -11,6 +11,7 @@ import { graphPane } from "./graph.js";
 import { keys } from "./keys.js";
 import { Ledger } from "./ledger.js";
 import { lighting } from "./light.js";
+import { progress, selection } from "./moment.js";
 import { clamp } from "./numbers.js";
 import { read } from "./packed.js";
 import { isBright } from "./pen.js";
@@ -54,7 +55,6 @@ function stateOf(model, length, first) {
     const next = { ...at(), ...("e" in change ? { n: null, node: -1 } : {}), ...change };
     next.e = clamp(Math.trunc(next.e) || 0, first, Math.max(length - 1, 0));
     model.set("at", next);
-    model.save_changes();
   }
   return { at, go };
 }
@@ -74,7 +74,8 @@ function panesOf(app) {
 
 /** What is said of a moment. @param {App} app @param {At} state */
 function said({ ledger, data, graph }, state) {
-  const [ran, selected] = graph?.describe(state) ?? ["", ""];
+  const now = graph?.moment(state);
+  const [ran, selected] = now ? [progress(now), selection(now, state.node)] : ["", ""];
   if (ledger.length) {
     const before = state.n !== null && state.n < 0 ? "" : `${ledger.head(state.e)}. `;
     const told = ran ? before + ran : sentence(ledger, state.e, state.p);

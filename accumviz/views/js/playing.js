@@ -9,18 +9,18 @@ const FEW = 60;
 const STEPS = 1500;
 const STEPS_OF_NODES = 24;
 /** How long an event stays, and all nodes of a forward and of a backward, with the longest for one: milliseconds. */
-const DWELL = { event: 950, forward: [1000, 170], backward: [2600, 430] };
+const [EVENT, FORWARD, BACKWARD] = [950, [1000, 170], [2600, 430]];
 
 /**
  * @typedef {object} Tape  what can be played
  * @property {number} length
  * @property {number} first  -1 where there is a moment before the first event
- * @property {() => At} at
+ * @property {() => Pick<At, "e" | "n">} at
  * @property {(change: Partial<At>) => void} go
  * @property {(e: number) => number} nodes  how many nodes run at an event; 0: no graph runs
  */
 
-/** The next moment and how long it stays; null at the end. @param {Tape} tape @param {At} at */
+/** The next moment and how long it stays; null at the end. @param {Tape} tape @param {ReturnType<Tape["at"]>} at */
 export function nextMoment({ length, nodes }, { e, n }) {
   const slow = length <= FEW;
   const total = slow ? nodes(e) : 0;
@@ -51,8 +51,8 @@ export function playing(tape, show) {
   function dwell() {
     if (!slow) return 40;
     const { e, n } = at();
-    if (n === null) return DWELL.event;
-    const [all, one] = n < 0 ? DWELL.forward : DWELL.backward;
+    if (n === null) return EVENT;
+    const [all, one] = n < 0 ? FORWARD : BACKWARD;
     return clamp(all / nodes(e), 40, one);
   }
   function step() {

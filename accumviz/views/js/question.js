@@ -30,8 +30,10 @@ function partsOf(root) {
  */
 function verdictOn(way, state, said, reasons) {
   const told = h("p", {}, h("span.av-sign", { "aria-hidden": "true" }, SIGNS[state]));
-  if (state === "right") told.append(h("b", {}, "Right."));
-  else if (state === "skipped") told.append(h("b", {}, "Shown without a prediction."));
+  // A choice is seen where it was made; the field of a number is gone.
+  if (state === "right") {
+    told.append(h("b", {}, "Right."), ...(way.role ? [" You said ", ...way.repeat(said), "."] : []));
+  } else if (state === "skipped") told.append(h("b", {}, "Shown without a prediction."));
   else {
     const why = way.reason(said, reasons);
     const plain = state === "retry" ? "That is not what was recorded." : "Compare it with what was recorded.";

@@ -1,16 +1,11 @@
-/** The runs of an explorer: those that were recorded beforehand, and those that a kernel recorded since. */
+/** The runs of an explorer that were recorded beforehand, and how two of them are shown beside each other. */
 
-/** @import { Choice, ExplorerData, Run, Whole } from "./types.d.ts" */
+/** @import { Choice, ExplorerData, Plain, Run, Runs, Whole } from "./types.d.ts" */
 
 import { differing } from "./align.js";
 
-/** @param {ExplorerData} data @param {Uint8Array} [bytes] */
+/** @param {ExplorerData} data @param {Uint8Array} [bytes] @returns {Runs} */
 export function runsOf({ controls, grid, runs, parts }, bytes) {
-  /** @type {Map<string, Run>} */
-  const others = new Map();
-  const keyOf = (/** @type {Choice} */ choice) =>
-    JSON.stringify(choice.map((place, i) => (typeof place === "number" ? controls[i].labels[place] : place)));
-
   /** A run and its parts, which runs have in common, as the player reads them. @param {Run} run */
   function put(run) {
     if (!run.data || run.whole) return run;
@@ -18,18 +13,13 @@ export function runsOf({ controls, grid, runs, parts }, bytes) {
     run.whole = { data: Object.fromEntries(together), bytes: run.bytes && bytes?.subarray(...run.bytes) };
     return run;
   }
-  /** @param {Choice} choice @returns {Run | null} */
+  /** @param {Choice} choice */
   function at(choice) {
-    const other = others.get(keyOf(choice));
-    if (other) return other;
-    if (choice.some((place) => typeof place !== "number")) return null;
     let index = 0;
     controls.forEach(({ labels }, i) => { index = index * labels.length + Number(choice[i]); });
     return put(runs[grid[index]]);
   }
-  /** @param {Choice} choice @param {Run} run */
-  const add = (choice, run) => { others.set(keyOf(choice), run); };
-  return { at, add, keyOf };
+  return { at };
 }
 
 /**
@@ -39,22 +29,21 @@ export function runsOf({ controls, grid, runs, parts }, bytes) {
 export function toOneScale({ data, bytes }, other) {
   const beside = new Map(other?.data.p.map((row) => [row.n, row.r]));
   const p = data.p.map((row) => {
-    const [[low, high], [under, over]] = [row.r, beside.get(row.n) ?? row.r].map((range) => range.map(Number));
-    return { ...row, r: [Math.min(low, under), Math.max(high, over)] };
+    return { ...row, r: around(row.r, beside.get(row.n) ?? row.r) };
   });
   const saved = [data, other?.data].flatMap((one) => one?.e.b ?? []).map((count) => Number(count) || 0);
-  const shares = data.shares && { ...data.shares, r: reachOf([data.shares, other?.data.shares ?? data.shares]) };
+  const shares = data.shares && { ...data.shares, r: around(data.shares.r, (other?.data.shares ?? data.shares).r) };
   const differs = other && differing(data, other.data);
-  return { data: { ...data, p, differs, most: Math.max(1, ...saved), ...(shares ? { shares } : {}) }, bytes };
+  return { data: { ...data, p, differs, shares, most: Math.max(1, ...saved) }, bytes };
 }
 
 /**
  * A run with the ways of the weights of all that are compared: its own is the one of that name.
- * @param {Whole} run @param {string} name @param {[string, Run | null | undefined][]} all @returns {Whole}
+ * @param {Whole} run @param {string} name @param {[string, Whole | undefined][]} all @returns {Whole}
  */
 export function withWays({ data, bytes }, name, all) {
-  const ways = all.flatMap(([one, run], hue) => {
-    const p = run?.whole?.data.weights?.p;
+  const ways = all.flatMap(([one, whole], hue) => {
+    const p = whole?.data.weights?.p;
     return p ? [{ name: one, hue, p }] : [];
   });
   const beside = ways.filter((way) => way.name !== name);
@@ -65,11 +54,14 @@ export function withWays({ data, bytes }, name, all) {
 /** What the events of a run are. @param {Whole} run */
 export const kindsOf = ({ data }) => data.e.k.map((kind) => data.kinds[kind][0]);
 
-/** @param {import("./types.d.ts").SharesData[]} both */
-const reachOf = (both) => [Math.min(...both.map(({ r }) => r[0])), Math.max(...both.map(({ r }) => r[1]))];
+/** The range that two ranges are in. @param {Plain[][]} both */
+function around(...both) {
+  const [lows, highs] = [0, 1].map((end) => both.map((range) => Number(range[end])));
+  return [Math.min(...lows), Math.max(...highs)];
+}
 
 /** The event with which a run has done what it is for: its last step. @param {Whole} run */
-export function endOf({ data }) {
-  const step = data.kinds.findIndex(([kind]) => kind === "step");
-  return Math.max(data.e.k.lastIndexOf(step), 0) || data.e.k.length - 1;
+export function endOf(run) {
+  const kinds = kindsOf(run);
+  return Math.max(kinds.lastIndexOf("step"), 0) || kinds.length - 1;
 }

@@ -114,7 +114,7 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
   /** @param {Set<number>} lit */
   const light = (lit) => lines.forEach(({ row, pieces, el }) => {
     el.classList.toggle("av-warm", lit.has(row.e));
-    pieces.forEach((piece, k) => piece.classList.toggle("av-warm", row.s[k][0] >= 0 && lit.has(row.s[k][0])));
+    pieces.forEach((piece, k) => piece.classList.toggle("av-warm", lit.has(row.s[k][0])));
   });
   return { ...made, draw, light };
 }

@@ -3,7 +3,7 @@
 /** @import { At, Choice, Control, Dispose, Model, Run, Whole } from "./types.d.ts" */
 
 import { choiceOf } from "./choices.js";
-import { h } from "./dom.js";
+import { group, h } from "./dom.js";
 import { still } from "./page.js";
 import { render } from "./player.js";
 import { endOf } from "./runs.js";
@@ -14,23 +14,22 @@ import { endOf } from "./runs.js";
  * @typedef {object} Setting
  * @property {Control[]} controls
  * @property {string} uid
- * @property {boolean} live
+ * @property {import("./types.d.ts").Runs["other"]} other  makes the field for a value that was not recorded
  * @property {(i: number, place: number | string) => void} choose
- * @property {(choice: Choice) => void} ask  for a run that was not recorded
  * @property {() => string} link
  * @property {() => import("./player.js").Leader | null} leader  what moves this player together with another one
- * @property {(run: Run, other: Run | null | undefined) => Whole | undefined} dress  a run as it is shown beside others
+ * @property {(whole: Whole, other: Whole | undefined) => Whole} dress  a run as it is shown beside others
  * @property {boolean} begins  whether its player begins before the first event, instead of at the end
  * @property {() => void} moved  called when this player stands elsewhere
  */
 
 /** @param {"a" | "b"} name @param {Setting} setting */
-export function sideOf(name, { controls, uid, live, choose, ask, link, leader, dress, moved, begins }) {
+export function sideOf(name, { controls, uid, other, choose, link, leader, dress, moved, begins }) {
   const offered = controls.map((control, i) =>
-    choiceOf(control, { key: `${uid}-${name}-${i}`, live, choose: (place) => choose(i, place) }));
-  const mark = h("b.av-xmark", { "aria-hidden": "true" }, name.toUpperCase());
-  const about = { role: "group", "aria-label": `Run ${name.toUpperCase()}` };
-  const panel = h("div.av-xside", about, mark, ...offered.map(({ el }) => el));
+    choiceOf(control, { key: `${uid}-${name}-${i}`, other, choose: (place) => choose(i, place) }));
+  const letter = name.toUpperCase();
+  const mark = h("b.av-xmark", { "aria-hidden": "true" }, letter);
+  const panel = h("div.av-xside", group(`Run ${letter}`), mark, ...offered.map(({ el }) => el));
   const slot = h("div.accumviz.av-player");
   /** @type {Run | null | undefined} */
   let shown;
@@ -56,7 +55,7 @@ export function sideOf(name, { controls, uid, live, choose, ask, link, leader, d
   }
   /** @param {Whole} whole */
   function play(whole) {
-    const at = { e: where(whole), n: kept?.n ?? null, p: kept?.p ?? -1, node: kept?.node ?? -1 };
+    const at = { ...kept, e: where(whole) };
     const mine = still({ data: whole, id: "", link: link(), at, leader: leader() });
     const box = h("div"); // a player that comes late finds its own box gone
     end = endOf(whole);
@@ -68,7 +67,7 @@ export function sideOf(name, { controls, uid, live, choose, ask, link, leader, d
       else done();
     });
   }
-  /** @param {Run | null} run @param {Run | null | undefined} other */
+  /** @param {Run} run @param {Run | null | undefined} other */
   function show(run, other) {
     if (player) kept = { ...player.get("at"), node: -1, end };
     stop();
@@ -77,9 +76,8 @@ export function sideOf(name, { controls, uid, live, choose, ask, link, leader, d
     wide = slot.offsetWidth;
     slot.style.minHeight = same ? `${slot.offsetHeight}px` : "";
     slot.replaceChildren();
-    if (!run) slot.append(h("p.av-note", { role: "status" }, "The kernel is recording this run."));
-    else if (run.error) slot.append(h("p.av-raised", { role: "status" }, run.error));
-    else if (run.whole) play(dress(run, other) ?? run.whole);
+    if (run.whole) play(dress(run.whole, other?.whole));
+    else slot.append(h(run.error ? "p.av-raised" : "p.av-note", { role: "status" }, run.error ?? run.waits ?? ""));
   }
   return {
     panel,
@@ -100,11 +98,10 @@ export function sideOf(name, { controls, uid, live, choose, ask, link, leader, d
     /** @param {Choice | null} choice @param {Run | null} run @param {Run | null | undefined} other */
     draw(choice, run, other) {
       panel.hidden = slot.hidden = !choice;
-      if (!choice) return;
+      if (!choice || !run) return;
       offered.forEach((one, i) => one.draw(choice[i]));
-      if (!run) ask(choice);
       player?.set("link", link());
-      if (run && run === shown && other === beside) return;
+      if (run === shown && other === beside) return;
       [shown, beside] = [run, other];
       show(run, other);
     },

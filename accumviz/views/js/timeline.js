@@ -25,15 +25,13 @@ function namesOf(ledger) {
   });
 }
 
-/** What the legend explains in words. @param {Data} data @param {number} events @param {Geometry} place */
-export function remarks({ keys, heat, note }, events, { ruled, bars, column }) {
+/** What the legend explains in words. @param {Data} data @param {Geometry} place */
+export function remarks({ keys, heat, none, note }, { ruled, bars, column }) {
   const unruled = !ruled && keys.some(([, name]) => name.startsWith("rule"));
-  const coarse = !bars && heat && heat.w < events;
   return [
-    unruled ? "Lines of events less than 3 px apart are left out." : "",
-    bars && column < WORDY ? "∅: .grad is None." : "",
-    bars ? "" : "Stronger: a larger contribution; grey: .grad without one; ink: not finite.",
-    coarse ? `A pixel shows the largest of ${Math.ceil(events / heat.w)} events.` : "",
+    unruled ? "Lines closer than 3 px are left out." : "",
+    none && bars && column < WORDY ? "∅: .grad is None." : "",
+    bars ? "" : heat?.told,
     note,
   ].join(" ");
 }
@@ -86,11 +84,11 @@ export function timePane(app) {
   }
   /** @param {Geometry} place */
   function explain(place) {
-    const keys = data.keys.filter(([, name]) => place.ruled || !name.startsWith("rule"));
+    const keys = data.keys.filter(([, name]) => (name.startsWith("rule") ? place.ruled : place.bars || name === "new"));
     const swatches = [...keys, ...marks(place.bars, saved)].map(([text, name, color]) =>
       h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text));
     const scales = place.bars && ledger.ownScales ? OWN_SCALES : "";
-    legend.replaceChildren(...swatches, `${scales} ${remarks(data, length, place)}`);
+    legend.replaceChildren(...swatches, `${scales} ${remarks(data, place)}`);
   }
   /** Put the marks where the player stands. @param {At} state */
   function draw({ e, p }) {
@@ -120,7 +118,7 @@ export function timePane(app) {
   function light(lit) {
     last = lit;
     const { left = 0, column = 0 } = place ?? {};
-    warm.replaceChildren(...[...lit].filter((e) => e >= 0).slice(0, MOST_LIT).map((e) =>
+    warm.replaceChildren(...[...lit].slice(0, MOST_LIT).map((e) =>
       h("i", { style: `left: ${left + e * column}px; width: ${Math.max(column, 2)}px` })));
   }
   return { ...pane("time", "Timeline", plot, legend), paint, draw, light };

@@ -12,7 +12,7 @@ import { kindsOf } from "./runs.js";
 
 /** @typedef {ReturnType<typeof sideOf>} Side */
 
-/** @param {() => {a: Side, b: Side}} sides @param {() => string} address */
+/** @param {() => {a: Side, b: Side}} sides @param {(side: string, e: number) => string} address */
 export function together(sides, address) {
   /** @type {[number, number][]} */
   let pairs = [];
@@ -24,7 +24,7 @@ export function together(sides, address) {
   const bar = h("div.av-both", {}, top.bar);
   const tape = playing({
     get length() { return pairs.length; }, first: 0, nodes: () => 0,
-    at: () => ({ e: place, n: null, p: -1, node: -1 }), go: ({ e }) => seek(e ?? place),
+    at: () => ({ e: place, n: null }), go: ({ e }) => seek(e ?? place),
   }, top.showPlaying);
 
   /** @param {number} to */
@@ -44,7 +44,10 @@ export function together(sides, address) {
     const told = pairs[place].map((e, i) => `${"AB"[i]}: ${e < 0 ? "start" : `event ${e}`}`).join(", ");
     slide(slider, place, pairs.length - 1, told);
     count.textContent = pairs[place].map((e, i) => `${"AB"[i]} ${e < 0 ? "start" : e}`).join(" · ");
-    link.href = address();
+    // The side with more events stands elsewhere at each moment.
+    const [last, other] = pairs[pairs.length - 1];
+    const longer = Number(other > last);
+    link.href = address("ab"[longer], pairs[place][longer]);
   }
   const standing = () => [sides().a.at() ?? 0, sides().b.at() ?? 0];
   /** One of the players was moved by itself: the other one goes along. */
@@ -62,16 +65,17 @@ export function together(sides, address) {
   }
   /** @param {Run | null | undefined} run @param {Run | null | undefined} beside */
   function draw(run, beside) {
-    bar.hidden = !run?.whole || !beside?.whole;
-    if (bar.hidden || !run?.whole || !beside?.whole) {
+    const [one, other] = [run?.whole, beside?.whole];
+    bar.hidden = !one || !other;
+    if (!one || !other) {
       pairs = [];
       return tape.pause();
     }
-    const first = [run, beside].some(({ whole }) => whole?.data.graphs.length || whole?.data.weights) ? -1 : 0;
-    pairs = aligned(kindsOf(run.whole), kindsOf(beside.whole), first);
+    const first = [one, other].some(({ data }) => data.graphs.length || data.weights) ? -1 : 0;
+    pairs = aligned(kindsOf(one), kindsOf(other), first);
     seek(nearest(pairs, standing()));
   }
-  return { bar, leader: { move, play }, draw, follow, find, at: () => pairs[place] };
+  return { bar, leader: { move, play }, draw, follow, find };
 }
 
 /**

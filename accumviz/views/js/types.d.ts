@@ -8,12 +8,16 @@ export interface At {
   node: number;
 }
 
-/** What anywidget hands to a view; a page without a kernel has one of its own. */
+/** The state of a view, to which its host listens. */
 export interface Model {
   get(key: string): any;
   set(key: string, value: unknown): void;
-  save_changes(): void;
   on(name: string, heard: () => void): void;
+}
+
+/** What anywidget hands to a view: what is set travels once it is saved. */
+export interface Notebook extends Model {
+  save_changes(): void;
 }
 
 export interface Host {
@@ -44,7 +48,10 @@ export interface Events {
   t?: string[];
 }
 
-/** A parameter, or a group of neighbouring ones: name, short name, shape, reach, fates, means, range of parameters. */
+/**
+ * A parameter, or a group of neighbouring ones: name, short name, shape, reach, fates, means, range of parameters,
+ * and whether what its `.grad` was before the first event is unknown.
+ */
 export interface RowData {
   n: string;
   s: string;
@@ -53,6 +60,7 @@ export interface RowData {
   f: number;
   y?: [number, number][];
   in?: [number, number];
+  u?: number;
 }
 
 /** A text, or a text with the name of its colour. */
@@ -113,12 +121,10 @@ export interface SharesData {
 /** Weights after an event (-1: before the first): its place, x, y, in words, an arrow if beyond the edge. */
 export type Station = [number, number, number, string, string];
 
-/** The way of one or two weights: names of the axes, ticks, lines of the loss, stations; ways of runs beside it. */
+/** The way of one or two weights: the ground below it, what that means, stations; ways of runs beside it. */
 export interface WeightsData {
-  a: string[];
-  x: [number, string][];
-  y: [number, string][];
-  d: string[];
+  m: NodeData["m"];
+  note: string;
   p: Station[];
   name?: string;
   hue?: number;
@@ -129,6 +135,8 @@ export interface WeightsData {
 export interface Data {
   about: string;
   note: string;
+  /** Whether a `.grad` is ever None. */
+  none: boolean;
   kinds: [string, string][];
   colors: [number, string, string][];
   keys: [string, string, string][];
@@ -145,7 +153,7 @@ export interface Data {
   weights?: WeightsData;
   c: Column;
   g: Column;
-  heat?: { w: number; at?: number; px?: number[] };
+  heat?: { w: number; told: string; at?: number; px?: number[] };
   layouts: Layout[];
   graphs: GraphData[];
   of: Record<string, number>;
@@ -177,8 +185,16 @@ export interface Run {
   bytes?: [number, number];
   whole?: Whole;
   error?: string;
+  /** What is said while there is no run yet. */
+  waits?: string;
   figures?: [string, string][];
   grad?: Gradients;
+}
+
+/** The runs of an explorer; `other` makes the field for a value that was not recorded, where a kernel can record it. */
+export interface Runs {
+  at(choice: Choice): Run;
+  other?(name: string, choose: (value: string) => void): HTMLElement;
 }
 
 /** Per control the place of a recorded value, or the text of another one. */

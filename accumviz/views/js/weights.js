@@ -29,8 +29,8 @@ function wayOf(stations, look, color) {
     const [, x, y, , beyond] = here;
     mover.style.transform = `translate(${x}px, ${y}px)`;
     out.textContent = beyond;
-    put(out, x > 160 ? { x: -9, "text-anchor": "end" } : { x: 9, "text-anchor": "start" });
-    put(out, { y: y < 30 ? 18 : -8 });
+    const right = x > 160;
+    put(out, { x: right ? -9 : 9, y: y < 30 ? 18 : -8, "text-anchor": right ? "end" : "start" });
   }
   return { el, draw };
 }
@@ -40,22 +40,15 @@ const COLORS = ["var(--av-accent)", "#D55E00", "#009E73", "#CC79A7", "#E69F00", 
 const colorOf = (/** @type {number} */ hue) => COLORS[hue % COLORS.length];
 
 /** @param {App} _app @param {WeightsData} told */
-export function weightsPane(_app, { a: [across, up], x, y, d, p, name, hue = 0, beside = [] }) {
-  const marks = [
-    ...x.map(([at, text]) => svg("text.av-tickx", { x: at, y: 176 }, text)),
-    ...y.map(([at, text]) => svg("text.av-ticky", { x: 40, y: at + 4 }, text)),
-    svg("path.av-axes", { d: "M46 10V162H310" }),
-    svg("text.av-axisname", { x: 310, y: 189, "text-anchor": "end" }, across),
-    svg("text.av-axisname", { x: 50, y: 10 }, up),
-  ];
-  const lines = d.map((line) => svg("path.av-loss", { d: line }));
+export function weightsPane(_app, { m, note, p, name, hue = 0, beside = [] }) {
+  const marks = m.map(([name, at, text = ""]) => svg(name, at, text));
   const mine = wayOf(p, "", colorOf(hue));
   const others = beside.map((other) => {
     const c = colorOf(other.hue);
     return { name: other.name, c, ...wayOf(other.p, ".av-beside", c) };
   });
   const ways = [...others, mine];
-  const drawing = svg("svg", { viewBox: "0 0 320 192", "aria-hidden": "true" }, ...marks, ...lines,
+  const drawing = svg("svg", { viewBox: "0 0 320 192", "aria-hidden": "true" }, ...marks,
     ...ways.map(({ el }) => el));
   const far = [p, ...beside.map((other) => other.p)].flat().some(([, , , , beyond]) => beyond);
   const here = h("p.av-note.av-weighs");
@@ -64,7 +57,7 @@ export function weightsPane(_app, { a: [across, up], x, y, d, p, name, hue = 0, 
   const legend = h("p.av-note", {},
     key("", colorOf(hue), name ?? "the weights now"),
     ...others.map((other) => key(".av-beside", other.c, other.name)),
-    `Small dots: after each step.${lines.length ? " Grey: the loss." : ""}${far ? " Arrow: beyond the edge." : ""}`);
+    note, far ? " Arrow: beyond the edge." : "");
 
   /** @param {At} state */
   function draw({ e }) {

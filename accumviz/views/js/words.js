@@ -18,7 +18,7 @@ export function contributionText(ledger, e, row) {
 
 /** `.grad` after an event. @param {Ledger} ledger @param {number} e @param {Row} row */
 export function gradText(ledger, e, row) {
-  if (e < 0) return ledger.began(row) ? "None" : "not recorded";
+  if (e < 0) return row.began ? "None" : "not recorded";
   return written(ledger, row.g[e], row.x?.[1][e], "") || "None";
 }
 
@@ -75,7 +75,7 @@ function term(ledger, row, { born, amount }) {
 export function equation(ledger, e, row) {
   const name = `${row.s}.grad`;
   const total = gradText(ledger, e, row);
-  if (e < 0 && !ledger.began(row)) return `${name}: ${total} before the first event.`;
+  if (e < 0 && !row.began) return `${name}: ${total} before the first event.`;
   if (row.grad(e) === null) return `${name} is None: there is no tensor, which is not zero.`;
   const parts = stack(ledger, e, row);
   if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;

@@ -1,5 +1,6 @@
 /** A box in which a drawing is zoomed, fitted and panned. */
 
+import { put } from "./dom.js";
 import { clamp } from "./numbers.js";
 
 /** A pointer that moved further than this was dragging, not clicking. */
@@ -30,11 +31,13 @@ export function zooming(box) {
     box.scrollLeft = (box.scrollWidth - box.clientWidth) / 2;
   }
 
-  box.addEventListener("pointerdown", () => { moved = 0; });
-  box.addEventListener("pointermove", ({ pointerType, buttons, movementX: x, movementY: y }) => {
-    if (pointerType !== "mouse" || !buttons) return;
-    moved += Math.abs(x) + Math.abs(y);
-    if (moved >= STILL) box.scrollBy(-x, -y);
+  put(box, {
+    pointerdown() { moved = 0; },
+    pointermove({ pointerType, buttons, movementX: x, movementY: y }) {
+      if (pointerType !== "mouse" || !buttons) return;
+      moved += Math.abs(x) + Math.abs(y);
+      if (moved >= STILL) box.scrollBy(-x, -y);
+    },
   });
 
   return {

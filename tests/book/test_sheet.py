@@ -1,0 +1,67 @@
+"""What the book's own sheet makes of a page, before any page is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.book import looks
+
+SHEET = (Path(__file__).resolve().parents[2] / "_static" / "book.css").read_text("utf-8")
+LONG = "one word after the other until the line is full and goes on " * 6
+SUM = "<math display='block'><mrow>" + "<mi>x</mi><mo>+</mo>" * 12 + "<mi>y</mi></mrow></math>"
+PRINTED = "a       b       c       d\n" + "1       2       3       4       and what is in no column of its own"
+BODY = f"""<main><article class="bd-article"><section><h1>A page</h1>
+<p class="said">{LONG}</p><div data-answers="prediction-1" data-given><p class="said">{LONG}</p></div>
+<div class="math-block"><div class="math-scroll" tabindex="0">{SUM}</div><span class="eqno">(1.1)</span></div>
+<div class="math-block"><div class="math-scroll" tabindex="0"><math display="block"><mi>x</mi></math></div>
+<span class="eqno">(1.2)</span></div>
+<div class="cell"><div class="cell_output"><div class="output stream"><div class="highlight"><pre class="book-columns"
+tabindex="0">{PRINTED}</pre></div></div></div></div>
+<figure class="claims"><figcaption><p>A caption</p></figcaption></figure></section></article></main>"""
+
+
+@pytest.fixture
+def page(watch: Callable[..., Any]) -> Callable[[int], Any]:
+    def made(width: int) -> Any:
+        page = watch(width=width).page
+        theme = "html { --pst-color-background: #fff; } figcaption { font-weight: 300; }"
+        page.set_content(f"<!doctype html><style>{theme}{SHEET}</style><body>{BODY}", wait_until="load")
+        return page
+
+    return made
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_paragraph_that_opens_with_an_answer_is_as_wide_as_its_neighbours(page: Any, width: int) -> None:
+    one, other = (said.bounding_box() for said in page(width).locator("p.said").all())
+    assert (one["x"], one["width"]) == (other["x"], other["width"])
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_an_equation_never_runs_into_its_number(page: Any, width: int) -> None:
+    """A wide one scrolls above its number on a phone; what has room stands beside it."""
+    shown = page(width)
+    assert shown.evaluate(looks.MET) == []
+    lefts = [box.bounding_box()["x"] for box in shown.locator(".eqno").all()]
+    assert lefts[0] == pytest.approx(lefts[1], abs=1)
+    assert shown.locator(".math-block").nth(1).bounding_box()["height"] < 50, "beside, not below"
+    wide = shown.locator(".math-scroll").first.evaluate("box => box.scrollWidth > box.clientWidth")
+    assert wide == (width == 375)
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_what_was_printed_in_columns_scrolls_and_keeps_them(page: Any) -> None:
+    shown = page(375)
+    assert shown.evaluate(looks.WRAPPED) == []
+    box = shown.locator("pre.book-columns")
+    lines, moves = box.evaluate("pre => [pre.clientHeight, pre.scrollWidth > pre.clientWidth]")
+    assert moves
+    assert lines < 60, "two lines"
+
+
+def test_a_caption_is_no_paler_than_text(page: Any) -> None:
+    assert page(1280).locator("figcaption p").evaluate("p => getComputedStyle(p).fontWeight") == "400"
