@@ -69,7 +69,9 @@ class Event:
     `details` holds what only its kind has, such as the `lr` of a step, or the `terms` of a backward:
     for each loss under its root, the operation (`op`), its `reduction` ("mean", "sum", "none"), over
     how many `elements` (of a cross entropy the targets that count), times which constant `factor`;
-    and why, where that cannot be read (`unknown`, else empty).
+    and why, where that cannot be read (`unknown`, else empty). Where hooks of the parameters changed
+    all that a backward brought, `by_hook` is the factor, NaN where it was not one; an edit that a
+    hook made of `.grad` itself says so (`by`).
 
     `loss` is the value backward started from (NaN if it was not one number), `scale` the
     product of the constants it was multiplied by or divided by on the way there, `saved_before`

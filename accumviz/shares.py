@@ -23,10 +23,11 @@ _REASONS = (
     "it weighs differently in different parameters",
     "it was erased in some parameters and used in others",
     "the step read gradients that the scaler had scaled, and nobody is known to have unscaled them",
+    "hooks of the parameters changed what it brought, by no one factor that could be read",
     NO_TERMS,
     "over how many elements it sums was not recorded",
 )
-_CLOSURE, _APART, _PARTLY, _SCALED = range(len(UNREAD) + 1, len(_REASONS) - 2)
+_CLOSURE, _APART, _PARTLY, _SCALED, _HOOKED = range(len(UNREAD) + 1, len(_REASONS) - 2)
 _UNCOUNTED = len(_REASONS) - 1
 
 
@@ -53,10 +54,11 @@ class Shares(Sequence[Share]):
 
     `step`, `backward`, `objective` (its number in `objectives`), `term` (its number in the
     backward), `share`, `elements` and `per_element` are arrays of one entry each row, as are the
-    factors of a share: `constant` (of the loss), `mean` (whether its reduction is one; a sum has its
-    elements as a factor), `by_hand`, `clipped`, `averaged` (over ranks), `erased` (then it is 0).
-    `opaque` losses cannot be taken apart, of those `followed` every factor is known; `optimizer` is
-    the number of the one that stepped. `left_out` counts the rows of contributions
+    factors of a share: `constant` (of the loss, and of hooks that multiply what it brings), `mean`
+    (whether its reduction is one; a sum has its elements as a factor), `by_hand`, `clipped`,
+    `averaged` (over ranks), `erased` (then it is 0). `opaque` losses cannot be taken apart, of
+    those `followed` every factor is known; `optimizer` is the number of the one that stepped.
+    `left_out` counts the rows of contributions
     that stay for ever which are not listed.
     """
 
@@ -151,6 +153,9 @@ def shares(ledger: Arrays, fates: Fates) -> Shares:
     with np.errstate(over="ignore", invalid="ignore"):
         factor = columns["by_hand"] * columns["clipped"] * columns["averaged"]
     bad, opaque = columns.pop("bad"), terms.unknown[term]
+    by_hook = ledger.columns.detail("by_hook", 1.0)[columns["backward"]]
+    constant = constant * np.where(np.isfinite(by_hook), by_hook, 1.0)
+    bad = np.where((bad == 0) & ~np.isfinite(by_hook), _HOOKED, bad)
     gain = np.where(bad > 0, np.nan, factor)
     summed, mean = reduction == SUM, reduction == MEAN
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

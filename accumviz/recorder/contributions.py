@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from accumviz.recorder import patches
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.leaves import HOT, Hook, Leaves
 from accumviz.recorder.rows import Backward
+from accumviz.recorder.scaling import one_factor, scaling
 from accumviz.recorder.transfer import keep_for_stream
 
 # On a device, contributions are reduced in bulks of so many bytes: a call costs more there than its bytes.
@@ -50,7 +52,7 @@ class Contributions:
         self._alone = [True]
         self._theirs: set[int] = set()
         self._lock = threading.RLock()
-        leaves.hook_of, leaves.written_of = self._hook_of, self._written_of
+        leaves.hook_of, leaves.written_of, leaves.around_of = self._hook_of, self._written_of, self._around_of
 
     def begin(self, running: Backward) -> None:
         """This backward runs from now on."""
@@ -95,7 +97,7 @@ class Contributions:
         if not self.shared:
             self.shared = True
             self._alone.clear()
-            self.leaves.written_of = None  # hooks may be called while their order changes
+            self.leaves.written_of = self.leaves.around_of = None  # hooks may be called while their order changes
         self.leaves.hook()
 
     def on_devices(self, devices: set[torch.device]) -> None:
@@ -269,6 +271,60 @@ class Contributions:
             row.present = bytes(self.leaves.present)
             self.rows.finish(row)
 
+    def _around_of(self, i: int) -> tuple[Hook, Hook]:
+        here, running_now, elsewhere = weakref.ref(self), self.open, patches.differentiating  # as in `_hook_of`
+
+        def made(note: Callable[[Contributions, int, torch.Tensor], None]) -> Hook:
+            def hook(grad: torch.Tensor | None) -> None:
+                contributions = here()
+                if contributions is None or not running_now or grad is None or get_ident() in elsewhere:
+                    return
+                try:
+                    note(contributions, i, grad)
+                except Exception as error:
+                    patches.failures.append(type(error).__name__)
+                    with contextlib.suppress(Exception):
+                        contributions._failed(error)
+                        patches.failures.pop()
+
+            return hook
+
+        return made(Contributions._note_coming), made(Contributions._note_came)
+
+    def _note_coming(self, i: int, grad: torch.Tensor) -> None:
+        with self._lock:
+            running = self.running(on_cpu=grad.is_cpu)
+            if running is not None:
+                running.coming = running.coming or {}
+                running.coming[i] = grad, grad._version
+
+    def _note_came(self, i: int, grad: torch.Tensor) -> None:
+        """Take note of what the user's hooks made of what comes; where it came in parts, it is not known."""
+        with self._lock:
+            running = self.running(on_cpu=grad.is_cpu)
+            before, version = (None, 0) if running is None else running.coming.pop(i, (None, 0))
+            if running is None or before is None or (grad is before and grad._version == version):
+                return
+            running.scaled = running.scaled or {}
+            known = before._version == version and i not in running.met
+            running.scaled[i] = scaling(before, grad) if known else None
+
+    def _tell_scaled(self, running: Backward) -> None:
+        """Say by which factor the user's hooks multiplied all that came; NaN where it was not by one.
+
+        A leaf whose contribution no hook has changed shows what the backward weighs.
+        """
+        scaled = running.scaled
+        if not scaled or any(i not in scaled for i in running.contributed):
+            return
+        found = [about for about in scaled.values() if about is not None]
+        if len(found) < len(scaled) or len({about.device for about in found}) > 1:
+            running.details["by_hook"] = math.nan
+            return
+        running.take(("detail", "by_hook"), one_factor(found))
+        if running.late:
+            running.send(self.leaves.wire)
+
     def settle(self, running: Backward) -> None:
         """Reduce what has reached leaves so far, while it is there to be read."""
         with self._lock:
@@ -336,6 +392,7 @@ class Contributions:
         mine = self.by_opener(running.thread)
         if met:
             self.reduce(running)
+        running.coming = {}
         if running.written:
             self.edited(running)
         grads: list[torch.Tensor | None] = []
@@ -361,6 +418,7 @@ class Contributions:
             running.alike = running.contributed = running.changed = fresh
             return True
         self._finish_met(running, fresh, changed)
+        self._tell_scaled(running)
         return True
 
     def _finish_met(self, running: Backward, fresh: list[int], changed: list[int]) -> None:

@@ -53,6 +53,8 @@ class Leaves:
     hook_of: Callable[[int], Hook]  # makes our hook for a leaf
     # Makes the one that is called once `.grad` is written, before those of the user's.
     written_of: Callable[[int], Hook] | None = None
+    # Makes the two that are called before and after those of the user's which may change a contribution.
+    around_of: Callable[[int], tuple[Hook, Hook]] | None = None
 
     def __init__(self, named: Named, exact: int) -> None:
         self.named, self.tensors, self.wire = named, named.tensors, Wire()
@@ -69,8 +71,10 @@ class Leaves:
         self._handles: dict[int, Any] = {}
         self._hooks: list[int | None] = [None] * count
         self._written: dict[int, Any] = {}
+        self._around: dict[int, list[Any]] = {}
         # When it was last made sure that ours are the last hooks: the next handle's number, and each leaf's hooks.
         self._made, self._lengths = -1, list[int]()
+        self._bare = -1  # the next handle's number when no leaf had any hook
         # Of each leaf, its number, itself, and the `.grad` that it had when we last looked, in which version.
         self._seen: list[tuple[int, torch.Tensor, ref[torch.Tensor] | None, int]]
         self._seen = [(i, tensor, None, 0) for i, tensor in enumerate(self.tensors)]
@@ -114,6 +118,8 @@ class Leaves:
                     continue
                 if i in self._handles:
                     self._handles.pop(i).remove()
+                if there:
+                    self._surround(i, tensor)
                 self._hooks[i] = None
                 unhooked[i] = None
                 if tensor.requires_grad:
@@ -125,26 +131,32 @@ class Leaves:
     def _precede(self, i: int, tensor: torch.Tensor) -> None:
         """Have ours called before the hooks of the user's that may change this `.grad`, if there are any."""
         hooks: Any = tensor._post_accumulate_grad_hooks
-        if self.written_of is None or self.named.shards or type(tensor) not in PLAIN or not tensor.requires_grad:
-            return
-        if all(getattr(hook, "__module__", "").startswith(__package__) for hook in hooks.values()):
-            return
-        handle = tensor.register_post_accumulate_grad_hook(self.written_of(i))  # type: ignore[no-untyped-call]
-        self._written[i] = handle
-        # They are called in the order in which the dict was filled, wherever an OrderedDict was told to move them.
-        there = dict(hooks)
-        try:
-            hooks.clear()
-            hooks[handle.id] = there[handle.id]
-        finally:
-            hooks.update(there)
+        if self.written_of is not None and self._followed(tensor) and _users(hooks):
+            handle = tensor.register_post_accumulate_grad_hook(self.written_of(i))  # type: ignore[no-untyped-call]
+            self._written[i] = handle
+            _first(hooks, handle.id)
+
+    def _surround(self, i: int, tensor: torch.Tensor) -> None:
+        """Have ours called before and after the hooks of the user's that may change what comes, if there are any."""
+        hooks: Any = tensor._backward_hooks
+        for handle in self._around.pop(i, ()):
+            handle.remove()
+        if self.around_of is not None and self._followed(tensor) and _users(hooks):
+            self._around[i] = [tensor.register_hook(hook) for hook in self.around_of(i)]  # type: ignore[no-untyped-call]
+            _first(hooks, self._around[i][0].id)
+
+    def _followed(self, tensor: torch.Tensor) -> bool:
+        """Whether it is known when hooks of this tensor are called: FSDP has ways of its own."""
+        return not self.named.shards and type(tensor) in PLAIN and tensor.requires_grad
 
     def close(self) -> None:
         """Take our hooks away."""
-        for handle in [*self._handles.values(), *self._written.values()]:
+        around = [handle for handles in self._around.values() for handle in handles]
+        for handle in [*self._handles.values(), *self._written.values(), *around]:
             handle.remove()
         self._handles.clear()
         self._written.clear()
+        self._around.clear()
 
     def forget(self) -> None:
         """Let go of every tensor."""
@@ -188,14 +200,17 @@ class Leaves:
     def prepare(self, only: Iterable[int] | None = None) -> None:
         """See to it that our hook is where a backward needs it, behind the hooks that users added meanwhile."""
         present, hooks, always = self.present, self._hooks, self.always
-        if only is None and not self._handles and not always and PRESENT not in present:
-            for tensor in self.tensors:
-                if tensor._post_accumulate_grad_hooks:
-                    break
-            else:
-                return
         # Handles are numbered: where ours were the last, none was made since and none is gone, ours still are.
         made = RemovableHandle.next_id
+        if only is None and not self._handles and not always and PRESENT not in present:
+            if made == self._bare:
+                return
+            for tensor in self.tensors:
+                if tensor._post_accumulate_grad_hooks or tensor._backward_hooks:
+                    break
+            else:
+                self._bare = made
+                return
         if only is None and made == self._made and len(self._handles) == len(self.tensors):
             there = list(map(_hooks, self.tensors))
             if all(there) and list(map(len, there)) == self._lengths:
@@ -204,10 +219,10 @@ class Leaves:
         for i in self._all if only is None else only:
             tensor = self.tensors[i]
             after = tensor._post_accumulate_grad_hooks
-            if present[i] or hooks[i] is not None or i in always or after:
-                mine = tensor._backward_hooks
-                if not mine or next(reversed(mine)) != hooks[i] or (after and i not in self._written):
-                    bare.append(i)
+            mine = tensor._backward_hooks
+            needed = present[i] or hooks[i] is not None or i in always or after or mine
+            if needed and (not mine or next(reversed(mine)) != hooks[i] or (after and i not in self._written)):
+                bare.append(i)
         if bare:
             self._hook(bare)
         if only is None and len(self._handles) == len(self.tensors):
@@ -401,6 +416,21 @@ class Leaves:
             )
             known = self._parameters[i] = key, found
         return known[1]
+
+
+def _users(hooks: Any) -> bool:
+    """Whether any of these hooks is not one of ours."""
+    return not all((getattr(hook, "__module__", None) or "").startswith(__package__) for hook in hooks.values())
+
+
+def _first(hooks: Any, number: int) -> None:
+    """Have this hook called first: the order is that in which the dict was filled, not that of an OrderedDict."""
+    there = dict(hooks)
+    try:
+        hooks.clear()
+        hooks[number] = there[number]
+    finally:
+        hooks.update(there)
 
 
 def _version(grad: torch.Tensor, inner: torch.Tensor) -> int:

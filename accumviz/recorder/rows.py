@@ -63,7 +63,7 @@ class Row:
     # Leaves whose `.grad` is what was contributed, and those that got something of unknown size.
     alike: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
-    written: dict[int, bool] = {}  # noqa: RUF012 - replaced, never changed, where it is not empty
+    written: dict[int, bool] = {}  # noqa: RUF012 - replaced, never changed, as long as it is empty
     sent = 0
     done = False
     measured = False  # whether it has numbers beside its time
@@ -129,6 +129,8 @@ class Row:
             self.details["lr"][where] = value
         elif where == "found_inf":
             self.details |= {"skipped": True} if value else {}
+        elif where == "by_hook":  # rounded as it is, each backward's own would be a text of its own
+            self.details[where] = float(f"{value:.6g}")
         else:
             self.details[where] = value
 
@@ -158,7 +160,8 @@ class Backward(Row):
     is kept `whole` where contributions may come in parts. `unhooked` are the leaves that had none of
     our hooks when it began: what reached one of them, a hook that came meanwhile may have missed.
     `written` are those whose `.grad` was taken before hooks of the user's could change it, and whether
-    they did; what they made of it is `edit`, a row of its own.
+    they did; what they made of it is `edit`, a row of its own. `coming` is what is on its way through
+    hooks of the user's to a leaf, in which version; `scaled` what they did to it (`scaling`).
     """
 
     measured = True
@@ -173,6 +176,8 @@ class Backward(Row):
     syncs: Sequence[Sync] = ()
     synced: Set[int] = frozenset()
     edit: Row | None = None
+    coming: dict[int, tuple[torch.Tensor, int]] = {}  # noqa: RUF012 - as `written`
+    scaled: dict[int, torch.Tensor | None] = {}  # noqa: RUF012 - as `written`
     graph: Graph | None = None
     finish_graph: Callable[[], Graph] | None = None
     fill_graph: Callable[[Graph], Graph] | None = None

@@ -39,6 +39,7 @@ def alone(around: Callable[..., Any]) -> list[torch.Tensor]:
         if p.grad is not None:
             p.grad.div_(2)
 
+    model[0].weight.register_hook(lambda gradient: gradient / 2)
     model[2].weight.register_post_accumulate_grad_hook(halve)
     optimizer.register_step_pre_hook(lambda *_: halve(model[2].bias))
     with around(model, optimizer):

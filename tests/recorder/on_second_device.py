@@ -287,6 +287,46 @@ def an_optimizer_that_steps_on_the_engines_thread_has_a_line() -> None:
     assert recording.ledger.values("w", "contribution")[[0, 3]].tolist() == [[2, 2], [0, 0]]
 
 
+def what_hooks_divide_is_told_without_a_wait() -> None:
+    def after(p: torch.Tensor) -> None:
+        assert p.grad is not None
+        p.grad.div_(4)
+
+    def run(where: str, how: str, size: int) -> Ledger:
+        w = torch.arange(1.0, size + 1).to(where).requires_grad_()
+        v = torch.ones(3).to(where).requires_grad_()
+        optimizer = torch.optim.SGD([w, v], 0.5, foreach=False)
+        for p in (w, v):
+            if how == "accumulated":
+                p.register_post_accumulate_grad_hook(after)
+            elif how == "coming":
+                p.register_hook(lambda g: g / 4)
+            elif how == "clamped":
+                p.register_hook(lambda g: g.clamp(max=3.0))
+        if how == "step":
+            optimizer.register_step_pre_hook(lambda *_: [after(p) for p in (w, v)] and None)
+        with av.record({"w": w, "v": v}, optimizer) as recording:
+            for _ in range(3):
+                loss = (w * w).mean() + (v * v).mean()
+                device.waits.clear()
+                loss.backward()
+                optimizer.step()
+                assert not device.waits, (how, device.waits)
+                optimizer.zero_grad()
+        return recording.ledger
+
+    for how in ("accumulated", "coming", "clamped", "step"):
+        for size in (2, 400):
+            there, here = run(device.NAME, how, size), run("cpu", how, size)
+            assert [(e.kind, e.within) for e in there] == [(e.kind, e.within) for e in here], how
+            np.testing.assert_allclose(there.grad, here.grad, rtol=1e-5)
+            np.testing.assert_array_equal(there.state, here.state)
+            assert [row.unknown for row in there.shares()] == [row.unknown for row in here.shares()]
+            np.testing.assert_allclose(there.shares().share, here.shares().share, rtol=1e-5)
+            if how != "clamped":
+                np.testing.assert_allclose(there.shares().share, 0.25, rtol=1e-5)
+
+
 def a_graph_has_its_values_though_nobody_waited_for_them() -> None:
     def graph(where: str) -> Any:
         w, x = torch.tensor([1.0, 2.0]).to(where).requires_grad_(), torch.tensor([3.0, 4.0]).to(where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,21 +22,23 @@ class Loop:
     def __init__(self, *, momentum: float = 0.0, losses: int = 1, wide: int = 1) -> None:
         self.net = nn.ParameterList([torch.arange(1.0, 3.0).repeat(wide), torch.full((wide,), 3.0)])
         self.own = list(self.net.parameters())
-        self.optimizer = torch.optim.SGD(self.own, lr=2.0**-4, momentum=momentum)
+        self.optimizer = torch.optim.SGD(self.own, lr=2.0**-20, momentum=momentum)
         self.losses, self.batch = losses, 0
 
     def full(self) -> bool:
         """Whether this micro-batch is the last of its window."""
         return self.batch % K == 0
 
+    def loss(self, divisor: float = 1.0) -> Tensor:
+        weights = torch.cat(self.own)
+        scores = weights * torch.tensor([[self.batch], [1.0]]) * torch.arange(1, len(weights) + 1)
+        loss = scores.sum(1).mean() / divisor
+        return loss if self.losses == 1 else loss + scores.square().sum(1).mean() / divisor
+
     def train(self, divisor: float = 1.0, by_hand: float = 1.0) -> Any:
         with av.record(self.net, self.optimizer) as recording:
             for self.batch in range(1, WINDOWS * K + 1):
-                x = torch.tensor([[self.batch], [1.0]])
-                scores = x * torch.cat([p.reshape(1, -1) for p in self.own], dim=1)
-                loss = scores.sum(1).mean() / divisor
-                if self.losses > 1:
-                    loss = loss + scores.square().sum(1).mean() / divisor
+                loss = self.loss(divisor)
                 loss.backward()
                 if self.full():
                     for p in self.own if by_hand != 1 else ():
@@ -164,3 +167,192 @@ def test_nothing_of_ours_stays_with_what_the_user_hooked(hook: Hooked) -> None:
     before = [dict(hooks or {}) for hooks in (*ours[0], ours[1])]
     loop.train()
     assert [dict(hooks or {}) for hooks in (*ours[0], ours[1])] == before
+
+
+# --- what comes, changed on its way ---------------------------------------------------------------
+
+
+def _on_its_way(loop: Loop, change: Callable[[Tensor], Tensor | None]) -> None:
+    for p in loop.own:
+        p.register_hook(change)
+
+
+@loops
+def test_what_a_tensors_hook_divides_weighs_so_much_less(options: dict[str, Any]) -> None:
+    loop, plain = Loop(**options), Loop(**options)
+    _on_its_way(loop, lambda g: g / K)
+    ledger, divided = loop.train(), plain.train(divisor=K)
+    assert _told(ledger) == [*["backward"] * K, "step", "zero_grad"] * WINDOWS
+    for what in ("grad", "contribution"):
+        np.testing.assert_array_equal(getattr(ledger, what), getattr(divided, what))
+    assert ledger.shares() == divided.shares()
+    assert set(ledger.shares().share) == {1 / K}
+    assert av.check(ledger).verdict == "healthy"
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "looks": lambda _: None,
+    "gives it back": lambda g: g,
+    "gives a copy": lambda g: g.clone(),
+    "clamps what is smaller": lambda g: g.clamp(-1e6, 1e6),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@loops
+def test_a_tensors_hook_that_changes_nothing_hides_no_missing_division(
+    change: Callable[[Tensor], Tensor | None], options: dict[str, Any]
+) -> None:
+    loop = Loop(**options)
+    _on_its_way(loop, change)
+    ledger = loop.train()
+    assert set(ledger.shares().share) == {1.0}
+    assert _rules(ledger) == {"loss-not-divided"}
+
+
+UNREAD: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "clamps": lambda g: g.clamp(-0.5, 0.5),
+    "in place": lambda g: g.div_(K),
+    "to a norm of one": lambda g: g / g.norm(),
+    "each element by another": lambda g: g * torch.linspace(0.5, 2, g.numel()),
+}
+
+
+@pytest.mark.parametrize("change", UNREAD.values(), ids=UNREAD)
+@loops
+def test_what_a_tensors_hook_changes_in_another_way_is_unknown_and_judged_by_nobody(
+    change: Callable[[Tensor], Tensor | None], options: dict[str, Any]
+) -> None:
+    loop = Loop(**options)
+    _on_its_way(loop, change)
+    ledger = loop.train()
+    shares = ledger.shares()
+    assert np.isnan(shares.share).all()
+    assert {row.unknown for row in shares} == {
+        "hooks of the parameters changed what it brought, by no one factor that could be read"
+    }
+    assert av.check(ledger).verdict == "no verdict"
+
+
+def test_a_parameter_without_a_hook_shows_what_a_backward_weighs() -> None:
+    loop = Loop()
+    loop.own[0].register_hook(lambda g: g * torch.tensor([0.0, 1.0]))
+    ledger = loop.train()
+    assert set(ledger.shares().share) == {1.0}
+    assert _rules(ledger) == {"loss-not-divided"}
+
+
+def test_hooks_that_come_and_go_count_from_then_on() -> None:
+    w = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+
+    def quarter(p: Tensor) -> None:
+        assert p.grad is not None
+        p.grad.div_(4)
+
+    with av.record(w, optimizer) as recording:
+        (w * w).sum().backward()
+        for register, hook in (
+            (w.register_hook, lambda g: g / 2),
+            (w.register_hook, lambda g: g / 4),
+            (w.register_post_accumulate_grad_hook, quarter),
+        ):
+            handle = register(hook)
+            (w * 1.0).sum().backward()
+            handle.remove()
+        both = w.register_hook(lambda g: g * 3), w.register_hook(lambda g: g * 2)
+        (w * 1.0).sum().backward()
+        for handle in both:
+            handle.remove()
+        (w * 1.0).sum().backward()
+    ledger = recording.ledger
+    told = [(event.kind, event.details.get("by_hook")) for event in ledger]
+    plain = ("backward", None)
+    assert told == [plain, ("backward", 0.5), ("backward", 0.25), plain, ("edit", None), ("backward", 6.0), plain]
+    assert ledger.values("w")[:, 0].tolist() == [2.0, 2.5, 2.75, 3.75, 0.9375, 6.9375, 7.9375]
+    assert not w._backward_hooks
+    assert not w._post_accumulate_grad_hooks
+
+
+def test_a_hook_that_raises_leaves_nothing_of_the_gradient_behind() -> None:
+    w = torch.ones(2, requires_grad=True)
+
+    def refuse(_: Tensor) -> None:
+        raise ValueError("not today")
+
+    handle = w.register_hook(refuse)
+    with av.record(w) as recording:
+        with pytest.raises(ValueError, match="not today"):
+            (w * w).sum().backward()
+        handle.remove()
+        (w * w).sum().backward()
+    assert recording.ledger.complete
+    assert recording.ledger.values("w")[:, 0].tolist()[-1] == 2.0
+
+
+# --- among other things that run inside a backward ------------------------------------------------
+
+
+@pytest.mark.parametrize("wide", [1, 70], ids=["elements", "norms"])
+def test_a_hook_that_divides_and_then_steps_is_told_in_this_order(wide: int) -> None:
+    loop = Loop(wide=wide)
+    own = {p: torch.optim.SGD([p], lr=0.1) for p in loop.own}
+
+    def hook(p: Tensor) -> None:
+        if p.grad is not None and loop.full():
+            p.grad.div_(K)
+            own[p].step()
+            own[p].zero_grad()
+
+    for p in loop.own:
+        p.register_post_accumulate_grad_hook(hook)
+    with av.record(loop.net, *own.values()) as recording:
+        for loop.batch in range(1, 2 * K + 1):
+            loop.loss().backward()
+    ledger = recording.ledger
+    inside = ["edit hook", "step", "zero_grad"] * 2
+    assert _told(ledger) == [*["backward"] * K, *inside] * 2
+    assert {event.within for event in ledger if event.kind != "backward"} == {"backward"}
+    shares = ledger.shares()
+    if wide == 1:
+        assert shares.share.tolist() == [1 / K] * 4 * K
+        assert av.check(ledger).verdict == "healthy"
+    else:  # one norm alone does not tell a division from another change
+        assert np.isnan(shares.share).all()
+        assert av.check(ledger).verdict == "no verdict"
+
+
+def _replicated(how: str, view: bool) -> None:
+    torch.manual_seed(0)
+    model, full = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), False
+
+    def after(p: Tensor) -> None:
+        if full and p.grad is not None:
+            p.grad.div_(K)
+
+    for p in model.parameters():
+        if how == "accumulated":
+            p.register_post_accumulate_grad_hook(after)
+        elif how == "coming":
+            p.register_hook(lambda g: g / K)
+    replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=view)
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
+    with av.record(replica, optimizer):
+        for batch in range(1, 2 * K + 1):
+            full = batch % K == 0
+            with contextlib.nullcontext() if full else replica.no_sync():
+                replica(torch.randn(3, 4)).square().mean().backward()
+            if full:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["buckets", "views"])
+@pytest.mark.parametrize("how", ["accumulated", "coming", ""])
+def test_what_a_hook_divides_before_ranks_average_it_is_told_apart_from_that(how: str, view: bool) -> None:
+    ledger = av.distribute(_replicated, ranks=2, how=how, view=view).ledgers[0]
+    assert ledger is not None
+    edit = ["edit hook"] * (how == "accumulated")
+    assert _told(ledger) == [*["backward"] * K, *edit, "sync", "step", "zero_grad"] * 2
+    np.testing.assert_allclose(ledger.shares().share, 1 / 2 / (K if how else 1), rtol=1e-5)
+    assert _rules(ledger) == (set() if how else {"loss-not-divided"})
