@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gc
 import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import matplotlib as mpl
 import pytest
@@ -86,37 +84,6 @@ def pytest_collection_finish() -> None:
     """What collecting has made stays to the end, and needs no looking through."""
     gc.collect()
     gc.freeze()
-
-
-PARSE, WALK = ast.parse, ast.walk
-_parsed = lru_cache(32)(PARSE)
-
-
-@lru_cache(32)
-def _walked(text: str) -> tuple[ast.AST, ...]:
-    return tuple(WALK(_parsed(text)))
-
-
-def parse(source: Any, *args: Any, **kwargs: Any) -> ast.AST:
-    """As `ast.parse`; what is asked for as the recorder asks for it, which changes nothing in it, is kept."""
-    if args or kwargs or not isinstance(source, str):
-        return PARSE(source, *args, **kwargs)
-    tree = _parsed(source)
-    tree.text = source  # type: ignore[attr-defined]
-    return tree
-
-
-def walk(node: ast.AST) -> Iterator[ast.AST]:
-    """As `ast.walk`; through a tree that was kept, in the order of before."""
-    text = getattr(node, "text", None)
-    return WALK(node) if not isinstance(text, str) or _parsed(text) is not node else iter(_walked(text))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _a_file_is_parsed_once() -> Iterator[None]:
-    """Every recording looks up its lines in the syntax of their file: here that is a file of tests, and a long one."""
-    with mock.patch.multiple(ast, parse=parse, walk=walk):
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -231,12 +231,23 @@ def _call(frame: FrameType, lines: list[str]) -> ast.Call | None:
     """The call that the frame is making now. Where a call starts is told apart by no position, its end is."""
     _, line, _, column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     tree = parsed("".join(lines))
-    if tree is None:
-        return None
-    for node in ast.walk(tree):
+    return None if tree is None else next(_ending(tree, line, column), None)
+
+
+def _ending(tree: ast.AST, line: int | None, column: int | None) -> Iterator[ast.Call]:
+    """The calls that end here; statements elsewhere are not looked into, of which a script has thousands."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (line, column):
-            return node
-    return None
+            yield node
+        if not isinstance(node, ast.stmt) or line is None or _first_line(node) <= line <= (node.end_lineno or line):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(each.lineno for each in decorators)])
 
 
 def _subject(call: ast.Call, method: bool) -> str:

@@ -65,6 +65,8 @@ class Leaves:
         self.unhooked = dict.fromkeys(range(count))
         self._lock = threading.RLock()
         self._index = named.index
+        # As they are when the recording opens: what a leaf of another size holds is not known one by one.
+        self._shapes = [tuple(local(tensor).shape) for tensor in self.tensors]
         self.sizes = [local(tensor).numel() for tensor in self.tensors]
         bytes_ = sum(n * tensor.element_size() for n, tensor in zip(self.sizes, self.tensors, strict=True))
         too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
@@ -405,7 +407,7 @@ class Leaves:
         if known is None or known[0] != key:
             found = Parameter(
                 name=named.names[i],
-                shape=tuple(inner.shape),
+                shape=self._shapes[i] if i in self.small else tuple(inner.shape),
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 device=str(tensor.device),
                 group=named.groups[i],

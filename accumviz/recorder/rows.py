@@ -201,13 +201,18 @@ _NO_NUMBERS = (_NAN, 1.0, _NAN, _NAN, _NAN, _NAN)
 
 
 class Part(NamedTuple):
-    """Where numbers of one kind go: those of a row from `start` to `stop`, which are of these leaves."""
+    """Where numbers of one kind go: those of a row from `start` to `stop`, which are of these leaves.
+
+    Of a leaf that is `resized` there are more or fewer elements than it had when the recording opened: only their norm
+    has a place.
+    """
 
     what: str
     leaves: slice | list[int]
     places: slice | list[int]
     start: int
     stop: int
+    resized: bool
 
 
 class Shape(NamedTuple):
@@ -268,9 +273,10 @@ class Columns:
             parts, stop = [], len(NUMBERS)
             for what, i, n in where:
                 leaves = (i,) if isinstance(i, int) else i
-                first = self._slices[i].start if isinstance(i, int) and what != "sketch" else 0
-                places = range(first, first + n) if isinstance(i, int) else leaves
-                parts.append(Part(what, _together(leaves), _together(places), stop, stop + n))
+                own = self._slices[i] if isinstance(i, int) and what != "sketch" else None
+                places = leaves if own is None else range(own.start, own.stop)
+                resized = own is not None and n != len(places)
+                parts.append(Part(what, _together(leaves), _together(places), stop, stop + n, resized))
                 stop += n
             number = len(self._shapes).to_bytes(4, sys.byteorder)
             packer = struct.Struct(f"{stop}d").pack
@@ -337,8 +343,12 @@ class Columns:
         for shape, at, found in groups:
             measured[at], state[at] = found[:, : len(NUMBERS)], np.frombuffer(shape.state, np.uint8)
             for part in shape.parts:
-                if part.what in wholes:
-                    _put(wholes[part.what], at, part.places, found[:, part.start : part.stop])
+                numbers = found[:, part.start : part.stop]
+                if part.resized and part.what != "exact weight":
+                    length = np.sqrt(np.square(numbers).sum(axis=1, keepdims=True))
+                    _put(wholes[part.what.removeprefix("exact ")], at, part.leaves, length)
+                elif part.what in wholes:
+                    _put(wholes[part.what], at, part.places, numbers)
                 if part.what in ("grad", "exact grad"):
                     _put(told[1:], at, part.leaves, True)
         alike = self._flat([(at, shape.alike) for shape, at, _ in groups])
@@ -373,7 +383,7 @@ class Columns:
         whole = np.full((len(rows), self._elements), np.nan)
         for shape, at, found in groups:
             for part in shape.parts:
-                if part.what == "exact weight":
+                if part.what == "exact weight" and not part.resized:
                     _put(whole, np.searchsorted(rows, at), part.places, found[:, part.start : part.stop])
         return Weighed(rows, {p: whole[:, where] for p, where in self._slices.items()})
 
@@ -384,7 +394,8 @@ class Columns:
 
     def _norms_of_small(self, elements: np.ndarray, norms: np.ndarray) -> None:
         for p, where in self._slices.items():
-            norms[:, p] = np.sqrt(np.square(elements[:, where]).sum(axis=1))
+            length = np.sqrt(np.square(elements[:, where]).sum(axis=1))
+            norms[:, p] = np.where(np.isnan(length), norms[:, p], length)
 
 
 def _sketched(groups: list[Group]) -> tuple[np.ndarray, np.ndarray]:

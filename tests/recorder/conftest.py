@@ -69,7 +69,7 @@ def _what_was_there_is_passed_over() -> None:
     """Looking through all that torch has made takes a tenth of a second, and each test of a recorder does."""
     gc.unfreeze()  # what is frozen is not listed
     gc.collect()
-    _older[:] = [*(one for one in _older if one() is not None), *map(weakref.ref, _tensors())]
+    _older[:] = map(weakref.ref, _tensors())
     gc.freeze()
 
 

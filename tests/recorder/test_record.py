@@ -741,3 +741,27 @@ def test_a_scaler_that_is_switched_off_unscales_nothing() -> None:
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
     assert [event.kind for event in recording.ledger] == ["backward", "step"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_of_a_leaf_whose_size_changes_the_norm_is_told_and_no_other_leaf_is_touched(size: int) -> None:
+    w, other = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([w, other], lr=0.1)
+
+    def step() -> None:
+        ((w * 2).sum() + other.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with av.record({"w": w, "other": other}, optimizer) as recording:
+        step()
+        w.data = torch.ones(size)
+        step()
+    ledger = recording.ledger
+    assert ledger.parameters[0].shape == (3,)
+    np.testing.assert_allclose(ledger.grad[[0, 3, 4], 0], 2 * np.sqrt([3, size, size]), rtol=1e-6)
+    np.testing.assert_allclose(ledger.contribution[[0, 3], 0], 2 * np.sqrt([3, size]), rtol=1e-6)
+    assert ledger.values("w")[0].tolist() == [2, 2, 2]
+    assert np.isnan(ledger.values("w")[3]).all()
+    assert ledger.values("other")[[0, 3]].tolist() == [[1, 1], [1, 1]]
+    assert av.check(ledger).healthy
