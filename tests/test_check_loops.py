@@ -604,3 +604,27 @@ def test_gradients_from_autograd_grad_have_no_verdict() -> None:
                 p.grad = grad
             optimizer.step()
     assert av.check(recording).verdict == "no verdict"
+
+
+@pytest.mark.parametrize(("kept", "divided", "severity"), [(0.9, 1, "note"), (1.0, 1, "error"), (1.0, 2, "error")])
+def test_momentum_by_hand_is_told_from_a_gradient_that_was_never_zeroed(
+    kept: float, divided: int, severity: str
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with av.record(model, optimizer) as recording:
+        for _ in range(6):
+            model(torch.randn(8, 4)).square().mean().backward()
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad /= divided
+            optimizer.step()
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad *= kept
+    report = av.check(recording)
+    assert [(f.rule, f.severity) for f in report.findings if f.rule == "missing-zero-grad"] == [
+        ("missing-zero-grad", severity)
+    ]
+    assert report.healthy == (severity == "note")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from accumviz.checks.cures import added, flushed, inserted, moved, zeroing
 from accumviz.checks.evidence import Case, Loop, Part, near
 from accumviz.checks.report import Finding
@@ -167,6 +169,22 @@ def missing_zero_grad(case: Case) -> Iterator[Finding]:
         first = twice[0]
         steps = loop.read_step[loop.read == first].tolist()
         step = case.ledger[steps[0]]
+        kept = _momentum(case, loop, twice)
+        if kept:
+            yield case.finding(
+                "missing-zero-grad",
+                "note",
+                steps[0],
+                step=steps[1],
+                evidence={"kept of each `.grad`": kept, "backwards read again": len(twice)},
+                cause=(
+                    f"`.grad` is not zeroed: after each step {kept:.3g} of it is kept, as momentum keeps it. If that "
+                    "is meant, nothing is wrong."
+                ),
+                times=len(twice),
+                optimizer=loop.optimizer,
+            )
+            continue
         yield case.finding(
             "missing-zero-grad",
             "error",
@@ -181,6 +199,18 @@ def missing_zero_grad(case: Case) -> Iterator[Finding]:
             times=len(twice),
             optimizer=loop.optimizer,
         )
+
+
+def _momentum(case: Case, loop: Loop, twice: list[int]) -> float:
+    """The part of `.grad` that is kept by hand from each step to the next, and of what is new nothing less; or 0."""
+    s = case.shares
+    rows = np.flatnonzero((s.optimizer == loop.optimizer) & np.isin(s.backward, twice) & ~s.erased & s.followed)
+    rows = rows[np.lexsort((s.step[rows], s.backward[rows]))]
+    factors, again = s.by_hand[rows], np.diff(s.backward[rows], prepend=-1) == 0
+    if not again.any() or not np.all(near(factors[~again], 1.0)):
+        return 0.0
+    ratios = factors[again] / factors[np.flatnonzero(again) - 1]
+    return float(ratios[0]) if 0 < ratios[0] < 1 and np.all(near(ratios, ratios[0])) else 0.0
 
 
 def ascent_gradient_kept(case: Case) -> Iterator[Finding]:
