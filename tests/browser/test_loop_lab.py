@@ -508,7 +508,7 @@ def with_a_kernel(show: Show) -> tuple[Any, Any, Bench]:
     lab = made()
     watched = show(lab)
     page = watched.page
-    script = re.sub(r"export\{(\w+) as default\};?\s*$", r"window.labView=\1;", assets()[1])
+    script = re.sub(r"export\{([\w$]+) as default\};?\s*$", r"window.labView=\1;", assets()[1])
     page.evaluate(KERNEL)
     page.add_script_tag(content=script, type="module")
     page.wait_for_function("window.labView")
