@@ -364,8 +364,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def test_a_backward_takes_the_memory_that_it_takes_without_us() -> None:
-    # two gradients of 16 MiB at a time; all of them would be a thousand
-    assert int(alone(LIGHT + MEMORY)) < 80
+    # two gradients of 16 MiB at a time, and modules that are imported meanwhile; all of them would be a thousand
+    assert int(alone(LIGHT + MEMORY)) < 200
 
 
 def alone(script: str, *args: str) -> str:
