@@ -241,6 +241,12 @@ def _stepped(step: Event) -> str:
     return given[1] if given else own[1] if own else "optimizer"
 
 
+# A step after the loop would read what each rank has by itself: no line there mends it.
+UNAVERAGED = (
+    " What was left is not averaged over the ranks: the last micro-batch of an epoch has to synchronise, and step."
+)
+
+
 def flushed(step: Event, divided_by: int) -> str:
     """The cure that steps once more after the loop; `divided_by`: what its losses are divided by and should not be."""
     if not step.source:

@@ -141,6 +141,15 @@ def _wholes(case: Case) -> list[int]:
     return [p for p, parameter in enumerate(case.ledger.parameters) if parameter.unsharded_of]
 
 
+def of_one_rank(case: Case, backward: int) -> bool:
+    """Whether what this backward left waits for its average over the ranks: a step on it would be one rank's own."""
+    wholes = [p for p in _wholes(case) if case.contributed[backward, p]]
+    end = backward
+    while wholes and end + 1 < len(case.ledger) and case.ledger[end + 1].within == "backward":
+        end += 1
+    return case.armed[backward] is False or any(case.ledger.state[end, p] & PRESENT for p in wholes)
+
+
 def _is_added_to(case: Case, zero: int, p: int) -> bool:
     """Whether what is there after this zeroing is still there at the next contribution.
 

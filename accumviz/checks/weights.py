@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.cures import divided_by_another, flushed, summed
+from accumviz.checks.cures import UNAVERAGED, divided_by_another, flushed, summed
 from accumviz.checks.evidence import Case, Part, near
+from accumviz.checks.ranks import of_one_rank
 from accumviz.checks.report import Finding
 
 
@@ -127,6 +128,7 @@ def leftover_carried(case: Case) -> Iterator[Finding]:
             continue
         part, own = over[0]
         step = case.ledger[part.step]
+        local = of_one_rank(case, part.backwards[own - 1])
         yield case.of_part(
             "leftover-carried",
             "error",
@@ -138,10 +140,10 @@ def leftover_carried(case: Case) -> Iterator[Finding]:
                 "sum of shares": part.total,
             },
             cause=(
-                f"{own} micro-batch{'' if own == 1 else 'es'} of the epoch before stayed in `.grad`: the first step of "
-                f"the next one reads {part.total:.3g} times a mean gradient."
+                f"{own} micro-batch{'' if own == 1 else 'es'} of the epoch before had no step: the first step of "
+                f"the next one reads {part.total:.3g} times a mean gradient." + (UNAVERAGED if local else "")
             ),
-            cure=flushed(step, part.many - own if near(part.least * (part.many - own), 1.0) else 0),
+            cure="" if local else flushed(step, part.many - own if near(part.least * (part.many - own), 1.0) else 0),
             times=len(over),
         )
 

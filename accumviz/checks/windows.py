@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from accumviz.checks.cures import added, flushed, inserted, moved, zeroing
+from accumviz.checks.cures import UNAVERAGED, added, flushed, inserted, moved, zeroing
 from accumviz.checks.evidence import Case, Loop, Part, near
+from accumviz.checks.ranks import of_one_rank
 from accumviz.checks.report import Finding
 from accumviz.gains import number
 
@@ -123,6 +124,7 @@ def tail_dropped(case: Case) -> Iterator[Finding]:
         found = [lost for lost in groups.values() if len(lost) < loop.usual] + ([left] if left else [])
         if not found:
             continue
+        local = of_one_rank(case, found[0][-1])
         yield case.finding(
             "tail-dropped",
             "warning",
@@ -130,9 +132,9 @@ def tail_dropped(case: Case) -> Iterator[Finding]:
             evidence={"backwards": found[0], "usual window": loop.usual, "lost in all": sum(map(len, found))},
             cause=(
                 f"The loader ended after {len(found[0])} of {loop.usual} micro-batches of a window, and what they "
-                "contributed was thrown away."
+                "contributed was thrown away." + (UNAVERAGED if local else "")
             ),
-            cure=flushed(case.ledger[int(loop.steps[0])], _divided_by(case, loop, found[0])),
+            cure="" if local else flushed(case.ledger[int(loop.steps[0])], _divided_by(case, loop, found[0])),
             times=len(found),
             optimizer=loop.optimizer,
         )
