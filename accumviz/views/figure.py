@@ -393,8 +393,9 @@ def draw_heading(
     about = "skipped" if event.skipped else words.shorten(words.subject(event), room)
     if about:
         canvas.text(x + 7, above + 26, about, points=11, mono=not event.skipped)
-    if words.place(event):
-        place = words.shorten(words.place(event), room)
+    if place := words.place(event):
+        # Cut, it would be as long as most places are whole.
+        place = place if text_width(place, 11) <= column - 7 else words.shorten(place, room)
         canvas.text(x + 7, above + (40 if about else 26), place, points=11, color=MUTED)
 
 
