@@ -406,4 +406,6 @@ def draw_rule(canvas: Canvas, event: Event, x: float, *, top: float, bottom: flo
 
 def _title(event: Event) -> str:
     rank = "" if event.rank is None else f"rank {event.rank} "
-    return rank + words.shorten(f"{words.action(event)} {words.subject(event)}".strip(), 20)
+    action = words.action(event)
+    # To whom it was done may be cut; what was done is what the column shows.
+    return f"{rank}{action} {words.shorten(words.subject(event), max(19 - len(action), 9))}".strip()
