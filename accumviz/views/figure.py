@@ -393,8 +393,9 @@ def draw_heading(
     about = "skipped" if event.skipped else words.shorten(words.subject(event), room)
     if about:
         canvas.text(x + 7, above + 26, about, points=11, mono=not event.skipped)
-    if words.place(event):
-        place = words.shorten(words.place(event), room)
+    if place := words.place(event):
+        # Cut, it would be as long as most places are whole.
+        place = place if text_width(place, 11) <= column - 7 else words.shorten(place, room)
         canvas.text(x + 7, above + (40 if about else 26), place, points=11, color=MUTED)
 
 
@@ -405,4 +406,6 @@ def draw_rule(canvas: Canvas, event: Event, x: float, *, top: float, bottom: flo
 
 def _title(event: Event) -> str:
     rank = "" if event.rank is None else f"rank {event.rank} "
-    return rank + words.shorten(f"{words.action(event)} {words.subject(event)}".strip(), 20)
+    action = words.action(event)
+    # To whom it was done may be cut; what was done is what the column shows.
+    return f"{rank}{action} {words.shorten(words.subject(event), max(19 - len(action), 9))}".strip()

@@ -23,6 +23,7 @@ _FINE, _COARSE, _LEVELS = 61, 33, 9
 # A path that runs away is cut where it is so many times as far from its beginning as half of its steps.
 _FAR = 3.0
 _MOST_POINTS = 400
+_MOST_DIGITS = 5
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _apart(values: Sequence[float]) -> list[str]:
     >>> _apart([1, 1.5]), _apart([2.0, 2.002, 2.004])
     (['1', '1.5'], ['2', '2.002', '2.004'])
     """
-    for digits in (3, 4, 5):
+    for digits in (3, 4, _MOST_DIGITS):
         told = [number(value, digits) for value in values]
         if len(set(told)) == len(told):
             break
@@ -242,6 +243,8 @@ def _round_values(low: float, high: float) -> list[float]:
 
     >>> _round_values(0.976, 2.23), _round_values(0.0, 3.0)
     ([1.0, 1.5, 2.0], [0.0, 1.0, 2.0, 3.0])
+    >>> _round_values(0.99998, 1.00014)
+    [1.0, 1.0001]
     """
     wide = high - low
     if not 0 < wide < math.inf:
@@ -249,7 +252,11 @@ def _round_values(low: float, high: float) -> list[float]:
     unit = 10.0 ** math.floor(math.log10(wide))
     step = next(unit * k for k in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if wide / (unit * k) < 5)
     values = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return [float(f"{value:.6g}") for value in values] or [low]
+    # What needs more digits than there is room for would say its neighbour's number.
+    said = [float(f"{value:.{_MOST_DIGITS}g}") for value in values]
+    return [value for value, exact in zip(said, values, strict=True) if math.isclose(value, exact, rel_tol=1e-8)] or [
+        float(f"{values[0]:.6g}") if values else low
+    ]
 
 
 def _where(

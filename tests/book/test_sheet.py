@@ -14,6 +14,7 @@ SHEET = (Path(__file__).resolve().parents[2] / "_static" / "book.css").read_text
 LONG = "one word after the other until the line is full and goes on " * 6
 SUM = "<math display='block'><mrow>" + "<mi>x</mi><mo>+</mo>" * 12 + "<mi>y</mi></mrow></math>"
 PRINTED = "a       b       c       d\n" + "1       2       3       4       and what is in no column of its own"
+CURE = f"@@ -9 +9 @@\n-{' ' * 20}optimizer.step()\n+{' ' * 20}if (done + 1) % K == 0: optimizer.step()"
 BODY = f"""<main><article class="bd-article"><section><h1>A page</h1>
 <p class="said">{LONG}</p><div data-answers="prediction-1" data-given><p class="said">{LONG}</p></div>
 <div class="math-block"><div class="math-scroll" tabindex="0">{SUM}</div><span class="eqno">(1.1)</span></div>
@@ -21,6 +22,8 @@ BODY = f"""<main><article class="bd-article"><section><h1>A page</h1>
 <span class="eqno">(1.2)</span></div>
 <div class="cell"><div class="cell_output"><div class="output stream"><div class="highlight"><pre class="book-columns"
 tabindex="0">{PRINTED}</pre></div></div></div></div>
+<div class="cell"><div class="cell_output"><div class="output text_html"><div class="accumviz av-report"><article>
+<pre tabindex="0">{CURE}</pre></article></div></div></div></div>
 <figure class="claims"><figcaption><p>A caption</p></figcaption></figure></section></article></main>"""
 
 
@@ -61,6 +64,16 @@ def test_what_was_printed_in_columns_scrolls_and_keeps_them(page: Any) -> None:
     lines, moves = box.evaluate("pre => [pre.clientHeight, pre.scrollWidth > pre.clientWidth]")
     assert moves
     assert lines < 60, "two lines"
+
+
+def test_the_lines_of_a_cure_keep_their_indent_on_a_phone(page: Any) -> None:
+    shown = page(375)
+    lines, moves = shown.locator(".av-report pre").evaluate(
+        "pre => [pre.clientHeight / parseFloat(getComputedStyle(pre).lineHeight), pre.scrollWidth > pre.clientWidth]"
+    )
+    assert round(lines) == 3
+    assert moves
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_caption_is_no_paler_than_text(page: Any) -> None:

@@ -294,3 +294,12 @@ def test_a_preset_is_compared_with_another_one(show: Callable[..., Any]) -> None
     page.get_by_role("button", name="Compare with another run").click()
     chosen = ".av-xside:not([hidden]) input:checked"
     assert page.locator(chosen).evaluate_all("radios => radios.map(radio => radio.ariaLabel)") == ["b", "a"]
+
+
+def test_of_two_numbers_beyond_one_edge_the_one_of_the_own_run_is_told(show: Callable[..., Any]) -> None:
+    far = {name: Ledger.build([W], weighed(ROWS, to=to)) for name, to in (("a", 1.1), ("b", 1.5), ("c", 1.001))}
+    page = show(explore(far, start={"run": "a"}, against={"run": "b"}), width=1280)
+    page.locator(".av-scrub:visible").fill(str(len(ROWS)))
+    drawn(page)
+    told = [player.locator(".av-out").all_text_contents() for player in page.locator(".av-slots > .av-player").all()]
+    assert [[text for text in texts if text] for texts in told] == [["↑ 1.1"], ["↑ 1.5"]]

@@ -471,6 +471,24 @@ def test_events_of_several_ranks_are_told_with_their_rank() -> None:
     assert "rank" not in figure.words[3].split(":", maxsplit=1)[0]
 
 
+def test_what_an_event_did_is_whole_above_a_narrow_column() -> None:
+    rows: list[dict[str, Any]] = [
+        {"kind": "backward", "label": "scaler.scale(loss)", "contribution": {"w": 1.0}, "grad": {"w": 1.0}},
+        {"kind": "step", "grad": {"w": 1.0}, "details": {"optimizer": "optimizer", "skipped": True}},
+    ]
+    drawing = av.timeline(Ledger.build([W], rows * 6)).to_svg()
+    titles = re.findall(r">((?:backward|step) [^<]*)</text>", drawing)
+    assert set(titles) == {"backward scale…loss)", "step skipped optimizer"}
+
+
+def test_a_rank_and_its_line_are_whole_where_the_column_has_room_for_them() -> None:
+    rows: list[dict[str, Any]] = [{"kind": "step", "grad": {"w": 1.0}, "line": 10}] * 3
+    ledger = Ledger.merge([Ledger.build([W], rows, meta={"rank": rank}) for rank in (0, 1)])
+    drawing = av.timeline(ledger, events=range(5)).to_svg()
+    assert "rank 0 line 10" in drawing
+    assert "rank 0…" not in drawing
+
+
 def test_very_many_live_parts_are_drawn_as_few_and_lose_nothing() -> None:
     rows: list[dict[str, Any]] = []
     for e in range(400):

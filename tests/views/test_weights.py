@@ -138,3 +138,9 @@ def test_a_hostile_name_is_data_of_the_picture() -> None:
     page = play(walked([1.0], [2.0], name=evil), loss=bowl).to_html()
     assert "<img" not in page
     assert page.count("</script>") == 2
+
+
+def test_no_two_marks_of_an_axis_say_the_same_number() -> None:
+    found = told(walked([1.0], [1.00012]))
+    marks = texts(found, "text.av-ticky")
+    assert marks == ["1", "1.0001"], "1.00005 has no room to be told"

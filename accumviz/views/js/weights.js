@@ -12,27 +12,29 @@ export const reached = (/** @type {Station[]} */ stations, /** @type {number} */
 /** @param {Station[]} stations @param {string} look @param {string} color */
 function wayOf(stations, look, color) {
   const stops = stations.map(([, x, y], i) => {
-    const [, left, top] = stations[Math.max(i - 1, 0)];
-    return svg("g", {}, svg("line", { x1: left, y1: top, x2: x, y2: y }), svg("circle", { cx: x, cy: y, r: 2 }));
+    const [, x1, y1] = stations[Math.max(i - 1, 0)];
+    return svg("g", {}, svg("line", { x1, y1, x2: x, y2: y }), svg("circle", { cx: x, cy: y, r: 2 }));
   });
   const dot = svg("circle.av-dot", { r: look ? 7 : 4.5 });
   const out = svg("text.av-out");
-  const el = svg(`g.av-way${look}`, { style: `--av-c: ${color}` }, ...stops, svg("g.av-mover", {}, dot, out));
-  const mover = /** @type {SVGElement} */ (el.lastChild);
+  const mover = svg("g.av-mover", {}, dot, out);
+  const el = svg(`g.av-way${look}`, { style: `--av-c: ${color}` }, ...stops, mover);
 
-  /** @param {number} count how many stations have been reached */
-  function draw(count) {
+  /** @param {number} count how many stations have been reached @param {string[]} told where numbers stand */
+  function draw(count, told) {
     stops.forEach((stop, i) => stop.classList.toggle("av-ahead", i >= count));
-    const here = stations[Math.min(count, stations.length) - 1];
+    const here = stations.slice(0, count).at(-1);
     mover.toggleAttribute("hidden", !here);
     if (!here) return;
     const [, x, y, , beyond] = here;
-    mover.style.transform = `translate(${x}px, ${y}px)`;
-    out.textContent = beyond;
+    const place = mover.style.transform = `translate(${x}px, ${y}px)`;
+    // Of two numbers in one place neither could be read.
+    out.textContent = told.includes(place) ? "" : beyond;
+    if (beyond) told.push(place);
     const right = x > 160;
     put(out, { x: right ? -9 : 9, y: y < 30 ? 18 : -8, "text-anchor": right ? "end" : "start" });
   }
-  return { el, draw };
+  return { el, draw, far: stations.some((one) => one[4]) };
 }
 
 /** A run has the same colour in its own picture and beside others. */
@@ -47,23 +49,23 @@ export function weightsPane(_app, { m, note, p, name, hue = 0, beside = [] }) {
     const c = colorOf(other.hue);
     return { name: other.name, c, ...wayOf(other.p, ".av-beside", c) };
   });
-  const ways = [...others, mine];
+  const ways = [mine, ...others];
   const drawing = svg("svg", { viewBox: "0 0 320 192", "aria-hidden": "true" }, ...marks,
-    ...ways.map(({ el }) => el));
-  const far = [p, ...beside.map((other) => other.p)].flat().some(([, , , , beyond]) => beyond);
+    ...ways.map(({ el }) => el).reverse());
   const here = h("p.av-note.av-weighs");
   const key = (/** @type {string} */ look, /** @type {string} */ color, /** @type {string} */ text) =>
     h("span.av-key", {}, h(`i.av-swatch.av-spot${look}`, { style: `--av-c: ${color}` }), text);
   const legend = h("p.av-note", {},
     key("", colorOf(hue), name ?? "the weights now"),
     ...others.map((other) => key(".av-beside", other.c, other.name)),
-    note, far ? " Arrow: beyond the edge." : "");
+    note, ways.some(({ far }) => far) ? " Arrow: beyond the edge." : "");
 
   /** @param {At} state */
   function draw({ e }) {
     const count = reached(p, e);
-    mine.draw(count);
-    for (const other of others) other.draw(count);
+    /** @type {string[]} */
+    const told = [];
+    for (const way of ways) way.draw(count, told);
     here.textContent = count ? p[count - 1][3] : "";
   }
   return { ...pane("weights", "Weights", drawing, here, legend), draw };
