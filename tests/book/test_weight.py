@@ -31,6 +31,7 @@ def test_a_walk_along_a_graph_of_the_fullest_page_fits_into_its_frames(browser: 
     """In the page's own time: twice as slow a processor still draws 60 frames a second."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(address("chapters/03_accumulation.html", "file"))
+    page.wait_for_selector(".av-sub", state="attached")
     assert page.evaluate(player.WALKABLE)
     _, work = player.frames(page, "#walked", steps=40, stride=1)
     page.close()
