@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable
-from math import sqrt
+from math import prod, sqrt
 from operator import attrgetter
 from typing import Any
 from weakref import ref
@@ -67,7 +67,7 @@ class Leaves:
         self._index = named.index
         # As they are when the recording opens: what a leaf of another size holds is not known one by one.
         self._shapes = [tuple(local(tensor).shape) for tensor in self.tensors]
-        self.sizes = [local(tensor).numel() for tensor in self.tensors]
+        self.sizes = [prod(shape) for shape in self._shapes]
         bytes_ = sum(n * tensor.element_size() for n, tensor in zip(self.sizes, self.tensors, strict=True))
         too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
         self._handles: dict[int, Any] = {}

@@ -390,12 +390,7 @@ def _follow(optimizer: Any, own: Any, session: Session) -> None:
 
 def _step_prepared(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None:
     try:
-        frame = sys._getframe(1)
-        for observer in _told(session):
-            try:
-                observer.step_prepared(optimizer, frame)
-            except BaseException as failure:
-                _failed(observer, failure)
+        _tell(_told(session), "step_prepared", optimizer, sys._getframe(1))
     except Exception as failure:
         failures.append(type(failure).__name__)
         with contextlib.suppress(Exception):
