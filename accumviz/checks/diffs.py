@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from accumviz.checks.scripts import syntax
+
 # A statement of more lines is not one call.
 _LONGEST = 30
 
@@ -145,10 +147,7 @@ def _range(line: int, length: int) -> str:
 
 
 def _parsed(lines: Sequence[str]) -> ast.Module | None:
-    try:
-        return ast.parse(textwrap.dedent("\n".join(lines)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    return syntax(textwrap.dedent("\n".join(lines)))
 
 
 def _reads(lines: Sequence[str]) -> bool:

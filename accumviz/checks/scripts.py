@@ -19,13 +19,13 @@ class Scripts:
         self.sources = sources
 
     @cached_property
-    def trees(self) -> dict[str, list[ast.AST]]:
+    def trees(self) -> dict[str, list[ast.Module]]:
         """Each script's syntax: of the whole of it, or else of every statement at its top that can be read."""
         found = {}
         for file, text in self.sources.items():
-            whole = _read(text)
+            whole = syntax(text)
             pieces = re.split(r"(?m)^(?=[^\s#)\]}])", text) if whole is None else ()
-            found[file] = [tree for tree in (whole, *map(_read, pieces)) if tree is not None]
+            found[file] = [tree for tree in (whole, *map(syntax, pieces)) if tree is not None]
         return found
 
     @cached_property
@@ -37,7 +37,7 @@ class Scripts:
 
     def counted(self, event: Event) -> str:
         """What the loss of a backward is divided by, where the script counts by the same (`i % n`); or nothing."""
-        label = _read(event.label)
+        label = syntax(event.label)
         names, divided, counts = _names(label), set(_divisors(label)), set()
         for node in (node for tree in self.trees.get(event.file, ()) for node in ast.walk(tree)):
             if (
@@ -53,7 +53,12 @@ class Scripts:
         return min(divided & counts, default="")
 
 
-def _read(text: str) -> ast.AST | None:
+def syntax(text: str) -> ast.Module | None:
+    """The text's syntax; None where it has none.
+
+    >>> syntax("x = ") is None
+    True
+    """
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.parse(text)
     return None
