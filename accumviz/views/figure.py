@@ -295,9 +295,6 @@ class Canvas:
         )
 
 
-# Told apart without colour too.
-DASH = {"step": "-", "zero_grad": "--", "clip": ":", "unscale": ":", "sync": ":", "edit": "-."}
-DASH |= {"schedule": ":", "loader": "-."}
 _LEFT, _LINE, _POINTS = 12.0, 19.0, 11.5
 # From this width on, a heading stands upright in three lines; in narrower columns it is turned.
 _UPRIGHT = 66.0
@@ -311,6 +308,7 @@ class Key(NamedTuple):
     alpha: float = 1.0
     hatch: str | None = None
     kind: str = "box"
+    line: str = "solid"
 
 
 def _flow(keys: list[Key], width: float) -> Iterator[tuple[Key, float, int]]:
@@ -355,7 +353,7 @@ def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -
         elif key.kind == "total":
             canvas.line([x, x + 13], [y, y], color=key.color, width=2.4)
         else:
-            canvas.line([x + 6.5, x + 6.5], [y - 7, y + 7], color=key.color, width=2, dash=key.kind)
+            canvas.line([x + 6.5, x + 6.5], [y - 7, y + 7], color=key.color, width=2, dash=key.line)
         canvas.text(x + 18, y, key.text, points=_POINTS, color=INK)
     for k, note in enumerate(_wrapped(notes, canvas.width)):
         canvas.text(_LEFT, top + _LINE * (used + 1.5 + k), note, points=_POINTS, color=MUTED)
@@ -401,7 +399,8 @@ def draw_heading(
 
 def draw_rule(canvas: Canvas, event: Event, x: float, *, top: float, bottom: float, alpha: float = 1.0) -> None:
     """Draw an event's line across rows; fainter across those it does not concern."""
-    canvas.line([x, x], [top, bottom], color=style.KIND[event.kind], width=1.8, dash=DASH[event.kind], alpha=alpha, z=1)
+    color, dash = style.kind(event.kind)
+    canvas.line([x, x], [top, bottom], color=color, width=1.8, dash=dash, alpha=alpha, z=1)
 
 
 def _title(event: Event) -> str:

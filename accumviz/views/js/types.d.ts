@@ -131,13 +131,16 @@ export interface WeightsData {
   beside?: { name: string; hue: number; p: Station[] }[];
 }
 
+/** A kind of event: its name, its colour, and of what sort its line is. */
+export type Kind = [string, string, string];
+
 /** What a player is told. */
 export interface Data {
   about: string;
   note: string;
   /** Whether a `.grad` is ever None. */
   none: boolean;
-  kinds: [string, string][];
+  kinds: Kind[];
   colors: [number, string, string][];
   keys: [string, string, string][];
   e: Events;
