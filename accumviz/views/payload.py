@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import os
 import struct
 import zlib
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         "note": f"{note} {_unmeasured(events)}".strip(),
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
-        "keys": _keys(ledger, kinds),
+        "keys": _keys(ledger, events, kinds),
         "none": not (ledger.state & PRESENT).all(),
         "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(ledger, events, names), "c": lines},
         "count": len(ledger.parameters),
@@ -259,13 +260,14 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names) -> dict[str, Any]
     if not bars:
         return {}
     at = {event: i for i, event in enumerate(chosen.tolist())}
+    cut = _shared([bar.objective for bar in bars])
     rows = []
     for bar in bars:
         parts = [
             [at.get(part.backward, -1), *plain([part.start, part.length]), part.look, part.told]
             for part in bar.segments
         ]
-        row = {"e": at[bar.step], "o": bar.objective, "l": names(literal(bar.label)), "t": bar.total, "w": bar.words}
+        row = {"e": at[bar.step], "o": bar.objective[cut:], "l": names(literal(bar.label)), "t": bar.total, "w": bar.words}
         rows.append(row | {"s": parts})
     return {"r": plain(shares.reach(bars)), "rows": rows, "note": note}
 
@@ -345,7 +347,7 @@ def _to_one_scale(rows: list[dict[str, Any]]) -> None:
             one[:] = reach
 
 
-def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:
+def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list[list[str]]:
     """The legend, of what is there: what it says, the look of its swatch, its colour."""
     colors = [
         [words.shorten(label or "backward", 28), "new", color]
@@ -362,7 +364,11 @@ def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:
     ]
     ruled = [(literal(kind), *style.kind(kind)) for kind in kinds if kind != "backward"]
     rules = [[kind, f"rule.av-{line}", color] for kind, color, line in ruled]
-    return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules]
+    marks = [[".grad after the event", "after", "var(--av-text)"]]
+    if known := [e.saved_before for e in events if not math.isnan(e.saved_before)]:
+        marks.append([f"saved tensors before, at most {style.size(max(known))}", "bytes", "var(--av-muted)"])
+        marks.append(["after", "bytes.av-later", "var(--av-muted)"])
+    return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules, *marks]
 
 
 def _marks(pixels: np.ndarray, events: int) -> str:
@@ -397,6 +403,16 @@ def _cut(names: Sequence[str]) -> int:
     while len(names) > 1 and len({tuple(part[: shared + 1]) for part in parts}) == 1:
         shared += 1
     return sum(len(part) + 1 for part in parts[0][: shared - 1]) if shared > 1 else 0
+
+
+def _shared(names: Sequence[str]) -> int:
+    """How many characters all names of objectives begin with, up to a dot in the middle: they tell nothing apart.
+
+    >>> _shared(["loss · Mean", "loss · Neg"]), _shared(["loss", "loss"]), _shared(["d_loss", "g_loss"])
+    (7, 0, 0)
+    """
+    shared = os.path.commonprefix(list(names))
+    return shared.rfind(" · ") + 3 if " · " in shared and len(set(names)) > 1 else 0
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import { shorten } from "./numbers.js";
 const DASH = { solid: [], dashed: [6, 4], dotted: [2, 3] };
 const LETTER = 6.8;
 const STRIP = 24;
+const AFTER = 0.5;
 
 /** The names of the lanes, those left out that would run into another. */
 export function drawNames(
@@ -88,7 +89,9 @@ export function drawSaved(
   pen.fill(inks.line, 0, bottom + 3, width, 0.7);
   sides.forEach((bytes, side) => bytes.forEach((count, e) => {
     const tall = (STRIP * count) / most;
+    pen.context.globalAlpha = side ? AFTER : 1;
     pen.fill(inks.muted, left + e * column + column / 2 + (side - 1) * wide, base - tall, wide, tall);
   }));
+  pen.context.globalAlpha = 1;
   pen.fill(inks.muted, left, base, column * ledger.length, 0.8);
 }

@@ -38,16 +38,16 @@ export function toOneScale({ data, bytes }, other) {
 }
 
 /**
- * A run with the ways of the weights of all that are compared: its own is the one of that name.
- * @param {Whole} run @param {string} name @param {[string, Whole | undefined][]} all @returns {Whole}
+ * A run with the ways of the weights of all that are compared, among which it has a place.
+ * @param {Whole} run @param {number} hue @param {[string, Whole | undefined][]} all @returns {Whole}
  */
-export function withWays({ data, bytes }, name, all) {
-  const ways = all.flatMap(([one, whole], hue) => {
+export function withWays({ data, bytes }, hue, all) {
+  const ways = all.flatMap(([name, whole], hue) => {
     const p = whole?.data.weights?.p;
-    return p ? [{ name: one, hue, p }] : [];
+    return p ? [{ name, hue, p }] : [];
   });
-  const beside = ways.filter((way) => way.name !== name);
-  const hue = Math.max(all.findIndex(([one]) => one === name), 0);
+  const beside = ways.filter((way) => way.hue !== hue);
+  const [name] = all[hue];
   return { data: data.weights ? { ...data, weights: { ...data.weights, name, hue, beside } } : data, bytes };
 }
 

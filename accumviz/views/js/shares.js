@@ -64,7 +64,7 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
   const ones = [1, -1].filter((value) => value >= low).map((value) =>
     h("span", { style: `left: ${x(value)}` }, value < 0 ? "−1" : "1"));
   const axis = h("div.av-share.av-axis", { "aria-hidden": "true" },
-    h("span", {}, "step"), h("span.av-bar", {}, ...ones), h("span.av-total", {}, "sum"));
+    h("span", {}, "at event"), h("span.av-bar", {}, ...ones), h("span.av-total", {}, "sum"));
   const looks = { tabindex: 0, role: "listbox", "aria-label": "Shares of each step" };
   const box = h("div.av-win", looks, ...lines.map(({ el }) => el));
   const keys = legend(rows).map(([look, text]) => {
@@ -81,7 +81,6 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
     go({ e: rows[clamp(barAt(rows, at().e) + by, 0, rows.length - 1)].e });
   });
 
-  let shown = -1;
   /** @param {At} state */
   function draw({ e }) {
     const chosen = barAt(rows, e);
@@ -93,8 +92,7 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
     const step = rows[chosen].e;
     told.textContent = rows.filter((row) => row.e === step).map((row) => row.w).join(" ");
     put(box, { "aria-activedescendant": `${uid}-s${chosen}` });
-    if (chosen !== shown) reveal(box, lines[chosen].el.offsetTop, lines[chosen].el.offsetHeight);
-    shown = chosen;
+    reveal(box, lines[chosen].el.offsetTop, lines[chosen].el.offsetHeight);
     fit();
   }
   /** A text without room stands in the words below, and in the title. */
