@@ -27,13 +27,12 @@ from accumviz.views.figure import (
     text_width,
 )
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
+from accumviz.views.phone import PHONE
 from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strips
 
 _MOST_LANES, _NARROWEST = 8, 27.0
 # Of a name: `0.weight (unsharded)` is told from `0.weight` by its end, and read whole.
 _LETTERS = 20
-# What a phone has beside its margins.
-_PHONE = 343.0
 
 
 def timeline(
@@ -69,8 +68,8 @@ def timeline(
         canvas.text(12, 20, f"Nothing to show: this ledger has {what}.", color=MUTED)
     elif len(columns) <= _MOST_LANES and _has_room(ledger, columns, chosen, width):
         canvas = _lanes(ledger, columns, chosen, width)
-        if canvas.width > _PHONE and _has_room(ledger, columns, chosen, _PHONE):
-            canvas.figure.narrow = _lanes(ledger, columns, chosen, _PHONE).figure
+        if canvas.width > PHONE and _has_room(ledger, columns, chosen, PHONE):
+            canvas.figure.narrow = _lanes(ledger, columns, chosen, PHONE).figure
             canvas.figure.narrow.words = words.story(ledger, chosen, columns)
     else:
         canvas = heatmap.draw(ledger, columns, chosen, width)
