@@ -164,10 +164,11 @@ MOVED = """() => [...document.querySelectorAll('.av-timeline .av-scroll')].filte
     if (narrow) return moved || !narrow.checkVisibility();
     return moved && !/^\\d+ parameters? × /.test(box.querySelector('.av-figure')?.getAttribute('aria-label'));
 }).map(box => box.textContent.trim().slice(0, 80))"""
-# Buttons that a finger would miss.
-SMALL = """() => [...document.querySelectorAll('.accumviz .av-b:not(.av-b-more)')]
-    .filter(button => button.checkVisibility() && Math.min(button.offsetWidth, button.offsetHeight) < 44)
-    .map(button => button.outerHTML.slice(0, 120))"""
+# Buttons and choices that a finger would miss.
+SMALL = """() => [...document.querySelectorAll('.accumviz :is(.av-b:not(.av-b-more), .av-segments label,'
+    + ' .av-radios label, .av-switch, .av-compare, .av-restart, select)')]
+    .filter(one => one.checkVisibility() && Math.min(one.offsetWidth, one.offsetHeight) < 44)
+    .map(one => one.outerHTML.slice(0, 120))"""
 # A mark of a legend that does not stand beside its words.
 ASTRAY = """() => [...document.querySelectorAll('.av-key')].filter(key => {
     const box = key.getBoundingClientRect(), mark = key.querySelector('.av-swatch')?.getBoundingClientRect();

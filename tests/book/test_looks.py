@@ -147,6 +147,11 @@ def test_a_page_in_the_wrong_mode_is_found(watch: Open, tmp_path: Path) -> None:
         looks.follows("light")(watched)
 
 
+@pytest.mark.parametrize("choice", ["<select><option>4</select>", "<label class='av-switch'>mended</label>"])
+def test_a_choice_for_no_finger_is_found(choice: str, watch: Open, tmp_path: Path) -> None:
+    assert len(look("buttons for no finger", "phone", f"<div class='accumviz'>{choice}</div>", watch, tmp_path)) == 1
+
+
 def test_a_chart_without_a_drawing_for_phones_is_found_and_a_long_timeline_is_not(watch: Open, tmp_path: Path) -> None:
     def found(words: str) -> list[str]:
         drawing = f"<svg class='av-figure' role='img' aria-label='{words}' width='400' height='9'></svg>"
