@@ -57,8 +57,10 @@ export async function explore({ model, el }, kernel) {
   /** What A is compared with, where no other was named: the nearest run, one choice away. */
   function another() {
     const { a } = at();
-    const near = controls.map(({ labels }, i) => a.map((place, k) =>
-      (k === i ? Math.max(labels.findLastIndex((_, j) => Math.abs(j - Number(place)) === 1), 0) : place)));
+    const near = controls.map(({ labels }, i) => a.map((old, k) => {
+      const place = Number(old);
+      return k === i ? (labels[place + 1] ? place + 1 : place && labels.length - 2) : old;
+    }));
     return near.find((one) => runs.at(one) !== runs.at(a)) ?? a;
   }
   const click = () => go({ b: at().b ? null : against && `${against}` !== `${at().a}` ? against : another() });

@@ -22,11 +22,11 @@ const THIN = 4;
 export function totals({ kinds }, row, column) {
   const all = kinds.map((_, e) => row.grad(e));
   const used = all.map((grad, e) => (kinds[e] === "step" && kinds[e + 1] !== "step" ? grad : null));
-  for (const [grads, room] of /** @type {[typeof all, number][]} */ ([[all, column - 4], [used, 2 * column - 14]])) {
-    for (const digits of [4, 3, 2]) {
-      const texts = grads.map((grad) => (grad === null ? "" : number(grad, digits)));
-      if (texts.every((text) => text.length * LETTER <= room)) return texts;
-    }
+  for (let i = 0; i < 7; i++) {
+    // At last with half of the columns beside it, in which no number stands.
+    const [grads, room] = i < 6 ? [i < 3 ? all : used, column - 3] : [used, 2 * column - 10];
+    const texts = grads.map((grad) => (grad === null ? "" : number(grad, i < 6 ? 4 - (i % 3) : 2)));
+    if (texts.every((text) => text.length * LETTER <= room)) return texts;
   }
   return [];
 }
@@ -88,6 +88,8 @@ function drawParts(
 ) {
   const { context } = pen;
   let [up, down] = [zero, zero];
+  // Outlines would fill thin parts: such a bar has its sides alone.
+  const thin = parts.some(({ height }) => Math.abs(height) * scale < THIN);
   for (const part of parts) {
     const tall = Math.abs(part.height) * scale;
     const y = part.height < 0 ? down : (up -= tall);
@@ -95,12 +97,11 @@ function drawParts(
     const color = part.born < 0 ? inks.muted : ledger.color(part.born)[0];
     const kind = look(part);
     context.globalAlpha = kind === "live" && inks.dark ? LIVE_ON_DARK : OPACITY[kind];
-    // Outlines would fill thin parts, which have their sides alone.
-    const [top, visible] = tall < THIN ? [y, Math.max(tall, 0.8)] : [y + 0.5, tall - 1];
-    pen.fill(color, start, top, wide, visible);
+    const visible = tall - Number(!thin);
+    pen.fill(color, start, y + 0.5, wide, Math.max(visible, 0.8));
     Object.assign(context, { globalAlpha: 1, lineWidth: 1.2, strokeStyle: color });
-    if (tall >= THIN) context.strokeRect(start, top, wide, visible);
-    else for (const side of [start, start + wide]) pen.fill(color, side - 0.6, top, 1.2, visible);
+    if (!thin) context.strokeRect(start, y + 0.5, wide, visible);
+    else for (const side of [start, start + wide]) pen.fill(color, side - 0.6, y + 0.5, 1.2, visible);
   }
   return [up, down];
 }

@@ -12,7 +12,6 @@ import { shorten } from "./numbers.js";
 const DASH = { solid: [], dashed: [6, 4], dotted: [2, 3] };
 const LETTER = 6.8;
 const STRIP = 24;
-const AFTER = 0.5;
 
 /** The names of the lanes, those left out that would run into another. */
 export function drawNames(
@@ -87,11 +86,10 @@ export function drawSaved(
   const wide = Math.max(barWidth(column), 0.8) / 2;
   pen.write("saved", left - 8, bottom + 20, { align: "right", ink: inks.muted });
   pen.fill(inks.line, 0, bottom + 3, width, 0.7);
+  pen.fill(inks.muted, left, base, column * ledger.length, 0.8);
   sides.forEach((bytes, side) => bytes.forEach((count, e) => {
     const tall = (STRIP * count) / most;
-    pen.context.globalAlpha = side ? AFTER : 1;
+    pen.context.globalAlpha = 1 - side / 2;
     pen.fill(inks.muted, left + e * column + column / 2 + (side - 1) * wide, base - tall, wide, tall);
   }));
-  pen.context.globalAlpha = 1;
-  pen.fill(inks.muted, left, base, column * ledger.length, 0.8);
 }

@@ -115,6 +115,8 @@ export interface ShareRow {
 export interface SharesData {
   r: number[];
   rows: ShareRow[];
+  /** The legend: what it says, the look of its swatch, its colour. */
+  keys: string[][];
   note: string;
 }
 
@@ -162,6 +164,8 @@ export interface Data {
   of: Record<string, number>;
   undrawn: Record<string, string>;
   remark: string;
+  /** What the looks of a graph mean. */
+  marks: string;
   /** Lines of code, by their place, in which the run beside it differs. */
   differs?: number[];
   /** The most saved bytes of two runs side by side. */

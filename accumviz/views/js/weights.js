@@ -3,7 +3,7 @@
 /** @import { App } from "./player.js" */
 /** @import { At, Station, WeightsData } from "./types.d.ts" */
 
-import { h, pane, put, svg } from "./dom.js";
+import { h, pane, put, svg, swatch } from "./dom.js";
 
 /** How many stations have been reached by an event; the first is where the weights began. */
 export const reached = (/** @type {Station[]} */ stations, /** @type {number} */ e) =>
@@ -60,12 +60,9 @@ export function weightsPane(_app, { m, note, p, name, hue = 0, beside = [] }) {
   const drawing = svg("svg", { viewBox: "0 0 320 192", "aria-hidden": "true" }, ...marks,
     ...ways.map(({ el }) => el).reverse());
   const here = h("p.av-note.av-weighs");
-  const key = (/** @type {string} */ look, /** @type {string} */ color, /** @type {string} */ text) =>
-    h("span.av-key", {}, h(`i.av-swatch.av-spot${look}`, { style: `--av-c: ${color}` }), text);
   const legend = h("p.av-note", {},
-    key("", colorOf(hue), name ?? "the weights now"),
-    ...others.map((other) => key(".av-beside", other.c, other.name)),
-    note);
+    swatch([name ?? "the weights now", "spot", colorOf(hue)]),
+    ...others.map(({ c, name }) => swatch([name, "spot.av-beside", c])), note);
 
   /** @param {At} state */
   function draw({ e }) {

@@ -3,7 +3,7 @@
 /** @import { Ledger, Row } from "./ledger.js" */
 
 import { lost } from "./fates.js";
-import { counted, number } from "./numbers.js";
+import { counted, number, sum } from "./numbers.js";
 import { stack } from "./parts.js";
 
 /** What is to be known before bars of two rows are compared. */
@@ -60,16 +60,13 @@ export function sentence(ledger, e, chosen = -1) {
   return `${ledger.head(e)}${told && ": "}${told}.`;
 }
 
-/** What a part is by now, element by element. @param {Row} row @param {{born: number, amount: number}} part */
-function elements(row, { born, amount }) {
+/** One term of the sum. @param {Ledger} ledger @param {Row} row @param {{born: number, amount: number}} part */
+function term(ledger, row, { born, amount }) {
   const scaled = (/** @type {number} */ x) => (row.signed ? amount : (x * amount) / row.c[born] || 0);
-  return row.x?.[0][born]?.map(scaled) ?? [amount];
-}
-
-/** One term of the sum. @param {number[]} all @param {string} from */
-function term(all, from) {
-  const told = all.map((x) => number(x));
-  return `${told[1] ? `(${told.join(", ")})` : told[0]} (${from})`;
+  const all = row.x?.[0][born]?.map((x) => number(scaled(x))) || [number(amount)];
+  const unseen = row.y.size ? "other ranks" : "not recorded";
+  const from = born < 0 ? unseen : `event ${ledger.index(born)}`;
+  return `${all[1] ? `(${all.join(", ")})` : all[0]} (${from})`;
 }
 
 /** What a parameter's `.grad` is made of, as a sum. @param {Ledger} ledger @param {number} e @param {Row} row */
@@ -80,14 +77,9 @@ export function equation(ledger, e, row) {
   if (row.grad(e) === null) return `${name} is None: there is no tensor, which is not zero.`;
   const parts = stack(ledger, e, row);
   if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;
-  const unseen = row.y.size ? "other ranks" : "not recorded";
-  const whence = (/** @type {number} */ born) => (born < 0 ? unseen : `event ${ledger.index(born)}`);
-  const terms = parts.slice(-TERMS).map((part) => term(elements(row, part), whence(part.born)));
-  if (parts.length > TERMS) {
-    const early = parts.slice(0, -TERMS).map((part) => elements(row, part));
-    const told = `${early.length} earlier`;
-    terms.unshift(row.x ? term(early.reduce((all, more) => all.map((x, i) => x + more[i])), told) : told);
-  }
+  const terms = parts.slice(-TERMS).map((part) => term(ledger, row, part));
+  const early = parts.slice(0, -TERMS);
+  if (early.length) terms.unshift(`${row.signed ? `${number(sum(early))} ` : ""}(${early.length} earlier)`);
   if (!row.x) return `${name}: ${total}, from contributions of norms ${terms.join(", ")}`;
   return `${name} = ${terms.join(" + ").replaceAll("+ −", "− ")} = ${total}`;
 }
