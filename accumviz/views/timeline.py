@@ -33,8 +33,8 @@ from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strips
 _MOST_LANES, _NARROWEST = 8, 27.0
 # Of a name: `0.weight (unsharded)` is told from `0.weight` by its end, and read whole.
 _LETTERS = 20
-# How wide a bold minus and point are of their size, all else being as wide as a digit; and what stays between totals.
-_BOLD, _APART = {"−": 0.838, ".": 0.38}, 2.4
+# How wide a bold minus and point are of their size, all else being as wide as a digit.
+_BOLD = {"−": 0.838, ".": 0.38}
 
 
 def timeline(
@@ -298,8 +298,9 @@ def _bar(
 def _total(grad: float, room: float) -> tuple[str, float]:
     """What stands at the end of a bar, apart from the totals beside it, and the size of its letters."""
     points = 12.0 if room >= 52 else 11.0
+    apart = 5.0 if room >= 36 else 2.4  # in narrower columns, two digits go before a wider gap
     for told in _shorter(grad):
-        if points * sum(_BOLD.get(letter, 0.696) for letter in told) <= room - _APART:
+        if points * sum(_BOLD.get(letter, 0.696) for letter in told) <= room - apart:
             return told, points
     return "", points
 

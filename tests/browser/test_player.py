@@ -420,7 +420,11 @@ def test_of_a_run_that_was_never_zeroed_every_contribution_is_counted(show: Show
     played.root.locator(".av-scrub").focus()
     played.press("End")
     assert "Event 4999" in played.said
-    assert played.root.locator(".av-in-grad .av-note").inner_text().startswith("w.grad = 4995 earlier + 1 (event 4995)")
+    assert (
+        played.root.locator(".av-in-grad .av-note")
+        .inner_text()
+        .startswith("w.grad = 4995 (4995 earlier) + 1 (event 4995)")
+    )
     assert "not recorded" not in played.root.inner_text()
     assert played.root.locator(".av-part:visible").count() == 24
     assert watched.complaints == []

@@ -24,7 +24,7 @@ export function totals({ kinds }, row, column) {
   const used = all.map((grad, e) => (kinds[e] === "step" && kinds[e + 1] !== "step" ? grad : null));
   for (let i = 0; i < 7; i++) {
     // At last with half of the columns beside it, in which no number stands.
-    const [grads, room] = i < 6 ? [i < 3 ? all : used, column - 3] : [used, 2 * column - 10];
+    const [grads, room] = i < 6 ? [i < 3 ? all : used, column - 6] : [used, 2 * column - 10];
     const texts = grads.map((grad) => (grad === null ? "" : number(grad, i < 6 ? 4 - (i % 3) : 2)));
     if (texts.every((text) => text.length * LETTER <= room)) return texts;
   }
