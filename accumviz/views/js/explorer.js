@@ -61,7 +61,7 @@ export async function explore({ model, el }, kernel) {
       const place = Number(old);
       return k === i ? (labels[place + 1] ? place + 1 : place && labels.length - 2) : old;
     }));
-    return near.find((one) => runs.at(one) !== runs.at(a)) ?? a;
+    return near.find((one) => runs.at(one) !== runs.at(a)) ?? near[0];
   }
   const click = () => go({ b: at().b ? null : against && `${against}` !== `${at().a}` ? against : another() });
   const compare = h("button.av-compare", { type: "button", click });

@@ -5,7 +5,7 @@
 
 import { h, own, pane, put, reveal, swatch, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
-import { clamp } from "./numbers.js";
+import { clamp, shorten } from "./numbers.js";
 
 /**
  * Which bar speaks of an event: that of the step it is, or is used by first; else the last one.
@@ -43,7 +43,7 @@ export function sharesPane(app, { r: [low, high], rows, keys, note }) {
     const again = several && i > 0 && rows[i - 1].e === row.e;
     // What is seen are bits of the sentence that is heard.
     const seen = { "aria-hidden": "true" };
-    const whose = `${again ? "\u2003" : step} ${several ? row.o : ""}`;
+    const whose = `${again ? "\u2003" : step} ${several ? shorten(row.o, innerWidth / 28) : ""}`;
     const name = h("span.av-of", { title: row.w, click, ...seen }, whose);
     const bar = h("span.av-bar", seen, ...pieces, ...marks());
     const total = h("span.av-total", seen, row.t);

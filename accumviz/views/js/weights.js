@@ -25,17 +25,17 @@ function wayOf(stations, look, color, ring = 0) {
   const mover = svg("g.av-mover", {}, dot, out);
   const el = svg(`g.av-way${look}`, { style: `--av-c: ${color}` }, ...stops, mover);
 
-  /** @param {number} count how many stations have been reached @param {string[]} told where numbers stand */
+  /** @param {number} count how many stations have been reached @param {string[]} told at which edges numbers stand */
   function draw(count, told) {
     stops.forEach((stop, i) => stop.classList.toggle("av-ahead", i >= count));
     const [from, here] = [count - 2, count - 1].map((i) => stations[i]);
     mover.toggleAttribute("hidden", !here);
     if (!here) return;
     const [, x, y, , beyond] = here;
-    const place = mover.style.transform = `translate(${x}px, ${y}px)`;
-    // Of two numbers in one place neither could be read.
-    out.textContent = told.includes(place) ? "" : beyond;
-    if (beyond) told.push(place);
+    mover.style.transform = `translate(${x}px, ${y}px)`;
+    // Of two numbers at one edge neither could be read.
+    out.textContent = told.includes(beyond[0]) ? "" : beyond;
+    told.push(beyond[0]);
     dot.toggleAttribute("hidden", Boolean(beyond));
     const right = x > 160;
     // On the side of the edge from which its line does not come.
