@@ -419,20 +419,21 @@ def _cut(names: Sequence[str]) -> int:
 
 
 def _apart(names: Sequence[str]) -> dict[str, str]:
-    """How objectives are written where there is little room: without what all of them begin with.
+    """How objectives are written where there is little room: without what all of them begin with, or say of a node.
 
-    >>> _apart(["scale(loss / K) · Mean", "scale(loss / K) · Neg"])
-    {'scale(loss / K) · Mean': '…Mean', 'scale(loss / K) · Neg': '…Neg'}
+    >>> _apart(["scale(loss / K) · MseBackward0", "scale(loss / K) · MseBackward0 2"])
+    {'scale(loss / K) · MseBackward0': '…Mse', 'scale(loss / K) · MseBackward0 2': '…Mse 2'}
     >>> _apart(["loss", "loss"]), _apart(["d_loss", "d_reg"])
     ({'loss': 'loss'}, {'d_loss': 'd_loss', 'd_reg': 'd_reg'})
     """
     different = dict.fromkeys(names)
     shared = ""
     for piece in re.findall(r"\w*\W+", names[0]) if len(different) > 1 else []:
-        if not all(name.startswith(shared + piece) for name in different):
+        if not all(name.startswith(shared + piece) and name != shared + piece for name in different):
             break
         shared += piece
-    return {name: f"…{name[len(shared) :]}" if shared else name for name in different}
+    short = [re.sub(r"Backward\d+", "", f"…{name[len(shared) :]}") if shared else name for name in different]
+    return dict(zip(different, short if len(set(short)) == len(short) else different, strict=True))
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
