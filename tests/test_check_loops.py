@@ -236,7 +236,17 @@ def contrasting(how: str) -> Recording:
                 one = F.normalize(model(torch.randn(8, 4)), dim=1)
                 other = F.normalize(model(torch.randn(8, 4)), dim=1)
                 targets = torch.arange(8)
-                if how == "classes":
+                if how == "einsum":
+                    loss = F.cross_entropy(torch.einsum("id,jd->ij", one, other) / 0.1, targets) + 0 * warmth
+                elif how == "cosines":
+                    alike = F.cosine_similarity(one.unsqueeze(1), other.unsqueeze(0), dim=-1)
+                    loss = F.cross_entropy(alike / 0.05, targets) + 0 * warmth
+                elif how == "prototypes":
+                    loss = F.cross_entropy(torch.einsum("id,jd->ij", one, model.weight.new_ones(8, 8)), targets)
+                    loss = loss + F.cross_entropy(one[:, :4] @ F.normalize(model.weight).T, targets) + 0 * warmth
+                    alike = F.cosine_similarity(one[:, None, :4], model.weight[None], dim=-1)
+                    loss = loss + F.cross_entropy(alike, targets)
+                elif how == "classes":
                     loss = F.cross_entropy(model(torch.randn(8, 4)), targets) + 0 * warmth
                 elif how == "both ways":
                     pairs = one @ other.T / 0.1
@@ -257,7 +267,10 @@ def contrasting(how: str) -> Recording:
         (lambda: mixing(layer=False), []),
         (lambda: contrasting("a learnt temperature"), ["contrastive-accumulation"]),
         (lambda: contrasting("both ways"), ["contrastive-accumulation"]),
+        (lambda: contrasting("einsum"), ["contrastive-accumulation"]),
+        (lambda: contrasting("cosines"), ["contrastive-accumulation"]),
         (lambda: contrasting("classes"), []),
+        (lambda: contrasting("prototypes"), []),
     ],
 )
 def test_what_mixes_samples_is_noted_and_frightens_nobody(recording: Any, expected: list[str]) -> None:

@@ -273,7 +273,9 @@ _VIEWS = _variants("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze",
 _MOVES = _variants("Permute", "Transpose", "T")
 # What a learnt one is made of.
 _TEMPERATURES = (LEAF, "ExpBackward0", "SoftplusBackward0", *_variants("Clamp", "ClampMax", "ClampMin"))
-_TURNED = (*_MOVES, "ToCopyBackward0")
+_TURNED = (*_VIEWS, *_MOVES, *_variants("Expand"), "DivBackward0")
+# What multiplies in three dimensions, and how many it holds in the first of them: one batch, or (0) each row.
+_PAIRS = {"BmmBackward0": 1, "MulBackward0": 0}
 _LINEAR: dict[str, Callable[[Any, Factor], Found]] = {
     **dict.fromkeys((*_VIEWS, *_MOVES, *_variants("Expand")), _same),
     **dict.fromkeys(_variants("Add"), _added),
@@ -329,19 +331,29 @@ def _in_batch(node: Any) -> bool:
         return False
     at = node.next_functions[0][0]
     for _ in range(_SCALINGS):
-        if at is None or name_of(at) == "MmBackward0":
+        if at is None or _multiplies(at, shape[0]):
             break
         at = next((fn for fn, _ in at.next_functions if fn is not None and name_of(fn) not in _TEMPERATURES), None)
-    if at is None or name_of(at) != "MmBackward0":
+    if at is None or not _multiplies(at, shape[0]):
         return False
     return all(fn is not None and not _is_weight(fn) for fn, _ in at.next_functions)
 
 
+def _multiplies(node: Any, many: int) -> bool:
+    """Whether it multiplies rows with rows: as `@` and `einsum` do, or all pairs at once, as `cosine_similarity`."""
+    name = name_of(node)
+    if name not in _PAIRS:
+        return name == "MmBackward0"
+    raw = getattr(node, "_raw_saved_self", None)
+    given = None if raw is None else held(raw)
+    return given is not None and given.dim() == 3 and tuple(given.shape[:2]) == (_PAIRS[name] or many, many)
+
+
 def _is_weight(node: Any) -> bool:
-    """Whether this is a parameter, or one that is transposed, as a linear layer has it."""
-    while name_of(node) in _TURNED:
+    """Whether this is a parameter: one that is transposed, as a linear layer has it, or normalised, too."""
+    while node is not None and name_of(node) in _TURNED:
         node = node.next_functions[0][0]
-    return name_of(node) == LEAF
+    return node is not None and name_of(node) == LEAF
 
 
 def _of_rows(node: Any) -> _Read:
