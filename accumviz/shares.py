@@ -10,7 +10,7 @@ import numpy as np
 
 from accumviz.events import CONTRIBUTED, Arrays
 from accumviz.gains import SAME, SAME_IN_HALF, UNREAD, UNSEEN, Gains, number, of_events
-from accumviz.lifecycle import Fates, brought, steps_of
+from accumviz.lifecycle import Fates, brought, steps_before, steps_of, zeroed_by_steps
 from accumviz.objectives import MEAN, NO_TERMS, SUM, Terms
 
 # Where nothing is ever erased each step reads all backwards before it: so many rows are listed, then the first ones.
@@ -193,7 +193,7 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
     events = ledger.columns
     gains = of_events(ledger)
     backward = events.where("kind", "backward")
-    inside = backward & events.where("within", "step")
+    inside, zeroed_by = backward & events.where("within", "step"), zeroed_by_steps(ledger)
     sync = np.append(events.where("kind", "sync"), False)
     amp = np.log(np.maximum(events.detail("amp_scale", 1.0), np.finfo(float).tiny))
     # Asked column by column.
@@ -226,7 +226,7 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
                     ledger, gains, steps, skipped, optimizer, (p, shard), born[handed], end[handed], amp, ends
                 )
                 born, end = born[~handed], end[~handed]
-            yield _read(gains, steps, skipped, optimizer, p, born, end, inside[born], amp[born])
+            yield _read(gains, steps, skipped, optimizer, p, born, end, inside[born], zeroed_by, amp[born])
 
 
 def _signature(contributed: np.ndarray, erased: np.ndarray, apart: Sequence[np.ndarray], p: int) -> bytes:
@@ -253,11 +253,12 @@ def _read(
     born: np.ndarray,
     end: np.ndarray,
     inside: np.ndarray,
+    zeroed_by: np.ndarray,
     amp: np.ndarray,
 ) -> _Pairs:
     """The steps that read these contributions to one parameter; those that none reads count 0 in the next one."""
     first = np.searchsorted(steps, born, side="right")
-    until = np.searchsorted(steps, end, side="left")
+    until = steps_before(steps, end, zeroed_by)
     until = np.where(inside, np.maximum(until, np.minimum(first + 1, steps.size)), until)
     lost = until <= first
     # What a skipped step has read, it was there for.
@@ -315,7 +316,8 @@ def _handed_on(
     # The scaler's factor is that of the backward; from the sync on it is the shard that is unscaled.
     first = np.zeros(syncs.size, np.int64)
     first[which] = born
-    read = _read(gains, steps, skipped, optimizer, shard, syncs, ends[syncs, shard], nothing, amp[first])
+    zeroed_by, end = zeroed_by_steps(ledger), ends[syncs, shard]
+    read = _read(gains, steps, skipped, optimizer, shard, syncs, end, nothing, zeroed_by, amp[first])
     for b, sync in zip(born.tolist(), taken.tolist(), strict=True):
         here = np.flatnonzero(read["backward"] == sync)
         if not here.size:

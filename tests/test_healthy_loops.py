@@ -727,6 +727,26 @@ def _sums_of_two_kinds_over_the_batch() -> Iterator[tuple[Any, ...]]:
             optimizer.zero_grad()
 
 
+class Tidy(torch.optim.AdamW):
+    """An optimizer that zeroes what it has read."""
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        self.zero_grad()
+        return found
+
+
+@healthy
+def _an_optimizer_that_zeroes_itself() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = Tidy(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+
+
 @healthy
 def _plain_sums() -> Iterator[tuple[Any, ...]]:
     model = net()
