@@ -260,7 +260,10 @@ class Case:
         ]
 
     def constants(self, part: Part) -> list[float] | None:
-        """What the loss of a part was multiplied by in its first backward, one by one, without 1; None: not known."""
+        """What the loss of a part was multiplied by in its first backward, one by one, without 1; None: not known.
+
+        What undid each other is left out, too: whoever multiplies by K before a library divides by it does neither.
+        """
         rows = self.shares.of(part.step)
         here = np.flatnonzero((rows.objective == part.objective) & (rows.backward == part.backwards[0]))
         terms = self.ledger[part.backwards[0]].details.get("terms")
@@ -270,7 +273,7 @@ class Case:
         found = term.get("constants", [term.get("factor")]) if isinstance(term, Mapping) else None
         if not isinstance(found, list) or any(math.isnan(number(one)) for one in found):
             return None
-        return [abs(one) for one in found if abs(one) != 1]
+        return uncancelled([abs(one) for one in found if abs(one) != 1])
 
     @cached_property
     def scripts(self) -> Scripts:
@@ -440,6 +443,21 @@ def _again(optimizer: np.ndarray, backward: np.ndarray, step: np.ndarray, used: 
     if keys:
         found |= [key in keys for key in zip(optimizer.tolist(), backward.tolist(), step.tolist(), strict=True)]
     return found
+
+
+def uncancelled(factors: list[float]) -> list[float]:
+    """Factors, without those pairs of which one undoes the other.
+
+    >>> uncancelled([4.0, 0.2, 0.25])
+    [0.2]
+    """
+    left = list(factors)
+    for one in factors:
+        undone = next((other for other in left if near(one * other, 1.0)), None)
+        if one in left and undone is not None:
+            left.remove(one)
+            left.remove(undone)
+    return left
 
 
 def reduces(case: Case, loop: Loop, event: int) -> float:
