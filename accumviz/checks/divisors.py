@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from accumviz.checks.cures import divided, divided_by_another, undivided
-from accumviz.checks.evidence import Case, Part, near, uncancelled
+from accumviz.checks.evidence import Case, Part, near
 from accumviz.checks.report import Finding
-from accumviz.gains import number
+from accumviz.gains import number, uncancelled
 
 
 def loss_not_divided(case: Case) -> Iterator[Finding]:

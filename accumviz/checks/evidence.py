@@ -15,7 +15,7 @@ from accumviz.checks.diffs import placed
 from accumviz.checks.report import CHAPTERS, Finding
 from accumviz.checks.scripts import Scripts
 from accumviz.events import CHANGED, CONTRIBUTED
-from accumviz.gains import SAME, number
+from accumviz.gains import SAME, number, uncancelled
 from accumviz.ledger import Ledger
 from accumviz.lifecycle import steps_of
 from accumviz.objectives import call_sites
@@ -443,21 +443,6 @@ def _again(optimizer: np.ndarray, backward: np.ndarray, step: np.ndarray, used: 
     if keys:
         found |= [key in keys for key in zip(optimizer.tolist(), backward.tolist(), step.tolist(), strict=True)]
     return found
-
-
-def uncancelled(factors: list[float]) -> list[float]:
-    """Factors, without those pairs of which one undoes the other.
-
-    >>> uncancelled([4.0, 0.2, 0.25])
-    [0.2]
-    """
-    left = list(factors)
-    for one in factors:
-        undone = next((other for other in left if near(one * other, 1.0)), None)
-        if one in left and undone is not None:
-            left.remove(one)
-            left.remove(undone)
-    return left
 
 
 def reduces(case: Case, loop: Loop, event: int) -> float:
