@@ -162,12 +162,12 @@ def number(value: Any) -> float:
 def uncancelled(factors: list[float]) -> list[float]:
     """Factors, without those pairs of which one undoes the other.
 
-    >>> uncancelled([4.0, 0.2, 0.25])
-    [0.2]
+    >>> uncancelled([4.0, 0.2, 0.25]), uncancelled([1.0])
+    ([0.2], [1.0])
     """
     left = list(factors)
     for one in factors:
-        undone = next((other for other in left if abs(one * other - 1) <= SAME), None)
+        undone = next((other for other in left if one != other and abs(one * other - 1) <= SAME), None)
         if one in left and undone is not None:
             left.remove(one)
             left.remove(undone)
