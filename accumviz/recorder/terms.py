@@ -121,9 +121,8 @@ def is_scale(found: Any) -> bool:
 
 
 def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None:
-    """Write into the row which losses are below this node, which is multiplied by `factor`."""
-    terms: list[dict[str, Any]] = []
-    row.details["terms"] = terms
+    """Write into the row which losses are below this node, which is multiplied by `factor`: after those of others."""
+    terms: list[dict[str, Any]] = row.details.setdefault("terms", [])
     read = _LOSSES.get(name)
     if read is not None:  # nearly always
         reduction, elements, unknown = read(node)
