@@ -214,6 +214,28 @@ def unused(*, to_none: bool) -> Recording:
     return recording
 
 
+def unused_beside_another() -> Recording:
+    used, other, judge = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*used.parameters(), *other.parameters()], lr=0.1, momentum=0.9)
+    of_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
+    with av.record(used, other, judge, optimizer, of_judge) as recording:
+        for i in range(4):
+            out = used(torch.randn(3, 4)) + (other(torch.randn(3, 4)) if i == 0 else 0)
+            out.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            judge(out.detach()).square().mean().backward()
+            of_judge.step()
+            of_judge.zero_grad()
+    return recording
+
+
+def test_a_zero_that_drifts_is_told_where_it_was_made_and_not_where_anothers_were() -> None:
+    (found,) = av.check(unused_beside_another()).findings
+    assert (found.rule, found.source) == ("zero-tensor-drift", "optimizer.zero_grad(set_to_none=False)")
+    assert "+            optimizer.zero_grad()" in found.cure
+
+
 def mixing(*, layer: bool, training: bool = True) -> Recording:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8) if layer else nn.Identity()).train(training)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

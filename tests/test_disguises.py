@@ -33,6 +33,7 @@ class Dressing(NamedTuple):
 
 DRESSINGS = {
     "names": Dressing(("renamed",)),
+    "names by hand": Dressing(("renamed",)),
     "helpers": Dressing(("engine", "driven")),
     "framework": Dressing(("accelerated",)),
     "hooks": Dressing(("woven",), library=("loom",)),
@@ -104,8 +105,12 @@ CASES = [pytest.param(rule, dressing, id=f"{rule}-{dressing}") for rule, dressin
 
 
 def test_every_rule_that_one_process_can_break_has_its_disguises() -> None:
-    expected = {(rule.name, dressing) for rule in RULES if rule.name not in ELSEWHERE for dressing in DRESSINGS}
-    assert set(DISGUISES) == expected
+    here = [rule.name for rule in RULES if rule.name not in ELSEWHERE]
+    by_hand = {(rule, dressing) for rule, dressing in DISGUISES if dressing == "names by hand"}
+    expected = {(rule, dressing) for rule in here for dressing in DRESSINGS} - {
+        (rule, "names by hand") for rule in here
+    }
+    assert set(DISGUISES) - by_hand == expected
     assert {rule.name for rule in RULES} >= ELSEWHERE
 
 

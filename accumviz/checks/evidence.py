@@ -410,8 +410,12 @@ class Case:
         times: int = 1,
         optimizer: int | None = None,
     ) -> Finding:
-        """A finding at this event."""
+        """A finding at this event; a change by hand, which has no line, is told at the next one that has."""
         at = self.ledger[event]
+        if at.kind == "edit" and not at.line:
+            later = (self.ledger[e] for e in range(event + 1, len(self.events)))
+            at = next((e for e in later if e.line and e.rank == at.rank), at)
+            cause += " That is done by hand, above this line." if at.line else ""
         about = {"step": step, "event": event, "file": at.file, "line": at.line, "source": at.source}
         return Finding(
             rule,

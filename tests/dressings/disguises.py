@@ -213,6 +213,28 @@ names(
     here(BACKWARD),
 )
 
+# ---------------------------------------------------------------- as above, and zeroed by a hand that has no line
+
+by_hand = _disguises("names by hand")
+TO_NONE = put(ZERO, "for leaf in theta.values():", "    leaf.grad = None")
+TO_ZERO = swap("leaf.grad = None", "leaf.grad = None if leaf.grad is None else leaf.grad.mul_(0.0)")
+
+by_hand("missing-zero-grad", put("leaf.grad = None", "pass"), here(STEP), about=(TO_NONE,))
+by_hand(
+    "zero-before-step",
+    put("leaf.grad = None", "pass"),
+    below("gauge.unscale_(mover)", "for leaf in theta.values():", "    leaf.grad.zero_()"),
+    here(CLIP),
+    about=(TO_NONE,),
+)
+by_hand("zero-grad-inside-window", put(FIRST, "if tick % 2 == 0:"), here(BACKWARD), about=(TO_NONE, TO_ZERO))
+by_hand(
+    "zero-tensor-drift",
+    TO_ZERO,
+    here(BACKWARD),
+    about=(*DISGUISES["zero-tensor-drift", "names"].about, TO_NONE),
+)
+
 # ---------------------------------------------------------------- helper functions, in another file
 
 helpers = _disguises("helpers")
