@@ -367,3 +367,17 @@ def _combined(ledger: Arrays, found: Iterator[_Pairs]) -> tuple[_Pairs, int]:
     with np.errstate(over="ignore"):
         pairs["by_hand"], pairs["clipped"] = np.exp(pairs["by_hand"]), np.exp(pairs["clipped"])
     return pairs, left_out
+
+
+def used_before(optimizer: np.ndarray, backward: np.ndarray, step: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Which rows are of a backward that an earlier step of the same optimizer had consumed."""
+    found = np.zeros(step.size, bool)
+    at = np.flatnonzero(used)
+    order = at[np.lexsort((step[at], backward[at], optimizer[at]))]
+    same = (np.diff(optimizer[order]) == 0) & (np.diff(backward[order]) == 0) & (np.diff(step[order]) > 0)
+    found[order[1:][same]] = True
+    # The terms of one backward stand one after the other, and only the first of them came after another step.
+    keys = set(zip(optimizer[found].tolist(), backward[found].tolist(), step[found].tolist(), strict=True))
+    if keys:
+        found |= [key in keys for key in zip(optimizer.tolist(), backward.tolist(), step.tolist(), strict=True)]
+    return found

@@ -132,3 +132,12 @@ def test_the_same_program_without_the_mistake_is_healthy(
     key = dressing, *texts.values(), *made.options
     report = known[key] = known.get(key) or run(dressing, texts, made.options, tmp_path)
     assert report.healthy and report.findings == () and marked(texts) == [], report
+
+
+def test_a_helper_that_only_zeroes_is_told_beside_the_line_that_calls_it_too_early(tmp_path: Path) -> None:
+    made = DISGUISES["zero-before-step", "helpers"]
+    texts = variant("helpers", made.about + made.mistake)
+    (found,) = run("helpers", texts, made.options, tmp_path).findings
+    line = texts["engine"].splitlines().index("        optimizer.zero_grad()") + 1
+    assert found.source == "engine.zero()  # here"
+    assert found.evidence["by way of"] == f"engine.py:{line} optimizer.zero_grad()"

@@ -10,6 +10,7 @@ import numpy as np
 from accumviz.checks.cures import before, inserted, replaced
 from accumviz.checks.evidence import Case, Loop, reduces
 from accumviz.checks.report import Finding
+from accumviz.checks.ways import alone
 from accumviz.events import CONTRIBUTED
 from accumviz.gains import SAME, number
 
@@ -79,6 +80,7 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
             continue
         b, unscale, step = found[0]
         scale = number(case.ledger[b].details.get("amp_scale"))
+        way = alone(*(case.ledger[e] for e in (unscale, step, b)))
         yield case.finding(
             "backward-after-unscale",
             "error",
@@ -89,9 +91,10 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
                 f"Backward {b} comes after `unscale_`: its contribution enters the step {scale:g} times as large as "
                 "the others."
             ),
-            cure=before(case.ledger[unscale], case.ledger[step]),
+            cure=before(way.at, way.step),
             times=len(found),
             optimizer=loop.optimizer,
+            at=way.at,
         )
 
 
@@ -150,7 +153,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Finding]:
         if not found:
             continue
         at, skip = found[0]
-        event = case.ledger[at]
+        event = alone(case.ledger[at], case.ledger[skip]).at
         yield case.finding(
             "scheduler-on-skipped-step",
             "warning",
@@ -161,6 +164,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Finding]:
             cure=replaced(event, "if scaler.get_scale() >= scale_before_update:", f"    {event.source}"),
             times=len(found),
             optimizer=loop.optimizer,
+            at=event,
         )
 
 

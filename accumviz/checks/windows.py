@@ -11,6 +11,7 @@ from accumviz.checks.cures import UNAVERAGED, added, flushed, inserted, moved, z
 from accumviz.checks.evidence import Case, Loop, Part, near
 from accumviz.checks.ranks import of_one_rank
 from accumviz.checks.report import Finding
+from accumviz.checks.ways import Way, alone
 from accumviz.gains import number
 
 
@@ -25,9 +26,9 @@ def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
         if len(inside) < 2 or 2 * len(steps) < len(windows):
             continue
         _, eraser, step = inside[0]
-        at, end = case.ledger[eraser], case.ledger[step]
         lost = [b for b, _, s in inside if s == step]
         kept = loop.windows[step]
+        way = alone(*(case.ledger[e] for e in (eraser, step, lost[0], kept[-1])))
         yield case.finding(
             "zero-grad-inside-window",
             "error",
@@ -38,10 +39,18 @@ def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
                 f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
                 "micro-batches are lost before the step sees them."
             ),
-            cure=moved(at, end) if at.line != end.line else "",
+            cure=_zeroed_after(way),
             times=len(inside),
             optimizer=loop.optimizer,
+            at=way.at,
         )
+
+
+def _zeroed_after(way: Way) -> str:
+    """The cure that zeroes after the step, and not where it is done now."""
+    if way.at.line == way.step.line and way.at.file == way.step.file:
+        return ""
+    return moved(way.at, way.step, "" if way.together else zeroing(way.step))
 
 
 _Lost = list[tuple[int, int, int]]
@@ -323,6 +332,7 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
         if not found:
             continue
         step, eraser, backwards = found[0]
+        way = alone(*(case.ledger[e] for e in (eraser, step, backwards[0])))
         yield case.finding(
             "zero-before-step",
             "error",
@@ -330,7 +340,8 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
             step=step,
             evidence={"backwards erased": backwards, "steps that found nothing": len(found)},
             cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
-            cure=moved(case.ledger[eraser], case.ledger[step]),
+            cure=_zeroed_after(way),
             times=len(found),
             optimizer=loop.optimizer,
+            at=way.at,
         )

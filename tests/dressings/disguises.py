@@ -266,8 +266,8 @@ helpers(
     about=(INFINITE, swap("self.model(x)", "self.model(x.nan_to_num(posinf=9.0))")),
 )
 helpers("missing-zero-grad", cut("engine.zero()"), here(STEPPED))
-helpers("zero-before-step", cut("engine.zero()"), above("engine.clip()", "engine.zero()"), here(ZEROED))
-helpers("zero-grad-inside-window", above(TRAIN, "engine.zero()"), here(ZEROED))
+helpers("zero-before-step", cut("engine.zero()"), above("engine.clip()", "engine.zero()  # here"))
+helpers("zero-grad-inside-window", above(TRAIN, "engine.zero()  # here"))
 helpers(
     "backward-after-unscale",
     cut(UNSCALE),
@@ -284,7 +284,7 @@ helpers(
 )
 helpers("clip-scaled-grads", cut(UNSCALE), here(CLIPPED), about=(AMP,))
 helpers("clip-per-micro-batch", below("train(batch, of)", "engine.clip()"), here(CLIPPED))
-helpers("clip-on-the-wrong-side", cut("engine.clip()"), above("engine.zero()", "engine.clip()"), here(CLIPPED))
+helpers("clip-on-the-wrong-side", cut("engine.clip()"), above("engine.zero()", "engine.clip()  # here"))
 helpers(
     "window-collapses-at-end",
     put(OF, "of = self.every if total - first >= self.every else 1"),
@@ -352,7 +352,7 @@ helpers(
 helpers(
     "scheduler-on-skipped-step",
     put("if engine.step():", "if engine.step() is not None:"),
-    here(SCHEDULE),
+    here("engine.schedule()"),
     about=(AMP, INFINITE),
 )
 helpers(
