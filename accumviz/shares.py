@@ -106,6 +106,12 @@ class Shares(Sequence[Share]):
         """The rows of one step, by the index of its event."""
         return self.take(slice(*np.searchsorted(self.columns["step"], [step, step + 1]).tolist()))
 
+    @property
+    def lost_sight(self) -> np.ndarray:
+        """For each row, whether nobody knows what became in `.grad` of what the backward brought."""
+        found: np.ndarray = (self.unknown > 0) & (self.unknown <= _HOOKED)
+        return found
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Shares):
             return NotImplemented
@@ -276,6 +282,10 @@ def _read(
     bad = np.where(gains.bad[after, p] > b, gains.why[after, p], 0)
     bad = np.where(inside[which] & (end[which] < step), _CLOSURE, bad)
     unscaled = amp[which] + gains.unscaled[after, p] - gains.unscaled[before, p]
+    by_hand = gains.by_hand[after, p] - gains.by_hand[before, p]
+    # Whoever multiplies by one over the scale by hand has unscaled.
+    undone = (np.abs(unscaled) > SAME_IN_HALF) & (np.abs(unscaled + by_hand) <= SAME_IN_HALF)
+    by_hand, unscaled = np.where(undone, by_hand + unscaled, by_hand), np.where(undone, 0, unscaled)
     bad = np.where((bad == 0) & (np.abs(unscaled) > SAME_IN_HALF), _SCALED, bad)
     averaged = gains.averaged[after, p]
     place = np.searchsorted(gains.events, averaged) + 1
@@ -284,7 +294,7 @@ def _read(
         "step": step,
         "backward": b,
         "optimizer": np.full(step.size, optimizer),
-        "by_hand": gains.by_hand[after, p] - gains.by_hand[before, p],
+        "by_hand": by_hand,
         "clipped": gains.clipped[after, p] - gains.clipped[before, p],
         "averaged": np.where(averaged > b, 1 / ranks, 1.0),
         "erased": lost[which],

@@ -727,6 +727,37 @@ def _sums_of_two_kinds_over_the_batch() -> Iterator[tuple[Any, ...]]:
             optimizer.zero_grad()
 
 
+@healthy
+def _gradients_unscaled_by_hand() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        scaler.scale(F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            for p in model.parameters():
+                p.grad /= scaler.get_scale()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_limit_of_scaled_gradients_that_is_scaled() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        scaler.scale(F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1 * scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
 class Tidy(torch.optim.AdamW):
     """An optimizer that zeroes what it has read."""
 

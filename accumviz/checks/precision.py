@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from accumviz.checks.cures import before, inserted, replaced
-from accumviz.checks.evidence import Case, Loop, reduces
+from accumviz.checks.evidence import Case, Loop, near, reduces
 from accumviz.checks.report import Finding
 from accumviz.checks.ways import alone
 from accumviz.events import CONTRIBUTED
-from accumviz.gains import SAME, number
+from accumviz.gains import SAME, SAME_IN_HALF, number
 
 
 def _scaled(case: Case, loop: Loop) -> np.ndarray:
@@ -29,11 +29,13 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
         ends = np.sort(np.concatenate([loop.steps, loop.skipped]))
         found: list[tuple[int, int]] = []
         for clip in clips.tolist() if scaled.size else ():
+            if "get_scale" in case.ledger[clip].source:
+                continue  # a limit that is as many times larger
             at = int(ends.searchsorted(clip))
             since = int(ends[at - 1]) if at else -1
             there = scaled[(scaled > since) & (scaled < clip)]
-            unscaled = loop.changing(loop.within(unscales, since, clip))
-            if there.size and not unscaled.size and loop.changed_by(clip) and reduces(case, loop, clip) < 1 - SAME:
+            unscaled = loop.changing(loop.within(unscales, since, clip)).size or _divided(case, loop, there, clip)
+            if there.size and not unscaled and loop.changed_by(clip) and reduces(case, loop, clip) < 1 - SAME:
                 found.append((clip, int(ends[at]) if at < ends.size else -1))
         if not found:
             continue
@@ -61,6 +63,15 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
             times=len(found),
             optimizer=loop.optimizer,
         )
+
+
+def _divided(case: Case, loop: Loop, scaled: np.ndarray, clip: int) -> bool:
+    """Whether a hand has divided by the scale, between the last of these backwards and a clip."""
+    if not scaled.size:
+        return False
+    scale = number(case.ledger[int(scaled[-1])].details.get("amp_scale"))
+    edits = loop.changing(loop.within(case.at("edit"), int(scaled[-1]), clip)).tolist()
+    return any(near(reduces(case, loop, edit) * scale, 1.0, SAME_IN_HALF) for edit in edits)
 
 
 def backward_after_unscale(case: Case) -> Iterator[Finding]:
@@ -109,12 +120,13 @@ def bypass_scaler_step(case: Case) -> Iterator[Finding]:
         for step, backwards in loop.windows.items():
             event = case.ledger[step]
             # `scaler.step(optimizer)`: an optimizer that is handed over may do the division itself. A fused one did.
-            handed = re.search(r"\.step\(\s*[A-Za-z_]", event.source)
+            handed = re.search(r"\.step\(\s*(?!closure\b)[A-Za-z_]", event.source)
             if not backwards or not event.source or handed or "amp_scale" in event.details:
                 continue
             if any(loop.changed_by(e) for e in loop.within(unscales, backwards[0], step).tolist()):
                 continue
-            if np.isin(backwards, scaled).any():
+            # Of what a hand has divided by the scale, it is known what became of it.
+            if np.isin(backwards, scaled).any() and case.shares.of(step).lost_sight.any():
                 found.append((step, backwards[0]))
         if not found:
             continue

@@ -120,7 +120,7 @@ names(
     "bypass-scaler-step",
     cut("gauge.unscale_(mover)"),
     cut(CLIP),
-    put(STEP, "mover.step()  # here"),
+    put(STEP, "mover.step(closure=None)  # here"),
     cut("gauge.update()"),
     about=(MIXED,),
 )
