@@ -236,6 +236,23 @@ def test_a_zero_that_drifts_is_told_where_it_was_made_and_not_where_anothers_wer
     assert "+            optimizer.zero_grad()" in found.cure
 
 
+@pytest.mark.parametrize(("weights", "severity"), [(None, []), ([1.0, 2.0, 1.0, 1.0, 3.0], ["note"])])
+def test_classes_that_count_unequally_make_no_error_of_equal_batches(
+    weights: list[float] | None, severity: list[str]
+) -> None:
+    model, weight = nn.Linear(4, 5), None if weights is None else torch.tensor(weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(0)
+    with av.record(model, optimizer) as recording:
+        for i in range(8):
+            loss = F.cross_entropy(model(torch.randn(6, 4)), torch.randint(0, 5, (6,)), weight=weight)
+            (loss / K).backward()
+            if i % K == K - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert [found.severity for found in av.check(recording).findings] == severity
+
+
 def mixing(*, layer: bool, training: bool = True) -> Recording:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8) if layer else nn.Identity()).train(training)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -12,7 +12,8 @@ from accumviz.checks.evidence import Case, Loop, Part, near
 from accumviz.checks.ranks import of_one_rank
 from accumviz.checks.report import Finding
 from accumviz.checks.ways import Way, alone
-from accumviz.gains import number
+from accumviz.events import PRESENT
+from accumviz.gains import SAME_IN_HALF, number
 
 
 def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
@@ -65,9 +66,10 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
     tails: _Lost = []
     steps, inside_step = loop.steps, case.events.where("within", "step")
     by_step: dict[int, list[tuple[int, int]]] = {}
+    written = _written(case, loop)
     for b, end in (*loop.lost.items(), *_apart(case, loop)):
         at = int(steps.searchsorted(b))
-        if _moved_by(case, loop, b, end):
+        if _moved_by(case, loop, b, end) or (at < steps.size and loop.within(written, b, int(steps[at])).size):
             continue
         if at < steps.size and end < steps[at] and case.ledger[end].kind in ("zero_grad", "edit"):
             by_step.setdefault(int(steps[at]), []).append((b, end))
@@ -91,6 +93,21 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
             tail = whole and len(alike) < len(kept) and len({end for _, end in alike}) == 1
             (tails if tail else inside).extend((b, end, step) for b, end in alike)
     return inside, tails
+
+
+def _written(case: Case, loop: Loop) -> np.ndarray:
+    """The edits by which a hand put gradients there that it had kept elsewhere: what was erased may be among them."""
+    found: list[int] = []
+    ledger, edits = case.ledger, loop.changing(case.at("edit") if loop.lost or loop.lost_here else np.zeros(0, int))
+    for e in edits[edits > 0].tolist():
+        columns = loop.columns[(ledger.state[e, loop.columns] & PRESENT) > 0]
+        before, after = ledger.grad[e - 1, columns].astype(float), ledger.grad[e, columns].astype(float)
+        before, after = np.nan_to_num(before[after > 0]), after[after > 0]
+        one = before.all() and after.size and near(after / before, after[0] / before[0], SAME_IN_HALF).all()
+        # What only shortens is a clip, of each parameter by itself.
+        if not one and (after > before).any():
+            found.append(e)
+    return np.array(found, int)
 
 
 def _moved_by(case: Case, loop: Loop, backward: int, erased: int) -> bool:
@@ -321,13 +338,14 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
     """A step that finds nothing, because what came before it was zeroed."""
     for loop in case.loops:
         found: list[tuple[int, int, list[int]]] = []
+        written = _written(case, loop)
         for step, consumed in loop.windows.items():
             if consumed:
                 continue
             at = int(loop.steps.searchsorted(step))
             since = int(loop.steps[at - 1]) if at else -1
             lost = [(b, end) for b, end in loop.lost.items() if since < b < step and end < step]
-            if lost:
+            if lost and not loop.within(written, lost[0][0], step).size:
                 found.append((step, lost[-1][1], [b for b, _ in lost]))
         if not found:
             continue

@@ -133,8 +133,8 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
                 {"op": name, "reduction": reduction, "elements": elements, "factor": factor.known, "unknown": unknown}
             )
             _tell(terms[-1], factor)
-        if name in _CROSS_ENTROPIES and _in_batch(node):
-            terms[-1]["in_batch"] = True
+        if name in _CROSS_ENTROPIES:
+            _describe_classes(terms[-1], node)
         return
     work, visited = [(node, name, factor)], 0
     while work:
@@ -147,8 +147,8 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
         read = _LOSSES.get(name)
         if read is not None:
             _add(row, terms, name, factor, *read(node))
-            if name in _CROSS_ENTROPIES and _in_batch(node):
-                terms[-1]["in_batch"] = True
+            if name in _CROSS_ENTROPIES:
+                _describe_classes(terms[-1], node)
             continue
         below = _LINEAR.get(name)
         if below is not None:
@@ -318,6 +318,15 @@ def _cross_entropy(node: Any) -> _Read:
         return reduction, total.item(), ""
     elements = None if total is None else number(total)
     return reduction, elements, "" if elements is not None else _PACKED
+
+
+def _describe_classes(term: dict[str, Any], node: Any) -> None:
+    """What a cross entropy's classes are: samples of the batch, or such as count unequally."""
+    if _in_batch(node):
+        term["in_batch"] = True
+    weight = getattr(node, "_raw_saved_weight", None)
+    if weight is not None and held(weight) is not None:
+        term["class_weights"] = True
 
 
 def _in_batch(node: Any) -> bool:
