@@ -23,20 +23,22 @@ def _scaled(case: Case, loop: Loop) -> np.ndarray:
 
 def clip_scaled_grads(case: Case) -> Iterator[Finding]:
     """A clip of gradients that the scaler has not unscaled yet."""
-    clips, unscales = case.at("clip"), case.at("unscale")
+    clips, unscales, edits = case.at("clip"), case.at("unscale"), case.at("edit")
     for loop in case.loops:
         scaled = _scaled(case, loop)
         ends = np.sort(np.concatenate([loop.steps, loop.skipped]))
         found: list[tuple[int, int]] = []
         for clip in clips.tolist() if scaled.size else ():
-            if "get_scale" in case.ledger[clip].source:
-                continue  # a limit that is as many times larger
             at = int(ends.searchsorted(clip))
             since = int(ends[at - 1]) if at else -1
             there = scaled[(scaled > since) & (scaled < clip)]
-            unscaled = loop.changing(loop.within(unscales, since, clip)).size or _divided(case, loop, there, clip)
-            if there.size and not unscaled and loop.changed_by(clip) and reduces(case, loop, clip) < 1 - SAME:
-                found.append((clip, int(ends[at]) if at < ends.size else -1))
+            unscaled = loop.changing(loop.within(unscales, since, clip)).size
+            if not there.size or unscaled or not loop.changed_by(clip) or reduces(case, loop, clip) >= 1 - SAME:
+                continue
+            # A limit may be as many times larger; or it was a hand that unscaled.
+            if "get_scale" in case.ledger[clip].source or _divided(case, loop, edits, int(there[-1]), clip):
+                continue
+            found.append((clip, int(ends[at]) if at < ends.size else -1))
         if not found:
             continue
         clip, step = found[0]
@@ -65,13 +67,11 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
         )
 
 
-def _divided(case: Case, loop: Loop, scaled: np.ndarray, clip: int) -> bool:
-    """Whether a hand has divided by the scale, between the last of these backwards and a clip."""
-    if not scaled.size:
-        return False
-    scale = number(case.ledger[int(scaled[-1])].details.get("amp_scale"))
-    edits = loop.changing(loop.within(case.at("edit"), int(scaled[-1]), clip)).tolist()
-    return any(near(reduces(case, loop, edit) * scale, 1.0, SAME_IN_HALF) for edit in edits)
+def _divided(case: Case, loop: Loop, edits: np.ndarray, scaled: int, clip: int) -> bool:
+    """Whether a hand has divided by the scale, between a backward and a clip."""
+    scale = number(case.ledger[scaled].details.get("amp_scale"))
+    between = loop.changing(loop.within(edits, scaled, clip)).tolist()
+    return any(near(reduces(case, loop, edit) * scale, 1.0, SAME_IN_HALF) for edit in between)
 
 
 def backward_after_unscale(case: Case) -> Iterator[Finding]:
