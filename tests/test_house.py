@@ -60,6 +60,7 @@ FLOORS = {
             "outcome",
             "parts",
             "payload",
+            "phone",
             "player",
             "report",
             "shares",
@@ -252,6 +253,18 @@ def test_no_tracked_file_names_a_place_on_somebodys_machine() -> None:
             continue
         found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in place.finditer(text)]
     assert found == []
+
+
+def test_every_file_that_is_named_on_the_map_or_in_a_first_line_is_there() -> None:
+    """By its name alone, or by the last of its folders."""
+    paths = ["/" + str(path.relative_to(ROOT)) for path in tracked()]
+    sources = [*PACKAGE.rglob("*.py"), *(PACKAGE / "views/js").glob("*.[jt]s")]
+    first = {str(path.relative_to(ROOT)): path.read_text("utf-8").partition("\n")[0] for path in sources}
+    assert [name for name, line in first.items() if line and not re.search(r"\w", line)] == []
+    for where, text in {**first, "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text("utf-8")}.items():
+        named = re.findall(r"(?<![*\w./-])[\w./-]*\w\.(?:py|js|yml|json|toml|md|txt)\b", text)
+        gone = [name for name in named if not any(path.endswith("/" + name) for path in paths)]
+        assert gone == [], where
 
 
 def test_no_notebook_and_no_output_is_tracked() -> None:

@@ -1,4 +1,4 @@
-"""Rules that look at windows: what a step consumed, what was lost before it, and what it consumed twice."""
+"""Rules that look at windows: what a step consumed, what was lost before it or at the end, what it consumed twice."""
 
 from __future__ import annotations
 

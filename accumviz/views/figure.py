@@ -24,6 +24,7 @@ from matplotlib.patches import Polygon, Rectangle
 from accumviz.ledger import Event, Ledger
 from accumviz.show import save_page
 from accumviz.views import style, words
+from accumviz.views.phone import for_phone
 
 # Sentinels: what a saved file shows in these inks, a page shows in its own.
 INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
@@ -113,9 +114,9 @@ class ThemedFigure(Figure):
         """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
         drawn = self.to_svg()
-        if self.narrow:
+        if smaller := self.narrow or for_phone(self):
             # Where styles are taken off, one of the two is enough.
-            narrow = f'<div class="av-narrow" style="display: none">{self.narrow.to_svg()}</div>'
+            narrow = f'<div class="av-narrow" style="display: none">{smaller.to_svg()}</div>'
             drawn = f'<div class="av-wide">{drawn}</div>{narrow}'
         return (
             f'<div class="accumviz av-timeline"><style>{style.CSS}{style.SCROLLS}{_CSS}</style>'
@@ -295,9 +296,6 @@ class Canvas:
         )
 
 
-# Told apart without colour too.
-DASH = {"step": "-", "zero_grad": "--", "clip": ":", "unscale": ":", "sync": ":", "edit": "-."}
-DASH |= {"schedule": ":", "loader": "-."}
 _LEFT, _LINE, _POINTS = 12.0, 19.0, 11.5
 # From this width on, a heading stands upright in three lines; in narrower columns it is turned.
 _UPRIGHT = 66.0
@@ -311,6 +309,7 @@ class Key(NamedTuple):
     alpha: float = 1.0
     hatch: str | None = None
     kind: str = "box"
+    line: str = "solid"
 
 
 def _flow(keys: list[Key], width: float) -> Iterator[tuple[Key, float, int]]:
@@ -355,7 +354,7 @@ def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -
         elif key.kind == "total":
             canvas.line([x, x + 13], [y, y], color=key.color, width=2.4)
         else:
-            canvas.line([x + 6.5, x + 6.5], [y - 7, y + 7], color=key.color, width=2, dash=key.kind)
+            canvas.line([x + 6.5, x + 6.5], [y - 7, y + 7], color=key.color, width=2, dash=key.line)
         canvas.text(x + 18, y, key.text, points=_POINTS, color=INK)
     for k, note in enumerate(_wrapped(notes, canvas.width)):
         canvas.text(_LEFT, top + _LINE * (used + 1.5 + k), note, points=_POINTS, color=MUTED)
@@ -401,7 +400,8 @@ def draw_heading(
 
 def draw_rule(canvas: Canvas, event: Event, x: float, *, top: float, bottom: float, alpha: float = 1.0) -> None:
     """Draw an event's line across rows; fainter across those it does not concern."""
-    canvas.line([x, x], [top, bottom], color=style.KIND[event.kind], width=1.8, dash=DASH[event.kind], alpha=alpha, z=1)
+    color, dash = style.kind(event.kind)
+    canvas.line([x, x], [top, bottom], color=color, width=1.8, dash=dash, alpha=alpha, z=1)
 
 
 def _title(event: Event) -> str:

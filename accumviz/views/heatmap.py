@@ -12,7 +12,6 @@ import numpy as np
 from accumviz.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.views import style, words
 from accumviz.views.figure import (
-    DASH,
     INK,
     LINE,
     MUTED,
@@ -178,8 +177,8 @@ def _columns(canvas: Canvas, ledger: Ledger, events: list[int], plot: _Plot, nam
             draw_heading(canvas, ledger[e], x[at[e]], each, top=top - 12, bottom=bottom, above=24)
     elif len(ruled) <= (x[-1] - x[0]) / _RULE:
         for e in ruled:
-            kind = ledger[e].kind
-            canvas.line([x[at[e]]] * 2, [top - 3, bottom], color=style.KIND[kind], width=0.9, dash=DASH[kind])
+            color, dash = style.kind(ledger[e].kind)
+            canvas.line([x[at[e]]] * 2, [top - 3, bottom], color=color, width=0.9, dash=dash)
 
 
 def _write(canvas: Canvas, ledger: Ledger, columns: list[int], events: list[int], at: _Plot) -> None:
@@ -295,7 +294,8 @@ def _legend(
         keys += [Key("accumulation window", MUTED, 0.75)]
     ruled, notes = [ledger[e].kind for e in events if ledger[e].kind != "backward"], []
     if len(ruled) <= plot / _RULE:
-        keys += [Key(kind, style.KIND[kind], kind=DASH[kind]) for kind in dict.fromkeys(ruled)]
+        looks = ((kind, *style.kind(kind)) for kind in dict.fromkeys(ruled))
+        keys += [Key(kind, color, kind="rule", line=line) for kind, color, line in looks]
     else:
         notes.append(f"Too many for a line each: {_counted_kinds(ruled)}. events=slice(0, 60) shows a part of them.")
     if any(np.isfinite(ledger[e].saved_before) for e in events):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from accumviz import lifecycle
-from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger
+from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
 from accumviz.views import shares, style, weights, words
 from accumviz.views.listing import listing
@@ -58,7 +58,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     colors = style.label_colors([literal(label) for label in ledger.labels])
     data: dict[str, Any] = {
         "note": f"{note} {_unmeasured(events)}".strip(),
-        "kinds": [[kind, style.KIND.get(kind, "#7f7f7f")] for kind in kinds],
+        "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, kinds),
         "none": not (ledger.state & PRESENT).all(),
@@ -360,11 +360,8 @@ def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:
         ((np.minimum(until, used) > born + 1).any(), ["already in .grad", "live", own]),
         ((used < len(ledger)).any(), ["used by a step", "used", own]),
     ]
-    rules = [
-        [literal(kind), f"rule.av-rule-{kind if kind in KINDS else 'other'}", style.KIND.get(kind, "#7f7f7f")]
-        for kind in kinds
-        if kind != "backward"
-    ]
+    ruled = [(literal(kind), *style.kind(kind)) for kind in kinds if kind != "backward"]
+    rules = [[kind, f"rule.av-{line}", color] for kind, color, line in ruled]
     return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules]
 
 

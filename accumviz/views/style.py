@@ -20,6 +20,8 @@ KIND = {
     "schedule": "#7B5EA7",
     "loader": "#7A7A7A",
 }
+# Told apart without colour, too: a step's line is solid, a zero_grad's dashed, any other dotted.
+_LINE = {"step": "solid", "zero_grad": "dashed"}
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, 'SF Mono', Menlo, 'DejaVu Sans Mono', monospace"
@@ -51,6 +53,15 @@ SCROLLS = """
     linear-gradient(90deg, rgb(90 110 130 / 45%), transparent) 0 / 0.7rem no-repeat scroll,
     linear-gradient(-90deg, rgb(90 110 130 / 45%), transparent) 100% / 0.7rem no-repeat scroll; }
 """
+
+
+def kind(name: str) -> tuple[str, str]:
+    """How events of this kind are drawn: the colour, and of what sort their line is.
+
+    >>> kind("step"), kind("what nobody knows")
+    (('#009E73', 'solid'), ('#7f7f7f', 'dotted'))
+    """
+    return KIND.get(name, "#7f7f7f"), _LINE.get(name, "dotted")
 
 
 @cache

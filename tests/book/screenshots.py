@@ -71,10 +71,11 @@ def cut(picture: bytes, name: str, target: Path) -> None:
 
 def pictures(page: Any, name: str, target: Path) -> None:
     page.add_style_tag(content=STILL)
-    tall, wide = page.evaluate("[document.documentElement.scrollHeight, document.documentElement.clientWidth]")
-    for n, top in enumerate(range(0, tall, 900)):
-        clip = {"x": 0, "y": top, "width": wide, "height": min(900, tall - top)}
-        page.screenshot(path=target / f"{name}.screen{n:02}.png", clip=clip, full_page=True)
+    # As a reader scrolls: one picture of a whole page, laid out anew for each of its pieces, runs out of time.
+    tall, high = page.evaluate("[document.documentElement.scrollHeight, innerHeight]")
+    for n, top in enumerate(range(0, tall, high)):
+        page.evaluate("top => scrollTo({top, behavior: 'instant'})", top)
+        page.screenshot(path=target / f"{name}.screen{n:02}.png")
     for n, widget in enumerate(page.locator(WIDGETS).all()):
         if widget.is_visible():
             for state in states(page, widget):

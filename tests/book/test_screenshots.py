@@ -46,7 +46,9 @@ def test_each_widget_is_pictured_in_each_state_and_no_picture_is_taller_than_a_s
 ) -> None:
     views = [play(toy(), {0: chain()}), explore(lambda k: toy(), k=[1, 2]), predict("What?", 1), play(large(40, 60))]
     site = "<!doctype html><title>A page</title>" + "".join(view.to_html() for view in views)
-    (tmp_path / "page.html").write_text(site + "<p style='height: 2500px'>Long</p>", "utf-8")
+    (tmp_path / "page.html").write_text(
+        site + "<p style='height: 2500px; background: linear-gradient(red, blue)'>Long</p>", "utf-8"
+    )
     page = browser.new_page(viewport={"width": 375, "height": 812})
     page.goto((tmp_path / "page.html").as_uri())
     page.locator(".av-xframe").wait_for()
@@ -60,7 +62,8 @@ def test_each_widget_is_pictured_in_each_state_and_no_picture_is_taller_than_a_s
     names = sorted(path.name for path in tmp_path.glob("*.png"))
     states = {".".join(name.split(".")[1:3]) for name in names if "widget" in name}
     assert {"widget00.first", "widget00.next", "widget01.compared", "widget02.first", "widget02.answered"} <= states
-    assert sum("screen" in name for name in names) >= 4
+    screens = [(tmp_path / name).read_bytes() for name in names if "screen" in name]
+    assert len(screens) >= 4 and len(set(screens)) == len(screens), "each screenful is another piece of the page"
     for name in names:
         with Image.open(tmp_path / name) as picture:
             assert picture.height <= screenshots.TALLEST, name

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import accumviz as av
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
 from accumviz.views import heatmap, style
 from accumviz.views.figure import ThemedFigure
 from accumviz.views.parts import heights, segments
@@ -292,6 +292,18 @@ def test_every_step_and_zero_rules_through_all_rows() -> None:
         if len(set(line.get_xdata())) == 1 and min(line.get_ydata()) <= top and max(line.get_ydata()) >= bottom
     ]
     assert len(rules) == len(ledger.of("step")) + len(ledger.of("zero_grad"))
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("many", [1, 40])
+def test_an_event_of_every_kind_but_a_backward_has_a_line_of_its_own_colour(kind: str, many: int) -> None:
+    grad = {f"w{p}": 1.0 for p in range(many)}
+    rows = [{"kind": "backward", "contribution": grad, "grad": grad}] * many
+    figure = timeline(Ledger.build([Parameter(name, (1,)) for name in grad], [*rows, {"kind": kind, "grad": grad}]))
+    assert bool(figure.axes[0].images) == (many > 1), "bars are lanes, many of them a heat map"
+    own = [line for line in figure.axes[0].lines if line.get_color() == style.KIND[kind]]
+    assert [line for line in own if len(set(line.get_xdata())) == 1 and np.ptp(line.get_ydata()) > 40]
+    assert f", {kind}" in figure.words[-1]
 
 
 def test_a_thousand_parameters_are_thinned_and_it_is_said() -> None:

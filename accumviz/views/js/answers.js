@@ -1,4 +1,4 @@
-/** What a reader may answer, and whether it is right: the rule of views/predict.py. */
+/** What a reader may answer, and whether it is right: the rule of book/predict.py. */
 
 const NUMBER = "([-+]?(?:\\d+\\.?\\d*|\\.\\d+)(?:e[-+]?\\d+)?)";
 const FRACTION = new RegExp(`^${NUMBER}(?:/${NUMBER})?$`);

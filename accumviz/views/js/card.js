@@ -1,4 +1,4 @@
-/** One card of a graph: what `scene.py` wrote on it, and the numbers so far. */
+/** One card of a graph: what `graph.py` wrote on it, and the numbers so far. */
 
 /** @import { Moment } from "./moment.js" */
 /** @import { NodeData } from "./types.d.ts" */

@@ -1,6 +1,6 @@
+/** What became of each contribution, as Python says it: nothing here decides what is live. */
+
 /**
- * What became of each contribution, as Python says it: nothing here decides what is live.
- *
  * @typedef {object} Fates  per contribution of a row, the oldest first
  * @property {number[]} born  the event that made it
  * @property {Int32Array} erased  the event that removed it from `.grad`

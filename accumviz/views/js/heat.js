@@ -1,4 +1,4 @@
-/** Many parameters or events on a timeline: a heat map, as `pixels.py` codes it. */
+/** Many parameters or events on a timeline: a heat map, as `payload.py` codes it. */
 
 /** @import { Geometry } from "./geometry.js" */
 /** @import { Ledger } from "./ledger.js" */

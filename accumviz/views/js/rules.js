@@ -3,13 +3,13 @@
 /** @import { Geometry } from "./geometry.js" */
 /** @import { Ledger } from "./ledger.js" */
 /** @import { Inks, Pen } from "./pen.js" */
+/** @import { Kind } from "./types.d.ts" */
 
 import { barWidth } from "./geometry.js";
 import { shorten } from "./numbers.js";
 
 /** @type {Record<string, number[]>} */
-const DASH = { step: [], zero_grad: [6, 4] };
-const DOTTED = [2, 3];
+const DASH = { solid: [], dashed: [6, 4], dotted: [2, 3] };
 const LETTER = 6.8;
 const STRIP = 24;
 
@@ -39,16 +39,16 @@ export function drawNames(
 export function drawRules(pen, inks, ledger, place) {
   ledger.kinds.forEach((kind, e) => {
     const x = place.left + e * place.column;
-    if (kind !== "backward") drawLine(pen, ledger.kindColor(e), DASH[kind] || DOTTED, x, place);
+    if (kind !== "backward") drawLine(pen, ledger.data.kinds[ledger.events.k[e]], x, place);
     if (place.words) drawHeading(pen, inks, ledger, e, x, place.column);
     else if (place.bars) drawUpright(pen, (kind === "backward" && ledger.label(e)) || kind, x, place);
   });
 }
 
-/** @param {Pen} pen @param {string} color @param {number[]} dash @param {number} x @param {Geometry} place */
-function drawLine({ context }, color, dash, x, { column, bars, top, bottom }) {
+/** @param {Pen} pen @param {Kind} kind @param {number} x @param {Geometry} place */
+function drawLine({ context }, [, color, line], x, { column, bars, top, bottom }) {
   Object.assign(context, { strokeStyle: color, lineWidth: column > 12 ? 1.8 : 1 });
-  context.setLineDash(dash);
+  context.setLineDash(DASH[line]);
   context.beginPath();
   context.moveTo(x + 0.5, bars ? 2 : top);
   context.lineTo(x + 0.5, bottom);

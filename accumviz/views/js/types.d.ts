@@ -1,4 +1,4 @@
-/** What Python writes into a page (payload.py, scene.py, listing.py, explore.py), and what modules share. */
+/** What Python writes into a page (payload.py, graph.py, listing.py, explore.py), and what modules share. */
 
 /** The one state of a player: event, nodes that have run (null: all), selected parameter and node (-1: none). */
 export interface At {
@@ -131,13 +131,16 @@ export interface WeightsData {
   beside?: { name: string; hue: number; p: Station[] }[];
 }
 
+/** A kind of event: its name, its colour, and of what sort its line is. */
+export type Kind = [string, string, string];
+
 /** What a player is told. */
 export interface Data {
   about: string;
   note: string;
   /** Whether a `.grad` is ever None. */
   none: boolean;
-  kinds: [string, string][];
+  kinds: Kind[];
   colors: [number, string, string][];
   keys: [string, string, string][];
   e: Events;
