@@ -247,7 +247,7 @@ class Collectives:
             row = rows.begin("sync", running.label, running.site, "backward", details)
         else:
             row = rows.begin("sync", "", self._sites.find(frame), "", details)
-        if running is not None and leaves:
+        if running is not None and (leaves or op == "all-reduce"):  # FSDP's between groups, of what is no `.grad` yet
             running.syncs = [*running.syncs, Sync(row, leaves, arriving)]
             running.synced = {*running.synced, *leaves}
         elif leaves:
