@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accumviz.checks.evidence import Case, Loop, near
+from accumviz.checks.ranks import alone
 from accumviz.checks.report import CHAPTERS, Finding
 
 # Of each window: the how manyth optimizer and step of its rank, the objective, the extremes of the weights per element
@@ -78,7 +79,7 @@ def facts(case: Case, rank: int | None = None) -> Facts:
 def _life(case: Case, loop: Loop, rank: int | None) -> Life:
     late: list[Late] = []
     synced = 0
-    replicated = any(case.armed[b] is not None for b in loop.backwards.tolist())
+    replicated = not alone(case) and any(case.armed[b] is not None for b in loop.backwards.tolist())
     if replicated:
         mine = loop.changing(case.at("sync"))
         for order, (step, backwards) in enumerate(loop.windows.items()):
