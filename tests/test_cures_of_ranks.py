@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import accumviz as av
 from accumviz.checks.report import Finding
-from accumviz.ledger import Ledger
+from accumviz.ledger import CONTRIBUTED, Ledger
 from tests.test_cures import applied, changed
 
 # Windows of two, and one that is left over.
@@ -139,12 +139,16 @@ def loop(model, optimizer, parts):
                 optimizer.zero_grad()
         # after
 """
-CARRIED = {"        optimizer.zero_grad()\n        for": "        for"}
+CARRIED = {"range(2):\n        optimizer.zero_grad()\n": "range(2):\n"}
 QUIET = {
     "DDP": {"nullcontext():": "nullcontext() if last else model.no_sync():"},
     "FSDP1": {"nullcontext():": "nullcontext() if last else model.no_sync():"},
     "FSDP2": {"            with": "            model.set_requires_gradient_sync(last)\n            with"},
-    "HSDP": {"            with": "            model.set_requires_all_reduce(last)\n            with"},
+    "HSDP": {
+        "            with": "            model.set_requires_all_reduce(last)\n            with",
+        # What is zero is there, and nothing has come to it.
+        "zero_grad()": "zero_grad(set_to_none=False)",
+    },
 }
 WHOLE = [[0, 1], [2, 3], [4]] * 2
 FLUSH = """
@@ -192,13 +196,17 @@ def test_the_step_that_is_advised_for_a_tail_makes_a_whole_window_of_it(
 def test_no_step_is_advised_for_a_tail_that_waits_for_its_average_and_none_would_mend_it(
     ranks: int, kinds: list[str], tmp_path: Path
 ) -> None:
-    loops = [(kind, changed(TAIL, QUIET[kind] | CARRIED)) for kind in kinds]
+    loops = [(kind, changed(TAIL, CARRIED | QUIET[kind])) for kind in kinds]
     mends = {"last = i % 2 == 1": "last = i % 2 == 1 or i == len(parts) - 1", "/ 2)": "/ (1 if i == 4 else 2))"}
     stepped = [(kind, after(text, FLUSH)) for kind, text in loops]
     found = Processes(ranks, tmp_path)([*loops, *stepped, *[(kind, changed(text, mends)) for kind, text in loops]])
     many = len(kinds)
     for kind, plain, tried, mended in zip(kinds, found[:many], found[many : 2 * many], found[2 * many :], strict=True):
         finding = one(plain)
+        for each in plain if kind == "HSDP" else ():
+            scatters = [event.index for event in each.ledger.of("sync") if event.details["op"] == "reduce-scatter"]
+            brings = (each.ledger.state[scatters] & CONTRIBUTED).any(axis=1)
+            assert brings.tolist() == [False, True, False, True, False, False, True, False, True, False]
         assert (finding.rule, finding.cure) == ("leftover-carried", "")
         assert "the last micro-batch of an epoch has to synchronise" in finding.cause
         for before, now in zip(plain, tried, strict=True):
@@ -209,7 +217,7 @@ def test_no_step_is_advised_for_a_tail_that_waits_for_its_average_and_none_would
 
 
 def test_a_step_that_ran_before_what_waits_is_synchronised_has_read_nothing(tmp_path: Path) -> None:
-    text = after(changed(TAIL, QUIET["FSDP2"] | CARRIED | {"range(2)": "range(1)"}), "optimizer.step()")
+    text = after(changed(TAIL, CARRIED | QUIET["FSDP2"] | {"range(2)": "range(1)"}), "optimizer.step()")
     (played,) = Processes(2, tmp_path)([("FSDP2", text)])
     for each in played:
         assert [len(window.backwards) for window in each.ledger.windows()] == [2, 2, 0]

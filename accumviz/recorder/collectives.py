@@ -226,11 +226,13 @@ class Collectives:
         arriving: dict[int, torch.Tensor | None] = {}
         leaves: list[int] = []
         if moving is not None:
-            units = [self._shards.by_id[id(unit)] for unit in moving if id(unit) in self._shards.by_id]
+            moved, whole_way = moving
+            units = [self._shards.by_id[id(unit)] for unit in moved if id(unit) in self._shards.by_id]
             shards = [i for _, inside in units for i in inside]
             if op == "reduce-scatter":
                 leaves = [*(i for i, _ in units), *shards]
-                new = pieces(moving, output[0]) if len(shards) == len(moving) else None
+            if op == "reduce-scatter" and whole_way:
+                new = pieces(moved, output[0]) if len(shards) == len(moved) else None
                 arriving = dict(zip(shards, new, strict=True)) if new else dict.fromkeys(shards)
             concerned = shards
         elif op != "all-reduce":
