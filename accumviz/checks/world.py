@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -39,12 +39,14 @@ class Facts(NamedTuple):
     """What the comparing rules need of a ledger.
 
     `armed` has for each rank under DDP the backwards that synchronised: event, and the codes of file,
-    line and source. `parts` has a row for each window, `ranks` whose it is; `files`, `sources` and
-    `objectives` are the texts of which both have the numbers.
+    line and source; `cut` are the ranks that were stopped, and might have had more. `parts` has a row
+    for each window, `ranks` whose it is; `files`, `sources` and `objectives` are the texts of which
+    both have the numbers.
     """
 
     lives: list[Life]
     armed: dict[int, np.ndarray]
+    cut: frozenset[int]
     parts: np.ndarray
     ranks: np.ndarray
     files: Sequence[str]
@@ -58,9 +60,11 @@ def facts(case: Case, rank: int | None = None) -> Facts:
     events = case.events
     codes = np.stack([np.arange(len(events)), *(events.column(name) for name in ("file", "line", "source"))], axis=1)
     knows = np.array([flag is not None for flag in case.armed], bool) & case.backward
-    does = np.array([flag is True for flag in case.armed], bool)
+    # In `join`, a rank that is done goes on to meet the others.
+    does = np.array([flag is True for flag in case.armed], bool) & ~events.detail("join", default=False)
     whose = case.ranks if rank is None else np.full(len(events), rank)
     armed = {int(one): codes[knows & does & (whose == one)] for one in np.unique(whose[knows]).tolist()}
+    cut = frozenset(one for one, found in armed.items() if not _came_to_its_end(case, one, found))
     place: dict[int, int] = {}
     owner: dict[int, int | None] = {}
     for loop in case.loops:
@@ -73,7 +77,17 @@ def facts(case: Case, rank: int | None = None) -> Facts:
     ]
     ranks = [-1 if (own := owner[p.optimizer]) is None else own for p in parts]
     tables = events.tables["file"], events.tables["source"], case.shares.objectives
-    return Facts(lives, armed, np.array(rows, float).reshape(-1, _COLUMNS), np.array(ranks, int), *tables)
+    return Facts(lives, armed, cut, np.array(rows, float).reshape(-1, _COLUMNS), np.array(ranks, int), *tables)
+
+
+def _came_to_its_end(case: Case, rank: int, synced: np.ndarray) -> bool:
+    """Whether a rank has done all that it was to do, and nobody stopped it: its script, or its loader at least."""
+    ended = case.ledger.meta.get("ended")
+    ended = ended.get(str(rank)) if isinstance(ended, Mapping) else ended
+    if case.ledger.complete and ended in (None, "closed", "exit"):
+        return True
+    own = rank if (case.ranks >= 0).any() else None
+    return bool(len(synced)) and case.ended(case.epoch(int(synced[-1, 0]), own))
 
 
 def _life(case: Case, loop: Loop, rank: int | None) -> Life:
@@ -159,6 +173,8 @@ def uneven_rank_backwards(every: Sequence[Facts]) -> Iterator[Finding]:
     if len(counts) < 2 or len(set(counts.values())) == 1:
         return
     most, least = max(counts, key=lambda rank: counts[rank]), min(counts, key=lambda rank: counts[rank])
+    if any(least in facts.cut for facts in every):
+        return
     found, facts = known[most]
     yield _found(
         "uneven-rank-backwards",

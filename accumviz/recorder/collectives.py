@@ -178,11 +178,13 @@ class Collectives:
                 self.unhooked.discard(i)
 
     def describe(self, details: dict[str, Any]) -> None:
-        """Say of a backward whether the last forward armed its all-reduce, and what the flag is now."""
+        """Say of a backward whether the last forward armed its all-reduce, what the flag is now, and if in `join`."""
         for replica, armed in zip(self.replicas, self._armed, strict=True):
             if armed is not None:
                 details["armed"], details["armed_line"] = armed
                 details["no_sync"] = not replica.require_backward_grad_sync
+                if getattr(replica, "_join_config", None) is not None and replica._join_config.enable:
+                    details["join"] = True
 
     def _after(self, i: int) -> Callable[[torch.Tensor], None]:
         here = weakref.ref(self)
