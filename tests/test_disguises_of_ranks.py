@@ -765,7 +765,7 @@ form(
 
     class Trainer:
         def __init__(self):
-            self.maker, self.judge = replicated(net(4)), net(1)
+            self.maker, self.judge = replicated(net(4)), replicated(net(1))
             self.of_maker = SGD(self.maker.parameters(), lr=0.1)
             self.of_judge = SGD(self.judge.parameters(), lr=0.1)
 
@@ -806,7 +806,7 @@ form(
         boss = accelerator()
         maker, judge = net(4), net(1)
         of_maker, of_judge = SGD(maker.parameters(), lr=0.1), SGD(judge.parameters(), lr=0.1)
-        maker, of_maker, of_judge = boss.prepare(maker, of_maker, of_judge)
+        maker, judge, of_maker, of_judge = boss.prepare(maker, judge, of_maker, of_judge)
         with record(maker=maker, judge=judge, of_maker=of_maker.optimizer, of_judge=of_judge.optimizer):
             for x, _ in batches(4):
                 fake = maker(torch.randn(2, 4))
@@ -817,6 +817,88 @@ form(
                 boss.backward(F.softplus(-judge(x)).mean() + F.softplus(judge(fake.detach())).mean())
                 of_judge.step()
                 of_judge.zero_grad()
+    """,
+)
+
+# ---------------------------------------------------------------- more ways to one mistake, and what is none
+
+form(
+    "ddp-unsynced-step",
+    "one of two modules",
+    """
+    def loop(record):
+        body, head = replicated(nn.Linear(4, 6)), replicated(nn.Linear(6, 3))
+        optimizer = SGD([*body.parameters(), *head.parameters()], lr=0.1)
+        with record(body=body, head=head, optimizer=optimizer):
+            for i, (x, y) in enumerate(batches(8)):
+                head.require_backward_grad_sync = i % 4 == 3
+                body.require_backward_grad_sync = i % 4 == 0  # ill
+                body.require_backward_grad_sync = i % 4 == 3  # right
+                (F.cross_entropy(head(body(x)), y) / 4).backward()  # here
+                if i % 4 == 3:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    """,
+)
+form(
+    "ddp-unsynced-step",
+    "a second backward",
+    """
+    def loop(record):
+        model = replicated(net())
+        optimizer = SGD(model.parameters(), lr=0.1)
+        with record(model, optimizer):
+            for x, y in batches(4):
+                out = model(x)
+                first, second = F.cross_entropy(out, y), out.square().mean()
+                first.backward(retain_graph=True)  # ill
+                second.backward()  # ill, here
+                (first + second).backward()  # right
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+)
+form(
+    "ddp-unsynced-step",
+    "a tail",
+    """
+    def loop(record):
+        model = replicated(net())
+        optimizer = SGD(model.parameters(), lr=0.1)
+        with record(model, optimizer):
+            for _ in range(2):
+                for i, (x, y) in enumerate(batches(6)):
+                    with model.no_sync() if i % 4 != 3 else contextlib.nullcontext():
+                        (F.cross_entropy(model(x), y) / (4 if i < 4 else 2)).backward()  # here
+                    if i in (3, 5):
+                        if i == 5:  # right
+                            for p in model.parameters():  # right
+                                dist.all_reduce(p.grad)  # right
+                                p.grad /= dist.get_world_size()  # right
+                        optimizer.step()
+                        optimizer.zero_grad()
+    """,
+)
+form(
+    "uneven-rank-backwards",
+    "a forward without gradients",
+    """
+    def loop(record):
+        model = replicated(net())
+        optimizer = SGD(model.parameters(), lr=0.1)
+        with record(model, optimizer):
+            for i, (x, y) in enumerate(batches(6 - 2 * dist.get_rank())):  # ill
+            for i, (x, y) in enumerate(batches(4)):  # right
+                last = i % 2 == 1
+                with contextlib.nullcontext() if last else model.no_sync():
+                    loss = F.cross_entropy(model(x), y) / 2
+                    if dist.get_rank() == 0:
+                        with torch.no_grad():
+                            model(x)
+                    loss.backward()  # here
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
     """,
 )
 
@@ -918,7 +1000,11 @@ def serious(findings: tuple[Finding, ...]) -> list[Finding]:
     return [finding for finding in findings if finding.severity != "note"]
 
 
-EVERY = [pytest.param(rule, disguise, id=f"{rule}-{disguise}") for rule in RULES for disguise in DISGUISES]
+EVERY = [pytest.param(*key, id="-".join(key)) for key in FORMS]
+
+
+def test_each_rule_has_a_plain_loop_and_three_disguises() -> None:
+    assert {(rule, disguise) for rule in RULES for disguise in DISGUISES} <= FORMS.keys()
 
 
 @pytest.mark.parametrize(("rule", "disguise"), EVERY)
