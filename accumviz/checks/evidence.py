@@ -116,12 +116,10 @@ class Loop:
     @cached_property
     def lost_here(self) -> dict[int, int]:
         """The backwards of which this optimizer used nothing, and another one did, and what erased them here."""
-        erased, found = self.case.erased[:, self.columns], {}
-        reached = self.case.contributed[:, self.columns]
-        unused = np.where(reached, (erased >= 0) & (self.case.ledger.fates.steps[:, self.columns] == 0), True)
-        here: np.ndarray = np.all(unused, axis=1) & ~self.case.wasted
+        case, found = self.case, {}
+        here: np.ndarray = ~case.used[:, self.columns].any(axis=1) & ~case.wasted
         for b in self.backwards[here[self.backwards]].tolist():
-            found[b] = int(erased[b].max())
+            found[b] = int(case.erased[b, self.columns].max())
         return found
 
     def changed_by(self, event: int) -> bool:
@@ -179,8 +177,14 @@ class Case:
     @cached_property
     def wasted(self) -> np.ndarray:
         """For each event, whether it is a backward of which all contributions were erased and none used."""
-        unused = (self.erased >= 0) & (self.ledger.fates.steps == 0)
-        found: np.ndarray = self.backward & self.contributed.any(axis=1) & (unused | ~self.contributed).all(axis=1)
+        found: np.ndarray = self.backward & self.contributed.any(axis=1) & ~self.used.any(axis=1)
+        return found
+
+    @cached_property
+    def used(self) -> np.ndarray:
+        """For each contribution, whether a step used it, or may still."""
+        found: np.ndarray = (self.erased < 0) | (self.ledger.fates.steps > 0)
+        found &= self.contributed
         return found
 
     @cached_property
