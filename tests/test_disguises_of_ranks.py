@@ -901,6 +901,26 @@ form(
                     optimizer.zero_grad()
     """,
 )
+form(
+    "no-sync-excludes-forward",
+    "an evaluation with gradients",
+    """
+    def loop(record):
+        model = replicated(net())
+        optimizer = SGD(model.parameters(), lr=0.1)
+        with record(model, optimizer):
+            for i, (x, y) in enumerate(batches(8)):
+                if i % 4 == 0:
+                    with contextlib.nullcontext():  # ill
+                    with torch.no_grad():  # right
+                        F.cross_entropy(model(x), y)
+                with model.no_sync() if i % 4 != 3 else contextlib.nullcontext():
+                    (F.cross_entropy(model(x), y) / 4).backward()  # here
+                if i % 4 == 3:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    """,
+)
 
 # What stops a script: one that waits for a rank that has gone, and one that torch refuses.
 STOPPED = {"uneven-rank-backwards", "ddp-static-graph-no-sync"}

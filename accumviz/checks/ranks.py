@@ -21,17 +21,22 @@ def no_sync_excludes_forward(case: Case) -> Iterator[Finding]:
         if not found:
             continue
         b = found[0]
+        quiet = sum(case.no_sync[b] is True for b in loop.backwards.tolist())
         yield case.finding(
             "no-sync-excludes-forward",
             "warning",
             b,
             evidence={
-                "backwards synchronised in no_sync": len(found),
+                "backwards in no_sync": quiet,
+                "of which synchronised": len(found),
                 "line of the forward": case.ledger[b].details.get("armed_line", 0),
             },
             cause=(
                 "The forward ran outside `no_sync` and armed the all-reduce, so that each micro-batch is synchronised: "
                 "right, but as slow as without `no_sync`."
+                if len(found) == quiet
+                else "A forward outside `no_sync` armed the all-reduce, and no backward had spent that: this one is "
+                "synchronised in `no_sync`. A forward that has no backward belongs in `torch.no_grad`."
             ),
             times=len(found),
             optimizer=loop.optimizer,
