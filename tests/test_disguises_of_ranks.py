@@ -994,7 +994,7 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[Key, list[Ledger]]
     written(folder)
     possible = [key for key, files in FORMS.items() if HAS_ACCELERATE or "accelerator(" not in files["train.py"]]
     loops = [(*key, ill) for key in possible for ill in (True, False)]
-    found = av.distribute(play, folder=folder, loops=loops).returned
+    found = av.distribute(play, folder=folder, loops=loops, timeout=300).returned
     return {loop: list(each) for loop, each in zip(loops, zip(*found, strict=True), strict=True)}
 
 
