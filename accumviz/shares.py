@@ -232,8 +232,9 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
                     ledger, gains, steps, skipped, optimizer, (p, shard), born[handed], end[handed], amp, ends
                 )
                 born, end = born[~handed], end[~handed]
-            if shard is not None:  # no step reads it there: it is lost, or waits
-                born = end = born[end < len(events)]
+            if shard is not None:  # no step reads it there: what was zeroed is lost as it came, the rest waits
+                born = born[end < len(events)]
+                end = born
             yield _read(gains, steps, skipped, optimizer, p, born, end, inside[born], zeroed_by, amp[born])
 
 
