@@ -314,7 +314,7 @@ def _in_columns(told: Mapping[str, Any]) -> dict[str, Any]:
     rows = told["rows"]
     columns = {name: [row[name] for row in rows] for name in rows[0] if name != "s"}
     segments = [[list(column) for column in zip(*row["s"], strict=True)] for row in rows]
-    return {"r": told["r"], "note": told["note"], **columns, "s": segments}
+    return {**{name: part for name, part in told.items() if name != "rows"}, **columns, "s": segments}
 
 
 def _rows(run: Made) -> list[list[Any]]:

@@ -302,7 +302,7 @@ def test_a_preset_is_compared_with_another_one(show: Callable[..., Any]) -> None
 def test_of_two_numbers_beyond_one_edge_the_one_of_the_own_run_is_told(show: Callable[..., Any]) -> None:
     ways = (("a", 11.0), ("b", 15.0), ("c", 1.001), ("d", 1.002), ("e", 1.003))
     far = {name: Ledger.build([W], weighed(ROWS, to=to)) for name, to in ways}
-    page = show(explore(far, start={"run": "a"}, against={"run": "b"}), width=1280)
+    page = show(explore(far, start={"run": "a"}, against={"run": "b"}), width=1280, reduced_motion="reduce")
     page.locator(".av-scrub:visible").fill(str(len(ROWS)))
     drawn(page)
     told = [player.locator(".av-out").all_text_contents() for player in page.locator(".av-slots > .av-player").all()]
