@@ -310,7 +310,7 @@ def test_of_two_numbers_beyond_one_edge_the_one_of_the_own_run_is_told(show: Cal
     beyond = page.locator(".av-slots > .av-player").first.locator(".av-way:not(.av-beside) .av-mover")
     axis, label = page.locator(".av-axes").first.bounding_box(), beyond.locator("text").bounding_box()
     assert beyond.locator(".av-dot").is_hidden(), "a dot at the edge was read as a point of the way"
-    assert label["y"] + label["height"] < axis["y"] + 6, "its number stands off the line that leads out of the ground"
+    assert label["y"] + label["height"] < axis["y"] + 8, "its number stands off the line that leads out of the ground"
 
 
 # Words of the same height, from left to right: how far each bold one is from the next.
