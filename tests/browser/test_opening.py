@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views.explore import Explorer, explore
@@ -451,6 +454,18 @@ def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Show) -> None
     assert more.get_attribute("aria-expanded") == "true"
     assert line.bounding_box()["height"] > one
     assert line.evaluate("el => el.scrollWidth <= el.clientWidth")
+
+
+def test_the_swatch_of_a_dashed_line_is_dashed(show: Show) -> None:
+    """Two dashes of a border so short touched: zero_grad had the solid line of a step."""
+    page = show(opening()).page
+    gaps = []
+    for look in ("solid", "dashed"):
+        seen = imread(BytesIO(page.locator(f".av-in-time .av-swatch.av-{look}").screenshot()))[..., :3]
+        inked = (abs(seen - seen.max()).max(axis=(1, 2)) > 0.2).tolist()
+        gaps.append(sum(one and not after for one, after in pairwise(inked[:-1])))
+    assert gaps[0] == 0
+    assert gaps[1] > 0
 
 
 def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> None:
