@@ -234,8 +234,8 @@ class _Lane(NamedTuple):
         """The totals that are to be told."""
         return [grad for i, grad in enumerate(self.grads) if self.whole(i)]
 
-    def writes(self, digits: int) -> bool:
-        """Whether its parts are labelled: all that are seen as parts, or none."""
+    def writes(self, digits: int, *, new: bool) -> bool:
+        """Whether its parts are labelled, those that are new or the others: all that are seen as parts, or none."""
         return all(
             part.together == 1
             and text_width(style.number(part.amount, digits), 11) <= slot.bar - 3
@@ -245,7 +245,7 @@ class _Lane(NamedTuple):
             )
             if self.whole(i)
             for part, y, height in slot.parts(stack, tall)
-            if height >= _THIN and _labelled(part, stack)
+            if height >= _THIN and part.new == new and _labelled(part, stack)
         )
 
 
@@ -258,8 +258,11 @@ def _digits(lanes: list[_Lane]) -> int:
     """To how many digits all numbers of a picture are rounded: as many as have room, three rather than parts untold."""
     column = lanes[0].slots[0].room
     fitting = [n for n in (4, 3, 2) if all(_total(grad, column, n)[0] for lane in lanes for grad in lane.told)]
-    written = (n for n in fitting if n > 2 and all(lane.writes(n) for lane in lanes))
-    return next(written, fitting[0] if fitting else 2)
+    for kinds in ((True, False), (True,)):
+        for n in fitting:
+            if n > 2 and all(lane.writes(n, new=new) for lane in lanes for new in kinds):
+                return n
+    return fitting[0] if fitting else 2
 
 
 def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float:
@@ -305,14 +308,14 @@ def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, digits: 
     what = "number" if lane.signed else "norm ‖·‖"
     canvas.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
     hangs = all(grad <= 0 for grad in lane.told) and any(grad < 0 for grad in lane.told)
-    writes = lane.writes(digits)
+    writes = {new: lane.writes(digits, new=new) for new in (True, False)}
     for i, (e, slot, grad) in enumerate(zip(grid.events, lane.slots, lane.grads, strict=True)):
         if not lane.there[i]:
             _absent(canvas, slot, below=hangs)
         elif not lane.whole(i):
             _broken(canvas, slot, grad, digits)
         else:
-            _bar(canvas, ledger, slot, lane.stacks[i], lane.heights[i], grad, digits if writes else 0)
+            _bar(canvas, ledger, slot, lane.stacks[i], lane.heights[i], grad, digits, writes)
             # Where columns are narrow, a total that did not change is not said twice.
             again = grid.column < 52 and i > 0 and lane.there[i - 1] and lane.grads[i - 1] == grad
             told, points = _total(grad, slot.room, digits)
@@ -347,9 +350,16 @@ def _broken(canvas: Canvas, at: _Slot, grad: float, digits: int) -> None:
 
 
 def _bar(
-    canvas: Canvas, ledger: Ledger, at: _Slot, stack: list[Segment], heights: list[float], grad: float, digits: int
+    canvas: Canvas,
+    ledger: Ledger,
+    at: _Slot,
+    stack: list[Segment],
+    heights: list[float],
+    grad: float,
+    digits: int,
+    writes: dict[bool, bool],
 ) -> None:
-    """Draw the parts and the line of `.grad` upon them; with no digits, their amounts are not written."""
+    """Draw the parts, with their amounts where new ones and others are written, and the line of `.grad` upon them."""
     colors, net = style.label_colors(ledger.labels), at.zero - grad * at.scale
     for part, y, height in at.parts(stack, heights):
         color = colors.get(ledger[part.born].label, MUTED) if part.born >= 0 else MUTED
@@ -363,7 +373,7 @@ def _bar(
             canvas.box(at.x, y, at.bar, max(height - gap, 0.8), fill=color, alpha=alpha)
             for x in (at.x, at.x + at.bar):
                 canvas.line([x, x], [y, y + height], color=color, width=1.2, z=2)
-        if digits and height >= _THIN and _labelled(part, stack):
+        if writes[part.new] and height >= _THIN and _labelled(part, stack):
             ink = style.ink_on(color) if part.new else INK
             written = at.writable(y, height, net)[0]
             canvas.text(at.middle, written, style.number(part.amount, digits), points=11, ha="center", color=ink)
