@@ -319,7 +319,7 @@ class Canvas:
 
 _LEFT, _LINE, _POINTS = 12.0, 19.0, 11.5
 # From this width on, a heading stands upright in three lines; in narrower columns it is turned.
-_UPRIGHT = 66.0
+_UPRIGHT, _ROOMY = 66.0, 20.0
 
 
 class Key(NamedTuple):
@@ -414,7 +414,9 @@ def draw_heading(
 ) -> None:
     """Name an event above its column; all but a backward also rule through every row."""
     if event.kind != "backward":
-        draw_rule(canvas, event, x, top=above + 4, bottom=top if faint else bottom)
+        # Where names stand close, a line among them would touch two.
+        begin = above + 4 if column >= _ROOMY else top - 3
+        draw_rule(canvas, event, x, top=begin, bottom=top if faint else bottom)
     if event.kind == "backward" and column > 20:
         canvas.line([x, x], [top, bottom], color=LINE, width=0.6, alpha=0.7, z=0)
     if column < _UPRIGHT:

@@ -68,6 +68,14 @@ def strip_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     return found + (allocated_keys(ledger, events) if _allocated in shown else [])
 
 
+def strip_notes(ledger: Ledger, events: Sequence[int]) -> list[str]:
+    """What stands beside each other in one step: nothing else tells stacks of one colour apart."""
+    found = bars(ledger, events)[0]
+    several = {step: [bar.objective for bar in found if bar.step == step] for step in {bar.step for bar in found}}
+    orders = dict.fromkeys(tuple(names) for _, names in sorted(several.items()) if len(names) > 1)
+    return [f"Shares of one step, from the left: {', '.join(names)}." for names in list(orders)[:2]]
+
+
 def saved_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     """What the legend says of the bytes that autograd keeps; of those after a backward only where there are any."""
     after = any(np.isfinite(ledger[e].saved_after) and ledger[e].saved_after > 0 for e in events)

@@ -27,7 +27,7 @@ from accumviz.views.figure import (
 from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
 from accumviz.views.phone import PHONE
-from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strips
+from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strip_notes, strips
 
 _MOST_LANES, _NARROWEST = 8, 27.0
 # Of a name: `0.weight (unsharded)` is told from `0.weight` by its end, and read whole.
@@ -148,6 +148,7 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
         notes.append("Bars grow from zero, the oldest part first.")
     if len({reach for reach in extents.values() if any(reach)}) > 1:
         notes.append("Each lane has a scale of its own.")
+    notes += strip_notes(ledger, events)
     bottom = top + lane * len(columns) + sum(rooms) + 12
     canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 6)
     for i, e in enumerate(events):

@@ -166,7 +166,7 @@ def window_summary(ledger: Ledger) -> str:
     low, high = min(lengths), max(lengths)
     if high == 0:
         return f"{counted(len(lengths), 'step')} that consumed nothing"
-    each = counted(low, "backward") if low == high else f"{low}-{high} backwards"
+    each = counted(low, "backward") if low == high else f"{low} to {high} backwards"
     return f"{counted(len(lengths), 'accumulation window')} of {each}"
 
 

@@ -772,3 +772,29 @@ def test_bytes_have_the_colour_that_the_legend_says(after: float) -> None:
         assert ("saved after it" in shown) == bool(after)
         faces = [mpl.colors.to_hex(patch.get_facecolor(), keep_alpha=True) for patch in figure.axes[0].patches]
         assert all(faces.count(f"#5f6b77{alpha}") >= 2 for alpha in ["80", "f2"][: 1 + bool(after)])
+
+
+def test_stacks_of_one_step_are_named() -> None:
+    def term(op: str) -> dict[str, Any]:
+        return {"op": op, "reduction": "mean", "elements": 8, "factor": 1.0, "unknown": ""}
+
+    one = add(-1, -1, details={"terms": [term("MseLossBackward0"), term("MeanBackward0")]})
+    step = {"kind": "step", "grad": {"w": -1.0}, "details": {"optimizer": "SGD"}}
+    shown = texts(timeline(Ledger.build([W], [one, step])))
+    (note,) = [text for text in shown if text.startswith("Shares of one step, from the left: ")]
+    assert "MseLossBackward0" in note
+    alone = add(-1, -1, details={"terms": [term("MseLossBackward0")]})
+    assert not any("from the left" in text for text in texts(timeline(Ledger.build([W], [alone, step]))))
+
+
+@pytest.mark.parametrize(("events", "crosses"), [(12, True), (40, False)])
+def test_a_line_goes_among_names_only_where_it_touches_none(events: int, crosses: bool) -> None:
+    grad = {f"w{p}": 1.0 for p in range(12)}
+    row = {"kind": "backward", "contribution": grad, "grad": grad}
+    rows = [row, {"kind": "step", "grad": grad, "details": {"optimizer": "SGD"}}] * (events // 2)
+    figure = timeline(Ledger.build([Parameter(name, (1,)) for name in grad], rows))
+    top = figure.axes[0].images[0].get_extent()[3]
+    own = [line for line in figure.axes[0].lines if line.get_color() == style.KIND["step"]]
+    high = [top - min(line.get_ydata()) for line in own if np.ptp(line.get_ydata()) > 40]
+    assert high
+    assert all((above > 40) == crosses for above in high)
