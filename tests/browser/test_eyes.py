@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -315,14 +316,46 @@ GAPS = """texts => {
 }"""
 
 
-@pytest.mark.parametrize(("width", "events"), [(640, 12), (343, 8)])
-def test_totals_of_narrow_columns_stand_apart(show: Callable[..., Any], width: float, events: int) -> None:
+@pytest.mark.parametrize(("width", "events", "apart"), [(640, 12, 4.5), (343, 8, 2)])
+def test_totals_of_narrow_columns_stand_apart(
+    show: Callable[..., Any], width: float, events: int, apart: float
+) -> None:
     grads = [-8.778 - 0.0007 * n for n in range(events)]
     rows = [{"kind": "backward", "contribution": {"w": -0.001}, "grad": {"w": grad}} for grad in grads]
     page = show(timeline(Ledger.build([W], rows), width=width), wait=".av-scroll", width=1280)
     gaps = page.locator(".av-figure text").evaluate_all(GAPS)
     assert len(gaps) == events - 1, "every total is told"
-    assert min(gaps) > 2
+    assert min(gaps) > apart
+
+
+# Keeps the left and right end of each bold word that a canvas is given.
+WRITES = """() => {
+    const {fillText} = CanvasRenderingContext2D.prototype;
+    globalThis.wrote = [];
+    CanvasRenderingContext2D.prototype.fillText = function(text, x, ...more) {
+        const half = this.measureText(text).width / 2;
+        if (text && /^(600|bold)/.test(this.font)) wrote.push([x - half, x + half]);
+        fillText.call(this, text, x, ...more);
+    };
+}"""
+
+
+def test_totals_of_a_players_narrow_columns_stand_apart(watch: Open, tmp_path: Path) -> None:
+    """Beside each other, −2, −2 and −2 were read as one."""
+    rows = [{**ROWS[0], "contribution": {"w": -2.0}, "grad": {"w": -2.0}} for _ in range(16)]
+    page, told = watch(width=320).page, 0
+    page.add_init_script(f"({WRITES})()")
+    page.goto(written(tmp_path / "page.html", play(Ledger.build([W], rows))))
+    page.locator(".av-frame").wait_for()
+    for width in range(330, 560, 10):
+        drawn(page)
+        page.evaluate("wrote.length = 0")
+        page.set_viewport_size({"width": width, "height": 900})
+        drawn(page)
+        ends = sorted({tuple(word) for word in page.evaluate("wrote")})
+        told += len(ends)
+        assert all(right[0] - left[1] > 3 for left, right in pairwise(ends)), width
+    assert told > 16
 
 
 def test_a_static_graph_begins_where_text_does(show: Callable[..., Any]) -> None:
