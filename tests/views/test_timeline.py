@@ -671,9 +671,9 @@ def test_thin_parts_have_no_outline_that_would_fill_them() -> None:
     assert {part.get_facecolor()[3] for part in thin} == {0.0, 0.36, 1.0}, "used, already there and new stay apart"
 
 
-@pytest.mark.parametrize(("times", "inside"), [(1, ["−2", "−1.987"]), (4, [])])
+@pytest.mark.parametrize(("times", "inside"), [(1, ["−2", "−1.27"]), (4, [])])
 def test_parts_of_a_lane_are_all_labelled_or_none(times: int, inside: list[str]) -> None:
-    rows = [add(-2, -2), {"kind": "zero_grad"}, add(-1.987, -1.987), {"kind": "zero_grad"}]
+    rows = [add(-2, -2), {"kind": "zero_grad"}, add(-1.27, -1.27), {"kind": "zero_grad"}]
     figure = timeline(Ledger.build([W], rows * times))
     plain = [text.get_text() for text in figure.axes[0].texts if text.get_weight() == "normal"]
     assert [text for text in plain if text.startswith("−")] == inside, "there would be room for a −2"
