@@ -133,9 +133,10 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
             terms.append(
                 {"op": name, "reduction": reduction, "elements": elements, "factor": factor.known, "unknown": unknown}
             )
-            _tell(terms[-1], factor)
+            if factor is not ONE:
+                _tell(terms[0], factor)
         if name in _CROSS_ENTROPIES and _in_batch(node):
-            terms[-1]["in_batch"] = True
+            terms[0]["in_batch"] = True
         return
     work, visited = [(node, name, factor)], 0
     while work:
