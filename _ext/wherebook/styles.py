@@ -21,7 +21,6 @@ SHEET = "book.css"
 THEME = (
     "styles/theme.css",
     "styles/pydata-sphinx-theme.css",
-    "pygments.css",
     "styles/sphinx-book-theme.css",
     "mystnb.*.css",
     "sphinx-design.min.css",
@@ -34,7 +33,8 @@ NEGATED = re.compile(r":(?:not|is|where|has)\((?:[^()]|\([^()]*\))*\)|\[[^\]]*\]
 # frames a second. What the theme rounds by them has no corners here.
 SEARCHING = re.compile(r"\bdiv\.cell\b[^,]*:has\(")
 VARIABLE = re.compile(r"""(?<=[;{])\s*(--[\w-]+)\s*:(?:"[^"]*"|'[^']*'|\([^()]*\)|[^;{}"'(])*(?:;|(?=}))""")
-ICONS = re.compile(r"\bfa[srb]?\b|fa-|fontawesome|font awesome", re.IGNORECASE)
+# Their characters, of the private use area, are boxes in any other font.
+ICONS = re.compile(r"\bfa[srb]?\b|fa-|fontawesome|font awesome|\\\\[ef][0-9a-f]{3}\b|[\ue000-\uf8ff]", re.IGNORECASE)
 
 
 def rules(css: str) -> Iterator[tuple[str, str]]:
