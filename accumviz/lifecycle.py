@@ -118,7 +118,9 @@ def fates(ledger: Arrays) -> Fates:
         born, ends = np.flatnonzero(contributed[:, columns[0]]), np.flatnonzero(gone[:, columns[0]])
         if not born.size:
             continue
-        mine = steps_of(ledger, ledger.parameters[columns[0]].optimizers)
+        parameter = ledger.parameters[columns[0]]
+        # No step reads an unsharded gradient before it is scattered.
+        mine = steps_of(ledger, () if parameter.unsharded_of else parameter.optimizers)
         after = np.searchsorted(ends, born, side="right")
         end = np.where(after < ends.size, np.append(ends, 0)[after], len(ledger.events))
         first = np.searchsorted(mine, born, side="right")
@@ -137,10 +139,10 @@ def fates(ledger: Arrays) -> Fates:
 
 def _alike(ledger: Arrays, contributed: np.ndarray, gone: np.ndarray) -> list[list[int]]:
     """The columns in groups: the same optimizers, and the same events that contribute and that end."""
-    found: dict[tuple[tuple[int, ...], bytes, bytes], list[int]] = {}
+    found: dict[tuple[Any, ...], list[int]] = {}
     born, ended = np.packbits(contributed, axis=0), np.packbits(gone, axis=0)
     for p, parameter in enumerate(ledger.parameters):
-        key = parameter.optimizers, born[:, p].tobytes(), ended[:, p].tobytes()
+        key = bool(parameter.unsharded_of), parameter.optimizers, born[:, p].tobytes(), ended[:, p].tobytes()
         found.setdefault(key, []).append(p)
     return list(found.values())
 
@@ -169,6 +171,16 @@ def _scattered(ledger: Arrays, erased: np.ndarray) -> Iterator[tuple[int, np.nda
         bringing = brought(ledger, shard, erased[born, whole])
         for sync in np.unique(bringing[bringing >= 0]).tolist():
             yield sync, born[bringing == sync], whole, shard
+
+
+def erased_for_good(ledger: Arrays, fates: Fates) -> np.ndarray:
+    """As `Fates.erased`; but what was scattered ends where it does in its shard, and not while it waits for that."""
+    found = fates.erased
+    if any(parameter.unsharded_of for parameter in ledger.parameters):
+        found = np.where(np.append(scatters(ledger), False)[found], -1, found)  # -1 is the last
+        for sync, births, whole, shard in _scattered(ledger, fates.erased):
+            found[births, whole] = fates.erased[sync, shard]
+    return found
 
 
 def scatters(ledger: Arrays) -> np.ndarray:
@@ -221,8 +233,11 @@ def _until(ledger: Arrays, fates: Fates, optimizer: int) -> np.ndarray:
     mine = np.array([optimizer in p.optimizers for p in ledger.parameters], bool)
     contributed = (ledger.state[:, mine] & CONTRIBUTED).astype(bool)
     erased = np.where(fates.erased[:, mine] < 0, len(ledger.events), fates.erased[:, mine])
+    consumed = np.where(fates.consumed[:, mine] < 0, -1, fates.consumed[:, mine] + 1)
+    # Of an unsharded gradient a step consumes what was scattered, and nothing as long as it is there.
+    erased[:, [bool(p.unsharded_of) for p in ledger.parameters if optimizer in p.optimizers]] = -1
     # A step may consume what was erased before it: by its own closure, or by a reduce-scatter that hands it on.
-    ends = np.where(contributed, np.maximum(erased, fates.consumed[:, mine] + 1), -1).max(axis=1, initial=-1)
+    ends = np.where(contributed, np.maximum(erased, consumed), -1).max(axis=1, initial=-1)
     until: np.ndarray = ends.copy()
     behind = [
         (sync, births)

@@ -226,6 +226,8 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
                     ledger, gains, steps, skipped, optimizer, (p, shard), born[handed], end[handed], amp, ends
                 )
                 born, end = born[~handed], end[~handed]
+            if shard is not None:  # no step reads it there: it is lost, or waits
+                born = end = born[end < len(events)]
             yield _read(gains, steps, skipped, optimizer, p, born, end, inside[born], amp[born])
 
 

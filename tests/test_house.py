@@ -60,6 +60,7 @@ FLOORS = {
             "outcome",
             "parts",
             "payload",
+            "phone",
             "player",
             "report",
             "shares",

@@ -17,7 +17,7 @@ from accumviz.checks.scripts import Scripts
 from accumviz.events import CHANGED, CONTRIBUTED
 from accumviz.gains import SAME, number
 from accumviz.ledger import Ledger
-from accumviz.lifecycle import steps_of
+from accumviz.lifecycle import erased_for_good, steps_of
 from accumviz.objectives import call_sites
 from accumviz.shares import Shares
 
@@ -107,7 +107,7 @@ class Loop:
         """The backwards that nobody used, and what erased them here; not those that a skipped step had read."""
         case, found = self.case, {}
         for b in self.backwards[case.wasted[self.backwards]].tolist():
-            end = int(case.ledger.fates.erased[b, self.columns].max())
+            end = int(case.erased[b, self.columns].max())
             tried = np.searchsorted(self.skipped, end) > np.searchsorted(self.skipped, b)
             if not tried and case.finite(b):
                 found[b] = end
@@ -116,12 +116,10 @@ class Loop:
     @cached_property
     def lost_here(self) -> dict[int, int]:
         """The backwards of which this optimizer used nothing, and another one did, and what erased them here."""
-        fates, found = self.case.ledger.fates, {}
-        reached = self.case.contributed[:, self.columns]
-        unused = np.where(reached, (fates.erased[:, self.columns] >= 0) & (fates.steps[:, self.columns] == 0), True)
-        here: np.ndarray = np.all(unused, axis=1) & ~self.case.wasted
+        case, found = self.case, {}
+        here: np.ndarray = ~case.used[:, self.columns].any(axis=1) & ~case.wasted
         for b in self.backwards[here[self.backwards]].tolist():
-            found[b] = int(fates.erased[b, self.columns].max())
+            found[b] = int(case.erased[b, self.columns].max())
         return found
 
     def changed_by(self, event: int) -> bool:
@@ -179,13 +177,20 @@ class Case:
     @cached_property
     def wasted(self) -> np.ndarray:
         """For each event, whether it is a backward of which all contributions were erased and none used."""
-        fates, some = self.ledger.fates, self.contributed.any(axis=1)
-        unused = np.where(self.contributed, (fates.erased >= 0) & (fates.steps == 0), True).all(axis=1)
-        found: np.ndarray = self.backward & some & unused
-        # What a collective has taken elsewhere is not lost.
-        sync = np.append(self.events.where("kind", "sync"), False)
-        found[found] = ~sync[np.where(self.contributed, fates.erased, -1)[found]].any(axis=1)
+        found: np.ndarray = self.backward & self.contributed.any(axis=1) & ~self.used.any(axis=1)
         return found
+
+    @cached_property
+    def used(self) -> np.ndarray:
+        """For each contribution, whether a step used it, or may still."""
+        found: np.ndarray = (self.erased < 0) | (self.ledger.fates.steps > 0)
+        found &= self.contributed
+        return found
+
+    @cached_property
+    def erased(self) -> np.ndarray:
+        """For each contribution what erased it; of what FSDP has scattered, what erased that from the shard."""
+        return erased_for_good(self.ledger, self.ledger.fates)
 
     def finite(self, backward: int) -> bool:
         """Whether what a backward added is known to be neither infinite nor NaN."""

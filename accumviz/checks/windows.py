@@ -142,7 +142,7 @@ def tail_dropped(case: Case) -> Iterator[Finding]:
 
 def _left_at_the_end(case: Case, loop: Loop) -> list[int]:
     """The backwards that are live when everything is over, where a loader or the script itself has ended."""
-    after = loop.backwards[loop.backwards > loop.steps[-1]].tolist()
+    after = loop.backwards[loop.backwards > loop.read_step.max(initial=-1)].tolist()
     sites = set(case.sites[loop.read].tolist())
     unused = [b for b in after if case.sites[b] in sites and b not in loop.lost and case.finite(b)]
     if not unused or (loop.skipped.size and loop.skipped[-1] > unused[-1]):

@@ -325,7 +325,7 @@ class Recording:
         if running.late:
             running.send(leaves.wire)
         if self._collectives.replicas:
-            self._collectives.describe(running.details)
+            self._collectives.describe(running.details, None)
         storages = self._memory.before(running.nodes)
         if storages is not None:
             running.storages, running.before = storages, self._memory.total(storages)
@@ -357,6 +357,8 @@ class Recording:
         if self._sketches is not None and running.changed:
             kept = [i for i in running.changed if not running.written.get(i)]  # of others, `.grad` is what hooks made
             self._sketches.take(running, kept, self._leaves.wire)
+        if self._collectives.replicas:
+            self._collectives.describe(running.details, {*running.met})
         if running.syncs:
             self._collectives.finish(running)
         if self._unmoved and self._leaves.small:

@@ -24,6 +24,7 @@ from matplotlib.patches import Polygon, Rectangle
 from accumviz.ledger import Event, Ledger
 from accumviz.show import save_page
 from accumviz.views import style, words
+from accumviz.views.phone import for_phone
 
 # Sentinels: what a saved file shows in these inks, a page shows in its own.
 INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
@@ -113,9 +114,9 @@ class ThemedFigure(Figure):
         """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
         drawn = self.to_svg()
-        if self.narrow:
+        if smaller := self.narrow or for_phone(self):
             # Where styles are taken off, one of the two is enough.
-            narrow = f'<div class="av-narrow" style="display: none">{self.narrow.to_svg()}</div>'
+            narrow = f'<div class="av-narrow" style="display: none">{smaller.to_svg()}</div>'
             drawn = f'<div class="av-wide">{drawn}</div>{narrow}'
         return (
             f'<div class="accumviz av-timeline"><style>{style.CSS}{_CSS}</style>'

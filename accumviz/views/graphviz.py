@@ -27,7 +27,7 @@ STYLE = CSS + Template("""
 .av-graph { margin: 0.75rem 0; --av-leaf: $leaf; --av-root: $root; }
 html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --av-leaf: $leaf_dark; }
 .av-graph .av-scroll { overflow: auto; max-height: 75rem; }
-.av-graph svg { display: block; height: auto; margin: 0 auto;
+.av-graph svg { display: block; height: auto;
   width: var(--av-width); max-width: 100%; min-width: calc(var(--av-width) * $shrink); }
 :where(.av-graph:not(.av-drawn)) text { font-size: ${small}px; fill: var(--av-text); unicode-bidi: isolate; }
 .av-graph .av-mono { font-family: $mono; }
@@ -43,9 +43,8 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 .av-graph .av-freed text { fill: var(--av-muted); }
 .av-graph .av-edge { fill: none; stroke: var(--av-muted); stroke-width: 1.4; }
 .av-graph .av-tip { fill: var(--av-muted); stroke: none; }
-.av-graph figcaption { color: var(--av-muted); font-size: 0.8125rem; margin-top: 0.5rem; text-align: center;
-  text-wrap: balance; }
-.av-graph .av-key { display: inline-block; margin: 0 0.6em; }
+.av-graph figcaption { color: var(--av-muted); font-size: 0.8125rem; margin-top: 0.5rem; text-align: left; }
+.av-graph .av-key { display: inline-block; margin-right: 1.2em; }
 .av-graph .av-key i { display: inline-block; width: 1.1em; height: 0.8em; margin-right: 0.4em;
   border: 1.5px solid var(--av-muted); background: var(--av-surface); border-radius: 3px; vertical-align: -0.05em; }
 .av-graph .av-key .av-accumulate { border-color: var(--av-leaf); border-radius: 0.4em; }
@@ -53,7 +52,7 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 .av-graph .av-key .av-freed { border: 1.5px dashed var(--av-muted); background: none; }
 .av-graph .av-key .av-fold { box-shadow: 3px 3px 0 -1px var(--av-line); }
 .av-graph details { font-size: 0.8125rem; margin-top: 0.25rem; text-align: left; }
-.av-graph summary { cursor: pointer; color: var(--av-muted); text-align: center; }
+.av-graph summary { cursor: pointer; color: var(--av-muted); width: max-content; }
 .av-form[open] + .av-scroll { display: none; }
 @media print {
   .av-graph .av-scroll { overflow: visible; max-height: none; }

@@ -27,13 +27,14 @@ from accumviz.views.figure import (
     text_width,
 )
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
+from accumviz.views.phone import PHONE
 from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strips
 
 _MOST_LANES, _NARROWEST = 8, 27.0
 # Of a name: `0.weight (unsharded)` is told from `0.weight` by its end, and read whole.
 _LETTERS = 20
-# What a phone has beside its margins.
-_PHONE = 343.0
+# How wide a bold minus and point are of their size, all else being as wide as a digit.
+_BOLD = {"−": 0.838, ".": 0.38}
 
 
 def timeline(
@@ -69,8 +70,8 @@ def timeline(
         canvas.text(12, 20, f"Nothing to show: this ledger has {what}.", color=MUTED)
     elif len(columns) <= _MOST_LANES and _has_room(ledger, columns, chosen, width):
         canvas = _lanes(ledger, columns, chosen, width)
-        if canvas.width > _PHONE and _has_room(ledger, columns, chosen, _PHONE):
-            canvas.figure.narrow = _lanes(ledger, columns, chosen, _PHONE).figure
+        if canvas.width > PHONE and _has_room(ledger, columns, chosen, PHONE):
+            canvas.figure.narrow = _lanes(ledger, columns, chosen, PHONE).figure
             canvas.figure.narrow.words = words.story(ledger, chosen, columns)
     else:
         canvas = heatmap.draw(ledger, columns, chosen, width)
@@ -128,7 +129,7 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     extents = _extents(ledger, columns, events)
     keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
     grads = (grad for p in columns for grad in totals(ledger, p)[events] if np.isfinite(grad))
-    if not all(_fitting(float(grad), column - 1, 11) for grad in grads):
+    if not all(_total(float(grad), column)[0] for grad in grads):
         notes.append("Totals without room are left out here; they stand in the words below.")
     if any(
         not words.is_signed(ledger, p) and any(len(parts) > 1 for parts in segments(ledger, p, events)) for p in columns
@@ -289,18 +290,28 @@ def _bar(
     for x, to in [(at.x - 8, at.x), (at.x + at.bar, at.x + at.bar + 8)] if inside else [(at.x - 4, at.x + at.bar + 4)]:
         canvas.line([x, to], [net, net], width=2.6, z=4)
     edge = max(ends[False], net) + 12 if grad < 0 else min(ends[True], net) - 11
-    total = _fitting(grad, at.room - 1, 12 if at.room >= 44 else 11)
+    total, points = _total(grad, at.room)
     if total and not quiet:
-        canvas.text(at.middle, edge, total, points=12 if at.room >= 44 else 11, bold=True, ha="center")
+        canvas.text(at.middle, edge, total, points=points, bold=True, ha="center")
+
+
+def _total(grad: float, room: float) -> tuple[str, float]:
+    """What stands at the end of a bar, apart from the totals beside it, and the size of its letters."""
+    points = 12.0 if room >= 52 else 11.0
+    apart = 5.0 if room >= 36 else 2.4  # in narrower columns, two digits go before a wider gap
+    for told in _shorter(grad):
+        if points * sum(_BOLD.get(letter, 0.696) for letter in told) <= room - apart:
+            return told, points
+    return "", points
 
 
 def _fitting(amount: float, room: float, points: float) -> str:
     """The number with as many digits as there is room for; empty when not even two fit."""
-    for digits in (4, 3, 2):
-        told = style.number(amount, digits)
-        if text_width(told, points) <= room:
-            return told
-    return ""
+    return next((told for told in _shorter(amount) if text_width(told, points) <= room), "")
+
+
+def _shorter(amount: float) -> list[str]:
+    return [style.number(amount, digits) for digits in (4, 3, 2)]
 
 
 def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:

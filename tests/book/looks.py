@@ -186,14 +186,18 @@ BROKEN = """() => [...document.querySelectorAll('.av-figures td, .av-others tbod
     }
     return false;
 }).map(cell => cell.textContent)"""
-# A figure that is there in a phone's width, and has to be moved sideways all the same.
-MOVED = """() => [...document.querySelectorAll('.av-scroll:has(.av-narrow)')].filter(box => box.checkVisibility()
-    && (box.scrollWidth > box.clientWidth + 1 || !box.querySelector('.av-narrow').checkVisibility()))
-    .map(box => box.textContent.trim().slice(0, 80))"""
-# Buttons that a finger would miss.
-SMALL = """() => [...document.querySelectorAll('.accumviz .av-b:not(.av-b-more)')]
-    .filter(button => button.checkVisibility() && Math.min(button.offsetWidth, button.offsetHeight) < 44)
-    .map(button => button.outerHTML.slice(0, 120))"""
+# A figure that has to be moved sideways on a phone: it is there in a phone's width, or is no timeline of many events.
+MOVED = """() => [...document.querySelectorAll('.av-timeline .av-scroll')].filter(box => {
+    const narrow = box.querySelector('.av-narrow'), moved = box.scrollWidth > box.clientWidth + 1;
+    if (!box.checkVisibility()) return false;
+    if (narrow) return moved || !narrow.checkVisibility();
+    return moved && !/^\\d+ parameters? × /.test(box.querySelector('.av-figure')?.getAttribute('aria-label'));
+}).map(box => box.textContent.trim().slice(0, 80))"""
+# Buttons and choices that a finger would miss.
+SMALL = """() => [...document.querySelectorAll('.accumviz :is(.av-b:not(.av-b-more), .av-segments label,'
+    + ' .av-radios label, .av-switch, .av-compare, .av-restart, select)')]
+    .filter(one => one.checkVisibility() && Math.min(one.offsetWidth, one.offsetHeight) < 44)
+    .map(one => one.outerHTML.slice(0, 120))"""
 # A mark of a legend that does not stand beside its words.
 ASTRAY = """() => [...document.querySelectorAll('.av-key')].filter(key => {
     const box = key.getBoundingClientRect(), mark = key.querySelector('.av-swatch')?.getBoundingClientRect();

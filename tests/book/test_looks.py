@@ -44,8 +44,8 @@ FAULTS = {
     "style='overflow: auto'><div style='width: 600px'>x</div></div><span class='eqno'>(1)</span></div>",
     "numbers that are broken": "<table class='av-figures'><tr><td><div style='overflow-wrap: anywhere; width: 3ch'>"
     "0.2562</div></td></tr></table>",
-    "figures that are moved": "<div class='av-scroll' style='overflow: auto' tabindex='0'>"
-    "<div class='av-narrow'><div style='width: 400px'>bars</div></div></div>",
+    "figures that are moved": "<div class='av-timeline'><div class='av-scroll' style='overflow: auto' tabindex='0'>"
+    "<div class='av-narrow'><div style='width: 400px'>bars</div></div></div></div>",
     "buttons for no finger": "<div class='accumviz'><button class='av-b'>play</button></div>",
     "axe when narrow": "<details><summary>More</summary><input></details>"
     f"<div style='width: 90px; height: 40px; overflow: auto'>{'<p>wide words</p>' * 9}</div>",
@@ -148,6 +148,21 @@ def test_a_page_in_the_wrong_mode_is_found(watch: Open, tmp_path: Path) -> None:
     watched.page.set_content(PAGE.format(theme="dark", follows="", body=RIGHT))
     with pytest.raises(Late):
         looks.follows("light")(watched)
+
+
+@pytest.mark.parametrize("choice", ["<select><option>4</select>", "<label class='av-switch'>mended</label>"])
+def test_a_choice_for_no_finger_is_found(choice: str, watch: Open, tmp_path: Path) -> None:
+    assert len(look("buttons for no finger", "phone", f"<div class='accumviz'>{choice}</div>", watch, tmp_path)) == 1
+
+
+def test_a_chart_without_a_drawing_for_phones_is_found_and_a_long_timeline_is_not(watch: Open, tmp_path: Path) -> None:
+    def found(words: str) -> list[str]:
+        drawing = f"<svg class='av-figure' role='img' aria-label='{words}' width='400' height='9'></svg>"
+        body = f"<div class='av-timeline'><div class='av-scroll' style='overflow: auto'>{drawing}</div></div>"
+        return look("figures that are moved", "phone", body, watch, tmp_path)
+
+    assert len(found("SGD: 4 bytes.")) == 1
+    assert found("2 parameters × 12 events, 4 windows.") == []
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from accumviz.book.predict import predict
 from accumviz.checks.check import check
@@ -22,7 +25,7 @@ from tests.browser.test_look import weighed
 from tests.browser.test_reading import LONG
 from tests.browser.written import written
 from tests.by_hand import Play, term
-from tests.toys import ROWS, W, chain, large, toy
+from tests.toys import CODE, ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
 SIZES = "els => els.map(el => parseFloat(getComputedStyle(el).fontSize))"
@@ -303,3 +306,145 @@ def test_of_two_numbers_beyond_one_edge_the_one_of_the_own_run_is_told(show: Cal
     drawn(page)
     told = [player.locator(".av-out").all_text_contents() for player in page.locator(".av-slots > .av-player").all()]
     assert [[text for text in texts if text] for texts in told] == [["↑ 1.1"], ["↑ 1.5"]]
+
+
+# Words of the same height, from left to right: how far each bold one is from the next.
+GAPS = """texts => {
+    const boxes = texts.filter(text => getComputedStyle(text).fontWeight === '700' && text.checkVisibility())
+        .map(text => text.getBoundingClientRect()).sort((one, other) => one.left - other.left);
+    return boxes.slice(1).map((box, i) => box.left - boxes[i].right);
+}"""
+
+
+@pytest.mark.parametrize(("width", "events", "apart"), [(640, 12, 4.5), (343, 8, 2)])
+def test_totals_of_narrow_columns_stand_apart(
+    show: Callable[..., Any], width: float, events: int, apart: float
+) -> None:
+    grads = [-8.778 - 0.0007 * n for n in range(events)]
+    rows = [{"kind": "backward", "contribution": {"w": -0.001}, "grad": {"w": grad}} for grad in grads]
+    page = show(timeline(Ledger.build([W], rows), width=width), wait=".av-scroll", width=1280)
+    gaps = page.locator(".av-figure text").evaluate_all(GAPS)
+    assert len(gaps) == events - 1, "every total is told"
+    assert min(gaps) > apart
+
+
+# Keeps the left and right end of each bold word that a canvas is given.
+WRITES = """() => {
+    const {fillText} = CanvasRenderingContext2D.prototype;
+    globalThis.wrote = [];
+    CanvasRenderingContext2D.prototype.fillText = function(text, x, ...more) {
+        const half = this.measureText(text).width / 2;
+        if (text && /^(600|bold)/.test(this.font)) wrote.push([x - half, x + half]);
+        fillText.call(this, text, x, ...more);
+    };
+}"""
+
+
+def test_totals_of_a_players_narrow_columns_stand_apart(watch: Open, tmp_path: Path) -> None:
+    """Beside each other, −2, −2 and −2 were read as one."""
+    rows = [{**ROWS[0], "contribution": {"w": -2.0}, "grad": {"w": -2.0}} for _ in range(16)]
+    page, told = watch(width=320).page, 0
+    page.add_init_script(f"({WRITES})()")
+    page.goto(written(tmp_path / "page.html", play(Ledger.build([W], rows))))
+    page.locator(".av-frame").wait_for()
+    for width in range(330, 560, 10):
+        drawn(page)
+        page.evaluate("wrote.length = 0")
+        page.set_viewport_size({"width": width, "height": 900})
+        drawn(page)
+        ends = sorted({tuple(word) for word in page.evaluate("wrote")})
+        told += len(ends)
+        assert all(right[0] - left[1] > 3 for left, right in pairwise(ends)), width
+    assert told > 16
+
+
+def test_a_static_graph_begins_where_text_does(show: Callable[..., Any]) -> None:
+    """Graphs stood in the middle of the page, all other figures at the left."""
+    page = show(chain(), wait=".av-graph", width=1280)
+    left = page.locator(".av-graph").bounding_box()["x"]
+    for part in ("svg", "figcaption .av-key, figcaption", "details summary"):
+        assert page.locator(f".av-graph {part}").first.bounding_box()["x"] - left < 2, part
+
+
+def test_a_finger_meets_every_choice_of_an_explorer(show: Callable[..., Any]) -> None:
+    """Choices, switches and the button that compares were 32 to 38 px high."""
+    runs = {"a": toy(), "b": toy()}
+    several = explore(runs), explore(lambda K, on: toy(), K=[1, 2, 4], on=[True, False])
+    page = show(*several, width=375, has_touch=True)
+    targets = page.locator(".av-segments label, .av-explorer select, .av-switch, .av-compare")
+    found = [one for one in targets.all() if one.is_visible()]
+    assert {one.evaluate("el => el.tagName") for one in found} >= {"LABEL", "BUTTON"}
+    assert all(min(one.bounding_box()[side] for side in ("width", "height")) >= 44 for one in found)
+
+
+def tall() -> Graph:
+    """A graph of forty nodes, higher than any pane."""
+    nodes = tuple(Node(i, "MulBackward0") for i in range(40))
+    return Graph(nodes, tuple(Edge(i, i + 1) for i in range(39)), (0,), {"order": list(range(40))})
+
+
+@pytest.mark.parametrize("against", [None, {"run": "b"}])
+def test_a_graph_that_goes_on_below_its_pane_says_so(show: Callable[..., Any], against: Any, mode: str) -> None:
+    """At the cut, the ground is darker or lighter than in the middle; at an end that is seen, it is not."""
+    run = toy(), {0: tall()}
+    page = show(explore({"a": run, "b": run}, against=against), width=1280, mode=mode)
+    box = page.locator(".av-in-graph .av-win").first
+    assert box.evaluate("box => box.scrollHeight > box.clientHeight + 99")
+
+    def shaded() -> list[bool]:
+        drawn(page)
+        image = Image.open(io.BytesIO(box.screenshot())).convert("RGB")
+        top, middle, bottom = (image.getpixel((3, y)) for y in (2, image.height // 2, image.height - 3))
+        return [top != middle, bottom != middle]
+
+    box.evaluate("box => { box.scrollTop = 0; }")
+    assert shaded() == [False, True]
+    box.evaluate("box => { box.scrollTop = 99; }")
+    assert shaded() == [True, True]
+    box.evaluate("box => { box.scrollTop = 9999; }")
+    assert shaded() == [True, False]
+
+
+# How much of a player is ground below the last thing that a pane shows.
+EMPTY = """frame => {
+    const seen = '.av-line, .av-row, .av-node, canvas, svg, .av-note, .av-marks, .av-share, .av-sub, .av-head';
+    const {width, height} = frame.getBoundingClientRect();
+    const empty = [...frame.querySelectorAll('.av-pane')].map(pane => {
+        const box = pane.getBoundingClientRect();
+        const ends = [...pane.querySelectorAll(seen)].filter(one => one.checkVisibility() && one.textContent !== '')
+            .concat([...pane.querySelectorAll('canvas, .av-in-weights svg')])
+            .map(one => one.getBoundingClientRect().bottom);
+        return box.width * Math.max(0, box.bottom - Math.max(...ends) - 12);
+    });
+    return empty.reduce((sum, one) => sum + one, 0) / (width * height);
+}"""
+
+
+def loop(windows: int) -> Ledger:
+    """Windows of four shares each, with a weight, in a program of eighteen lines."""
+    each = {**ROWS[0], "details": {"terms": [term()]}}
+    rows = [row for _ in range(windows) for row in (each, each, each, each, ROWS[2], ROWS[3])]
+    return Ledger.build([W], weighed(rows), sources={"a.py": CODE + "x = 1\n" * 13})
+
+
+@pytest.mark.parametrize(
+    ("made", "most"), [(lambda: play(toy(), {0: tall()}), 0.15), (lambda: play(loop(3)), 0.07)], ids=["graph", "loop"]
+)
+def test_little_of_a_player_is_empty_ground(show: Callable[..., Any], made: Callable[[], Any], most: float) -> None:
+    """Beside code or a graph, the panes of a gradient and of weights ended in the middle of theirs."""
+    page = show(made(), width=1280)
+    assert page.locator(".av-frame").evaluate(EMPTY) < most
+
+
+def test_panes_that_are_compared_stay_level_in_a_books_column(show: Callable[..., Any]) -> None:
+    """Each run was narrow enough there to be taken for one on a phone, and a graph forgot the height it was given."""
+    runs = {"a": (toy(), {0: chain()}), "b": (toy(), {0: tall()})}
+    page = show(explore(runs, against={"run": "b"}), width=1040)
+    drawn(page)
+    for key in ("", "ArrowRight"):
+        if key:
+            page.locator(".av-scrub:visible").press(key)
+            drawn(page)
+        boxes = page.locator(".av-in-graph").evaluate_all(BOXES)
+        assert boxes[0]["height"] == boxes[1]["height"]
+        assert len({box["top"] for box in page.locator(".av-in-grad").evaluate_all(BOXES)}) == 1

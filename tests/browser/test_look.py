@@ -136,7 +136,7 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
     full = [{**row, "details": {"terms": [term(0.5)]}} if row["kind"] == "backward" else row for row in ROWS]
     shared = Ledger.build([W], weighed(full), sources={"a.py": CODE})
     players = [play(shared, {0: chain(), 1: chain(-4.0, notes=["told"])}), *players]
-    players += [play(far), play(near, {0: chain()}, loss=lambda w: w * w)]
+    players += [play(far), play(far, {0: chain()}), play(shared), play(near, {0: chain()}, loss=lambda w: w * w)]
     other = Ledger.build([W], weighed(ROWS[1:]), sources={"a.py": CODE.replace("(sample)", "(sample) / 2")})
     explorers = [
         explore({"near": near, "away": away}, loss=lambda w: w * w),

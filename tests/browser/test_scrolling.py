@@ -84,11 +84,11 @@ def test_a_wheel_over_a_pane_with_nothing_to_scroll_moves_the_page_at_once(
 
 
 def lengthy() -> Player:
-    """Panes that hold more than they show: 40 lines of code, a graph of 24 nodes, 12 parameters."""
+    """Panes that hold more than they show: 40 lines of code, a graph of 60 nodes, 12 parameters."""
     code = "".join(f"line_{n} = {n}\n" for n in range(40))
-    one, nodes = large(12, 12), tuple(Node(n, f"Mul{n}Backward0", shape=(1,)) for n in range(24))
+    one, nodes = large(12, 12), tuple(Node(n, f"Mul{n}Backward0", shape=(1,)) for n in range(60))
     ledger = Ledger(one.parameters, one.events, one.contribution, one.grad, one.state, sources={"a.py": code})
-    return play(ledger, {0: Graph(nodes, tuple(Edge(n, n + 1) for n in range(23)), (0,))})
+    return play(ledger, {0: Graph(nodes, tuple(Edge(n, n + 1) for n in range(59)), (0,))})
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if "win" in place])

@@ -142,7 +142,7 @@ export function graphPane(app) {
     told.textContent = ran === total ? `all ${total} run` : some;
     slide(steps, pos + total, 2 * total, told.textContent);
     const [color, ink] = ledger.color(now.owner);
-    made.el.style.cssText = `--av-now: ${color}; --av-on-now: ${ink}`;
+    box.style.cssText = `--av-tall: ${tall}px; --av-now: ${color}; --av-on-now: ${ink}`;
     shown?.draw(now, state.node);
     if (warm.size) light(warm); // the drawing may be another one
     const front = pos < 0 ? graph.order[Math.min(-pos, total - 1)] : now.last ?? graph.order[0];

@@ -17,7 +17,7 @@ const LETTER = 7.7;
 /** The total of a column: with as many digits as fit. @param {number} grad @param {number} column */
 function total(grad, column) {
   const texts = [4, 3, 2].map((digits) => number(grad, digits));
-  return texts.find((text) => text.length * LETTER <= column - 2) || "";
+  return texts.find((text) => text.length * LETTER <= column - 6) || "";
 }
 
 /** From this width on, a column has room for a word. */

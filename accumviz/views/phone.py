@@ -1,0 +1,140 @@
+"""A chart drawn a second time for a phone: panels below each other, letters that can be read, nothing that overlaps."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+import textwrap
+from itertools import pairwise
+from typing import TypeVar
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
+
+# What a phone has beside its margins, and the smallest letters that are read on it, in pixels.
+PHONE, _LETTERS = 343.0, 11.0
+# How wide a letter is of its size: what fits with it fits in the page's own fonts.
+_EM = 0.61
+# Names of bars take no more of the width; between two of them stay these pixels.
+_NAMES, _APART = 0.4, 4.0
+
+Chart = TypeVar("Chart", bound=Figure)
+
+
+def for_phone(chart: Chart) -> Chart | None:
+    """The same chart, as wide as a phone; None where it fits as it is, was placed by hand, or cannot be copied."""
+    if not isinstance(chart.get_layout_engine(), ConstrainedLayoutEngine) or _width(chart) <= PHONE:
+        return None
+    try:
+        # What is laid out again must not move in the chart that its owner has.
+        copy: Chart = pickle.loads(pickle.dumps(chart))  # noqa: S301 - our own bytes, of this moment
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return None
+    columns = _stack(copy)
+    for text in copy.findobj(Text):
+        text.set_fontsize(max(float(text.get_fontsize()), _LETTERS))
+    for axes in copy.axes:
+        axes.tick_params(which="both", labelsize=_LETTERS)
+    _say_above(copy)
+    for axes in copy.axes:
+        _wrap(copy, axes, PHONE / columns)
+    _make_room(copy)
+    return copy
+
+
+def _width(chart: Figure) -> float:
+    return 72 * float(chart.get_size_inches()[0])
+
+
+def _stack(chart: Figure) -> int:
+    """Break the panels of a row, so that each is as wide as it was; returns how many still stand side by side."""
+    high, places = float(chart.get_size_inches()[1]), [axes.get_subplotspec() for axes in chart.axes]
+    grids = {place.get_gridspec() for place in places if place is not None}
+    side = next(iter(grids)).ncols if len(grids) == 1 else 1
+    columns, rows = side, 1
+    if None not in places and side == len(places):
+        columns = max(int(PHONE * side / _width(chart)), 1)
+        rows = math.ceil(side / columns)
+        grid = GridSpec(rows, columns, figure=chart)
+        for n, axes in enumerate(chart.axes):
+            axes.set_subplotspec(grid[n // columns, n % columns])
+            if n % columns == 0:
+                _number_again(axes, chart.axes[0])
+    chart.set_size_inches(PHONE / 72, high * rows)
+    return columns
+
+
+def _number_again(axes: Axes, first: Axes) -> None:
+    """What a panel shared with its neighbour at the left it says itself where it begins a row."""
+    if axes.get_shared_y_axes().joined(axes, first):
+        axes.tick_params(labelleft=True)
+        axes.set_ylabel(axes.get_ylabel() or first.get_ylabel(), color=first.yaxis.label.get_color())
+
+
+def _say_above(chart: Figure) -> None:
+    """One key above all panels: inside a narrow one it would lie on what it explains."""
+    keys = [key for key in (*chart.legends, *(axes.get_legend() for axes in chart.axes)) if key]
+    pairs = [pair for key in keys for pair in zip(key.legend_handles, key.texts, strict=True)]
+    entries = {text.get_text(): (hand, text) for hand, text in pairs if hand}
+    for key in keys:
+        key.remove()
+    for columns in range(len(entries), 0, -1):
+        hands = [hand for hand, _ in entries.values()]
+        key = chart.legend(hands, [*entries], loc="outside upper left", ncols=columns, frameon=False, fontsize=_LETTERS)
+        for text, (_, old) in zip(key.texts, entries.values(), strict=True):
+            text.set_color(old.get_color())
+        chart.draw_without_rendering()
+        if columns == 1 or key.get_window_extent().width <= chart.bbox.width:
+            return
+        key.remove()
+
+
+def _wrap(chart: Figure, axes: Axes, room: float) -> None:
+    chart.draw_without_rendering()
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    told = [_broken(name, _NAMES * room) for name in names]
+    if told != names:
+        axes.set_yticks(axes.get_yticks(), told)
+        chart.draw_without_rendering()
+    scale = 72 / chart.dpi
+    wide, high = axes.bbox.width * scale, axes.bbox.height * scale
+    for text, most in ((axes.title, wide), (axes.xaxis.label, wide), (axes.yaxis.label, high)):
+        text.set_text(_broken(text.get_text(), most * _LETTERS / float(text.get_fontsize())))
+
+
+def _broken(text: str, room: float) -> str:
+    letters = max(int(room / (_EM * _LETTERS)), 8)
+    kept = re.sub(r" ([=/]) ", "\u00a0\\1\u00a0", text)  # `K = 4` stays together
+    lines = (
+        textwrap.wrap(line, letters, break_long_words=False, break_on_hyphens=False) or [""]
+        for line in kept.split("\n")
+    )
+    return "\n".join(piece for line in lines for piece in line)
+
+
+def _make_room(chart: Figure) -> None:
+    """Turn the names below that would meet, widen what a number ends beyond, heighten until no two at the side meet."""
+    chart.draw_without_rendering()
+    apart = _APART * chart.dpi / 72
+    for axes in chart.axes:
+        boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+        if any(right.x0 - left.x1 < apart for left, right in pairwise(sorted(boxes, key=lambda box: box.x0))):
+            axes.tick_params(axis="x", labelrotation=90)
+        beyond = max((text.get_window_extent().x1 + apart - axes.bbox.x1 for text in axes.texts), default=0.0)
+        if beyond > 0 and axes.get_xscale() == "linear":
+            left, right = axes.get_xlim()
+            axes.set_xlim(left, right + (right - left) * beyond / (axes.bbox.width - beyond))
+    chart.draw_without_rendering()
+    most = 1.0
+    for axes in chart.axes:
+        boxes = [label.get_window_extent() for label in axes.get_yticklabels() if label.get_text()]
+        for low, high in pairwise(sorted(boxes, key=lambda box: box.y0)):
+            between = (high.y0 + high.y1 - low.y0 - low.y1) / 2
+            most = max(most, ((low.height + high.height) / 2 + apart) / max(between, 1.0))
+    wide, tall = chart.get_size_inches()
+    inside = sum(axes.bbox.height for axes in chart.axes) / chart.dpi
+    chart.set_size_inches(wide, tall + (most - 1) * inside)

@@ -1,0 +1,136 @@
+"""Bars and lines that a chapter draws itself, on a phone: whole, with letters that can be read, and none on another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from accumviz.views.figure import ThemedFigure
+from accumviz.views.phone import for_phone
+from tests.browser.frames import drawn
+from tests.browser.written import written
+
+Open = Callable[..., Any]
+LONG = [f"the {what}, {n} micro-batches, K = {k}" for what in ("forty", "thousand") for n in (20, 100) for k in (1, 10)]
+# What a reader meets of the drawing that is shown: its letters' sizes in pixels, and words that meet or leave it.
+SEEN = """() => {
+    const svg = [...document.querySelectorAll('.av-figure')].find(one => one.checkVisibility());
+    const edge = svg.getBoundingClientRect(), scale = edge.width / svg.viewBox.baseVal.width;
+    const words = [...svg.querySelectorAll('text')].map(text => ({
+        said: text.textContent, size: scale * parseFloat(getComputedStyle(text).fontSize),
+        box: text.getBoundingClientRect()}));
+    const meet = (one, other) => one.left < other.right - 1 && other.left < one.right - 1
+        && one.top < other.bottom - 1 && other.top < one.bottom - 1;
+    return {
+        small: words.filter(({size}) => size < 10.9).map(({said, size}) => `${said}: ${size}`),
+        beyond: words.filter(({box}) => box.left < edge.left - 1 || box.right > edge.right + 1
+            || box.top < edge.top - 3 || box.bottom > edge.bottom + 3).map(({said}) => said),
+        met: words.flatMap((one, n) => words.slice(n + 1).filter(other => meet(one.box, other.box))
+            .map(other => `${one.said} on ${other.said}`)),
+    };
+}"""
+
+
+def chart(height: float, columns: int = 1, **shared: Any) -> tuple[ThemedFigure, Any]:
+    figure = ThemedFigure(figsize=(9, height), layout="constrained")
+    figure.words = ["What is drawn."]
+    return figure, figure.subplots(1, columns, squeeze=False, **shared)[0]
+
+
+def named_bars() -> ThemedFigure:
+    figure, (axes,) = chart(0.5 + 0.42 * len(LONG))
+    bars = axes.barh(range(len(LONG)), np.linspace(0.7, 1.47, len(LONG)), 0.6)
+    axes.bar_label(bars, [f"{1.4 + n:.3f}" for n in range(len(LONG))], padding=4)
+    axes.set(
+        yticks=range(len(LONG)), yticklabels=LONG, xlim=(0, 1.5), xlabel="how far it is from the large batch's own"
+    )
+    return figure
+
+
+def split_bars() -> ThemedFigure:
+    figure, (axes,) = chart(2.4)
+    for n, part in enumerate(("weights", "gradients", "the optimizer's own state", "and what else there is")):
+        axes.barh(["SGD", "SGD with momentum", "AdamW"], 1, left=n, label=part)
+    axes.legend(fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return figure
+
+
+def curves_side_by_side() -> ThemedFigure:
+    figure, panels = chart(2.9, 2, sharey=True)
+    for axes, name in zip(panels, ("SGD", "Adam"), strict=True):
+        for n in range(4):
+            axes.plot(range(7), np.linspace(0, n, 7), label=f"K = {4**n}")
+        axes.set_xticks(range(7), ["0.003", "0.006", "0.012", "0.025", "0.05", "0.1", "0.2"], fontsize=8)
+        axes.set(title=name, xlabel="learning rate")
+    panels[0].set_ylabel("loss")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+def named_columns() -> ThemedFigure:
+    figure, (axes,) = chart(2)
+    axes.bar(range(9), range(9))
+    axes.set_xticks(range(9), ["backward", "clip"] * 4 + ["step"])
+    return figure
+
+
+@pytest.mark.parametrize("made", [named_bars, split_bars, curves_side_by_side, named_columns])
+def test_a_chart_is_read_on_a_phone_without_moving_it(
+    made: Callable[[], ThemedFigure], watch: Open, tmp_path: Path
+) -> None:
+    page = watch(width=375).page
+    page.goto(written(tmp_path / "page.html", made()))
+    page.add_style_tag(content=".av-scroll { width: 343px; } .accumviz svg { max-width: none; }")  # as in a book
+    drawn(page)
+    assert page.locator(".av-scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
+    assert page.evaluate(SEEN) == {"small": [], "beyond": [], "met": []}
+    assert page.locator(".av-figure:visible").count() == 1
+    page.set_viewport_size({"width": 1280, "height": 900})
+    assert [page.locator(f".av-{name}").is_visible() for name in ("wide", "narrow")] == [True, False]
+
+
+def test_a_panel_that_begins_a_row_has_its_numbers() -> None:
+    small = for_phone(curves_side_by_side())
+    assert small is not None
+    small.draw_without_rendering()
+    first, second = small.axes
+    assert first.get_position().y0 > second.get_position().y1, "they stand below each other"
+    assert second.get_ylabel() == "loss"
+    assert [label.get_visible() for label in second.get_yticklabels()] == [True] * len(second.get_yticks())
+
+
+def test_of_four_small_panels_two_stand_side_by_side() -> None:
+    small = for_phone(chart(2, 4, sharey=True)[0])
+    assert small is not None
+    assert [axes.get_subplotspec().colspan.start for axes in small.axes] == [0, 1, 0, 1]  # type: ignore[union-attr]
+    assert small.get_size_inches()[1] == pytest.approx(4)
+
+
+def test_the_number_beside_the_longest_bar_stays_in_its_frame() -> None:
+    small = for_phone(named_bars())
+    assert small is not None
+    small.draw_without_rendering()
+    (axes,) = small.axes
+    assert max(text.get_window_extent().x1 for text in axes.texts) < axes.bbox.x1
+
+
+def test_the_chart_itself_stays_as_it_was_drawn() -> None:
+    figure = curves_side_by_side()
+    before = figure.to_svg().count("<text")
+    assert for_phone(figure) is not None
+    assert figure.get_size_inches().tolist() == [9, 2.9]
+    assert figure.to_svg().count("<text") == before
+
+
+def test_what_is_narrow_placed_by_hand_or_cannot_be_copied_is_drawn_once() -> None:
+    assert for_phone(ThemedFigure(figsize=(4.6, 3), layout="constrained")) is None
+    assert for_phone(ThemedFigure(figsize=(9, 3))) is None
+    figure, (axes,) = chart(2)
+    axes.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
+    assert for_phone(figure) is None
+    assert "av-narrow" not in figure.to_html().partition("</style>")[2]
