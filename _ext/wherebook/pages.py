@@ -71,7 +71,8 @@ LONG = 86
 
 def number_lines(app: Sphinx, doctree: nodes.document) -> None:
     """The lines of a cell that figures speak of have numbers, and long ones have the whole width of the page."""
-    for block in doctree.findall(nodes.literal_block):
+    blocks: list[nodes.Element] = [*doctree.findall(nodes.literal_block), *doctree.findall(nodes.doctest_block)]
+    for block in blocks:
         text = block.astext()
         if max(map(len, text.splitlines()), default=0) > LONG:
             block["classes"].append("book-long")

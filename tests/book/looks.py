@@ -133,9 +133,12 @@ SIDEWAYS = """() => {
 UNSAID = """async () => {
     const folded = [...document.querySelectorAll('article details:not([open])')];
     const shut = [...document.querySelectorAll('[data-answers]:not([data-given])')];
+    const asked = [...document.querySelectorAll('.av-predict')].map(one => [one, one.dataset.avState]);
+    for (const [one] of asked) one.dataset.avState = 'skipped';
     for (const one of folded) one.open = true;
     for (const one of shut) one.dataset.given = '';
-    await new Promise(done => setTimeout(done, 100));  // what watches the width of a box is told after a frame
+    // what watches the width of a box is told after a frame
+    for (let frame = 0; frame < 3; frame += 1) await new Promise(done => requestAnimationFrame(done));
     const found = [...document.querySelectorAll('article *')].filter(box => {
         const {overflowX, backgroundAttachment} = getComputedStyle(box);
         return /auto|scroll/.test(overflowX) && box.scrollWidth > box.clientWidth + 1 && box.checkVisibility()
@@ -144,6 +147,7 @@ UNSAID = """async () => {
     }).map(box => `${box.tagName}.${box.className}: ${box.textContent.trim().slice(0, 80)}`);
     for (const one of folded) one.open = false;
     for (const one of shut) delete one.dataset.given;
+    for (const [one, state] of asked) one.dataset.avState = state;
     return found;
 }"""
 # A sign of an icon font that is not there: a box.

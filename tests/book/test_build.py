@@ -225,13 +225,14 @@ def test_a_sign_of_a_font_that_no_page_has_is_not_in_the_sheet(rule: str) -> Non
 def test_code_that_needs_it_has_the_whole_width_and_sentences_in_tables_a_width_to_be_read_in() -> None:
     document = new_document("page")
     document += [nodes.literal_block("", text) for text in ("short\n" * 99, f"short\n{'long ' * 20}")]
+    document += nodes.doctest_block("", ">>> " + "long " * 20)
     document += [
         nodes.entry("", nodes.paragraph("", text))
         for text in ("0.5", "It says so, and the recording says more than it.")
     ]
     pages.number_lines(None, document)  # type: ignore[arg-type]
     pages.column_widths(None, document)  # type: ignore[arg-type]
-    assert [block["classes"] for block in document.findall(nodes.literal_block)] == [[], ["book-long"]]
+    assert [block["classes"] for block in document.children[:3]] == [[], ["book-long"], ["book-long"]]
     assert [entry["classes"] for entry in document.findall(nodes.entry)] == [[], ["book-prose"]]
 
 
