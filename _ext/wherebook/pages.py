@@ -100,10 +100,13 @@ def fold_names(app: Sphinx, doctree: nodes.document) -> None:
 def fold_name(source: str, whole: bool) -> str:
     """What opens a folded cell, with its outputs or without, says.
 
-    >>> fold_name("def mended(N): pass\\nmended(2)", True), fold_name("figure", False), fold_name("figure", True)
-    ('Show code and outcome: mended', 'Show the code of what follows', 'Show code and outcome')
+    >>> fold_name("many = 2\\ndef mended(N): pass", True), fold_name("figure, axes = 1, 2", False)
+    ('Show code and outcome: mended', 'Show the code: figure')
+    >>> fold_name("figure", False), fold_name("figure", True)
+    ('Show the code of what follows', 'Show code and outcome')
     """
-    found = re.search(r"^(?:def|class) (\w+)", source, re.MULTILINE)
+    names = (r"^(?:def|class) (\w+)", r"^(\w+)(?:, \w+)* = ")
+    found = next(filter(None, (re.search(name, source, re.MULTILINE) for name in names)), None)
     name = f": {found[1]}" if found else ""
     if whole:
         return f"Show code and outcome{name}"
