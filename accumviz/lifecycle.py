@@ -114,6 +114,7 @@ def fates(ledger: Arrays) -> Fates:
         touched = (ledger.state[at] & CHANGED > 0) | (ledger.grad[before] != 0)
         gone[at] |= (ledger.grad[at] == 0) & touched
     inside = ledger.columns.where("kind", "backward") & ledger.columns.where("within", "step")
+    zeroed_by = zeroed_by_steps(ledger)
     for columns in _alike(ledger, contributed, gone):
         born, ends = np.flatnonzero(contributed[:, columns[0]]), np.flatnonzero(gone[:, columns[0]])
         if not born.size:
@@ -125,7 +126,7 @@ def fates(ledger: Arrays) -> Fates:
         end = np.where(after < ends.size, np.append(ends, 0)[after], len(ledger.events))
         first = np.searchsorted(mine, born, side="right")
         # A closure's backward is used by the step around it, even when the closure zeroes again.
-        until = np.searchsorted(mine, end, side="left")
+        until = steps_before(mine, end, zeroed_by)
         until = np.where(inside[born], np.maximum(until, np.minimum(first + 1, mine.size)), until)
         # Most often all columns are alike, and whole rows are set.
         cells: Any = born if len(columns) == len(ledger.parameters) else np.ix_(born, np.array(columns))
@@ -203,6 +204,34 @@ def steps_of(ledger: Arrays, optimizers: tuple[int, ...]) -> np.ndarray:
     taken = events.where("kind", "step") & ~events.skipped
     found: np.ndarray = np.flatnonzero(taken & np.isin(events.detail("optimizer_index", 0), optimizers))
     return found
+
+
+def zeroed_by_steps(ledger: Arrays) -> np.ndarray:
+    """For each event, and what is after the last, the step that zeroed there what it had read; -1 for none.
+
+    Where a closure's backward ran in the step, what zeroed may be the closure.
+    """
+    events = ledger.columns
+    within, ranks = events.where("within", "step"), events.column("rank")
+    found = np.full(len(events) + 1, -1)
+    zeros = np.flatnonzero(within & events.where("kind", "zero_grad", "edit"))
+    for rank in np.unique(ranks[zeros]).tolist():
+        steps = np.flatnonzero(events.where("kind", "step") & (ranks == rank))
+        closures = np.flatnonzero(within & events.where("kind", "backward") & (ranks == rank))
+        mine = zeros[ranks[zeros] == rank]
+        around = np.searchsorted(steps, mine)
+        mine, around = mine[around < steps.size], around[around < steps.size]
+        begins = np.where(around > 0, steps[around - 1], -1)
+        alone = np.searchsorted(closures, begins) == np.searchsorted(closures, steps[around])
+        found[mine[alone]] = steps[around[alone]]
+    return found
+
+
+def steps_before(steps: np.ndarray, ends: np.ndarray, zeroed_by: np.ndarray) -> np.ndarray:
+    """How many of an optimizer's steps came before each of these events; the one that zeroed there itself, too."""
+    found = np.searchsorted(steps, ends, side="left")
+    itself: np.ndarray = np.append(steps, -2)[found] == zeroed_by[ends]
+    return np.asarray(found + itself)
 
 
 def windows(ledger: Arrays, fates: Fates) -> list[Window]:

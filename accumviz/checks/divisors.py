@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from accumviz.checks.cures import divided, divided_by_another, undivided
 from accumviz.checks.evidence import Case, Part, near
 from accumviz.checks.ranks import unshared
 from accumviz.checks.report import Finding
 from accumviz.events import Event
-from accumviz.gains import number
+from accumviz.gains import number, uncancelled
 
 
 def loss_not_divided(case: Case) -> Iterator[Finding]:
@@ -327,10 +329,19 @@ def _divisor(case: Case, part: Part) -> int:
     for code in set(case.events.column("details")[list(part.backwards)].tolist()):
         terms = case.events.details[code].get("terms")
         term = terms[0] if isinstance(terms, list) and len(terms) == 1 and isinstance(terms[0], Mapping) else {}
-        by = number(term.get("divisor"))
+        # A multiplier that undoes one division leaves the others.
+        by = number(term.get("divisor")) / _undone(term)
         if near(abs(number(term.get("factor"))), 1.0) and 0 < part.least < 1:
             by = float(round(1 / part.least))  # by hand: nobody multiplies gradients by a weight
         elif not near(abs(number(term.get("factor"))) * by, 1.0):
             by = 0.0
         found.add(int(by) if by and by.is_integer() and near(part.least * by, 1.0) else 0)
     return found.pop() if len(found) == 1 else 0
+
+
+def _undone(term: Mapping[str, Any]) -> float:
+    """The product of what a loss was multiplied by and divided by as well."""
+    constants = term.get("constants")
+    factors = [number(one) for one in constants] if isinstance(constants, list) else []
+    left = uncancelled(factors)
+    return math.prod(one for one in factors if one > 1) / math.prod(one for one in left if one > 1)

@@ -534,6 +534,22 @@ def test_graphs_that_are_retained_and_held_add_up() -> None:
     assert [event.saved_after for event in recording.ledger] == [4000, 8000, 12000]
 
 
+def test_a_graph_is_held_by_its_loss_although_the_quotient_on_which_backward_was_called_is_gone() -> None:
+    w, kept = leaf(1000), []
+    with av.record(w, memory=True) as recording:
+        for _ in range(3):
+            loss = w.exp().sum()
+            (loss / 4).backward(retain_graph=True)
+            kept.append(loss)
+        kept.clear()
+        del loss
+        (w.exp().sum() / 4).backward(retain_graph=True)
+        (w.exp().sum() / 4).backward()
+    # Of each, eight bytes are the number 4.
+    assert [event.saved_before // 1000 for event in recording.ledger] == [4, 8, 12, 4, 4]
+    assert [event.saved_after // 1000 for event in recording.ledger] == [4, 8, 12, 4, 0]
+
+
 def test_memory_false_measures_nothing() -> None:
     w = leaf()
     with av.record(w, memory=False) as recording:
