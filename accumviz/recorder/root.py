@@ -50,8 +50,8 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         details |= {"create_graph": True} if create else {}
     if inputs is not None:
         details["inputs"] = len(inputs) if isinstance(inputs, list | tuple | dict) else 1
-    if type(root) is _TENSOR and root.numel() == 1 and root.is_cpu and not root.is_complex():
-        row.loss, node = root.item(), root.grad_fn
+    if type(root) is _TENSOR and root.is_cpu and root.numel() == 1 and type(loss := root.item()) is not complex:
+        row.loss, node = loss, root.grad_fn
         if node is not None:
             _describe_node(row, node, given)
         else:

@@ -132,7 +132,8 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
             terms.append(
                 {"op": name, "reduction": reduction, "elements": elements, "factor": factor.known, "unknown": unknown}
             )
-            _tell(terms[-1], factor)
+            if factor is not ONE:
+                _tell(terms[-1], factor)
         if name in _CROSS_ENTROPIES:
             _describe_classes(terms[-1], node)
         return

@@ -35,6 +35,8 @@ FAULTS = {
     "<span style='color: #999; background: #fff'>pale</span></pre>",
     "complaints": "<script>setTimeout(() => console.error('late'), 400)</script>",
     "pale outputs": "<div class='cell_output'><div class='output' style='background: #fff'>1</div></div>",
+    "paper in the dark": "<details><summary>More</summary><svg role='img' aria-label='Bars' width='90' height='60'>"
+    "<path d='M 0 0 L 80 0 L 80 50 L 0 50 Z' style='fill: #ffffff'/></svg></details>",
     "what outgrows the page": "<p style='width: 330px'>wide words</p>",
     "bars that are cut": "<div class='av-measured'><div class='av-scroll' style='width: 50px; overflow: auto'>"
     "<div class='av-bar' style='width: 90px'></div></div></div>",
@@ -57,8 +59,11 @@ FAULTS = {
     "code that is cut": "<details><summary>More</summary>"
     "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></details>",
     "long stretches": f"{NUMBERED}{TALL}{TALL}",
-    "code that hides its end": "<div class='cell_input'>"
-    "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></div>",
+    "boxes that hide their end": "<details><summary>More</summary>"
+    "<div tabindex='0' style='overflow: auto; width: 50px'>long_code_here()</div></details>",
+    "names that are split": "<table style='width: 90px; table-layout: fixed'><tr><td>"
+    "<code style='overflow-wrap: anywhere'>retain_graphs_for_ever</code></td></tr></table>",
+    "signs without a font": "<p>\uf09b a name</p>",
 }
 VISITS: dict[str, Any] = {
     "light": looks.LIGHT,
