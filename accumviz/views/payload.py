@@ -238,7 +238,9 @@ def _events(ledger: Ledger, events: Sequence[Event], names: _Names) -> dict[str,
     columns: dict[str, Any] = {
         "h": [words.head(e) for e in events],
         "l": [names(words.subject(e)) for e in events],
-        "skipped": [i for i, e in enumerate(events) if e.skipped],
+        "u": [names(words.title(e)) for e in events],
+        "v": [names(words.action(e)) for e in events],
+        "w": [names(words.on_rank(e, words.subject(e))) for e in events],
         "retained": [i for i, e in enumerate(events) if e.details.get("retain_graph") or e.details.get("create_graph")],
         "scales": [i for i, e in enumerate(events) if e.kind in _SCALING],
     }
@@ -359,10 +361,15 @@ def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:
         (born.size, ["added now", "new", own]),
         ((np.minimum(until, used) > born + 1).any(), ["already in .grad", "live", own]),
         ((used < len(ledger)).any(), ["used by a step", "used", own]),
+        (
+            any(words.averaged(ledger, p) for p in range(len(ledger.parameters)) if words.is_signed(ledger, p)),
+            ["from other ranks", "live", "var(--av-muted)"],
+        ),
     ]
     ruled = [(literal(kind), *style.kind(kind)) for kind in kinds if kind != "backward"]
     rules = [[kind, f"rule.av-{line}", color] for kind, color, line in ruled]
-    return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules]
+    after = [".grad after the event", "after", "var(--av-text)"]
+    return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules, after]
 
 
 def _marks(pixels: np.ndarray, events: int) -> str:

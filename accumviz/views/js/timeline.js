@@ -39,17 +39,6 @@ export function remarks({ keys, heat, none, note }, { ruled, bars, column }) {
 /** A line of code may have run thousands of times. */
 const MOST_LIT = 60;
 
-/**
- * What the drawing has beside the parts of a gradient: text, look and colour.
- * @param {boolean} bars @param {boolean} saved
- */
-function marks(bars, saved) {
-  return [
-    ...(bars ? [[".grad after the event", "after", "var(--av-text)"]] : []),
-    ...(saved ? [["saved tensors, before and after", "bytes", "var(--av-muted)"]] : []),
-  ];
-}
-
 /** @param {App} app */
 export function timePane(app) {
   const { ledger, data, go, at } = app;
@@ -70,7 +59,7 @@ export function timePane(app) {
   function paint() {
     if (!plot.clientWidth) return;
     const letters = Math.max(0, ...names.map((name) => name.letters));
-    place = geometry(plot.clientWidth, length, count, letters, saved);
+    place = geometry(plot.clientWidth, data.length || length, count, letters, saved);
     const inks = inksOf(plot, head);
     const pen = penOn(canvas, place.width, place.height, inks);
     if (place.bars) drawLanes(pen, inks, ledger, place);
@@ -85,7 +74,8 @@ export function timePane(app) {
   /** @param {Geometry} place */
   function explain(place) {
     const keys = data.keys.filter(([, name]) => (name.startsWith("rule") ? place.ruled : place.bars || name === "new"));
-    const swatches = [...keys, ...marks(place.bars, saved)].map(([text, name, color]) =>
+    if (saved) keys.push(["saved tensors, before and after", "bytes", "var(--av-muted)"]);
+    const swatches = keys.map(([text, name, color]) =>
       h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text));
     const scales = place.bars && ledger.ownScales ? OWN_SCALES : "";
     legend.replaceChildren(...swatches, `${scales} ${remarks(data, place)}`);

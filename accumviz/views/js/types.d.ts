@@ -38,8 +38,10 @@ export interface Events {
   k: number[];
   h: string[];
   l: number[];
+  u: number[];
+  v: number[];
+  w: number[];
   c: number[];
-  skipped: number[];
   retained: number[];
   scales: number[];
   i?: number[];
@@ -166,6 +168,8 @@ export interface Data {
   differs?: number[];
   /** The most saved bytes of two runs side by side. */
   most?: number;
+  /** The events of the longer one of two runs. */
+  length?: number;
 }
 
 export interface Whole {
