@@ -57,6 +57,7 @@ FLOORS = {
             "heatmap",
             "lab",
             "listing",
+            "native",
             "outcome",
             "parts",
             "payload",

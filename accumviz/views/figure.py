@@ -10,7 +10,7 @@ import itertools
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +24,13 @@ from matplotlib.patches import Polygon, Rectangle
 from accumviz.ledger import Event, Ledger
 from accumviz.show import save_page
 from accumviz.views import style, words
+from accumviz.views.native import INK, LINE, MUTED, make_native
 from accumviz.views.phone import for_phone
 
-# Sentinels: what a saved file shows in these inks, a page shows in its own.
-INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
 # How opaque a part of `.grad` is that no step has used and no new backward added.
 LIVE = 0.36
+# How much of its colour lies behind a weak cell on a dark ground, where a pale one would be near black.
+_LIFT = 0.45
 _PAGE_INKS = {INK: "currentColor", MUTED: "var(--av-muted)", LINE: "var(--av-line)"}
 _SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
 # DejaVu is among the widest fonts: a text that fits in it fits in what the page uses.
@@ -40,20 +41,22 @@ _SETTINGS: Any = {
     "savefig.bbox": None,
     "path.sketch": None,
     "path.effects": [],
+    "image.composite_image": False,
 }
 _CSS = """
-:root[data-theme="dark"] .accumviz, [data-jp-theme-light="false"] .accumviz { --av-live: 0.64; }
+:root[data-theme="dark"] .accumviz, [data-jp-theme-light="false"] .accumviz { --av-live: 0.64; --av-lift: %(lift)s; }
 @media (prefers-color-scheme: dark) {
-  :root:not([data-theme]) :not([data-jp-theme-light]) > .accumviz { --av-live: 0.64; } }
-.accumviz .av-scroll { overflow-x: auto; max-width: 100%; }
-.accumviz .av-figure { display: block; height: auto; max-width: 100%; }
-.accumviz .av-narrow .av-figure { max-width: 100%; }
+  :root:not([data-theme]) :not([data-jp-theme-light]) > .accumviz { --av-live: 0.64; --av-lift: %(lift)s; } }
+.accumviz .av-scroll { overflow-x: auto; max-width: 100%%; }
+.accumviz .av-figure { display: block; height: auto; max-width: 100%%; }
+.accumviz .av-narrow .av-figure { max-width: 100%%; }
 @media (max-width: 30rem) { .accumviz .av-wide { display: none; } .accumviz .av-narrow { display: block !important; } }
 .accumviz details.av-words { font-size: 0.8125rem; color: var(--av-muted); margin-top: 0.25rem; }
 .accumviz details.av-words summary { cursor: pointer; width: max-content; }
 .accumviz details.av-words li { overflow-wrap: anywhere; }
-"""
+""" % {"lift": _LIFT}
 _SPOKEN = 1600
+_LIFTS = "lifts on a dark ground"
 _shown = itertools.count()
 
 
@@ -80,13 +83,23 @@ class ThemedFigure(Figure):
         else:
             self.savefig(path)
 
+    def savefig(self, *arguments: Any, **options: Any) -> None:
+        """Write it as matplotlib does, with no ground, ink or letters that a page could not show."""
+        make_native(self)
+        super().savefig(*arguments, **options)
+
     def to_svg(self) -> str:
         """The figure as inline SVG: the page's text colour, no ids that another figure could have."""
         buffer = io.StringIO()
+        lifts = self.findobj(lambda artist: artist.get_gid() == _LIFTS)
+        for lift in lifts:
+            lift.set_visible(True)
         with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
             # The page's fonts draw the text, so glyphs that matplotlib's font lacks are no loss.
             warnings.filterwarnings("ignore", "Glyph .* missing|Matplotlib currently does not support")
             self.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None})
+        for lift in lifts:
+            lift.set_visible(False)
         raw = buffer.getvalue()
         body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", raw[raw.index("<svg") :], flags=re.DOTALL)
         body = body[body.index(">") + 1 :]
@@ -144,6 +157,8 @@ def _themed(tag: str, used: set[str], prefix: str) -> str:
         tag = tag.replace(f": {ink}", f": {page}")
     # What is live in `.grad` is pale; on a dark ground as pale a colour would be near black.
     tag = tag.replace(f"fill-opacity: {LIVE}", f"fill-opacity: var(--av-live, {LIVE})")
+    if tag.startswith("<image") and (opacity := f'opacity="{_LIFT}"') in tag:
+        tag = tag.replace(opacity, "").replace('style="', 'style="opacity: var(--av-lift, 0); ')
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag) if " d=" in tag else tag  # a hundredth of a pixel is enough
     return re.sub(r"'DejaVu Sans( Mono)?'[^;\"]*", lambda m: style.MONO if m[1] else style.FONT, tag)
 
@@ -271,11 +286,17 @@ class Canvas:
         outline = np.column_stack([[*xs, *reversed(xs)], [*high, *reversed(low)]])
         self.axes.add_patch(Polygon(outline, facecolor=color, edgecolor="none", alpha=alpha, clip_on=False, zorder=2))
 
-    def image(self, x: float, y: float, width: float, height: float, pixels: np.ndarray) -> None:
-        """Lay an RGBA image, rows × columns × 4, over a rectangle; its cells keep sharp edges."""
-        self.axes.imshow(
-            pixels, extent=(x, x + width, y + height, y), interpolation="none", aspect="auto", clip_on=False, zorder=1
-        )
+    def image(
+        self, x: float, y: float, width: float, height: float, pixels: np.ndarray, lift: np.ndarray | None = None
+    ) -> None:
+        """Lay an RGBA image, rows × columns × 4, over a rectangle; its cells keep sharp edges.
+
+        `lift` is one that lies behind it where a page is dark.
+        """
+        place: Any = {"extent": (x, x + width, y + height, y), "interpolation": "none", "aspect": "auto"}
+        if lift is not None:
+            self.axes.imshow(lift, **place, clip_on=False, zorder=1, alpha=_LIFT, gid=_LIFTS, visible=False)
+        self.axes.imshow(pixels, **place, clip_on=False, zorder=1)
         self._frame()
 
     def points(self, xs: list[float], ys: list[float], *, marker: str, size: float, color: str = INK) -> None:
@@ -298,11 +319,11 @@ class Canvas:
 
 _LEFT, _LINE, _POINTS = 12.0, 19.0, 11.5
 # From this width on, a heading stands upright in three lines; in narrower columns it is turned.
-_UPRIGHT = 66.0
+_UPRIGHT, _ROOMY = 66.0, 20.0
 
 
 class Key(NamedTuple):
-    """One entry: what it says, its colour, and how its swatch is drawn."""
+    """One entry: what it says, its colour, and how its swatch is drawn; `beside` it are others that mean the same."""
 
     text: str
     color: str
@@ -310,6 +331,7 @@ class Key(NamedTuple):
     hatch: str | None = None
     kind: str = "box"
     line: str = "solid"
+    beside: tuple[str, ...] = ()
 
 
 def _flow(keys: list[Key], width: float) -> Iterator[tuple[Key, float, int]]:
@@ -343,8 +365,13 @@ def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -
     for key, x, line in _flow(keys, canvas.width):
         used = max(used, line)
         y = top + _LINE * (line + 0.5)
-        if key.kind == "box":
-            canvas.box(x, y - 5.5, 13, 11, fill=key.color, alpha=key.alpha, edge=key.color, hatch=key.hatch, line=1.2)
+        if key.kind in ("box", "fill"):
+            colors = (key.color, *key.beside)
+            wide = 13 / len(colors)
+            for n, color in enumerate(colors):
+                left = x + n * wide
+                edge = color if key.kind == "box" else "none"
+                canvas.box(left, y - 5.5, wide, 11, fill=color, alpha=key.alpha, edge=edge, hatch=key.hatch, line=1.2)
         elif key.kind == "cross":
             canvas.text(x + 6, y, "×", points=13, ha="center", color=key.color)
         elif key.kind == "dots":
@@ -358,6 +385,13 @@ def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -
         canvas.text(x + 18, y, key.text, points=_POINTS, color=INK)
     for k, note in enumerate(_wrapped(notes, canvas.width)):
         canvas.text(_LEFT, top + _LINE * (used + 1.5 + k), note, points=_POINTS, color=MUTED)
+
+
+def rule_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
+    """The entries for the lines that these events rule through every row."""
+    kinds = dict.fromkeys(ledger[e].kind for e in events if ledger[e].kind != "backward")
+    looks = ((kind, *style.kind(kind)) for kind in kinds)
+    return [Key(kind, color, kind="rule", line=line) for kind, color, line in looks]
 
 
 def heading_height(ledger: Ledger, events: list[int], column: float) -> float:
@@ -380,7 +414,9 @@ def draw_heading(
 ) -> None:
     """Name an event above its column; all but a backward also rule through every row."""
     if event.kind != "backward":
-        draw_rule(canvas, event, x, top=above + 4, bottom=top if faint else bottom)
+        # Where names stand close, a line among them would touch two.
+        begin = above + 4 if column >= _ROOMY else top - 3
+        draw_rule(canvas, event, x, top=begin, bottom=top if faint else bottom)
     if event.kind == "backward" and column > 20:
         canvas.line([x, x], [top, bottom], color=LINE, width=0.6, alpha=0.7, z=0)
     if column < _UPRIGHT:
@@ -389,7 +425,7 @@ def draw_heading(
         return
     roomy, room = column >= 80, int((column - 10) / text_width("x", 11))
     canvas.text(x + 7, above + 11, event.kind, points=12 if roomy else 11, bold=roomy)
-    about = "skipped" if event.skipped else words.shorten(words.subject(event), room)
+    about = "skipped" if event.skipped else words.brief(words.subject(event), room)
     if about:
         canvas.text(x + 7, above + 26, about, points=11, mono=not event.skipped)
     if place := words.place(event):
@@ -408,4 +444,4 @@ def _title(event: Event) -> str:
     rank = "" if event.rank is None else f"rank {event.rank} "
     action = words.action(event)
     # To whom it was done may be cut; what was done is what the column shows.
-    return f"{rank}{action} {words.shorten(words.subject(event), max(19 - len(action), 9))}".strip()
+    return f"{rank}{action} {words.brief(words.subject(event), max(19 - len(action), 9))}".strip()

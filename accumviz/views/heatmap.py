@@ -10,27 +10,31 @@ from typing import NamedTuple
 import numpy as np
 
 from accumviz.ledger import CONTRIBUTED, PRESENT, Ledger
+from accumviz.lifecycle import Window
 from accumviz.views import style, words
 from accumviz.views.figure import (
-    INK,
-    LINE,
-    MUTED,
     Canvas,
     Key,
     draw_heading,
     draw_legend,
     heading_height,
     legend_height,
+    rule_keys,
     text_width,
 )
+from accumviz.views.native import INK, LINE, MUTED
+from accumviz.views.strip import AFTER, ALLOCATED, BEFORE, allocated_keys, saved_keys
 from accumviz.views.words import Group, group_rows
 
 _BODY, _STRIP, _RIGHT = 440.0, 52.0, 18.0
-_DECADES, _FAINTEST = 6.0, 0.14
+_DECADES, _FAINTEST = 6.0, 0.24
 # Rules closer than this many pixels would hide what they divide.
 _RULE, _BAND = 2.5, 3.0
+# Of windows that overlap, so many stand above each other, this far apart.
+_BANDS, _NEXT = 6, 8.0
 _SAVED, _ALLOCATED = ("saved_before", "saved_after"), ("peak", "allocated")
 _PRESENT = (0.5, 0.5, 0.5, 0.13)
+_WINDOW = 0.85
 
 
 class Cells(NamedTuple):
@@ -82,31 +86,34 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
     plot, body = wide * data.norm.shape[1], tall * data.norm.shape[0]
     per_event = wide / per_column
     named = per_event >= 15
-    top = 26 + (heading_height(ledger, events, per_event) if named else 16)
+    bands = _bands(ledger, events, plot)
+    top = 26 + (heading_height(ledger, events, per_event) if named else 16) + _NEXT * max(len(bands) - 1, 0)
     numbers = per_column == per_row == 1 and wide >= 46 and tall >= 15
     low, high = _range(data.norm)
-    keys, notes = _legend(ledger, data, columns, events, per_row=per_row, per_column=per_column, low=low, plot=plot)
+    thinned = {"per_row": per_row, "per_column": per_column}
+    keys, notes = _legend(ledger, data, columns, events, **thinned, low=low, plot=plot, bands=bool(bands))
     bottom = top + body + _STRIP * (1 + len(strips)) + 30
     total = max(left + plot + _RIGHT, 480.0)
     canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 22)
 
     colors = list(style.label_colors(ledger.labels).values()) or [style.CYCLE[0]]
-    pixels = paint(data, colors, low, high, 0.5 if numbers else 1.0)
+    most = 0.5 if numbers else 1.0  # numbers are read on a paler cell
+    pixels = paint(data, colors, low, high, most)
     canvas.text(12, 11, _summary(ledger, columns, events), color=MUTED)
-    canvas.image(left, top, plot, body, pixels)
+    canvas.image(left, top, plot, body, pixels, lifted(pixels, most))
     canvas.box(left, top, plot, body, edge=LINE, line=0.8, z=4)
     at = _Plot(left, top, wide, tall, top + body, [left + per_event * i for i in range(len(events) + 1)])
     if numbers:
         _write(canvas, ledger, columns, events, at)
     _crosses(canvas, data, at)
     _rows(canvas, groups, at, tall / per_row)
-    _columns(canvas, ledger, events, at, named)
+    _columns(canvas, ledger, events, at, named, bands)
     _norms(canvas, ledger, columns, events, at)
     for n, (told, names) in enumerate(strips, 2):
         _bytes(canvas, ledger, events, at, at.bottom + n * _STRIP - 4, told, names)
     if not named:
         _ticks(canvas, events, at.x, bottom - 30)
-    _scale(canvas, colors[0], low, high, bottom)
+    _scale(canvas, colors[0], low, high, bottom, most)
     draw_legend(canvas, keys, notes, bottom + 22)
     return canvas
 
@@ -139,6 +146,13 @@ def paint(data: Cells, colors: Sequence[str], low: float, high: float, most: flo
     return pixels
 
 
+def lifted(pixels: np.ndarray, most: float = 1.0) -> np.ndarray:
+    """What lies behind cells on a dark ground: the weaker one is, the more of its colour; nothing behind a grey one."""
+    lift = pixels.copy()
+    lift[..., 3] = np.where(np.ptp(pixels[..., :3], axis=-1) > 0, most - pixels[..., 3], 0)
+    return lift
+
+
 class _Plot(NamedTuple):
     """Where the heat map stands, in pixels: its corner, the size of a cell, and the left edge of each event."""
 
@@ -163,18 +177,32 @@ def _rows(canvas: Canvas, groups: list[Group], at: _Plot, tall: float) -> None:
             canvas.text(at.left - 9, middle, words.shorten(group.name, 24), points=11.5, mono=True, ha="right")
 
 
-def _columns(canvas: Canvas, ledger: Ledger, events: list[int], plot: _Plot, named: bool) -> None:
+def _bands(ledger: Ledger, events: list[int], plot: float) -> list[list[Window]]:
+    """The windows that end here, in rows where none lies on another; none where they are too many to be seen."""
+    chosen, rows = set(events), list[list[Window]]()
+    windows = [w for w in ledger.windows() if w.step in chosen and w.backwards]
+    for window in windows if len(windows) <= plot / _BAND else ():
+        free = (row for row in rows if row[-1].step <= window.backwards[0])
+        row = next(free, rows[-1] if len(rows) == _BANDS else None)
+        if row is None:
+            rows.append(row := [])
+        row.append(window)
+    return rows
+
+
+def _columns(
+    canvas: Canvas, ledger: Ledger, events: list[int], plot: _Plot, named: bool, bands: list[list[Window]]
+) -> None:
     at, x, top, bottom = {e: i for i, e in enumerate(events)}, plot.x, plot.top, plot.bottom
     each = x[1] - x[0]
-    steps = [w for w in ledger.windows() if w.step in at and w.backwards]
-    if len(steps) <= (x[-1] - x[0]) / _BAND:
-        for i, window in enumerate(steps):
-            first = x[at.get(window.backwards[0], 0)]
-            canvas.box(first, top - 9, max(x[at[window.step]] - first, 1.0), 6, fill=MUTED, alpha=(0.75, 0.35)[i % 2])
+    for n, window in ((n, window) for n, row in enumerate(bands) for window in row):
+        first = x[at.get(window.backwards[0], 0)]
+        canvas.box(first, top - 9 - n * _NEXT, max(x[at[window.step]] - first, 1.0), 6, fill=INK, alpha=_WINDOW)
+    above = top - 12 - _NEXT * max(len(bands) - 1, 0)
     ruled = [e for e in events if ledger[e].kind != "backward"]
     if named:
         for e in events:
-            draw_heading(canvas, ledger[e], x[at[e]], each, top=top - 12, bottom=bottom, above=24)
+            draw_heading(canvas, ledger[e], x[at[e]], each, top=above, bottom=bottom, above=24)
     elif len(ruled) <= (x[-1] - x[0]) / _RULE:
         for e in ruled:
             color, dash = style.kind(ledger[e].kind)
@@ -236,9 +264,19 @@ def _bytes(
     first, second = (np.nan_to_num([getattr(ledger[e], name) for e in events]) for name in names)
     most = float(max(first.max(), second.max())) or 1.0
     edges = np.repeat(x, 2)[1:-1].tolist()
-    for bytes_, alpha in ((first, 0.35), (second, 0.75)):
-        heights = np.repeat(base - room * bytes_ / most, 2).tolist()
-        canvas.area(edges, [base] * len(edges), heights, color=MUTED, alpha=alpha)
+
+    def level(bytes_: np.ndarray) -> list[float]:
+        return list(np.repeat(base - room * bytes_ / most, 2).tolist())
+
+    flat = [base] * len(edges)
+    if names == _SAVED:
+        canvas.area(edges, flat, level(first), color=MUTED, alpha=BEFORE)
+        canvas.area(edges, flat, level(second), color=MUTED, alpha=AFTER)
+    else:
+        canvas.area(edges, flat, level(second), color=INK, alpha=ALLOCATED)
+        for left, right, peak in zip(x, x[1:], first.tolist(), strict=False):
+            if peak:
+                canvas.line([left, right], [base - room * peak / most] * 2, width=1.6, z=4)
     canvas.line([x[0], x[-1]], [base, base], color=LINE, width=0.8)
     canvas.text(x[0] - 9, base - room / 2 - 7, told, points=11.5, ha="right")
     canvas.text(x[0] - 9, base - room / 2 + 8, f"0 to {style.size(most)}", points=11, color=MUTED, ha="right")
@@ -254,15 +292,15 @@ def _ticks(canvas: Canvas, events: list[int], x: list[float], top: float) -> Non
     canvas.text(x[0] - 9, top + 13, "event", points=11, color=MUTED, ha="right")
 
 
-def _scale(canvas: Canvas, color: str, low: float, high: float, top: float) -> None:
+def _scale(canvas: Canvas, color: str, low: float, high: float, top: float, most: float) -> None:
     rgb = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     strip = np.zeros((1, 64, 4))
-    strip[0, :, :3], strip[0, :, 3] = rgb, np.linspace(_FAINTEST, 1, 64)
+    strip[0, :, :3], strip[0, :, 3] = rgb, np.linspace(_FAINTEST, 1, 64) * most
     words_ = "norm of the contribution (logarithmic)"
     canvas.text(12, top + 9, words_, points=11.5)
     x = 18 + text_width(words_, 11.5) * 0.95
     canvas.text(x + 42, top + 9, style.number(10**low, 2), points=11.5, ha="right")
-    canvas.image(x + 48, top + 3, 96, 12, strip)
+    canvas.image(x + 48, top + 3, 96, 12, strip, lifted(strip, most))
     canvas.text(x + 150, top + 9, style.number(10**high, 2), points=11.5)
 
 
@@ -285,23 +323,23 @@ def _legend(
     per_column: int,
     low: float,
     plot: float,
+    bands: bool,
 ) -> tuple[list[Key], list[str]]:
     colors = style.label_colors(ledger.labels)
     keys = [Key(words.shorten(label or "backward", 24), color) for label, color in list(colors.items())[:6]]
-    keys += [Key(".grad held, nothing added", "#7f7f7f", 0.2)]
-    chosen = set(events)
-    if 0 < sum(window.step in chosen and bool(window.backwards) for window in ledger.windows()) <= plot / _BAND:
-        keys += [Key("accumulation window", MUTED, 0.75)]
+    keys += [Key(".grad held, nothing added", "#7f7f7f", _PRESENT[3])]
+    if (np.isnan(data.norm) & ~data.present).any():
+        keys += [Key("no .grad (None)", LINE, 0.0)]
+    keys += [Key("accumulation window", INK, _WINDOW, kind="fill")] if bands else []
     ruled, notes = [ledger[e].kind for e in events if ledger[e].kind != "backward"], []
     if len(ruled) <= plot / _RULE:
-        looks = ((kind, *style.kind(kind)) for kind in dict.fromkeys(ruled))
-        keys += [Key(kind, color, kind="rule", line=line) for kind, color, line in looks]
+        keys += rule_keys(ledger, events)
     else:
         notes.append(f"Too many for a line each: {_counted_kinds(ruled)}. events=slice(0, 60) shows a part of them.")
     if any(np.isfinite(ledger[e].saved_before) for e in events):
-        keys += [Key("saved before backward", MUTED, 0.35), Key("after", MUTED, 0.75)]
+        keys += saved_keys(ledger, events)
     if any(np.isfinite(ledger[e].allocated) for e in events):
-        keys += [Key("new maximum of bytes allocated", MUTED, 0.35), Key("allocated after the event", MUTED, 0.75)]
+        keys += allocated_keys(ledger, events)
     if len(colors) > 6:
         notes.append(f"{len(colors)} losses; colours repeat after the sixth.")
     if data.broken.any():

@@ -9,10 +9,13 @@ import numpy as np
 
 from accumviz.ledger import Ledger
 from accumviz.views import style
-from accumviz.views.figure import INK, LINE, MUTED, Canvas, Key, text_width
+from accumviz.views.figure import Canvas, Key, text_width
+from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.shares import Bar, bars, reach
 
 _STRIP, _WEIGHED = 44.0, 92.0
+# How opaque bytes are: saved before and after a backward, and allocated.
+BEFORE, AFTER, ALLOCATED = 0.5, 0.95, 0.2
 
 
 class Grid(NamedTuple):
@@ -61,12 +64,30 @@ def strip_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     found = [Key("share 1: the mean of one loss", INK, kind="dashed")] if weighed else []
     if any(part.unknown for bar in weighed for part in bar.segments):
         found.append(Key("unknown share", MUTED, 0.0, "xx"))
-    found += [Key("bytes before → after backward", MUTED, 0.7)] if _saved in shown else []
-    if _allocated in shown:
-        found.append(Key("bytes allocated after the event", MUTED, 0.4))
-    if any(np.isfinite(ledger[e].peak) for e in events):
-        found.append(Key("new maximum on the way", INK, kind="total"))
-    return found
+    found += saved_keys(ledger, events) if _saved in shown else []
+    return found + (allocated_keys(ledger, events) if _allocated in shown else [])
+
+
+def strip_notes(ledger: Ledger, events: Sequence[int]) -> list[str]:
+    """What stands beside each other in one step: nothing else tells stacks of one colour apart."""
+    found = bars(ledger, events)[0]
+    several = {step: [bar.objective for bar in found if bar.step == step] for step in {bar.step for bar in found}}
+    orders = dict.fromkeys(tuple(names) for _, names in sorted(several.items()) if len(names) > 1)
+    return [f"Shares of one step, from the left: {', '.join(names)}." for names in list(orders)[:2]]
+
+
+def saved_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
+    """What the legend says of the bytes that autograd keeps; of those after a backward only where there are any."""
+    after = any(np.isfinite(ledger[e].saved_after) and ledger[e].saved_after > 0 for e in events)
+    keys = [Key("saved before the backward", MUTED, BEFORE, kind="fill")]
+    return keys + ([Key("saved after it", MUTED, AFTER, kind="fill")] if after else [])
+
+
+def allocated_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
+    """What the legend says of the bytes on a device."""
+    peak = any(np.isfinite(ledger[e].peak) for e in events)
+    keys = [Key("bytes allocated after the event", INK, ALLOCATED, kind="fill")]
+    return keys + ([Key("new maximum on the way", INK, kind="total")] if peak else [])
 
 
 def _head(canvas: Canvas, grid: Grid, top: float, upper: str, lower: str) -> None:
@@ -87,7 +108,7 @@ def _saved(canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None:
         x = grid.x(i) + (grid.column - bar) / 2
         for bytes_, offset in ((event.saved_before, 0.0), (event.saved_after, bar / 2)):
             height = (_STRIP - 24) * (bytes_ if np.isfinite(bytes_) else 0) / most
-            canvas.box(x + offset, base - height, bar / 2, height, fill=MUTED, alpha=0.55 if offset else 0.9)
+            canvas.box(x + offset, base - height, bar / 2, height, fill=MUTED, alpha=AFTER if offset else BEFORE)
         canvas.line([x, x + bar], [base, base], color=MUTED, width=0.9)
         told = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
         if text_width(told, 11) <= grid.column - 4:
@@ -105,7 +126,7 @@ def _allocated(canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None:
             continue
         x = grid.x(i) + (grid.column - bar) / 2
         height = (_STRIP - 24) * allocated / most
-        canvas.box(x, base - height, bar, height, fill=MUTED, alpha=0.4)
+        canvas.box(x, base - height, bar, height, fill=INK, alpha=ALLOCATED)
         canvas.line([x, x + bar], [base, base], color=MUTED, width=0.9)
         told = [style.size(allocated)]
         if np.isfinite(peak):
@@ -128,18 +149,35 @@ def _weighed(canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None:
     for one in (1, -1) if low < 0 else (1,):
         canvas.line([grid.left, end], [zero - one * scale] * 2, width=1.2, dash="--", z=4)
         canvas.text(end + 5, zero - one * scale, style.number(one), points=11)
+    among = {e: [bar for bar in found if bar.step == e] for e in grid.events}
+    rooms = {e: min(grid.column * 0.8, 64.0) / max(len(own), 1) for e, own in among.items()}
+    written = all(_fits(bar, rooms[bar.step] - 2, scale) for bar in found)
+
+    def told(bar: Bar, digits: int) -> str:
+        return bar.totals[min(digits, len(bar.totals) - 1)]
+
+    def fits(bar: Bar, digits: int) -> bool:
+        return text_width(told(bar, digits), 11) <= (grid.column if len(among[bar.step]) == 1 else rooms[bar.step])
+
+    # Parts have three digits, and so have totals where there is room.
+    digits = next((n for n in (1, 2, 3) if all(fits(bar, n) for bar in found)), 3)
     for i, e in enumerate(grid.events):
-        own = [bar for bar in found if bar.step == e]
-        room = min(grid.column * 0.8, 64.0) / max(len(own), 1)
-        left = grid.x(i) + (grid.column - room * len(own)) / 2
-        for n, bar in enumerate(own):
-            _stack(canvas, ledger, bar, left + n * room, room - 2, zero, scale)
-            wide = grid.column if len(own) == 1 else room
-            told = next((text for text in bar.totals if text_width(text, 11) <= wide), "")
-            canvas.text(left + n * room + room / 2, top + 9, told, points=11, bold=True, ha="center")
+        left = grid.x(i) + (grid.column - rooms[e] * len(among[e])) / 2
+        for n, bar in enumerate(among[e]):
+            _stack(canvas, ledger, bar, left + n * rooms[e], rooms[e] - 2, zero, scale, written=written)
+            total = told(bar, digits) if fits(bar, digits) else ""
+            canvas.text(left + (n + 0.5) * rooms[e], top + 9, total, points=11, bold=True, ha="center")
 
 
-def _stack(canvas: Canvas, ledger: Ledger, bar: Bar, x: float, wide: float, zero: float, scale: float) -> None:
+def _fits(bar: Bar, wide: float, scale: float) -> bool:
+    """Whether each of its parts that is seen as one has room for its number."""
+    seen = [part for part in bar.segments if not part.unknown and abs(part.length) * scale > 3]
+    return all(abs(part.length) * scale >= 13 and text_width(part.told, 11) <= wide - 2 for part in seen)
+
+
+def _stack(
+    canvas: Canvas, ledger: Ledger, bar: Bar, x: float, wide: float, zero: float, scale: float, *, written: bool
+) -> None:
     color = style.label_colors(ledger.labels).get(bar.label, MUTED)
     for part in bar.segments:
         height = abs(part.length) * scale
@@ -159,6 +197,6 @@ def _stack(canvas: Canvas, ledger: Ledger, bar: Bar, x: float, wide: float, zero
             edge="none" if new else edge,
             hatch="xx" if part.unknown else None,
         )
-        if height >= 13 and text_width(part.told, 11) <= wide - 2 and not part.unknown:
+        if written and height > 3 and not part.unknown:
             ink = style.ink_on(color) if new else INK
             canvas.text(x + wide / 2, y + (height - gap) / 2, part.told, points=11, ha="center", color=ink)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +12,7 @@ from accumviz import given
 from accumviz.ledger import Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import heatmap, style, words
 from accumviz.views.figure import (
-    INK,
-    LINE,
     LIVE,
-    MUTED,
     Canvas,
     Key,
     ThemedFigure,
@@ -24,17 +21,23 @@ from accumviz.views.figure import (
     draw_rule,
     heading_height,
     legend_height,
+    rule_keys,
     text_width,
 )
+from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
 from accumviz.views.phone import PHONE
-from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strips
+from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strip_notes, strips
 
 _MOST_LANES, _NARROWEST = 8, 27.0
 # Of a name: `0.weight (unsharded)` is told from `0.weight` by its end, and read whole.
 _LETTERS = 20
 # How wide a bold minus and point are of their size, all else being as wide as a digit.
 _BOLD = {"−": 0.838, ".": 0.38}
+# A part that is thinner has no outline: the outlines would be all of it.
+_THIN = 4.0
+# From this width on, a column has room for a word.
+_WORDY = 36.0
 
 
 def timeline(
@@ -111,11 +114,14 @@ def _has_room(ledger: Ledger, columns: Sequence[int], events: Sequence[int], wid
     return (width - _left(ledger, columns) - 24) / len(events) >= _NARROWEST
 
 
-def _foreign(event: Event, parameter: Parameter) -> bool:
-    """Whether this happened on another rank, or is a step of an optimizer that does not own the parameter."""
+def _foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:
+    """Whether this happened on another rank, or was done by, or to, an optimizer that does not own the parameter."""
     if event.rank is not None and event.rank != parameter.rank:
         return event.kind != "backward"
-    return event.kind == "step" and event.details.get("optimizer_index", 0) not in parameter.optimizers
+    if event.kind == "step":
+        return event.details.get("optimizer_index", 0) not in parameter.optimizers
+    names = ledger.meta.get("optimizers", ())
+    return event.label in names and not any(names[o] == event.label for o in parameter.optimizers if o < len(names))
 
 
 def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Canvas:
@@ -126,31 +132,33 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     shown = strips(ledger, events)
     rooms = heights_of(shown)
     total = max(left + column * len(events) + 24, min(width, 400.0))
+    grid = Grid(left, top, column, lane, events)
     extents = _extents(ledger, columns, events)
-    keys, notes = _keys(ledger, columns, events), [] if ledger.complete else ["The recording is incomplete."]
-    grads = (grad for p in columns for grad in totals(ledger, p)[events] if np.isfinite(grad))
-    if not all(_total(float(grad), column)[0] for grad in grads):
+    lanes = [_Lane.of(ledger, grid, row, p, extents[p]) for row, p in enumerate(columns)]
+    foreign = {e: [p for p in columns if _foreign(ledger, ledger[e], ledger.parameters[p])] for e in events}
+    digits = _digits(lanes)
+    keys, notes = _keys(ledger, columns, events, column), [] if ledger.complete else ["The recording is incomplete."]
+    if any(foreign.values()):
+        notes.append("The line of an event is faint where it does not concern a parameter.")
+    if not all(_total(grad, column, digits)[0] for lane_ in lanes for grad in lane_.told):
         notes.append("Totals without room are left out here; they stand in the words below.")
-    if any(
-        not words.is_signed(ledger, p) and any(len(parts) > 1 for parts in segments(ledger, p, events)) for p in columns
-    ):
+    if any(not lane_.signed and any(len(stack) > 1 for stack in lane_.stacks) for lane_ in lanes):
         notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
-    if any(len(parts) > 1 for p in columns for parts in segments(ledger, p, events)):
+    if any(len(stack) > 1 for lane_ in lanes for stack in lane_.stacks):
         notes.append("Bars grow from zero, the oldest part first.")
     if len({reach for reach in extents.values() if any(reach)}) > 1:
         notes.append("Each lane has a scale of its own.")
+    notes += strip_notes(ledger, events)
     bottom = top + lane * len(columns) + sum(rooms) + 12
     canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 6)
-    grid = Grid(left, top, column, lane, events)
     for i, e in enumerate(events):
-        foreign = [p for p in columns if _foreign(ledger[e], ledger.parameters[p])]
         below = top + lane * len(columns)
-        draw_heading(canvas, ledger[e], grid.x(i), column, top=top, bottom=below, faint=bool(foreign))
-        for row, p in enumerate(columns if foreign else []):
-            y, alpha = top + lane * row, 0.25 if p in foreign else 1.0
+        draw_heading(canvas, ledger[e], grid.x(i), column, top=top, bottom=below, faint=bool(foreign[e]))
+        for row, p in enumerate(columns if foreign[e] else []):
+            y, alpha = top + lane * row, 0.25 if p in foreign[e] else 1.0
             draw_rule(canvas, ledger[e], grid.x(i), top=y, bottom=y + lane, alpha=alpha)
-    for row, p in enumerate(columns):
-        _lane(canvas, grid, ledger, row, p, extents[p])
+    for lane_ in lanes:
+        _draw_lane(canvas, grid, ledger, lane_, digits)
     for n, draw in enumerate(shown):
         draw(canvas, grid, ledger, top + lane * len(columns) + sum(rooms[:n]))
     draw_legend(canvas, keys, notes, bottom)
@@ -171,6 +179,91 @@ class _Slot(NamedTuple):
     @property
     def middle(self) -> float:
         return self.x + self.bar / 2
+
+    def parts(self, stack: list[Segment], heights: list[float]) -> Iterator[tuple[Segment, float, float]]:
+        """Each part, its upper edge and its height. Old parts first: the newest sits at the end, as the total does."""
+        ends = {True: self.zero, False: self.zero}
+        for part, drawn in zip(stack, heights, strict=True):
+            height, up = abs(drawn) * self.scale, drawn >= 0
+            yield part, ends[up] - height * up, height
+            ends[up] += -height if up else height
+
+    def writable(self, y: float, height: float, net: float) -> tuple[float, float]:
+        """Where in a part a number is written, and its room there: the line of `.grad` strikes through none."""
+        if not y + 1 < net < y + height - 1:
+            return y + height / 2, height
+        above, below = net - 1.3 - y, y + height - net - 1.3
+        return (y + above / 2, above) if above > below else (y + height - below / 2, below)
+
+
+class _Lane(NamedTuple):
+    """One parameter's bars: their parts, how tall each is, what `.grad` comes to, and where each stands."""
+
+    p: int
+    signed: bool
+    stacks: list[list[Segment]]
+    heights: list[list[float]]
+    grads: list[float]
+    slots: list[_Slot]
+    there: list[bool]
+
+    @classmethod
+    def of(cls, ledger: Ledger, grid: Grid, row: int, p: int, reach: tuple[float, float]) -> _Lane:
+        top, events = grid.top + grid.lane * row, grid.events
+        signed, stacks, grads = (
+            words.is_signed(ledger, p),
+            segments(ledger, p, events),
+            totals(ledger, p)[events].tolist(),
+        )
+        low, high = reach
+        # Room for a total beyond the end of a bar, on the sides that have bars.
+        over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)
+        scale = (grid.lane - over - under - 6) / ((high - low) or 1.0)
+        zero, bar = top + over + 3 + high * scale, min(grid.column * 0.66, 52.0)
+        lefts = (grid.x(i) + (grid.column - bar) / 2 for i in range(len(events)))
+        slots = [_Slot(x, bar, grid.column, top, grid.lane, zero, scale) for x in lefts]
+        tall = [heights(stack, grad, signed) for stack, grad in zip(stacks, grads, strict=True)]
+        return cls(p, signed, stacks, tall, grads, slots, [present(ledger, e, p) for e in events])
+
+    def whole(self, i: int) -> bool:
+        """Whether all of this bar can be drawn."""
+        amounts = [self.grads[i], *(part.amount for part in self.stacks[i])]
+        return self.there[i] and bool(np.isfinite(amounts).all())
+
+    @property
+    def told(self) -> list[float]:
+        """The totals that are to be told."""
+        return [grad for i, grad in enumerate(self.grads) if self.whole(i)]
+
+    def writes(self, digits: int, *, new: bool) -> bool:
+        """Whether its parts are labelled, those that are new or the others: all that are seen as parts, or none."""
+        return all(
+            part.together == 1
+            and text_width(style.number(part.amount, digits), 11) <= slot.bar - 3
+            and slot.writable(y, height, slot.zero - grad * slot.scale)[1] >= 14
+            for i, (slot, stack, tall, grad) in enumerate(
+                zip(self.slots, self.stacks, self.heights, self.grads, strict=True)
+            )
+            if self.whole(i)
+            for part, y, height in slot.parts(stack, tall)
+            if height >= _THIN and part.new == new and _labelled(part, stack)
+        )
+
+
+def _labelled(part: Segment, stack: list[Segment]) -> bool:
+    # A lone part is its own total, which stands at the end of the bar.
+    return part.born >= 0 and (part.new or len(stack) > 1)
+
+
+def _digits(lanes: list[_Lane]) -> int:
+    """To how many digits all numbers of a picture are rounded: as many as have room, three rather than parts untold."""
+    column = lanes[0].slots[0].room
+    fitting = [n for n in (4, 3, 2) if all(_total(grad, column, n)[0] for lane in lanes for grad in lane.told)]
+    for kinds in ((True, False), (True,)):
+        for n in fitting:
+            if n > 2 and all(lane.writes(n, new=new) for lane in lanes for new in kinds):
+                return n
+    return fitting[0] if fitting else 2
 
 
 def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float:
@@ -205,116 +298,106 @@ def _extents(ledger: Ledger, columns: list[int], events: list[int]) -> dict[int,
     return found
 
 
-def _lane(canvas: Canvas, grid: Grid, ledger: Ledger, row: int, p: int, reach: tuple[float, float]) -> None:
-    parameter, top = ledger.parameters[p], grid.top + grid.lane * row
-    signed, stacks = words.is_signed(ledger, p), segments(ledger, p, grid.events)
-    grads = totals(ledger, p)[grid.events]
-    low, high = reach
-    span = (high - low) or 1.0
-    # Room for a total beyond the end of a bar, on the sides that have bars.
-    over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)
-    scale = (grid.lane - over - under - 6) / span
-    zero = top + over + 3 + high * scale
-
+def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, digits: int) -> None:
+    parameter, (_, _, _, top, tall, zero, _) = ledger.parameters[lane.p], lane.slots[0]
     end = grid.x(len(grid.events))
     canvas.line([grid.left, end], [zero, zero], color=MUTED, width=0.9, z=1)
-    if row:
+    if top > grid.top:
         canvas.line([10, end], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
-    middle = top + grid.lane / 2
+    middle = top + tall / 2
     canvas.text(grid.left - 14, middle - 8, words.shorten(parameter.name, _LETTERS), points=12.5, mono=True, ha="right")
-    what = "number" if signed else "norm ‖·‖"
+    what = "number" if lane.signed else "norm ‖·‖"
     canvas.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
-
-    bar = min(grid.column * 0.66, 52.0)
-    for i, (e, stack) in enumerate(zip(grid.events, stacks, strict=True)):
-        slot = _Slot(grid.x(i) + (grid.column - bar) / 2, bar, grid.column, top, grid.lane, zero, scale)
-        grad = float(grads[i])
-        if not present(ledger, e, p):
-            _absent(canvas, slot, below=high == 0 and low < 0)
-        elif not np.isfinite(grad) or any(not np.isfinite(s.amount) for s in stack):
-            _broken(canvas, slot, grad)
+    hangs = all(grad <= 0 for grad in lane.told) and any(grad < 0 for grad in lane.told)
+    writes = {new: lane.writes(digits, new=new) for new in (True, False)}
+    for i, (e, slot, grad) in enumerate(zip(grid.events, lane.slots, lane.grads, strict=True)):
+        if not lane.there[i]:
+            _absent(canvas, slot, below=hangs)
+        elif not lane.whole(i):
+            _broken(canvas, slot, grad, digits)
         else:
+            _bar(canvas, ledger, slot, lane.stacks[i], lane.heights[i], grad, digits, writes)
             # Where columns are narrow, a total that did not change is not said twice.
-            quiet = grid.column < 52 and i > 0 and present(ledger, e - 1, p) and grads[i - 1] == grad
-            _bar(canvas, ledger, slot, stack, heights(stack, grad, signed), grad, quiet=quiet)
+            again = grid.column < 52 and i > 0 and lane.there[i - 1] and lane.grads[i - 1] == grad
+            told, points = _total(grad, slot.room, digits)
+            if told and not again:
+                at = _end(slot, lane.stacks[i], lane.heights[i], grad)
+                canvas.text(slot.middle, at, told, points=points, bold=True, ha="center")
         lost = ledger.unconsumed(e).get(parameter.name)
         if lost:
-            told = "×" if grid.column < 80 else f"× {_lost(ledger, p, lost)}"
-            at = middle + (18 if zero < middle else -18)
-            canvas.text(slot.middle, at, told, points=11, ha="center")
+            said = "×" if grid.column < 80 else f"× {_lost(ledger, lane.p, lost, digits)}"
+            canvas.text(slot.middle, middle + (18 if zero < middle else -18), said, points=11, ha="center")
 
 
-def _lost(ledger: Ledger, p: int, births: list[int]) -> str:
-    told = words.value(ledger, births[0], p, "contribution", 3) if len(births) == 1 else ""
+def _lost(ledger: Ledger, p: int, births: list[int], digits: int) -> str:
+    told = words.value(ledger, births[0], p, "contribution", digits) if len(births) == 1 else ""
     return told if 0 < len(told) <= 9 else words.counted(len(births), "part")
 
 
 def _absent(canvas: Canvas, at: _Slot, below: bool) -> None:
     canvas.line([at.x, at.x + at.bar], [at.zero, at.zero], color=MUTED, width=2.2, dash=":", z=3)
-    text = "None" if at.room >= 36 else "∅"
+    text = "None" if at.room >= _WORDY else "∅"
     y = at.zero + (12 if below else -12)
     canvas.text(at.middle, y, text, points=11.5, italic=True, color=MUTED, ha="center")
 
 
-def _broken(canvas: Canvas, at: _Slot, grad: float) -> None:
+def _broken(canvas: Canvas, at: _Slot, grad: float, digits: int) -> None:
     # Below the zero line where that stands so high that it would strike the number through.
     low = at.zero < at.top + 26
     box = (at.zero + 4, at.top + at.lane - 24 - at.zero - 4) if low else (at.top + 26, at.lane - 36)
     canvas.box(at.x, box[0], at.bar, box[1], edge=INK, hatch="///", line=1.2, z=3)
     number = at.top + (at.lane - 12 if low else 14)
-    canvas.text(at.middle, number, style.number(grad), points=12, bold=True, ha="center")
+    canvas.text(at.middle, number, style.number(grad, digits), points=12, bold=True, ha="center")
 
 
 def _bar(
-    canvas: Canvas, ledger: Ledger, at: _Slot, stack: list[Segment], heights: list[float], grad: float, *, quiet: bool
+    canvas: Canvas,
+    ledger: Ledger,
+    at: _Slot,
+    stack: list[Segment],
+    heights: list[float],
+    grad: float,
+    digits: int,
+    writes: dict[bool, bool],
 ) -> None:
-    colors = style.label_colors(ledger.labels)
-    net, ends = at.zero - grad * at.scale, {True: at.zero, False: at.zero}
-    # Old parts first: the newest sits at the end, where the total is written.
-    for part, drawn in zip(stack, heights, strict=True):
-        height, up = abs(drawn) * at.scale, drawn >= 0
-        y = ends[up] - height if up else ends[up]
-        ends[up] += -height if up else height
+    """Draw the parts, with their amounts where new ones and others are written, and the line of `.grad` upon them."""
+    colors, net = style.label_colors(ledger.labels), at.zero - grad * at.scale
+    for part, y, height in at.parts(stack, heights):
         color = colors.get(ledger[part.born].label, MUTED) if part.born >= 0 else MUTED
         alpha, hatch = 1.0 if part.new else 0.0 if part.used else LIVE, "xx" if part.born < 0 else None
-        canvas.box(
-            at.x, y + 0.6, at.bar, max(height - 1.2, 0.8), fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch
-        )
-        told = _fitting(part.amount, at.bar - 3, 11) if part.together == 1 else ""
-        ink = style.ink_on(color) if part.new else INK
-        # A lone part is its own total, which stands at the end of the bar.
-        if height >= 14 and told and part.born >= 0 and (part.new or len(stack) > 1):
-            canvas.text(at.middle, y + height / 2, told, points=11, ha="center", color=ink)
-    inside = ends[True] + 1 < net < ends[False] - 1
-    # Parts that cancel leave the total inside the bar: there only its ends are marked, to spare the numbers.
-    for x, to in [(at.x - 8, at.x), (at.x + at.bar, at.x + at.bar + 8)] if inside else [(at.x - 4, at.x + at.bar + 4)]:
-        canvas.line([x, to], [net, net], width=2.6, z=4)
-    edge = max(ends[False], net) + 12 if grad < 0 else min(ends[True], net) - 11
-    total, points = _total(grad, at.room)
-    if total and not quiet:
-        canvas.text(at.middle, edge, total, points=points, bold=True, ha="center")
+        if height >= _THIN:
+            box = y + 0.6, at.bar, height - 1.2
+            canvas.box(at.x, *box, fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch)
+        else:
+            # Of one so thin only the sides are outlined: what is hollow stays hollow, what is pale stays pale.
+            gap = 1.0 if height > 2 else 0.0
+            canvas.box(at.x, y, at.bar, max(height - gap, 0.8), fill=color, alpha=alpha)
+            for x in (at.x, at.x + at.bar):
+                canvas.line([x, x], [y, y + height], color=color, width=1.2, z=2)
+        if writes[part.new] and height >= _THIN and _labelled(part, stack):
+            ink = style.ink_on(color) if part.new else INK
+            written = at.writable(y, height, net)[0]
+            canvas.text(at.middle, written, style.number(part.amount, digits), points=11, ha="center", color=ink)
+    canvas.line([at.x - 4, at.x + at.bar + 4], [net, net], width=2.6, z=4)
 
 
-def _total(grad: float, room: float) -> tuple[str, float]:
-    """What stands at the end of a bar, apart from the totals beside it, and the size of its letters."""
-    points = 12.0 if room >= 52 else 11.0
-    apart = 5.0 if room >= 36 else 2.4  # in narrower columns, two digits go before a wider gap
-    for told in _shorter(grad):
-        if points * sum(_BOLD.get(letter, 0.696) for letter in told) <= room - apart:
-            return told, points
-    return "", points
+def _end(at: _Slot, stack: list[Segment], heights: list[float], grad: float) -> float:
+    """How high the total is written: beyond the end of the bar to which it points."""
+    edges = [edge for _, y, height in at.parts(stack, heights) for edge in (y, y + height)]
+    net = at.zero - grad * at.scale
+    return max([at.zero, net, *edges]) + 12 if grad < 0 else min([at.zero, net, *edges]) - 11
 
 
-def _fitting(amount: float, room: float, points: float) -> str:
-    """The number with as many digits as there is room for; empty when not even two fit."""
-    return next((told for told in _shorter(amount) if text_width(told, points) <= room), "")
+def _total(grad: float, room: float, digits: int) -> tuple[str, float]:
+    """What stands at the end of a bar, apart from the totals and lines beside it, and the size of its letters."""
+    told = style.number(grad, digits)
+    width = sum(_BOLD.get(letter, 0.696) for letter in told)
+    apart = 5.0 if room >= _WORDY else 2.4
+    points = next((size for size in (12.0, 11.0) if (size == 11 or room >= 44) and size * width <= room - apart), 0.0)
+    return (told, points) if points else ("", 11.0)
 
 
-def _shorter(amount: float) -> list[str]:
-    return [style.number(amount, digits) for digits in (4, 3, 2)]
-
-
-def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
+def _keys(ledger: Ledger, columns: list[int], events: list[int], column: float) -> list[Key]:
     """The entries of the legend: only what this figure shows."""
     stacks = [stack for p in columns for stack in segments(ledger, p, events)]
     parts = [part for stack in stacks for part in stack]
@@ -322,10 +405,12 @@ def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
     shown = {ledger[part.born].label for part in parts if part.born >= 0}
     seen = [label for label in ledger.labels if label in shown]
     keys = [Key(words.shorten(label or "backward", 28), colors[label]) for label in seen] if len(seen) > 1 else []
-    own = colors[seen[0]] if len(seen) == 1 else MUTED
-    keys += [Key("added by this backward", own)] if any(s.new for s in parts) else []
-    keys += [Key("already in .grad", own, LIVE)] if any(not s.new and not s.used and s.born >= 0 for s in parts) else []
-    keys += [Key("already used by a step", own, 0.0)] if any(s.used for s in parts) else []
+    own, *others = [colors[label] for label in seen] or [MUTED]
+    beside = tuple(others[:1])
+    keys += [Key("added by this backward", own, beside=beside)] if any(s.new for s in parts) else []
+    live, used = (any(not s.new and s.used == spent and s.born >= 0 for s in parts) for spent in (False, True))
+    keys += [Key("already in .grad", own, LIVE, beside=beside)] if live else []
+    keys += [Key("already used by a step", own, 0.0, beside=beside)] if used else []
     unseen = "from other ranks" if ledger.of("sync") else "not from a recorded backward"
     keys += [Key(unseen, MUTED, LIVE, "xx")] if any(s.born < 0 for s in parts) else []
     keys += [Key(".grad after the event", INK, kind="total")]
@@ -334,5 +419,5 @@ def _keys(ledger: Ledger, columns: list[int], events: list[int]) -> list[Key]:
     if any(not np.isfinite(part.amount) for part in parts):
         keys += [Key("not finite", INK, 0.0, "///")]
     if any(not present(ledger, e, p) for e in events for p in columns):
-        keys += [Key("no .grad (None)", MUTED, kind="dots")]
-    return keys + strip_keys(ledger, events)
+        keys += [Key("no .grad (None)" if column >= _WORDY else "∅: no .grad (None)", MUTED, kind="dots")]
+    return keys + rule_keys(ledger, events) + strip_keys(ledger, events)

@@ -34,6 +34,23 @@ def shorten(text: str, limit: int) -> str:
     return text[: max(limit - 1 - tail, 1)] + "…" + text[len(text) - tail :]
 
 
+def brief(text: str, limit: int) -> str:
+    """Cut what is long for its place: of a call, first the object that is called, then what stands in its brackets.
+
+    >>> brief("scaler.scale(loss)", 11), brief("scaler.scale(loss / K)", 11), brief("model(x).square().mean()", 11)
+    ('scale(loss)', 'scale(…)', 'mean()')
+    """
+    if len(text) > limit and text.endswith(")"):
+        depths = itertools.accumulate({")": 1, "(": -1}.get(letter, 0) for letter in reversed(text))
+        opened = len(text) - 1 - next((n for n, depth in enumerate(depths) if depth == 0), len(text) - 1)
+        name = text[:opened].rpartition(".")[2]
+        if name.isidentifier():
+            for called in (f"{name}{text[opened:]}", f"{name}(…)"):
+                if len(called) <= limit:
+                    return literal(called)
+    return shorten(text, limit)
+
+
 def reading(chapter: str) -> tuple[str, str]:
     """Where what a finding says to read stands below the book's chapters, and how a link to it is called.
 
@@ -171,7 +188,7 @@ def window_summary(ledger: Ledger) -> str:
     low, high = min(lengths), max(lengths)
     if high == 0:
         return f"{counted(len(lengths), 'step')} that consumed nothing"
-    each = counted(low, "backward") if low == high else f"{low}-{high} backwards"
+    each = counted(low, "backward") if low == high else f"{low} to {high} backwards"
     return f"{counted(len(lengths), 'accumulation window')} of {each}"
 
 

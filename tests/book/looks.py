@@ -85,6 +85,21 @@ PALE = """() => [...document.querySelectorAll('.cell_output .text_html, .cell_ou
         const [r, g, b, a = 1] = getComputedStyle(element).backgroundColor.match(/[\\d.]+/g).map(Number);
         return a > 0.5 && (r + g + b) / 3 > 140;
     }).map(element => element.outerHTML.slice(0, 120))"""
+# A ground that a drawing brings along: as pale as a sheet of paper, and larger than any mark. What is folded, or waits
+# for an answer, has no size where it stands.
+PAPER = """() => [...document.querySelectorAll('article svg:not(svg svg)')].flatMap(drawing => {
+    const box = document.createElement('div'), copy = drawing.cloneNode(true);
+    box.className = 'accumviz';
+    box.append(copy);
+    document.body.append(box);
+    const pale = [...copy.querySelectorAll('path, rect, polygon, circle, ellipse')].filter(shape => {
+        const {fill, fillOpacity, opacity} = getComputedStyle(shape), {width, height} = shape.getBoundingClientRect();
+        const [r, g, b, a = 1] = (fill.match(/[\\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
+        return Math.min(r, g, b) > 200 && a * fillOpacity * opacity > 0.5 && Math.min(width, height) > 40;
+    }).map(shape => `${drawing.getAttribute('aria-label')?.slice(0, 80)}: ${shape.outerHTML.slice(0, 80)}`);
+    box.remove();
+    return pale;
+})"""
 SILENT = """() => [...document.querySelectorAll('article img, article svg:not(svg svg), article canvas')]
     .filter(picture => {
         if (picture.closest('button, summary, .headerlink, [aria-hidden=true]')) return false;
@@ -306,6 +321,7 @@ DARK: dict[str, Look] = {
     "the theme": theme("dark"),
     "text on its ground": script(CONTRAST),
     "pale outputs": script(PALE),
+    "paper in the dark": script(PAPER),
     "axe on contrast": axe(only={"runOnly": ["color-contrast"]}),
     **FOLLOWED,
 }

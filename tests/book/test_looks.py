@@ -35,6 +35,8 @@ FAULTS = {
     "<span style='color: #999; background: #fff'>pale</span></pre>",
     "complaints": "<script>setTimeout(() => console.error('late'), 400)</script>",
     "pale outputs": "<div class='cell_output'><div class='output' style='background: #fff'>1</div></div>",
+    "paper in the dark": "<details><summary>More</summary><svg role='img' aria-label='Bars' width='90' height='60'>"
+    "<path d='M 0 0 L 80 0 L 80 50 L 0 50 Z' style='fill: #ffffff'/></svg></details>",
     "what outgrows the page": "<p style='width: 330px'>wide words</p>",
     "bars that are cut": "<div class='av-measured'><div class='av-scroll' style='width: 50px; overflow: auto'>"
     "<div class='av-bar' style='width: 90px'></div></div></div>",

@@ -66,7 +66,7 @@ def test_a_heat_map_has_a_strip_for_them(ledger: Ledger) -> None:
     shown = texts(timeline(many))
     assert "allocated" in shown
     assert "0 to 4 KiB" in shown
-    assert "new maximum of bytes allocated" in shown
+    assert "new maximum on the way" in shown
 
 
 def test_a_player_says_them_in_an_events_sentence(ledger: Ledger) -> None:

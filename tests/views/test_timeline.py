@@ -490,7 +490,7 @@ def test_what_an_event_did_is_whole_above_a_narrow_column() -> None:
     ]
     drawing = av.timeline(Ledger.build([W], rows * 6)).to_svg()
     titles = re.findall(r">((?:backward|step) [^<]*)</text>", drawing)
-    assert set(titles) == {"backward scale…loss)", "step skipped optimizer"}
+    assert set(titles) == {"backward scale(loss)", "step skipped optimizer"}
 
 
 def test_a_rank_and_its_line_are_whole_where_the_column_has_room_for_them() -> None:
@@ -621,3 +621,180 @@ def test_numbers_below_two_panels_stand_apart() -> None:
         for axes in panels
     )
     assert first[0].x0 - last[-1].x1 > figure.dpi * 0.18
+
+
+# --- what a mark means is said, and each thing has a mark of its own
+
+
+def add(amount: float, total: float, **more: Any) -> dict[str, Any]:
+    return {"kind": "backward", "label": "loss", "contribution": {"w": amount}, "grad": {"w": total}} | more
+
+
+def bars(figure: ThemedFigure) -> list[Rectangle]:
+    """The parts of the bars of a timeline, which are as wide as one another; not the swatches of its legend."""
+    found = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+    return [patch for patch in found if patch.get_width() > 14]
+
+
+@pytest.mark.parametrize("many", [1, 12])
+def test_the_legend_names_every_line_that_is_ruled(many: int) -> None:
+    grad = {f"w{p}": 1.0 for p in range(many)}
+    each = [{"kind": kind, "grad": grad} for kind in ("clip", "schedule", "step", "zero_grad", "edit")]
+    rows = [{"kind": "backward", "contribution": grad, "grad": grad}, *each]
+    shown = texts(timeline(Ledger.build([Parameter(name, (1,)) for name in grad], rows)))
+    assert [shown.count(row["kind"]) for row in each] == [2] * len(each), "above its column, and in the legend"
+
+
+def test_the_line_of_an_optimizer_is_faint_where_it_owns_nothing_and_that_is_said() -> None:
+    owned = [Parameter("body", (1,), optimizers=(1,)), Parameter("head", (1,), optimizers=(0,))]
+    both = {"body": 1.0, "head": 1.0}
+    rows: list[dict[str, Any]] = [
+        {"kind": "backward", "contribution": both, "grad": both},
+        {"kind": "zero_grad", "label": "early", "grad": {"body": 1.0}},
+        {"kind": "zero_grad", "label": "model", "grad": {"body": 1.0}},
+    ]
+    figure = timeline(Ledger.build(owned, rows, meta={"optimizers": ["early", "late"]}))
+    ruled = [line for line in figure.axes[0].lines if line.get_color() == style.KIND["zero_grad"]]
+    across = [line for line in ruled if np.ptp(line.get_ydata()) > 60]
+    faint = [line.get_alpha() for line in sorted(across, key=lambda line: (line.get_xdata()[0], line.get_ydata()[0]))]
+    assert faint == [0.25, 1.0, 1.0], "early's across the body and the head, then the model's across both"
+    assert any("faint" in text for text in texts(figure))
+
+
+def test_thin_parts_have_no_outline_that_would_fill_them() -> None:
+    rows = [add(-1, -1 - n) for n in range(40)]
+    step = {"kind": "step", "grad": {"w": -40.0}, "details": {"optimizer": "SGD"}}
+    ledger = Ledger.build([W], [*rows, step])
+    thin = [part for part in bars(timeline(ledger, events=[20, 39, 40])) if part.get_height() < 2.8]
+    assert len(thin) > 60
+    assert {part.get_edgecolor()[3] for part in thin} == {0.0}
+    assert {part.get_facecolor()[3] for part in thin} == {0.0, 0.36, 1.0}, "used, already there and new stay apart"
+
+
+def test_parts_of_a_lane_are_all_labelled_or_none() -> None:
+    rows = [add(-2, -2), add(-1.98, -3.98), add(-1.72, -5.7)]
+    inside = ["−1.98", "−1.72"]
+    roomy, narrow = (
+        [text for text in texts(timeline(Ledger.build([W], rows * times))) if text in inside] for times in (1, 6)
+    )
+    assert set(roomy) == set(inside)
+    shown = texts(timeline(Ledger.build([W], rows * 6)))
+    assert not narrow
+    assert "−2" in shown, "the total of the first, not its part"
+    assert shown.count("−2") == 6
+
+
+def test_a_number_is_rounded_in_one_way_in_one_picture() -> None:
+    rows = [
+        add(-21.83, -21.83),
+        {"kind": "zero_grad", "grad": {"w": 0.0}},
+        add(-2.2484, -2.2484),
+        {"kind": "zero_grad"},
+    ]
+    for times in (1, 2, 4):
+        shown = texts(timeline(Ledger.build([W], rows * times)))
+        assert len({text.removeprefix("× ") for text in shown if text.startswith(("−21", "−22", "× −21"))}) == 1
+        assert len({text.removeprefix("× ") for text in shown if text.startswith(("−2.", "× −2."))}) == 1
+
+
+def test_the_line_of_the_total_crosses_a_bar_that_it_ends_in_and_no_number() -> None:
+    figure = timeline(Ledger.build([W], [add(14.0, 14.0), add(-34.0, -20.0)]))
+    heavy = [line for line in figure.axes[0].lines if line.get_linewidth() == 2.6]
+    part = min(bars(figure), key=lambda patch: -patch.get_height())
+    (own,) = [line for line in heavy if line.get_ydata()[0] == max(line.get_ydata()[0] for line in heavy)]
+    assert own.get_xdata()[0] < part.get_x()
+    assert own.get_xdata()[1] > part.get_x() + part.get_width()
+    assert own.get_zorder() > part.get_zorder()
+    ((_, top, _, bottom),) = [box for text, box in boxes(figure) if text == "−34"]
+    assert not top < own.get_ydata()[0] < bottom
+
+
+def test_several_losses_share_the_swatches_of_what_became_of_them() -> None:
+    figure = timeline(Ledger.build([W], [add(-1, -1, label="d_loss"), add(-1, -2, label="g_loss")]))
+    swatches = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle) and patch.get_width() == 6.5]
+    used = {mpl.colors.to_hex(patch.get_facecolor()).upper() for patch in swatches}
+    assert used == set(style.CYCLE[:2]), "no grey, in which nothing is drawn"
+
+
+def test_windows_that_overlap_have_a_bar_each() -> None:
+    """Two optimizers read the same backwards: their bars lay on each other, and eight windows looked like four."""
+    names = [Parameter(f"w{p}", (8, 8), optimizers=(p % 2,)) for p in range(12)]
+    grad = {parameter.name: np.ones(64) for parameter in names}
+    step = [{"kind": "step", "grad": grad, "details": {"optimizer": f"o{i}", "optimizer_index": i}} for i in (0, 1)]
+    rows = [{"kind": "backward", "contribution": grad, "grad": grad}, *step, {"kind": "zero_grad"}] * 4
+    ledger = Ledger.build(names, rows)
+    figure = timeline(ledger)
+    bands = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle) and patch.get_height() == 6]
+    assert len(bands) == len(ledger.windows()) == 8
+    assert len({(band.get_x(), band.get_y()) for band in bands}) == 8
+    assert len({mpl.colors.to_hex(band.get_facecolor(), keep_alpha=True) for band in bands}) == 1
+    assert {"accumulation window", "no .grad (None)"} <= set(texts(figure))
+
+
+def seen(color: Any, ground: float) -> float:
+    """How light a colour is on a grey ground, as WCAG reckons."""
+    *rgb, alpha = mpl.colors.to_rgba(color)
+    mixed = [c * alpha + ground * (1 - alpha) for c in rgb]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in mixed]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+@pytest.mark.parametrize("label", range(6))
+def test_the_weakest_contribution_is_told_from_a_grad_without_one_in_the_dark(label: int) -> None:
+    data = heatmap.Cells(
+        np.array([[1e-6, 1.0, np.nan]]), np.full((1, 3), label), np.zeros((1, 3), bool), np.ones((1, 3), bool)
+    )
+    pixels = heatmap.paint(data, style.CYCLE, -6, 0)
+    lift = heatmap.lifted(pixels)[0]
+    assert [lift[1, 3], lift[2, 3]] == [0, 0], "what is strong, and what is grey, stays as it is"
+    weak, grey = pixels[0, 0], pixels[0, 2]
+    # On a dark page, a part of the lift lies behind the cell.
+    behind = 0.45 * lift[0, 3]
+    alpha = 1 - (1 - weak[3]) * (1 - behind)
+    light, dark = seen((*weak[:3], alpha), 18 / 255), seen(grey, 18 / 255)
+    assert (light + 0.05) / (dark + 0.05) > 1.4
+
+
+def test_a_heat_map_is_lifted_on_a_dark_page_only() -> None:
+    figure = timeline(large(60, 20))
+    svg = figure.to_svg()
+    assert svg.count("opacity: var(--av-lift, 0)") == 2, "the cells, and the scale that says what they mean"
+    assert [image.get_visible() for image in figure.axes[0].images] == [False, True] * 2, "no file has it"
+    ET.fromstring(svg)
+    assert figure.to_html().count("--av-lift: 0.45") == 2
+
+
+@pytest.mark.parametrize("after", [0.0, 40.0])
+def test_bytes_have_the_colour_that_the_legend_says(after: float) -> None:
+    rows = [add(-1.0, -1.0 - n, saved_before=96.0, saved_after=after) for n in range(3)]
+    for figure in (timeline(Ledger.build([W], rows)), timeline(Ledger.build([W], rows * 20))):
+        shown = texts(figure)
+        assert ("saved after it" in shown) == bool(after)
+        faces = [mpl.colors.to_hex(patch.get_facecolor(), keep_alpha=True) for patch in figure.axes[0].patches]
+        assert all(faces.count(f"#5f6b77{alpha}") >= 2 for alpha in ["80", "f2"][: 1 + bool(after)])
+
+
+def test_stacks_of_one_step_are_named() -> None:
+    def term(op: str) -> dict[str, Any]:
+        return {"op": op, "reduction": "mean", "elements": 8, "factor": 1.0, "unknown": ""}
+
+    one = add(-1, -1, details={"terms": [term("MseLossBackward0"), term("MeanBackward0")]})
+    step = {"kind": "step", "grad": {"w": -1.0}, "details": {"optimizer": "SGD"}}
+    shown = texts(timeline(Ledger.build([W], [one, step])))
+    (note,) = [text for text in shown if text.startswith("Shares of one step, from the left: ")]
+    assert "MseLossBackward0" in note
+    alone = add(-1, -1, details={"terms": [term("MseLossBackward0")]})
+    assert not any("from the left" in text for text in texts(timeline(Ledger.build([W], [alone, step]))))
+
+
+@pytest.mark.parametrize(("events", "crosses"), [(12, True), (40, False)])
+def test_a_line_goes_among_names_only_where_it_touches_none(events: int, crosses: bool) -> None:
+    grad = {f"w{p}": 1.0 for p in range(12)}
+    row = {"kind": "backward", "contribution": grad, "grad": grad}
+    rows = [row, {"kind": "step", "grad": grad, "details": {"optimizer": "SGD"}}] * (events // 2)
+    figure = timeline(Ledger.build([Parameter(name, (1,)) for name in grad], rows))
+    top = figure.axes[0].images[0].get_extent()[3]
+    own = [line for line in figure.axes[0].lines if line.get_color() == style.KIND["step"]]
+    high = [top - min(line.get_ydata()) for line in own if np.ptp(line.get_ydata()) > 40]
+    assert high
+    assert all((above > 40) == crosses for above in high)

@@ -18,7 +18,7 @@ const channels = (color) => [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2),
 export function pixel(code, colors, ink) {
   if (code < FIXED_ALPHA.length) return [...[[0, 0, 0], [127, 127, 127], ink][code], FIXED_ALPHA[code]];
   const level = code - FIXED_ALPHA.length;
-  return [...colors[Math.floor(level / LEVELS)], 36 + (level % LEVELS) * 7.5];
+  return [...colors[Math.floor(level / LEVELS)], 110 + (level % LEVELS) * 5];
 }
 
 /** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Geometry} place */

@@ -1,0 +1,50 @@
+"""A chart left in matplotlib's own colours and letters -> one that is read on any page, light or dark."""
+
+from __future__ import annotations
+
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+
+# What a page shows in its own colours, and a saved file in these.
+INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
+# The smallest letters that are read, in pixels.
+LETTERS = 11.0
+
+
+def make_native(chart: Figure) -> None:
+    """Take away every ground, give ink to what nobody gave a colour, and enlarge letters too small to be read."""
+    black = {"black", "k", *map(str, (rcParams["text.color"], rcParams["axes.labelcolor"], rcParams["axes.edgecolor"]))}
+    for axes in chart.axes:
+        if axes.axison:
+            _panel(axes, black)
+    for key in (*chart.legends, *(axes.get_legend() for axes in chart.axes)):
+        if key is not None:
+            key.get_frame().set(facecolor="none", edgecolor=LINE)
+    for text in chart.findobj(Text):
+        if text.get_color() in black:
+            text.set_color(INK)
+        text.set_fontsize(max(float(text.get_fontsize()), LETTERS))
+    for line in chart.findobj(Line2D):
+        if line.get_color() in black:
+            line.set_color(INK)
+
+
+def _panel(axes: Axes, black: set[str]) -> None:
+    axes.set_facecolor("none")
+    for spine in axes.spines.values():
+        if spine.get_edgecolor() in {to_rgba(color) for color in black}:
+            spine.set_edgecolor(LINE)
+    for axis in (axes.xaxis, axes.yaxis):
+        for which in ("major", "minor"):
+            given = axis.get_tick_params(which=which)
+            size = given.get("labelsize", LETTERS)
+            axis.set_tick_params(
+                which=which,
+                color=given.get("color", LINE),
+                labelcolor=given.get("labelcolor", INK),
+                labelsize=max(size, LETTERS) if isinstance(size, (int, float)) else LETTERS,
+            )
