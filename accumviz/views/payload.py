@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ _FINEST = 8e-4
 _SCALING = ("clip", "unscale")
 # Codes of a packed number; what lies between is a logarithm.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
+# What the looks of shares mean.
+_LOOKS = {"new": "one backward", "used": "used by an earlier step, too", "unseen": "unknown"}
 # More pixels than a page is wide tell nobody anything.
 _WIDEST = 640
 # Codes of a byte: nothing, `.grad` is there, a number that is not finite; then levels, label after label.
@@ -60,7 +63,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         "note": f"{note} {_unmeasured(events)}".strip(),
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
-        "keys": _keys(ledger, kinds),
+        "keys": _keys(ledger, events, kinds),
         "none": not (ledger.state & PRESENT).all(),
         "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(ledger, events, names), "c": lines},
         "count": len(ledger.parameters),
@@ -71,7 +74,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         "x": _exact(ledger, chosen),
         "strings": names.texts,
     }
-    if weighed := _shares(ledger, chosen, names):
+    if weighed := _shares(ledger, chosen, names, colors):
         data["shares"] = weighed
     if ground is not None and (moved := weights.picture(ledger, ground, chosen.tolist())):
         data["weights"] = moved
@@ -252,7 +255,7 @@ def _events(ledger: Ledger, events: Sequence[Event], names: _Names) -> dict[str,
     return columns
 
 
-def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names) -> dict[str, Any]:
+def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str, str]) -> dict[str, Any]:
     """The bars of shares: their scale `r`, and for each its step, objective, colour's label, total, words, segments.
 
     A segment is the place of its backward (-1: not shown), where it starts, how long it is, its look and its text.
@@ -261,15 +264,27 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names) -> dict[str, Any]
     if not bars:
         return {}
     at = {event: i for i, event in enumerate(chosen.tolist())}
+    short = _apart([bar.objective for bar in bars])
     rows = []
     for bar in bars:
         parts = [
             [at.get(part.backward, -1), *plain([part.start, part.length]), part.look, part.told]
             for part in bar.segments
         ]
-        row = {"e": at[bar.step], "o": bar.objective, "l": names(literal(bar.label)), "t": bar.total, "w": bar.words}
+        row = {
+            "e": at[bar.step],
+            "o": short[bar.objective],
+            "l": names(literal(bar.label)),
+            "t": bar.total,
+            "w": bar.words,
+        }
         rows.append(row | {"s": parts})
-    return {"r": plain(shares.reach(bars)), "rows": rows, "note": note}
+    keys = [
+        [text, look, "var(--av-muted)" if look == "unseen" else colors[literal(bars[0].label)]]
+        for look, text in _LOOKS.items()
+        if any(part.look == look for bar in bars for part in bar.segments)
+    ]
+    return {"r": plain(shares.reach(bars)), "rows": rows, "keys": keys, "note": f"Dashed: 1. {note}".strip()}
 
 
 def _unmeasured(events: Sequence[Event]) -> str:
@@ -347,7 +362,7 @@ def _to_one_scale(rows: list[dict[str, Any]]) -> None:
             one[:] = reach
 
 
-def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:
+def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list[list[str]]:
     """The legend, of what is there: what it says, the look of its swatch, its colour."""
     colors = [
         [words.shorten(label or "backward", 28), "new", color]
@@ -368,8 +383,11 @@ def _keys(ledger: Ledger, kinds: Sequence[str]) -> list[list[str]]:
     ]
     ruled = [(literal(kind), *style.kind(kind)) for kind in kinds if kind != "backward"]
     rules = [[kind, f"rule.av-{line}", color] for kind, color, line in ruled]
-    after = [".grad after the event", "after", "var(--av-text)"]
-    return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules, after]
+    marks = [[".grad after the event", "after", "var(--av-text)"]]
+    if known := [e.saved_before for e in events if not math.isnan(e.saved_before)]:
+        marks.append([f"saved tensors before, at most {style.size(max(known))}", "bytes", "var(--av-muted)"])
+        marks.append(["after", "bytes", "color-mix(in srgb, var(--av-muted) 50%, transparent)"])
+    return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules, *marks]
 
 
 def _marks(pixels: np.ndarray, events: int) -> str:
@@ -404,6 +422,23 @@ def _cut(names: Sequence[str]) -> int:
     while len(names) > 1 and len({tuple(part[: shared + 1]) for part in parts}) == 1:
         shared += 1
     return sum(len(part) + 1 for part in parts[0][: shared - 1]) if shared > 1 else 0
+
+
+def _apart(names: Sequence[str]) -> dict[str, str]:
+    """How objectives are written where there is little room: without what all of them begin with.
+
+    >>> _apart(["scale(loss / K) · Mean", "scale(loss / K) · Neg"])
+    {'scale(loss / K) · Mean': '…Mean', 'scale(loss / K) · Neg': '…Neg'}
+    >>> _apart(["loss", "loss"]), _apart(["d_loss", "d_reg"])
+    ({'loss': 'loss'}, {'d_loss': 'd_loss', 'd_reg': 'd_reg'})
+    """
+    different = dict.fromkeys(names)
+    shared = ""
+    for piece in re.findall(r"\w*\W+", names[0]) if len(different) > 1 else []:
+        if not all(name.startswith(shared + piece) for name in different):
+            break
+        shared += piece
+    return {name: f"…{name[len(shared) :]}" if shared else name for name in different}
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:

@@ -23,6 +23,9 @@ from accumviz.views.payload import encode, identity, ledger_data
 
 # Laying out takes a tenth of a second each: more forms than these are counted, not drawn.
 _MOST_FORMS = 40
+# What the looks of a graph mean.
+_MARKS = "Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed."
+_FACTORS = " ×: what an edge multiplies the gradient by."
 
 
 class Player(Displayed):
@@ -56,6 +59,7 @@ class Player(Displayed):
             "of": {str(where[event]): i for event, i in found["of"].items() if event in where},
             "undrawn": {str(where[event]): note for event, note in found["notes"].items() if event in where},
             "remark": self.note,
+            "marks": _MARKS + (_FACTORS if any("x" in graph for graph in found["graphs"]) else ""),
         }
         return data, blob
 

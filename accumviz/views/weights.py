@@ -12,6 +12,7 @@ import numpy as np
 from accumviz import given
 from accumviz.ledger import Ledger
 from accumviz.show import literal
+from accumviz.views import words
 from accumviz.views.style import number
 from accumviz.views.words import shorten
 
@@ -22,6 +23,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 306, 14, 162
 _FINE, _COARSE, _LEVELS = 61, 33, 9
 # A path that runs away is cut where it is so many times as far from its beginning as half of its steps.
 _FAR = 3.0
+# Beside paths that are so many times as long, all others would be a point.
+_LONG = 8.0
 _MOST_POINTS = 400
 _MOST_DIGITS = 5
 
@@ -101,24 +104,32 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
     kept = kept[:: math.ceil(len(kept) / _MOST_POINTS)] if kept else kept
     axes, (across, up), lines = _axes(ground, len(at))
     told = []
+    digits = words.telling(points)
+    before = None
     for i in kept:
         values = [float(x) for x in points[i]]
-        inside = [
-            float(np.clip(v, *r)) if math.isfinite(v) else r[1] for v, r in zip(values, ground.ranges, strict=True)
-        ]
-        here = _words(ground, names, values)
-        told.append([place[at[i]], *_where(ground, inside, i, across, up), here, _arrow(ground, values)])
+        stands = _stands(ground, values, i)
+        x, y = _seen(stands, before, across, up)
+        station = [round(_along(x, across, _LEFT, _RIGHT), 1), round(_along(y, up, _BOTTOM, _TOP), 1)]
+        told.append([place[at[i]], *station, _words(ground, names, values, digits), _arrow(ground, values)])
+        before = stands
     if not told:
         return {}
     sides = [(across, (_LEFT, _RIGHT)), (up, (_BOTTOM, _TOP))]
-    marks = [_round_values(*axis) for axis in (across, up)]
+    bases = [_base(*axis) for axis in (across, up)]
+    marks = [_round_values(low - base, high - base) for (low, high), base in zip((across, up), bases, strict=True)]
     if len(ground.names) == 1 and ground.losses is None:
         marks[0] = [step for step in marks[0] if step.is_integer()]
+    axes = [
+        f"{name} {'+' if base < 0 else '−'} {number(abs(base))}" if base else name
+        for name, base in zip(axes, bases, strict=True)
+    ]
     ticks = [
-        [[round(_along(v, axis, *span), 1), told] for v, told in zip(found, _apart(found), strict=True)]
-        for found, (axis, span) in zip(marks, sides, strict=True)
+        [[round(_along(v + base, axis, *span), 1), told] for v, told in zip(found, _apart(found), strict=True)]
+        for found, base, (axis, span) in zip(marks, bases, sides, strict=True)
     ]
     note = f"Small dots: after each step.{' Grey: the loss.' if lines else ''}"
+    note += " Arrow: beyond the edge." if any(arrow for *_, arrow in told) else ""
     return {"m": _elements(axes, ticks, lines), "note": note, "p": told}
 
 
@@ -172,8 +183,23 @@ def _range(paths: Sequence[np.ndarray]) -> tuple[float, float]:
     begin = float(paths[0][0]) if len(paths[0]) and math.isfinite(paths[0][0]) else 0.0
     low = max(float(every.min(initial=begin)), begin - most)
     high = min(float(every.max(initial=begin)), begin + most)
+    # What does not run away is seen whole, beside however short a path.
+    reaches = [float(np.abs(one[np.isfinite(one)] - begin).max(initial=0.0)) for one in paths]
+    for one, reach in zip(paths, reaches, strict=True):
+        if _is_steady(one) and reach <= _LONG * float(np.median(reaches)):
+            low, high = min(low, float(one.min(initial=low))), max(high, float(one.max(initial=high)))
     margin = 0.12 * (high - low) or 0.5 * abs(begin) or 1.0
     return low - margin, high + margin
+
+
+def _is_steady(one: np.ndarray) -> bool:
+    """Whether no step is much larger than the first.
+
+    >>> _is_steady(np.array([1.0, 1.2, 1.5])), _is_steady(np.array([1.0, 40.0, -7000.0]))
+    (True, False)
+    """
+    sizes = np.abs(np.diff(one))
+    return bool(np.isfinite(sizes).all() and (not sizes.any() or sizes.max() <= _FAR * sizes[sizes > 0][0]))
 
 
 def _down_to_the_valley(loss: Loss, span: tuple[float, float], middle: list[float], i: int) -> tuple[float, float]:
@@ -259,19 +285,49 @@ def _round_values(low: float, high: float) -> list[float]:
     ]
 
 
-def _where(
-    ground: Field, inside: Sequence[float], i: int, across: tuple[float, float], up: tuple[float, float]
+def _base(low: float, high: float) -> float:
+    """What is taken off the marks of an axis: 0 where they have room for the digits that tell them apart.
+
+    >>> _base(0.9, 1.4), _base(0.9999995, 1.00001)
+    (0.0, 1.0)
+    """
+    most = max(abs(low), abs(high))
+    return float(f"{(low + high) / 2:.4g}") if 0 < high - low < 1e-4 * most else 0.0
+
+
+def _stands(ground: Field, values: Sequence[float], i: int) -> tuple[float, float]:
+    """Where a point is, in the units of the axes; what is not finite is beyond all."""
+    if len(values) == 2:
+        x, y = values
+    elif ground.loss is None:
+        x, y = float(i), values[0]
+    else:
+        x, y = values[0], _at(ground.loss, values[0]) if math.isfinite(values[0]) else math.inf
+    return (x if math.isfinite(x) else math.inf), (y if math.isfinite(y) else math.inf)
+
+
+def _seen(
+    point: tuple[float, float],
+    before: tuple[float, float] | None,
+    *axes: tuple[float, float],
 ) -> list[float]:
-    x, y = (inside[0], inside[-1])
-    if len(inside) == 1:
-        x = float(i) if ground.loss is None else inside[0]
-        y = inside[0] if ground.loss is None else float(np.clip(_at(ground.loss, inside[0]), *up))
-        y = y if math.isfinite(y) else up[1]
-    return [round(_along(x, across, _LEFT, _RIGHT), 1), round(_along(y, up, _BOTTOM, _TOP), 1)]
+    """Where a point is drawn: of one that lies outside, where the way from the point before it leaves the ground.
+
+    >>> _seen((2, 3.0), (1, 1.0), (0, 2), (0, 2))
+    [1.5, 2.0]
+    """
+    inside = [float(np.clip(v, *axis)) for v, axis in zip(point, axes, strict=True)]
+    if before is None or not all(low <= v <= high for v, (low, high) in zip(before, axes, strict=True)):
+        return inside
+    gone = [(now - v) / (to - v) for v, now, to in zip(before, inside, point, strict=True) if to not in (now, math.inf)]
+    share = min(gone, default=1.0)
+    return [
+        v + share * (to - v) if math.isfinite(to) else now for v, now, to in zip(before, inside, point, strict=True)
+    ]
 
 
-def _words(ground: Field, names: Sequence[str], values: Sequence[float]) -> str:
-    told = [f"{shorten(name, 40)} {number(value)}" for name, value in zip(names, values, strict=True)]
+def _words(ground: Field, names: Sequence[str], values: Sequence[float], digits: int) -> str:
+    told = [f"{shorten(name, 40)} {number(value, digits)}" for name, value in zip(names, values, strict=True)]
     if ground.loss is not None and all(map(math.isfinite, values)):
         told.append(f"loss {number(_at(ground.loss, *values))}")
     return ", ".join(told)

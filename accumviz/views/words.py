@@ -274,9 +274,24 @@ def moved(ledger: Ledger, event: Event) -> str:
     told = []
     for p, values in sorted(kept.elements.items()):
         if not np.isnan(values[at]).all():
-            numbers = [number(float(x)) for x in values[at]]
+            numbers = [number(float(x), telling(values)) for x in values[at]]
             told.append(f"{shorten(parameters[p].name, 40)} is now {', '.join(numbers)}")
     return ", ".join(told)
+
+
+def telling(values: np.ndarray) -> int:
+    """How many digits tell what weights became from what they were: four, more where they hardly move.
+
+    >>> telling(np.array([[1.0], [1.5]])), telling(np.array([[1.0], [1.000005], [1.00001]]))
+    (4, 7)
+    """
+    known = values[np.isfinite(values).all(axis=1)]
+
+    def told(digits: int) -> int:
+        return len({tuple(number(x, digits) for x in row) for row in known.tolist()})
+
+    different = len({tuple(row) for row in known.tolist()})
+    return next((n for n in range(4, 8) if told(n) > 1 and (n == 4 or told(n) == different)), 7 if told(7) > 1 else 4)
 
 
 def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:

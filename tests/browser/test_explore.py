@@ -108,7 +108,41 @@ def test_the_keyboard_alone_does_all_of_it(show: Show) -> None:
     press("Tab")
     press("Enter")
     assert explored.root.locator(".av-player:visible").count() == 2
-    assert explored.verdict.endswith("are equal, bit for bit.")
+    assert "are equal to rounding" in explored.verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "other"),
+    [
+        ({}, ["rounded", "1", "yes"]),
+        ({"start": {"way": EVIL}}, ["rounded", "1", "yes"]),
+        ({"start": {"k": 4}, "against": {"k": 8}}, ["exact", "8", "yes"]),
+        ({"against": {"k": 1}}, ["rounded", "1", "yes"]),
+    ],
+    ids=["next", "last", "named", "named the same"],
+)
+def test_a_comparison_begins_with_another_run(show: Show, changes: Any, other: list[str]) -> None:
+    """Both sides showed the run that was shown alone, and were told to be equal."""
+    explored = show(make(**changes)).explored
+    if "against" in changes:
+        explored.root.get_by_role("button", name="Show one run").click()
+    explored.root.get_by_role("button", name="Compare with another run").click()
+    drawn(explored.page)
+    side = explored.side("B")
+    way = side.locator("option:checked").inner_text()
+    told = [way, side.get_by_role("slider").get_attribute("aria-valuetext")]
+    assert [*told, "yes" if side.get_by_role("switch").is_checked() else "no"] == other
+
+
+def test_each_column_of_a_comparison_is_headed_by_its_letter(show: Show) -> None:
+    """On a phone the second run began without any sign."""
+    explored = show(make(), width=375).explored
+    letters = "all => all.map(one => getComputedStyle(one, '::before').content)"
+    lines = explored.root.locator(".av-say:visible")
+    assert lines.evaluate_all(letters) == ["none"]
+    explored.root.get_by_role("button", name="Compare with another run").click()
+    drawn(explored.page)
+    assert lines.evaluate_all(letters) == ['"A"', '"B"']
 
 
 def test_a_finger_does_what_a_mouse_does(show: Show) -> None:

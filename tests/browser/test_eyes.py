@@ -292,7 +292,7 @@ def test_panes_of_two_runs_below_each_other_have_no_empty_room(show: Callable[..
 
 
 def test_a_preset_is_compared_with_another_one(show: Callable[..., Any]) -> None:
-    """Both sides showed the same run: nothing could be seen to differ."""
+    """Both sides showed the same run: nothing could be seen to differ. So it is of runs that are the same."""
     page = show(explore({"a": toy(), "b": toy()}, start={"run": "b"}), width=1280)
     page.get_by_role("button", name="Compare with another run").click()
     chosen = ".av-xside:not([hidden]) input:checked"
@@ -300,12 +300,17 @@ def test_a_preset_is_compared_with_another_one(show: Callable[..., Any]) -> None
 
 
 def test_of_two_numbers_beyond_one_edge_the_one_of_the_own_run_is_told(show: Callable[..., Any]) -> None:
-    far = {name: Ledger.build([W], weighed(ROWS, to=to)) for name, to in (("a", 1.1), ("b", 1.5), ("c", 1.001))}
+    ways = (("a", 11.0), ("b", 15.0), ("c", 1.001), ("d", 1.002), ("e", 1.003))
+    far = {name: Ledger.build([W], weighed(ROWS, to=to)) for name, to in ways}
     page = show(explore(far, start={"run": "a"}, against={"run": "b"}), width=1280)
     page.locator(".av-scrub:visible").fill(str(len(ROWS)))
     drawn(page)
     told = [player.locator(".av-out").all_text_contents() for player in page.locator(".av-slots > .av-player").all()]
-    assert [[text for text in texts if text] for texts in told] == [["↑ 1.1"], ["↑ 1.5"]]
+    assert [[text for text in texts if text] for texts in told] == [["↑ 11"], ["↑ 15"]]
+    beyond = page.locator(".av-slots > .av-player").first.locator(".av-way:not(.av-beside) .av-mover")
+    axis, label = page.locator(".av-axes").first.bounding_box(), beyond.locator("text").bounding_box()
+    assert beyond.locator(".av-dot").is_hidden(), "a dot at the edge was read as a point of the way"
+    assert label["y"] + label["height"] < axis["y"] + 6, "its number stands off the line that leads out of the ground"
 
 
 # Words of the same height, from left to right: how far each bold one is from the next.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,26 @@ def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
 
 
 Show = Callable[..., Any]
+COLOR = "els => els.map(el => getComputedStyle(el).borderTopColor)"
+# Of a text to the ground of its pane, as WCAG 2 defines it.
+CONTRAST = """texts => {
+    const light = color => color.slice(0, 3).map(x => x / 255)
+        .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+    return texts.map(text => {
+        const pane = text.closest(".av-pane");
+        const behind = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+        behind.fillStyle = getComputedStyle(pane).backgroundColor;
+        behind.fillRect(0, 0, 1, 1);
+        const ground = [...behind.getImageData(0, 0, 1, 1).data];
+        behind.fillStyle = getComputedStyle(text).fill;
+        const [whole, own] = [text.closest(".av-node"), text].map(one => getComputedStyle(one).opacity);
+        behind.globalAlpha = whole * own;
+        behind.fillRect(0, 0, 1, 1);
+        const [one, other] = [light(ground), light([...behind.getImageData(0, 0, 1, 1).data])];
+        return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    });
+}"""
 OPACITY = "els => els.map(el => Number(getComputedStyle(el).opacity))"
 
 
@@ -95,7 +116,9 @@ def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_i
     assert page.locator(".av-scrub").get_attribute("aria-valuetext") == "Before the first event"
     assert page.locator(".av-row .av-total").inner_text() == "None"
     assert page.locator(".av-in-weights .av-weighs").inner_text() == "w 1, loss 1"
-    assert page.locator(".av-node").evaluate_all(OPACITY) == [0.3, 0.3, 1.0], "a parameter is there before"
+    assert page.locator(".av-node").evaluate_all(OPACITY) == [0.7, 0.7, 1.0], "a parameter is there before"
+    assert page.locator(".av-unborn .av-card").first.evaluate("one => getComputedStyle(one).opacity") == "0.3"
+    assert min(page.locator(".av-unborn text:not(.av-by)").evaluate_all(CONTRAST)) >= 3, "faint, and yet it is read"
     box = page.locator(".av-in-graph .av-win").bounding_box()
     for node in page.locator(".av-node").all():
         place = node.bounding_box()
@@ -308,9 +331,19 @@ def test_runs_by_name_are_tabs_above_one_player_and_their_weights_one_picture(sh
     assert page.locator(".av-in-weights .av-weighs").inner_text() == "w 1.4, loss 0.36"
     keys = page.locator(".av-in-weights .av-key").all_text_contents()
     assert keys == ["undivided", "full batch", "accumulated"]
-    places = [dot.bounding_box()["x"] for dot in page.locator(".av-mover .av-dot").all()]
+    boxes = [dot.bounding_box() for dot in page.locator(".av-mover .av-dot").all()]
+    places = [box["x"] + box["width"] / 2 for box in boxes]
     assert places[0] == pytest.approx(places[1], abs=1), "the same sum, the same step"
     assert places[2] > places[0] + 5
+    assert len({box["width"] for box in boxes}) == 3, "where runs are in one place, no ring hides another"
+    colors = ".av-player:visible .av-in-weights .av-swatch"
+    alone = dict(zip(keys, page.locator(colors).evaluate_all(COLOR), strict=True))
+    page.get_by_role("button", name="Compare with another run").click()
+    drawn(page)
+    names = page.locator(".av-player:visible .av-in-weights .av-key").all_text_contents()
+    beside = list(zip(names, page.locator(colors).evaluate_all(COLOR), strict=True))
+    assert len(beside) == 6
+    assert all(alone[name] == color for name, color in beside), "a run keeps its colour when it is compared"
     assert watched.complaints == []
 
 
@@ -432,7 +465,7 @@ def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> N
         "×: what",
     ):
         assert mark in told
-    assert "saved tensors, before and after" in told
+    assert re.search(r"saved tensors before, at most 19.5 KiB\s*after", told)
     link = page.get_by_role("link", name="link to this moment")
     assert link.get_attribute("title") == "link to this moment"
     assert link.locator("svg").count() == 1

@@ -420,7 +420,11 @@ def test_of_a_run_that_was_never_zeroed_every_contribution_is_counted(show: Show
     played.root.locator(".av-scrub").focus()
     played.press("End")
     assert "Event 4999" in played.said
-    assert played.root.locator(".av-in-grad .av-note").inner_text().startswith("w.grad = 4995 earlier + 1 (event 4995)")
+    assert (
+        played.root.locator(".av-in-grad .av-note")
+        .inner_text()
+        .startswith("w.grad = 4995 (4995 earlier) + 1 (event 4995)")
+    )
     assert "not recorded" not in played.root.inner_text()
     assert played.root.locator(".av-part:visible").count() == 24
     assert watched.complaints == []
@@ -478,6 +482,17 @@ def deep(layers: int = 14, operations: int = 40) -> tuple[Ledger, Graph]:
     ]
     ledger = Ledger.build([Parameter(name, (8, 8)) for name in names], rows)
     return ledger, Graph(tuple(nodes), tuple(edges), (0,))
+
+
+def test_a_list_of_parameters_has_the_room_that_is_there(show: Show) -> None:
+    """Beside a tall graph it ended half way, above empty ground."""
+    ledger = Ledger.build([Parameter(f"w{i}", (1,)) for i in range(10)], [{"kind": "backward"}] * 20)
+    nodes = tuple(Node(i, "PowBackward0", shape=(1,)) for i in range(14))
+    graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(13)), (0,), {})
+    root = show(play(ledger, {0: graph}), width=1280).played.root
+    assert root.locator(".av-in-graph").bounding_box()["height"] > 600
+    assert root.locator(".av-in-grad .av-win").evaluate("one => one.scrollHeight <= one.clientHeight + 1")
+    assert root.locator(".av-in-grad .av-row:visible").count() == 10
 
 
 def test_a_deep_model_is_folded_by_module_in_graph_and_grad_alike(show: Show) -> None:

@@ -180,6 +180,7 @@ def test_a_reader_may_be_shown_after_a_first_try(show: Show) -> None:
     page.wait_for_selector(".av-predict[data-av-state=skipped]")
     page.reload()
     assert (asked.state, asked.unlocked) == ("skipped", True)
+    assert asked.verdict == "Shown after one try.", "there was a prediction"
 
 
 def test_nothing_of_an_answer_is_seen_or_heard_before_it_is_given(show: Show) -> None:

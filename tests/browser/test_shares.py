@@ -43,8 +43,18 @@ def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
         # As much of each as is seen: a letter of this type is 7.3 px wide.
         seen = names.evaluate_all("all => all.map(one => one.textContent.slice(0, one.clientWidth / 7.3).trim())")
         assert len(seen) == len(set(seen)) > 1
-        titles = names.evaluate_all("all => all.map(one => one.title)")
-        assert whole == all(name.endswith(title) for name, title in zip(seen, titles, strict=True))
+        assert whole == ("…MeanBackward0" in "".join(seen))
+        assert "loss · MeanBackward0" in names.nth(1).get_attribute("title"), "the sentence has all of it"
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_sum_is_seen_to_its_last_digit(show: Callable[..., Any], width: int) -> None:
+    """Of 1.608e−4 the last digit was cut."""
+    pane = show(play(ledger_of(window(term(-1.608e-4)))), width=width).pane
+    total = pane.locator("[role=option] .av-total")
+    assert total.inner_text() == "−1.608e−4"
+    assert total.evaluate("one => one.scrollWidth <= one.clientWidth")
+    assert pane.locator(".av-axis").inner_text().startswith("at event"), "what stands below counts events"
 
 
 def boxes(pane: Any, line: int) -> list[dict[str, float]]:

@@ -89,7 +89,7 @@ test("of many parts the last five are told one by one, and no number is 0 that i
   const empty = { skipped: [], retained: [], scales: [] };
   const e = { k: Array(7).fill(0), h: Array(7).fill("backward"), l: Array(7).fill(0), c: Array(7).fill(-1), ...empty };
   const run = ledger({ e, fates: [[7, 0, 0]], x: { 0: [added, grad] }, c: norms(added), g: norms(grad) });
-  const told = "w.grad = 2 earlier + 1 (event 2) − 1 (event 3) + 1 (event 4) − 1 (event 5) + 1 (event 6) = 1";
+  const told = "w.grad = 0 (2 earlier) + 1 (event 2) − 1 (event 3) + 1 (event 4) − 1 (event 5) + 1 (event 6) = 1";
   assert.equal(equation(run, 6, run.rows[0]), told);
   assert.equal(run.rows[0].grad(5), 0);
   assert.equal(run.rows[0].grad(-1), null);

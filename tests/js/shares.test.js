@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { toOneScale } from "../../accumviz/views/js/runs.js";
-import { barAt, legend } from "../../accumviz/views/js/shares.js";
+import { barAt } from "../../accumviz/views/js/shares.js";
 
 const row = (e, ...born) => ({ e, o: "loss", l: 0, t: "1", w: "", s: born.map((b) => [b, 0, 1, "new", "1"]) });
 
@@ -14,11 +14,6 @@ test("a bar speaks of its step, of the backwards that it uses first, and of what
 test("of several objectives in a step the one that a backward is for is found", () => {
   assert.equal(barAt([row(4, 0), row(4, 1)], 1), 1);
   assert.equal(barAt([row(4, 0), row(4, 1)], 4), 0);
-});
-
-test("the legend names only the looks that are there", () => {
-  const odd = { ...row(3, 0), s: [[0, 0, 0.5, "unseen", "?"], [1, 0, 0.5, "new", "0.5"]] };
-  assert.deepEqual(legend([odd]).map(([look]) => look), ["new", "unseen"]);
 });
 
 test("the shares of two runs side by side have one scale", () => {

@@ -152,8 +152,27 @@ def test_a_page_carries_bars_of_many_steps_thinned_with_a_note(monkeypatch: pyte
     monkeypatch.setattr(payload, "_MOST_SEGMENTS", 10)
     told = payload.ledger_data(ledger_of(*[window(term(0.5), term(0.5))] * 20))[0]["shares"]
     assert sum(len(row["s"]) for row in told["rows"]) <= 10
-    assert told["note"] == "The shares of 5 of 20 steps are shown."
+    assert told["note"] == "Dashed: 1. The shares of 5 of 20 steps are shown."
     assert told["r"] == [0, 1.05]
+
+
+def test_the_legend_of_a_page_names_only_the_looks_of_shares_that_are_there() -> None:
+    def looks(ledger: Ledger) -> list[str]:
+        return [look for _, look, _ in payload.ledger_data(ledger)[0]["shares"]["keys"]]
+
+    assert looks(ledger_of(window(term(0.5), term(0.5)))) == ["new"]
+    assert looks(ledger_of(window(term(0.5), term(math.nan, unknown="odd")))) == ["new", "unseen"]
+    assert looks(ledger_of(window(term(0.5), zero=False), window(term(0.5)))) == ["new", "used"]
+
+
+def test_of_two_objectives_a_page_names_what_differs_first() -> None:
+    """Both rows of a step began with the same 26 letters, and were cut behind them."""
+    both = [term(0.5), term(-0.5, op="MeanBackward0")]
+    rows = payload.ledger_data(ledger_of(window(both, label="scaler.scale(loss / K)")))[0]["shares"]["rows"]
+    names = [row["o"] for row in rows]
+    assert len({name[:10] for name in names}) == 2
+    assert all(name.startswith("…") for name in names)
+    assert all("scaler.scale(loss / K)" in row["w"] for row in rows), "the sentence has all of it"
 
 
 def test_hostile_names_and_reasons_are_inert() -> None:

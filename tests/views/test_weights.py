@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accumviz.ledger import Ledger, Parameter
-from accumviz.views import weights
+from accumviz.views import weights, words
 from accumviz.views.player import play
 
 
@@ -144,3 +144,40 @@ def test_no_two_marks_of_an_axis_say_the_same_number() -> None:
     found = told(walked([1.0], [1.00012]))
     marks = texts(found, "text.av-ticky")
     assert marks == ["1", "1.0001"], "1.00005 has no room to be told"
+
+
+def test_the_ground_covers_what_runs_reach_if_none_of_them_runs_away() -> None:
+    """Of 1.422 a point was drawn at 1.31, as if it were there: the other run came to 1.092."""
+    runs = [walked([1.0], [1.152], [1.422]), walked([1.0], [1.03], [1.092])]
+    ground = weights.field(runs)
+    assert ground is not None
+    assert ground.ranges[0][1] > 1.422
+    still = weights.field([walked([1.0], [1.000005]), *[walked([1.0], [1.1])] * 3])
+    assert still is not None
+    assert still.ranges[0][1] > 1.1, "a run that hardly moves does not decide what of the others is seen"
+    (many,) = [weights.field([walked([1.0], [1.2]), walked([1.0], [1.8]), walked([1.0], [4.2])], bowl)]
+    assert many is not None
+    assert many.ranges[0][1] > 4.2
+
+
+def test_a_way_that_leaves_the_ground_leaves_it_where_it_would() -> None:
+    found = told(walked([1.0], [1.5], [1.9], [2.3], [1.8], [901.8]))
+    (_, x, y, _, arrow) = found["p"][5]
+    (_, x0, y0, *_) = found["p"][4]
+    assert arrow == "↑ 902"
+    assert y == 14, "at the edge"
+    assert 0 < x - x0 < 2, "nearly upright: the next step would be far above"
+    assert y0 > y
+    assert "Arrow: beyond the edge." in found["note"]
+    assert "Arrow" not in told(walked([1.0], [1.5]))["note"]
+
+
+def test_weights_that_hardly_move_are_told_with_the_digits_that_say_so() -> None:
+    """A line rose above the only mark 1, and the words said: w is now 1."""
+    ledger = walked([1.0], [1.000005], [1.00001])
+    found = told(ledger)
+    assert [text for *_, text, _ in found["p"]] == ["w 1", "w 1.000005", "w 1.00001"]
+    assert len(set(texts(found, "text.av-ticky"))) > 2
+    assert texts(found, "text.av-axisname") == ["step", "w − 1"]
+    assert words.moved(ledger, ledger[2]) == "w is now 1.00001"
+    assert words.moved(walked([1.0], [1.5]), walked([1.0], [1.5])[1]) == "w is now 1.5"

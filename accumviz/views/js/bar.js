@@ -42,7 +42,9 @@ export function barOf({ ledger }, tall, choose) {
     const ink = part.fresh ? ledger.color(now)[1] : "inherit";
     const told = part.told || number(part.amount, row.signed ? 4 : 3);
     piece.className = `av-part av-${look(part)}`;
-    piece.style.cssText = `left: ${left}; width: ${100 * share}%; --av-c: ${color}; color: ${ink}`;
+    // Outlines would fill a thin part, which has its sides alone.
+    const sides = share * width < 5 ? "; border-width: 1.5px 0" : "";
+    piece.style.cssText = `left: ${left}; width: ${100 * share}%; --av-c: ${color}; color: ${ink}${sides}`;
     piece.replaceChildren(share * width > told.length * 7 + 6 ? h("span", {}, told) : "");
   }
   /**

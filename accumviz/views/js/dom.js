@@ -118,6 +118,10 @@ export function arrive(frame) {
   for (const part of [frame, ...frame.querySelectorAll(".av-top")]) part.scrollIntoView({ block: "nearest" });
 }
 
+/** An entry of a legend: what it says, the look of its swatch, its colour. @param {string[]} key */
+export const swatch = ([text, look, color]) =>
+  h("span.av-key", {}, h(`i.av-swatch.av-${look}`, { style: `--av-c: ${color}` }), text);
+
 /** @param {string} name @param {string} title @param {...(Node | string)} children */
 export function pane(name, title, ...children) {
   const head = h("div.av-head", {}, h("span.av-name", {}, title));

@@ -44,19 +44,26 @@ export async function explore({ model, el }, kernel) {
    */
   const dressOf = (name) => (whole, other) => {
     const scaled = toOneScale(whole, other);
-    const both = name === "a" ? [whole, other] : [other, whole];
-    if (other) return withWays(scaled, name.toUpperCase(), [["A", both[0]], ["B", both[1]]]);
-    if (!tabs) return scaled;
     const { labels } = controls[0];
-    return withWays(scaled, labels[Number(at()[name]?.[0])], labels.map((label, i) => [label, runs.at([i]).whole]));
+    if (tabs) return withWays(scaled, Number(at()[name]?.[0]), labels.map((label, i) => [label, runs.at([i]).whole]));
+    if (!other) return scaled;
+    const [a, b] = name === "a" ? [whole, other] : [other, whole];
+    return withWays(scaled, Number(b === whole), [["A", a], ["B", b]]);
   };
   const tabs = controls[0].kind === "tabs";
   const both = together(() => sides, (side, e) => linkTo(choicesLink(id, side, at().a, at().b), { e }));
   const sides = { a: side("a"), b: side("b") };
   const result = figures();
-  // Presets are there to be compared: with the next one, where no other was named.
-  const another = () => (tabs ? [(Number(at().a[0]) + 1) % controls[0].labels.length] : at().a);
-  const click = () => go({ b: at().b ? null : against || another() });
+  /** What A is compared with, where no other was named: the nearest run, one choice away. */
+  function another() {
+    const { a } = at();
+    const near = controls.map(({ labels }, i) => a.map((old, k) => {
+      const place = Number(old);
+      return k === i ? (labels[place + 1] ? place + 1 : place && labels.length - 2) : old;
+    }));
+    return near.find((one) => runs.at(one) !== runs.at(a)) ?? near[0];
+  }
+  const click = () => go({ b: at().b ? null : against && `${against}` !== `${at().a}` ? against : another() });
   const compare = h("button.av-compare", { type: "button", click });
   const top = h("div.av-xtop", {}, sides.a.panel, sides.b.panel, compare);
   const slots = h("div.av-slots", {}, sides.a.slot, sides.b.slot);

@@ -134,7 +134,8 @@ export function gradPane(app) {
     const when = (/** @type {Row} */ row) => seenUntil(members(row), state.e, known(row));
     const [width, letters] = [lineAt(0).bar.clientWidth, lineAt(0).name.clientWidth / 7.6];
     const first = Math.floor(box.scrollTop / tall);
-    const count = Math.min(Math.ceil((box.clientHeight || 300) / tall) + 1, rows.length - first);
+    // It may yet become taller, as the panes beside it are.
+    const count = Math.min(Math.ceil(Math.max(box.clientHeight, 700) / tall) + 1, rows.length - first);
     for (let i = 0; i < Math.max(pool.length, count); i++) {
       const { el, fill } = lineAt(i);
       const place = first + i;

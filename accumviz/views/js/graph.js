@@ -58,9 +58,7 @@ export function graphPane(app) {
   const told = h("span.av-told");
   const steps = range("forward, then backward, node by node", () => go({ n: Number(steps.value) - total() }));
   const sub = h("label.av-sub", {}, steps, told);
-  const factors = data.graphs.some(({ x }) => x) ? " ×: what an edge multiplies the gradient by." : "";
-  const marks = `Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed.${factors}`;
-  const made = pane("graph", "Graph", box, h("div.av-below", {}, sub, note), h("p.av-marks", {}, marks));
+  const made = pane("graph", "Graph", box, h("div.av-below", {}, sub, note), h("p.av-marks", {}, data.marks));
   const view = zooming(box);
   const total = () => shown?.graph.order.length ?? 0;
   const faces = TOOLS.map(([face, label, by]) => button("zoom", label, () => view.zoom(by), face));

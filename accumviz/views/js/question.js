@@ -27,13 +27,16 @@ function partsOf(root) {
 /**
  * What is said about an answer.
  * @param {Way} way @param {keyof typeof SIGNS} state @param {string} said @param {Node[][]} reasons
+ * @param {(string | null)[]} tries
  */
-function verdictOn(way, state, said, reasons) {
+function verdictOn(way, state, said, reasons, tries) {
   const told = h("p", {}, h("span.av-sign", { "aria-hidden": "true" }, SIGNS[state]));
   // A choice is seen where it was made; the field of a number is gone.
   if (state === "right") {
     told.append(h("b", {}, "Right."), ...(way.role ? [" You said ", ...way.repeat(said), "."] : []));
-  } else if (state === "skipped") told.append(h("b", {}, "Shown without a prediction."));
+  } else if (state === "skipped") {
+    told.append(h("b", {}, `Shown ${tries[0] ? "after one try" : "without a prediction"}.`));
+  }
   else {
     const why = way.reason(said, reasons);
     const plain = state === "retry" ? "That is not what was recorded." : "Compare it with what was recorded.";
@@ -69,7 +72,7 @@ export function mount(root) {
   function settle() {
     const said = tries[tries.length - 1];
     const state = stateOf(way, tries);
-    verdict.replaceChildren(verdictOn(way, state, said ?? "", reasons.map(copyAll)));
+    verdict.replaceChildren(verdictOn(way, state, said ?? "", reasons.map(copyAll), tries));
     root.dataset.avState = state;
     if (state === "retry") way.ruleOut(said ?? "");
     else way.mark(said);

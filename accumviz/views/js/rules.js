@@ -86,9 +86,10 @@ export function drawSaved(
   const wide = Math.max(barWidth(column), 0.8) / 2;
   pen.write("saved", left - 8, bottom + 20, { align: "right", ink: inks.muted });
   pen.fill(inks.line, 0, bottom + 3, width, 0.7);
+  pen.fill(inks.muted, left, base, column * ledger.length, 0.8);
   sides.forEach((bytes, side) => bytes.forEach((count, e) => {
     const tall = (STRIP * count) / most;
+    pen.context.globalAlpha = 1 - side / 2;
     pen.fill(inks.muted, left + e * column + column / 2 + (side - 1) * wide, base - tall, wide, tall);
   }));
-  pen.fill(inks.muted, left, base, column * ledger.length, 0.8);
 }

@@ -32,24 +32,24 @@ export function toOneScale({ data, bytes }, other) {
   const p = data.p.map((row) => {
     return { ...row, r: around(row.r, beside.get(row.n) ?? row.r) };
   });
-  const saved = [data, next].flatMap((one) => one.e.b ?? []).map((count) => Number(count) || 0);
+  const saved = [data, next].flatMap((one) => one.e.b ?? []).map(Number);
   const shares = data.shares && { ...data.shares, r: around(data.shares.r, (next.shares ?? data.shares).r) };
   const differs = other && differing(data, next);
   const length = Math.max(data.e.k.length, next.e.k.length);
-  return { data: { ...data, p, differs, shares, length, most: Math.max(1, ...saved) }, bytes };
+  return { data: { ...data, p, differs, shares, length, most: Math.max(...saved) }, bytes };
 }
 
 /**
- * A run with the ways of the weights of all that are compared: its own is the one of that name.
- * @param {Whole} run @param {string} name @param {[string, Whole | undefined][]} all @returns {Whole}
+ * A run with the ways of the weights of all that are compared, among which it has a place.
+ * @param {Whole} run @param {number} hue @param {[string, Whole | undefined][]} all @returns {Whole}
  */
-export function withWays({ data, bytes }, name, all) {
-  const ways = all.flatMap(([one, whole], hue) => {
+export function withWays({ data, bytes }, hue, all) {
+  const ways = all.flatMap(([name, whole], hue) => {
     const p = whole?.data.weights?.p;
-    return p ? [{ name: one, hue, p }] : [];
+    return p ? [{ name, hue, p }] : [];
   });
-  const beside = ways.filter((way) => way.name !== name);
-  const hue = Math.max(all.findIndex(([one]) => one === name), 0);
+  const beside = ways.filter((way) => way.hue !== hue);
+  const [name] = all[hue];
   return { data: data.weights ? { ...data, weights: { ...data.weights, name, hue, beside } } : data, bytes };
 }
 

@@ -3,10 +3,9 @@
 /** @import { App } from "./player.js" */
 /** @import { At, Segment, ShareRow, SharesData } from "./types.d.ts" */
 
-import { h, own, pane, put, reveal, vertical } from "./dom.js";
+import { h, own, pane, put, reveal, swatch, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
-import { abbreviated } from "./names.js";
-import { clamp } from "./numbers.js";
+import { clamp, shorten } from "./numbers.js";
 
 /**
  * Which bar speaks of an event: that of the step it is, or is used by first; else the last one.
@@ -19,15 +18,8 @@ export function barAt(rows, e) {
   return next < 0 ? rows.length - 1 : next;
 }
 
-/** What the looks of segments mean, of those that are there. @param {ShareRow[]} rows */
-export function legend(rows) {
-  const looks = new Set(rows.flatMap((row) => row.s.map(([, , , look]) => look)));
-  const told = { new: "one backward", used: "used by an earlier step, too", unseen: "unknown" };
-  return Object.entries(told).filter(([look]) => looks.has(look));
-}
-
 /** @param {App} app @param {SharesData} shares */
-export function sharesPane(app, { r: [low, high], rows, note }) {
+export function sharesPane(app, { r: [low, high], rows, keys, note }) {
   const { ledger, go, at, uid } = app;
   const x = (/** @type {number} */ value) => `${(100 * (value - low)) / (high - low)}%`;
   const several = new Set(rows.map((row) => row.o)).size > 1;
@@ -44,7 +36,6 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
     const text = h("span", look === "new" ? { style: `color: ${ink}` } : {}, told);
     return h(`b.av-part.av-${look}`, { style, title: told, click }, text);
   }
-  const short = abbreviated(rows.map(({ o }) => o));
   const lines = rows.map((row, i) => {
     const pieces = row.s.map((segment) => pieceOf(row, segment));
     const step = ledger.index(row.e);
@@ -52,9 +43,8 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
     const again = several && i > 0 && rows[i - 1].e === row.e;
     // What is seen are bits of the sentence that is heard.
     const seen = { "aria-hidden": "true" };
-    // On a phone there is room for a dozen letters.
-    const objective = several ? short(row.o, innerWidth / 28) : "";
-    const name = h("span.av-of", { title: row.o, click, ...seen }, again ? "\u2003" : `${step} `, objective);
+    const whose = `${again ? "\u2003" : step} ${several ? shorten(row.o, innerWidth / 28) : ""}`;
+    const name = h("span.av-of", { title: row.w, click, ...seen }, whose);
     const bar = h("span.av-bar", seen, ...pieces, ...marks());
     const total = h("span.av-total", seen, row.t);
     const heard = h("span.av-heard", {}, row.w);
@@ -64,15 +54,11 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
   const ones = [1, -1].filter((value) => value >= low).map((value) =>
     h("span", { style: `left: ${x(value)}` }, value < 0 ? "−1" : "1"));
   const axis = h("div.av-share.av-axis", { "aria-hidden": "true" },
-    h("span", {}, "step"), h("span.av-bar", {}, ...ones), h("span.av-total", {}, "sum"));
+    h("span", {}, "at event"), h("span.av-bar", {}, ...ones), h("span.av-total", {}, "sum"));
   const looks = { tabindex: 0, role: "listbox", "aria-label": "Shares of each step" };
   const box = h("div.av-win", looks, ...lines.map(({ el }) => el));
-  const keys = legend(rows).map(([look, text]) => {
-    const style = `--av-c: ${look === "unseen" ? "var(--av-muted)" : ledger.colorOf(rows[0].l)[0]}`;
-    return h("span.av-key", {}, h(`i.av-swatch.av-${look}`, { style }), text);
-  });
   const told = h("p.av-note.av-weighs");
-  const meanings = h("p.av-note", {}, ...keys, `Dashed: 1. ${note}`);
+  const meanings = h("p.av-note", {}, ...keys.map(swatch), note);
   const made = pane("shares", "Shares of each step", axis, box, told, meanings);
   box.addEventListener("keydown", (event) => {
     const by = vertical(event);
@@ -81,7 +67,6 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
     go({ e: rows[clamp(barAt(rows, at().e) + by, 0, rows.length - 1)].e });
   });
 
-  let shown = -1;
   /** @param {At} state */
   function draw({ e }) {
     const chosen = barAt(rows, e);
@@ -93,8 +78,7 @@ export function sharesPane(app, { r: [low, high], rows, note }) {
     const step = rows[chosen].e;
     told.textContent = rows.filter((row) => row.e === step).map((row) => row.w).join(" ");
     put(box, { "aria-activedescendant": `${uid}-s${chosen}` });
-    if (chosen !== shown) reveal(box, lines[chosen].el.offsetTop, lines[chosen].el.offsetHeight);
-    shown = chosen;
+    reveal(box, lines[chosen].el.offsetTop, lines[chosen].el.offsetHeight);
     fit();
   }
   /** A text without room stands in the words below, and in the title. */

@@ -27,9 +27,7 @@ import { endOf } from "./runs.js";
 export function sideOf(name, { controls, uid, other, choose, link, leader, dress, moved, begins }) {
   const offered = controls.map((control, i) =>
     choiceOf(control, { key: `${uid}-${name}-${i}`, other, choose: (place) => choose(i, place) }));
-  const letter = name.toUpperCase();
-  const mark = h("b.av-xmark", { "aria-hidden": "true" }, letter);
-  const panel = h("div.av-xside", group(`Run ${letter}`), mark, ...offered.map(({ el }) => el));
+  const panel = h("div.av-xside", group(`Run ${name.toUpperCase()}`), ...offered.map(({ el }) => el));
   const slot = h("div.accumviz.av-player");
   /** @type {Run | null | undefined} */
   let shown;

@@ -5,7 +5,7 @@
 /** @import { At, Data } from "./types.d.ts" */
 /** @import { Ledger } from "./ledger.js" */
 
-import { h, pane } from "./dom.js";
+import { h, pane, swatch } from "./dom.js";
 import { OWN_SCALES } from "./words.js";
 import { geometry } from "./geometry.js";
 import { drawHeat } from "./heat.js";
@@ -73,12 +73,10 @@ export function timePane(app) {
   }
   /** @param {Geometry} place */
   function explain(place) {
-    const keys = data.keys.filter(([, name]) => (name.startsWith("rule") ? place.ruled : place.bars || name === "new"));
-    if (saved) keys.push(["saved tensors, before and after", "bytes", "var(--av-muted)"]);
-    const swatches = keys.map(([text, name, color]) =>
-      h("span.av-key", {}, h(`i.av-swatch.av-${name}`, { style: `--av-c: ${color}` }), text));
-    const scales = place.bars && ledger.ownScales ? OWN_SCALES : "";
-    legend.replaceChildren(...swatches, `${scales} ${remarks(data, place)}`);
+    const { bars, ruled } = place;
+    const keys = data.keys.filter(([, name]) => (name.startsWith("rule") ? ruled : bars || /^(new|bytes)/.test(name)));
+    const scales = bars && ledger.ownScales ? OWN_SCALES : "";
+    legend.replaceChildren(...keys.map(swatch), `${scales} ${remarks(data, place)}`);
   }
   /** Put the marks where the player stands. @param {At} state */
   function draw({ e, p }) {

@@ -34,13 +34,10 @@ export type Plain = number | string | null;
 export type Column = Plain[] | { at: number; size: number; low: number; step: number };
 
 /** The events as columns; what most of them lack is a list of positions. */
-export interface Events {
+export interface Events extends Record<"u" | "v" | "w", number[]> {
   k: number[];
   h: string[];
   l: number[];
-  u: number[];
-  v: number[];
-  w: number[];
   c: number[];
   retained: number[];
   scales: number[];
@@ -117,6 +114,8 @@ export interface ShareRow {
 export interface SharesData {
   r: number[];
   rows: ShareRow[];
+  /** The legend: what it says, the look of its swatch, its colour. */
+  keys: string[][];
   note: string;
 }
 
@@ -164,6 +163,8 @@ export interface Data {
   of: Record<string, number>;
   undrawn: Record<string, string>;
   remark: string;
+  /** What the looks of a graph mean. */
+  marks: string;
   /** Lines of code, by their place, in which the run beside it differs. */
   differs?: number[];
   /** The most saved bytes of two runs side by side. */

@@ -3,38 +3,45 @@
 /** @import { App } from "./player.js" */
 /** @import { At, Station, WeightsData } from "./types.d.ts" */
 
-import { h, pane, put, svg } from "./dom.js";
+import { h, pane, put, svg, swatch } from "./dom.js";
 
 /** How many stations have been reached by an event; the first is where the weights began. */
 export const reached = (/** @type {Station[]} */ stations, /** @type {number} */ e) =>
   stations.filter(([place]) => place <= e).length;
 
-/** @param {Station[]} stations @param {string} look @param {string} color */
-function wayOf(stations, look, color) {
-  const stops = stations.map(([, x, y], i) => {
-    const [, x1, y1] = stations[Math.max(i - 1, 0)];
-    return svg("g", {}, svg("line", { x1, y1, x2: x, y2: y }), svg("circle", { cx: x, cy: y, r: 2 }));
+/**
+ * A way; `ring` counts those around the first one, none of which hides another.
+ * @param {Station[]} stations @param {string} look @param {string} color
+ */
+function wayOf(stations, look, color, ring = 0) {
+  const stops = stations.map((one, i) => {
+    const [, x, y, , beyond] = one;
+    // From beyond the edge no line leads anywhere.
+    const [, x1, y1] = stations[i - 1]?.[4] === "" ? stations[i - 1] : one;
+    return svg("g", {}, svg("line", { x1, y1, x2: x, y2: y }), svg("circle", { cx: x, cy: y, r: beyond ? 0 : 2 }));
   });
-  const dot = svg("circle.av-dot", { r: look ? 7 : 4.5 });
+  const dot = svg("circle.av-dot", { r: 4.5 + 2.5 * ring });
   const out = svg("text.av-out");
   const mover = svg("g.av-mover", {}, dot, out);
   const el = svg(`g.av-way${look}`, { style: `--av-c: ${color}` }, ...stops, mover);
 
-  /** @param {number} count how many stations have been reached @param {string[]} told where numbers stand */
+  /** @param {number} count how many stations have been reached @param {string[]} told at which edges numbers stand */
   function draw(count, told) {
     stops.forEach((stop, i) => stop.classList.toggle("av-ahead", i >= count));
-    const here = stations.slice(0, count).at(-1);
+    const [from, here] = [count - 2, count - 1].map((i) => stations[i]);
     mover.toggleAttribute("hidden", !here);
     if (!here) return;
     const [, x, y, , beyond] = here;
-    const place = mover.style.transform = `translate(${x}px, ${y}px)`;
-    // Of two numbers in one place neither could be read.
-    out.textContent = told.includes(place) ? "" : beyond;
-    if (beyond) told.push(place);
+    mover.style.transform = `translate(${x}px, ${y}px)`;
+    // Of two numbers at one edge neither could be read.
+    out.textContent = told.includes(beyond[0]) ? "" : beyond;
+    told.push(beyond[0]);
+    dot.toggleAttribute("hidden", Boolean(beyond));
     const right = x > 160;
-    put(out, { x: right ? -9 : 9, y: y < 30 ? 18 : -8, "text-anchor": right ? "end" : "start" });
+    // On the side of the edge from which its line does not come.
+    put(out, { x: right ? -4 : 4, y: from?.[2] < y ? 16 : -5, "text-anchor": right ? "end" : "start" });
   }
-  return { el, draw, far: stations.some((one) => one[4]) };
+  return { el, draw };
 }
 
 /** A run has the same colour in its own picture and beside others. */
@@ -45,20 +52,17 @@ const colorOf = (/** @type {number} */ hue) => COLORS[hue % COLORS.length];
 export function weightsPane(_app, { m, note, p, name, hue = 0, beside = [] }) {
   const marks = m.map(([name, at, text = ""]) => svg(name, at, text));
   const mine = wayOf(p, "", colorOf(hue));
-  const others = beside.map((other) => {
+  const others = beside.map((other, i) => {
     const c = colorOf(other.hue);
-    return { name: other.name, c, ...wayOf(other.p, ".av-beside", c) };
+    return { name: other.name, c, ...wayOf(other.p, ".av-beside", c, i + 1) };
   });
   const ways = [mine, ...others];
   const drawing = svg("svg", { viewBox: "0 0 320 192", "aria-hidden": "true" }, ...marks,
     ...ways.map(({ el }) => el).reverse());
   const here = h("p.av-note.av-weighs");
-  const key = (/** @type {string} */ look, /** @type {string} */ color, /** @type {string} */ text) =>
-    h("span.av-key", {}, h(`i.av-swatch.av-spot${look}`, { style: `--av-c: ${color}` }), text);
   const legend = h("p.av-note", {},
-    key("", colorOf(hue), name ?? "the weights now"),
-    ...others.map((other) => key(".av-beside", other.c, other.name)),
-    note, ways.some(({ far }) => far) ? " Arrow: beyond the edge." : "");
+    swatch([name ?? "the weights now", "spot", colorOf(hue)]),
+    ...others.map(({ c, name }) => swatch([name, "spot.av-beside", c])), note);
 
   /** @param {At} state */
   function draw({ e }) {

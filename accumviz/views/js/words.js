@@ -3,7 +3,7 @@
 /** @import { Ledger, Row } from "./ledger.js" */
 
 import { lost } from "./fates.js";
-import { counted, number } from "./numbers.js";
+import { counted, number, sum } from "./numbers.js";
 import { stack } from "./parts.js";
 
 /** What is to be known before bars of two rows are compared. */
@@ -78,7 +78,8 @@ export function equation(ledger, e, row) {
   const parts = stack(ledger, e, row);
   if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;
   const terms = parts.slice(-TERMS).map((part) => term(ledger, row, part));
-  if (parts.length > TERMS) terms.unshift(`${parts.length - TERMS} earlier`);
+  const early = parts.slice(0, -TERMS);
+  if (early.length) terms.unshift(`${row.signed ? `${number(sum(early))} ` : ""}(${early.length} earlier)`);
   if (!row.x) return `${name}: ${total}, from contributions of norms ${terms.join(", ")}`;
   return `${name} = ${terms.join(" + ").replaceAll("+ −", "− ")} = ${total}`;
 }

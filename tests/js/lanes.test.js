@@ -1,0 +1,48 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { drawLanes, totals } from "../../accumviz/views/js/lanes.js";
+import { Ledger } from "../../accumviz/views/js/ledger.js";
+
+/** Windows of four backwards, a step and a zero_grad. */
+function ledger(part) {
+  const kinds = ["backward", "backward", "backward", "backward", "step", "zero_grad"];
+  const added = kinds.map((kind) => (kind === "backward" ? [part] : null));
+  const grad = kinds.map((kind, e) => (kind === "zero_grad" ? null : [part * Math.min(e + 1, 4)]));
+  const norms = (side) => side.map((value) => (value ? Math.abs(value[0]) : -1));
+  return new Ledger({
+    kinds: [["backward", "#000"], ["step", "#222"], ["zero_grad", "#333"]],
+    colors: [[0, "#0072B2", "#fff"]],
+    e: { k: [0, 0, 0, 0, 1, 2], h: kinds, l: kinds.map(() => 0), c: [], skipped: [], retained: [], scales: [] },
+    count: 1,
+    p: [{ n: "w", s: "w", d: [1], r: [Math.min(0, 4 * part), Math.max(0, 4 * part)], f: 0 }],
+    fates: [[4, 2, 1]],
+    x: { 0: [added, grad] },
+    c: norms(added),
+    g: norms(grad),
+    strings: ["loss"],
+    digits: 4,
+  });
+}
+const told = (part, column) => totals(ledger(part), ledger(part).rows[0], column);
+
+test("totals stand at all bars, or at those that steps used, with the same digits", () => {
+  assert.deepEqual(told(-0.3, 60), ["−0.3", "−0.6", "−0.9", "−1.2", "−1.2", ""]);
+  assert.deepEqual(told(-123.4, 34), ["", "", "", "", "−494", ""], "three digits have no room in these columns");
+  assert.deepEqual(told(-1.25, 18), ["", "", "", "", "−5", ""]);
+  assert.deepEqual(told(1.234e-7, 18), [], "none, rather than some");
+});
+
+test("of bars with thin parts the sides alone are drawn: outlines would fill what is already used", () => {
+  const outlines = [];
+  const context = { strokeRect: (...box) => outlines.push(box) };
+  const pen = { context, fill() {}, write() {} };
+  const draw = (part, lane) => {
+    outlines.length = 0;
+    const run = ledger(part);
+    drawLanes(pen, { dark: false }, run, { left: 0, column: 60, top: 0, lane });
+    return outlines.length;
+  };
+  assert.equal(draw(-1, 84), 1 + 2 + 3 + 4 + 4);
+  assert.equal(draw(-1, 30), 0);
+});
