@@ -219,6 +219,18 @@ def _were(parts: Sequence[Segment]) -> str:
     return "was" if len({part.nth for part in parts}) == 1 else "were"
 
 
+def among(ledger: Ledger) -> str:
+    """What a share of 1 is where ranks average, and whose shares a rank's own ledger has; nothing for one process.
+
+    >>> among(Ledger.build([], [{"kind": "sync"}], meta={"rank": 1, "ranks": 4})), among(Ledger.build([], []))
+    ('all 4 ranks together, here rank 1', '')
+    """
+    ranks, rank = ledger.meta.get("ranks", 1), ledger.meta.get("rank")
+    if not ledger.of("sync") or not isinstance(ranks, int) or ranks < 2:
+        return ""
+    return f"all {ranks} ranks together{'' if rank is None else f', here rank {rank}'}"
+
+
 def reach(shown: Sequence[Bar]) -> tuple[float, float]:
     """The scale of bars that are compared, with room beyond the dashed 1; with one below 0 for shares that are."""
     low = min((bar.ends[0] for bar in shown), default=0.0)

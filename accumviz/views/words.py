@@ -105,9 +105,18 @@ def title(event: Event) -> str:
     >>> title(Event(0, "backward", "loss / K", rank=1)), title(Event(0, "sync", details={"op": "reduce-scatter"}))
     ('1: loss / K', 'scatter')
     """
-    what = (subject(event) if event.kind in ("backward", "sync") else "") or action(event)
-    # In these letters it is told from an all-gather, and is whole.
-    return shorten(on_rank(event, what.removeprefix("reduce-") if event.kind == "sync" else what), _UPRIGHT)
+    what = {"backward": subject(event), "sync": collective(event, _UPRIGHT)}.get(event.kind) or action(event)
+    return shorten(on_rank(event, what), _UPRIGHT)
+
+
+def collective(event: Event, room: int) -> str:
+    """What a sync was, in so many letters: a scatter is told from an all-gather without its other half.
+
+    >>> [collective(Event(0, "sync", details={"op": "reduce-scatter"}), room) for room in (14, 13)]
+    ['reduce-scatter', 'scatter']
+    """
+    op = subject(event)
+    return op if len(op) <= room else shorten(op.removeprefix("reduce-"), room)
 
 
 def on_rank(event: Event, text: str) -> str:
