@@ -274,7 +274,7 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
         ]
         row = {
             "e": at[bar.step],
-            "o": _whose(ledger[bar.step], short[bar.objective] if len(short) > 1 else ""),
+            "o": shares.whose(ledger[bar.step], short[bar.objective] if len(short) > 1 else ""),
             "l": names(literal(bar.label)),
             "t": bar.total,
             "w": bar.words,
@@ -286,15 +286,6 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
         if any(part.look == look for bar in bars for part in bar.segments)
     ]
     return {"r": plain(shares.reach(bars)), "rows": rows, "keys": keys, "note": f"{dashed}. {note}".strip()}
-
-
-def _whose(step: Event, objective: str) -> str:
-    """What tells bars of shares apart: the rank, where there are several, and the objective, where there are.
-
-    >>> _whose(Event(0, "step", rank=1), ""), _whose(Event(0, "step", rank=1), "loss"), _whose(Event(0, "step"), "loss")
-    ('rank 1', 'rank 1 · loss', 'loss')
-    """
-    return " · ".join(filter(None, ["" if step.rank is None else f"rank {step.rank}", objective]))
 
 
 def _unmeasured(events: Sequence[Event]) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.ledger import Ledger
+from accumviz.ledger import Event, Ledger
 from accumviz.shares import Shares
 from accumviz.show import literal
 from accumviz.views.style import number
@@ -229,6 +229,15 @@ def among(ledger: Ledger) -> str:
     if not ledger.of("sync") or not isinstance(ranks, int) or ranks < 2:
         return ""
     return f"all {ranks} ranks together{'' if rank is None else f', here rank {rank}'}"
+
+
+def whose(step: Event, objective: str) -> str:
+    """What tells bars of shares apart: the rank, where there are several, and the objective, where there are.
+
+    >>> whose(Event(0, "step", rank=1), ""), whose(Event(0, "step", rank=1), "loss"), whose(Event(0, "step"), "loss")
+    ('rank 1', 'rank 1 · loss', 'loss')
+    """
+    return " · ".join(filter(None, ["" if step.rank is None else f"rank {step.rank}", objective]))
 
 
 def reach(shown: Sequence[Bar]) -> tuple[float, float]:
