@@ -157,3 +157,18 @@ def _one_factor(ledger: Arrays, event: int, changed: np.ndarray, factor: float, 
 def number(value: Any) -> float:
     """A number of an event's details, NaN where it is none."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def uncancelled(factors: list[float]) -> list[float]:
+    """Factors, without those pairs of which one undoes the other.
+
+    >>> uncancelled([4.0, 0.2, 0.25]), uncancelled([1.0])
+    ([0.2], [1.0])
+    """
+    left = list(factors)
+    for one in factors:
+        undone = next((other for other in left if one != other and abs(one * other - 1) <= SAME), None)
+        if one in left and undone is not None:
+            left.remove(one)
+            left.remove(undone)
+    return left

@@ -114,16 +114,19 @@ def fates(ledger: Arrays) -> Fates:
         touched = (ledger.state[at] & CHANGED > 0) | (ledger.grad[before] != 0)
         gone[at] |= (ledger.grad[at] == 0) & touched
     inside = ledger.columns.where("kind", "backward") & ledger.columns.where("within", "step")
+    zeroed_by = zeroed_by_steps(ledger)
     for columns in _alike(ledger, contributed, gone):
         born, ends = np.flatnonzero(contributed[:, columns[0]]), np.flatnonzero(gone[:, columns[0]])
         if not born.size:
             continue
-        mine = steps_of(ledger, ledger.parameters[columns[0]].optimizers)
+        parameter = ledger.parameters[columns[0]]
+        # No step reads an unsharded gradient before it is scattered.
+        mine = steps_of(ledger, () if parameter.unsharded_of else parameter.optimizers)
         after = np.searchsorted(ends, born, side="right")
         end = np.where(after < ends.size, np.append(ends, 0)[after], len(ledger.events))
         first = np.searchsorted(mine, born, side="right")
         # A closure's backward is used by the step around it, even when the closure zeroes again.
-        until = np.searchsorted(mine, end, side="left")
+        until = steps_before(mine, end, zeroed_by)
         until = np.where(inside[born], np.maximum(until, np.minimum(first + 1, mine.size)), until)
         # Most often all columns are alike, and whole rows are set.
         cells: Any = born if len(columns) == len(ledger.parameters) else np.ix_(born, np.array(columns))
@@ -137,10 +140,10 @@ def fates(ledger: Arrays) -> Fates:
 
 def _alike(ledger: Arrays, contributed: np.ndarray, gone: np.ndarray) -> list[list[int]]:
     """The columns in groups: the same optimizers, and the same events that contribute and that end."""
-    found: dict[tuple[tuple[int, ...], bytes, bytes], list[int]] = {}
+    found: dict[tuple[Any, ...], list[int]] = {}
     born, ended = np.packbits(contributed, axis=0), np.packbits(gone, axis=0)
     for p, parameter in enumerate(ledger.parameters):
-        key = parameter.optimizers, born[:, p].tobytes(), ended[:, p].tobytes()
+        key = bool(parameter.unsharded_of), parameter.optimizers, born[:, p].tobytes(), ended[:, p].tobytes()
         found.setdefault(key, []).append(p)
     return list(found.values())
 
@@ -171,6 +174,16 @@ def _scattered(ledger: Arrays, erased: np.ndarray) -> Iterator[tuple[int, np.nda
             yield sync, born[bringing == sync], whole, shard
 
 
+def erased_for_good(ledger: Arrays, fates: Fates) -> np.ndarray:
+    """As `Fates.erased`; but what was scattered ends where it does in its shard, and not while it waits for that."""
+    found = fates.erased
+    if any(parameter.unsharded_of for parameter in ledger.parameters):
+        found = np.where(np.append(scatters(ledger), False)[found], -1, found)  # -1 is the last
+        for sync, births, whole, shard in _scattered(ledger, fates.erased):
+            found[births, whole] = fates.erased[sync, shard]
+    return found
+
+
 def scatters(ledger: Arrays) -> np.ndarray:
     """For each event, whether it is a collective that takes gradients elsewhere, and leaves none."""
     op = ledger.columns.detail("op", None)
@@ -191,6 +204,34 @@ def steps_of(ledger: Arrays, optimizers: tuple[int, ...]) -> np.ndarray:
     taken = events.where("kind", "step") & ~events.skipped
     found: np.ndarray = np.flatnonzero(taken & np.isin(events.detail("optimizer_index", 0), optimizers))
     return found
+
+
+def zeroed_by_steps(ledger: Arrays) -> np.ndarray:
+    """For each event, and what is after the last, the step that zeroed there what it had read; -1 for none.
+
+    Where a closure's backward ran in the step, what zeroed may be the closure.
+    """
+    events = ledger.columns
+    within, ranks = events.where("within", "step"), events.column("rank")
+    found = np.full(len(events) + 1, -1)
+    zeros = np.flatnonzero(within & events.where("kind", "zero_grad", "edit"))
+    for rank in np.unique(ranks[zeros]).tolist():
+        steps = np.flatnonzero(events.where("kind", "step") & (ranks == rank))
+        closures = np.flatnonzero(within & events.where("kind", "backward") & (ranks == rank))
+        mine = zeros[ranks[zeros] == rank]
+        around = np.searchsorted(steps, mine)
+        mine, around = mine[around < steps.size], around[around < steps.size]
+        begins = np.where(around > 0, steps[around - 1], -1)
+        alone = np.searchsorted(closures, begins) == np.searchsorted(closures, steps[around])
+        found[mine[alone]] = steps[around[alone]]
+    return found
+
+
+def steps_before(steps: np.ndarray, ends: np.ndarray, zeroed_by: np.ndarray) -> np.ndarray:
+    """How many of an optimizer's steps came before each of these events; the one that zeroed there itself, too."""
+    found = np.searchsorted(steps, ends, side="left")
+    itself: np.ndarray = np.append(steps, -2)[found] == zeroed_by[ends]
+    return np.asarray(found + itself)
 
 
 def windows(ledger: Arrays, fates: Fates) -> list[Window]:
@@ -221,8 +262,11 @@ def _until(ledger: Arrays, fates: Fates, optimizer: int) -> np.ndarray:
     mine = np.array([optimizer in p.optimizers for p in ledger.parameters], bool)
     contributed = (ledger.state[:, mine] & CONTRIBUTED).astype(bool)
     erased = np.where(fates.erased[:, mine] < 0, len(ledger.events), fates.erased[:, mine])
+    consumed = np.where(fates.consumed[:, mine] < 0, -1, fates.consumed[:, mine] + 1)
+    # Of an unsharded gradient a step consumes what was scattered, and nothing as long as it is there.
+    erased[:, [bool(p.unsharded_of) for p in ledger.parameters if optimizer in p.optimizers]] = -1
     # A step may consume what was erased before it: by its own closure, or by a reduce-scatter that hands it on.
-    ends = np.where(contributed, np.maximum(erased, fates.consumed[:, mine] + 1), -1).max(axis=1, initial=-1)
+    ends = np.where(contributed, np.maximum(erased, consumed), -1).max(axis=1, initial=-1)
     until: np.ndarray = ends.copy()
     behind = [
         (sync, births)

@@ -10,7 +10,7 @@ import numpy as np
 
 from accumviz.events import CONTRIBUTED, Arrays
 from accumviz.gains import SAME, SAME_IN_HALF, UNREAD, UNSEEN, Gains, number, of_events
-from accumviz.lifecycle import Fates, brought, steps_of
+from accumviz.lifecycle import Fates, brought, steps_before, steps_of, zeroed_by_steps
 from accumviz.objectives import MEAN, NO_TERMS, SUM, Terms
 
 # Where nothing is ever erased each step reads all backwards before it: so many rows are listed, then the first ones.
@@ -106,6 +106,12 @@ class Shares(Sequence[Share]):
         """The rows of one step, by the index of its event."""
         return self.take(slice(*np.searchsorted(self.columns["step"], [step, step + 1]).tolist()))
 
+    @property
+    def lost_sight(self) -> np.ndarray:
+        """For each row, whether nobody knows what became in `.grad` of what the backward brought."""
+        found: np.ndarray = (self.unknown > 0) & (self.unknown <= _HOOKED)
+        return found
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Shares):
             return NotImplemented
@@ -193,7 +199,7 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
     events = ledger.columns
     gains = of_events(ledger)
     backward = events.where("kind", "backward")
-    inside = backward & events.where("within", "step")
+    inside, zeroed_by = backward & events.where("within", "step"), zeroed_by_steps(ledger)
     sync = np.append(events.where("kind", "sync"), False)
     amp = np.log(np.maximum(events.detail("amp_scale", 1.0), np.finfo(float).tiny))
     # Asked column by column.
@@ -226,7 +232,10 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
                     ledger, gains, steps, skipped, optimizer, (p, shard), born[handed], end[handed], amp, ends
                 )
                 born, end = born[~handed], end[~handed]
-            yield _read(gains, steps, skipped, optimizer, p, born, end, inside[born], amp[born])
+            if shard is not None:  # no step reads it there: what was zeroed is lost as it came, the rest waits
+                born = born[end < len(events)]
+                end = born
+            yield _read(gains, steps, skipped, optimizer, p, born, end, inside[born], zeroed_by, amp[born])
 
 
 def _signature(contributed: np.ndarray, erased: np.ndarray, apart: Sequence[np.ndarray], p: int) -> bytes:
@@ -253,11 +262,12 @@ def _read(
     born: np.ndarray,
     end: np.ndarray,
     inside: np.ndarray,
+    zeroed_by: np.ndarray,
     amp: np.ndarray,
 ) -> _Pairs:
     """The steps that read these contributions to one parameter; those that none reads count 0 in the next one."""
     first = np.searchsorted(steps, born, side="right")
-    until = np.searchsorted(steps, end, side="left")
+    until = steps_before(steps, end, zeroed_by)
     until = np.where(inside, np.maximum(until, np.minimum(first + 1, steps.size)), until)
     lost = until <= first
     # What a skipped step has read, it was there for.
@@ -275,6 +285,10 @@ def _read(
     bad = np.where(gains.bad[after, p] > b, gains.why[after, p], 0)
     bad = np.where(inside[which] & (end[which] < step), _CLOSURE, bad)
     unscaled = amp[which] + gains.unscaled[after, p] - gains.unscaled[before, p]
+    by_hand = gains.by_hand[after, p] - gains.by_hand[before, p]
+    # Whoever multiplies by one over the scale by hand has unscaled.
+    undone = (np.abs(unscaled) > SAME_IN_HALF) & (np.abs(unscaled + by_hand) <= SAME_IN_HALF)
+    by_hand, unscaled = np.where(undone, by_hand + unscaled, by_hand), np.where(undone, 0, unscaled)
     bad = np.where((bad == 0) & (np.abs(unscaled) > SAME_IN_HALF), _SCALED, bad)
     averaged = gains.averaged[after, p]
     place = np.searchsorted(gains.events, averaged) + 1
@@ -283,7 +297,7 @@ def _read(
         "step": step,
         "backward": b,
         "optimizer": np.full(step.size, optimizer),
-        "by_hand": gains.by_hand[after, p] - gains.by_hand[before, p],
+        "by_hand": by_hand,
         "clipped": gains.clipped[after, p] - gains.clipped[before, p],
         "averaged": np.where(averaged > b, 1 / ranks, 1.0),
         "erased": lost[which],
@@ -315,7 +329,8 @@ def _handed_on(
     # The scaler's factor is that of the backward; from the sync on it is the shard that is unscaled.
     first = np.zeros(syncs.size, np.int64)
     first[which] = born
-    read = _read(gains, steps, skipped, optimizer, shard, syncs, ends[syncs, shard], nothing, amp[first])
+    zeroed_by, end = zeroed_by_steps(ledger), ends[syncs, shard]
+    read = _read(gains, steps, skipped, optimizer, shard, syncs, end, nothing, zeroed_by, amp[first])
     for b, sync in zip(born.tolist(), taken.tolist(), strict=True):
         here = np.flatnonzero(read["backward"] == sync)
         if not here.size:
@@ -365,3 +380,17 @@ def _combined(ledger: Arrays, found: Iterator[_Pairs]) -> tuple[_Pairs, int]:
     with np.errstate(over="ignore"):
         pairs["by_hand"], pairs["clipped"] = np.exp(pairs["by_hand"]), np.exp(pairs["clipped"])
     return pairs, left_out
+
+
+def used_before(optimizer: np.ndarray, backward: np.ndarray, step: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Which rows are of a backward that an earlier step of the same optimizer had consumed."""
+    found = np.zeros(step.size, bool)
+    at = np.flatnonzero(used)
+    order = at[np.lexsort((step[at], backward[at], optimizer[at]))]
+    same = (np.diff(optimizer[order]) == 0) & (np.diff(backward[order]) == 0) & (np.diff(step[order]) > 0)
+    found[order[1:][same]] = True
+    # The terms of one backward stand one after the other, and only the first of them came after another step.
+    keys = set(zip(optimizer[found].tolist(), backward[found].tolist(), step[found].tolist(), strict=True))
+    if keys:
+        found |= [key in keys for key in zip(optimizer.tolist(), backward.tolist(), step.tolist(), strict=True)]
+    return found

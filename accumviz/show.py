@@ -54,6 +54,39 @@ def escape(text: str) -> str:
     return html.escape(literal(text))
 
 
+# In prose: code, which stays; what opens a quotation, or closes one; minus signs, ranges and dates; an equation.
+_TYPED = re.compile(
+    r"""(?P<code>`[^`]+`)|(?P<date>\b\d{4}-\d\d-\d\d\b)|(?P<open>(?<![^\s(\[{–—“‘])['"](?=\S))|(?P<close>['"])"""
+    r"""|(?P<minus>(?:(?<=\d[eE])|(?<![^\s(\['"×=<>≤≥]))-(?=\.?\d))|(?P<range>(?<=\d)-(?=\d))"""
+    r"""|(?P<equal>(?<![^\s(]\S)(?<=\w) [=<>≤≥] (?=[-−]?\d))"""
+)
+
+
+def typeset(text: str) -> str:
+    """A text as print has it, except for the code in it: curly quotes, true minus signs, equations on one line.
+
+    >>> print(typeset("the step's '-4', 3e-8, 4-8 and not 1-D, `x['a-1']`, 2026-11-21"))
+    the step’s ‘−4’, 3e−8, 4–8 and not 1-D, `x['a-1']`, 2026-11-21
+    >>> " " in typeset("K = 4")
+    False
+    """
+
+    def print_of(typed: re.Match[str]) -> str:
+        signs = {"'": "‘’", '"': "“”"}
+        match typed.lastgroup:
+            case "open" | "close":
+                return signs[typed[0]][typed.lastgroup == "close"]
+            case "minus":
+                return "−"
+            case "range":
+                return "–"
+            case "equal":
+                return typed[0].replace(" ", "\xa0")
+        return typed[0]
+
+    return _TYPED.sub(print_of, text)
+
+
 def marked(text: str, *, veiled: bool = False) -> str:
     """A text with `code` in backticks, as HTML; veiled, each character as a number that only browsers read.
 
@@ -61,7 +94,7 @@ def marked(text: str, *, veiled: bool = False) -> str:
     '<code>w</code> &lt; 1'
     """
     # Printable throughout, so that no character turns the direction of what follows.
-    parts = re.split(r"`([^`]+)`", literal(text))
+    parts = re.split(r"`([^`]+)`", typeset(literal(text)))
     parts = ["".join(f"&#{ord(c)};" for c in part) if veiled else html.escape(part) for part in parts]
     return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
 

@@ -214,6 +214,45 @@ def unused(*, to_none: bool) -> Recording:
     return recording
 
 
+def unused_beside_another() -> Recording:
+    used, other, judge = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*used.parameters(), *other.parameters()], lr=0.1, momentum=0.9)
+    of_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
+    with av.record(used, other, judge, optimizer, of_judge) as recording:
+        for i in range(4):
+            out = used(torch.randn(3, 4)) + (other(torch.randn(3, 4)) if i == 0 else 0)
+            out.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            judge(out.detach()).square().mean().backward()
+            of_judge.step()
+            of_judge.zero_grad()
+    return recording
+
+
+def test_a_zero_that_drifts_is_told_where_it_was_made_and_not_where_anothers_were() -> None:
+    (found,) = av.check(unused_beside_another()).findings
+    assert (found.rule, found.source) == ("zero-tensor-drift", "optimizer.zero_grad(set_to_none=False)")
+    assert "+            optimizer.zero_grad()" in found.cure
+
+
+@pytest.mark.parametrize(("weights", "severity"), [(None, []), ([1.0, 2.0, 1.0, 1.0, 3.0], ["note"])])
+def test_classes_that_count_unequally_make_no_error_of_equal_batches(
+    weights: list[float] | None, severity: list[str]
+) -> None:
+    model, weight = nn.Linear(4, 5), None if weights is None else torch.tensor(weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(0)
+    with av.record(model, optimizer) as recording:
+        for i in range(8):
+            loss = F.cross_entropy(model(torch.randn(6, 4)), torch.randint(0, 5, (6,)), weight=weight)
+            (loss / K).backward()
+            if i % K == K - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert [found.severity for found in av.check(recording).findings] == severity
+
+
 def mixing(*, layer: bool, training: bool = True) -> Recording:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8) if layer else nn.Identity()).train(training)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -236,7 +275,17 @@ def contrasting(how: str) -> Recording:
                 one = F.normalize(model(torch.randn(8, 4)), dim=1)
                 other = F.normalize(model(torch.randn(8, 4)), dim=1)
                 targets = torch.arange(8)
-                if how == "classes":
+                if how == "einsum":
+                    loss = F.cross_entropy(torch.einsum("id,jd->ij", one, other) / 0.1, targets) + 0 * warmth
+                elif how == "cosines":
+                    alike = F.cosine_similarity(one.unsqueeze(1), other.unsqueeze(0), dim=-1)
+                    loss = F.cross_entropy(alike / 0.05, targets) + 0 * warmth
+                elif how == "prototypes":
+                    loss = F.cross_entropy(torch.einsum("id,jd->ij", one, model.weight.new_ones(8, 8)), targets)
+                    loss = loss + F.cross_entropy(one[:, :4] @ F.normalize(model.weight).T, targets) + 0 * warmth
+                    alike = F.cosine_similarity(one[:, None, :4], model.weight[None], dim=-1)
+                    loss = loss + F.cross_entropy(alike, targets)
+                elif how == "classes":
                     loss = F.cross_entropy(model(torch.randn(8, 4)), targets) + 0 * warmth
                 elif how == "both ways":
                     pairs = one @ other.T / 0.1
@@ -257,7 +306,10 @@ def contrasting(how: str) -> Recording:
         (lambda: mixing(layer=False), []),
         (lambda: contrasting("a learnt temperature"), ["contrastive-accumulation"]),
         (lambda: contrasting("both ways"), ["contrastive-accumulation"]),
+        (lambda: contrasting("einsum"), ["contrastive-accumulation"]),
+        (lambda: contrasting("cosines"), ["contrastive-accumulation"]),
         (lambda: contrasting("classes"), []),
+        (lambda: contrasting("prototypes"), []),
     ],
 )
 def test_what_mixes_samples_is_noted_and_frightens_nobody(recording: Any, expected: list[str]) -> None:

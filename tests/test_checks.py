@@ -421,6 +421,26 @@ def test_ranks_that_synchronise_unequally_are_found() -> None:
     assert found(_ranks(_synced(8, 1.0, times=3), _synced(8, 1.0, times=2))) == ["uneven-rank-backwards"]
 
 
+@pytest.mark.parametrize("ended", ["KeyboardInterrupt", "closed"])
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_a_rank_that_was_stopped_may_have_had_more_backwards(ended: str, complete: bool, fewer: int) -> None:
+    many = [3, 3]
+    many[fewer] = 2
+    ledgers = []
+    for rank, times in enumerate(many):
+        play = _synced(8, 1.0, times=times)
+        play.rank, stopped = rank, rank == 0
+        play.meta |= {"ended": ended if stopped else "exit"}
+        one = play.ledger
+        held = (one.parameters, one.events, one.contribution, one.grad, one.state)
+        ledgers.append(Ledger(*held, meta=one.meta, complete=complete or not stopped))
+    expected = [] if fewer == 0 and (ended != "closed" or not complete) else ["uneven-rank-backwards"]
+    assert [finding.rule for finding in check_ranks(ledgers).findings] == expected
+    if complete:
+        assert found(Ledger.merge(ledgers)) == expected
+
+
 def test_one_mistake_on_all_ranks_is_one_finding() -> None:
     report = av.check(_ranks(*(_ddp([False] * 4, [True] * 3 + [False], seed=seed) for seed in (0, 3))))
     assert [(f.rule, f.times) for f in report.findings] == [("ddp-unsynced-step", 4)]

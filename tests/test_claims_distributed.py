@@ -95,40 +95,6 @@ def test_claim_25_the_tail_of_the_articles_loop_waits_on_each_rank_and_joins_the
     assert not np.allclose(*world.returned)
 
 
-@pytest.mark.parametrize("zero", [False, True])
-@pytest.mark.parametrize("kind", ["DDP", "FSDP1", "FSDP2"])
-def test_no_step_after_the_loop_is_advised_for_a_tail_that_was_not_averaged(kind: str, zero: bool) -> None:
-    def loop(quiet: bool) -> None:
-        model: Any = make()
-        warnings.simplefilter("ignore")  # FSDP1 is deprecated
-        if kind == "FSDP2":
-            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        elif kind == "FSDP1":
-            model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-        else:
-            model = DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with av.record(model, optimizer):
-            for i, part in [*enumerate(DATA[:20].chunk(2)[dist.get_rank()].chunk(5))] * 2:
-                local = quiet and i % 2 == 0
-                if zero and i == 0:
-                    optimizer.zero_grad()
-                if kind == "FSDP2":
-                    model.set_requires_gradient_sync(not local)
-                with model.no_sync() if local and kind != "FSDP2" else contextlib.nullcontext():
-                    (model(part).square().mean() / 2).backward()
-                if i % 2 == 1:
-                    optimizer.step()
-                    optimizer.zero_grad()
-
-    rule = "tail-dropped" if zero and kind != "FSDP2" else "leftover-carried"
-    for quiet in (True,) if zero else (True, False):
-        for ledger in av.distribute(loop, ranks=2, quiet=quiet).ledgers:
-            assert ledger is not None
-            cures = {finding.rule: finding.cure for finding in av.check(ledger).findings}
-            assert (cures[rule] == "") == quiet, (cures, quiet)
-
-
 def test_claim_26_a_backward_inside_no_sync_reduces_all_the_same_if_its_forward_ran_outside() -> None:
     world = av.distribute(replica, ranks=2, K=4, no_sync="around the backward")
     for ledger in world.ledgers:

@@ -637,6 +637,104 @@ mistake(
         "        optimizer.zero_grad()": "        optimizer.step(); optimizer.zero_grad()",
     },
 )
+mistake(
+    "a method that clips, called after the one that steps",
+    "clip-on-the-wrong-side",
+    """
+    class Trainer:
+        def __init__(self, model, optimizer):
+            self.model, self.optimizer = model, optimizer
+
+        def clip(self):
+            nn.utils.clip_grad_norm_(self.model.parameters(), 0.01)
+
+        def step(self):
+            self.optimizer.step()
+
+        def fit(self):
+            for x, y in batches(*[2] * 8):
+                F.cross_entropy(self.model(x), y).backward()
+                self.step()
+                self.clip()  # here
+                self.optimizer.zero_grad()
+
+    def loop(model, optimizer):
+        Trainer(model, optimizer).fit()
+    """,
+    {
+        "            self.clip()  # here\n": "",
+        "            self.step()\n": "            self.clip()\n            self.step()\n",
+    },
+    {"self.clip()": "(self.clip())"},
+)
+mistake(
+    "a function that zeroes, called at the window's end and inside it",
+    "zero-grad-inside-window",
+    """
+    def zero(of):
+        of.zero_grad()
+
+    def finish(optimizer):
+        optimizer.step()
+        zero(optimizer)
+
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            zero(optimizer)  # here
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                finish(optimizer)
+    """,
+    {"        zero(optimizer)  # here\n": ""},
+    {"    of.zero_grad()": "    for p in of.param_groups:\n        of.zero_grad()"},
+)
+mistake(
+    "a function that trains, and zeroes before",
+    "zero-grad-inside-window",
+    """
+    def train(model, own, x, y):
+        own.zero_grad()  # here
+        (F.cross_entropy(model(x), y) / 4).backward()
+
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            train(model, optimizer, x, y)
+            if i % 4 == 3:
+                optimizer.step()
+    """,
+    {"    own.zero_grad()  # here\n": "", "optimizer.step()": "optimizer.step(); optimizer.zero_grad()"},
+)
+mistake(
+    "functions without a name, in the wrong order",
+    "zero-before-step",
+    """
+    def loop(model, optimizer):
+        zero, step = lambda: optimizer.zero_grad(), lambda: optimizer.step()
+        for x, y in batches(*[2] * 8):
+            F.cross_entropy(model(x), y).backward()
+            zero()  # here
+            step()
+    """,
+    {"        zero()  # here\n        step()": "        step()\n        zero()"},
+)
+mistake(
+    "a function that moves a schedule, called for each micro-batch",
+    "scheduler-per-micro-batch",
+    """
+    def anneal(schedule):
+        schedule.step()
+
+    def loop(model, optimizer):
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+            anneal(schedule)  # here
+    """,
+    {"        anneal(schedule)": "        if i % 4 == 3: anneal(schedule)"},
+)
 
 
 def changed(text: str, by: dict[str, str]) -> str:

@@ -728,6 +728,93 @@ def _sums_of_two_kinds_over_the_batch() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
+def _gradients_unscaled_by_hand() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        scaler.scale(F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            for p in model.parameters():
+                p.grad /= scaler.get_scale()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_limit_of_scaled_gradients_that_is_scaled() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        scaler.scale(F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1 * scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
+@healthy
+def _sums_in_buffers_of_its_own() -> Iterator[tuple[Any, ...]]:
+    """As a cure of sums in half precision has it: `.grad` holds one micro-batch, until the step."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    sums = [torch.zeros_like(p) for p in model.parameters()]
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        for p, total in zip(model.parameters(), sums, strict=True):
+            total += p.grad
+        optimizer.zero_grad()
+        if i % K == K - 1:
+            for p, total in zip(model.parameters(), sums, strict=True):
+                p.grad = total.clone()
+                total.zero_()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _gradients_of_two_tasks_put_together_by_hand() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for x, y in loader():
+        out, parts = model(x), []
+        for loss in (F.cross_entropy(out, y), out.square().mean()):
+            optimizer.zero_grad()
+            loss.backward(retain_graph=True)
+            parts.append([p.grad.clone() for p in model.parameters()])
+        for p, one, other in zip(model.parameters(), *parts, strict=True):
+            p.grad = one + other
+        optimizer.step()
+
+
+class Tidy(torch.optim.AdamW):
+    """An optimizer that zeroes what it has read."""
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        self.zero_grad()
+        return found
+
+
+@healthy
+def _an_optimizer_that_zeroes_itself() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = Tidy(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+
+
+@healthy
 def _plain_sums() -> Iterator[tuple[Any, ...]]:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

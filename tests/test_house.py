@@ -43,7 +43,7 @@ FLOORS = {
                 "networks",
                 "order",
             ),
-            *("precision", "ranks", "report", "scripts", "weights", "windows", "world"),
+            *("precision", "ranks", "report", "scripts", "ways", "weights", "windows", "world"),
         )
     },
     "views": {

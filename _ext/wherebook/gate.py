@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 ASKS = re.compile(r'<div class="accumviz av-predict[^"]*"(?: id="(?P<key>[^"]*)")?(?= data-av-predict=)')
 TITLE = re.compile(r'<p class="av-tag">[^<]*</p>')
 MARKS = {"answers", "tag_answers"}
-LINE = '<p class="av-shut"><a href="#{}">Opens with your prediction</a></p>'
+LINE = '<p class="av-shut"><a href="#{}">Opens with your {}</a></p>'
 
 
 def is_source(node: nodes.Node) -> bool:
@@ -79,46 +79,60 @@ def unfolded(part: nodes.Node) -> list[nodes.Node]:
     return list(part.children) if is_bar else [part]
 
 
-def shut(parts: list[nodes.Node], key: str) -> None:
-    """Wrap neighbours in an element that opens with the prediction `key`."""
+def is_seen(node: nodes.Node) -> bool:
+    """Whether a reader of the page sees anything of this node."""
+    if isinstance(node, (nodes.Invisible, nodes.target)):
+        return False
+    return not isinstance(node, nodes.container) or (bool(node.children) and "tag_remove-cell" not in node["classes"])
+
+
+def shut(parts: list[nodes.Node], line: str, key: str) -> None:
+    """Wrap neighbours in an element that opens with the prediction `key`, and has a line in their place."""
     parent: Any = parts[0].parent
     place = parent.index(parts[0])
-    begins = f'<div data-answers="{key}">'
-    above = parent[place - 1] if place else None
-    # Said once: a rule of style that looked for it would be asked again in each frame of a player.
-    said = isinstance(above, nodes.Element) and any(raw.astext().startswith(begins) for raw in above.findall(nodes.raw))
-    before = nodes.raw("", begins + LINE.format(key) * (not said), format="html")
+    before = nodes.raw("", f'<div data-answers="{key}">{line}', format="html")
     inner = [one for part in parts for one in unfolded(part)]
     for part in parts:
         parent.remove(part)
     parent[place:place] = [before, *inner, nodes.raw("", "</div>", format="html")]
 
 
-def runs(parent: nodes.Element, first: str) -> Iterator[tuple[str, list[nodes.Node]]]:
-    """What answers each prediction among the children: neighbours together, with the prediction's id."""
-    key, together = first, []
+def runs(parent: nodes.Element) -> Iterator[tuple[str, list[nodes.Node], bool]]:
+    """What answers each prediction among the children: neighbours together, with the prediction's id.
+
+    The last says whether it follows on what the same prediction shuts already, so that one line does for both.
+    """
+    key, above = "", ""
+    together: list[nodes.Node] = []
     for child in list(parent.children):
         raw = question(child)
         found = [] if raw is not None or isinstance(child, nodes.section) else answers(child)
         if together and found != [child]:
-            yield key, together
-            together = []
+            yield key, together, above == key
+            together, above = [], key
         if raw is not None:
             named = ASKS.search(raw.astext())
-            key = named["key"] if named else ""
+            key, above = named["key"] if named else "", ""
         elif isinstance(child, nodes.section):
-            key = ""
+            key = above = ""
         elif found == [child]:
             together.append(child)
         elif found:
-            yield key, found
+            yield key, found, False
+            above = key
+        elif is_seen(child):
+            above = ""
     if together:
-        yield key, together
+        yield key, together, above == key
 
 
-def number(doctree: nodes.document) -> None:
-    """Give each prediction an id, take its source from the page, and call it an exercise where it stands among them."""
+def number(doctree: nodes.document) -> set[str]:
+    """Give each prediction an id, take its source from the page, and call it an exercise where it stands among them.
+
+    Returns the ids of the exercises.
+    """
     count = 0
+    called: set[str] = set()
     exercises: dict[int, int] = {}
     for cell in list(doctree.findall(nodes.container)):
         raw = question(cell)
@@ -132,8 +146,10 @@ def number(doctree: nodes.document) -> None:
         looks = " av-exercise" if section is not None else ""
         raw = replaced(raw, ASKS, f'<div class="accumviz av-predict{looks}" id="prediction-{count}"')
         if section is not None:
+            called.add(f"prediction-{count}")
             exercises[id(section)] = exercises.get(id(section), 0) + 1
             replaced(raw, TITLE, f'<p class="av-tag">Exercise {exercises[id(section)]}</p>')
+    return called
 
 
 def exercise_section(node: nodes.Node) -> nodes.section | None:
@@ -146,11 +162,11 @@ def exercise_section(node: nodes.Node) -> nodes.section | None:
 def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     if app.builder.format != "html":
         return
-    number(doctree)
+    exercises = number(doctree)
     for parent in [doctree, *doctree.findall(nodes.section)]:
-        for key, parts in list(runs(parent, "")):
+        for key, parts, said in list(runs(parent)):
             if key:
-                shut(parts, key)
+                shut(parts, "" if said else LINE.format(key, "answer" if key in exercises else "prediction"), key)
             elif any(MARKS & set(part.get("classes", ())) for part in parts if isinstance(part, nodes.Element)):
                 logger.warning("this is marked as an answer, but no prediction stands above it", location=parts[0])
 

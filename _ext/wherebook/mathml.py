@@ -35,7 +35,12 @@ ALIGNMENT = re.compile(r"\\(begin|end)\{(?:align|aligned|split|gather|gathered)\
 EQUATION = re.compile(r"\\(?:begin|end)\{equation\*?\}")
 # Inside parentheses or after another operator a minus is a sign; browsers would space it as a subtraction.
 SIGN = re.compile(r"(<mo(?: [^>]*)?>(?!\)|\]|&#x0005D;|&#x00029;|!)[^<]*</mo>)<mo>(&#x02212;|&#x0002B;)</mo>")
+# The name of a function stands apart from the letter that it is of.
+OF = re.compile(r"(?<=<mi>)(log|exp|sin|cos|max|min)</mi>(?=<mi>|<mn>)")
+# Browsers hang what a root's sign is too tall for below the line: a strut gives it the height that it has.
+STRUT = '<mspace height="0.75em" depth="0.2em"/>'
 PARTS = {"mfrac": 2, "msub": 2, "msup": 2, "munder": 2, "mover": 2, "msubsup": 3, "munderover": 3, "mroot": 2}
+TALL = ("mfrac", "mtable", "munderover")
 UNKNOWN = re.compile(r"<mi>&(?:amp;)?</mi>|<mspace linebreak|<mi>\\")
 
 
@@ -55,6 +60,8 @@ def mathml(tex: str, display: str, node: nodes.Element) -> str:
     if trouble:
         logger.warning("math that cannot be converted: %s (%s)", tex, trouble, location=node, type="mathml")
         return f"<code>{escape(tex)}</code>"
+    math = re.sub(r"<msqrt>(.*?)</msqrt>", rf"<msqrt><mrow>{STRUT}\1</mrow></msqrt>", math)
+    math = OF.sub(r'\1</mi><mspace width="0.17em"/>', math)
     return SIGN.sub(r'\1<mo form="prefix" lspace="0" rspace="0">\2</mo>', math)
 
 
@@ -70,6 +77,8 @@ def defect(math: str) -> str:
         name = element.tag.rpartition("}")[2]
         if len(element) != PARTS.get(name, len(element)):
             return f"{name} has {len(element)} part{'s' * (len(element) != 1)}"
+        if name == "msqrt" and any(inner.tag.rpartition("}")[2] in TALL for inner in element.iter()):
+            return "a root of what is taller than a line, for which the font has no sign"
     return ""
 
 
@@ -116,6 +125,13 @@ def font(characters: str) -> bytes:
     subsetter = Subsetter(options)
     subsetter.populate(text=characters)
     subsetter.subset(source)
+    # Browsers leave every root the room of the largest sign there is, and those of this book stand in a line.
+    variants = source["MATH"].table.MathVariants
+    sign = source.getBestCmap()[ord(ROOT)]
+    if sign in variants.VertGlyphCoverage.glyphs:
+        place = variants.VertGlyphCoverage.glyphs.index(sign)
+        del variants.VertGlyphCoverage.glyphs[place], variants.VertGlyphConstruction[place]
+        variants.VertGlyphCount -= 1
     source.flavor = "woff"
     target = io.BytesIO()
     source.save(target)

@@ -59,6 +59,19 @@ def keep_columns(html: str) -> str:
     return PRINTED.sub(mark, html)
 
 
+CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
+NAMED = re.compile(r'(?<=<span class="pre">)[^<]{12,}(?=</span>)')
+
+
+def breakable(html: str) -> str:
+    """Long names in tables may go on in the next line where they have a mark, for a phone; elsewhere no word is broken.
+
+    >>> breakable('<td><code><span class="pre">torch.amp.GradScaler</span></code></td>')
+    '<td><code><span class="pre">torch.<wbr>amp.<wbr>GradScaler</span></code></td>'
+    """
+    return CELL.sub(lambda cell: NAMED.sub(lambda name: re.sub(r"[._(=](?=\w)", r"\g<0><wbr>", name[0]), cell[0]), html)
+
+
 def share_assets(html: str) -> str:
     """Keep the first of equal styles and scripts of accumviz; every output carries its own, to live alone elsewhere.
 
@@ -101,7 +114,7 @@ def one_module(html: str) -> str:
 
 
 def share_on_page(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
-    context["body"] = keep_columns(context.get("body", ""))
+    context["body"] = breakable(keep_columns(context.get("body", "")))
     if "accumviz" in context.get("body", ""):
         context["body"] = link_reports(one_module(share_assets(context["body"])), context["pathto"])
 

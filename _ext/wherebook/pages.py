@@ -32,6 +32,7 @@ MENDS = (
     (re.compile(r'role="doc-biblioentry"'), 'role="listitem"'),
 )
 # Events happen at lines with one of these, and figures speak of those lines by number.
+NUMBERED = re.compile(r"\b([Ee]vents?|[Ss]teps?|[Ll]ines?|[Rr]anks?|[Ee]pochs?|[Cc]hapters?|K =) (?=\d)")
 SPOKEN_OF = re.compile(r"\.(?:backward|step|zero_grad|unscale_|clip_grad_\w+)\(|\brecord\(|autograd\.grad\(")
 
 
@@ -64,13 +65,62 @@ def describe(app: Sphinx, pagename: str, template: str, context: dict[str, Any],
     context["author"] = app.config.author
 
 
+# So many letters of code fit a box of the usual width, beside the numbers of its lines.
+LONG = 86
+
+
 def number_lines(app: Sphinx, doctree: nodes.document) -> None:
-    """The lines of a cell that figures speak of have numbers."""
-    for block in doctree.findall(nodes.literal_block):
+    """The lines of a cell that figures speak of have numbers, and long ones have the whole width of the page."""
+    blocks: list[nodes.Element] = [*doctree.findall(nodes.literal_block), *doctree.findall(nodes.doctest_block)]
+    for block in blocks:
         text = block.astext()
+        if max(map(len, text.splitlines()), default=0) > LONG:
+            block["classes"].append("book-long")
         is_cell = "cell_input" in getattr(block.parent, "attributes", {}).get("classes", [])
         if is_cell and SPOKEN_OF.search(text) and "av.predict(" not in text:
             block["linenos"] = text.count("\n") > 1
+
+
+def column_widths(app: Sphinx, doctree: nodes.document) -> None:
+    """What is said in sentences in a table keeps a width in which they can be read."""
+    for entry in doctree.findall(nodes.entry):
+        if len(entry.astext()) > 40:
+            entry["classes"].append("book-prose")
+
+
+def fold_names(app: Sphinx, doctree: nodes.document) -> None:
+    """The button of a folded cell says what it opens; two of the same words told nobody which is which."""
+    for cell in doctree.findall(nodes.container):
+        if "prompt_show" in cell:
+            source = next((block.astext() for block in cell.findall(nodes.literal_block)), "")
+            cell["prompt_show"] = fold_name(source, "tag_hide-cell" in cell["classes"])
+            cell["prompt_hide"] = cell["prompt_show"].replace("Show", "Hide", 1)
+
+
+def fold_name(source: str, whole: bool) -> str:
+    """What opens a folded cell, with its outputs or without, says.
+
+    >>> fold_name("many = 2\\ndef mended(N): pass", True), fold_name("figure, axes = 1, 2", False)
+    ('Show code and outcome: mended', 'Show the code: figure')
+    >>> fold_name("figure", False), fold_name("figure", True)
+    ('Show the code of what follows', 'Show code and outcome')
+    """
+    names = (r"^(?:def|class) (\w+)", r"^(\w+)(?:, \w+)* = ")
+    found = next(filter(None, (re.search(name, source, re.MULTILINE) for name in names)), None)
+    name = f": {found[1]}" if found else ""
+    if whole:
+        return f"Show code and outcome{name}"
+    return f"Show the code{name}" if name else "Show the code of what follows"
+
+
+def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """A number stays on the line of the word that it is of."""
+    if app.builder.format != "html":
+        return
+    for text in list(doctree.findall(nodes.Text)):
+        kept = NUMBERED.sub("\\1\N{NO-BREAK SPACE}", text)
+        if kept != text and not isinstance(text.parent, (nodes.literal, nodes.FixedTextElement, nodes.raw, nodes.math)):
+            text.parent.replace(text, nodes.Text(kept))
 
 
 def no_widget_state(app: Sphinx, env: Any) -> None:
@@ -83,6 +133,8 @@ def no_widget_state(app: Sphinx, env: Any) -> None:
 def setup(app: Sphinx) -> None:
     app.connect("config-inited", own_layout)
     app.connect("builder-inited", mend_every_page)
-    app.connect("doctree-read", number_lines)
+    for mend_tree in (number_lines, column_widths, fold_names):
+        app.connect("doctree-read", mend_tree)
+    app.connect("doctree-resolved", keep_together)
     app.connect("html-page-context", describe)
     app.connect("env-check-consistency", no_widget_state)

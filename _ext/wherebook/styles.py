@@ -21,7 +21,6 @@ SHEET = "book.css"
 THEME = (
     "styles/theme.css",
     "styles/pydata-sphinx-theme.css",
-    "pygments.css",
     "styles/sphinx-book-theme.css",
     "mystnb.*.css",
     "sphinx-design.min.css",
@@ -35,6 +34,8 @@ NEGATED = re.compile(r":(?:not|is|where|has)\((?:[^()]|\([^()]*\))*\)|\[[^\]]*\]
 SEARCHING = re.compile(r"\bdiv\.cell\b[^,]*:has\(")
 VARIABLE = re.compile(r"""(?<=[;{])\s*(--[\w-]+)\s*:(?:"[^"]*"|'[^']*'|\([^()]*\)|[^;{}"'(])*(?:;|(?=}))""")
 ICONS = re.compile(r"\bfa[srb]?\b|fa-|fontawesome|font awesome", re.IGNORECASE)
+# Their characters, of the private use area, are boxes in any other font.
+PRIVATE = re.compile(r"content:[^;]*(?:--(?:pst-icon|fa)-|\\[ef][0-9a-f]{3}\b|[\ue000-\uf8ff])", re.IGNORECASE)
 
 
 def rules(css: str) -> Iterator[tuple[str, str]]:
@@ -104,7 +105,7 @@ def kept(css: str, words: Collection[str]) -> str:
             text.append(f"{head}{{{body}}}" if wanted else "")
         else:
             met = [one for one in selectors(head) if is_met(one, words) and not ICONS.search(one)]
-            text.append(f"{','.join(met)}{{{body}}}" if met and body else "")
+            text.append(f"{','.join(met)}{{{body}}}" if met and body and not PRIVATE.search(body) else "")
     return "".join(text)
 
 

@@ -57,7 +57,7 @@ _AXES = (
     Axis(
         "divide",
         "each loss is divided by",
-        {"window": "the window's length", "K": "K", "nothing": "nothing", "samples": "the window's samples"},
+        {"window": "the window’s length", "K": "K", "nothing": "nothing", "samples": "the window’s samples"},
     ),
     Axis("k", "K", {3: "3", 2: "2", 1: "1"}, other=K),
     Axis(

@@ -21,13 +21,20 @@ def _theirs(event: Event) -> bool:
 def _simple(event: Event) -> bool:
     """Whether its line is one statement, or one call of several lines: another may stand beside it, or it elsewhere."""
     tree = _parsed(event.source)
-    return tree is None or (len(tree.body) == 1 and not hasattr(tree.body[0], "body"))
+    if tree is None:
+        return not _head(event)
+    return len(tree.body) == 1 and not hasattr(tree.body[0], "body")
+
+
+def _head(event: Event) -> bool:
+    """Whether its line begins a block that goes on below."""
+    return event.source.partition("#")[0].rstrip().endswith(":")
 
 
 def _open(event: Event) -> bool:
     """Whether its line begins a block and ends it, so that what stands below is outside."""
     tree = _parsed(event.source)
-    return tree is not None and any(hasattr(statement, "body") for statement in tree.body)
+    return _head(event) if tree is None else any(hasattr(statement, "body") for statement in tree.body)
 
 
 def replaced(event: Event, *lines: str) -> str:
@@ -61,20 +68,28 @@ def removed(event: Event) -> str:
     """The cure that takes this line away."""
     if not event.source or not _simple(event):
         return ""
-    name = event.file or "your code"
-    return f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line - 1},0 @@\n-{event.source}"
+    return _away(event)
 
 
-def moved(event: Event, after: Event) -> str:
-    """The cure that puts this line below the other one."""
+def moved(event: Event, after: Event, meaning: str = "") -> str:
+    """The cure that puts this line below the other one, or what means the same there."""
     if not event.source or not after.source or after.via.startswith(_PACED) or not _simple(event) or _open(after):
         return ""
     if _theirs(after):
         return removed(event)
-    name, other = event.file or "your code", after.file or "your code"
-    away = f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line - 1},0 @@\n-{event.source}"
-    head = f"\n--- {other}\n+++ {other}" if other != name else ""
-    return f"{away}{head}\n@@ -{after.line} +{after.line},2 @@\n {after.source}\n+{event.source}"
+    away, line = _away(event), meaning or event.source
+    return f"{away}{_elsewhere(event, after)}\n@@ -{after.line} +{after.line},2 @@\n {after.source}\n+{line}"
+
+
+def _away(event: Event) -> str:
+    name = event.file or "your code"
+    return f"--- {name}\n+++ {name}\n@@ -{event.line} +{event.line - 1},0 @@\n-{event.source}"
+
+
+def _elsewhere(event: Event, other: Event) -> str:
+    """The head of what is changed in another file."""
+    name = other.file or "your code"
+    return f"\n--- {name}\n+++ {name}" if name != (event.file or "your code") else ""
 
 
 class _Loss(NamedTuple):
@@ -270,8 +285,4 @@ def before(at: Event, end: Event) -> str:
         return ""
     if _theirs(end):
         return removed(at)
-    name = at.file or "your code"
-    return (
-        f"--- {name}\n+++ {name}\n@@ -{at.line} +{at.line - 1},0 @@\n-{at.source}\n"
-        f"@@ -{end.line} +{end.line},2 @@\n+{at.source}\n {end.source}"
-    )
+    return f"{_away(at)}{_elsewhere(at, end)}\n@@ -{end.line} +{end.line},2 @@\n+{at.source}\n {end.source}"

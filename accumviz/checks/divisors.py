@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from accumviz.checks.cures import divided, divided_by_another, undivided
 from accumviz.checks.evidence import Case, Part, near
+from accumviz.checks.ranks import unshared
 from accumviz.checks.report import Finding
-from accumviz.gains import number
+from accumviz.events import Event
+from accumviz.gains import number, uncancelled
 
 
 def loss_not_divided(case: Case) -> Iterator[Finding]:
@@ -16,21 +20,24 @@ def loss_not_divided(case: Case) -> Iterator[Finding]:
         whole = [p for p in parts if p.many > 1]
         if whole and all(_undivided(p) for p in whole) and not _tasks(case, whole[0]):
             part = whole[0]
+            own = [part, *_on_other_lines(case, whole)]
+            many = sum(p.many for p in own)
             yield case.of_part(
                 "loss-not-divided",
                 "warning",
                 part,
                 evidence={
                     **_named(case, part),
-                    "micro-batches": part.many,
-                    "sum of shares": part.total,
+                    "micro-batches": many,
+                    "sum of shares": sum(p.total for p in own),
                     "a share": part.least,
+                    **({"lines": [case.ledger[p.backwards[0]].line for p in own]} if len(own) > 1 else {}),
                 },
                 cause=(
-                    f"{part.many} mean losses are added up without a division: the step reads {part.many} times the "
+                    f"{many} mean losses are added up without a division: the step reads {many} times the "
                     "gradient of one large batch."
                 ),
-                cure=_divided(case, part),
+                cure=_divided(case, own, many),
                 times=len(whole),
             )
         elif whole:
@@ -44,11 +51,44 @@ def _named(case: Case, part: Part) -> dict[str, str]:
     return {"the loss": case.shares.objectives[part.objective]} if several else {}
 
 
-def _divided(case: Case, part: Part) -> str:
-    """All losses of a backward, divided; where it is one of several only, its line is another."""
-    b = part.backwards[0]
-    others = [p for p in case.parts_of[part.step] if b in p.backwards and p.optimizer == part.optimizer]
-    return divided(case.ledger[b], str(part.many)) if all(near(p.least, part.least) for p in others) else ""
+def _on_other_lines(case: Case, parts: list[Part]) -> list[Part]:
+    """What the first step has of the same loss from another line: of micro-batches that come by another way.
+
+    It is the same where in each window some lines synchronise and others do not, or stand in two branches of an `if`.
+    """
+    steps = [{p.objective: p for p in case.parts_of[part.step] if p.optimizer == part.optimizer} for part in parts]
+    found = []
+    for other in steps[0].values():
+        pairs = [(part, mine.get(other.objective)) for part, mine in zip(parts, steps, strict=True)]
+        if all(twin is not None and _by_another_way(case, part, twin) for part, twin in pairs):
+            found.append(other)
+    return found
+
+
+def _by_another_way(case: Case, part: Part, other: Part) -> bool:
+    if set(part.backwards) & set(other.backwards) or not other.many or not _undivided(other):
+        return False
+    one, another = (case.ledger[p.backwards[0]] for p in (part, other))
+    if one.label != another.label or _operations(one) != _operations(another):
+        return False
+    quiet, loud = ([unshared(case, b) for b in p.backwards] for p in (part, other))
+    return (all(quiet) and not any(loud)) or (all(loud) and not any(quiet)) or case.scripts.apart(one, another)
+
+
+def _operations(event: Event) -> list[str]:
+    terms = event.details.get("terms")
+    return [str(term.get("op")) for term in terms if isinstance(term, Mapping)] if isinstance(terms, list) else []
+
+
+def _divided(case: Case, own: list[Part], many: int) -> str:
+    """All losses of these backwards, divided; where one is one of several only, its line is another."""
+    cures = []
+    for part in own:
+        b = part.backwards[0]
+        others = [p for p in case.parts_of[part.step] if b in p.backwards and p.optimizer == part.optimizer]
+        alike = all(near(p.least, part.least) for p in others)
+        cures.append(divided(case.ledger[b], str(many)) if alike else "")
+    return "\n".join(dict.fromkeys(cures)) if all(cures) else ""
 
 
 def _undivided(part: Part) -> bool:
@@ -289,10 +329,19 @@ def _divisor(case: Case, part: Part) -> int:
     for code in set(case.events.column("details")[list(part.backwards)].tolist()):
         terms = case.events.details[code].get("terms")
         term = terms[0] if isinstance(terms, list) and len(terms) == 1 and isinstance(terms[0], Mapping) else {}
-        by = number(term.get("divisor"))
+        # A multiplier that undoes one division leaves the others.
+        by = number(term.get("divisor")) / _undone(term)
         if near(abs(number(term.get("factor"))), 1.0) and 0 < part.least < 1:
             by = float(round(1 / part.least))  # by hand: nobody multiplies gradients by a weight
         elif not near(abs(number(term.get("factor"))) * by, 1.0):
             by = 0.0
         found.add(int(by) if by and by.is_integer() and near(part.least * by, 1.0) else 0)
     return found.pop() if len(found) == 1 else 0
+
+
+def _undone(term: Mapping[str, Any]) -> float:
+    """The product of what a loss was multiplied by and divided by as well."""
+    constants = term.get("constants")
+    factors = [number(one) for one in constants] if isinstance(constants, list) else []
+    left = uncancelled(factors)
+    return math.prod(one for one in factors if one > 1) / math.prod(one for one in left if one > 1)

@@ -14,12 +14,12 @@ import numpy as np
 from accumviz.checks.diffs import placed
 from accumviz.checks.report import CHAPTERS, Finding
 from accumviz.checks.scripts import Scripts
-from accumviz.events import CHANGED, CONTRIBUTED
-from accumviz.gains import SAME, number
+from accumviz.events import CHANGED, CONTRIBUTED, Event
+from accumviz.gains import SAME, number, uncancelled
 from accumviz.ledger import Ledger
-from accumviz.lifecycle import steps_of
+from accumviz.lifecycle import erased_for_good, steps_of
 from accumviz.objectives import call_sites
-from accumviz.shares import Shares
+from accumviz.shares import Shares, used_before
 
 
 def near(a: Any, b: Any, within: float = SAME) -> Any:
@@ -107,7 +107,7 @@ class Loop:
         """The backwards that nobody used, and what erased them here; not those that a skipped step had read."""
         case, found = self.case, {}
         for b in self.backwards[case.wasted[self.backwards]].tolist():
-            end = int(case.ledger.fates.erased[b, self.columns].max())
+            end = int(case.erased[b, self.columns].max())
             tried = np.searchsorted(self.skipped, end) > np.searchsorted(self.skipped, b)
             if not tried and case.finite(b):
                 found[b] = end
@@ -116,12 +116,10 @@ class Loop:
     @cached_property
     def lost_here(self) -> dict[int, int]:
         """The backwards of which this optimizer used nothing, and another one did, and what erased them here."""
-        fates, found = self.case.ledger.fates, {}
-        reached = self.case.contributed[:, self.columns]
-        unused = np.where(reached, (fates.erased[:, self.columns] >= 0) & (fates.steps[:, self.columns] == 0), True)
-        here: np.ndarray = np.all(unused, axis=1) & ~self.case.wasted
+        case, found = self.case, {}
+        here: np.ndarray = ~case.used[:, self.columns].any(axis=1) & ~case.wasted
         for b in self.backwards[here[self.backwards]].tolist():
-            found[b] = int(fates.erased[b, self.columns].max())
+            found[b] = int(case.erased[b, self.columns].max())
         return found
 
     def changed_by(self, event: int) -> bool:
@@ -179,13 +177,20 @@ class Case:
     @cached_property
     def wasted(self) -> np.ndarray:
         """For each event, whether it is a backward of which all contributions were erased and none used."""
-        fates, some = self.ledger.fates, self.contributed.any(axis=1)
-        unused = np.where(self.contributed, (fates.erased >= 0) & (fates.steps == 0), True).all(axis=1)
-        found: np.ndarray = self.backward & some & unused
-        # What a collective has taken elsewhere is not lost.
-        sync = np.append(self.events.where("kind", "sync"), False)
-        found[found] = ~sync[np.where(self.contributed, fates.erased, -1)[found]].any(axis=1)
+        found: np.ndarray = self.backward & self.contributed.any(axis=1) & ~self.used.any(axis=1)
         return found
+
+    @cached_property
+    def used(self) -> np.ndarray:
+        """For each contribution, whether a step used it, or may still."""
+        found: np.ndarray = (self.erased < 0) | (self.ledger.fates.steps > 0)
+        found &= self.contributed
+        return found
+
+    @cached_property
+    def erased(self) -> np.ndarray:
+        """For each contribution what erased it; of what FSDP has scattered, what erased that from the shard."""
+        return erased_for_good(self.ledger, self.ledger.fates)
 
     def finite(self, backward: int) -> bool:
         """Whether what a backward added is known to be neither infinite nor NaN."""
@@ -209,7 +214,7 @@ class Case:
         starts = np.flatnonzero(change)
         lost, used = s.erased[order], ~s.erased[order]
         weight, each, elements = weight[order], each[order], s.elements[order]
-        before = _again(s.optimizer[order], s.backward[order], step, used)
+        before = used_before(s.optimizer[order], s.backward[order], step, used)
         followed, opaque = s.followed[order] | lost, s.opaque[order] & used
         low = [np.minimum.reduceat(np.where(used, x, np.inf), starts).tolist() for x in (weight, each, elements)]
         high = [np.maximum.reduceat(np.where(used, x, -np.inf), starts).tolist() for x in (weight, each, elements)]
@@ -260,7 +265,10 @@ class Case:
         ]
 
     def constants(self, part: Part) -> list[float] | None:
-        """What the loss of a part was multiplied by in its first backward, one by one, without 1; None: not known."""
+        """What the loss of a part was multiplied by in its first backward, one by one, without 1; None: not known.
+
+        What undid each other is left out, too: whoever multiplies by K before a library divides by it does neither.
+        """
         rows = self.shares.of(part.step)
         here = np.flatnonzero((rows.objective == part.objective) & (rows.backward == part.backwards[0]))
         terms = self.ledger[part.backwards[0]].details.get("terms")
@@ -270,7 +278,7 @@ class Case:
         found = term.get("constants", [term.get("factor")]) if isinstance(term, Mapping) else None
         if not isinstance(found, list) or any(math.isnan(number(one)) for one in found):
             return None
-        return [abs(one) for one in found if abs(one) != 1]
+        return uncancelled([abs(one) for one in found if abs(one) != 1])
 
     @cached_property
     def scripts(self) -> Scripts:
@@ -406,9 +414,20 @@ class Case:
         cure: str = "",
         times: int = 1,
         optimizer: int | None = None,
+        at: Event | None = None,
     ) -> Finding:
-        """A finding at this event."""
-        at = self.ledger[event]
+        """A finding at this event, on its line or on that of `at`, which led to it.
+
+        A change by hand, which has no line, is told at the next one that has.
+        """
+        own = self.ledger[event]
+        at = at or own
+        if (at.file, at.line) != (own.file, own.line):
+            evidence = {**evidence, "by way of": f"{own.file}:{own.line} {own.source}"}
+        if at.kind == "edit" and not at.line:
+            later = (self.ledger[e] for e in range(event + 1, len(self.events)))
+            at = next((e for e in later if e.line and e.rank == at.rank), at)
+            cause += " That is done by hand, above this line." if at.line else ""
         about = {"step": step, "event": event, "file": at.file, "line": at.line, "source": at.source}
         return Finding(
             rule,
@@ -426,20 +445,6 @@ class Case:
         """A finding about a part, at its first backward unless another `event` is given."""
         at = part.backwards[0] if event is None else event
         return self.finding(rule, severity, at, step=part.step, optimizer=part.optimizer, **about)
-
-
-def _again(optimizer: np.ndarray, backward: np.ndarray, step: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Which rows are of a backward that an earlier step of the same optimizer had consumed."""
-    found = np.zeros(step.size, bool)
-    at = np.flatnonzero(used)
-    order = at[np.lexsort((step[at], backward[at], optimizer[at]))]
-    same = (np.diff(optimizer[order]) == 0) & (np.diff(backward[order]) == 0) & (np.diff(step[order]) > 0)
-    found[order[1:][same]] = True
-    # The terms of one backward stand one after the other, and only the first of them came after another step.
-    keys = set(zip(optimizer[found].tolist(), backward[found].tolist(), step[found].tolist(), strict=True))
-    if keys:
-        found |= [key in keys for key in zip(optimizer.tolist(), backward.tolist(), step.tolist(), strict=True)]
-    return found
 
 
 def reduces(case: Case, loop: Loop, event: int) -> float:

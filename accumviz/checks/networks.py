@@ -331,8 +331,7 @@ def zero_tensor_drift(case: Case) -> Iterator[Finding]:
         if not found:
             continue
         step, p = min(found)
-        zeros = [e for e in case.at("zero_grad").tolist() if e < step]
-        at = case.ledger[zeros[-1]] if zeros else case.ledger[step]
+        at = case.ledger[_zeroed(case, p, step)]
         own = re.sub(r",?\s*set_to_none\s*=\s*False", "", at.source)
         yield case.finding(
             "zero-tensor-drift",
@@ -352,6 +351,16 @@ def zero_tensor_drift(case: Case) -> Iterator[Finding]:
             times=len({s for s, _ in found}),
             optimizer=loop.optimizer,
         )
+
+
+def _zeroed(case: Case, p: int, step: int) -> int:
+    """What made a parameter's `.grad` the zero that a step has read; the step itself where that is not known."""
+    state, grad = case.ledger.state[:step, p], case.ledger.grad[:step, p]
+    since = int(np.append(-1, np.flatnonzero(state & CONTRIBUTED))[-1])
+    zeros = case.at("zero_grad", "edit")
+    zeros = zeros[(zeros > since) & (zeros < step)]
+    zeros = zeros[(state[zeros] & PRESENT > 0) & (grad[zeros] == 0)]
+    return int(zeros[0]) if zeros.size else step
 
 
 def _weights(case: Case, p: int) -> np.ndarray | None:

@@ -10,6 +10,7 @@ from typing import Any
 from accumviz.checks.cures import before, moved
 from accumviz.checks.evidence import Case, Loop, Part, near, reduces
 from accumviz.checks.report import Finding
+from accumviz.checks.ways import alone
 from accumviz.gains import SAME, SAME_IN_HALF, number
 
 
@@ -27,6 +28,7 @@ def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
         if not found:
             continue
         clip, step, factor = found[0]
+        way = alone(*(case.ledger[e] for e in (clip, step, loop.windows[step][0], loop.windows[step][-1])))
         rows = case.shares.of(step)
         rows = rows.take((rows.optimizer == loop.optimizer) & ~rows.erased)
         yield case.finding(
@@ -39,9 +41,10 @@ def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
                 "The sum is clipped after each backward, so that what came early is shortened again and again, and the "
                 "last micro-batch counts most."
             ),
-            cure=before(case.ledger[clip], case.ledger[step]),
+            cure=before(way.at, way.step),
             times=len(found),
             optimizer=loop.optimizer,
+            at=way.at,
         )
     for windows in case.shortened.values():
         yield from _shortened_by_hand(case, windows)
@@ -88,6 +91,7 @@ def clip_on_the_wrong_side(case: Case) -> Iterator[Finding]:
     for optimizer, clips in found.items():
         loop, clip = owners[optimizer], clips[0]
         step = int(loop.steps[loop.steps < clip][-1])
+        way = alone(*(case.ledger[e] for e in (clip, step, *loop.backwards[loop.backwards < step][-1:].tolist())))
         yield case.finding(
             "clip-on-the-wrong-side",
             "error",
@@ -95,9 +99,10 @@ def clip_on_the_wrong_side(case: Case) -> Iterator[Finding]:
             step=step,
             evidence={"event of the step": step, "event of the clip": clip, "backwards between them": 0},
             cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
-            cure=before(case.ledger[clip], case.ledger[step]),
+            cure=before(way.at, way.step),
             times=len(clips),
             optimizer=optimizer,
+            at=way.at,
         )
 
 
@@ -126,7 +131,7 @@ def scheduler_per_micro_batch(case: Case) -> Iterator[Finding]:
         if 2 * len(hit) <= len(windows):
             continue
         first = int(mine[mine > windows[hit[0]][0]][0])
-        last = case.ledger[hit[0]]
+        way = alone(*(case.ledger[e] for e in (first, hit[0], *windows[hit[0]][:1])))
         rates = [_rate(case.ledger[e].details.get("lr")) for e in mine[:8].tolist()]
         yield case.finding(
             "scheduler-per-micro-batch",
@@ -143,9 +148,10 @@ def scheduler_per_micro_batch(case: Case) -> Iterator[Finding]:
                 f"The scheduler steps with every micro-batch, {mine.size} times for {loop.steps.size} optimizer steps: "
                 "the learning rate changes that much too fast."
             ),
-            cure=moved(case.ledger[first], last),
+            cure=moved(way.at, way.step),
             times=len(hit),
             optimizer=loop.optimizer,
+            at=way.at,
         )
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from accumviz.checks.cures import before, inserted, replaced
-from accumviz.checks.evidence import Case, Loop, reduces
+from accumviz.checks.evidence import Case, Loop, near, reduces
 from accumviz.checks.report import Finding
+from accumviz.checks.ways import alone
 from accumviz.events import CONTRIBUTED
-from accumviz.gains import SAME, number
+from accumviz.gains import SAME, SAME_IN_HALF, number
 
 
 def _scaled(case: Case, loop: Loop) -> np.ndarray:
@@ -22,7 +23,7 @@ def _scaled(case: Case, loop: Loop) -> np.ndarray:
 
 def clip_scaled_grads(case: Case) -> Iterator[Finding]:
     """A clip of gradients that the scaler has not unscaled yet."""
-    clips, unscales = case.at("clip"), case.at("unscale")
+    clips, unscales, edits = case.at("clip"), case.at("unscale"), case.at("edit")
     for loop in case.loops:
         scaled = _scaled(case, loop)
         ends = np.sort(np.concatenate([loop.steps, loop.skipped]))
@@ -31,9 +32,13 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
             at = int(ends.searchsorted(clip))
             since = int(ends[at - 1]) if at else -1
             there = scaled[(scaled > since) & (scaled < clip)]
-            unscaled = loop.changing(loop.within(unscales, since, clip))
-            if there.size and not unscaled.size and loop.changed_by(clip) and reduces(case, loop, clip) < 1 - SAME:
-                found.append((clip, int(ends[at]) if at < ends.size else -1))
+            unscaled = loop.changing(loop.within(unscales, since, clip)).size
+            if not there.size or unscaled or not loop.changed_by(clip) or reduces(case, loop, clip) >= 1 - SAME:
+                continue
+            # A limit may be as many times larger; or it was a hand that unscaled.
+            if "get_scale" in case.ledger[clip].source or _divided(case, loop, edits, int(there[-1]), clip):
+                continue
+            found.append((clip, int(ends[at]) if at < ends.size else -1))
         if not found:
             continue
         clip, step = found[0]
@@ -62,6 +67,13 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
         )
 
 
+def _divided(case: Case, loop: Loop, edits: np.ndarray, scaled: int, clip: int) -> bool:
+    """Whether a hand has divided by the scale, between a backward and a clip."""
+    scale = number(case.ledger[scaled].details.get("amp_scale"))
+    between = loop.changing(loop.within(edits, scaled, clip)).tolist()
+    return any(near(reduces(case, loop, edit) * scale, 1.0, SAME_IN_HALF) for edit in between)
+
+
 def backward_after_unscale(case: Case) -> Iterator[Finding]:
     """A scaled contribution added to a sum that is unscaled already."""
     unscales = case.at("unscale")
@@ -79,6 +91,7 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
             continue
         b, unscale, step = found[0]
         scale = number(case.ledger[b].details.get("amp_scale"))
+        way = alone(*(case.ledger[e] for e in (unscale, step, b)))
         yield case.finding(
             "backward-after-unscale",
             "error",
@@ -89,9 +102,10 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
                 f"Backward {b} comes after `unscale_`: its contribution enters the step {scale:g} times as large as "
                 "the others."
             ),
-            cure=before(case.ledger[unscale], case.ledger[step]),
+            cure=before(way.at, way.step),
             times=len(found),
             optimizer=loop.optimizer,
+            at=way.at,
         )
 
 
@@ -106,12 +120,13 @@ def bypass_scaler_step(case: Case) -> Iterator[Finding]:
         for step, backwards in loop.windows.items():
             event = case.ledger[step]
             # `scaler.step(optimizer)`: an optimizer that is handed over may do the division itself. A fused one did.
-            handed = re.search(r"\.step\(\s*[A-Za-z_]", event.source)
+            handed = re.search(r"\.step\(\s*(?!closure\b)[A-Za-z_]", event.source)
             if not backwards or not event.source or handed or "amp_scale" in event.details:
                 continue
             if any(loop.changed_by(e) for e in loop.within(unscales, backwards[0], step).tolist()):
                 continue
-            if np.isin(backwards, scaled).any():
+            # Of what a hand has divided by the scale, it is known what became of it.
+            if np.isin(backwards, scaled).any() and case.shares.of(step).lost_sight.any():
                 found.append((step, backwards[0]))
         if not found:
             continue
@@ -150,7 +165,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Finding]:
         if not found:
             continue
         at, skip = found[0]
-        event = case.ledger[at]
+        event = alone(case.ledger[at], case.ledger[skip]).at
         yield case.finding(
             "scheduler-on-skipped-step",
             "warning",
@@ -161,6 +176,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Finding]:
             cure=replaced(event, "if scaler.get_scale() >= scale_before_update:", f"    {event.source}"),
             times=len(found),
             optimizer=loop.optimizer,
+            at=event,
         )
 
 

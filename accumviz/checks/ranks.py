@@ -21,17 +21,22 @@ def no_sync_excludes_forward(case: Case) -> Iterator[Finding]:
         if not found:
             continue
         b = found[0]
+        quiet = sum(case.no_sync[b] is True for b in loop.backwards.tolist())
         yield case.finding(
             "no-sync-excludes-forward",
             "warning",
             b,
             evidence={
-                "backwards synchronised in no_sync": len(found),
+                "backwards in no_sync": quiet,
+                "of which synchronised": len(found),
                 "line of the forward": case.ledger[b].details.get("armed_line", 0),
             },
             cause=(
                 "The forward ran outside `no_sync` and armed the all-reduce, so that each micro-batch is synchronised: "
                 "right, but as slow as without `no_sync`."
+                if len(found) == quiet
+                else "A forward outside `no_sync` armed the all-reduce, and no backward had spent that: this one is "
+                "synchronised in `no_sync`. A forward that has no backward belongs in `torch.no_grad`."
             ),
             times=len(found),
             optimizer=loop.optimizer,
@@ -141,13 +146,38 @@ def _wholes(case: Case) -> list[int]:
     return [p for p, parameter in enumerate(case.ledger.parameters) if parameter.unsharded_of]
 
 
+def alone(case: Case) -> bool:
+    """Whether there is one rank: what averages over all of them changes nothing."""
+    return case.ledger.meta.get("ranks") == 1
+
+
 def of_one_rank(case: Case, backward: int) -> bool:
     """Whether what this backward left waits for its average over the ranks: a step on it would be one rank's own."""
+    # FSDP keeps it elsewhere, on one rank, too.
+    return unshared(case, backward) and not (alone(case) and case.armed[backward] is not None)
+
+
+def unshared(case: Case, backward: int) -> bool:
+    """Whether this backward ran without the collectives that others have."""
     wholes = [p for p in _wholes(case) if case.contributed[backward, p]]
-    end = backward
-    while wholes and end + 1 < len(case.ledger) and case.ledger[end + 1].within == "backward":
-        end += 1
-    return case.armed[backward] is False or any(case.ledger.state[end, p] & PRESENT for p in wholes)
+    if not wholes:
+        return case.armed[backward] is False
+    inside = _inside(case, backward)
+    kept = any(case.ledger.state[inside[-1], p] & PRESENT for p in wholes)
+    return kept or _between_groups(case, inside)
+
+
+def _inside(case: Case, backward: int) -> list[int]:
+    """A backward and what ran in it on its rank."""
+    later = np.flatnonzero(np.isin(case.ranks[backward + 1 :], (-1, case.ranks[backward]))) + backward + 1
+    others = ~case.events.where("within", "backward")[later]
+    return [backward, *later[: int(others.argmax()) if others.any() else None].tolist()]
+
+
+def _between_groups(case: Case, inside: list[int]) -> bool:
+    """Whether FSDP averages over groups of ranks in other backwards, and in this one only over those of a group."""
+    averaged = case.events.where("within", "backward") & (case.events.detail("op", None) == "all-reduce")
+    return bool(averaged.any() and not averaged[inside].any())
 
 
 def _is_added_to(case: Case, zero: int, p: int) -> bool:

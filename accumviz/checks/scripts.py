@@ -52,6 +52,20 @@ class Scripts:
                 divided.add(ast.unparse(node.value))
         return min(divided & counts, default="")
 
+    def apart(self, one: Event, other: Event) -> bool:
+        """Whether two events came by the two branches of one `if`, so that no round of a loop has both."""
+        pairs = [(a, b) for a, b in zip(one.frames, other.frames, strict=False) if a[0] == b[0]]
+        return any(_branches(tree, a[1], b[1]) for a, b in pairs for tree in self.trees.get(a[0], ()))
+
+
+def _branches(tree: ast.Module, one: int, other: int) -> bool:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and node.orelse:
+            body, orelse = ((part[0].lineno, part[-1].end_lineno or 0) for part in (node.body, node.orelse))
+            if any(body[0] <= a <= body[1] and orelse[0] <= b <= orelse[1] for a, b in ((one, other), (other, one))):
+                return True
+    return False
+
 
 def syntax(text: str) -> ast.Module | None:
     """The text's syntax; None where it has none.

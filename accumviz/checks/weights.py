@@ -5,7 +5,7 @@ A sum that is divided by its own length is a mean, and judged as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -28,9 +28,11 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
         inside = [p for p in unequal if not _only_the_last_is_smaller(p)]
         worst = max(inside or unequal, key=lambda p: p.each[1] / p.each[0])
         low = worst.backwards[worst.sizes.index(worst.elements[1])]
+        terms = case.ledger[low].details.get("terms", ())
+        weighted = any(isinstance(term, Mapping) and term.get("class_weights") for term in terms)
         yield case.of_part(
             "token-mean-of-means",
-            "error" if inside else "note",
+            "error" if inside and not weighted else "note",
             worst,
             event=low,
             evidence={
@@ -43,7 +45,8 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
                 f"{worst.elements[1]:g}: an element of the smallest counts {worst.each[1] / worst.each[0]:.3g} times "
                 "as much as one of the largest."
             )
-            + ("" if inside else " Only the last micro-batch of a window was smaller."),
+            + ("" if inside else " Only the last micro-batch of a window was smaller.")
+            + (" They are counted with the weights of their classes." if weighted else ""),
             cure=summed(
                 case.ledger[low],
                 "elements_in_window",

@@ -11,7 +11,9 @@ from accumviz.checks.cures import UNAVERAGED, added, flushed, inserted, moved, z
 from accumviz.checks.evidence import Case, Loop, Part, near
 from accumviz.checks.ranks import of_one_rank
 from accumviz.checks.report import Finding
-from accumviz.gains import number
+from accumviz.checks.ways import Way, alone
+from accumviz.events import PRESENT
+from accumviz.gains import SAME_IN_HALF, number
 
 
 def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
@@ -25,9 +27,9 @@ def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
         if len(inside) < 2 or 2 * len(steps) < len(windows):
             continue
         _, eraser, step = inside[0]
-        at, end = case.ledger[eraser], case.ledger[step]
         lost = [b for b, _, s in inside if s == step]
         kept = loop.windows[step]
+        way = alone(*(case.ledger[e] for e in (eraser, step, lost[0], kept[-1])))
         yield case.finding(
             "zero-grad-inside-window",
             "error",
@@ -38,10 +40,18 @@ def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
                 f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
                 "micro-batches are lost before the step sees them."
             ),
-            cure=moved(at, end) if at.line != end.line else "",
+            cure=_zeroed_after(way),
             times=len(inside),
             optimizer=loop.optimizer,
+            at=way.at,
         )
+
+
+def _zeroed_after(way: Way) -> str:
+    """The cure that zeroes after the step, and not where it is done now."""
+    if way.at.line == way.step.line and way.at.file == way.step.file:
+        return ""
+    return moved(way.at, way.step, "" if way.together else zeroing(way.step))
 
 
 _Lost = list[tuple[int, int, int]]
@@ -56,9 +66,10 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
     tails: _Lost = []
     steps, inside_step = loop.steps, case.events.where("within", "step")
     by_step: dict[int, list[tuple[int, int]]] = {}
+    written = _written(case, loop)
     for b, end in (*loop.lost.items(), *_apart(case, loop)):
         at = int(steps.searchsorted(b))
-        if _moved_by(case, loop, b, end):
+        if _moved_by(case, loop, b, end) or (at < steps.size and loop.within(written, b, int(steps[at])).size):
             continue
         if at < steps.size and end < steps[at] and case.ledger[end].kind in ("zero_grad", "edit"):
             by_step.setdefault(int(steps[at]), []).append((b, end))
@@ -82,6 +93,21 @@ def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
             tail = whole and len(alike) < len(kept) and len({end for _, end in alike}) == 1
             (tails if tail else inside).extend((b, end, step) for b, end in alike)
     return inside, tails
+
+
+def _written(case: Case, loop: Loop) -> np.ndarray:
+    """The edits by which a hand put gradients there that it had kept elsewhere: what was erased may be among them."""
+    found: list[int] = []
+    ledger, edits = case.ledger, loop.changing(case.at("edit") if loop.lost or loop.lost_here else np.zeros(0, int))
+    for e in edits[edits > 0].tolist():
+        columns = loop.columns[(ledger.state[e, loop.columns] & PRESENT) > 0]
+        before, after = ledger.grad[e - 1, columns].astype(float), ledger.grad[e, columns].astype(float)
+        before, after = np.nan_to_num(before[after > 0]), after[after > 0]
+        one = before.all() and after.size and near(after / before, after[0] / before[0], SAME_IN_HALF).all()
+        # What only shortens is a clip, of each parameter by itself.
+        if not one and (after > before).any():
+            found.append(e)
+    return np.array(found, int)
 
 
 def _moved_by(case: Case, loop: Loop, backward: int, erased: int) -> bool:
@@ -142,7 +168,7 @@ def tail_dropped(case: Case) -> Iterator[Finding]:
 
 def _left_at_the_end(case: Case, loop: Loop) -> list[int]:
     """The backwards that are live when everything is over, where a loader or the script itself has ended."""
-    after = loop.backwards[loop.backwards > loop.steps[-1]].tolist()
+    after = loop.backwards[loop.backwards > loop.read_step.max(initial=-1)].tolist()
     sites = set(case.sites[loop.read].tolist())
     unused = [b for b in after if case.sites[b] in sites and b not in loop.lost and case.finite(b)]
     if not unused or (loop.skipped.size and loop.skipped[-1] > unused[-1]):
@@ -312,17 +338,19 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
     """A step that finds nothing, because what came before it was zeroed."""
     for loop in case.loops:
         found: list[tuple[int, int, list[int]]] = []
+        written = _written(case, loop)
         for step, consumed in loop.windows.items():
             if consumed:
                 continue
             at = int(loop.steps.searchsorted(step))
             since = int(loop.steps[at - 1]) if at else -1
             lost = [(b, end) for b, end in loop.lost.items() if since < b < step and end < step]
-            if lost:
+            if lost and not loop.within(written, lost[0][0], step).size:
                 found.append((step, lost[-1][1], [b for b, _ in lost]))
         if not found:
             continue
         step, eraser, backwards = found[0]
+        way = alone(*(case.ledger[e] for e in (eraser, step, backwards[0])))
         yield case.finding(
             "zero-before-step",
             "error",
@@ -330,7 +358,8 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
             step=step,
             evidence={"backwards erased": backwards, "steps that found nothing": len(found)},
             cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
-            cure=moved(case.ledger[eraser], case.ledger[step]),
+            cure=_zeroed_after(way),
             times=len(found),
             optimizer=loop.optimizer,
+            at=way.at,
         )

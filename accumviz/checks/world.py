@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from accumviz.checks.evidence import Case, Loop, near
+from accumviz.checks.ranks import alone
 from accumviz.checks.report import CHAPTERS, Finding
+from accumviz.events import CHANGED
 
 # Of each window: the how manyth optimizer and step of its rank, the objective, the extremes of the weights per element
 # and of the elements, the events of the step and of its first backward, that one's file, line and source, the
@@ -39,12 +41,14 @@ class Facts(NamedTuple):
     """What the comparing rules need of a ledger.
 
     `armed` has for each rank under DDP the backwards that synchronised: event, and the codes of file,
-    line and source. `parts` has a row for each window, `ranks` whose it is; `files`, `sources` and
-    `objectives` are the texts of which both have the numbers.
+    line and source; `cut` are the ranks that were stopped, and might have had more. `parts` has a row
+    for each window, `ranks` whose it is; `files`, `sources` and `objectives` are the texts of which
+    both have the numbers.
     """
 
     lives: list[Life]
     armed: dict[int, np.ndarray]
+    cut: frozenset[int]
     parts: np.ndarray
     ranks: np.ndarray
     files: Sequence[str]
@@ -58,9 +62,11 @@ def facts(case: Case, rank: int | None = None) -> Facts:
     events = case.events
     codes = np.stack([np.arange(len(events)), *(events.column(name) for name in ("file", "line", "source"))], axis=1)
     knows = np.array([flag is not None for flag in case.armed], bool) & case.backward
-    does = np.array([flag is True for flag in case.armed], bool)
+    # In `join`, a rank that is done goes on to meet the others.
+    does = np.array([flag is True for flag in case.armed], bool) & ~events.detail("join", default=False)
     whose = case.ranks if rank is None else np.full(len(events), rank)
     armed = {int(one): codes[knows & does & (whose == one)] for one in np.unique(whose[knows]).tolist()}
+    cut = frozenset(one for one, found in armed.items() if not _came_to_its_end(case, one, found))
     place: dict[int, int] = {}
     owner: dict[int, int | None] = {}
     for loop in case.loops:
@@ -76,35 +82,64 @@ def facts(case: Case, rank: int | None = None) -> Facts:
     ]
     ranks = [-1 if (own := owner[p.optimizer]) is None else own for p in parts]
     tables = events.tables["file"], events.tables["source"], case.shares.objectives
-    return Facts(lives, armed, np.array(rows, float).reshape(-1, _COLUMNS), np.array(ranks, int), *tables)
+    return Facts(lives, armed, cut, np.array(rows, float).reshape(-1, _COLUMNS), np.array(ranks, int), *tables)
+
+
+def _came_to_its_end(case: Case, rank: int, synced: np.ndarray) -> bool:
+    """Whether a rank has done all that it was to do, and nobody stopped it: its script, or its loader at least."""
+    ended = case.ledger.meta.get("ended")
+    ended = ended.get(str(rank)) if isinstance(ended, Mapping) else ended
+    if case.ledger.complete and ended in (None, "closed", "exit"):
+        return True
+    own = rank if (case.ranks >= 0).any() else None
+    return bool(len(synced)) and case.ended(case.epoch(int(synced[-1, 0]), own))
 
 
 def _life(case: Case, loop: Loop, rank: int | None) -> Life:
     late: list[Late] = []
     synced = 0
-    replicated = any(case.armed[b] is not None for b in loop.backwards.tolist())
+    replicated = not alone(case) and any(case.armed[b] is not None for b in loop.backwards.tolist())
     if replicated:
-        mine = loop.changing(case.at("sync"))
+        members = _synced_together(case, loop)
         for order, (step, backwards) in enumerate(loop.windows.items()):
             if not backwards:
                 continue
-            done = mine[: np.searchsorted(mine, step)]
             # Its row comes after the backward that it ran in.
-            unshared = [b for b in backwards if not done.size or b > done[-1]]
+            unshared = {b for reached, last in members for b in backwards if reached[b] and b > last[order]}
             # Averaged too early, within the very window, is averaging that was meant.
-            synced += not unshared or bool((done > backwards[0]).any())
-            last = backwards[-1]
-            # The flag was up when backward ran, and down when its forward did.
-            meant = case.armed[last] is False and case.no_sync[last] is False
-            if unshared and case.armed[last] is not None:
-                late.append(Late(order, meant, _unsynced(case, loop, step, unshared, meant=meant)))
-    own = loop.rank if rank is None else rank
-    return Life(own, loop.columns.size, _marks(case, loop) if replicated else np.zeros((0, 2)), late, synced)
+            synced += not unshared or any(last[order] > backwards[0] for _, last in members)
+            if unshared and case.armed[max(unshared)] is not None:
+                late.append(_late(case, loop, step, order, sorted(unshared)))
+    whose = loop.rank if rank is None else rank
+    return Life(whose, loop.columns.size, _marks(case, loop) if replicated else np.zeros((0, 2)), late, synced)
 
 
-def _unsynced(case: Case, loop: Loop, step: int, unshared: list[int], *, meant: bool) -> Finding:
+def _synced_together(case: Case, loop: Loop) -> list[tuple[list[bool], list[int]]]:
+    """For each group of parameters that are synchronised together: which events reach it; before each step, the last.
+
+    Such are the buckets of a module. Parameters that never are do not count, unless that is all of them.
+    """
+    mine = loop.changing(case.at("sync"))
+    changed = (case.ledger.state[np.ix_(mine, loop.columns)] & CHANGED).astype(bool)
+    groups: dict[bytes, list[int]] = {}
+    for place, when in enumerate(np.packbits(changed, axis=0).T):
+        groups.setdefault(when.tobytes(), []).append(place)
+    found: list[tuple[list[bool], list[int]]] = []
+    for places in groups.values():
+        when = mine[changed[:, places[0]]]
+        if when.size or len(groups) == 1:
+            last = np.append(-1, when)[np.searchsorted(when, loop.steps)]
+            reached: np.ndarray = np.any(case.contributed[:, loop.columns[places]], axis=1)
+            found.append((reached.tolist(), last.tolist()))
+    return found
+
+
+def _late(case: Case, loop: Loop, step: int, order: int, unshared: list[int]) -> Late:
     b = unshared[-1]
-    return case.finding(
+    # The flag was up when backward ran, and down when its forward did.
+    spent = bool(case.ledger[b].details.get("spent"))
+    meant = case.armed[b] is False and case.no_sync[b] is False
+    finding = case.finding(
         "ddp-unsynced-step",
         "error",
         b,
@@ -118,13 +153,16 @@ def _unsynced(case: Case, loop: Loop, step: int, unshared: list[int], *, meant: 
         cause=(
             "The step reads gradients that were not averaged over the ranks: "
             + (
-                "the flag was set after the forward, which is what arms the all-reduce."
+                "an earlier backward had run since the forward, and DDP averages in the first one after it only."
+                if spent and meant
+                else "the flag was set after the forward, which is what arms the all-reduce."
                 if meant
                 else "the last backward before it ran without synchronisation."
             )
         ),
         optimizer=loop.optimizer,
     )
+    return Late(order, meant, finding)
 
 
 def _marks(case: Case, loop: Loop) -> np.ndarray:
@@ -162,6 +200,8 @@ def uneven_rank_backwards(every: Sequence[Facts]) -> Iterator[Finding]:
     if len(counts) < 2 or len(set(counts.values())) == 1:
         return
     most, least = max(counts, key=lambda rank: counts[rank]), min(counts, key=lambda rank: counts[rank])
+    if any(least in facts.cut for facts in every):
+        return
     found, facts = known[most]
     yield _found(
         "uneven-rank-backwards",

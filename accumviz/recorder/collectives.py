@@ -15,7 +15,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -120,8 +120,9 @@ class Collectives:
         found = dict.fromkeys(part for module in named.wrapped for part in module.modules() if _replicates(part))
         self.replicas: list[Any] = list(found)
         self._members = [[named.index.get(id(p), -1) for p in _synced(replica)] for replica in self.replicas]
-        # The last forward of each: whether it armed the all-reduce, and its line.
-        self._armed: list[tuple[bool, int] | None] = [None] * len(self.replicas)
+        # Of each, whether a forward has armed its all-reduce, the line of that or of the last one, and if a backward
+        # since then has spent it.
+        self._armed: list[tuple[bool, int, bool] | None] = [None] * len(self.replicas)
         # The order in which the gradients of the first synchronised backward came.
         self._arrivals: dict[int, list[int]] = {}
         self._handles: list[Any] = []
@@ -141,8 +142,11 @@ class Collectives:
 
             def before(module: Any, args: Any, n: int = n) -> None:
                 try:
-                    wanted = bool(module.require_backward_grad_sync) and torch.is_grad_enabled()
-                    self._armed[n] = wanted, self._sites.find(sys._getframe(1)).line
+                    armed = self._armed[n]
+                    wanted = bool(module.require_backward_grad_sync)
+                    # One without gradients changes nothing, and what is armed stays so until a backward.
+                    if torch.is_grad_enabled() and (wanted or armed is None or not armed[0]):
+                        self._armed[n] = wanted, self._sites.find(sys._getframe(1)).line, False
                 except Exception as error:
                     patches.failures.append(type(error).__name__)
                     with contextlib.suppress(Exception):
@@ -177,12 +181,25 @@ class Collectives:
                 self._handles.append(leaf.register_post_accumulate_grad_hook(self._after(i)))
                 self.unhooked.discard(i)
 
-    def describe(self, details: dict[str, Any]) -> None:
-        """Say of a backward whether the last forward armed its all-reduce, and what the flag is now."""
-        for replica, armed in zip(self.replicas, self._armed, strict=True):
-            if armed is not None:
-                details["armed"], details["armed_line"] = armed
-                details["no_sync"] = not replica.require_backward_grad_sync
+    def describe(self, details: dict[str, Any], reached: Set[int] | None) -> None:
+        """Say of a backward whether a forward had armed its all-reduce, what the flag is, and if in `join`.
+
+        `reached` are the leaves that it has met, where it is over: what replicates none of them is not asked.
+        """
+        for name in ("armed", "armed_line", "no_sync", "spent", "join"):
+            details.pop(name, None)
+        every = zip(self.replicas, self._armed, self._members, strict=True)
+        asked = [(r, armed) for r, armed, own in every if armed and (reached is None or not reached.isdisjoint(own))]
+        if not asked:
+            return
+        # One that is not armed is what the step lacks.
+        _, (armed, line, spent) = next((one for one in asked if not one[1][0]), asked[-1])
+        details["armed"], details["armed_line"] = armed, line
+        details["no_sync"] = any(not replica.require_backward_grad_sync for replica, _ in asked)
+        if spent:
+            details["spent"] = True
+        if any(getattr(getattr(replica, "_join_config", None), "enable", False) for replica, _ in asked):
+            details["join"] = True
 
     def _after(self, i: int) -> Callable[[torch.Tensor], None]:
         here = weakref.ref(self)
@@ -226,11 +243,13 @@ class Collectives:
         arriving: dict[int, torch.Tensor | None] = {}
         leaves: list[int] = []
         if moving is not None:
-            units = [self._shards.by_id[id(unit)] for unit in moving if id(unit) in self._shards.by_id]
+            moved, whole_way = moving
+            units = [self._shards.by_id[id(unit)] for unit in moved if id(unit) in self._shards.by_id]
             shards = [i for _, inside in units for i in inside]
             if op == "reduce-scatter":
                 leaves = [*(i for i, _ in units), *shards]
-                new = pieces(moving, output[0]) if len(shards) == len(moving) else None
+            if op == "reduce-scatter" and whole_way:
+                new = pieces(moved, output[0]) if len(shards) == len(moved) else None
                 arriving = dict(zip(shards, new, strict=True)) if new else dict.fromkeys(shards)
             concerned = shards
         elif op != "all-reduce":
@@ -247,7 +266,7 @@ class Collectives:
             row = rows.begin("sync", running.label, running.site, "backward", details)
         else:
             row = rows.begin("sync", "", self._sites.find(frame), "", details)
-        if running is not None and leaves:
+        if running is not None and (leaves or op == "all-reduce"):  # FSDP's between groups, of what is no `.grad` yet
             running.syncs = [*running.syncs, Sync(row, leaves, arriving)]
             running.synced = {*running.synced, *leaves}
         elif leaves:
@@ -303,8 +322,11 @@ class Collectives:
         leaves = self._leaves
         present = bytearray(running.present)
         for n, members in enumerate(self._members):
-            if n not in self._arrivals and running.synced & set(members):
-                self._arrivals[n] = [i for i in running.met if i in self._replicated]
+            armed = self._armed[n]
+            if armed is None or not running.synced & set(members):
+                continue
+            self._arrivals.setdefault(n, [i for i in running.met if i in self._replicated])
+            self._armed[n] = False, armed[1], True
         for i in running.synced:
             if i not in running.met:
                 present[i] = running.had[i]

@@ -45,12 +45,12 @@ class Contributions:
         self.open: list[Backward] = []
         self.taken: set[int] = set()
         self._failed = failed
-        # Threads other than the one we were opened in, and the leaves that their backwards reach.
-        self._opener, self.shared = get_ident(), False
+        # The thread that we were opened in; whether others call backward, too.
+        self.opener, self.shared = get_ident(), False
         # Not empty as long as no two threads call our hooks at once, and all leaves are on the CPU: when one hook
         # is called, what the hooks before it saw is in `.grad`. A list, because the hooks hold it.
         self._alone = [True]
-        self._theirs: set[int] = set()
+        self._theirs: set[int] = set()  # the leaves that other threads' backwards reach
         self._lock = threading.RLock()
         leaves.hook_of, leaves.written_of, leaves.around_of = self._hook_of, self._written_of, self._around_of
 
@@ -105,12 +105,11 @@ class Contributions:
         if any(device.type != "cpu" for device in devices):
             self._alone.clear()
 
-    def look(self, *, into: list[torch.Tensor | None] | None = None) -> list[int]:
+    def look(self, *, into: list[tuple[int, torch.Tensor]] | None = None) -> list[int]:
         """The leaves whose `.grad` has changed since we looked last, by no other thread's backward."""
-        mine = self._mine() if self._theirs else None
-        changed = self.leaves.update(mine, into=into)
         if not self._theirs:
-            return changed
+            return self.leaves.update(into=into)
+        changed = self.leaves.update(self._mine(), into=into)
         # Another thread may have reached its first leaf while we looked.
         return [i for i in changed if i not in self._theirs]
 
@@ -125,10 +124,6 @@ class Contributions:
     def _mine(self) -> list[int]:
         # Reading a `.grad` while another thread's backward writes it can end the process.
         return [i for i in range(len(self.leaves)) if i not in self._theirs]
-
-    def by_opener(self, thread: int) -> bool:
-        """Whether this is the thread we were opened in."""
-        return thread == self._opener
 
     def running(self, *, on_cpu: bool = False) -> Backward | None:
         """The backward that the caller is inside of, if any; on a device, hooks run on the engine's threads.
@@ -192,7 +187,7 @@ class Contributions:
             running = self.running(on_cpu=grad.is_cpu)
             if running is None:  # another thread's autograd.grad, or its backward from before we were opened
                 return
-            theirs = running.thread != self._opener
+            theirs = running.thread != self.opener
             if theirs:
                 self._theirs.add(i)
             if running.waiting > bulk and not running.whole:
@@ -266,8 +261,9 @@ class Contributions:
 
     def end_edit(self, running: Backward) -> None:
         """What the hooks change from now on is another event."""
-        row, running.edit = running.edit, None
+        row = running.edit
         if row is not None:
+            running.edit = None
             row.present = bytes(self.leaves.present)
             self.rows.finish(row)
 
@@ -371,38 +367,42 @@ class Contributions:
                 running.same[i] = None
         leaves.reduce(running, "contribution", found)
         if running.hot:
-            if held:
-                become = [(i, tensors[i].grad) for i in held if i not in running.written]
-                here = [(i, grad) for i, grad in become if grad is not None and i not in self.taken]
-                running.read.update(dict.fromkeys([i for i, _ in here]))
+            here: list[tuple[int, torch.Tensor]] = []
+            for i in held:
+                if i not in running.written:
+                    grad = tensors[i].grad
+                    came.append((i, grad))
+                    if grad is not None and i not in self.taken:
+                        here.append((i, grad))
+                        running.read[i] = None
+            if here:
                 leaves.reduce(running, "grad", here)
-                leaves.saw(become)
             leaves.saw(came)
         if running.streams and _raw_stream is not None:
             current = {_raw_stream(grad.get_device()) for grad in held.values() if grad.is_cuda}
             if running.streams != current:
                 keep_for_stream(list(held.values()))
-        count = len(self.rows)
-        running.settled.update(dict.fromkeys(held, count))
-        running.settled.update(dict.fromkeys(fresh, count))
+        settled, count = running.settled, len(self.rows)
+        for i in (*held, *fresh):
+            settled[i] = count
 
     def finish(self, running: Backward) -> bool:
         """Give a backward that is over its numbers; False if it reached none of our leaves."""
         leaves, had, met = self.leaves, running.had, running.met
-        mine = self.by_opener(running.thread)
+        mine = running.thread == self.opener
         if met:
             self.reduce(running)
-        running.coming = {}
+        if running.coming:
+            running.coming = {}
         if running.written:
             self.edited(running)
-        grads: list[torch.Tensor | None] = []
-        changed = self.look(into=grads) if mine else leaves.update(list(met))
+        there: list[tuple[int, torch.Tensor]] = []
+        changed = self.look(into=there) if mine else leaves.update(list(met))
         self.end_edit(running)
         plain = mine and not met and not self._theirs and not running.synced
         if plain and PRESENT not in had and len(running.unhooked) == len(had):
             # Nothing was there and no hook was needed: what is there now is what came.
-            there = zip(changed, grads, strict=True)
-            leaves.reduce(running, "contribution", [(i, grad) for i, grad in there if grad is not None])
+            leaves.reduce(running, "contribution", there)
             running.alike = running.contributed = running.changed = changed
             running.present = bytes(leaves.present)
             return True

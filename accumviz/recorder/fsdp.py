@@ -195,14 +195,19 @@ class Shards:
         self.by_id[id(unit)] = whole, shards
         self.wholes[whole] = next((i for i, size in zip(shards, sizes, strict=True) if size), shards[0])
 
-    def moving(self, frame: FrameType | None) -> list[Any] | None:
-        """The objects that FSDP is gathering or scattering now; None when it is not FSDP that does."""
+    def moving(self, frame: FrameType | None) -> tuple[list[Any], bool] | None:
+        """The objects that FSDP is gathering or scattering now, and whether all of it; None when it is not FSDP.
+
+        What it scatters in a group of ranks may wait there for the other groups.
+        """
         while frame is not None:
             variable = _MOVERS.get(frame.f_code.co_name)
             if variable is not None and frame.f_globals.get("__name__", "").startswith(_FSDP):
-                found = dict(variables(frame)).get(variable)
+                known = dict(variables(frame))
+                found = known.get(variable)
                 if found is not None:
-                    return list(found) if isinstance(found, list | tuple) else [found]
+                    waits = known.get("all_reduce_group") is not None and known.get("all_reduce_grads") is False
+                    return list(found) if isinstance(found, list | tuple) else [found], not waits
             frame = frame.f_back
         return None
 

@@ -173,10 +173,12 @@ class Leaves:
         """Whether a hook of the user's runs between autograd's writing this `.grad` and our reading it."""
         return bool(self.tensors[i]._post_accumulate_grad_hooks)
 
-    def update(self, only: Iterable[int] | None = None, *, into: list[Any] | None = None) -> list[int]:
+    def update(
+        self, only: Iterable[int] | None = None, *, into: list[tuple[int, torch.Tensor]] | None = None
+    ) -> list[int]:
         """The leaves (or `only` these) whose `.grad` is not the tensor, or the version of it, that it was.
 
-        `into` is given the `.grad` of each of them: asked for a second time, it costs as much again.
+        `into` is given the `.grad` of each that has one: asked for a second time, it costs as much again.
         """
         found = []
         seen, present = self._seen, self.present
@@ -186,17 +188,20 @@ class Leaves:
                 if known is None:
                     continue
                 seen[i], present[i] = (i, tensor, None, 0), 0
+            elif type(grad) is _TENSOR:
+                count = grad._version
+                if known is not None and count == version and known() is grad:
+                    continue
+                seen[i], present[i] = (i, tensor, ref(grad), count), PRESENT
             else:
-                inner, count = grad, grad._version
-                if type(grad) is not _TENSOR:
-                    inner = local(grad)
-                    count = _version(grad, inner)
+                inner = local(grad)
+                count = _version(grad, inner)
                 if known is not None and known() is inner and count == version:
                     continue
                 seen[i], present[i] = (i, tensor, ref(inner), count), PRESENT
             found.append(i)
-            if into is not None:
-                into.append(grad)
+            if into is not None and grad is not None:
+                into.append((i, grad))
         return found
 
     def prepare(self, only: Iterable[int] | None = None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -252,7 +252,20 @@ class _Budget:
 
 
 class _Mark:
-    """Lives as long as the graph node that carries it."""
+    """Lives as long as a graph node that carries it."""
+
+
+def _with_what_is_scaled(root: Any) -> Iterator[Any]:
+    """A root, and what is below it as long as that is one and a number was all that was saved: a loss over K.
+
+    Whoever keeps that loss keeps the graph, though its quotient is gone.
+    """
+    node = root
+    while node is not None:
+        yield node
+        below = [following for following, _ in node.next_functions if following is not None]
+        numbers = all(tensor is None or tensor.numel() == 1 for _, tensor in saved_tensors(node))
+        node = below[0] if len(below) == 1 and numbers and type(below[0]) is not _ACCUMULATE else None
 
 
 class Held:
@@ -292,7 +305,8 @@ class Held:
             return _UNKNOWN
         if keeps and nodes:
             mark = _Mark()
-            nodes[0].metadata["accumviz"] = mark
+            for node in _with_what_is_scaled(nodes[0]):
+                node.metadata["accumviz"] = mark
             self._retained.append((weakref.ref(mark), storages))
         else:
             for _, held in self._retained:

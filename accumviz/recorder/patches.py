@@ -56,20 +56,16 @@ Session = object
 Around = Callable[[Callable[..., Any], Session], Callable[..., Any]]
 
 
-class _Inside(threading.local):
-    """What this thread is in the middle of, and how many optimizer steps it has begun."""
-
-    backward = zero_grad = clip = unscale = schedule = False
-    steps = 0
-
-
 # Replaced, never changed: whoever is told goes through the recordings that were open when it happened.
 _open: tuple[Observer, ...] = ()
 # Others may have wrapped our wrappers, and keep them for ever: those of an earlier session stay silent.
 _session: Session = object()
 _lock = threading.Lock()
 _undo: list[Callable[[], None]] = []
-_inside = _Inside()
+# The threads that are in the middle of each, as sets: what `threading.local` keeps costs several times as much.
+_inside: dict[str, set[int]] = {kind: set() for kind in ("backward", "zero_grad", "clip", "unscale", "schedule")}
+# Those in which a scaler was asked to step, and no optimizer has begun to.
+_asked: set[int] = set()
 # Threads inside a torch.autograd.grad that is inside a backward: what it computes reaches no `.grad`.
 differentiating: list[int] = []
 scalers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -122,6 +118,8 @@ def _in_child() -> None:
     """A forked process goes on without our files, and without locks that some thread of its parent held."""
     global _lock  # noqa: PLW0603 - as above
     _lock = threading.Lock()
+    for threads in (*_inside.values(), _asked):  # this one's number stays, others' may be given out again
+        threads.intersection_update((get_ident(),))
     for observer in _open:
         _tell((observer,), "forked")
 
@@ -301,7 +299,8 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
                     _fail(failure)
                     failures.pop()
             return original(*args, **kwargs)
-        if _inside.backward:  # once somebody has wrapped ours, it may be called again inside itself
+        inside, thread = _inside["backward"], get_ident()
+        if thread in inside:  # once somebody has wrapped ours, it may be called again inside itself
             return original(*args, **kwargs)
         if args and type(args[0]) is not torch.Tensor and isinstance(args[0], Iterator):
             args = (tuple(args[0]), *args[1:])  # it can be read once, and torch has to read it
@@ -319,14 +318,14 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
             with contextlib.suppress(Exception):
                 _fail(failure)
                 failures.pop()
-        _inside.backward = True
+        inside.add(thread)
         try:
             return original(*args, **kwargs)
         except BaseException as caught:
             error = caught
             raise
         finally:
-            _inside.backward = False
+            inside.discard(thread)
             try:
                 for observer, token in begun:
                     try:
@@ -360,7 +359,8 @@ def _running(original: Callable[..., Any], session: Session) -> Callable[..., An
 
 
 def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None:
-    _inside.steps += 1
+    if _asked:
+        _asked.discard(get_ident())
     try:
         frame = sys._getframe(1)
         for observer in _told(session):
@@ -423,8 +423,10 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
     Within zero_grad, clip and unscale, further calls of the same kind are the same event.
     """
 
+    inside = _inside[kind]
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _open or session is not _session or getattr(_inside, kind):
+        if not _open or session is not _session or (thread := get_ident()) in inside:
             return original(*args, **kwargs)
         if kind == "clip":  # what can be read once, torch has to read
             if args and isinstance(args[0], Iterator):
@@ -448,11 +450,11 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
             with contextlib.suppress(Exception):
                 _fail(failure)
                 failures.pop()
-        setattr(_inside, kind, True)
+        inside.add(thread)
         try:
             return original(*args, **kwargs)
         finally:
-            setattr(_inside, kind, False)
+            inside.discard(thread)
             if change is not None:
                 try:
                     owner, tensors, details = change
@@ -531,9 +533,14 @@ def _unscaling(original: Callable[..., Any], session: Session) -> Callable[..., 
 
 def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     def maybe_step(*args: Any, **kwargs: Any) -> Any:
-        before = _inside.steps
-        found = original(*args, **kwargs)
-        if _open and session is _session and _inside.steps == before:
+        thread = get_ident()
+        _asked.add(thread)
+        try:
+            found = original(*args, **kwargs)
+        finally:
+            skipped = thread in _asked
+            _asked.discard(thread)
+        if skipped and _open and session is _session:
             try:
                 optimizer = args[1] if len(args) > 1 else kwargs["optimizer"]
                 _tell(_told(session), "step_skipped", optimizer, sys._getframe(1))
@@ -549,13 +556,14 @@ def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[
 
 def _scheduling(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     def step(*args: Any, **kwargs: Any) -> Any:
-        if not _open or session is not _session or _inside.schedule:  # one that is made of others is one
+        inside = _inside["schedule"]
+        if not _open or session is not _session or (thread := get_ident()) in inside:  # one made of others is one
             return original(*args, **kwargs)
-        _inside.schedule = True
+        inside.add(thread)
         try:
             found = original(*args, **kwargs)
         finally:
-            _inside.schedule = False
+            inside.discard(thread)
         try:
             frame = sys._getframe(1)
             if not _first(frame):

@@ -38,8 +38,12 @@ _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
     "only the .grad that a replay leaves; to see every event, record the loop before it is captured"
 )
+_MANY = (list, tuple)
 # What counts no version is looked for before so many steps, and then in one of so many: it costs a small step 2 %.
 _CLOSELY, _SELDOM = 32, 17
+
+
+_made = tuple.__new__  # what a NamedTuple is called by costs four times as much
 
 
 class _Step(NamedTuple):
@@ -308,7 +312,7 @@ class Recording:
             within = self._within()
         if self._collectives.unhooked:
             self._collectives.hook()
-        if contributions.by_opener(thread):
+        if thread == contributions.opener:
             self._edits(closely=True)
             contributions.prepare()
         else:
@@ -325,7 +329,7 @@ class Recording:
         if running.late:
             running.send(leaves.wire)
         if self._collectives.replicas:
-            self._collectives.describe(running.details)
+            self._collectives.describe(running.details, None)
         storages = self._memory.before(running.nodes)
         if storages is not None:
             running.storages, running.before = storages, self._memory.total(storages)
@@ -357,6 +361,8 @@ class Recording:
         if self._sketches is not None and running.changed:
             kept = [i for i in running.changed if not running.written.get(i)]  # of others, `.grad` is what hooks made
             self._sketches.take(running, kept, self._leaves.wire)
+        if self._collectives.replicas:
+            self._collectives.describe(running.details, {*running.met})
         if running.syncs:
             self._collectives.finish(running)
         if self._unmoved and self._leaves.small:
@@ -373,7 +379,7 @@ class Recording:
         inner = bool(steps) and any(step.thread == thread and step.optimizer == index for step in steps)
         if not inner:
             self._before_change(closely=True)
-        steps.append(_Step(index, id(frame), frame.f_code, thread, inner))
+        steps.append(_made(_Step, (index, id(frame), frame.f_code, thread, inner)))
 
     def step_prepared(self, optimizer: Any, frame: FrameType) -> None:
         """The optimizer's own hooks have run, and its step has not."""
@@ -424,7 +430,7 @@ class Recording:
         if not self._leaves.owns(tensors):
             return False
         # A list is clipped, what else there is zeroed, whatever stood there.
-        self._before_change(closely=isinstance(tensors, list | tuple))
+        self._before_change(closely=isinstance(tensors, _MANY))
         return True
 
     def swap_begins(self, tensors: tuple[Any, ...]) -> list[int]:
@@ -435,11 +441,12 @@ class Recording:
             self._leaves.note(leaves)
 
     def _before_change(self, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
-        running = self._contributions.running()
+        contributions = self._contributions
+        running = contributions.running() if contributions.open else None
         if running is not None:
-            self._contributions.settle(running)
+            contributions.settle(running)
         else:
-            self._edits(closely=closely, by_hook=by_hook)
+            self._edits(closely, by_hook)
 
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
         if self._closed:
@@ -473,10 +480,10 @@ class Recording:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _edits(self, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
+    def _edits(self, closely: bool = False, by_hook: FrameType | None = None) -> None:
         """Tell what changed since the last event; `closely`: without a new version, too; `by_hook`: where it ran."""
         contributions = self._contributions
-        if not contributions.by_opener(get_ident()):
+        if get_ident() != contributions.opener:
             return
         changed = contributions.look()
         if closely and self._closely and not changed and self._changed_unseen():
@@ -636,11 +643,12 @@ class Recording:
 
 def _rates(optimizer: Any, details: dict[str, Any]) -> bool:
     """Put the learning rates of an optimizer's groups into details; returns whether all are plain numbers."""
-    plain, lr = True, [group.get("lr") for group in optimizer.param_groups]
-    for group, rate in enumerate(lr):
+    plain, lr = True, details.setdefault("lr", [])
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
         if type(rate) is not float:
-            plain, lr[group] = False, _number(rate)
-    details["lr"] = lr
+            plain, rate = False, _number(rate)
+        lr.append(rate)
     return plain
 
 

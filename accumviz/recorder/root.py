@@ -50,8 +50,8 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         details |= {"create_graph": True} if create else {}
     if inputs is not None:
         details["inputs"] = len(inputs) if isinstance(inputs, list | tuple | dict) else 1
-    if type(root) is _TENSOR and root.numel() == 1 and root.is_cpu and not root.is_complex():
-        row.loss, node = root.item(), root.grad_fn
+    if type(root) is _TENSOR and root.is_cpu and root.numel() == 1 and type(loss := root.item()) is not complex:
+        row.loss, node = loss, root.grad_fn
         if node is not None:
             _describe_node(row, node, given)
         else:
@@ -62,7 +62,7 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         row.nodes = tuple(node for node in map(_node, root) if node is not None)
         if len(root) != 1:
             details["roots"] = len(root)
-            unknown_root(row, f"backward started from {len(root)} roots at once")
+            _describe_each(row, root, given)
             return
         root = root[0]
         given = given[0] if isinstance(given, list | tuple) and given else given
@@ -80,6 +80,16 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         unknown_root(row, LEAF_ITSELF)
 
 
+def _describe_each(row: Backward, roots: Any, given: Any) -> None:
+    """Several losses at once are as good as their sum."""
+    whole = all(type(root) is _TENSOR and root.numel() == 1 and root.grad_fn is not None for root in roots)
+    if not roots or not whole or given is not None or patches.scalers:
+        unknown_root(row, f"backward started from {len(roots)} roots at once")
+        return
+    for node in row.nodes:
+        describe_terms(row, node, name_of(node))
+
+
 def _describe_node(row: Backward, node: Any, given: Any, *, whole: bool = True) -> None:
     row.nodes = (node,)
     name, factor = name_of(node), ONE
@@ -88,7 +98,11 @@ def _describe_node(row: Backward, node: Any, given: Any, *, whole: bool = True) 
     row.details["root"] = name
     if not row.label:  # no source to read it from: the operation names it better than nothing
         row.label = name
-    if given is not None:
+    value = number(given) if whole and given is not None and not is_scale(given) else None
+    if isinstance(value, float):  # `loss.backward(torch.tensor(1 / K))`
+        row.scale *= value
+        factor = factor.times(value, 1)
+    if given is not None and not isinstance(value, float):
         unknown_root(row, "backward was given a gradient to start from", name)
     elif not whole:
         unknown_root(row, "backward started from several numbers, or from an edge of the graph", name)

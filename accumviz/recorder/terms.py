@@ -121,9 +121,8 @@ def is_scale(found: Any) -> bool:
 
 
 def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None:
-    """Write into the row which losses are below this node, which is multiplied by `factor`."""
-    terms: list[dict[str, Any]] = []
-    row.details["terms"] = terms
+    """Write into the row which losses are below this node, which is multiplied by `factor`: after those of others."""
+    terms: list[dict[str, Any]] = row.details.setdefault("terms", [])
     read = _LOSSES.get(name)
     if read is not None:  # nearly always
         reduction, elements, unknown = read(node)
@@ -133,9 +132,10 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
             terms.append(
                 {"op": name, "reduction": reduction, "elements": elements, "factor": factor.known, "unknown": unknown}
             )
-            _tell(terms[-1], factor)
-        if name in _CROSS_ENTROPIES and _in_batch(node):
-            terms[-1]["in_batch"] = True
+            if factor is not ONE:
+                _tell(terms[-1], factor)
+        if name in _CROSS_ENTROPIES:
+            _describe_classes(terms[-1], node)
         return
     work, visited = [(node, name, factor)], 0
     while work:
@@ -148,8 +148,8 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
         read = _LOSSES.get(name)
         if read is not None:
             _add(row, terms, name, factor, *read(node))
-            if name in _CROSS_ENTROPIES and _in_batch(node):
-                terms[-1]["in_batch"] = True
+            if name in _CROSS_ENTROPIES:
+                _describe_classes(terms[-1], node)
             continue
         below = _LINEAR.get(name)
         if below is not None:
@@ -273,7 +273,9 @@ _VIEWS = _variants("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze",
 _MOVES = _variants("Permute", "Transpose", "T")
 # What a learnt one is made of.
 _TEMPERATURES = (LEAF, "ExpBackward0", "SoftplusBackward0", *_variants("Clamp", "ClampMax", "ClampMin"))
-_TURNED = (*_MOVES, "ToCopyBackward0")
+_TURNED = (*_VIEWS, *_MOVES, *_variants("Expand"), "DivBackward0")
+# What multiplies in three dimensions, and how many it holds in the first of them: one batch, or (0) each row.
+_PAIRS = {"BmmBackward0": 1, "MulBackward0": 0}
 _LINEAR: dict[str, Callable[[Any, Factor], Found]] = {
     **dict.fromkeys((*_VIEWS, *_MOVES, *_variants("Expand")), _same),
     **dict.fromkeys(_variants("Add"), _added),
@@ -319,6 +321,15 @@ def _cross_entropy(node: Any) -> _Read:
     return reduction, elements, "" if elements is not None else _PACKED
 
 
+def _describe_classes(term: dict[str, Any], node: Any) -> None:
+    """What a cross entropy's classes are: samples of the batch, or such as count unequally."""
+    if _in_batch(node):
+        term["in_batch"] = True
+    weight = getattr(node, "_raw_saved_weight", None)
+    if weight is not None and held(weight) is not None:
+        term["class_weights"] = True
+
+
 def _in_batch(node: Any) -> bool:
     """Whether its classes are the samples of the batch themselves: products of each with each, and one is the right."""
     given = held(node._raw_saved_self)
@@ -329,19 +340,29 @@ def _in_batch(node: Any) -> bool:
         return False
     at = node.next_functions[0][0]
     for _ in range(_SCALINGS):
-        if at is None or name_of(at) == "MmBackward0":
+        if at is None or _multiplies(at, shape[0]):
             break
         at = next((fn for fn, _ in at.next_functions if fn is not None and name_of(fn) not in _TEMPERATURES), None)
-    if at is None or name_of(at) != "MmBackward0":
+    if at is None or not _multiplies(at, shape[0]):
         return False
     return all(fn is not None and not _is_weight(fn) for fn, _ in at.next_functions)
 
 
+def _multiplies(node: Any, many: int) -> bool:
+    """Whether it multiplies rows with rows: as `@` and `einsum` do, or all pairs at once, as `cosine_similarity`."""
+    name = name_of(node)
+    if name not in _PAIRS:
+        return name == "MmBackward0"
+    raw = getattr(node, "_raw_saved_self", None)
+    given = None if raw is None else held(raw)
+    return given is not None and given.dim() == 3 and tuple(given.shape[:2]) == (_PAIRS[name] or many, many)
+
+
 def _is_weight(node: Any) -> bool:
-    """Whether this is a parameter, or one that is transposed, as a linear layer has it."""
-    while name_of(node) in _TURNED:
+    """Whether this is a parameter: one that is transposed, as a linear layer has it, or normalised, too."""
+    while node is not None and name_of(node) in _TURNED:
         node = node.next_functions[0][0]
-    return name_of(node) == LEAF
+    return node is not None and name_of(node) == LEAF
 
 
 def _of_rows(node: Any) -> _Read:

@@ -132,7 +132,7 @@ class ThemedFigure(Figure):
             narrow = f'<div class="av-narrow" style="display: none">{smaller.to_svg()}</div>'
             drawn = f'<div class="av-wide">{drawn}</div>{narrow}'
         return (
-            f'<div class="accumviz av-timeline"><style>{style.CSS}{style.SCROLLS}{_CSS}</style>'
+            f'<div class="accumviz av-timeline"><style>{style.CSS}{_CSS}</style>'
             f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{drawn}</div>'
             f'<details class="av-words"><summary>In words</summary><ul>{items}</ul></details></div>'
         )

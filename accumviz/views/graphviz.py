@@ -18,15 +18,12 @@ from typing import Any
 
 from accumviz import given
 from accumviz.show import escape
-from accumviz.views.style import CSS, CYCLE, MONO, SCROLLS
+from accumviz.views.style import CSS, CYCLE, MONO
 
 TITLE, SMALL = 14.0, 12.5  # px
 SHRINK = 0.88  # the smallest text stays 11 px
 
-STYLE = (
-    CSS
-    + SCROLLS
-    + Template("""
+STYLE = CSS + Template("""
 .av-graph { margin: 0.75rem 0; --av-leaf: $leaf; --av-root: $root; }
 html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --av-leaf: $leaf_dark; }
 .av-graph .av-scroll { overflow: auto; max-height: 75rem; }
@@ -62,7 +59,6 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
   .av-graph svg { min-width: 0; }
 }
 """).substitute(leaf=CYCLE[0], leaf_dark=CYCLE[4], root=CYCLE[2], shrink=SHRINK, small=SMALL, title=TITLE, mono=MONO)
-)
 _TIMEOUT = 300  # seconds; the largest drawing anyone should wait for
 
 

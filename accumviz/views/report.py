@@ -12,8 +12,8 @@ _CSS = """
 .av-report article.av-error { border-left-width: 0.4rem; }
 .av-report h3 { font-size: 0.9375rem; margin: 0 0 0.25rem; }
 .av-report p { margin: 0.25rem 0; }
-.av-report pre { margin: 0.4rem 0; padding: 0.5rem 0.7rem; overflow-x: auto; background: var(--av-surface);
-  border: 1px solid var(--av-line); font-size: 0.8125rem; }
+.av-report pre { margin: 0.4rem 0; padding: 0.5rem 0.7rem; overflow-x: auto; border: 1px solid var(--av-line);
+  color: inherit; font: 0.8125rem/1.5 var(--av-mono); white-space: pre; }
 .av-report .av-said { color: var(--av-muted); }
 """
 
@@ -44,6 +44,6 @@ def _finding(finding: Finding) -> str:
     return (
         f'<article class="av-{finding.severity}"><h3>{finding.severity}: <code>{escape(finding.rule)}</code>'
         f"{where}{times}</h3>{line}<p>{marked(finding.cause)}</p><p class='av-said'>{evidence}</p>"
-        + (f"<pre>{cure}</pre>" if cure else "")
+        + (f'<pre tabindex="0">{cure}</pre>' if cure else "")
         + f"<p class='av-said av-read'>Read: {escape(finding.chapter)}</p></article>"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -11,6 +12,7 @@ from accumviz.ledger import Ledger
 from accumviz.views import style
 from accumviz.views.figure import Canvas, Key, text_width
 from accumviz.views.native import INK, LINE, MUTED
+from accumviz.views.parts import Segment
 from accumviz.views.shares import Bar, among, bars, reach
 
 _STRIP, _WEIGHED = 44.0, 92.0
@@ -36,6 +38,18 @@ class Strip(Protocol):
     """Draws one strip, with its upper edge at `top`."""
 
     def __call__(self, canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None: ...
+
+
+def clear_of(y: float, height: float, line: float) -> tuple[float, float]:
+    """Where in a part a number is written, and its room there, so that a line does not strike it through.
+
+    >>> clear_of(0, 20, 30), clear_of(0, 20, 5)
+    ((10.0, 20), (13.15, 13.7))
+    """
+    if not y + 1 < line < y + height - 1:
+        return y + height / 2, height
+    above, below = line - 1.3 - y, y + height - line - 1.3
+    return (y + above / 2, above) if above > below else (y + height - below / 2, below)
 
 
 def beside(ledger: Ledger) -> float:
@@ -89,6 +103,14 @@ def allocated_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     peak = any(np.isfinite(ledger[e].peak) for e in events)
     keys = [Key("bytes allocated after the event", INK, ALLOCATED, kind="fill")]
     return keys + ([Key("new maximum on the way", INK, kind="total")] if peak else [])
+
+
+def gap_of(
+    part: Segment, stack: list[Segment], y: float, height: float, *, told: str, wide: float
+) -> tuple[float, float] | None:
+    """Where the hatching of what came from elsewhere leaves room for its number; None where it has none."""
+    fits = height >= 26 and text_width(told, 11) <= wide - 3
+    return (y + height / 2 - 8, y + height / 2 + 8) if part.born < 0 and len(stack) > 1 and fits else None
 
 
 def _head(canvas: Canvas, grid: Grid, top: float, upper: str, lower: str) -> None:
@@ -176,7 +198,12 @@ def _weighed(canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None:
 def _fits(bar: Bar, wide: float, scale: float) -> bool:
     """Whether each of its parts that is seen as one has room for its number."""
     seen = [part for part in bar.segments if not part.unknown and abs(part.length) * scale > 3]
-    return all(abs(part.length) * scale >= 13 and text_width(part.told, 11) <= wide - 2 for part in seen)
+    rooms = []
+    for part in seen:
+        end = part.start + part.length
+        top, one = -max(part.start, end) * scale, -math.copysign(scale, end)
+        rooms.append(clear_of(top, abs(part.length) * scale, one)[1])
+    return all(room >= 12 and text_width(part.told, 11) <= wide - 2 for room, part in zip(rooms, seen, strict=True))
 
 
 def _stack(
@@ -203,4 +230,5 @@ def _stack(
         )
         if written and height > 3 and not part.unknown:
             ink = style.ink_on(color) if new else INK
-            canvas.text(x + wide / 2, y + (height - gap) / 2, part.told, points=11, ha="center", color=ink)
+            middle = clear_of(y, height - gap, zero - math.copysign(scale, part.start + part.length))[0]
+            canvas.text(x + wide / 2, middle, part.told, points=11, ha="center", color=ink)

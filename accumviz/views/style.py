@@ -43,16 +43,13 @@ CSS = """
 /* Each view brings this sheet: what another one says of its letters must not depend on which came last. */
 :where(.accumviz) { font-size: 0.875rem; }
 .accumviz code { font-family: var(--av-mono); }
+/* A box that scrolls sideways says at its edges that there is more. */
+.accumviz :is(.av-scroll, .av-runs, pre) {
+  background: linear-gradient(90deg, var(--av-ground) 40%%, transparent) -1px / 2rem no-repeat local,
+    linear-gradient(-90deg, var(--av-ground) 40%%, transparent) calc(100%% + 1px) / 2rem no-repeat local,
+    linear-gradient(90deg, rgb(90 110 130 / 45%%), transparent) 0 / 0.7rem no-repeat scroll,
+    linear-gradient(-90deg, rgb(90 110 130 / 45%%), transparent) 100%% / 0.7rem no-repeat scroll; }
 """ % {"font": FONT, "mono": MONO}
-
-# A box that scrolls sideways says at its edges that there is more.
-SCROLLS = """
-.accumviz .av-scroll {
-  background: linear-gradient(90deg, var(--av-ground) 40%, transparent) -1px / 2rem no-repeat local,
-    linear-gradient(-90deg, var(--av-ground) 40%, transparent) calc(100% + 1px) / 2rem no-repeat local,
-    linear-gradient(90deg, rgb(90 110 130 / 45%), transparent) 0 / 0.7rem no-repeat scroll,
-    linear-gradient(-90deg, rgb(90 110 130 / 45%), transparent) 100% / 0.7rem no-repeat scroll; }
-"""
 
 
 def kind(name: str) -> tuple[str, str]:

@@ -216,6 +216,6 @@ def provenance_html(provenance: Provenance) -> str:
 def _framed(table: str, label: str, notes: str) -> str:
     """A table in a box that scrolls by itself, so that a narrow page does not."""
     return (
-        f'<div class="accumviz av-ledger"><style>{style.CSS}{style.SCROLLS}{_CSS}</style>'
+        f'<div class="accumviz av-ledger"><style>{style.CSS}{_CSS}</style>'
         f'<div class="av-scroll" tabindex="0" role="group" aria-label="{label}">{table}</div>{notes}</div>'
     )

@@ -27,7 +27,7 @@ from accumviz.views.figure import (
 from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
 from accumviz.views.phone import PHONE
-from accumviz.views.strip import Grid, beside, heights_of, strip_keys, strip_notes, strips
+from accumviz.views.strip import Grid, beside, clear_of, gap_of, heights_of, strip_keys, strip_notes, strips
 
 _MOST_LANES, _NARROWEST = 8, 27.0
 # On a phone, names may stand above their lanes, in so much room, and columns may be as narrow as this.
@@ -144,11 +144,11 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float, 
     extents = _extents(ledger, columns, events)
     lanes = [_Lane.of(ledger, grid, row, p, extents[p]) for row, p in enumerate(columns)]
     foreign = {e: [p for p in columns if _foreign(ledger, ledger[e], ledger.parameters[p])] for e in events}
-    digits = _digits(lanes)
+    telling = _telling(lanes, [ledger[e].kind for e in events])
     keys, notes = _keys(ledger, columns, events, column), [] if ledger.complete else ["The recording is incomplete."]
     if any(foreign.values()):
         notes.append("The line of an event is faint where it does not concern a parameter.")
-    if not all(_total(grad, column, digits)[0] for lane_ in lanes for grad in lane_.told):
+    if len(telling.where) < len(events):
         notes.append("Totals without room are left out here; they stand in the words below.")
     if any(not lane_.signed and any(len(stack) > 1 for stack in lane_.stacks) for lane_ in lanes):
         notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
@@ -168,7 +168,7 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float, 
             y, alpha = top + lane * row, 0.25 if p in foreign[e] else 1.0
             draw_rule(canvas, ledger[e], grid.x(i), top=y + named, bottom=y + lane, alpha=alpha)
     for lane_ in lanes:
-        _draw_lane(canvas, grid, ledger, lane_, digits)
+        _draw_lane(canvas, grid, ledger, lane_, telling)
     for n, draw in enumerate(shown):
         draw(canvas, grid, ledger, top + lane * len(columns) + sum(rooms[:n]) + named)
     draw_legend(canvas, keys, notes, bottom)
@@ -197,13 +197,6 @@ class _Slot(NamedTuple):
             height, up = abs(drawn) * self.scale, drawn >= 0
             yield part, ends[up] - height * up, height
             ends[up] += -height if up else height
-
-    def writable(self, y: float, height: float, net: float) -> tuple[float, float]:
-        """Where in a part a number is written, and its room there: the line of `.grad` strikes through none."""
-        if not y + 1 < net < y + height - 1:
-            return y + height / 2, height
-        above, below = net - 1.3 - y, y + height - net - 1.3
-        return (y + above / 2, above) if above > below else (y + height - below / 2, below)
 
 
 class _Lane(NamedTuple):
@@ -241,17 +234,16 @@ class _Lane(NamedTuple):
         amounts = [self.grads[i], *(part.amount for part in self.stacks[i])]
         return self.there[i] and bool(np.isfinite(amounts).all())
 
-    @property
-    def told(self) -> list[float]:
-        """The totals that are to be told."""
-        return [grad for i, grad in enumerate(self.grads) if self.whole(i)]
+    def told(self, where: Sequence[int]) -> list[float]:
+        """The totals in these columns."""
+        return [self.grads[i] for i in where if self.whole(i)]
 
     def writes(self, digits: int, *, new: bool) -> bool:
         """Whether its parts are labelled, those that are new or the others: all that are seen as parts, or none."""
         return all(
             part.together == 1
             and text_width(style.number(part.amount, digits), 11) <= slot.bar - 3
-            and slot.writable(y, height, slot.zero - grad * slot.scale)[1] >= 14
+            and clear_of(y, height, slot.zero - grad * slot.scale)[1] >= 14
             for i, (slot, stack, tall, grad) in enumerate(
                 zip(self.slots, self.stacks, self.heights, self.grads, strict=True)
             )
@@ -266,21 +258,50 @@ def _labelled(part: Segment, stack: list[Segment]) -> bool:
     return part.born >= 0 and (part.new or len(stack) > 1)
 
 
-def _digits(lanes: list[_Lane]) -> int:
-    """To how many digits all numbers of a picture are rounded: as many as have room, three rather than parts untold."""
-    column = lanes[0].slots[0].room
-    fitting = [n for n in (4, 3, 2) if all(_total(grad, column, n)[0] for lane in lanes for grad in lane.told)]
-    for kinds in ((True, False), (True,)):
-        for n in fitting:
-            if n > 2 and all(lane.writes(n, new=new) for lane in lanes for new in kinds):
-                return n
-    return fitting[0] if fitting else 2
+class _Telling(NamedTuple):
+    """How the numbers of a picture are written: to how many digits, how far apart, and in which columns the totals."""
+
+    digits: int
+    apart: float
+    where: list[int]
+
+    def total(self, grad: float, room: float) -> tuple[str, float]:
+        """What stands at the end of a bar, and the size of its letters; nothing where it has no room."""
+        told = style.number(grad, self.digits)
+        width = sum(_BOLD.get(letter, 0.696) for letter in told)
+        sizes = (12.0, 11.0) if room >= 44 else (11.0,)
+        return next(((told, size) for size in sizes if size * width <= room - self.apart), ("", 11.0))
+
+    def fits(self, lanes: list[_Lane]) -> bool:
+        column = lanes[0].slots[0].room
+        return all(self.total(grad, column)[0] for lane in lanes for grad in lane.told(self.where))
+
+
+def _telling(lanes: list[_Lane], kinds: list[str]) -> _Telling:
+    """As many digits as have room for all totals, or else for those that steps used, or none; the same everywhere.
+
+    Three digits rather than four where then the parts can be written, too.
+    """
+    column, every = lanes[0].slots[0].room, list(range(len(kinds)))
+    steps = [i for i, kind in enumerate(kinds) if kind == "step"]
+    for where in (every, steps):
+        for apart in (5.0, 2.4) if column >= _WORDY else (2.4,):
+            fitting = [telling for n in (4, 3, 2) if (telling := _Telling(n, apart, where)).fits(lanes)]
+            for parts in ((True, False), (True,)):
+                for telling in fitting:
+                    if telling.digits > 2 and all(
+                        lane.writes(telling.digits, new=new) for lane in lanes for new in parts
+                    ):
+                        return telling
+            if fitting and where:
+                return fitting[0]
+    return _Telling(2, 2.4, [])
 
 
 def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float:
     """Tall enough to write a number into the smallest contribution, if that is not too tall."""
     base = 132.0 if len(columns) == 1 else 104.0 if len(columns) <= 3 else 84.0
-    most, needed = base * 1.4, base
+    most, needed = base * (1.7 if len(columns) == 1 else 1.4), base
     for p in columns:
         signed, stacks, grads = words.is_signed(ledger, p), segments(ledger, p, events), totals(ledger, p)[events]
         drawn = [heights(stack, float(grad), signed) for stack, grad in zip(stacks, grads, strict=True)]
@@ -309,7 +330,8 @@ def _extents(ledger: Ledger, columns: list[int], events: list[int]) -> dict[int,
     return found
 
 
-def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, digits: int) -> None:
+def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, telling: _Telling) -> None:
+    digits, told_at = telling.digits, set(telling.where)
     parameter, (_, _, _, top, tall, zero, _) = ledger.parameters[lane.p], lane.slots[0]
     end = grid.x(len(grid.events))
     canvas.line([grid.left, end], [zero, zero], color=MUTED, width=0.9, z=1)
@@ -323,7 +345,8 @@ def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, digits: 
     else:
         canvas.text(grid.left - 14, middle - 8, name, points=12.5, mono=True, ha="right")
         canvas.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
-    hangs = all(grad <= 0 for grad in lane.told) and any(grad < 0 for grad in lane.told)
+    known = lane.told(range(len(grid.events)))
+    hangs = all(grad <= 0 for grad in known) and any(grad < 0 for grad in known)
     writes = {new: lane.writes(digits, new=new) for new in (True, False)}
     for i, (e, slot, grad) in enumerate(zip(grid.events, lane.slots, lane.grads, strict=True)):
         if not lane.there[i]:
@@ -333,9 +356,9 @@ def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, digits: 
         else:
             _bar(canvas, ledger, slot, lane.stacks[i], lane.heights[i], grad, digits, writes)
             # Where columns are narrow, a total that did not change is not said twice.
-            again = grid.column < 52 and i > 0 and lane.there[i - 1] and lane.grads[i - 1] == grad
-            told, points = _total(grad, slot.room, digits)
-            if told and not again:
+            again = grid.column < 52 and i - 1 in told_at and lane.there[i - 1] and lane.grads[i - 1] == grad
+            told, points = telling.total(grad, slot.room)
+            if i in told_at and not again:
                 at = _end(slot, lane.stacks[i], lane.heights[i], grad)
                 canvas.text(slot.middle, at, told, points=points, bold=True, ha="center")
         lost = ledger.unconsumed(e).get(parameter.name)
@@ -382,7 +405,7 @@ def _bar(
         alpha, hatch = 1.0 if part.new else 0.0 if part.used else LIVE, "xx" if part.born < 0 else None
         if height >= _THIN:
             box = y + 0.6, at.bar, height - 1.2
-            free = _gap(part, stack, *box[::2], told=style.number(part.amount, digits), wide=at.bar)
+            free = gap_of(part, stack, *box[::2], told=style.number(part.amount, digits), wide=at.bar)
             canvas.box(at.x, *box, fill=color, alpha=alpha, edge=color, line=1.2, hatch=None if free else hatch)
             for start, end in ((box[0], free[0]), (free[1], box[0] + box[2])) if free else ():
                 canvas.box(at.x, start, at.bar, end - start, edge=color, line=0, hatch=hatch)
@@ -396,17 +419,9 @@ def _bar(
                 canvas.line([x, x], [y, y + height], color=color, width=1.2, z=2)
         if writes[part.new] and height >= _THIN and _labelled(part, stack):
             ink = style.ink_on(color) if part.new else INK
-            written = at.writable(y, height, net)[0]
+            written = clear_of(y, height, net)[0]
             canvas.text(at.middle, written, style.number(part.amount, digits), points=11, ha="center", color=ink)
     canvas.line([at.x - 4, at.x + at.bar + 4], [net, net], width=2.6, z=4)
-
-
-def _gap(
-    part: Segment, stack: list[Segment], y: float, height: float, *, told: str, wide: float
-) -> tuple[float, float] | None:
-    """Where the hatching of what came from elsewhere leaves room for its number; None where it has none."""
-    fits = height >= 26 and text_width(told, 11) <= wide - 3
-    return (y + height / 2 - 8, y + height / 2 + 8) if part.born < 0 and len(stack) > 1 and fits else None
 
 
 def _end(at: _Slot, stack: list[Segment], heights: list[float], grad: float) -> float:
@@ -414,15 +429,6 @@ def _end(at: _Slot, stack: list[Segment], heights: list[float], grad: float) -> 
     edges = [edge for _, y, height in at.parts(stack, heights) for edge in (y, y + height)]
     net = at.zero - grad * at.scale
     return max([at.zero, net, *edges]) + 12 if grad < 0 else min([at.zero, net, *edges]) - 11
-
-
-def _total(grad: float, room: float, digits: int) -> tuple[str, float]:
-    """What stands at the end of a bar, apart from the totals and lines beside it, and the size of its letters."""
-    told = style.number(grad, digits)
-    width = sum(_BOLD.get(letter, 0.696) for letter in told)
-    apart = 5.0 if room >= _WORDY else 2.4
-    points = next((size for size in (12.0, 11.0) if (size == 11 or room >= 44) and size * width <= room - apart), 0.0)
-    return (told, points) if points else ("", 11.0)
 
 
 def _keys(ledger: Ledger, columns: list[int], events: list[int], column: float) -> list[Key]:

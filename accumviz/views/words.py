@@ -251,7 +251,7 @@ def held(event: Event) -> str:
             norm, most = known["total_norm"][0], known["max_norm"][0]
             told += [f"factor {number(min(1.0, most / (norm + 1e-6)))}"] if norm >= 0 and math.isfinite(norm) else []
     if event.kind in ("backward", "unscale", "step"):
-        told += [f"the scaler's scale {number(x)}" for x in known["amp_scale"]]
+        told += [f"the scaler’s scale {number(x)}" for x in known["amp_scale"]]
     if event.kind == "step" and (rates := list(dict.fromkeys(_numbers(event.details.get("lr"))))):
         told.append(f"learning rate{'s' * (len(rates) > 1)} {', '.join(map(number, rates[:_MOST_NAMES]))}")
     return ", ".join(told)

@@ -144,11 +144,44 @@ SIDEWAYS = """() => {
     for (const one of folded) one.open = false;
     return cut;
 }"""
-UNSAID = """() => [...document.querySelectorAll('article .cell_input pre')].filter(pre => {
-    const {overflowX, backgroundAttachment} = getComputedStyle(pre);
-    return pre.checkVisibility() && pre.scrollWidth > pre.clientWidth + 1
-        && !(overflowX === 'auto' && backgroundAttachment.includes('local') && pre.tabIndex === 0);
-}).map(pre => pre.textContent.trim().slice(0, 80))"""
+# Of whatever scrolls sideways, folded and shut or not; a graph is a map, which is dragged and fitted to its window.
+UNSAID = """async () => {
+    const folded = [...document.querySelectorAll('article details:not([open])')];
+    const shut = [...document.querySelectorAll('[data-answers]:not([data-given])')];
+    const asked = [...document.querySelectorAll('.av-predict')].map(one => [one, one.dataset.avState]);
+    for (const [one] of asked) one.dataset.avState = 'skipped';
+    for (const one of folded) one.open = true;
+    for (const one of shut) one.dataset.given = '';
+    // what watches the width of a box is told after a frame
+    for (let frame = 0; frame < 3; frame += 1) await new Promise(done => requestAnimationFrame(done));
+    const found = [...document.querySelectorAll('article *')].filter(box => {
+        const {overflowX, backgroundAttachment} = getComputedStyle(box);
+        return /auto|scroll/.test(overflowX) && box.scrollWidth > box.clientWidth + 1 && box.checkVisibility()
+            && !box.matches('.av-in-graph .av-win')
+            && !(backgroundAttachment.includes('local') && (box.tabIndex === 0 || box.tagName !== 'PRE'));
+    }).map(box => `${box.tagName}.${box.className}: ${box.textContent.trim().slice(0, 80)}`);
+    for (const one of folded) one.open = false;
+    for (const one of shut) delete one.dataset.given;
+    for (const [one, state] of asked) one.dataset.avState = state;
+    return found;
+}"""
+# A sign of an icon font that is not there: a box.
+UNDRAWABLE = """() => [...document.querySelectorAll('body *')].filter(element => {
+    const own = [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data);
+    const made = ['::before', '::after'].map(part => getComputedStyle(element, part).content);
+    return [...own, ...made].some(text => /[\\ue000-\\uf8ff]/.test(text)) && !element.closest('script, style');
+}).map(element => element.outerHTML.slice(0, 120))"""
+# A name in a table that goes on in the next line where it has no mark.
+SPLIT = """() => [...document.querySelectorAll('article table code')].filter(code => {
+    const range = document.createRange(), walk = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+    for (let text; (text = walk.nextNode());) for (const word of text.data.matchAll(/[^\\s.,_(=\\/-]+/g)) {
+        range.setStart(text, word.index);
+        range.setEnd(text, word.index + word[0].length);
+        const tops = [...range.getClientRects()].filter(({width}) => width > 0).map(({top}) => Math.round(top));
+        if (new Set(tops).size > 1) return true;
+    }
+    return false;
+}).map(code => code.textContent)"""
 # What was printed in columns and is wrapped, so that they are none.
 WRAPPED = """() => [...document.querySelectorAll('article .cell_output div.highlight pre')].filter(pre => {
     const text = pre.textContent.trim();
@@ -312,6 +345,7 @@ LIGHT: dict[str, Look] = {
     "length of lines": script(MEASURE),
     "marks that went astray": script(ASTRAY),
     "lines without numbers": script(UNNUMBERED),
+    "signs without a font": script(UNDRAWABLE),
     "code that is cut": script(SIDEWAYS),
     "long stretches": script(STRETCHES),
     "axe": unfolded(),
@@ -328,7 +362,8 @@ DARK: dict[str, Look] = {
 PHONE: dict[str, Look] = {
     "what outgrows the page": narrow,
     "bars that are cut": script(CUT),
-    "code that hides its end": script(UNSAID),
+    "boxes that hide their end": script(UNSAID),
+    "names that are split": script(SPLIT),
     "columns that are wrapped": script(WRAPPED),
     "equations on their numbers": script(MET),
     "numbers that are broken": script(BROKEN),

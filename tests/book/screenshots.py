@@ -36,8 +36,10 @@ STATES = {
     "lab": {"moved": ".av-radios label:last-child input"},
 }
 WIDGETS = ".accumviz:not(.accumviz .accumviz)"
-# Sticky bars would stand on every picture; a question is answered by whatever comes first.
-STILL = ".book-bar, .book-side { position: static !important; } .book-skip { display: none; }"
+# Sticky bars would stand on every picture, and room for them would push the end of a tall one out of it; a question is
+# answered by whatever comes first.
+STILL = """.book-bar, .book-side { position: static !important; } .book-skip { display: none; }
+    * { scroll-margin: 0 !important; scroll-padding: 0 !important; }"""
 ANSWER = """root => {
     const field = root.querySelector('input.av-field, .av-choice input');
     if (field?.type === 'radio') field.click(); else if (field) field.value = '7';

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from docutils import nodes
+from docutils.utils import new_document
+from playwright.sync_api import Browser
 from sphinx.errors import ExtensionError
-from wherebook import mathml, outputs
+from wherebook import mathml, outputs, pages, styles
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -167,13 +170,17 @@ def test_a_chapter_that_is_not_there_is_answered_with_those_that_are(
         (r"\begin{align} a &= b \\ &= c \end{align}", "<mtable"),
         (r"\begin{cases} a & b \\ c & d \end{cases}", "<mtable"),
         (r"1 - 0.01 \cdot (-20)", 'form="prefix"'),
+        (r"- \log D", '<mi>log</mi><mspace width="0.17em"/><mi>D</mi>'),
+        (r"\sqrt{16}", f"<msqrt><mrow>{mathml.STRUT}"),
     ],
 )
 def test_math_becomes_mathml(tex: str, expected: str) -> None:
     assert expected in mathml.mathml(tex, "block", nodes.math_block())
 
 
-@pytest.mark.parametrize("tex", [r"\frac{a}", r"\nosuchcommand x", r"\begin{nosuch} a & b \end{nosuch}"])
+@pytest.mark.parametrize(
+    "tex", [r"\frac{a}", r"\sqrt{\frac{a}{b}}", r"\nosuchcommand x", r"\begin{nosuch} a & b \end{nosuch}"]
+)
 def test_math_that_cannot_be_converted_is_a_warning_and_stays_readable(
     tex: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +190,57 @@ def test_math_that_cannot_be_converted_is_a_warning_and_stays_readable(
     assert warned
     assert html.startswith("<code>")
     assert "&amp;" in html or "&" not in html
+
+
+@pytest.mark.filterwarnings("ignore:path is deprecated")  # in the package that the font is of
+def test_no_root_keeps_the_room_of_the_largest_sign(browser: Browser) -> None:
+    data = base64.b64encode(mathml.font("16√")).decode()
+    math = mathml.mathml(r"\sqrt{16}", "inline", nodes.math())
+    page = browser.new_page()
+    page.set_content(
+        f"<style>@font-face {{ font-family: Root; src: url(data:font/woff;base64,{data}) }} math {{ font: 20px Root }}"
+        f"</style><span>{math}</span>"
+    )
+    loaded, root, inside = page.evaluate(
+        "document.fonts.ready.then(() => [document.fonts.check('20px Root'), ...['msqrt', 'mn'].map(name =>"
+        " document.querySelector(name).getBoundingClientRect().right)])"
+    )
+    page.close()
+    assert loaded
+    assert root - inside < 1
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ".github::before{content:var(--pst-icon-github)}",
+        '.github::before{content:"\\f09b"}',
+        '.github::before{content:"\uf09b"}',
+    ],
+)
+def test_a_sign_of_a_font_that_no_page_has_is_not_in_the_sheet(rule: str) -> None:
+    assert styles.kept(f"{rule}.github{{color:blue}}", {"github"}) == ".github{color:blue}"
+
+
+def test_code_that_needs_it_has_the_whole_width_and_sentences_in_tables_a_width_to_be_read_in() -> None:
+    document = new_document("page")
+    document += [nodes.literal_block("", text) for text in ("short\n" * 99, f"short\n{'long ' * 20}")]
+    document += nodes.doctest_block("", ">>> " + "long " * 20)
+    document += [
+        nodes.entry("", nodes.paragraph("", text))
+        for text in ("0.5", "It says so, and the recording says more than it.")
+    ]
+    pages.number_lines(None, document)  # type: ignore[arg-type]
+    pages.column_widths(None, document)  # type: ignore[arg-type]
+    assert [block["classes"] for block in document.children[:3]] == [[], ["book-long"], ["book-long"]]
+    assert [entry["classes"] for entry in document.findall(nodes.entry)] == [[], ["book-prose"]]
+
+
+def test_a_number_stays_with_its_word_in_text_and_not_in_code() -> None:
+    document = new_document("page")
+    document += nodes.paragraph("", "", nodes.Text("At event 7, in step"), nodes.literal("", "step 2"))
+    pages.keep_together(SimpleNamespace(builder=SimpleNamespace(format="html")), document, "page")  # type: ignore[arg-type]
+    assert document.astext() == "At event\xa07, in stepstep 2"
 
 
 def test_payloads_of_two_players_both_stay_though_they_are_equal() -> None:

@@ -101,6 +101,23 @@ def test_the_line_in_place_of_answers_is_said_once_for_neighbours() -> None:
     assert ["Opens with your prediction" in text for text in begun] == [True, False, True]
 
 
+def test_what_nobody_sees_between_two_answers_parts_no_line() -> None:
+    hidden, label = cell(source("assert w"), tags="remove-cell"), nodes.target("", "", ids=["claim-1"])
+    shown = cell(source("print(w)"), output("−20"), tags="hide-output")
+    page = section(asks(), shown, hidden, nodes.paragraph("", "So.", classes=["answers"]), label)
+    page += nodes.paragraph("", "And so.", classes=["answers"])
+    resolved(page)
+    begun = [raw.astext() for raw in page.findall(nodes.raw) if raw.astext().startswith("<div data-answers")]
+    assert ["Opens with your prediction" in text for text in begun] == [True, False, False]
+
+
+def test_what_an_exercise_shuts_opens_with_an_answer() -> None:
+    page = section(asks(), nodes.paragraph("", "So.", classes=["answers"]), title="Exercises")
+    resolved(page)
+    (begun,) = [raw.astext() for raw in page.findall(nodes.raw) if raw.astext().startswith("<div data-answers")]
+    assert ">Opens with your answer<" in begun
+
+
 def test_a_heading_and_another_prediction_end_what_waits() -> None:
     later = cell(source("x"), output("1"), tags="hide-output")
     page = resolved(section(asks(), asks(), later), section(cell(source("y"), output("2"), tags="hide-output")))

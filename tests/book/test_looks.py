@@ -59,8 +59,11 @@ FAULTS = {
     "code that is cut": "<details><summary>More</summary>"
     "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></details>",
     "long stretches": f"{NUMBERED}{TALL}{TALL}",
-    "code that hides its end": "<div class='cell_input'>"
-    "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></div>",
+    "boxes that hide their end": "<details><summary>More</summary>"
+    "<div tabindex='0' style='overflow: auto; width: 50px'>long_code_here()</div></details>",
+    "names that are split": "<table style='width: 90px; table-layout: fixed'><tr><td>"
+    "<code style='overflow-wrap: anywhere'>retain_graphs_for_ever</code></td></tr></table>",
+    "signs without a font": "<p>\uf09b a name</p>",
 }
 VISITS: dict[str, Any] = {
     "light": looks.LIGHT,

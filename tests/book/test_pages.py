@@ -33,6 +33,11 @@ def test_a_page_from_a_file_bears_every_look(
     assert looks.findings(looked if wholly else looks.brief(looked), watched) == {}
 
 
+def test_the_list_of_chapters_marks_the_page_that_it_leads_to(page_name: str, site: Path) -> None:
+    marked = (site / page_name).read_text("utf-8").count('aria-current="page"')
+    assert marked == (page_name not in ("index.html", "search.html"))
+
+
 def test_a_page_from_a_server_follows_its_readers_mode(watch: Open, address: Address) -> None:
     """As each page from a file does; that each from a server is quiet, test_weight.py finds."""
     watched = watch("dark")

@@ -41,6 +41,22 @@ def test_the_picture_in_the_readme_shows_the_recording_of_the_front_page(
     assert now == kept, "the front page's figure is another one now: run `make screenshots`, and commit assets/"
 
 
+def test_a_widget_that_is_about_as_tall_as_the_window_is_pictured_to_its_end(browser: Browser, tmp_path: Path) -> None:
+    sheet = "html { scroll-padding-top: 4rem; } .accumviz { background: #0072b2; height: 800px; scroll-margin: 2rem; }"
+    (tmp_path / "page.html").write_text(
+        f"<!doctype html><title>A page</title><style>{sheet}</style>"
+        "<p style='height: 900px'></p><div class='accumviz'></div><p style='height: 1500px'></p>",
+        "utf-8",
+    )
+    page = browser.new_page(viewport={"width": 375, "height": 812})
+    page.goto((tmp_path / "page.html").as_uri())
+    screenshots.pictures(page, "page", tmp_path)
+    page.close()
+    with Image.open(tmp_path / "page.widget00.first.0.png") as picture:
+        assert picture.height == 800
+        assert {picture.convert("RGB").getpixel((9, y)) for y in range(0, 800, 9)} == {(0, 0x72, 0xB2)}
+
+
 def test_each_widget_is_pictured_in_each_state_and_no_picture_is_taller_than_a_screen(
     browser: Browser, tmp_path: Path
 ) -> None:

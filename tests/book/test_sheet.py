@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from accumviz.views import report, style
 from tests.book import looks
 
 SHEET = (Path(__file__).resolve().parents[2] / "_static" / "book.css").read_text("utf-8")
@@ -24,6 +25,14 @@ BODY = f"""<main><article class="bd-article"><section><h1>A page</h1>
 tabindex="0">{PRINTED}</pre></div></div></div></div>
 <div class="cell"><div class="cell_output"><div class="output text_html"><div class="accumviz av-report"><article>
 <pre tabindex="0">{CURE}</pre></article></div></div></div></div>
+<div class="pst-scrollable-table-container" tabindex="0" style="overflow-x: auto"><table class="table"><tbody><tr>
+<td style="min-width: 40rem">a row</td></tr></tbody></table></div>
+{
+    "".join(
+        f'<div class="highlight-x code {more}"><div class="highlight"><pre tabindex="0">{text}</pre></div></div>'
+        for more, text in (("", "short"), ("", "x" * 80), ("book-long", "x" * 110))
+    )
+}
 <figure class="claims"><figcaption><p>A caption</p></figcaption></figure></section></article></main>"""
 
 
@@ -32,7 +41,10 @@ def page(watch: Callable[..., Any]) -> Callable[[int], Any]:
     def made(width: int) -> Any:
         page = watch(width=width).page
         theme = "html { --pst-color-background: #fff; } figcaption { font-weight: 300; }"
-        page.set_content(f"<!doctype html><style>{theme}{SHEET}</style><body>{BODY}", wait_until="load")
+        page.set_content(
+            f"<!doctype html><html data-theme=light><style>{theme}{style.CSS}{report._CSS}{SHEET}</style><body>{BODY}",
+            wait_until="load",
+        )
         return page
 
     return made
@@ -69,11 +81,27 @@ def test_what_was_printed_in_columns_scrolls_and_keeps_them(page: Any) -> None:
 def test_the_lines_of_a_cure_keep_their_indent_on_a_phone(page: Any) -> None:
     shown = page(375)
     lines, moves = shown.locator(".av-report pre").evaluate(
-        "pre => [pre.clientHeight / parseFloat(getComputedStyle(pre).lineHeight), pre.scrollWidth > pre.clientWidth]"
+        """pre => { const {lineHeight, paddingTop} = getComputedStyle(pre);
+            return [(pre.clientHeight - 2 * parseFloat(paddingTop)) / parseFloat(lineHeight),
+                pre.scrollWidth > pre.clientWidth]; }"""
     )
     assert round(lines) == 3
     assert moves
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_whatever_scrolls_sideways_says_so_at_its_edge(page: Any) -> None:
+    shown = page(375)
+    wider = "all => all.filter(box => box.scrollWidth > box.clientWidth + 1).length"
+    assert shown.locator("pre, .math-scroll, .pst-scrollable-table-container").evaluate_all(wider) >= 6
+    found = shown.evaluate(looks.UNSAID)
+    assert not found, "\n".join(found)
+
+
+def test_boxes_of_code_have_two_right_edges(page: Any) -> None:
+    short, usual, long = (box.bounding_box() for box in page(1280).locator(".code").all())
+    assert short["width"] == usual["width"] == 46 * 16
+    assert long["width"] > usual["width"]
 
 
 def test_a_caption_is_no_paler_than_text(page: Any) -> None:

@@ -71,6 +71,10 @@ def test_a_chapter_links_each_word_where_it_first_uses_it(chapter: Path) -> None
     assert unlinked(chapter.read_text("utf-8"), wanted) == []
 
 
+def test_the_glossary_is_in_the_order_of_the_alphabet() -> None:
+    assert words() == sorted(words(), key=lambda word: word.lstrip(".").casefold())
+
+
 def test_every_everyday_word_is_in_the_glossary() -> None:
     assert set(words()) >= EVERYDAY
 

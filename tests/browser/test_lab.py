@@ -169,7 +169,7 @@ def ask_for_arrangements_and_values_that_no_lab_brings(page: Any, one: Loops, tw
     one.type("micro-batches", "4, 4, 6")
     one.says("token-mean-of-means", "sizes = [4, 4, 6]")
     one.type("learning rate", "0.01")
-    one.choose("each loss is divided by", "the window's samples")
+    one.choose("each loss is divided by", "the window’s samples")
     one.says("✓ Healthy", "sizes = [4, 4, 6]", "samples = ")
     assert one.root.locator(".av-goal").inner_text() == "✓ Mended: check says healthy."
     one.type("K", "many")

@@ -277,7 +277,7 @@ def test_toggles_follow_and_go_back_to_the_start(show: Show) -> None:
     assert "tail-dropped, loss-not-divided" in bench.said
     bench.root.get_by_role("button", name="Back to the start").click()
     assert bench.said.startswith("✓ Healthy")
-    assert bench.root.get_by_role("radio", name="the window's length").is_checked()
+    assert bench.root.get_by_role("radio", name="the window’s length").is_checked()
 
 
 def test_a_third_change_takes_the_oldest_back_and_says_so(show: Show) -> None:
@@ -286,8 +286,8 @@ def test_a_third_change_takes_the_oldest_back_and_says_so(show: Show) -> None:
     bench.choose("K", "2")
     bench.grip(ZERO).focus()
     bench.page.keyboard.press("ArrowDown")
-    assert "each loss is divided by is the window's length again" in bench.said
-    assert bench.root.get_by_role("radio", name="the window's length").is_checked()
+    assert "each loss is divided by is the window’s length again" in bench.said
+    assert bench.root.get_by_role("radio", name="the window’s length").is_checked()
     assert "missing-zero-grad" in bench.said
     assert bench.root.get_by_role("radio", name="2", exact=True).is_checked()
 

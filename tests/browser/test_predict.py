@@ -643,3 +643,50 @@ def test_print_has_the_question_and_room_for_an_answer(show: Show) -> None:
     assert page.get_by_text("That is the first contribution alone").first.is_visible()
     assert not page.locator(".av-space").first.is_visible()
     assert page.locator("svg").first.is_visible()
+
+
+LONGER = predict(
+    "Which?",
+    "the window's length",
+    choices=[
+        "the window's length",
+        "`backward` or the scheduler's line, whichever comes first",
+        "`a" + "_b" * 22 + "`",
+    ],
+    because={
+        "`backward` or the scheduler's line, whichever comes first": "That is a question of `K` = 4, not of 3e-8.",
+        "`a" + "_b" * 22 + "`": "A name.",
+    },
+)
+
+
+def test_other_answers_are_stacked_on_a_phone_and_stand_in_columns_elsewhere(show: Show) -> None:
+    for width, stacked in ((375, True), (1280, False)):
+        page = show(LONGER, width=width).page
+        page.get_by_text("Show me").click()
+        page.locator(".av-others").wait_for()
+        rows = page.locator(".av-others tbody tr").all()
+        for row in rows:
+            answer, why = (cell.bounding_box() for cell in row.locator("th, td").all())
+            assert (why["y"] >= answer["y"] + answer["height"]) == stacked
+            assert (answer["x"] == why["x"]) == stacked
+        assert page.locator(".av-others thead th").first.bounding_box()["height"] < 40, "a head of one line"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_what_is_asked_and_answered_has_the_quotes_and_signs_of_print(show: Show) -> None:
+    page = show(LONGER).page
+    page.get_by_text("Show me").click()
+    page.locator(".av-others").wait_for()
+    text = page.locator(".av-predict").inner_text()
+    assert "the window’s length" in text
+    assert "not of 3e−8" in text
+    assert "'" not in text
+
+
+def test_answers_to_choose_from_are_as_wide_as_what_asks(show: Show) -> None:
+    page = show(LONGER).page
+    ask, *choices = (box.bounding_box() for box in page.locator(".av-ask, .av-choice").all())
+    edges = {round(box["x"] + box["width"]) for box in choices}
+    assert len(edges) == 1
+    assert ask["x"] + ask["width"] - edges.pop() < 24

@@ -381,6 +381,30 @@ def test_what_nobody_changed_is_no_edit(value: float) -> None:
     assert "edit" not in {event.kind for event in recording.ledger.events}
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_gradient_of_which_torch_has_yet_to_turn_the_sign_is_told_with_its_own(shape: tuple[int, ...]) -> None:
+    w = torch.full(shape, 3.0, requires_grad=True)
+    with av.record(w) as recording:
+        for _ in range(2):
+            turned = torch.complex(torch.ones(shape), w).conj()
+            (turned * turned * (1 + 2j)).real.sum().backward()
+    assert w.grad is not None
+    assert w.grad.is_neg()  # in memory it is a plain 4
+    assert w.grad.item() == -4.0
+    assert recording.ledger.values("w", of="contribution").ravel().tolist() == [-2.0, -2.0]
+    assert recording.ledger.values("w").ravel().tolist() == [-2.0, -4.0]
+
+
+def test_in_a_forked_process_no_thread_of_its_parent_is_in_the_middle_of_anything() -> None:
+    gone = -1
+    for threads in (*patches._inside.values(), patches._asked):
+        threads.update((gone, threading.get_ident()))
+    patches._in_child()
+    for threads in (*patches._inside.values(), patches._asked):
+        assert threads == {threading.get_ident()}
+        threads.clear()
+
+
 def test_an_open_recording_can_be_read_and_shows_edits_so_far() -> None:
     w = leaf()
     with av.record(w) as recording:
@@ -532,6 +556,22 @@ def test_graphs_that_are_retained_and_held_add_up() -> None:
             kept.append(loss)
     assert [event.saved_before for event in recording.ledger] == [4000, 8000, 12000]
     assert [event.saved_after for event in recording.ledger] == [4000, 8000, 12000]
+
+
+def test_a_graph_is_held_by_its_loss_although_the_quotient_on_which_backward_was_called_is_gone() -> None:
+    w, kept = leaf(1000), []
+    with av.record(w, memory=True) as recording:
+        for _ in range(3):
+            loss = w.exp().sum()
+            (loss / 4).backward(retain_graph=True)
+            kept.append(loss)
+        kept.clear()
+        del loss
+        (w.exp().sum() / 4).backward(retain_graph=True)
+        (w.exp().sum() / 4).backward()
+    # Of each, eight bytes are the number 4.
+    assert [event.saved_before // 1000 for event in recording.ledger] == [4, 8, 12, 4, 4]
+    assert [event.saved_after // 1000 for event in recording.ledger] == [4, 8, 12, 4, 0]
 
 
 def test_memory_false_measures_nothing() -> None:

@@ -328,20 +328,29 @@ def test_a_sum_of_more_losses_than_are_read_says_that_there_are_more() -> None:
     assert "more than 64" in terms[-1]["unknown"]
 
 
-def test_several_roots_an_edge_and_a_given_gradient_are_unknown() -> None:
+def test_losses_in_a_list_are_as_their_sum_and_a_number_to_start_from_is_a_constant() -> None:
     batch = Batch()
     with av.record(batch.layer) as recording:
-        torch.autograd.backward([batch.scores.mean(), batch.scores.sum()], retain_graph=True)
-        batch.scores.mean().backward(torch.tensor(0.5), retain_graph=True)
+        torch.autograd.backward([batch.scores.mean() / 4, 0.5 * batch.scores.sum()], retain_graph=True)
+        (batch.scores.mean() / 2).backward(torch.tensor(0.5), retain_graph=True)
+        torch.autograd.backward([batch.scores.mean()], [torch.tensor([-0.5]).squeeze()])
+    read = [[(t["reduction"], t["factor"], t["unknown"]) for t in e.details["terms"]] for e in recording.ledger]
+    assert read == [[("mean", 0.25, ""), ("sum", 0.5, "")], [("mean", 0.25, "")], [("mean", -0.5, "")]]
+    assert [event.scale for event in recording.ledger] == [1, 0.25, -0.5]
+
+
+def test_scores_among_several_roots_an_edge_and_a_given_gradient_are_unknown() -> None:
+    batch = Batch()
+    with av.record(batch.layer) as recording:
+        torch.autograd.backward([batch.scores.mean(), batch.scores], [None, batch.scores], retain_graph=True)
         batch.scores.backward(torch.ones_like(batch.scores), retain_graph=True)
         loss = batch.scores.mean()
         torch.autograd.backward((loss,), (None,), retain_graph=True)
         torch.autograd.backward(torch.autograd.graph.get_gradient_edge(loss), torch.ones(()))
     terms = [event.details["terms"] for event in recording.ledger.of("backward")]
-    assert [len(each) for each in terms] == [1] * 5
-    roots, given, whole, alone, edge = (each[0]["unknown"] for each in terms)
+    assert [len(each) for each in terms] == [1] * 4
+    roots, whole, alone, edge = (each[0]["unknown"] for each in terms)
     assert "2 roots" in roots
-    assert "given a gradient" in given
     assert "given a gradient" in whole
     assert alone == ""
     assert "given a gradient" in edge or "edge" in edge

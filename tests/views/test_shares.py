@@ -198,7 +198,7 @@ def test_the_text_of_a_player_says_shares_at_the_step() -> None:
         ("clip", {"by": "norm", "total_norm": math.nan, "max_norm": 1}, "norm NaN, limit 1"),
         ("clip", {"by": "value", "clip_value": 0.5}, "limit 0.5 for each element"),
         ("clip", {"total_norm": "many", "max_norm": None}, ""),
-        ("unscale", {"amp_scale": 65536.0}, "the scaler's scale 65536"),
+        ("unscale", {"amp_scale": 65536.0}, "the scaler’s scale 65536"),
         ("step", {"lr": [0.1, 0.1]}, "learning rate 0.1"),
         ("step", {"lr": [0.1, 0.01]}, "learning rates 0.1, 0.01"),
         ("step", {"lr": [None]}, ""),
