@@ -375,6 +375,8 @@ def test_what_fsdp_gathers_between_micro_batches_is_a_note() -> None:
 def test_a_zeroing_that_does_not_reach_the_gathered_sum_is_found() -> None:
     stale = ("backward", "sync", "step", "zero_grad", "backward", "zero_grad", "backward", "sync", "step", "zero_grad")
     assert found(_sharded(*stale)) == ["fsdp2-zero-keeps-unsharded"]
+    (judged,) = av.check(_sharded(*stale)).findings
+    assert "no_sync" not in judged.cause  # which FSDP2 does not have
     erased_late = (*stale[:6], "edit", *stale[6:])
     assert "fsdp2-zero-keeps-unsharded" not in found(_sharded(*erased_late))
 
@@ -399,6 +401,20 @@ def test_ranks_that_divide_by_their_own_counts_are_found() -> None:
     assert found(_ranks(_synced(30, 1.0), _synced(110, 1.0))) == ["rank-token-weight"]
     assert found(_ranks(_synced(30, 1 / 70, "sum"), _synced(110, 1 / 70, "sum"))) == []
     assert found(_ranks(_synced(30, 1.0), _synced(30, 1.0))) == []
+
+
+def test_the_elements_of_a_rank_are_those_of_its_whole_window() -> None:
+    plays = [Play(seed=0), Play(seed=3)]
+    for play, lengths in zip(plays, ((3, 1), (2, 4)), strict=True):
+        for elements in lengths:
+            play.backward(term(elements, 1 / sum(lengths), "sum"), armed=True, armed_line=3, no_sync=False)
+        play.sync(2)
+        play.step()
+        play.zero()
+    (judged,) = av.check(_ranks(*plays)).findings
+    assert judged.rule == "rank-token-weight"
+    assert judged.evidence["elements on each rank"] == [4, 6]
+    assert judged.evidence["weight per element on each rank"] == pytest.approx([1 / 4, 1 / 6])
 
 
 def test_ranks_that_synchronise_unequally_are_found() -> None:

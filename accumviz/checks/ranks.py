@@ -208,8 +208,8 @@ def fsdp2_zero_keeps_unsharded(case: Case) -> Iterator[Finding]:
         zero,
         evidence={"unsharded gradients that stayed": [case.ledger.parameters[p].name for p in stay[:4]]},
         cause=(
-            "`zero_grad` empties the shards; what `no_sync` has gathered in the whole gradients stays, and enters the "
-            "next window."
+            "`zero_grad` empties the shards; what the backwards without sync have added to the whole gradients stays, "
+            "and enters the next window."
         ),
         times=len(found),
     )

@@ -14,8 +14,9 @@ from accumviz.checks.report import CHAPTERS, Finding
 from accumviz.events import CHANGED
 
 # Of each window: the how manyth optimizer and step of its rank, the objective, the extremes of the weights per element
-# and of the elements, the events of the step and of its first backward, the optimizer, file, line and source.
-_COLUMNS = 13
+# and of the elements, the events of the step and of its first backward, that one's file, line and source, the
+# optimizer, and how many elements there are in all.
+_COLUMNS = 14
 
 
 class Late(NamedTuple):
@@ -73,7 +74,10 @@ def facts(case: Case, rank: int | None = None) -> Facts:
         place[loop.optimizer] = sum(other == owner[loop.optimizer] for other in owner.values())
     parts = [p for p in case.parts if p.known and p.many and p.optimizer in place]
     rows = [
-        (place[p.optimizer], p.order, p.objective, *p.each, *p.elements, p.step, *codes[p.backwards[0]], p.optimizer)
+        (
+            *(place[p.optimizer], p.order, p.objective, *p.each, *p.elements),
+            *(p.step, *codes[p.backwards[0]], p.optimizer, sum(p.sizes)),
+        )
         for p in parts
     ]
     ranks = [-1 if (own := owner[p.optimizer]) is None else own for p in parts]
@@ -251,7 +255,7 @@ def rank_token_weight(every: Sequence[Facts]) -> Iterator[Finding]:
         step=int(first[7]),
         evidence={
             "weight per element on each rank": parts[here, 3].tolist(),
-            "elements on each rank": parts[here, 5].tolist(),
+            "elements on each rank": parts[here, 13].tolist(),
         },
         cause=(
             f"Each rank divides by its own count, and the average over ranks treats them alike: an element of one "

@@ -426,11 +426,15 @@ def draw_heading(
     roomy, room = column >= 80, int((column - 10) / text_width("x", 11))
     canvas.text(x + 7, above + 11, event.kind, points=12 if roomy else 11, bold=roomy)
     about = "skipped" if event.skipped else words.brief(words.subject(event), room)
+    if event.kind == "sync":
+        # Letters of a page's own are narrower than those of code.
+        about = words.collective(event, int((column - 7) / text_width("x", 11) / 0.86))
     if about:
-        canvas.text(x + 7, above + 26, about, points=11, mono=not event.skipped)
+        canvas.text(x + 7, above + 26, about, points=11, mono=not event.skipped and event.kind != "sync")
     if place := words.place(event):
-        # Cut, it would be as long as most places are whole.
-        place = place if text_width(place, 11) <= column - 7 else words.shorten(place, room)
+        # The rank is all that tells some columns apart; the line stands in the words below.
+        rank = "" if event.rank is None else f"rank {event.rank}"
+        place = place if text_width(place, 11) <= column - 7 else rank or words.shorten(place, room)
         canvas.text(x + 7, above + (40 if about else 26), place, points=11, color=MUTED)
 
 

@@ -78,7 +78,9 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
         parts += [Segment(born, amount, born == e, spent) for born, amount, spent in zip(*late, strict=True)]
         unseen = float(grad[e]) - sum(part.amount for part in parts) if signed and present(ledger, e, parameter) else 0
         if abs(unseen) > 1e-4 * max(abs(float(grad[e])), *(abs(part.amount) for part in parts), 0.0):
-            parts.insert(0, Segment(-1, unseen, False, False))
+            # A step uses an average as a whole, not a rank's own part of it.
+            spent = bool(when) and when[0] <= e and bool(used[:1].any())
+            parts.insert(0, Segment(-1, unseen, False, spent))
         result.append(parts)
     return result
 

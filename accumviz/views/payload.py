@@ -241,7 +241,9 @@ def _events(ledger: Ledger, events: Sequence[Event], names: _Names) -> dict[str,
     columns: dict[str, Any] = {
         "h": [words.head(e) for e in events],
         "l": [names(words.subject(e)) for e in events],
-        "skipped": [i for i, e in enumerate(events) if e.skipped],
+        "u": [names(words.title(e)) for e in events],
+        "v": [names(words.action(e)) for e in events],
+        "w": [names(words.on_rank(e, words.subject(e))) for e in events],
         "retained": [i for i, e in enumerate(events) if e.details.get("retain_graph") or e.details.get("create_graph")],
         "scales": [i for i, e in enumerate(events) if e.kind in _SCALING],
     }
@@ -263,6 +265,7 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
         return {}
     at = {event: i for i, event in enumerate(chosen.tolist())}
     short = _apart([bar.objective for bar in bars])
+    dashed = ", ".join(filter(None, ["Dashed: 1", shares.among(ledger)]))
     rows = []
     for bar in bars:
         parts = [
@@ -271,7 +274,7 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
         ]
         row = {
             "e": at[bar.step],
-            "o": short[bar.objective],
+            "o": shares.whose(ledger[bar.step], short[bar.objective] if len(short) > 1 else ""),
             "l": names(literal(bar.label)),
             "t": bar.total,
             "w": bar.words,
@@ -282,7 +285,7 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
         for look, text in _LOOKS.items()
         if any(part.look == look for bar in bars for part in bar.segments)
     ]
-    return {"r": plain(shares.reach(bars)), "rows": rows, "keys": keys, "note": f"Dashed: 1. {note}".strip()}
+    return {"r": plain(shares.reach(bars)), "rows": rows, "keys": keys, "note": f"{dashed}. {note}".strip()}
 
 
 def _unmeasured(events: Sequence[Event]) -> str:
@@ -374,6 +377,10 @@ def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list
         (born.size, ["added now", "new", own]),
         ((np.minimum(until, used) > born + 1).any(), ["already in .grad", "live", own]),
         ((used < len(ledger)).any(), ["used by a step", "used", own]),
+        (
+            any(words.averaged(ledger, p) for p in range(len(ledger.parameters)) if words.is_signed(ledger, p)),
+            ["from other ranks", "live", "var(--av-muted)"],
+        ),
     ]
     ruled = [(literal(kind), *style.kind(kind)) for kind in kinds if kind != "backward"]
     rules = [[kind, f"rule.av-{line}", color] for kind, color, line in ruled]

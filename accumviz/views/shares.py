@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.ledger import Ledger
+from accumviz.ledger import Event, Ledger
 from accumviz.shares import Shares
 from accumviz.show import literal
 from accumviz.views.style import number
@@ -217,6 +217,27 @@ def _named(parts: Sequence[Segment]) -> str:
 
 def _were(parts: Sequence[Segment]) -> str:
     return "was" if len({part.nth for part in parts}) == 1 else "were"
+
+
+def among(ledger: Ledger) -> str:
+    """What a share of 1 is where ranks average, and whose shares a rank's own ledger has; nothing for one process.
+
+    >>> among(Ledger.build([], [{"kind": "sync"}], meta={"rank": 1, "ranks": 4})), among(Ledger.build([], []))
+    ('all 4 ranks together, here rank 1', '')
+    """
+    ranks, rank = ledger.meta.get("ranks", 1), ledger.meta.get("rank")
+    if not ledger.of("sync") or not isinstance(ranks, int) or ranks < 2:
+        return ""
+    return f"all {ranks} ranks together{'' if rank is None else f', here rank {rank}'}"
+
+
+def whose(step: Event, objective: str) -> str:
+    """What tells bars of shares apart: the rank, where there are several, and the objective, where there are.
+
+    >>> whose(Event(0, "step", rank=1), ""), whose(Event(0, "step", rank=1), "loss"), whose(Event(0, "step"), "loss")
+    ('rank 1', 'rank 1 · loss', 'loss')
+    """
+    return " · ".join(filter(None, ["" if step.rank is None else f"rank {step.rank}", objective]))
 
 
 def reach(shown: Sequence[Bar]) -> tuple[float, float]:

@@ -12,7 +12,8 @@ from accumviz.ledger import Ledger
 from accumviz.views import style
 from accumviz.views.figure import Canvas, Key, text_width
 from accumviz.views.native import INK, LINE, MUTED
-from accumviz.views.shares import Bar, bars, reach
+from accumviz.views.parts import Segment
+from accumviz.views.shares import Bar, among, bars, reach
 
 _STRIP, _WEIGHED = 44.0, 92.0
 # How opaque bytes are: saved before and after a backward, and allocated.
@@ -20,13 +21,14 @@ BEFORE, AFTER, ALLOCATED = 0.5, 0.95, 0.2
 
 
 class Grid(NamedTuple):
-    """Where columns (events) and lanes (parameters) stand, in pixels."""
+    """Where columns (events) and lanes (parameters) stand, in pixels; `named` is room for a name above each lane."""
 
     left: float
     top: float
     column: float
     lane: float
     events: list[int]
+    named: float = 0.0
 
     def x(self, position: int) -> float:
         return self.left + position * self.column
@@ -74,7 +76,7 @@ def strip_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     """What the legend says of them."""
     shown = strips(ledger, events)
     weighed = bars(ledger, events)[0]
-    found = [Key("share 1: the mean of one loss", INK, kind="dashed")] if weighed else []
+    found = [Key(f"share 1: {among(ledger) or 'the mean of one loss'}", INK, kind="dashed")] if weighed else []
     if any(part.unknown for bar in weighed for part in bar.segments):
         found.append(Key("unknown share", MUTED, 0.0, "xx"))
     found += saved_keys(ledger, events) if _saved in shown else []
@@ -103,8 +105,19 @@ def allocated_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     return keys + ([Key("new maximum on the way", INK, kind="total")] if peak else [])
 
 
+def gap_of(
+    part: Segment, stack: list[Segment], y: float, height: float, *, told: str, wide: float
+) -> tuple[float, float] | None:
+    """Where the hatching of what came from elsewhere leaves room for its number; None where it has none."""
+    fits = height >= 26 and text_width(told, 11) <= wide - 3
+    return (y + height / 2 - 8, y + height / 2 + 8) if part.born < 0 and len(stack) > 1 and fits else None
+
+
 def _head(canvas: Canvas, grid: Grid, top: float, upper: str, lower: str) -> None:
-    canvas.line([10, grid.x(len(grid.events))], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
+    canvas.line([10, grid.x(len(grid.events))], [top - grid.named] * 2, color=LINE, width=0.6, alpha=0.8, z=0)
+    if grid.named:
+        canvas.text(10, top - grid.named / 2, f"{upper} {lower}", points=11.5)
+        return
     canvas.text(grid.left - 14, top + 14, upper, points=11.5, ha="right")
     canvas.text(grid.left - 14, top + 29, lower, points=11.5, ha="right")
 

@@ -27,9 +27,11 @@ from accumviz.views.figure import (
 from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
 from accumviz.views.phone import PHONE
-from accumviz.views.strip import Grid, beside, clear_of, heights_of, strip_keys, strip_notes, strips
+from accumviz.views.strip import Grid, beside, clear_of, gap_of, heights_of, strip_keys, strip_notes, strips
 
 _MOST_LANES, _NARROWEST = 8, 27.0
+# On a phone, names may stand above their lanes, in so much room, and columns may be as narrow as this.
+_NAMED, _TIGHT = 18.0, 23.0
 # Of a name: `0.weight (unsharded)` is told from `0.weight` by its end, and read whole.
 _LETTERS = 20
 # How wide a bold minus and point are of their size, all else being as wide as a digit.
@@ -73,9 +75,10 @@ def timeline(
         canvas.text(12, 20, f"Nothing to show: this ledger has {what}.", color=MUTED)
     elif len(columns) <= _MOST_LANES and _has_room(ledger, columns, chosen, width):
         canvas = _lanes(ledger, columns, chosen, width)
-        if canvas.width > PHONE and _has_room(ledger, columns, chosen, PHONE):
-            canvas.figure.narrow = _lanes(ledger, columns, chosen, PHONE).figure
-            canvas.figure.narrow.words = words.story(ledger, chosen, columns)
+        for above in (False, True) if canvas.width > PHONE else ():
+            if not canvas.figure.narrow and _has_room(ledger, columns, chosen, PHONE, above=above):
+                canvas.figure.narrow = _lanes(ledger, columns, chosen, PHONE, above=above).figure
+                canvas.figure.narrow.words = words.story(ledger, chosen, columns)
     else:
         canvas = heatmap.draw(ledger, columns, chosen, width)
     canvas.figure.words = words.story(ledger, chosen, columns)
@@ -105,13 +108,18 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
         raise TypeError(said) from None
 
 
-def _left(ledger: Ledger, columns: Sequence[int]) -> float:
+def _left(ledger: Ledger, columns: Sequence[int], *, above: bool) -> float:
+    if above:
+        return 14.0
     names = [words.shorten(ledger.parameters[p].name, _LETTERS) for p in columns]
     return max(64.0, beside(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
 
 
-def _has_room(ledger: Ledger, columns: Sequence[int], events: Sequence[int], width: float) -> bool:
-    return (width - _left(ledger, columns) - 24) / len(events) >= _NARROWEST
+def _has_room(
+    ledger: Ledger, columns: Sequence[int], events: Sequence[int], width: float, *, above: bool = False
+) -> bool:
+    """Whether each event has a column wide enough, with the names of the lanes beside them or `above` them."""
+    return (width - _left(ledger, columns, above=above) - 24) / len(events) >= (_TIGHT if above else _NARROWEST)
 
 
 def _foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:
@@ -124,15 +132,15 @@ def _foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:
     return event.label in names and not any(names[o] == event.label for o in parameter.optimizers if o < len(names))
 
 
-def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Canvas:
-    left = _left(ledger, columns)
-    column = float(np.clip((width - left - 24) / len(events), _NARROWEST, 112))
-    lane = _lane_height(ledger, columns, events)
+def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float, *, above: bool = False) -> Canvas:
+    left, named = _left(ledger, columns, above=above), _NAMED if above else 0.0
+    column = float(np.clip((width - left - 24) / len(events), _TIGHT if above else _NARROWEST, 112))
+    lane = _lane_height(ledger, columns, events) + named
     top = heading_height(ledger, events, column)
     shown = strips(ledger, events)
-    rooms = heights_of(shown)
+    rooms = [tall + named for tall in heights_of(shown)]
     total = max(left + column * len(events) + 24, min(width, 400.0))
-    grid = Grid(left, top, column, lane, events)
+    grid = Grid(left, top, column, lane, events, named)
     extents = _extents(ledger, columns, events)
     lanes = [_Lane.of(ledger, grid, row, p, extents[p]) for row, p in enumerate(columns)]
     foreign = {e: [p for p in columns if _foreign(ledger, ledger[e], ledger.parameters[p])] for e in events}
@@ -153,14 +161,16 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float) 
     canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 6)
     for i, e in enumerate(events):
         below = top + lane * len(columns)
-        draw_heading(canvas, ledger[e], grid.x(i), column, top=top, bottom=below, faint=bool(foreign[e]))
-        for row, p in enumerate(columns if foreign[e] else []):
+        # No line strikes through a name that stands above its lane.
+        apart = bool(foreign[e]) or above
+        draw_heading(canvas, ledger[e], grid.x(i), column, top=top, bottom=top if above else below, faint=apart)
+        for row, p in enumerate(columns if apart and ledger[e].kind != "backward" else []):
             y, alpha = top + lane * row, 0.25 if p in foreign[e] else 1.0
-            draw_rule(canvas, ledger[e], grid.x(i), top=y, bottom=y + lane, alpha=alpha)
+            draw_rule(canvas, ledger[e], grid.x(i), top=y + named, bottom=y + lane, alpha=alpha)
     for lane_ in lanes:
         _draw_lane(canvas, grid, ledger, lane_, telling)
     for n, draw in enumerate(shown):
-        draw(canvas, grid, ledger, top + lane * len(columns) + sum(rooms[:n]))
+        draw(canvas, grid, ledger, top + lane * len(columns) + sum(rooms[:n]) + named)
     draw_legend(canvas, keys, notes, bottom)
     return canvas
 
@@ -202,7 +212,8 @@ class _Lane(NamedTuple):
 
     @classmethod
     def of(cls, ledger: Ledger, grid: Grid, row: int, p: int, reach: tuple[float, float]) -> _Lane:
-        top, events = grid.top + grid.lane * row, grid.events
+        top, inside = grid.top + grid.lane * row + grid.named, grid.lane - grid.named
+        events = grid.events
         signed, stacks, grads = (
             words.is_signed(ledger, p),
             segments(ledger, p, events),
@@ -211,10 +222,10 @@ class _Lane(NamedTuple):
         low, high = reach
         # Room for a total beyond the end of a bar, on the sides that have bars.
         over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)
-        scale = (grid.lane - over - under - 6) / ((high - low) or 1.0)
+        scale = (inside - over - under - 6) / ((high - low) or 1.0)
         zero, bar = top + over + 3 + high * scale, min(grid.column * 0.66, 52.0)
         lefts = (grid.x(i) + (grid.column - bar) / 2 for i in range(len(events)))
-        slots = [_Slot(x, bar, grid.column, top, grid.lane, zero, scale) for x in lefts]
+        slots = [_Slot(x, bar, grid.column, top, inside, zero, scale) for x in lefts]
         tall = [heights(stack, grad, signed) for stack, grad in zip(stacks, grads, strict=True)]
         return cls(p, signed, stacks, tall, grads, slots, [present(ledger, e, p) for e in events])
 
@@ -324,12 +335,16 @@ def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, telling:
     parameter, (_, _, _, top, tall, zero, _) = ledger.parameters[lane.p], lane.slots[0]
     end = grid.x(len(grid.events))
     canvas.line([grid.left, end], [zero, zero], color=MUTED, width=0.9, z=1)
-    if top > grid.top:
-        canvas.line([10, end], [top, top], color=LINE, width=0.6, alpha=0.8, z=0)
-    middle = top + tall / 2
-    canvas.text(grid.left - 14, middle - 8, words.shorten(parameter.name, _LETTERS), points=12.5, mono=True, ha="right")
-    what = "number" if lane.signed else "norm ‖·‖"
-    canvas.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
+    if top > grid.top + grid.named:
+        canvas.line([10, end], [top - grid.named] * 2, color=LINE, width=0.6, alpha=0.8, z=0)
+    middle, what = top + tall / 2, "number" if lane.signed else "norm ‖·‖"
+    name = words.shorten(parameter.name, 32 if grid.named else _LETTERS)
+    if grid.named:
+        canvas.text(10, top - grid.named / 2, name, points=12.5, mono=True)
+        canvas.text(canvas.width - 10, top - grid.named / 2, what, points=11, color=MUTED, ha="right")
+    else:
+        canvas.text(grid.left - 14, middle - 8, name, points=12.5, mono=True, ha="right")
+        canvas.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
     known = lane.told(range(len(grid.events)))
     hangs = all(grad <= 0 for grad in known) and any(grad < 0 for grad in known)
     writes = {new: lane.writes(digits, new=new) for new in (True, False)}
@@ -390,7 +405,12 @@ def _bar(
         alpha, hatch = 1.0 if part.new else 0.0 if part.used else LIVE, "xx" if part.born < 0 else None
         if height >= _THIN:
             box = y + 0.6, at.bar, height - 1.2
-            canvas.box(at.x, *box, fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch)
+            free = gap_of(part, stack, *box[::2], told=style.number(part.amount, digits), wide=at.bar)
+            canvas.box(at.x, *box, fill=color, alpha=alpha, edge=color, line=1.2, hatch=None if free else hatch)
+            for start, end in ((box[0], free[0]), (free[1], box[0] + box[2])) if free else ():
+                canvas.box(at.x, start, at.bar, end - start, edge=color, line=0, hatch=hatch)
+            if free:
+                canvas.text(at.middle, sum(free) / 2, style.number(part.amount, digits), points=11, ha="center")
         else:
             # Of one so thin only the sides are outlined: what is hollow stays hollow, what is pale stays pale.
             gap = 1.0 if height > 2 else 0.0

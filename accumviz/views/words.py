@@ -17,6 +17,8 @@ from accumviz.views.style import number, size
 
 _MOST_SENTENCES = 40
 _MOST_NAMES = 6
+# So many letters stand on end above a column of a player.
+_UPRIGHT = 12
 
 
 def shorten(text: str, limit: int) -> str:
@@ -95,6 +97,35 @@ def subject(event: Event) -> str:
     if event.kind == "sync":
         return literal(str(event.details.get("op", "")))
     return literal(event.label or str(event.details.get("optimizer", "")))
+
+
+def title(event: Event) -> str:
+    """What stands on end above a narrow column of a player: the rank first, which a cut in the middle spares.
+
+    >>> title(Event(0, "backward", "loss / K", rank=1)), title(Event(0, "sync", details={"op": "reduce-scatter"}))
+    ('1: loss / K', 'scatter')
+    """
+    what = {"backward": subject(event), "sync": collective(event, _UPRIGHT)}.get(event.kind) or action(event)
+    return shorten(on_rank(event, what), _UPRIGHT)
+
+
+def collective(event: Event, room: int) -> str:
+    """What a sync was, in so many letters: a scatter is told from an all-gather without its other half.
+
+    >>> [collective(Event(0, "sync", details={"op": "reduce-scatter"}), room) for room in (14, 13)]
+    ['reduce-scatter', 'scatter']
+    """
+    op = subject(event)
+    return op if len(op) <= room else shorten(op.removeprefix("reduce-"), room)
+
+
+def on_rank(event: Event, text: str) -> str:
+    """A text about an event of one rank of several begins with the rank's number.
+
+    >>> on_rank(Event(0, "step", rank=1), "SGD"), on_rank(Event(0, "step"), "SGD")
+    ('1: SGD', 'SGD')
+    """
+    return text if event.rank is None else f"{event.rank}: {text}".rstrip()
 
 
 def place(event: Event) -> str:

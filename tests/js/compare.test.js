@@ -48,10 +48,10 @@ test("a choice leads to its run, whose parts are put together", () => {
 });
 
 test("two runs side by side share a scale", () => {
-  const e = { c: [], k: [0, 1, 0] };
-  const whole = (r, b) => ({ data: { p: [{ n: "w", r }], e: { ...e, b }, code: [], kinds: [["backward"], ["step"]] } });
-  const { data } = toOneScale(whole([-1, 2], [8]), whole([-3, "1"], [5, null, 9]));
-  assert.deepEqual([data.p[0].r, data.most], [[-3, 2], 9]);
+  const kinds = [["backward"], ["step"]];
+  const whole = (r, b, k = [0, 1, 0]) => ({ data: { p: [{ n: "w", r }], e: { c: [], b, k }, code: [], kinds } });
+  const { data } = toOneScale(whole([-1, 2], [8]), whole([-3, "1"], [5, null, 9], [0, 0, 0, 1]));
+  assert.deepEqual([data.p[0].r, data.most, data.length], [[-3, 2], 9, 4]);
   assert.equal(endOf(whole([0, 0])), 1);
 });
 

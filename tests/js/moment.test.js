@@ -111,5 +111,7 @@ test("bars need room, and a heat map takes what is left", () => {
   assert.deepEqual([geometry(800, 30, 1, 1, false).bars, geometry(800, 30, 1, 1, false).words], [true, false]);
   assert.equal(geometry(800, 100, 1, 1, false).bars, false);
   assert.equal(geometry(800, 4, 9, 1, false).bars, false);
+  const tops = [4, 20, 40, 100].map((events) => geometry(800, events, 9, 1, false).top);
+  assert.deepEqual(tops, [38, 82, 82, 6], "headings stand above a heat map, too, where they have room");
   assert.equal(geometry(800, 4, 9, 1, true).height - geometry(800, 4, 9, 1, false).height, 34);
 });

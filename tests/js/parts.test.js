@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Ledger } from "../../accumviz/views/js/ledger.js";
-import { drawn, fewer, look, stack } from "../../accumviz/views/js/parts.js";
+import { drawn, fewer, look, stack, state } from "../../accumviz/views/js/parts.js";
 import { equation, sentence } from "../../accumviz/views/js/words.js";
 
 /** A backward of −16, one of −4, a clip to −1, a step, a zero_grad. */
@@ -48,6 +48,16 @@ test("what is in .grad and was not seen to come is a part of its own", () => {
 test("an average over two ranks leaves each part half of itself, and the rest to others", () => {
   const run = ledger({ p: [{ n: "w", s: "w", d: [1], r: [-20, 0], f: 0, y: [[3, 0.5]] }] });
   assert.deepEqual(amounts(stack(run, 3, run.rows[0])), [-0.5, -0.4, -0.1]);
+});
+
+test("what came from other ranks is used by the step that uses the average", () => {
+  const statesOf = (y) => [2, 3].map((e) => {
+    const p = [{ n: "w", s: "w", d: [1], r: [-20, 0], f: 0, y }];
+    const run = ledger({ fates: [[1, 4, 3]], c: [16, -1, -1, -1, -1], p });
+    return stack(run, e, run.rows[0]).map((part) => [look(part), state(part)].join(" "));
+  });
+  assert.deepEqual(statesOf([[1, 0.5]]), [["unseen live", "live live"], ["unseen used", "used used"]]);
+  assert.deepEqual(statesOf([])[1], ["unseen live", "used used"], "what was not recorded may be newer than the step");
 });
 
 test("the norms of parts share the height of the norm of .grad", () => {

@@ -309,3 +309,27 @@ def test_of_a_pixels_events_the_largest_is_seen_whichever_loss_it_is_of(monkeypa
     each = payload.heat(added, added, np.array([0, 1]))
     monkeypatch.setattr(payload, "_WIDEST", 1)
     assert payload.heat(added, added, np.array([0, 1])).tolist() == [[each[0, 0]], [each[1, 1]]]
+
+
+def two_ranks() -> Ledger:
+    def rank(number: int, added: float) -> Ledger:
+        sync = {"kind": "sync", "details": {"op": "reduce-scatter", "ranks": 2}, "grad": {"w": -20.0}}
+        backward = {"kind": "backward", "label": "a long loss / K", "contribution": {"w": added}, "grad": {"w": added}}
+        step = {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": -20.0}}
+        return Ledger.build([W], [backward, sync, step], meta={"rank": number})
+
+    return Ledger.merge([rank(0, -32.0), rank(1, -8.0)])
+
+
+def test_headings_begin_with_the_rank_and_say_what_a_sync_is() -> None:
+    data, _ = payload.ledger_data(two_ranks())
+    heads = {how: [data["strings"][i] for i in data["e"][how]] for how in "uvw"}
+    assert heads["u"] == ["0: a …ss / K", "1: a …ss / K", "scatter", "0: step", "1: step"]
+    assert heads["v"] == ["backward", "backward", "sync", "step", "step"]
+    assert heads["w"] == ["0: a long loss / K", "1: a long loss / K", "reduce-scatter", "0: SGD", "1: SGD"]
+
+
+def test_the_legend_names_what_came_from_other_ranks_where_some_did() -> None:
+    named = [text for text, *_ in payload.ledger_data(two_ranks())[0]["keys"]]
+    assert "from other ranks" in named
+    assert "from other ranks" not in [text for text, *_ in payload.ledger_data(toy())[0]["keys"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import io
+import itertools
 import re
 import subprocess
 import sys
@@ -804,3 +805,45 @@ def test_a_line_goes_among_names_only_where_it_touches_none(events: int, crosses
     high = [top - min(line.get_ydata()) for line in own if np.ptp(line.get_ydata()) > 40]
     assert high
     assert all((above > 40) == crosses for above in high)
+
+
+def test_on_a_phone_names_stand_above_their_lanes_where_beside_them_they_leave_no_room() -> None:
+    parameters = [Parameter(f"{n}.weight{more}", (2,)) for more in ("", " (unsharded)") for n in (0, 1)]
+    backward = {"contribution": {"0.weight (unsharded)": 1.0}, "grad": {"0.weight (unsharded)": 1.0}}
+    rows = [{"kind": "backward", **backward}, *({"kind": "sync", "details": {"op": "all-gather"}} for _ in range(6))]
+    figure = timeline(Ledger.build(parameters, rows))
+    assert figure.narrow is not None
+    assert 72 * figure.narrow.get_size_inches()[0] <= 343
+    shown = boxes(figure.narrow)
+    assert "1.weight (unsharded)" in [text for text, _ in shown]
+    for (one, box), (other, beside) in itertools.combinations(shown, 2):
+        assert not overlap(box, beside), (one, other)
+    lanes = [box for text, box in shown if "weight" in text]
+    (axes,) = figure.narrow.axes
+    for line in axes.lines:
+        xs, ys = line.get_data()
+        upright = xs[0] == xs[-1] and line.get_zorder() == 1
+        assert not any(upright and x0 < xs[0] < x1 and min(ys) < (y0 + y1) / 2 < max(ys) for x0, y0, x1, y1 in lanes)
+
+
+def test_what_came_from_other_ranks_has_its_number_and_is_hollow_once_used() -> None:
+    def rank(number: int, added: float) -> Ledger:
+        sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": -20.0}}
+        step = {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": -20.0}}
+        own = {"kind": "backward", "contribution": {"w": added}, "grad": {"w": added}}
+        return Ledger.build([Parameter("w", (1,), optimizers=(0,))], [own, sync, step], meta={"rank": number})
+
+    ledger = Ledger.merge([rank(0, -32.0), rank(1, -8.0)])
+    after = [[(part.born < 0, part.used) for part in parts] for parts in segments(ledger, 1, [2, 4])]
+    assert after == [[(True, False), (False, False)], [(True, True), (False, True)]]
+    assert texts(timeline(ledger)).count("−16") >= 3  # of rank 0 once or more, of what reached rank 1 twice
+
+
+def test_a_heading_that_is_cut_keeps_its_rank_and_says_what_a_sync_was() -> None:
+    def rank(number: int) -> Ledger:
+        sync = {"kind": "sync", "details": {"op": "reduce-scatter", "ranks": 2}, "grad": {"w": -20.0}}
+        own = {"kind": "backward", "contribution": {"w": -20.0}, "grad": {"w": -20.0}, "file": "a.py", "line": 1600}
+        return Ledger.build([W], [own, sync], meta={"rank": number})
+
+    shown = texts(timeline(Ledger.merge([rank(0), rank(1)]), width=330))
+    assert {"rank 0", "rank 1", "scatter"} <= set(shown)

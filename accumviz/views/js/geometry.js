@@ -29,8 +29,8 @@ export function geometry(width, events, parameters, letters, saved) {
   const left = clamp(14 + 6.8 * Math.max(5, letters), 52, clamp(0.38 * width, 92, 172));
   const column = Math.min((width - left - 2) / events, 112);
   const bars = parameters <= FEW && column >= NARROWEST;
-  const words = bars && column >= 74;
-  const top = bars ? (words ? 38 : 76) : 6;
+  const words = column >= 74;
+  const top = column < 13 ? 6 : words ? 38 : 82;
   const lane = bars ? (parameters === 1 ? 84 : 60) : clamp(Math.floor(260 / (parameters || 1)), 2, 22);
   const bottom = top + lane * parameters;
   return { width, left, column, bars, words, ruled: column >= 3, top, lane, bottom, height: bottom + (saved ? 38 : 4) };

@@ -7,9 +7,9 @@
 
 import { barWidth } from "./geometry.js";
 import { number } from "./numbers.js";
-import { drawn, look } from "./parts.js";
+import { drawn, state } from "./parts.js";
 
-const OPACITY = { new: 1, used: 0, live: 0.36, unseen: 0.2 };
+const OPACITY = { new: 1, used: 0, live: 0.36 };
 // On a dark ground as pale a colour would be near black.
 const LIVE_ON_DARK = 0.64;
 const LETTER = 7.7;
@@ -95,7 +95,7 @@ function drawParts(
     const y = part.height < 0 ? down : (up -= tall);
     if (part.height < 0) down += tall;
     const color = part.born < 0 ? inks.muted : ledger.color(part.born)[0];
-    const kind = look(part);
+    const kind = state(part);
     context.globalAlpha = kind === "live" && inks.dark ? LIVE_ON_DARK : OPACITY[kind];
     const visible = tall - Number(!thin);
     pen.fill(color, start, y + 0.5, wide, Math.max(visible, 0.8));

@@ -64,7 +64,6 @@ export class Ledger {
     /** Whether graphs are seen in their other form. */
     this.other = false;
     this.kinds = events.k.map((kind) => data.kinds[kind][0]);
-    this.skipped = new Set(events.skipped);
     this.retained = new Set(events.retained);
     this.scales = new Set(events.scales);
     /** @type {Map<number, [string, string]>} */
@@ -101,8 +100,11 @@ export class Ledger {
 
   /** An event's index in the whole ledger. @param {number} e */
   index(e) { return this.events.i && e >= 0 ? this.events.i[e] : e; }
-  /** @param {number} e */
-  label(e) { return this.data.strings[this.events.l[e]]; }
+  /**
+   * What stands above a column: on end (`u`), or in two lines (`v`, `w`).
+   * @param {"u" | "v" | "w"} how @param {number} e
+   */
+  title(how, e) { return this.data.strings[this.events[how][e]]; }
   /** @param {number} e */
   head(e) { return e < 0 ? "Before the first event" : `Event ${this.index(e)}, ${this.events.h[e]}`; }
   /** The colour of an event's label, and the ink on it. @param {number} e */

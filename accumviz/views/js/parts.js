@@ -18,7 +18,9 @@ function unseen(row, e, parts) {
   if (grad === null) return [];
   const most = Math.max(Math.abs(grad), ...parts.map(({ amount }) => Math.abs(amount)));
   const amount = grad - sum(parts);
-  return Math.abs(amount) > 1e-4 * most ? [{ born: -1, amount, height: amount, fresh: false, used: false }] : [];
+  // A step uses an average as a whole, not a rank's own part of it.
+  const used = Boolean(row.y.size && parts[0]?.used);
+  return Math.abs(amount) > 1e-4 * most ? [{ born: -1, amount, height: amount, fresh: false, used }] : [];
 }
 
 /**
@@ -58,12 +60,14 @@ export function drawn(ledger, e, row, now) {
   return { grad: grad ?? 0, parts, absent, broken: !absent && !Number.isFinite(grad + whole) };
 }
 
-/** @param {{born: number, fresh: boolean, used: boolean}} part @returns {"unseen" | "new" | "used" | "live"} */
-export function look({ born, fresh, used }) {
-  if (born < 0) return "unseen";
+/** @param {{fresh: boolean, used: boolean}} part @returns {"new" | "used" | "live"} */
+export function state({ fresh, used }) {
   if (fresh) return "new";
   return used ? "used" : "live";
 }
+
+/** @param {{born: number, fresh: boolean, used: boolean}} part */
+export const look = (part) => (part.born < 0 ? "unseen" : state(part));
 
 /** Of very many parts the last 23, and the earlier ones in one. @param {Part[]} parts */
 export function fewer(parts) {

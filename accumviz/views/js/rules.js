@@ -41,16 +41,16 @@ export function drawRules(pen, inks, ledger, place) {
     const x = place.left + e * place.column;
     if (kind !== "backward") drawLine(pen, ledger.data.kinds[ledger.events.k[e]], x, place);
     if (place.words) drawHeading(pen, inks, ledger, e, x, place.column);
-    else if (place.bars) drawUpright(pen, (kind === "backward" && ledger.label(e)) || kind, x, place);
+    else if (place.top > 9) drawUpright(pen, ledger.title("u", e), x, place);
   });
 }
 
 /** @param {Pen} pen @param {Kind} kind @param {number} x @param {Geometry} place */
-function drawLine({ context }, [, color, line], x, { column, bars, top, bottom }) {
+function drawLine({ context }, [, color, line], x, { column, bottom }) {
   Object.assign(context, { strokeStyle: color, lineWidth: column > 12 ? 1.8 : 1 });
   context.setLineDash(DASH[line]);
   context.beginPath();
-  context.moveTo(x + 0.5, bars ? 2 : top);
+  context.moveTo(x + 0.5, 2);
   context.lineTo(x + 0.5, bottom);
   context.stroke();
   context.setLineDash([]);
@@ -61,8 +61,8 @@ function drawLine({ context }, [, color, line], x, { column, bars, top, bottom }
  * @param {number} e @param {number} x @param {number} column
  */
 function drawHeading(pen, inks, ledger, e, x, column) {
-  const about = shorten(ledger.label(e), Math.floor((column - 8) / LETTER));
-  pen.write(ledger.kinds[e] + (ledger.skipped.has(e) ? " skipped" : ""), x + 6, 11, { look: "600" });
+  const about = shorten(ledger.title("w", e), Math.floor((column - 8) / LETTER));
+  pen.write(ledger.title("v", e), x + 6, 11, { look: "600" });
   pen.write(about, x + 6, 26, { ink: inks.muted, family: inks.mono });
 }
 
@@ -71,7 +71,7 @@ function drawUpright({ context, write }, text, x, { column, top }) {
   context.save();
   context.translate(x + column / 2 + 1, top - 5);
   context.rotate(-Math.PI / 2);
-  write(shorten(text, 10), 0, 0);
+  write(text, 0, 0);
   context.restore();
 }
 

@@ -27,14 +27,16 @@ export function runsOf({ controls, grid, runs, parts }, bytes) {
  * @param {Whole} run @param {Whole | undefined} other @returns {Whole}
  */
 export function toOneScale({ data, bytes }, other) {
-  const beside = new Map(other?.data.p.map((row) => [row.n, row.r]));
+  const next = other?.data ?? data;
+  const beside = new Map(next.p.map((row) => [row.n, row.r]));
   const p = data.p.map((row) => {
     return { ...row, r: around(row.r, beside.get(row.n) ?? row.r) };
   });
-  const saved = [data, other?.data].flatMap((one) => one?.e.b ?? []).map((count) => Number(count) || 0);
-  const shares = data.shares && { ...data.shares, r: around(data.shares.r, (other?.data.shares ?? data.shares).r) };
-  const differs = other && differing(data, other.data);
-  return { data: { ...data, p, differs, shares, most: Math.max(1, ...saved) }, bytes };
+  const saved = [data, next].flatMap((one) => one.e.b ?? []).map(Number);
+  const shares = data.shares && { ...data.shares, r: around(data.shares.r, (next.shares ?? data.shares).r) };
+  const differs = other && differing(data, next);
+  const length = Math.max(data.e.k.length, next.e.k.length);
+  return { data: { ...data, p, differs, shares, length, most: Math.max(...saved) }, bytes };
 }
 
 /**

@@ -34,12 +34,11 @@ export type Plain = number | string | null;
 export type Column = Plain[] | { at: number; size: number; low: number; step: number };
 
 /** The events as columns; what most of them lack is a list of positions. */
-export interface Events {
+export interface Events extends Record<"u" | "v" | "w", number[]> {
   k: number[];
   h: string[];
   l: number[];
   c: number[];
-  skipped: number[];
   retained: number[];
   scales: number[];
   i?: number[];
@@ -170,6 +169,8 @@ export interface Data {
   differs?: number[];
   /** The most saved bytes of two runs side by side. */
   most?: number;
+  /** The events of the longer one of two runs. */
+  length?: number;
 }
 
 export interface Whole {
