@@ -27,16 +27,14 @@ function partsOf(root) {
 /**
  * What is said about an answer.
  * @param {Way} way @param {keyof typeof SIGNS} state @param {string} said @param {Node[][]} reasons
- * @param {(string | null)[]} tries
+ * @param {string | null} first  the first of the tries
  */
-function verdictOn(way, state, said, reasons, tries) {
+function verdictOn(way, state, said, reasons, first) {
   const told = h("p", {}, h("span.av-sign", { "aria-hidden": "true" }, SIGNS[state]));
   // A choice is seen where it was made; the field of a number is gone.
   if (state === "right") {
     told.append(h("b", {}, "Right."), ...(way.role ? [" You said ", ...way.repeat(said), "."] : []));
-  } else if (state === "skipped") {
-    told.append(h("b", {}, `Shown ${tries[0] ? "after one try" : "without a prediction"}.`));
-  }
+  } else if (state === "skipped") told.append(h("b", {}, `Shown ${first ? "after one try" : "without a prediction"}.`));
   else {
     const why = way.reason(said, reasons);
     const plain = state === "retry" ? "That is not what was recorded." : "Compare it with what was recorded.";
@@ -70,11 +68,11 @@ export function mount(root) {
 
   /** Grade the last of the tries, and open what it opens. */
   function settle() {
-    const said = tries[tries.length - 1];
+    const said = tries[tries.length - 1] ?? "";
     const state = stateOf(way, tries);
-    verdict.replaceChildren(verdictOn(way, state, said ?? "", reasons.map(copyAll), tries));
+    verdict.replaceChildren(verdictOn(way, state, said, reasons.map(copyAll), tries[0]));
     root.dataset.avState = state;
-    if (state === "retry") way.ruleOut(said ?? "");
+    if (state === "retry") way.ruleOut(said);
     else way.mark(said);
     reveal.open = state !== "retry";
     gate(root, reveal.open);
