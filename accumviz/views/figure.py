@@ -56,7 +56,7 @@ _CSS = """
 .accumviz details.av-words li { overflow-wrap: anywhere; }
 """ % {"lift": _LIFT}
 _SPOKEN = 1600
-_LIFTS = "lifts on a dark ground"
+_LIFTS = "lifts-on-a-dark-ground"
 _shown = itertools.count()
 
 

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import math
-import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -59,13 +58,23 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         row["f"] = runs
     files, lines = listing(ledger, events)
     colors = style.label_colors([literal(label) for label in ledger.labels])
+    # What stands above a column: on end; in two lines.
+    titles = [(words.title(e), words.action(e), words.on_rank(e, words.subject(e))) for e in events]
+    heads = {title: code for code, title in enumerate(dict.fromkeys(titles))}
+    above = [heads[title] for title in titles]
     data: dict[str, Any] = {
         "note": f"{note} {_unmeasured(events)}".strip(),
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, events, kinds),
         "none": not (ledger.state & PRESENT).all(),
-        "e": {"k": [kinds.index(str(e.kind)) for e in events], **_events(ledger, events, names), "c": lines},
+        "e": {
+            "k": [kinds.index(str(e.kind)) for e in events],
+            **_events(ledger, events, names),
+            "c": lines,
+            "u": above,
+        },
+        "heads": [*heads],
         "count": len(ledger.parameters),
         "p": described,
         "fates": fates,
@@ -241,9 +250,6 @@ def _events(ledger: Ledger, events: Sequence[Event], names: _Names) -> dict[str,
     columns: dict[str, Any] = {
         "h": [words.head(e) for e in events],
         "l": [names(words.subject(e)) for e in events],
-        "u": [names(words.title(e)) for e in events],
-        "v": [names(words.action(e)) for e in events],
-        "w": [names(words.on_rank(e, words.subject(e))) for e in events],
         "retained": [i for i, e in enumerate(events) if e.details.get("retain_graph") or e.details.get("create_graph")],
         "scales": [i for i, e in enumerate(events) if e.kind in _SCALING],
     }
@@ -264,7 +270,7 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
     if not bars:
         return {}
     at = {event: i for i, event in enumerate(chosen.tolist())}
-    short = _apart([bar.objective for bar in bars])
+    short = shares.apart([bar.objective for bar in bars])
     dashed = ", ".join(filter(None, ["Dashed: 1", shares.among(ledger)]))
     rows = []
     for bar in bars:
@@ -423,24 +429,6 @@ def _cut(names: Sequence[str]) -> int:
     while len(names) > 1 and len({tuple(part[: shared + 1]) for part in parts}) == 1:
         shared += 1
     return sum(len(part) + 1 for part in parts[0][: shared - 1]) if shared > 1 else 0
-
-
-def _apart(names: Sequence[str]) -> dict[str, str]:
-    """How objectives are written where there is little room: without what all of them begin with, or say of a node.
-
-    >>> _apart(["scale(loss / K) · MseBackward0", "scale(loss / K) · MseBackward0 2"])
-    {'scale(loss / K) · MseBackward0': '…Mse', 'scale(loss / K) · MseBackward0 2': '…Mse 2'}
-    >>> _apart(["loss", "loss"]), _apart(["d_loss", "d_reg"])
-    ({'loss': 'loss'}, {'d_loss': 'd_loss', 'd_reg': 'd_reg'})
-    """
-    different = dict.fromkeys(names)
-    shared = ""
-    for piece in re.findall(r"\w*\W+", names[0]) if len(different) > 1 else []:
-        if not all(name.startswith(shared + piece) and name != shared + piece for name in different):
-            break
-        shared += piece
-    short = [re.sub(r"Backward\d+", "", f"…{name[len(shared) :]}") if shared else name for name in different]
-    return dict(zip(different, short if len(set(short)) == len(short) else different, strict=True))
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -245,3 +246,21 @@ def reach(shown: Sequence[Bar]) -> tuple[float, float]:
     low = min((bar.ends[0] for bar in shown), default=0.0)
     high = max((bar.ends[1] for bar in shown), default=1.0)
     return (min(1.05 * low, -1.05) if low < 0 else 0.0), max(1.05 * high, 1.05)
+
+
+def apart(names: Sequence[str]) -> dict[str, str]:
+    """How objectives are written where there is little room: without what all of them begin with, or say of a node.
+
+    >>> apart(["scale(loss / K) · MseBackward0", "scale(loss / K) · MseBackward0 2"])
+    {'scale(loss / K) · MseBackward0': '…Mse', 'scale(loss / K) · MseBackward0 2': '…Mse 2'}
+    >>> apart(["loss", "loss"]), apart(["d_loss", "d_reg"])
+    ({'loss': 'loss'}, {'d_loss': 'd_loss', 'd_reg': 'd_reg'})
+    """
+    different = dict.fromkeys(names)
+    shared = ""
+    for piece in re.findall(r"\w*\W+", names[0]) if len(different) > 1 else []:
+        if not all(name.startswith(shared + piece) and name != shared + piece for name in different):
+            break
+        shared += piece
+    short = [re.sub(r"Backward\d+", "", f"…{name[len(shared) :]}") if shared else name for name in different]
+    return dict(zip(different, short if len(set(short)) == len(short) else different, strict=True))

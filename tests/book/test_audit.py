@@ -26,7 +26,14 @@ KINDS = {
 TESTED = re.compile(r"^def test_claim_((?:\d+_and_)*\d+)_", re.MULTILINE)
 PAGE = "chapters/12_audit.html"
 # What decides a claim may be shut until the question before it is answered; then the line that says so is seen.
-VISIBLE = "element => (element.closest('[data-answers]') ?? element).getBoundingClientRect().height"
+# Of answers that follow on each other one line is seen while they are shut: it stands in the first of them.
+VISIBLE = """element => {
+    let one = element.closest('[data-answers]') ?? element;
+    while (!one.getBoundingClientRect().height && one.previousElementSibling?.dataset.answers === one.dataset.answers) {
+        one = one.previousElementSibling;
+    }
+    return one.getBoundingClientRect().height;
+}"""
 
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]

@@ -101,10 +101,10 @@ export class Ledger {
   /** An event's index in the whole ledger. @param {number} e */
   index(e) { return this.events.i && e >= 0 ? this.events.i[e] : e; }
   /**
-   * What stands above a column: on end (`u`), or in two lines (`v`, `w`).
-   * @param {"u" | "v" | "w"} how @param {number} e
+   * What stands above a column: on end, or in two lines.
+   * @param {number} e
    */
-  title(how, e) { return this.data.strings[this.events[how][e]]; }
+  title(e) { return this.data.heads[this.events.u[e]]; }
   /** @param {number} e */
   head(e) { return e < 0 ? "Before the first event" : `Event ${this.index(e)}, ${this.events.h[e]}`; }
   /** The colour of an event's label, and the ink on it. @param {number} e */

@@ -41,7 +41,7 @@ export function drawRules(pen, inks, ledger, place) {
     const x = place.left + e * place.column;
     if (kind !== "backward") drawLine(pen, ledger.data.kinds[ledger.events.k[e]], x, place);
     if (place.words) drawHeading(pen, inks, ledger, e, x, place.column);
-    else if (place.top > 9) drawUpright(pen, ledger.title("u", e), x, place);
+    else if (place.top > 9) drawUpright(pen, ledger.title(e)[0], x, place);
   });
 }
 
@@ -61,9 +61,9 @@ function drawLine({ context }, [, color, line], x, { column, bottom }) {
  * @param {number} e @param {number} x @param {number} column
  */
 function drawHeading(pen, inks, ledger, e, x, column) {
-  const about = shorten(ledger.title("w", e), Math.floor((column - 8) / LETTER));
-  pen.write(ledger.title("v", e), x + 6, 11, { look: "600" });
-  pen.write(about, x + 6, 26, { ink: inks.muted, family: inks.mono });
+  const [, action, about] = ledger.title(e);
+  pen.write(action, x + 6, 11, { look: "600" });
+  pen.write(shorten(about, Math.floor((column - 8) / LETTER)), x + 6, 26, { ink: inks.muted, family: inks.mono });
 }
 
 /** @param {Pen} pen @param {string} text @param {number} x @param {Geometry} place */

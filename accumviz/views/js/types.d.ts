@@ -34,8 +34,9 @@ export type Plain = number | string | null;
 export type Column = Plain[] | { at: number; size: number; low: number; step: number };
 
 /** The events as columns; what most of them lack is a list of positions. */
-export interface Events extends Record<"u" | "v" | "w", number[]> {
+export interface Events {
   k: number[];
+  u: number[];
   h: string[];
   l: number[];
   c: number[];
@@ -142,6 +143,8 @@ export interface Data {
   /** Whether a `.grad` is ever None. */
   none: boolean;
   kinds: Kind[];
+  /** What stands above columns: on end; in two lines. */
+  heads: [string, string, string][];
   colors: [number, string, string][];
   keys: [string, string, string][];
   e: Events;
