@@ -155,16 +155,22 @@ def test_one_finding_is_not_several() -> None:
     assert re.findall(r"\b1 ((?:finding|step|rule)s?)", page) == ["finding", "step", "rule"]
 
 
-PARTS = """outer => {
+PARTS = """async outer => {
     outer.style.cssText = "width: 800px; max-width: none; margin: 0";
-    return new Promise(done => setTimeout(done, 300)).then(() => {
+    const parts = () => {
         const {x, y} = outer.getBoundingClientRect();
         return [...outer.querySelectorAll("*:not(style, script, option)")].map(element => {
             const box = element.getBoundingClientRect(), {fontSize, fontFamily, color} = getComputedStyle(element);
             const at = box.width ? [box.x - x, box.y - y, box.width, box.height].map(Math.round) : [];
             return [element.tagName, element.getAttribute("class"), at, fontSize, fontFamily, color].join(" ");
         });
-    });
+    };
+    for (let now, before = "", still = 0; still < 20; before = now) {  // panes follow their new width
+        await new Promise(requestAnimationFrame);
+        now = parts().join();
+        still = now === before ? still + 1 : 0;
+    }
+    return parts();
 }"""
 
 

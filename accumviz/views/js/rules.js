@@ -3,7 +3,6 @@
 /** @import { Geometry } from "./geometry.js" */
 /** @import { Ledger } from "./ledger.js" */
 /** @import { Inks, Pen } from "./pen.js" */
-/** @import { Kind } from "./types.d.ts" */
 
 import { barWidth } from "./geometry.js";
 import { shorten } from "./numbers.js";
@@ -45,7 +44,7 @@ export function drawRules(pen, inks, ledger, place) {
   });
 }
 
-/** @param {Pen} pen @param {Kind} kind @param {number} x @param {Geometry} place */
+/** @param {Pen} pen @param {[string, string, string]} kind @param {number} x @param {Geometry} place */
 function drawLine({ context }, [, color, line], x, { column, bottom }) {
   Object.assign(context, { strokeStyle: color, lineWidth: column > 12 ? 1.8 : 1 });
   context.setLineDash(DASH[line]);

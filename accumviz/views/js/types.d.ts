@@ -133,17 +133,14 @@ export interface WeightsData {
   beside?: { name: string; hue: number; p: Station[] }[];
 }
 
-/** A kind of event: its name, its colour, and of what sort its line is. */
-export type Kind = [string, string, string];
-
 /** What a player is told. */
 export interface Data {
   about: string;
   note: string;
   /** Whether a `.grad` is ever None. */
   none: boolean;
-  kinds: Kind[];
-  /** What stands above columns: on end; in two lines. */
+  /** Of kinds of events name, colour and sort of line; of columns what stands above them, on end or in two lines. */
+  kinds: [string, string, string][];
   heads: [string, string, string][];
   colors: [number, string, string][];
   keys: [string, string, string][];
