@@ -27,7 +27,7 @@ chapter: $(VENV)/.book ## one chapter alone, executed and built in seconds: make
 
 test: $(VENV)/.tests $(BARE)/.ready $(NODE)/.installed book ## every test, in a browser, too; THOROUGH=1 tries all there is
 	@$(PY) tests/book/chromium.py --install
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n auto $(PYTEST)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $$($(PY) -c 'import os; print((os.cpu_count() or 1) + 1)') $(PYTEST)
 
 lab: $(VENV)/.tests ## the chapters as notebooks, in JupyterLab
 	@mkdir -p $(VENV)/share/jupyter/lab/settings

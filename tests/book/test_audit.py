@@ -29,8 +29,10 @@ PAGE = "chapters/12_audit.html"
 # Of answers that follow on each other one line is seen while they are shut: it stands in the first of them.
 VISIBLE = """element => {
     let one = element.closest('[data-answers]') ?? element;
-    while (!one.getBoundingClientRect().height && one.previousElementSibling?.dataset.answers === one.dataset.answers) {
-        one = one.previousElementSibling;
+    const shut = `[data-answers="${one.dataset.answers}"]`;
+    for (let above = one; !one.getBoundingClientRect().height && above; above = above.previousElementSibling) {
+        if (above.matches(shut)) one = above;
+        else if (!(one = above.querySelector(shut))) return 0;
     }
     return one.getBoundingClientRect().height;
 }"""
