@@ -229,7 +229,17 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
             handed = sync[np.minimum(end, len(events))] & (end < len(events))
             if shard is not None and handed.any():
                 yield from _handed_on(
-                    ledger, gains, steps, skipped, optimizer, (p, shard), born[handed], end[handed], amp, ends
+                    ledger,
+                    gains,
+                    steps,
+                    skipped,
+                    optimizer,
+                    (p, shard),
+                    born[handed],
+                    end[handed],
+                    zeroed_by,
+                    amp,
+                    ends,
                 )
                 born, end = born[~handed], end[~handed]
             if shard is not None:  # no step reads it there: what was zeroed is lost as it came, the rest waits
@@ -315,6 +325,7 @@ def _handed_on(
     columns: tuple[int, int],
     born: np.ndarray,
     taken: np.ndarray,
+    zeroed_by: np.ndarray,
     amp: np.ndarray,
     ends: np.ndarray,
 ) -> Iterator[_Pairs]:
@@ -329,8 +340,7 @@ def _handed_on(
     # The scaler's factor is that of the backward; from the sync on it is the shard that is unscaled.
     first = np.zeros(syncs.size, np.int64)
     first[which] = born
-    zeroed_by, end = zeroed_by_steps(ledger), ends[syncs, shard]
-    read = _read(gains, steps, skipped, optimizer, shard, syncs, end, nothing, zeroed_by, amp[first])
+    read = _read(gains, steps, skipped, optimizer, shard, syncs, ends[syncs, shard], nothing, zeroed_by, amp[first])
     for b, sync in zip(born.tolist(), taken.tolist(), strict=True):
         here = np.flatnonzero(read["backward"] == sync)
         if not here.size:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from accumviz.views.style import number, size
 
 _MOST_SENTENCES = 40
 _MOST_NAMES = 6
+# Of each ledger: see `_digits`.
+_DIGITS: WeakKeyDictionary[Ledger, dict[int, int]] = WeakKeyDictionary()
 # So many letters stand on end above a column of a player.
 _UPRIGHT = 12
 
@@ -283,9 +286,16 @@ def moved(ledger: Ledger, event: Event) -> str:
     told = []
     for p, values in sorted(kept.elements.items()):
         if not np.isnan(values[at]).all():
-            numbers = [number(float(x), telling(values)) for x in values[at]]
+            numbers = [number(float(x), _digits(ledger)[p]) for x in values[at]]
             told.append(f"{shorten(parameters[p].name, 40)} is now {', '.join(numbers)}")
     return ", ".join(told)
+
+
+def _digits(ledger: Ledger) -> dict[int, int]:
+    """With how many digits a parameter's weights are told: they take all of its steps, and are asked for at each."""
+    if ledger not in _DIGITS:
+        _DIGITS[ledger] = {p: telling(values) for p, values in ledger.weighed.elements.items()}
+    return _DIGITS[ledger]
 
 
 def telling(values: np.ndarray) -> int:

@@ -56,6 +56,19 @@ def test_one_weight_walks_down_its_curve_from_where_it_was_before_anything_ran()
     assert found["note"] == "Small dots: after each step. Grey: the loss."
 
 
+def test_the_digits_that_tell_weights_are_looked_for_once_and_not_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, telling = [], words.telling
+
+    def counted(values: Any) -> int:
+        looked.append(len(values))
+        return telling(values)
+
+    monkeypatch.setattr(words, "telling", counted)
+    ledger = walked(*([1 + n / 100] for n in range(40)))
+    assert all(words.moved(ledger, step).startswith("w is now 1.") for step in ledger.of("step"))
+    assert len(looked) == 1
+
+
 def test_two_weights_have_contours_and_names_of_their_elements() -> None:
     found = told(walked([0.0, 1.0], [0.5, 1.2]), bowl)
     assert texts(found, "text.av-axisname") == ["w[0]", "w[1]"]
