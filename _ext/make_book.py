@@ -2,12 +2,15 @@
 
 Sphinx repeats no warning of a page it has read before, and the execution cache looks at a chapter's code but
 not at accumviz. So the site is built whole or not at all, and recorded outputs are dropped when the code behind
-them changed. With the number of a chapter: that chapter alone, to be looked at, and the built book stays as it is.
+them changed. Sphinx runs one chapter after another: they are run before it, as many at once as there are processors,
+and it finds their outputs. With the number of a chapter: that chapter alone, to be looked at, and the built book
+stays as it is.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -61,6 +64,31 @@ def jupyter_book(*options: str | Path) -> int:
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
+def run_chapters() -> None:
+    """The pages with cells that have not run, side by side; what fails is run, and told, by Sphinx once more.
+
+    A page that measures time needs the machine for itself: it is left to Sphinx, too.
+    """
+    import yaml  # the book's tests of this module need none of these
+    from jupyter_cache import get_cache
+    from jupyter_cache.executors import load_executor
+    from myst_nb.core.read import is_myst_markdown_notebook
+
+    cache, pages = get_cache(BUILD / ".jupyter_cache"), []
+    for path in files(("chapters", "*.md")):
+        text = path.read_text("utf-8") if path.suffix == ".md" else ""
+        if is_myst_markdown_notebook(text) and "perf_counter" not in text:
+            reader = {"type": "plugin", "name": "myst_nb_md"}
+            pages.append(cache.add_nb_to_project(str(path), read_data=reader).pk)
+    if not pages:
+        return
+    print(f"Running the cells of {len(pages)} pages, where they have changed.", flush=True)
+    timeout = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))["execute"]["timeout"]
+    load_executor("local-parallel", cache, logging.getLogger("chapters")).run_and_cache(
+        filter_pks=pages, timeout=timeout
+    )
+
+
 def build_chapter(number: str) -> int:
     """One chapter alone, executed anew, with the glossary and the bibliography that it refers to.
 
@@ -95,6 +123,7 @@ def build_chapter(number: str) -> int:
 
 
 def main(chapter: str | None = None) -> int:
+    os.environ["TQDM_DISABLE"] = "1"  # a bar would be on those pages whose cells were slow this time
     if chapter is not None:
         return build_chapter(chapter)
     started = time.monotonic()
@@ -112,6 +141,7 @@ def main(chapter: str | None = None) -> int:
     (BUILD / "book.sha").unlink(missing_ok=True)
     remember("code.sha", code)
 
+    run_chapters()
     status = jupyter_book("-n", "-W", "--keep-going")
     if status != 0:
         print("\nThe book was not built: see the warnings and errors above.", file=sys.stderr)

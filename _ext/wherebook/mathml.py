@@ -120,7 +120,9 @@ def collected(writer: Any, math: str) -> str:
 
 def font(characters: str) -> bytes:
     """The math font with these characters, their larger variants and their layout table, as WOFF."""
-    source = TTFont(io.BytesIO(files("ziamath").joinpath("fonts", "STIXTwoMath-Regular.ttf").read_bytes()))
+    source = TTFont(
+        io.BytesIO(files("ziamath").joinpath("fonts", "STIXTwoMath-Regular.ttf").read_bytes()), recalcTimestamp=False
+    )
     options = Options(layout_features=["ssty", "dtls", "flac"], notdef_outline=True)
     subsetter = Subsetter(options)
     subsetter.populate(text=characters)

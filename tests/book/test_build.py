@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from docutils import nodes
 from docutils.utils import new_document
+from fontTools.ttLib import TTFont
 from playwright.sync_api import Browser
 from sphinx.errors import ExtensionError
 from wherebook import mathml, outputs, pages, styles
@@ -70,6 +72,22 @@ def test_a_changed_chapter_keeps_what_the_others_computed(make_book: ModuleType)
     make_book.main()
     assert len(make_book.built) == 2
     assert kept.exists()
+
+
+def test_cells_run_side_by_side_before_sphinx_but_those_that_measure_time(make_book: ModuleType) -> None:
+    from jupyter_cache import get_cache
+
+    (make_book.ROOT / "_config.yml").write_text("execute: {timeout: 60}\n")
+    cells = {"01_graphs": "1 + 1", "02_zero_grad": "2 + 2", "03_accumulation": "import time; time.perf_counter()"}
+    for name, code in cells.items():
+        (make_book.ROOT / "chapters" / f"{name}.md").write_text(f"{KERNEL}\n# A\n\n```{{code-cell}}\n{code}\n```\n")
+    make_book.main()
+    cache = get_cache(make_book.BUILD / ".jupyter_cache")
+    ran = {Path(record.uri).stem: cache.get_cache_bundle(record.pk).nb for record in cache.list_cache_records()}
+    assert {name: nb.cells[-1].outputs[0].data["text/plain"] for name, nb in ran.items()} == {
+        "01_graphs": "2",
+        "02_zero_grad": "4",
+    }
 
 
 def test_a_book_that_is_published_elsewhere_is_built_again_for_its_links(
@@ -193,6 +211,13 @@ def test_math_that_cannot_be_converted_is_a_warning_and_stays_readable(
 
 
 @pytest.mark.filterwarnings("ignore:path is deprecated")  # in the package that the font is of
+def test_the_same_signs_are_the_same_font_whenever_the_book_is_built() -> None:
+    made = TTFont(io.BytesIO(mathml.font("x")))
+    assert (
+        made["head"].modified == TTFont(mathml.files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf")["head"].modified
+    )
+
+
 def test_no_root_keeps_the_room_of_the_largest_sign(browser: Browser) -> None:
     data = base64.b64encode(mathml.font("16√")).decode()
     math = mathml.mathml(r"\sqrt{16}", "inline", nodes.math())
