@@ -212,7 +212,7 @@ def test_math_that_cannot_be_converted_is_a_warning_and_stays_readable(
 
 @pytest.mark.filterwarnings("ignore:path is deprecated")  # in the package that the font is of
 def test_the_same_signs_are_the_same_font_whenever_the_book_is_built() -> None:
-    made = TTFont(io.BytesIO(mathml.font("x")))
+    made = TTFont(io.BytesIO(mathml.font("√x")))
     assert (
         made["head"].modified == TTFont(mathml.files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf")["head"].modified
     )
