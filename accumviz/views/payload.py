@@ -375,12 +375,12 @@ def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list
         [words.shorten(label or "backward", 28), "new", color]
         for label, color in style.label_colors(ledger.labels).items()
     ]
-    own = colors[0][2] if len(colors) == 1 else "var(--av-muted)"
+    own = colors[0][2] if colors else "var(--av-muted)"
     erased, consumed, _ = ledger.fates
     born, of = np.nonzero(ledger.state & CONTRIBUTED)
     until, used = (np.where(ends < 0, len(ledger), ends)[born, of] for ends in (erased, consumed))
     looks = [
-        (born.size, ["added now", "new", own]),
+        (born.size and len(colors) == 1, ["added now", "new", own]),
         ((np.minimum(until, used) > born + 1).any(), ["already in .grad", "live", own]),
         ((used < len(ledger)).any(), ["used by a step", "used", own]),
         (
@@ -392,8 +392,10 @@ def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list
     rules = [[kind, f"rule.av-{line}", color] for kind, color, line in ruled]
     marks = [[".grad after the event", "after", "var(--av-text)"]]
     if known := [e.saved_before for e in events if not math.isnan(e.saved_before)]:
-        marks.append([f"saved tensors before, at most {style.size(max(known))}", "bytes", "var(--av-muted)"])
-        marks.append(["after", "bytes", "color-mix(in srgb, var(--av-muted) 50%, transparent)"])
+        pale = "color-mix(in srgb, var(--av-muted) 50%, transparent)"
+        marks.append([f"saved tensors before, at most {style.size(max(known))}", "bytes", pale])
+        if any(e.saved_after > 0 for e in events):
+            marks.append(["after", "bytes", "var(--av-muted)"])
     return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules, *marks]
 
 

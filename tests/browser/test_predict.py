@@ -689,7 +689,9 @@ def test_an_answer_that_is_free_is_an_empty_ring_and_one_with_the_focus_has_one_
     assert picture.getpixel(middle) == picture.getpixel(beside), "filled, it looks as if it could not be chosen"
     page.keyboard.press("Tab")
     first.focus()
-    styles = [each.evaluate("e => getComputedStyle(e).outlineStyle") for each in (first, page.locator(".av-choice").first)]
+    styles = [
+        each.evaluate("e => getComputedStyle(e).outlineStyle") for each in (first, page.locator(".av-choice").first)
+    ]
     assert styles == ["none", "solid"]
 
 

@@ -333,3 +333,22 @@ def test_the_legend_names_what_came_from_other_ranks_where_some_did() -> None:
     named = [text for text, *_ in payload.ledger_data(two_ranks())[0]["keys"]]
     assert "from other ranks" in named
     assert "from other ranks" not in [text for text, *_ in payload.ledger_data(toy())[0]["keys"]]
+
+
+def test_the_legend_has_the_looks_that_are_drawn_and_no_other() -> None:
+    """Of two losses each has its colour: what both have in common is shown in one of them, not in a third."""
+    rows: list[dict[str, Any]] = [
+        {"kind": "backward", "label": label, "contribution": {"w": 1}, "grad": {"w": n}, "saved_before": 8.0}
+        for n, label in enumerate(["near", "far"], 1)
+    ]
+
+    def legend() -> dict[str, tuple[str, str]]:
+        keys = payload.ledger_data(Ledger.build([Parameter("w", (1,))], rows))[0]["keys"]
+        return {text: (look, color) for text, look, color in keys}
+
+    assert "added now" not in legend()
+    assert legend()["already in .grad"] == ("live", legend()["near"][1])
+    rows[0]["saved_after"] = 0.0
+    assert "after" not in legend()
+    rows[1]["saved_after"] = 8.0
+    assert legend()["after"][1] != legend()["saved tensors before, at most 8 B"][1]
