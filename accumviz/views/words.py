@@ -42,16 +42,24 @@ def brief(text: str, limit: int) -> str:
 
     >>> brief("scaler.scale(loss)", 11), brief("scaler.scale(loss / K)", 11), brief("model(x).square().mean()", 11)
     ('scale(loss)', 'scale(…)', 'mean()')
+    >>> brief("model(x, mask) / K", 12), brief("total_loss / accumulation", 12)
+    ('model(…) / K', 'total…lation')
     """
-    if len(text) > limit and text.endswith(")"):
-        depths = itertools.accumulate({")": 1, "(": -1}.get(letter, 0) for letter in reversed(text))
-        opened = len(text) - 1 - next((n for n, depth in enumerate(depths) if depth == 0), len(text) - 1)
-        name = text[:opened].rpartition(".")[2]
-        if name.isidentifier():
-            for called in (f"{name}{text[opened:]}", f"{name}(…)"):
-                if len(called) <= limit:
-                    return literal(called)
+    if len(text) > limit and (last := _last_call(text)):
+        name, inside, rest = last
+        for called in (f"{name}({inside}){rest}", f"{name}(…){rest}"):
+            if len(called) <= limit:
+                return literal(called)
     return shorten(text, limit)
+
+
+def _last_call(text: str) -> tuple[str, str, str] | None:
+    """The name of what is called last, what stands in its brackets, and what follows; None where nothing is."""
+    end = text.rfind(")")
+    depths = itertools.accumulate({")": 1, "(": -1}.get(letter, 0) for letter in reversed(text[: end + 1]))
+    opened = end - next((n for n, depth in enumerate(depths) if depth == 0), end)
+    name = text[:opened].rpartition(".")[2] if end > 0 else ""
+    return (name, text[opened + 1 : end], text[end + 1 :]) if name.isidentifier() else None
 
 
 def reading(chapter: str) -> tuple[str, str]:
@@ -109,7 +117,7 @@ def title(event: Event) -> str:
     ('1: loss / K', 'scatter')
     """
     what = {"backward": subject(event), "sync": collective(event, _UPRIGHT)}.get(event.kind) or action(event)
-    return shorten(on_rank(event, what), _UPRIGHT)
+    return on_rank(event, brief(what, _UPRIGHT - len(on_rank(event, "x")) + 1))
 
 
 def collective(event: Event, room: int) -> str:
