@@ -28,7 +28,7 @@ _MOST_SEGMENTS = 2000
 _PLAIN_CELLS, _EXACT_NUMBERS, _PLAIN_TEXT = 3000, 12_000, 7000
 # So many parameters are one row each; more are grouped by module.
 _UNGROUPED = 12
-# So many letters of a loss stand above a column: most columns have no room for more, and a page cuts blindly.
+# A call longer than so many letters is shortened above a column, where a page would cut it in the middle.
 _HEADING = 14
 # Three digits are shown of a packed number; finer steps would only weigh.
 _FINEST = 8e-4
@@ -62,7 +62,8 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     colors = style.label_colors([literal(label) for label in ledger.labels])
     # What stands above a column: on end; in two lines.
     titles = [
-        (words.title(e), words.action(e), words.on_rank(e, words.brief(words.subject(e), _HEADING))) for e in events
+        (words.title(e), words.action(e), words.on_rank(e, words.brief_call(words.subject(e), _HEADING)))
+        for e in events
     ]
     heads = {title: code for code, title in enumerate(dict.fromkeys(titles))}
     above = [heads[title] for title in titles]
