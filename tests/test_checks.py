@@ -1199,6 +1199,16 @@ def test_all_starred_rules_and_sixteen_more_are_there_with_their_names_and_chapt
         assert f"({label})=" in (ROOT / "chapters" / f"{page}.md").read_text("utf-8"), name
 
 
+@pytest.mark.parametrize("chapter", ["02_zero_grad", "03_accumulation"])
+def test_a_rule_leads_to_the_section_whose_cells_have_it_found(chapter: str) -> None:
+    text = (ROOT / "chapters" / f"{chapter}.md").read_text("utf-8")
+    labels = {name: place.partition("#")[2] for name, place in CHAPTERS.items() if place.startswith(chapter)}
+    for name, label in labels.items():
+        _, _, section = text.partition(f"({label})=\n## ")
+        # What is kept of an ascent is shown nowhere: it leads to what any kept gradient does.
+        assert name in section.partition("\n## ")[0] or name == "ascent-gradient-kept"
+
+
 def test_a_report_is_text_json_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = av.check(windows(4, 4, factor=1.0).ledger)
     text = repr(report)

@@ -29,6 +29,9 @@ def functions(first: Iterable[str] = ()) -> list[str]:
     return list(dict.fromkeys([*first, *public]))
 
 
+ALIAS = re.compile(r"Alias for field number \d+")
+
+
 class Verbs(SphinxDirective):
     """One entry for each public function of accumviz: those named come first, and none can be forgotten."""
 
@@ -76,7 +79,8 @@ def role(code: re.Match[str]) -> str:
 
 
 def mark(app: Sphinx, what: str, name: str, subject: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = marked("\n".join(lines)).split("\n")
+    # What Python says of a named tuple's fields: their type stands there, and the class's text says what they are.
+    lines[:] = marked("\n".join(line for line in lines if not ALIAS.fullmatch(line))).split("\n")
 
 
 def fields_only(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from accumviz.events import PRESENT
-from accumviz.recorder import patches
+from accumviz.recorder import patches, sessions
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.leaves import HOT, Hook, Leaves
 from accumviz.recorder.rows import Backward
@@ -174,10 +174,10 @@ class Contributions:
                 elif not elsewhere or get_ident() not in elsewhere:
                     contributions._receive(i, grad, size, bulk)
             except Exception as error:  # a hook that raises would end the user's backward
-                patches.failures.append(type(error).__name__)
+                sessions.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     contributions._failed(error)
-                    patches.failures.pop()
+                    sessions.failures.pop()
 
         return hook
 
@@ -223,10 +223,10 @@ class Contributions:
             try:
                 contributions._note_written(i)
             except Exception as error:
-                patches.failures.append(type(error).__name__)
+                sessions.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     contributions._failed(error)
-                    patches.failures.pop()
+                    sessions.failures.pop()
 
         return hook
 
@@ -278,10 +278,10 @@ class Contributions:
                 try:
                     note(contributions, i, grad)
                 except Exception as error:
-                    patches.failures.append(type(error).__name__)
+                    sessions.failures.append(type(error).__name__)
                     with contextlib.suppress(Exception):
                         contributions._failed(error)
-                        patches.failures.pop()
+                        sessions.failures.pop()
 
             return hook
 
