@@ -735,6 +735,35 @@ mistake(
     """,
     {"        anneal(schedule)": "        if i % 4 == 3: anneal(schedule)"},
 )
+mistake(
+    "a step between two backwards through one graph",
+    "step-before-backward",
+    """
+    def loop(model, optimizer):
+        x, y = batches(8)[0]
+        for _ in range(8):
+            out = model(x)
+            one, two = F.cross_entropy(out, y), out.square().mean()
+            try:
+                one.backward(retain_graph=True)
+                optimizer.step()  # here
+                two.backward()
+            except RuntimeError:
+                return
+            optimizer.zero_grad()
+    """,
+    {
+        "            optimizer.step()  # here\n": "",
+        "two.backward()": "two.backward()\n            optimizer.step()",
+    },
+    {  # its step stands below the backward that fails, and comes before it all the same
+        "one.backward(retain_graph=True)\n            optimizer.step()  # here\n            two.backward()": (
+            "for each in (one, two):\n"
+            "                each.backward(retain_graph=True)\n"
+            "                optimizer.step()"
+        )
+    },
+)
 
 
 def changed(text: str, by: dict[str, str]) -> str:
