@@ -830,6 +830,24 @@ def test_a_weight_that_may_be_a_part_of_another_is_a_note_at_most(
     assert [finding.rule for finding in report.findings] == rules and report.healthy, report
 
 
+mistake(
+    "a scheduler that goes on when the scaler skips",
+    "scheduler-on-skipped-step",
+    """
+    def loop(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for i, (x, y) in enumerate(batches(*[2] * 6)):
+            loss = F.cross_entropy(model(x), y) * (float("inf") if i == 2 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scheduler.step()  # here
+    """,
+    {"scheduler.step()": "[scheduler.step() for _ in range(i != 2)]"},
+    {"scaler": "grad_scaler", "scheduler = ": "rates = ", "scheduler.step": "rates.step"},
+)
 # One backward a step: what a loss is scaled by may be meant, and mostly is.
 ALONE = """
 def loop(model, optimizer, heads=4, smoothing=0.25, log_every=4):
