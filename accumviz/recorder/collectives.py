@@ -178,6 +178,7 @@ class Collectives:
             tensor: Any = self._leaves.tensors[i]
             leaf = tensor.leaf if isinstance(tensor, Whole) else tensor
             if leaf is not None and leaf.requires_grad:
+                self._leaves.know(leaf, i)
                 self._handles.append(leaf.register_post_accumulate_grad_hook(self._after(i)))
                 self.unhooked.discard(i)
 

@@ -93,6 +93,51 @@ def test_a_sum_that_fsdp_keeps_in_another_dtype_has_what_each_backward_brought(w
         assert same
 
 
+def zeroed_while_whole(apart: bool, how: str) -> tuple[list[str], list[list[int]], list[str], bool]:
+    """Zero a model after the first of two backwards, while it has whole weights; `apart`: FSDP's sum is beside them.
+
+    Returns the kinds of events, the windows' lengths, what `check` finds, and whether the first backward was lost.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    def trained(zeroes: bool) -> tuple[Any, list[Any]]:
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32 if apart else None)
+        for part in (*model, model):
+            fully_shard(part, mp_policy=precision)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with av.record(model, optimizer) as recording:
+            for _ in range(2):
+                for k, part in enumerate(torch.randn(4, 6).chunk(2)):
+                    model.set_requires_gradient_sync(k == 1)
+                    model.set_reshard_after_backward(how != "kept whole" or k == 1)
+                    (model(part).float().square().mean() / 2).backward()
+                    if k == 0 and zeroes:
+                        for layer in model if how == "unsharded" else ():
+                            layer.unshard()
+                        model.zero_grad()
+                grads = [parameter.grad.full_tensor() for parameter in model.parameters()]
+                optimizer.step()
+                optimizer.zero_grad()
+        return recording, grads
+
+    recording, grads = trained(True)
+    same = all(torch.equal(a, b) for a, b in zip(grads, trained(False)[1], strict=True))
+    kinds = [event.kind for event in recording.ledger if event.kind not in ("sync", "loader")]
+    windows = [list(window.backwards) for window in recording.ledger.windows()]
+    return kinds, windows, [finding.rule for finding in av.check(recording).findings], not same
+
+
+@pytest.mark.parametrize("how", ["kept whole", "unsharded"])
+def test_a_zeroing_of_whole_weights_is_an_event_also_where_it_reached_nothing(how: str) -> None:
+    for apart, rule, length in ((True, "fsdp2-zero-keeps-unsharded", 2), (False, "zero-grad-inside-window", 1)):
+        for kinds, windows, found, lost in av.distribute(zeroed_while_whole, apart=apart, how=how).returned:
+            assert kinds == ["backward", "zero_grad", "backward", "step", "zero_grad"] * 2
+            assert [len(window) for window in windows] == [length] * 2
+            assert (found, lost) == ([rule], not apart)
+
+
 # --- the norm of sharded gradients ----------------------------------------------------------------
 
 
