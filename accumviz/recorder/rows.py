@@ -159,6 +159,8 @@ class Backward(Row):
     It is `hot` while each hook finds what the hooks before it saw in `.grad`, and in the cache. It
     is kept `whole` where contributions may come in parts. `unhooked` are the leaves that had none of
     our hooks when it began: what reached one of them, a hook that came meanwhile may have missed.
+    The leaves of large models are read as they are met: `last` is the one whose `.grad` is being written, `came` and
+    `made` are what was taken of contributions and of `.grad`.
     `written` are those whose `.grad` was taken before hooks of the user's could change it, and whether
     they did; what they made of it is `edit`, a row of its own. `coming` is what is on its way through
     hooks of the user's to a leaf, in which version; `scaled` what they did to it (`scaling`).
@@ -171,6 +173,7 @@ class Backward(Row):
     unhooked: Mapping[int, None]
     streams: Set[int] = frozenset()  # on which contributions came
     storages: dict[int, int] | None = None
+    last = -1
     waiting = 0  # bytes that are not reduced yet
     nodes: Sequence[Any] = ()
     syncs: Sequence[Sync] = ()
@@ -194,6 +197,8 @@ class Backward(Row):
         self.read: dict[int, None] = {}
         self.same: dict[int, None] = {}
         self.unknown: dict[int, None] = {}
+        self.came: dict[int, float] = {}
+        self.made: dict[int, float] = {}
 
 
 # What a row says beside its time if it was not measured.
