@@ -49,7 +49,7 @@ class Contributions:
         self.taken: set[int] = set()
         self._failed = failed
         # The thread that we were opened in; whether others call backward, too.
-        self.opener, self.shared = get_ident(), False
+        self.opener, self.shared, self._at_once = get_ident(), False, any(leaves.at_once)
         # Not empty as long as no two threads call our hooks at once, and all leaves are on the CPU: when one hook
         # is called, what the hooks before it saw is in `.grad`. A list, because the hooks hold it.
         self._alone = [True]
@@ -63,6 +63,8 @@ class Contributions:
             running.tagged = True
             self._tag(running, running.nodes)
         running.hot, running.unhooked = bool(self._alone), self.leaves.unhooked
+        if self._at_once:
+            running.came, running.made = {}, {}
         self.open.append(running)
 
     def _tag(self, running: Backward, nodes: Iterable[Any]) -> None:
@@ -347,8 +349,7 @@ class Contributions:
         Where that is sure to be right, what `.grad` has become goes with them.
         """
         give(self.leaves, running, self.rows)
-        leaves = self.leaves
-        tensors = leaves.tensors
+        leaves, tensors = self.leaves, self.leaves.tensors
         held, running.held, running.waiting = running.held, {}, 0
         fresh: dict[int, None] = {}
         if device is not None:
@@ -432,8 +433,7 @@ class Contributions:
             running.alike = list(same)
             self._expect(running, running.contributed)
             return
-        touched = [*running.met, *fresh]
-        there = running.met.keys() | set(fresh)
+        touched, there = [*running.met, *fresh], running.met.keys() | set(fresh)
         later = set(changed).difference(fresh)
         if not running.hot:  # what was not noted on the way looks changed now
             later -= running.same.keys() - running.read.keys()

@@ -174,6 +174,8 @@ class Backward(Row):
     streams: Set[int] = frozenset()  # on which contributions came
     storages: dict[int, int] | None = None
     last = -1
+    came: dict[int, float] = {}  # noqa: RUF012 - replaced where leaves are read so
+    made: dict[int, float] = {}  # noqa: RUF012 - likewise
     waiting = 0  # bytes that are not reduced yet
     nodes: Sequence[Any] = ()
     syncs: Sequence[Sync] = ()
@@ -197,8 +199,6 @@ class Backward(Row):
         self.read: dict[int, None] = {}
         self.same: dict[int, None] = {}
         self.unknown: dict[int, None] = {}
-        self.came: dict[int, float] = {}
-        self.made: dict[int, float] = {}
 
 
 # What a row says beside its time if it was not measured.
