@@ -317,7 +317,7 @@ def _skipping(*, guarded: bool) -> Play:
     play = Play()
     for i in range(4):
         play.backward(term(8, 1.0))
-        play.step(skipped=i == 1)
+        play.step(skipped=i == 1, source="scaler.step(optimizer)")
         if not (guarded and i == 1):
             play.schedule()
         play.zero()
@@ -700,6 +700,7 @@ def test_the_cures_are_written_on_the_users_own_lines() -> None:
     assert " optimizer.step()\n+optimizer.zero_grad()" in cures["missing-zero-grad"]
     assert "+scaler.step(optimizer)" in cures["bypass-scaler-step"]
     assert "+scaler.unscale_(optimizer)" in cures["clip-scaled-grads"]
+    assert "+scale_before_update = scaler.get_scale()\n scaler.step(optimizer)" in cures["scheduler-on-skipped-step"]
     without = {name for name, cure in cures.items() if not cure}
     # Where a flag, a forward, or something that is kept has to change, no line that was recorded is the wrong one.
     assert without <= {

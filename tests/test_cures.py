@@ -735,6 +735,35 @@ mistake(
     """,
     {"        anneal(schedule)": "        if i % 4 == 3: anneal(schedule)"},
 )
+mistake(
+    "a step between two backwards through one graph",
+    "step-before-backward",
+    """
+    def loop(model, optimizer):
+        x, y = batches(8)[0]
+        for _ in range(8):
+            out = model(x)
+            one, two = F.cross_entropy(out, y), out.square().mean()
+            try:
+                one.backward(retain_graph=True)
+                optimizer.step()  # here
+                two.backward()
+            except RuntimeError:
+                return
+            optimizer.zero_grad()
+    """,
+    {
+        "            optimizer.step()  # here\n": "",
+        "two.backward()": "two.backward()\n            optimizer.step()",
+    },
+    {  # its step stands below the backward that fails, and comes before it all the same
+        "one.backward(retain_graph=True)\n            optimizer.step()  # here\n            two.backward()": (
+            "for each in (one, two):\n"
+            "                each.backward(retain_graph=True)\n"
+            "                optimizer.step()"
+        )
+    },
+)
 
 
 def changed(text: str, by: dict[str, str]) -> str:
@@ -801,6 +830,24 @@ def test_a_weight_that_may_be_a_part_of_another_is_a_note_at_most(
     assert [finding.rule for finding in report.findings] == rules and report.healthy, report
 
 
+mistake(
+    "a scheduler that goes on when the scaler skips",
+    "scheduler-on-skipped-step",
+    """
+    def loop(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for i, (x, y) in enumerate(batches(*[2] * 6)):
+            loss = F.cross_entropy(model(x), y) * (float("inf") if i == 2 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scheduler.step()  # here
+    """,
+    {"scheduler.step()": "[scheduler.step() for _ in range(i != 2)]"},
+    {"scaler": "grad_scaler", "scheduler = ": "rates = ", "scheduler.step": "rates.step"},
+)
 # One backward a step: what a loss is scaled by may be meant, and mostly is.
 ALONE = """
 def loop(model, optimizer, heads=4, smoothing=0.25, log_every=4):

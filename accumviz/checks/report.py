@@ -65,7 +65,7 @@ class Finding:
     `rule` is its name, `severity` one of `"error"`, `"warning"` and `"note"`. `step` is the index of
     the step that it spoils (None where there is none), `event` that of the event to look at; `file`,
     `line` and `source` are where that is. `evidence` holds the numbers, `cause` one sentence, `cure`
-    a unified diff of the line ("" where no line is known), `chapter` the part of the book about it.
+    a unified diff of the line (`""` where no line is known), `chapter` the part of the book about it.
     `times` counts how often it was met, `optimizer` is the number of the optimizer that it concerns,
     `rank` whose events these are where the files of several ranks were judged.
     """
