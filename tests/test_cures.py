@@ -407,6 +407,65 @@ mistake(
     {"optimizer.zero_grad()": "model.zero_grad()"},
 )
 mistake(
+    "zeroed inside the window, and after the step as well",
+    "zero-grad-inside-window",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            optimizer.zero_grad()  # here
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                model.zero_grad()
+    """,
+    {"optimizer.zero_grad()  #": "#"},
+    {"model.zero_grad()": "for p in model.parameters(): p.grad = None"},
+)
+mistake(
+    "zeroed inside the window, and after some steps as well",
+    "zero-grad-inside-window",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            optimizer.zero_grad()  # here
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                if i % 8 == 7:
+                    model.zero_grad()
+    """,
+    {"optimizer.zero_grad()  #": "#", "if i % 8 == 7": "if True"},
+    {"model.zero_grad()": "model[0].zero_grad(); model[2].zero_grad()"},
+)
+mistake(
+    "zeroed inside the window, and a part of it after the step as well",
+    "zero-grad-inside-window",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            optimizer.zero_grad()  # here
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                model[0].zero_grad()
+    """,
+    {"optimizer.zero_grad()  #": "#", "model[0].zero_grad()": "model.zero_grad()"},
+)
+mistake(
+    "zeroed between the backward and the step, and after that as well",
+    "zero-before-step",
+    """
+    def loop(model, optimizer):
+        for x, y in batches(*[2] * 8):
+            F.cross_entropy(model(x), y).backward()
+            model.zero_grad()  # here
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    {"model.zero_grad()  #": "#"},
+    {"model.zero_grad()": "optimizer.zero_grad()"},
+)
+mistake(
     "zeroed inside the window, on one line with a condition",
     "zero-grad-inside-window",
     """
@@ -936,6 +995,60 @@ def test_a_cure_that_is_written_cures(name: str, disguised: bool, tmp_path: Path
     after = re.sub(r"\bmicro_batches_in_this_window\b", "(4 if i < 8 else 2)", after)
     report = judged(after, tmp_path)
     assert serious(report) == [], (finding.cure, report)
+
+
+ZEROED_ANYWAY = [
+    "zeroed inside the window, and after the step as well",
+    "zeroed between the backward and the step, and after that as well",
+    "a function that zeroes, called at the window's end and inside it",
+]
+
+
+@pytest.mark.parametrize("disguised", [False, True])
+@pytest.mark.parametrize("name", [name for name, made in MISTAKES.items() if made.rule.startswith("zero-")])
+def test_a_zeroing_is_put_below_the_step_only_where_none_follows_it(name: str, disguised: bool, tmp_path: Path) -> None:
+    made = MISTAKES[name]
+    (finding,) = serious(judged(changed(made.text, made.disguise) if disguised else made.text, tmp_path))
+    added = [row for row in finding.cure.split("\n")[2:] if row.startswith("+")]
+    if finding.cure:
+        assert len(added) == (name not in ZEROED_ANYWAY), finding.cure
+
+
+TWO = """
+def loop(model, optimizer):
+    one, two = (torch.optim.SGD(model[n].parameters(), lr=0.01) for n in (0, 2))
+    for i, (x, y) in enumerate(batches(*[2] * 16)):
+        model.zero_grad()
+        (F.cross_entropy(model(x), y) / 4).backward()
+        if i % 4 == 3:
+            one.step()
+            two.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("below", "put"),
+    [
+        ("", ["            two.step()", "+            model.zero_grad()"]),
+        ("one.zero_grad()", ["            two.step()", "+            model.zero_grad()"]),
+        ("two.zero_grad()", ["            two.step()", "+            model.zero_grad()"]),
+        ("one.zero_grad(); two.zero_grad()", []),
+        ("optimizer.zero_grad()", []),
+    ],
+)
+def test_a_line_that_zeroes_for_two_optimizers_is_put_below_the_steps_of_both(
+    below: str, put: list[str], tmp_path: Path
+) -> None:
+    text = TWO + (f"            {below}\n" if below else "")
+    (finding,) = serious(judged(text, tmp_path))
+    assert [row.removeprefix(" ") for row in finding.cure.split("\n")[5:] if not row.startswith("@@")] == put
+    assert serious(judged(applied(finding.cure, text), tmp_path)) == []
+
+
+def test_a_line_that_steps_for_two_optimizers_in_turn_gets_no_zeroing_below_it(tmp_path: Path) -> None:
+    each = "            for each in (one, two):\n                each.step()"
+    (finding,) = serious(judged(changed(TWO, {"            one.step()\n            two.step()": each}), tmp_path))
+    assert (finding.rule, finding.cure) == ("zero-grad-inside-window", "")
 
 
 TAIL = """

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.cures import added, inserted, moved, zeroing
+from accumviz.checks.cures import added, inserted, moved, removed, zeroing
 from accumviz.checks.evidence import Case, Loop, Part, near
 from accumviz.checks.report import Finding
 from accumviz.checks.ways import Way, alone
-from accumviz.events import PRESENT
+from accumviz.events import PRESENT, Event
 from accumviz.gains import SAME_IN_HALF
 
 
@@ -28,7 +28,8 @@ def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
         _, eraser, step = inside[0]
         lost = [b for b, _, s in inside if s == step]
         kept = loop.windows[step]
-        way = alone(*(case.ledger[e] for e in (eraser, step, lost[0], kept[-1])))
+        together = _steps_of_what(case, loop, eraser, step)
+        way = alone(*(case.ledger[e] for e in (eraser, together[-1], lost[0], kept[-1])))
         yield case.finding(
             "zero-grad-inside-window",
             "error",
@@ -39,18 +40,67 @@ def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
                 f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
                 "micro-batches are lost before the step sees them."
             ),
-            cure=_zeroed_after(way),
+            cure=_zeroed_after(case, loop, way, together),
             times=len(inside),
             optimizer=loop.optimizer,
             at=way.at,
         )
 
 
-def _zeroed_after(way: Way) -> str:
-    """The cure that zeroes after the step, and not where it is done now."""
+def _steps_of_what(case: Case, loop: Loop, eraser: int, step: int) -> list[int]:
+    """This step and those behind it, until the next backward, of every optimizer for which this event zeroed."""
+    backwards = loop.within(np.flatnonzero(case.backward), step, len(case.events))
+    stop = int(backwards[0]) if backwards.size else len(case.events)
+    others = [each for each in case.loops if each.rank == loop.rank and each.changed_by(eraser)]
+    return [step, *sorted(int(end) for each in others for end in loop.within(each.steps, step, stop))]
+
+
+def _zeroed_after(case: Case, loop: Loop, way: Way, steps: list[int]) -> str:
+    """The cure that zeroes after these steps, and not where it is done now."""
     if way.at.line == way.step.line and way.at.file == way.step.file:
         return ""
+    if _zeroed_anyway(case, loop, way.at):
+        return removed(way.at)
+    lines = {(case.ledger[step].file, case.ledger[step].line) for step in steps}
+    if len(steps) > 1 and (len(lines) < len(steps) or not way.together):
+        return ""  # below a line that steps for each of them in turn, the next one would find nothing
     return moved(way.at, way.step, "" if way.together else zeroing(way.step))
+
+
+def _zeroed_anyway(case: Case, loop: Loop, at: Event) -> bool:
+    """Whether what each step leaves in `.grad` is zeroed before the next backward on another way than this line's."""
+    apart: dict[int, bool] = {}
+
+    def elsewhere(event: int) -> bool:
+        site = int(case.sites[event])
+        if site not in apart:
+            zero = case.ledger[event]
+            apart[site] = (at.file, at.line) not in [(zero.file, zero.line), *(frame[:2] for frame in zero.frames)]
+        return apart[site]
+
+    def ends(of: Loop, backwards: list[int]) -> list[int]:
+        here = np.ix_(np.array(backwards, int), of.columns)
+        found: list[int] = np.unique(case.erased[here][case.contributed[here]]).tolist()
+        return found
+
+    others = [other for other in case.loops if other.rank == loop.rank and other is not loop]
+    for other in others:  # one line may zero for several
+        if any(end >= 0 and not elsewhere(end) for end in ends(other, other.read.tolist())):
+            return False
+    zeros, steps = case.at("zero_grad"), 0
+    for step, consumed in loop.windows.items():
+        after = loop.backwards[loop.backwards.searchsorted(step) :][:1]
+        if not after.size:
+            continue
+        if consumed:
+            zeroed = all(0 <= end < after[0] and elsewhere(end) for end in ends(loop, consumed))
+        else:  # nothing is left that one could see erased
+            following = loop.within(zeros, step, int(after[0])).tolist()
+            zeroed = any(case.ledger[zero].label == loop.name for zero in following)
+        if not zeroed:
+            return False
+        steps += 1
+    return steps > 0
 
 
 _Lost = list[tuple[int, int, int]]
@@ -255,7 +305,8 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
         if not found:
             continue
         step, eraser, backwards = found[0]
-        way = alone(*(case.ledger[e] for e in (eraser, step, backwards[0])))
+        together = _steps_of_what(case, loop, eraser, step)
+        way = alone(*(case.ledger[e] for e in (eraser, together[-1], backwards[0])))
         yield case.finding(
             "zero-before-step",
             "error",
@@ -263,7 +314,7 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
             step=step,
             evidence={"backwards erased": backwards, "steps that found nothing": len(found)},
             cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
-            cure=_zeroed_after(way),
+            cure=_zeroed_after(case, loop, way, together),
             times=len(found),
             optimizer=loop.optimizer,
             at=way.at,

@@ -276,6 +276,10 @@ class Leaves:
                 self._owners[id(owner)] = ref(owner)
         return found
 
+    def know(self, tensor: torch.Tensor, i: int) -> None:
+        """Take this tensor for that leaf: a module whose weights FSDP has put together has it as a parameter."""
+        self._index.setdefault(id(tensor), i)
+
     def owned(self, owner: Any) -> list[int]:
         """The recorded leaves among an optimizer's, a module's or a list's tensors."""
         index = self._index
