@@ -33,11 +33,6 @@ def make_native(chart: Figure) -> None:
             line.set_color(INK)
 
 
-def _among(color: object, black: set[str]) -> bool:
-    # The key of error bars has an array for a colour.
-    return isinstance(color, str) and color in black
-
-
 def _panel(axes: Axes, black: set[str]) -> None:
     axes.set_facecolor("none")
     for spine in axes.spines.values():
@@ -53,3 +48,8 @@ def _panel(axes: Axes, black: set[str]) -> None:
                 labelcolor=given.get("labelcolor", INK),
                 labelsize=max(size, LETTERS) if isinstance(size, (int, float)) else LETTERS,
             )
+
+
+def _among(color: object, black: set[str]) -> bool:
+    # The key of error bars has an array for a colour.
+    return isinstance(color, str) and color in black

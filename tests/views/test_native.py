@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from matplotlib import style
 
-from accumviz.views.figure import INK, ThemedFigure
+from accumviz.views.figure import ThemedFigure
 
 
 def plain() -> ThemedFigure:
@@ -41,6 +41,15 @@ def test_no_letters_are_too_small_to_be_read() -> None:
     assert min(sizes) == 11
 
 
+def test_a_chart_whose_key_names_error_bars_is_drawn() -> None:
+    figure = ThemedFigure(figsize=(8, 2), layout="constrained")
+    axes = figure.subplots()
+    axes.errorbar([1, 2], [1, 2], xerr=0.1, color="#1a1f26", label="guess")
+    axes.legend()
+    figure.words = ["Two numbers."]
+    assert figure.to_html().count(">guess<") == 2, "wide, and for a phone"
+
+
 def test_a_colour_that_was_chosen_stays() -> None:
     figure = plain()
     figure.axes[0].tick_params(axis="x", colors="#0072B2")
@@ -48,12 +57,3 @@ def test_a_colour_that_was_chosen_stays() -> None:
     svg = figure.to_svg().lower()
     assert "fill: #0072b2" in svg
     assert "fill: #d55e00" in svg
-
-
-def test_a_chart_whose_key_names_error_bars_is_drawn() -> None:
-    figure = ThemedFigure(figsize=(8, 2), layout="constrained")
-    axes = figure.subplots()
-    axes.errorbar([1, 2], [1, 2], xerr=0.1, color=INK, label="guess")
-    axes.legend()
-    figure.words = ["Two numbers."]
-    assert figure.to_html().count(">guess<") == 2, "wide, and for a phone"
