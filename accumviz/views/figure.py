@@ -260,18 +260,20 @@ class Canvas:
         *,
         color: str = INK,
         width: float = 1.0,
-        dash: Any = "-",
+        dash: str | tuple[int, ...] = "-",
         alpha: float = 1.0,
         z: float = 3,
     ) -> None:
-        """Draw a line through points."""
+        """Draw a line through points; `dash` may be pixels of ink and of ground by turns."""
+        # What matplotlib takes is in widths of the line.
+        dashes: Any = dash if isinstance(dash, str) else (0, tuple(part / width for part in dash)) if dash else "-"
         self.axes.add_line(
             Line2D(
                 xs,
                 ys,
                 color=color,
                 linewidth=width,
-                linestyle=dash,
+                linestyle=dashes,
                 alpha=alpha,
                 clip_on=False,
                 zorder=z,
@@ -330,7 +332,7 @@ class Key(NamedTuple):
     alpha: float = 1.0
     hatch: str | None = None
     kind: str = "box"
-    line: str = "solid"
+    line: str | tuple[int, ...] = "-"
     beside: tuple[str, ...] = ()
 
 
