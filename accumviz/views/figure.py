@@ -24,7 +24,7 @@ from matplotlib.patches import Polygon, Rectangle
 from accumviz.ledger import Event, Ledger
 from accumviz.show import save_page
 from accumviz.views import style, words
-from accumviz.views.native import INK, LINE, MUTED, make_native
+from accumviz.views.native import INK, LINE, MUTED, make_native, nameless
 from accumviz.views.phone import for_phone
 
 # How opaque a part of `.grad` is that no step has used and no new backward added.
@@ -110,9 +110,11 @@ class ThemedFigure(Figure):
         body = re.sub(r"<[^>]*>", lambda tag: _themed(tag[0], used, prefix), body)
         body = re.sub(r"\n\s*", " ", body)
         width, height = (float(side) * 72 for side in self.get_size_inches())
+        # Nobody reads it but who looks for it.
+        wrong = f'data-nameless="{html.escape(", ".join(found))}" ' if (found := nameless(self)) else ""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="av-figure" '
-            f'role="img" aria-label="{html.escape(self._spoken())}" viewBox="0 0 {width:g} {height:g}" '
+            f'{wrong}role="img" aria-label="{html.escape(self._spoken())}" viewBox="0 0 {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}" '
             f'style="stroke-linejoin: round; stroke-linecap: butt; min-width: {0.93 * width:.0f}px">{body.strip()}'
         )
