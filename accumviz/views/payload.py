@@ -34,10 +34,6 @@ _FINEST = 8e-4
 _SCALING = ("clip", "unscale")
 # Codes of a packed number; what lies between is a logarithm.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
-# What the marks of bars mean, and what hatched ones do.
-_BARS = "Thin line: zero, beside it the oldest part. Heavy: .grad. Dots: None."
-_HATCHED = " Hatched: of other ranks, or unrecorded."
-_ASK = "Select a parameter to see what its .grad is made of. "
 # What the looks of shares mean.
 _LOOKS = {"new": "one backward", "used": "used by an earlier step, too", "unseen": "unknown"}
 # More pixels than a page is wide tell nobody anything.
@@ -69,7 +65,6 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     data: dict[str, Any] = {
         "note": f"{note} {_unmeasured(events)}".strip(),
         "before": words.before(),
-        "bars": [_BARS, _HATCHED, _ASK if len(described) == len(ledger.parameters) else ""],
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, events, kinds),
@@ -221,19 +216,19 @@ def heat(added: np.ndarray, grad: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return codes.astype(np.uint8)
 
 
-def plain(numbers: Sequence[float] | np.ndarray) -> list[float | str | None]:
+def plain(numbers: Sequence[float] | np.ndarray, digits: int = 6) -> list[float | str | None]:
     """Numbers for JSON, which knows neither NaN nor infinity; whole ones without a needless point.
 
     >>> plain([1.0, 0.25, float("nan"), float("-inf")])
     [1, 0.25, 'NaN', '-Infinity']
     """
-    return [_plain(float(x)) for x in np.asarray(numbers, float).ravel()]
+    return [_plain(float(x), digits) for x in np.asarray(numbers, float).ravel()]
 
 
-def _plain(x: float) -> float | str | None:
+def _plain(x: float, digits: int) -> float | str | None:
     if not math.isfinite(x):
         return encoded(x)
-    short = float(f"{x:.6g}")
+    short = float(f"{x:.{digits}g}")
     return int(short) if short == int(short) and abs(short) < 1e15 else short
 
 
@@ -281,7 +276,8 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
     rows = []
     for bar in bars:
         parts = [
-            [at.get(part.backward, -1), *plain([part.start, part.length]), part.look, part.told]
+            # Of a width of pixels four digits are seen.
+            [at.get(part.backward, -1), *plain([part.start, part.length], 4), part.look, part.told]
             for part in bar.segments
         ]
         row = {
@@ -395,7 +391,7 @@ def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list
         ),
     ]
     ruled = [(literal(kind), *style.kind(kind)) for kind in kinds if kind != "backward"]
-    rules = [[kind, "rule", f"{color}; background: {style.stripes(dashes)}"] for kind, color, dashes in ruled]
+    rules = [[kind, "rule", f"{color}{style.stripes(dashes)}"] for kind, color, dashes in ruled]
     marks = [[".grad after the event", "after", "var(--av-text)"]]
     if known := [e.saved_before for e in events if not math.isnan(e.saved_before)]:
         marks.append([f"saved tensors before, at most {style.size(max(known))}", "bytes", "var(--av-muted)"])

@@ -21,8 +21,9 @@ KIND = {
     "schedule": "#7B5EA7",
     "loader": "#7A7A7A",
 }
-# Told apart without colour, too: pixels of ink and of ground by turns; a step's line is solid.
+# Told apart without colour, too: pixels of ink and of ground by turns; a step's line is solid, and a backward has none.
 _DASHES: dict[str, tuple[int, ...]] = {
+    "backward": (),
     "step": (),
     "zero_grad": (6, 4),
     "clip": (2, 3),
@@ -30,7 +31,7 @@ _DASHES: dict[str, tuple[int, ...]] = {
     "unscale": (9, 3),
     "sync": (2, 6),
     "edit": (4, 2, 2, 2, 2, 2),
-    "loader": (1, 2, 1, 8),
+    "loader": (1, 9),
 }
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
@@ -77,14 +78,14 @@ def kind(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def stripes(dashes: tuple[int, ...]) -> str:
-    """The ground, in CSS, of a swatch that is as such a line.
+    """What a swatch that is as such a line has beside its colour: the stops of its ground.
 
     >>> stripes((6, 4)), stripes(())
-    ('repeating-linear-gradient(var(--av-c) 0 6px, transparent 0 10px)', 'var(--av-c)')
+    ('; --av-d: var(--av-c) 0 6px, transparent 0 10px', '')
     """
     ends = itertools.accumulate(dashes)
     stops = [f"{ink} 0 {end}px" for ink, end in zip(itertools.cycle(["var(--av-c)", "transparent"]), ends)]
-    return f"repeating-linear-gradient({', '.join(stops)})" if stops else "var(--av-c)"
+    return f"; --av-d: {', '.join(stops)}" if stops else ""
 
 
 @cache

@@ -15,7 +15,7 @@ from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views import words
 from accumviz.views.parts import segments
-from accumviz.views.player import Player, play
+from accumviz.views.player import FORMAT, Player, play
 from tests.browser.frames import drawn
 from tests.browser.written import written
 from tests.toys import EVIL, ROWS, W, chain, large, toy
@@ -297,6 +297,35 @@ def test_an_output_that_stands_twice_works_twice(show: Show) -> None:
     second.go("next event")
     assert "Event 0" in second.said
     assert "Before the first event" in Played(watched.page).said
+    assert watched.complaints == []
+
+
+@pytest.mark.parametrize("first", ["this", "another"])
+def test_outputs_of_two_versions_are_drawn_each_by_its_own_script(watch: Open, tmp_path: Path, first: str) -> None:
+    """The script that came first took all there was, also what it did not know how to read."""
+    mine = play(TOY, GRAPHS).to_html()
+    other = mine.replace(f'data-v="{FORMAT}"', 'data-v="0"').replace("next ${", "later ${").replace("Timeline", "Lanes")
+    assert other.count('data-v="0"') >= 2
+    assert "Lanes" in other
+    pair = [mine, other] if first == "this" else [other, mine]
+    (tmp_path / "page.html").write_text(f"<!doctype html><body>{''.join(pair)}</body>", "utf-8")
+    watched = watch()
+    watched.page.goto((tmp_path / "page.html").as_uri())
+    watched.page.locator(".av-frame").nth(1).wait_for()
+    names = [one.locator(".av-in-time .av-name").inner_text() for one in watched.page.locator(".av-frame").all()]
+    assert names == (["Timeline", "Lanes"] if first == "this" else ["Lanes", "Timeline"])
+    assert watched.complaints == []
+
+
+def test_what_has_no_script_of_its_version_stays_a_text(watch: Open, tmp_path: Path) -> None:
+    old = play(TOY).to_html().replace(f'data-v="{FORMAT}"', 'data-v="0"', 1)
+    (tmp_path / "page.html").write_text(
+        f"<!doctype html><body>{old}{play(Ledger.build([W], ROWS[:1])).to_html()}", "utf-8"
+    )
+    watched = watch()
+    watched.page.goto((tmp_path / "page.html").as_uri())
+    watched.page.locator(".av-frame").wait_for()
+    assert watched.page.get_by_text("Event 3, zero_grad").is_visible()
     assert watched.complaints == []
 
 
