@@ -442,6 +442,30 @@ def test_bars_are_made_of_the_parts_that_the_timeline_has(show: Show) -> None:
         played.go("next event")
 
 
+def test_parts_and_total_of_a_bar_are_drawn_to_one_scale(show: Show) -> None:
+    """At every event, whatever became of a part: as long as it is much, and all of it as long as `.grad` says."""
+    rows = [
+        {"kind": "backward", "contribution": {"w": 8}, "grad": {"w": 8}},
+        {"kind": "backward", "contribution": {"w": 4}, "grad": {"w": 12}},
+        {"kind": "step", "grad": {"w": 12}},
+        {"kind": "backward", "contribution": {"w": -3}, "grad": {"w": 9}},
+        {"kind": "clip", "grad": {"w": 4.5}},
+    ]
+    ledger = Ledger.build([W], rows)
+    played = show(play(ledger), reduced_motion="reduce").played
+    wide = "one => one.getBoundingClientRect().width"
+    left = "one => one.getBoundingClientRect().x"
+    unit = 0.0
+    for event, parts in zip(ledger, segments(ledger, 0, range(len(ledger))), strict=True):
+        row = played.root.locator(".av-row").first
+        found = [one.evaluate(wide) for one in row.locator(".av-part:visible").all()]
+        unit = unit or found[0] / 8
+        assert found == pytest.approx([abs(part.amount) * unit for part in parts], abs=0.6)
+        length = row.locator(".av-end").evaluate(left) + 1.5 - row.locator(".av-zero").evaluate(left)
+        assert length == pytest.approx(float(ledger.grad[event.index, 0]) * unit, abs=0.6)
+        played.go("next event")
+
+
 def test_of_a_run_that_was_never_zeroed_every_contribution_is_counted(show: Show) -> None:
     rows = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": e + 1}} for e in range(5000)]
     watched = show(play(Ledger.build([W], rows)))
