@@ -277,6 +277,18 @@ def test_a_permalink_restores_the_moment_and_other_anchors_are_left_alone(show: 
     assert Played(show(player, fragment=start).page).said == first.said
 
 
+@pytest.mark.parametrize(
+    "gone", ["&e=99&n=-77&p=42&node=1000", "&e=-9&p=-9", "&e=x&node=NaN", "&e=1e999&n=1e999", "0&e=1"]
+)
+def test_a_permalink_to_what_is_no_more_leads_to_what_there_is(show: Show, gone: str) -> None:
+    player = play(TOY, GRAPHS)
+    watched = show(player, fragment=f"#{player.id}{gone}")
+    drawn(watched.page)
+    assert re.search(r"Before the first event|Event [0-3],", watched.played.said), watched.played.said
+    watched.played.go("next event")
+    assert watched.complaints == []
+
+
 def test_two_players_on_a_page_keep_apart(show: Show) -> None:
     one, two = play(TOY, GRAPHS), play(Ledger.build([W], ROWS[:2]))
     watched = show(one, two, fragment=f"#{two.id}&e=1")

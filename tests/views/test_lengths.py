@@ -1,4 +1,4 @@
-"""Equal numbers have equal lengths: in each part of a static figure, what is drawn is read back as what was recorded."""
+"""Equal numbers have equal lengths: what each part of a static figure draws is read back as what was recorded."""
 
 from __future__ import annotations
 
