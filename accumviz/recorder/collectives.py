@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from accumviz.recorder import patches
+from accumviz.recorder import sessions
 from accumviz.recorder.callsite import CallSites
 from accumviz.recorder.contributions import Contributions
 from accumviz.recorder.fsdp import Whole, local, pieces
@@ -91,10 +91,10 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
                 # A device's thread has no frame below this one.
                 listener.collective(op, _tensors(args[whole]), _tensors(args[0]), sys._getframe())
             except Exception as error:
-                patches.failures.append(type(error).__name__)
+                sessions.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     listener.failed(error)
-                    patches.failures.pop()
+                    sessions.failures.pop()
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
 
     return kernel
@@ -148,10 +148,10 @@ class Collectives:
                     if torch.is_grad_enabled() and (wanted or armed is None or not armed[0]):
                         self._armed[n] = wanted, self._sites.find(sys._getframe(1)).line, False
                 except Exception as error:
-                    patches.failures.append(type(error).__name__)
+                    sessions.failures.append(type(error).__name__)
                     with contextlib.suppress(Exception):
                         self.failed(error)
-                        patches.failures.pop()
+                        sessions.failures.pop()
 
             self._handles.append(replica.register_forward_pre_hook(before))
         if dist.is_available() and dist.is_initialized():
@@ -178,6 +178,7 @@ class Collectives:
             tensor: Any = self._leaves.tensors[i]
             leaf = tensor.leaf if isinstance(tensor, Whole) else tensor
             if leaf is not None and leaf.requires_grad:
+                self._leaves.know(leaf, i)
                 self._handles.append(leaf.register_post_accumulate_grad_hook(self._after(i)))
                 self.unhooked.discard(i)
 
@@ -211,25 +212,27 @@ class Collectives:
             try:
                 running = collectives._contributions.running()
                 if running is not None:
+                    leaves = collectives._leaves
+                    grad = leaves.tensors[i].grad  # asked for once: FSDP's sum in another dtype is made each time
                     if i in running.written:
                         collectives._contributions.edited(running, [i])
                     elif running.had[i]:
-                        collectives._leaves.read(running, [i])
+                        leaves.reduce(running, "grad", [] if grad is None else [(i, grad)])
                         running.read[i] = None
                     elif i not in running.unknown:
                         running.same[i] = None
-                    collectives._leaves.note([i])
+                    leaves.saw([(i, grad)])
             except Exception as error:
-                patches.failures.append(type(error).__name__)
+                sessions.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     collectives.failed(error)
-                    patches.failures.pop()
+                    sessions.failures.pop()
 
         return hook
 
     def collective(self, op: str, whole: list[torch.Tensor], output: list[torch.Tensor], frame: FrameType) -> None:
         """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
-        if patches.capturing():
+        if sessions.capturing():
             return
         contributions = self._contributions
         running = contributions.running() if torch._C._current_graph_task_id() != -1 else None

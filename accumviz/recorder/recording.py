@@ -19,7 +19,7 @@ from accumviz import __version__
 from accumviz.events import Parameter
 from accumviz.graph import Graph
 from accumviz.ledger import Ledger
-from accumviz.recorder import patches, ranks
+from accumviz.recorder import patches, ranks, sessions
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.callsite import CallSite, CallSites
 from accumviz.recorder.collectives import Collectives
@@ -93,7 +93,7 @@ class Recording:
         self._closely, self._unseen, self._stepped = True, False, 0
         self._told: Row | None = None
         self._stood = -1  # the version of the first leaf's weights, as last seen
-        self._failure, self._failures = "", len(patches.failures)
+        self._failure, self._failures = "", len(sessions.failures)
         self._notes: list[str] = []
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
         self._capturing: CallSite | None = None
@@ -134,18 +134,18 @@ class Recording:
         except Exception as failure:
             with contextlib.suppress(Exception):
                 self._rows.forked()
-            patches.failures.append(type(failure).__name__)
+            sessions.failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
-                patches.fails(self, failure)
-                patches.failures.pop()
+                sessions.fails(self, failure)
+                sessions.failures.pop()
             return self
         try:
             self._open()
         except Exception as failure:
-            patches.failures.append(type(failure).__name__)
+            sessions.failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
-                patches.fails(self, failure)
-                patches.failures.pop()
+                sessions.fails(self, failure)
+                sessions.failures.pop()
         return self
 
     def stop(self, ended: str = "closed") -> None:
@@ -153,10 +153,10 @@ class Recording:
         try:
             self._close(ended)
         except Exception as failure:
-            patches.failures.append(type(failure).__name__)
+            sessions.failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
-                patches.fails(self, failure)
-                patches.failures.pop()
+                sessions.fails(self, failure)
+                sessions.failures.pop()
 
     __enter__ = start
 
@@ -164,12 +164,12 @@ class Recording:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._close("closed" if error is None else patches.said(error)[:500])
+            self._close("closed" if error is None else sessions.said(error)[:500])
         except Exception as failure:
-            patches.failures.append(type(failure).__name__)
+            sessions.failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
-                patches.fails(self, failure)
-                patches.failures.pop()
+                sessions.fails(self, failure)
+                sessions.failures.pop()
 
     def _open(self) -> None:
         self._rows.start = perf_counter()
@@ -199,7 +199,7 @@ class Recording:
     def _leave(self) -> None:
         """Take everything of ours away from torch and from the user's tensors, whatever fails on the way."""
         with contextlib.suppress(Exception):
-            patches.leave(self)
+            sessions.leave(self)
         for part in (self._collectives, self._leaves, self._graphs):
             with contextlib.suppress(Exception):
                 if part is not None:
@@ -271,11 +271,11 @@ class Recording:
     def failed(self, error: BaseException) -> None:
         """Stop observing, keep what is recorded, and say so once: training goes on as if we were not there."""
         if self._failure:
-            patches.leave(self)
+            sessions.leave(self)
             return
         self._failure, self._closed = type(error).__name__, True
         with contextlib.suppress(Exception):
-            self._failure = patches.said(error)
+            self._failure = sessions.said(error)
         with contextlib.suppress(Exception):
             self._leave()
         with contextlib.suppress(Exception):
@@ -354,7 +354,7 @@ class Recording:
             running.storages = None
         running.nodes = ()
         if error is not None:
-            running.details["error"] = patches.said(error)[:500]
+            running.details["error"] = sessions.said(error)[:500]
         if not contributions.finish(running):
             self._rows.pending.remove(running)
             return
@@ -637,7 +637,7 @@ class Recording:
             meta["notes"] = list(self._notes)
         if self._graphs is not None and self._graphs.left_out:
             meta["graphs_left_out"] = self._graphs.left_out
-        stopped = self._failure or "".join(patches.failures[self._failures :][:1])
+        stopped = self._failure or "".join(sessions.failures[self._failures :][:1])
         return meta | ({"stopped": stopped} if stopped else {})
 
 
@@ -668,6 +668,6 @@ def _telling(recording: Recording) -> Callable[[Exception], None]:
     def failed(error: Exception) -> None:
         told = here()
         if told is not None:
-            patches.fails(told, error)
+            sessions.fails(told, error)
 
     return failed

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from accumviz.recorder import patches
+from accumviz.recorder import sessions
 
 
 class BatchNorms:
@@ -45,5 +45,5 @@ def _count(layer: Any) -> int | None:
         return None
     tracked = layer._buffers.get("num_batches_tracked")
     with contextlib.suppress(Exception):
-        return None if tracked is None or patches.capturing() else int(tracked.item())
+        return None if tracked is None or sessions.capturing() else int(tracked.item())
     return None

@@ -28,6 +28,8 @@ _MOST_SEGMENTS = 2000
 _PLAIN_CELLS, _EXACT_NUMBERS, _PLAIN_TEXT = 3000, 12_000, 7000
 # So many parameters are one row each; more are grouped by module.
 _UNGROUPED = 12
+# A call longer than so many letters is shortened above a column, where a page would cut it in the middle.
+_HEADING = 14
 # Three digits are shown of a packed number; finer steps would only weigh.
 _FINEST = 8e-4
 # These change the whole of `.grad`, and so every part of it alike.
@@ -59,7 +61,10 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     files, lines = listing(ledger, events)
     colors = style.label_colors([literal(label) for label in ledger.labels])
     # What stands above a column: on end; in two lines.
-    titles = [(words.title(e), words.action(e), words.on_rank(e, words.subject(e))) for e in events]
+    titles = [
+        (words.title(e), words.action(e), words.on_rank(e, words.brief_call(words.subject(e), _HEADING)))
+        for e in events
+    ]
     heads = {title: code for code, title in enumerate(dict.fromkeys(titles))}
     above = [heads[title] for title in titles]
     data: dict[str, Any] = {
@@ -68,7 +73,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, events, kinds),
-        "none": not (ledger.state & PRESENT).all(),
+        "none": "" if (ledger.state & PRESENT).all() else "∅: .grad is None.",
         "e": {
             "k": [kinds.index(str(e.kind)) for e in events],
             **_events(ledger, events, names),
@@ -377,12 +382,12 @@ def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list
         [words.shorten(label or "backward", 28), "new", color]
         for label, color in style.label_colors(ledger.labels).items()
     ]
-    own = colors[0][2] if len(colors) == 1 else "var(--av-muted)"
+    own = colors[0][2] if colors else "var(--av-muted)"
     erased, consumed, _ = ledger.fates
     born, of = np.nonzero(ledger.state & CONTRIBUTED)
     until, used = (np.where(ends < 0, len(ledger), ends)[born, of] for ends in (erased, consumed))
     looks = [
-        (born.size, ["added now", "new", own]),
+        (born.size and len(colors) == 1, ["added now", "new", own]),
         ((np.minimum(until, used) > born + 1).any(), ["already in .grad", "live", own]),
         ((used < len(ledger)).any(), ["used by a step", "used", own]),
         (
@@ -394,8 +399,10 @@ def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list
     rules = [[kind, "rule", f"{color}{style.stripes(dashes)}"] for kind, color, dashes in ruled]
     marks = [[".grad after the event", "after", "var(--av-text)"]]
     if known := [e.saved_before for e in events if not math.isnan(e.saved_before)]:
-        marks.append([f"saved tensors before, at most {style.size(max(known))}", "bytes", "var(--av-muted)"])
-        marks.append(["after", "bytes", "color-mix(in srgb, var(--av-muted) 50%, transparent)"])
+        pale = "color-mix(in srgb, var(--av-muted) 50%, transparent)"
+        marks.append([f"saved tensors before, at most {style.size(max(known))}", "bytes", pale])
+        if any(e.saved_after > 0 for e in events):
+            marks.append(["after", "bytes", "var(--av-muted)"])
     return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules, *marks]
 
 

@@ -32,6 +32,7 @@ _MARKS = "Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed
 _BARS = "Thin line: zero, beside it the oldest part. Heavy: .grad. Dots: None."
 _HATCHED = " Hatched: of other ranks, or unrecorded."
 _ASK = "Select a parameter to see what its .grad is made of. "
+_LEFT_OUT = "The graph of this backward was not kept."
 _FACTORS = " ×: what an edge multiplies the gradient by."
 
 
@@ -67,7 +68,7 @@ class Player(Displayed):
             "undrawn": {str(where[event]): note for event, note in found["notes"].items() if event in where},
             "remark": self.note,
             "before": words.before(self._first()),
-            "bars": [_BARS, _HATCHED, _ASK if len(data["p"]) == data["count"] else ""],
+            "bars": [_BARS, _HATCHED, _ASK if len(data["p"]) == data["count"] else "", _LEFT_OUT],
             "marks": _MARKS + (_FACTORS if any("x" in graph for graph in found["graphs"]) else ""),
         }
         return data, blob

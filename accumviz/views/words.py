@@ -23,6 +23,7 @@ _MOST_NAMES = 6
 _DIGITS: WeakKeyDictionary[Ledger, dict[int, int]] = WeakKeyDictionary()
 # So many letters stand on end above a column of a player.
 _UPRIGHT = 12
+_IN_BRACKETS, _OBJECT = re.compile(r"\([^()]*\)|\[[^\[\]]*\]"), re.compile(r"[^\W\d]\w*(\.\w+)*")
 
 
 def shorten(text: str, limit: int) -> str:
@@ -39,20 +40,38 @@ def shorten(text: str, limit: int) -> str:
 
 
 def brief(text: str, limit: int) -> str:
-    """Cut what is long for its place: of a call, first the object that is called, then what stands in its brackets.
+    """Cut what is long for its place, a call as `brief_call` does.
 
-    >>> brief("scaler.scale(loss)", 11), brief("scaler.scale(loss / K)", 11), brief("model(x).square().mean()", 11)
-    ('scale(loss)', 'scale(…)', 'mean()')
+    >>> brief("scaler.scale(loss)", 11), brief("total_loss / accumulation", 12)
+    ('scale(loss)', 'total…lation')
     """
-    if len(text) > limit and text.endswith(")"):
-        depths = itertools.accumulate({")": 1, "(": -1}.get(letter, 0) for letter in reversed(text))
-        opened = len(text) - 1 - next((n for n, depth in enumerate(depths) if depth == 0), len(text) - 1)
-        name = text[:opened].rpartition(".")[2]
-        if name.isidentifier():
-            for called in (f"{name}{text[opened:]}", f"{name}(…)"):
-                if len(called) <= limit:
-                    return literal(called)
-    return shorten(text, limit)
+    return shorten(brief_call(text, limit), limit)
+
+
+def brief_call(text: str, limit: int) -> str:
+    """Of a long call take away the object that is called, then what stands in its brackets; all else stays as it is.
+
+    >>> brief_call("scaler.scale(loss / K)", 18), brief_call("scaler.scale(loss / K)", 11)
+    ('scale(loss / K)', 'scale(…)')
+    >>> brief_call("model(x, mask) / K", 14), brief_call("loss / count.item()", 11)
+    ('model(…) / K', 'loss / count.item()')
+    """
+    if len(text) > limit and (last := _last_call(text)):
+        name, inside, rest = last
+        for called in (f"{name}({inside}){rest}", f"{name}(…){rest}"):
+            if len(called) <= limit:
+                return called
+    return text
+
+
+def _last_call(text: str) -> tuple[str, str, str] | None:
+    """The name of what is called last, what stands in its brackets, what follows; None if more than an object leads."""
+    end = text.rfind(")")
+    depths = itertools.accumulate({")": 1, "(": -1}.get(letter, 0) for letter in reversed(text[: end + 1]))
+    opened = end - next((n for n, depth in enumerate(depths) if depth == 0), end)
+    leads = _IN_BRACKETS.sub("", _IN_BRACKETS.sub("", text[:opened])) if end > 0 else ""
+    name = leads.rpartition(".")[2]
+    return (name, text[opened + 1 : end], text[end + 1 :]) if _OBJECT.fullmatch(leads) else None
 
 
 def reading(chapter: str) -> tuple[str, str]:
@@ -110,7 +129,7 @@ def title(event: Event) -> str:
     ('1: loss / K', 'scatter')
     """
     what = {"backward": subject(event), "sync": collective(event, _UPRIGHT)}.get(event.kind) or action(event)
-    return shorten(on_rank(event, what), _UPRIGHT)
+    return on_rank(event, brief(what, _UPRIGHT - len(on_rank(event, "x")) + 1))
 
 
 def collective(event: Event, room: int) -> str:

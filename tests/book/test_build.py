@@ -14,6 +14,7 @@ import pytest
 from docutils import nodes
 from docutils.utils import new_document
 from fontTools.ttLib import TTFont
+from jupyter_cache import executors, get_cache
 from playwright.sync_api import Browser
 from sphinx.errors import ExtensionError
 from wherebook import mathml, outputs, pages, styles
@@ -74,20 +75,27 @@ def test_a_changed_chapter_keeps_what_the_others_computed(make_book: ModuleType)
     assert kept.exists()
 
 
-def test_cells_run_side_by_side_before_sphinx_but_those_that_measure_time(make_book: ModuleType) -> None:
-    from jupyter_cache import get_cache
-
+def test_cells_run_side_by_side_before_sphinx_but_those_that_measure_time(
+    make_book: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (make_book.ROOT / "_config.yml").write_text("execute: {timeout: 60}\n")
     cells = {"01_graphs": "1 + 1", "02_zero_grad": "2 + 2", "03_accumulation": "import time; time.perf_counter()"}
     for name, code in cells.items():
         (make_book.ROOT / "chapters" / f"{name}.md").write_text(f"{KERNEL}\n# A\n\n```{{code-cell}}\n{code}\n```\n")
+    asked, load = [], executors.load_executor
+
+    def one_by_one(name: str, cache: object, logger: object) -> object:
+        """Two kernels that begin at once may choose the same port: in a build, Sphinx runs what failed once more."""
+        asked.append(name)
+        return load("local-serial", cache, logger)
+
+    monkeypatch.setattr(executors, "load_executor", one_by_one)
     make_book.main()
     cache = get_cache(make_book.BUILD / ".jupyter_cache")
     ran = {Path(record.uri).stem: cache.get_cache_bundle(record.pk).nb for record in cache.list_cache_records()}
-    assert {name: nb.cells[-1].outputs[0].data["text/plain"] for name, nb in ran.items()} == {
-        "01_graphs": "2",
-        "02_zero_grad": "4",
-    }
+    found = {name: nb.cells[-1].outputs[0].data["text/plain"] for name, nb in ran.items()}
+    assert found == {"01_graphs": "2", "02_zero_grad": "4"}
+    assert asked == ["local-parallel"]
 
 
 def test_a_book_that_is_published_elsewhere_is_built_again_for_its_links(

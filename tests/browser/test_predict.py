@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import re
 from collections.abc import Callable
 from math import inf
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from accumviz.book.predict import Prediction, _same, predict, prediction_html
 from accumviz.ledger import Ledger, Parameter
@@ -319,6 +321,20 @@ def test_the_script_grades_as_the_package_does(show: Show) -> None:
     graded = show(*predictions).page.evaluate(GRADE, [str(one) for one in said])
     expected = [["right" if _same(one, answer, 0.005) else "wrong" for one in said] for answer in answers]
     assert graded == expected
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_no_choice_is_the_answer_of_a_reader_who_asked_to_be_shown(show: Show, tried: bool) -> None:
+    page = show(PLACE).page
+    asked = Asked(page)
+    if tried:
+        asked.root.get_by_label("at the start").check()
+        asked.root.get_by_role("button", name="Check").click()
+    page.get_by_text("Show me").click()
+    page.wait_for_selector(".av-predict[data-av-state=skipped]")
+    shown = [re.sub(r"\s+", " ", text).strip() for text in asked.root.locator("label").all_inner_texts()]
+    assert shown == ["at the start" + " not this" * tried, "before step recorded", "after step"]
+    assert not asked.root.get_by_role("radio").evaluate_all("all => all.some(radio => radio.checked)")
 
 
 def test_a_reader_may_be_shown_without_answering(show: Show) -> None:
@@ -671,7 +687,26 @@ def test_other_answers_are_stacked_on_a_phone_and_stand_in_columns_elsewhere(sho
             assert (why["y"] >= answer["y"] + answer["height"]) == stacked
             assert (answer["x"] == why["x"]) == stacked
         assert page.locator(".av-others thead th").first.bounding_box()["height"] < 40, "a head of one line"
+        assert "Another answer" in page.locator(".av-others").inner_text()
+        (head,) = page.locator(".av-others thead").all()
+        assert head.evaluate("e => [getComputedStyle(e).clipPath, e.offsetWidth > 100]") == ["none", True], "others'"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_an_answer_that_is_free_is_an_empty_ring_and_one_with_the_focus_has_one_ring(show: Show, mode: str) -> None:
+    page = show(PLACE, mode=mode).page
+    first = page.locator(".av-choice input").first
+    picture = Image.open(io.BytesIO(page.locator(".av-choice").first.screenshot())).convert("RGB")
+    row, ring = page.locator(".av-choice").first.bounding_box(), first.bounding_box()
+    middle = (int(ring["x"] - row["x"] + ring["width"] / 2), int(ring["y"] - row["y"] + ring["height"] / 2))
+    beside = (middle[0] + int(ring["width"]), middle[1])
+    assert picture.getpixel(middle) == picture.getpixel(beside), "filled, it looks as if it could not be chosen"
+    page.keyboard.press("Tab")
+    first.focus()
+    styles = [
+        each.evaluate("e => getComputedStyle(e).outlineStyle") for each in (first, page.locator(".av-choice").first)
+    ]
+    assert styles == ["none", "solid"]
 
 
 def test_what_is_asked_and_answered_has_the_quotes_and_signs_of_print(show: Show) -> None:

@@ -13,8 +13,15 @@ test("two runs are equal, equal to rounding, or differ by a share", () => {
   const near = difference(run([[1]]), run([[1 + 1e-7]]));
   assert.match(near.text, /are equal to rounding: they differ by 1e−7 of their size\.$/);
   const far = difference(run([[4], [4]]), run([[4], [1]]));
-  assert.match(far.text, /at all 2 steps differ by 0.75 of their size, at step 2: A has 4 times the norm of B\.$/);
+  assert.match(far.text, /all 2 steps differ by 0.75 of their size, at step 2; in all, A has 4 times the norm of B\.$/);
   assert.equal(far.share, 0.75);
+  const close = difference(run([[1.002]]), run([[1]]));
+  assert.match(close.text, /differ by 0.002 of their size\.$/);
+});
+
+test("of norms it is said that they are the parameters', and all of them are another number", () => {
+  const { text } = difference(run([[3, 0]], { exact: false }), run([[0, 4]], { exact: false }));
+  assert.match(text, /^The norms of the parameters’ gradients .* by 1.25 of their size; in all, A has 0.75/);
 });
 
 test("None is not 0, and what has no gradient is not compared", () => {

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optim
 
-from accumviz.recorder import loaders, patches
+from accumviz.recorder import loaders, patches, sessions
 
 
 def _patchable() -> dict[str, Any]:
@@ -81,6 +81,6 @@ def _nothing_left_behind() -> Iterator[None]:
     after = _patchable()
     # A class of schedulers that a test made may be gone by now.
     assert [name for name in before.keys() & after.keys() if after[name] != before[name]] == []
-    assert patches._open == ()
-    assert patches._undo == []
+    assert sessions.listening == ()
+    assert sessions.undoing == []
     assert _hooks_of_ours() == []

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import accumviz as av
 from accumviz.events import Events
 from accumviz.format import container
-from accumviz.recorder import patches
+from accumviz.recorder import sessions
 from accumviz.recorder.callsite import CallSites
 from tests.light import LIGHT
 
@@ -598,4 +598,4 @@ def test_training_is_bitwise_the_same() -> None:
     (bare, random), (recorded, later) = trained(recording=False), trained(recording=True)
     assert all(map(torch.equal, bare, recorded))
     assert torch.equal(random, later)
-    assert patches._undo == []
+    assert sessions.undoing == []

@@ -18,7 +18,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger import CONTRIBUTED, PRESENT
-from accumviz.recorder import patches, root, targets
+from accumviz.recorder import root, sessions, targets
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.contributions import Contributions
 from accumviz.recorder.leaves import Leaves
@@ -237,7 +237,7 @@ def test_an_exception_in_the_loop_ends_the_recording_and_goes_on() -> None:
         (w * w).sum().backward()
         raise KeyError("the user's")
     assert kinds(recording.ledger) == ["backward"]
-    assert patches._open == ()
+    assert sessions.listening == ()
 
 
 def test_an_optimizer_whose_step_raises_leaves_nothing_open() -> None:
@@ -496,7 +496,7 @@ def test_a_failure_of_ours_ends_the_recording_not_the_training(
     assert len(said) == 1
     for a, b in zip(plain, recorded, strict=True):
         assert torch.equal(a, b)
-    assert patches._open == ()
+    assert sessions.listening == ()
     ledger = kept[0].ledger
     assert "ZeroDivisionError" in ledger.meta["stopped"]
     assert "stopped by ZeroDivisionError: ours" in repr(kept[0])

@@ -331,12 +331,37 @@ def two_ranks() -> Ledger:
 def test_headings_begin_with_the_rank_and_say_what_a_sync_is() -> None:
     data, _ = payload.ledger_data(two_ranks())
     on_end, actions, subjects = zip(*(data["heads"][i] for i in data["e"]["u"]), strict=True)
-    assert on_end == ("0: a …ss / K", "1: a …ss / K", "scatter", "0: step", "1: step")
+    assert on_end == ("0: a lo… / K", "1: a lo… / K", "scatter", "0: step", "1: step")
     assert actions == ("backward", "backward", "sync", "step", "step")
     assert subjects == ("0: a long loss / K", "1: a long loss / K", "reduce-scatter", "0: SGD", "1: SGD")
+
+
+def test_headings_cut_a_call_where_it_stays_a_call() -> None:
+    rows = [{"kind": "backward", "label": "scaler.scale(loss)", "contribution": {"w": 1}, "grad": {"w": 1}}]
+    data, _ = payload.ledger_data(Ledger.build([Parameter("w", (1,))], rows))
+    assert data["heads"] == [("scale(loss)", "backward", "scale(loss)")]
 
 
 def test_the_legend_names_what_came_from_other_ranks_where_some_did() -> None:
     named = [text for text, *_ in payload.ledger_data(two_ranks())[0]["keys"]]
     assert "from other ranks" in named
     assert "from other ranks" not in [text for text, *_ in payload.ledger_data(toy())[0]["keys"]]
+
+
+def test_the_legend_has_the_looks_that_are_drawn_and_no_other() -> None:
+    """Of two losses each has its colour: what both have in common is shown in one of them, not in a third."""
+    rows: list[dict[str, Any]] = [
+        {"kind": "backward", "label": label, "contribution": {"w": 1}, "grad": {"w": n}, "saved_before": 8.0}
+        for n, label in enumerate(["near", "far"], 1)
+    ]
+
+    def legend() -> dict[str, tuple[str, str]]:
+        keys = payload.ledger_data(Ledger.build([Parameter("w", (1,))], rows))[0]["keys"]
+        return {text: (look, color) for text, look, color in keys}
+
+    assert "added now" not in legend()
+    assert legend()["already in .grad"] == ("live", legend()["near"][1])
+    rows[0]["saved_after"] = 0.0
+    assert "after" not in legend()
+    rows[1]["saved_after"] = 8.0
+    assert legend()["after"][1] != legend()["saved tensors before, at most 8 B"][1]

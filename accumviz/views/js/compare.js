@@ -48,8 +48,8 @@ function equal(exact, odd) {
 function unequal({ share, ratio }, at) {
   if (share <= ROUNDING) return `are equal to rounding: they differ by ${number(share, 2)} of their size${at}.`;
   if (!Number.isFinite(share)) return `cannot be compared: one is not finite${at}.`;
-  const telling = Number.isFinite(ratio) && ratio && Math.abs(ratio - 1) > 1e-3;
-  const more = telling ? `: A has ${number(ratio, 3)} times the norm of B.` : ".";
+  const telling = Number.isFinite(ratio) && ratio && number(ratio, 3) !== "1";
+  const more = telling ? `; in all, A has ${number(ratio, 3)} times the norm of B.` : ".";
   return `differ by ${number(share, 3)} of their size${at}${more}`;
 }
 
@@ -65,7 +65,7 @@ export function difference(a, b) {
   const { share, step } = found;
   const odd = steps.find((one) => one.odd);
   const empty = steps.find((one) => one.odd && one.none);
-  const what = a.exact ? "gradients" : "norms of the gradients";
+  const what = a.exact ? "gradients" : "norms of the parameters’ gradients";
   let verdict = share ? unequal(found, atStep(step, both)) : equal(a.exact, Boolean(odd));
   if (share && empty) verdict = `cannot be compared: ${empty.none} has none${atStep(empty.step, both)}.`;
   const counts = a.steps === b.steps ? "" : ` A takes ${a.steps}, B ${b.steps}.`;

@@ -7,7 +7,7 @@ import { h } from "./dom.js";
 import { clamp } from "./numbers.js";
 
 /** @type {[number, string][]} */
-const TICKS = [[0, "equal"], [ROUNDING, "rounding"], [0.01, "1 %"], [1, "100 %"]];
+const TICKS = [[0, "equal"], [ROUNDING, "rounding"], [0.01, "1 %"], [1, "≥ 100 %"]];
 /** The meter is logarithmic over so many decades. */
 const DECADES = 8;
 

@@ -86,7 +86,7 @@ export function drawSaved(
   pen.fill(inks.muted, left, base, column * ledger.length, 0.8);
   sides.forEach((bytes, side) => bytes.forEach((count, e) => {
     const tall = (STRIP * count) / most;
-    pen.context.globalAlpha = 1 - side / 2;
+    pen.context.globalAlpha = (1 + side) / 2;
     pen.fill(inks.muted, left + e * column + column / 2 + (side - 1) * wide, base - tall, wide, tall);
   }));
 }

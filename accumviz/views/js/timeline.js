@@ -30,7 +30,7 @@ export function remarks({ keys, heat, none, note }, { ruled, bars, column }) {
   const unruled = !ruled && keys.some(([, name]) => name.startsWith("rule"));
   return [
     unruled ? "Lines closer than 3 px are left out." : "",
-    none && bars && column < WORDY ? "∅: .grad is None." : "",
+    bars && column < WORDY ? none : "",
     bars ? "" : heat?.told,
     note,
   ].join(" ");

@@ -135,8 +135,8 @@ export interface WeightsData {
 export interface Data {
   about: string;
   note: string;
-  /** Whether a `.grad` is ever None; of kinds of events name, colour, dashes; of columns what stands above them. */
-  none: boolean;
+  /** What ∅ means, if it is there; of kinds of events name, colour, dashes; of columns what stands above them. */
+  none: string;
   kinds: [string, string, number[]][];
   heads: [string, string, string][];
   colors: [number, string, string][];
@@ -161,9 +161,9 @@ export interface Data {
   undrawn: Record<string, string>;
   remark: string;
   marks: string;
-  /** What is said before the first event, and of its graph; what bars mean, what hatched ones do, how to learn more. */
+  /** What is said before the first event, of its graph; what bars and hatched ones mean, how to learn more; a lost graph. */
   before: [string, string];
-  bars: [string, string, string];
+  bars: [string, string, string, string];
   /** Of two runs side by side lines that differ, most saved bytes and events; the events of all that may come there. */
   differs?: number[];
   most?: number;
