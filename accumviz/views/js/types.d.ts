@@ -161,7 +161,7 @@ export interface Data {
   undrawn: Record<string, string>;
   remark: string;
   marks: string;
-  /** What is said before the first event, of its graph; what bars and hatched ones mean, how to learn more; a lost graph. */
+  /** What is said before the first event, of its graph; what bars and hatched ones mean; more; of a lost graph. */
   before: [string, string];
   bars: [string, string, string, string];
   /** Of two runs side by side lines that differ, most saved bytes and events; the events of all that may come there. */
