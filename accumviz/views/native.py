@@ -14,7 +14,7 @@ from matplotlib.text import Text
 # What a page shows in its own colours, and a saved file in these.
 INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
 # What stands at a tick: a number, or a power of ten.
-_NUMBER = re.compile(r"\$?(\\mathdefault\{)?[−-]?\d[\d.,e^{}−-]*\$?")
+_NUMBER = re.compile(r"\$?(\\mathdefault\{)?[−-]?\d[\d.,e^{}−-]*\$?%?")
 # The smallest letters that are read, in pixels.
 LETTERS = 11.0
 
