@@ -126,7 +126,6 @@ class Lab(Displayed):
                 row.append(columns[name].setdefault(text, len(columns[name])) if text else -1)
             rows.append(row)
         return {
-            "v": 1,
             "offers": [
                 {
                     "name": o.name,

@@ -69,10 +69,11 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     above = [heads[title] for title in titles]
     data: dict[str, Any] = {
         "note": f"{note} {_unmeasured(events)}".strip(),
+        "before": words.before(),
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, events, kinds),
-        "none": not (ledger.state & PRESENT).all(),
+        "none": "" if (ledger.state & PRESENT).all() else "∅: .grad is None.",
         "e": {
             "k": [kinds.index(str(e.kind)) for e in events],
             **_events(ledger, events, names),
@@ -220,19 +221,19 @@ def heat(added: np.ndarray, grad: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return codes.astype(np.uint8)
 
 
-def plain(numbers: Sequence[float] | np.ndarray) -> list[float | str | None]:
+def plain(numbers: Sequence[float] | np.ndarray, digits: int = 6) -> list[float | str | None]:
     """Numbers for JSON, which knows neither NaN nor infinity; whole ones without a needless point.
 
     >>> plain([1.0, 0.25, float("nan"), float("-inf")])
     [1, 0.25, 'NaN', '-Infinity']
     """
-    return [_plain(float(x)) for x in np.asarray(numbers, float).ravel()]
+    return [_plain(float(x), digits) for x in np.asarray(numbers, float).ravel()]
 
 
-def _plain(x: float) -> float | str | None:
+def _plain(x: float, digits: int) -> float | str | None:
     if not math.isfinite(x):
         return encoded(x)
-    short = float(f"{x:.6g}")
+    short = float(f"{x:.{digits}g}")
     return int(short) if short == int(short) and abs(short) < 1e15 else short
 
 
@@ -280,7 +281,8 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
     rows = []
     for bar in bars:
         parts = [
-            [at.get(part.backward, -1), *plain([part.start, part.length]), part.look, part.told]
+            # Of a width of pixels four digits are seen.
+            [at.get(part.backward, -1), *plain([part.start, part.length], 4), part.look, part.told]
             for part in bar.segments
         ]
         row = {
@@ -394,7 +396,7 @@ def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list
         ),
     ]
     ruled = [(literal(kind), *style.kind(kind)) for kind in kinds if kind != "backward"]
-    rules = [[kind, f"rule.av-{line}", color] for kind, color, line in ruled]
+    rules = [[kind, "rule", f"{color}{style.stripes(dashes)}"] for kind, color, dashes in ruled]
     marks = [[".grad after the event", "after", "var(--av-text)"]]
     if known := [e.saved_before for e in events if not math.isnan(e.saved_before)]:
         pale = "color-mix(in srgb, var(--av-muted) 50%, transparent)"

@@ -24,7 +24,15 @@ from accumviz.views.payload import encode, identity, ledger_data
 # Laying out takes a tenth of a second each: more forms than these are counted, not drawn.
 _MOST_FORMS = 40
 # What the looks of a graph mean.
+# To be raised, here and in `page.js`, when what a page is told is told otherwise: a notebook keeps outputs of several
+# versions, and each script takes what its own has written.
+FORMAT = 2
 _MARKS = "Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed."
+# What the marks of bars mean, what hatched ones do, and how to learn more of a few.
+_BARS = "Thin line: zero, beside it the oldest part. Heavy: .grad. Dots: None."
+_HATCHED = " Hatched: of other ranks, or unrecorded."
+_ASK = "Select a parameter to see what its .grad is made of. "
+_LEFT_OUT = "The graph of this backward was not kept."
 _FACTORS = " ×: what an edge multiplies the gradient by."
 
 
@@ -47,7 +55,7 @@ class Player(Displayed):
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What the page is told: data for JSON, and the bytes of its packed columns."""
         told, blob = ledger_data(Ledger.build([], []) if self.ledger is None else self.ledger, self.ground)
-        data: dict[str, Any] = {"v": 1, **told}
+        data = dict(told)
         if self.ledger is not None:
             data["about"] = self.words[0]
         found = scenes(self.graphs)
@@ -59,9 +67,16 @@ class Player(Displayed):
             "of": {str(where[event]): i for event, i in found["of"].items() if event in where},
             "undrawn": {str(where[event]): note for event, note in found["notes"].items() if event in where},
             "remark": self.note,
+            "before": words.before(self._first()),
+            "bars": [_BARS, _HATCHED, _ASK if len(data["p"]) == data["count"] else "", _LEFT_OUT],
             "marks": _MARKS + (_FACTORS if any("x" in graph for graph in found["graphs"]) else ""),
         }
         return data, blob
+
+    def _first(self) -> Graph | None:
+        """The graph that is shown before the first event."""
+        backwards = self.ledger.of("backward") if self.ledger is not None else []
+        return self.graphs.get(backwards[0].index) if backwards else None
 
     @cached_property
     def id(self) -> str:
@@ -214,6 +229,8 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
             of |= dict.fromkeys(events, len(told))
             numbers = [[text for _, text in card.numbers] for card in cards]
             one: dict[str, Any] = {"l": len(layouts) - 1, "v": numbers, "order": order(graph)}
+            if graph.meta.get("before"):
+                one["made"] = 1
             told.append(one | ({"x": known} if any(known := factors(graph, layouts[-1]["e"])) else {}))
     for key in [key for key in of if key < 0]:
         other = of.pop(key)
@@ -323,7 +340,7 @@ def fragment(kind: str, name: str, text: str, data: str, sheets: Iterable[str], 
     """
     styles = "".join(f"<style data-accumviz>{css}</style>" for css in sheets)
     return (
-        f'<div class="accumviz av-{kind}" data-accumviz-{kind}="{name}">{styles}\n{text}'
+        f'<div class="accumviz av-{kind}" data-accumviz-{kind}="{name}" data-v="{FORMAT}">{styles}\n{text}'
         f'<script type="application/json">{data}</script></div>\n<script type="module">{script}</script>'
     )
 

@@ -15,7 +15,7 @@ from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views import words
 from accumviz.views.parts import segments
-from accumviz.views.player import Player, play
+from accumviz.views.player import FORMAT, Player, play
 from tests.browser.frames import drawn
 from tests.browser.written import written
 from tests.toys import EVIL, ROWS, W, chain, large, toy
@@ -74,7 +74,7 @@ Show = Callable[..., Any]
 def test_next_and_previous_move_code_graph_grad_and_words_together(show: Show, mode: str) -> None:
     watched = show(play(TOY, GRAPHS), mode=mode)
     played = watched.played
-    assert "nothing has run yet" in played.said
+    assert "nothing is recorded yet" in played.said
     assert played.total == "None"
     assert played.root.locator(".av-line[aria-current]").count() == 0
     played.go("next event")
@@ -277,6 +277,18 @@ def test_a_permalink_restores_the_moment_and_other_anchors_are_left_alone(show: 
     assert Played(show(player, fragment=start).page).said == first.said
 
 
+@pytest.mark.parametrize(
+    "gone", ["&e=99&n=-77&p=42&node=1000", "&e=-9&p=-9", "&e=x&node=NaN", "&e=1e999&n=1e999", "0&e=1"]
+)
+def test_a_permalink_to_what_is_no_more_leads_to_what_there_is(show: Show, gone: str) -> None:
+    player = play(TOY, GRAPHS)
+    watched = show(player, fragment=f"#{player.id}{gone}")
+    drawn(watched.page)
+    assert re.search(r"Before the first event|Event [0-3],", watched.played.said), watched.played.said
+    watched.played.go("next event")
+    assert watched.complaints == []
+
+
 def test_two_players_on_a_page_keep_apart(show: Show) -> None:
     one, two = play(TOY, GRAPHS), play(Ledger.build([W], ROWS[:2]))
     watched = show(one, two, fragment=f"#{two.id}&e=1")
@@ -297,6 +309,35 @@ def test_an_output_that_stands_twice_works_twice(show: Show) -> None:
     second.go("next event")
     assert "Event 0" in second.said
     assert "Before the first event" in Played(watched.page).said
+    assert watched.complaints == []
+
+
+@pytest.mark.parametrize("first", ["this", "another"])
+def test_outputs_of_two_versions_are_drawn_each_by_its_own_script(watch: Open, tmp_path: Path, first: str) -> None:
+    """The script that came first took all there was, also what it did not know how to read."""
+    mine = play(TOY, GRAPHS).to_html()
+    other = mine.replace(f'data-v="{FORMAT}"', 'data-v="0"').replace("next ${", "later ${").replace("Timeline", "Lanes")
+    assert other.count('data-v="0"') >= 2
+    assert "Lanes" in other
+    pair = [mine, other] if first == "this" else [other, mine]
+    (tmp_path / "page.html").write_text(f"<!doctype html><body>{''.join(pair)}</body>", "utf-8")
+    watched = watch()
+    watched.page.goto((tmp_path / "page.html").as_uri())
+    watched.page.locator(".av-frame").nth(1).wait_for()
+    names = [one.locator(".av-in-time .av-name").inner_text() for one in watched.page.locator(".av-frame").all()]
+    assert names == (["Timeline", "Lanes"] if first == "this" else ["Lanes", "Timeline"])
+    assert watched.complaints == []
+
+
+def test_what_has_no_script_of_its_version_stays_a_text(watch: Open, tmp_path: Path) -> None:
+    old = play(TOY).to_html().replace(f'data-v="{FORMAT}"', 'data-v="0"', 1)
+    (tmp_path / "page.html").write_text(
+        f"<!doctype html><body>{old}{play(Ledger.build([W], ROWS[:1])).to_html()}", "utf-8"
+    )
+    watched = watch()
+    watched.page.goto((tmp_path / "page.html").as_uri())
+    watched.page.locator(".av-frame").wait_for()
+    assert watched.page.get_by_text("Event 3, zero_grad").is_visible()
     assert watched.complaints == []
 
 
@@ -413,6 +454,30 @@ def test_bars_are_made_of_the_parts_that_the_timeline_has(show: Show) -> None:
         played.go("next event")
 
 
+def test_parts_and_total_of_a_bar_are_drawn_to_one_scale(show: Show) -> None:
+    """At every event, whatever became of a part: as long as it is much, and all of it as long as `.grad` says."""
+    rows = [
+        {"kind": "backward", "contribution": {"w": 8}, "grad": {"w": 8}},
+        {"kind": "backward", "contribution": {"w": 4}, "grad": {"w": 12}},
+        {"kind": "step", "grad": {"w": 12}},
+        {"kind": "backward", "contribution": {"w": -3}, "grad": {"w": 9}},
+        {"kind": "clip", "grad": {"w": 4.5}},
+    ]
+    ledger = Ledger.build([W], rows)
+    played = show(play(ledger), reduced_motion="reduce").played
+    wide = "one => one.getBoundingClientRect().width"
+    left = "one => one.getBoundingClientRect().x"
+    unit = 0.0
+    for event, parts in zip(ledger, segments(ledger, 0, range(len(ledger))), strict=True):
+        row = played.root.locator(".av-row").first
+        found = [one.evaluate(wide) for one in row.locator(".av-part:visible").all()]
+        unit = unit or found[0] / 8
+        assert found == pytest.approx([abs(part.amount) * unit for part in parts], abs=0.6)
+        length = row.locator(".av-end").evaluate(left) + 1.5 - row.locator(".av-zero").evaluate(left)
+        assert length == pytest.approx(float(ledger.grad[event.index, 0]) * unit, abs=0.6)
+        played.go("next event")
+
+
 def test_of_a_run_that_was_never_zeroed_every_contribution_is_counted(show: Show) -> None:
     rows = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": e + 1}} for e in range(5000)]
     watched = show(play(Ledger.build([W], rows)))
@@ -434,7 +499,7 @@ def test_what_was_erased_unused_is_marked(show: Show) -> None:
     played = show(play(MIXED)).played
     played.go("next event")
     assert "erased +2 before any step used it" in played.said
-    assert "+2 unused" in played.root.locator(".av-bar").first.get_attribute("data-lost")
+    assert "+2 unused" in played.root.locator(".av-bar").first.get_attribute("data-told")
 
 
 def test_many_parameters_are_grouped_unfolded_and_found_by_name(show: Show) -> None:

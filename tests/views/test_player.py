@@ -20,7 +20,8 @@ from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import graphviz, payload
 from accumviz.views.listing import listing
-from accumviz.views.player import Player, order, play, scenes
+from accumviz.views.player import FORMAT, Player, order, play, scenes
+from accumviz.views.style import static
 from tests.toys import EVIL, ROWS, W, chain, large, toy
 
 
@@ -279,6 +280,12 @@ def test_a_saved_page_stands_alone(tmp_path: Path) -> None:
     page = (tmp_path / "run.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert not re.search(r'(?:src|href)="https?:|url\(|@import|\bimport\s', page.partition("av-words")[0])
+
+
+def test_the_script_takes_what_this_version_writes() -> None:
+    for name in ("accumviz", "lab", "whole"):
+        assert set(re.findall(r'data-v="?(\d+)', static(f"{name}.js"))) == {str(FORMAT)}
+    assert f'data-v="{FORMAT}"' in play(toy()).to_html()
 
 
 def test_a_teaching_player_is_small() -> None:

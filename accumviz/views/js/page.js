@@ -19,11 +19,12 @@ export function still(state) {
 }
 
 /**
- * Start a view in each element of the page that carries its data, once: outputs may stand in a page twice.
+ * Start a view in each element of the page that carries its data, as this version writes it, once: outputs may stand in
+ * a page twice, and beside those of another version.
  * @param {string} kind @param {(host: Host) => Promise<Dispose>} render @param {string} fallback
  */
 export function startAll(kind, render, fallback) {
-  for (const found of document.querySelectorAll(`div[data-accumviz-${kind}]:not([data-done])`)) {
+  for (const found of document.querySelectorAll(`[data-accumviz-${kind}][data-v="2"]:not([data-done])`)) {
     const el = /** @type {HTMLElement} */ (found);
     const id = el.getAttribute(`data-accumviz-${kind}`) ?? "";
     const before = document.querySelectorAll(`[data-done="${CSS.escape(id)}"]`).length;

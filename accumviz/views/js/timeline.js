@@ -30,7 +30,7 @@ export function remarks({ keys, heat, none, note }, { ruled, bars, column }) {
   const unruled = !ruled && keys.some(([, name]) => name.startsWith("rule"));
   return [
     unruled ? "Lines closer than 3 px are left out." : "",
-    none && bars && column < WORDY ? "∅: .grad is None." : "",
+    bars && column < WORDY ? none : "",
     bars ? "" : heat?.told,
     note,
   ].join(" ");
@@ -59,7 +59,7 @@ export function timePane(app) {
   function paint() {
     if (!plot.clientWidth) return;
     const letters = Math.max(0, ...names.map((name) => name.letters));
-    place = geometry(plot.clientWidth, data.length || length, count, letters, saved);
+    place = geometry(plot.clientWidth, data.length || length, count, letters, saved, data.sizes);
     const inks = inksOf(plot, head);
     const pen = penOn(canvas, place.width, place.height, inks);
     if (place.bars) drawLanes(pen, inks, ledger, place);
