@@ -56,6 +56,7 @@ FLOORS = {
             "graphviz",
             "heatmap",
             "lab",
+            "legend",
             "listing",
             "native",
             "outcome",

@@ -11,19 +11,8 @@ import numpy as np
 from accumviz import given
 from accumviz.ledger import Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import heatmap, style, words
-from accumviz.views.figure import (
-    LIVE,
-    Canvas,
-    Key,
-    ThemedFigure,
-    draw_heading,
-    draw_legend,
-    draw_rule,
-    heading_height,
-    legend_height,
-    rule_keys,
-    text_width,
-)
+from accumviz.views.figure import LIVE, Canvas, ThemedFigure, draw_heading, draw_rule, heading_height, text_width
+from accumviz.views.legend import Key, draw_legend, legend_height, rule_keys
 from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
 from accumviz.views.phone import PHONE

@@ -10,10 +10,13 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
+from accumviz.ledger import Ledger
 from accumviz.views.figure import ThemedFigure
 from accumviz.views.phone import for_phone
+from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
 from tests.browser.written import written
+from tests.views.test_timeline import large
 
 Open = Callable[..., Any]
 LONG = [f"the {what}, {n} micro-batches, K = {k}" for what in ("forty", "thousand") for n in (20, 100) for k in (1, 10)]
@@ -134,3 +137,23 @@ def test_what_is_narrow_placed_by_hand_or_cannot_be_copied_is_drawn_once() -> No
     axes.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
     assert for_phone(figure) is None
     assert "av-narrow" not in figure.to_html().partition("</style>")[2]
+
+
+@pytest.mark.parametrize("ledger", [large(60, 20), large(22, 3)], ids=["heat map", "lanes"])
+def test_title_and_legend_of_a_picture_that_is_moved_stay_where_they_are(
+    ledger: Ledger, watch: Open, tmp_path: Path
+) -> None:
+    figure = timeline(ledger)
+    page = watch(width=375).page
+    page.goto(written(tmp_path / "page.html", figure))
+    drawn(page)
+    box = page.locator(".av-scroll")
+    assert box.evaluate("box => box.scrollWidth > box.clientWidth"), "a phone has no room for it"
+    said = page.locator(".av-legend li, .av-remarks")
+    assert {".grad held, nothing added", ".grad after the event"} & set(said.all_inner_texts())
+    for one in said.all():
+        place = one.bounding_box()
+        assert place and place["x"] >= 0 and place["x"] + place["width"] <= 375
+        assert one.evaluate("one => !one.closest('.av-scroll')")
+    moved, told = box.inner_text(), " ".join(said.all_inner_texts())
+    assert [".grad " in text for text in (told, moved)] == [True, False], "said once, and where it stays"

@@ -127,7 +127,7 @@ def test_a_figure_that_can_stand_on_a_phone_without_being_moved_does(events: int
     figure = av.timeline(Ledger.build([Parameter("w", (1,))], rows))
     page = figure.to_html()
     assert ("av-narrow" in page.partition("</style>")[2]) == fits
-    widths = [float(width) for width in re.findall(r'<svg [^>]*?viewBox="0 0 ([\d.]+)', page)]
+    widths = [float(width) for width in re.findall(r'class="av-figure"[^>]*?viewBox="0 [\d.]+ ([\d.]+)', page)]
     assert len(widths) == 1 + fits
     assert not fits or min(widths) <= 343 < max(widths)
     assert page.count("In words") == 1
@@ -847,3 +847,20 @@ def test_a_heading_that_is_cut_keeps_its_rank_and_says_what_a_sync_was() -> None
 
     shown = texts(timeline(Ledger.merge([rank(0), rank(1)]), width=330))
     assert {"rank 0", "rank 1", "scatter"} <= set(shown)
+
+
+def test_entries_of_a_legend_stand_equally_far_apart() -> None:
+    rows = [add(-1, -1 - n, saved_before=96.0, saved_after=4.0) for n in range(4)]
+    step = {"kind": "step", "grad": {"w": -4.0}, "details": {"optimizer": "SGD"}}
+    figure = timeline(Ledger.build([W], [*rows, step, {"kind": "zero_grad"}]))
+    top, shown = figure.edges[2], boxes(figure)
+    low = [box for text, box in shown if box[1] > top and not text.endswith(".")]
+    lines = {round(box[3]) for box in low}
+    # Between the end of a text and the beginning of the next: 16 pixels, a mark, and what lies between mark and text.
+    gaps = [
+        after[0] - before[2]
+        for line in lines
+        for before, after in itertools.pairwise(sorted(box for box in low if round(box[3]) == line))
+    ]
+    assert len(gaps) > 4
+    assert max(gaps) - min(gaps) < 4
