@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,9 +21,13 @@ from accumviz.views.strip import Grid, beside, clear_of, gap_of, heights_of, str
 
 _MOST_LANES, _NARROWEST = 8, 27.0
 # On a phone, names may stand above their lanes, in so much room, and columns may be as narrow as this.
-_NAMED, _TIGHT = 18.0, 23.0
-# Of a name: `0.weight (unsharded)` is told from `0.weight` by its end, and read whole.
-_LETTERS = 20
+_NAMED, _TIGHT = 18.0, 21.0
+# So many letters of a name stand on a line beside a lane, and so many in all.
+_LETTERS, _MOST_LETTERS = 20, 48
+# From the end of a bar to where its total ends, where this stands level; and from one total to the next.
+_LEVEL, _APART = 24.0, 5.0
+# In narrower columns a total that did not change is not said twice.
+_REPEATS = 52.0
 # How wide a bold minus and point are of their size, all else being as wide as a digit.
 _BOLD = {"−": 0.838, ".": 0.38}
 # A part that is thinner has no outline: the outlines would be all of it.
@@ -100,15 +105,36 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
 def _left(ledger: Ledger, columns: Sequence[int], *, above: bool) -> float:
     if above:
         return 14.0
-    names = [words.shorten(ledger.parameters[p].name, _LETTERS) for p in columns]
+    names = [line for p in columns for line in _name(ledger.parameters[p].name)]
     return max(64.0, beside(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
+
+
+def _name(name: str) -> list[str]:
+    """The lines of a name beside its lane: what tells it from others may be its end or its middle.
+
+    >>> _name("0.weight"), _name("rank 0 · _flat_param (unsharded)"), _name("layers.11.self_attn.out_proj.weight")
+    (['0.weight'], ['rank 0 · _flat_param', '(unsharded)'], ['layers.11.self_attn.', 'out_proj.weight'])
+    """
+    lines = [""]
+    for piece in re.findall(r"[^. ]*[. ]*", words.shorten(name, _MOST_LETTERS)):
+        if lines[-1] and len(f"{lines[-1]}{piece}".rstrip()) > _LETTERS:
+            lines.append("")
+        lines[-1] += piece
+    return [words.shorten(line.strip(), _LETTERS) for line in lines]
+
+
+def _right(width: float) -> float:
+    """What is free at the right, where the dashed line of the shares is named."""
+    return 16.0 if width <= PHONE else 24.0
 
 
 def _has_room(
     ledger: Ledger, columns: Sequence[int], events: Sequence[int], width: float, *, above: bool = False
 ) -> bool:
     """Whether each event has a column wide enough, with the names of the lanes beside them or `above` them."""
-    return (width - _left(ledger, columns, above=above) - 24) / len(events) >= (_TIGHT if above else _NARROWEST)
+    return (width - _left(ledger, columns, above=above) - _right(width)) / len(events) >= (
+        _TIGHT if above else _NARROWEST
+    )
 
 
 def _foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:
@@ -123,29 +149,37 @@ def _foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:
 
 def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float, *, above: bool = False) -> Canvas:
     left, named = _left(ledger, columns, above=above), _NAMED if above else 0.0
-    column = float(np.clip((width - left - 24) / len(events), _TIGHT if above else _NARROWEST, 112))
+    column = float(np.clip((width - left - _right(width)) / len(events), _TIGHT if above else _NARROWEST, 112))
     lane = _lane_height(ledger, columns, events) + named
     top = heading_height(ledger, events, column)
     shown = strips(ledger, events)
     rooms = [tall + named for tall in heights_of(shown)]
-    total = max(left + column * len(events) + 24, min(width, 400.0))
+    total = max(left + column * len(events) + _right(width), min(width, 400.0))
     grid = Grid(left, top, column, lane, events, named)
     extents = _extents(ledger, columns, events)
     lanes = [_Lane.of(ledger, grid, row, p, extents[p]) for row, p in enumerate(columns)]
     foreign = {e: [p for p in columns if _foreign(ledger, ledger[e], ledger.parameters[p])] for e in events}
-    telling = _telling(lanes, [ledger[e].kind for e in events])
+    telling = _telling(lanes)
+    if telling.turned:
+        margin = 12 + max(_length(telling.told(grad)) for lane_ in lanes for grad in lane_.told())
+        both = any(low < 0 < high for low, high in extents.values())
+        lane += (margin - _LEVEL) * (1 + both)
+        grid = grid._replace(lane=lane)
+        lanes = [_Lane.of(ledger, grid, row, p, extents[p], margin) for row, p in enumerate(columns)]
     keys, notes = _keys(ledger, columns, events, column), [] if ledger.complete else ["The recording is incomplete."]
     if any(foreign.values()):
         notes.append("The line of an event is faint where it does not concern a parameter.")
-    if len(telling.where) < len(events):
-        notes.append("Totals without room are left out here; they stand in the words below.")
+    if any(lane_.again(i) for lane_ in lanes for i in range(len(events))):
+        notes.append("A total that did not change is not said again.")
     if any(not lane_.signed and any(len(stack) > 1 for stack in lane_.stacks) for lane_ in lanes):
-        notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
+        notes.append(
+            "Norms do not add up: the parts of a tensor share the height of ‖.grad‖ in proportion to their own."
+        )
     if any(len(stack) > 1 for lane_ in lanes for stack in lane_.stacks):
         notes.append("Bars grow from zero, the oldest part first.")
     if len({reach for reach in extents.values() if any(reach)}) > 1:
         notes.append("Each lane has a scale of its own.")
-    notes += strip_notes(ledger, events)
+    notes += strip_notes(ledger, grid)
     bottom = top + lane * len(columns) + sum(rooms) + 12
     canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 6)
     for i, e in enumerate(events):
@@ -200,7 +234,9 @@ class _Lane(NamedTuple):
     there: list[bool]
 
     @classmethod
-    def of(cls, ledger: Ledger, grid: Grid, row: int, p: int, reach: tuple[float, float]) -> _Lane:
+    def of(
+        cls, ledger: Ledger, grid: Grid, row: int, p: int, reach: tuple[float, float], margin: float = _LEVEL
+    ) -> _Lane:
         top, inside = grid.top + grid.lane * row + grid.named, grid.lane - grid.named
         events = grid.events
         signed, stacks, grads = (
@@ -210,7 +246,8 @@ class _Lane(NamedTuple):
         )
         low, high = reach
         # Room for a total beyond the end of a bar, on the sides that have bars.
-        over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)
+        # Where no bar is, a "None" stands above the line, and a name may stand above the lane.
+        over, under = (margin if high > 0 else 12 if low < 0 else 20), (margin if low < 0 else 12)
         scale = (inside - over - under - 6) / ((high - low) or 1.0)
         zero, bar = top + over + 3 + high * scale, min(grid.column * 0.66, 52.0)
         lefts = (grid.x(i) + (grid.column - bar) / 2 for i in range(len(events)))
@@ -223,9 +260,14 @@ class _Lane(NamedTuple):
         amounts = [self.grads[i], *(part.amount for part in self.stacks[i])]
         return self.there[i] and bool(np.isfinite(amounts).all())
 
-    def told(self, where: Sequence[int]) -> list[float]:
-        """The totals in these columns."""
-        return [self.grads[i] for i in where if self.whole(i)]
+    def told(self) -> list[float]:
+        """The totals that are finite."""
+        return [grad for i, grad in enumerate(self.grads) if self.whole(i)]
+
+    def again(self, i: int) -> bool:
+        """Whether this total stands in the column before, and columns are too narrow to say it twice."""
+        known = i > 0 and self.whole(i) and self.there[i - 1]
+        return known and self.slots[i].room < _REPEATS and self.grads[i - 1] == self.grads[i]
 
     def writes(self, digits: int, *, new: bool) -> bool:
         """Whether its parts are labelled, those that are new or the others: all that are seen as parts, or none."""
@@ -247,44 +289,51 @@ def _labelled(part: Segment, stack: list[Segment]) -> bool:
     return part.born >= 0 and (part.new or len(stack) > 1)
 
 
+def _length(told: str, points: float = 11.0) -> float:
+    """How long a total is at most, in pixels."""
+    return points * sum(_BOLD.get(letter, 0.696) for letter in told)
+
+
 class _Telling(NamedTuple):
-    """How the numbers of a picture are written: to how many digits, how far apart, and in which columns the totals."""
+    """How the totals of a picture are written: to how many digits, and level or turned."""
 
     digits: int
-    apart: float
-    where: list[int]
+    turned: bool
 
-    def total(self, grad: float, room: float) -> tuple[str, float]:
-        """What stands at the end of a bar, and the size of its letters; nothing where it has no room."""
-        told = style.number(grad, self.digits)
-        width = sum(_BOLD.get(letter, 0.696) for letter in told)
-        sizes = (12.0, 11.0) if room >= 44 else (11.0,)
-        return next(((told, size) for size in sizes if size * width <= room - self.apart), ("", 11.0))
+    def told(self, grad: float) -> str:
+        """A total; where digits were lost, the last one that is left stands even if it is a zero.
+
+        >>> _Telling(3, False).told(0.10013), _Telling(3, False).told(-0.1)
+        ('0.100', '−0.1')
+        """
+        short, full = style.number(grad, self.digits), f"{abs(grad):#.{self.digits}g}".rstrip(".")
+        exact = abs(float(f"{grad:.{self.digits}g}") - grad) <= 1e-5 * abs(grad)
+        return short if exact or "e" in short + full else ("−" if grad < 0 else "") + full
+
+    def size(self, told: str, room: float) -> float:
+        """How large the letters of a total are; 0 where it has no room."""
+        sizes = (12.0, 11.0) if room >= 44 and not self.turned else (11.0,)
+        return next((size for size in sizes if self.turned or _length(told, size) <= room - _APART), 0.0)
 
     def fits(self, lanes: list[_Lane]) -> bool:
         column = lanes[0].slots[0].room
-        return all(self.total(grad, column)[0] for lane in lanes for grad in lane.told(self.where))
+        return all(self.size(self.told(grad), column) for lane in lanes for grad in lane.told())
 
 
-def _telling(lanes: list[_Lane], kinds: list[str]) -> _Telling:
-    """As many digits as have room for all totals, or else for those that steps used, or none; the same everywhere.
+def _telling(lanes: list[_Lane]) -> _Telling:
+    """Level while all totals have room, else all of them turned; to as many digits as have room, but not below three.
 
     Three digits rather than four where then the parts can be written, too.
     """
-    column, every = lanes[0].slots[0].room, list(range(len(kinds)))
-    steps = [i for i, kind in enumerate(kinds) if kind == "step"]
-    for where in (every, steps):
-        for apart in (5.0, 2.4) if column >= _WORDY else (2.4,):
-            fitting = [telling for n in (4, 3, 2) if (telling := _Telling(n, apart, where)).fits(lanes)]
-            for parts in ((True, False), (True,)):
-                for telling in fitting:
-                    if telling.digits > 2 and all(
-                        lane.writes(telling.digits, new=new) for lane in lanes for new in parts
-                    ):
-                        return telling
-            if fitting and where:
-                return fitting[0]
-    return _Telling(2, 2.4, [])
+    for turned in (False, True):
+        fitting = [telling for n in (4, 3) if (telling := _Telling(n, turned)).fits(lanes)]
+        for parts in ((True, False), (True,)):
+            for telling in fitting:
+                if all(lane.writes(telling.digits, new=new) for lane in lanes for new in parts):
+                    return telling
+        if fitting:
+            return fitting[0]
+    raise AssertionError("turned, every total has room")
 
 
 def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float:
@@ -320,21 +369,22 @@ def _extents(ledger: Ledger, columns: list[int], events: list[int]) -> dict[int,
 
 
 def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, telling: _Telling) -> None:
-    digits, told_at = telling.digits, set(telling.where)
+    digits = telling.digits
     parameter, (_, _, _, top, tall, zero, _) = ledger.parameters[lane.p], lane.slots[0]
     end = grid.x(len(grid.events))
     canvas.line([grid.left, end], [zero, zero], color=MUTED, width=0.9, z=1)
     if top > grid.top + grid.named:
         canvas.line([10, end], [top - grid.named] * 2, color=LINE, width=0.6, alpha=0.8, z=0)
     middle, what = top + tall / 2, "number" if lane.signed else "norm ‖·‖"
-    name = words.shorten(parameter.name, 32 if grid.named else _LETTERS)
     if grid.named:
-        canvas.text(10, top - grid.named / 2, name, points=12.5, mono=True)
+        canvas.text(10, top - grid.named / 2, words.shorten(parameter.name, 31), points=12.5, mono=True)
         canvas.text(canvas.width - 10, top - grid.named / 2, what, points=11, color=MUTED, ha="right")
     else:
-        canvas.text(grid.left - 14, middle - 8, name, points=12.5, mono=True, ha="right")
+        lines = _name(parameter.name)
+        for n, line in enumerate(lines):
+            canvas.text(grid.left - 14, middle + 8 - 16 * (len(lines) - n), line, points=12.5, mono=True, ha="right")
         canvas.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
-    known = lane.told(range(len(grid.events)))
+    known = lane.told()
     hangs = all(grad <= 0 for grad in known) and any(grad < 0 for grad in known)
     writes = {new: lane.writes(digits, new=new) for new in (True, False)}
     for i, (e, slot, grad) in enumerate(zip(grid.events, lane.slots, lane.grads, strict=True)):
@@ -344,16 +394,21 @@ def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, telling:
             _broken(canvas, slot, grad, digits)
         else:
             _bar(canvas, ledger, slot, lane.stacks[i], lane.heights[i], grad, digits, writes)
-            # Where columns are narrow, a total that did not change is not said twice.
-            again = grid.column < 52 and i - 1 in told_at and lane.there[i - 1] and lane.grads[i - 1] == grad
-            told, points = telling.total(grad, slot.room)
-            if i in told_at and not again:
-                at = _end(slot, lane.stacks[i], lane.heights[i], grad)
-                canvas.text(slot.middle, at, told, points=points, bold=True, ha="center")
+            if not lane.again(i):
+                _total(canvas, slot, telling, grad, _end(slot, lane.stacks[i], lane.heights[i], grad))
         lost = ledger.unconsumed(e).get(parameter.name)
         if lost:
             said = "×" if grid.column < 80 else f"× {_lost(ledger, lane.p, lost, digits)}"
             canvas.text(slot.middle, middle + (18 if zero < middle else -18), said, points=11, ha="center")
+
+
+def _total(canvas: Canvas, at: _Slot, telling: _Telling, grad: float, end: float) -> None:
+    """Write what `.grad` comes to beyond the end of its bar; turned, it begins, or ends, there."""
+    told, below = telling.told(grad), grad < 0
+    y, ha = (end + (5 if below else -5), "right" if below else "left") if telling.turned else (0.0, "center")
+    y = y if telling.turned else end + (12 if below else -11)
+    size = telling.size(told, at.room)
+    canvas.text(at.middle, y, told, points=size, bold=True, ha=ha, turned=telling.turned)
 
 
 def _lost(ledger: Ledger, p: int, births: list[int], digits: int) -> str:
@@ -391,13 +446,14 @@ def _bar(
     colors, net = style.label_colors(ledger.labels), at.zero - grad * at.scale
     for part, y, height in at.parts(stack, heights):
         color = colors.get(ledger[part.born].label, MUTED) if part.born >= 0 else MUTED
-        alpha, hatch = 1.0 if part.new else 0.0 if part.used else LIVE, "xx" if part.born < 0 else None
+        # What came from elsewhere has one look, used or not: on a grey ground its hatching would be lost.
+        alpha, hatch = (0.0, "xx") if part.born < 0 else (1.0 if part.new else 0.0 if part.used else LIVE, None)
         if height >= _THIN:
             box = y + 0.6, at.bar, height - 1.2
             free = gap_of(part, stack, *box[::2], told=style.number(part.amount, digits), wide=at.bar)
             canvas.box(at.x, *box, fill=color, alpha=alpha, edge=color, line=1.2, hatch=None if free else hatch)
             for start, end in ((box[0], free[0]), (free[1], box[0] + box[2])) if free else ():
-                canvas.box(at.x, start, at.bar, end - start, edge=color, line=0, hatch=hatch)
+                canvas.box(at.x, start, at.bar, end - start, edge=color, line=0.8, hatch=hatch)
             if free:
                 canvas.text(at.middle, sum(free) / 2, style.number(part.amount, digits), points=11, ha="center")
         else:
@@ -414,10 +470,10 @@ def _bar(
 
 
 def _end(at: _Slot, stack: list[Segment], heights: list[float], grad: float) -> float:
-    """How high the total is written: beyond the end of the bar to which it points."""
+    """The end of a bar, beyond which its total is written."""
     edges = [edge for _, y, height in at.parts(stack, heights) for edge in (y, y + height)]
     net = at.zero - grad * at.scale
-    return max([at.zero, net, *edges]) + 12 if grad < 0 else min([at.zero, net, *edges]) - 11
+    return max([at.zero, net, *edges]) if grad < 0 else min([at.zero, net, *edges])
 
 
 def _keys(ledger: Ledger, columns: list[int], events: list[int], column: float) -> list[Key]:
@@ -435,7 +491,7 @@ def _keys(ledger: Ledger, columns: list[int], events: list[int], column: float) 
     keys += [Key("already in .grad", own, LIVE, beside=beside)] if live else []
     keys += [Key("already used by a step", own, 0.0, beside=beside)] if used else []
     unseen = "from other ranks" if ledger.of("sync") else "not from a recorded backward"
-    keys += [Key(unseen, MUTED, LIVE, "xx")] if any(s.born < 0 for s in parts) else []
+    keys += [Key(unseen, MUTED, 0.0, "xx")] if any(s.born < 0 for s in parts) else []
     keys += [Key(".grad after the event", INK, kind="total")]
     if any(ledger.unconsumed(e) for e in events):
         keys += [Key("erased before any step used it", INK, kind="cross")]
