@@ -26,8 +26,6 @@ _NAMED, _TIGHT = 18.0, 21.0
 _LETTERS, _MOST_LETTERS = 20, 48
 # From the end of a bar to where its total ends, where this stands level; and from one total to the next.
 _LEVEL, _APART = 24.0, 5.0
-# In narrower columns a total that did not change is not said twice.
-_REPEATS = 52.0
 # How wide a bold minus and point are of their size, all else being as wide as a digit.
 _BOLD = {"−": 0.838, ".": 0.38}
 # A part that is thinner has no outline: the outlines would be all of it.
@@ -169,8 +167,6 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float, 
     keys, notes = _keys(ledger, columns, events, column), [] if ledger.complete else ["The recording is incomplete."]
     if any(foreign.values()):
         notes.append("The line of an event is faint where it does not concern a parameter.")
-    if any(lane_.again(i) for lane_ in lanes for i in range(len(events))):
-        notes.append("A total that did not change is not said again.")
     if any(not lane_.signed and any(len(stack) > 1 for stack in lane_.stacks) for lane_ in lanes):
         notes.append(
             "Norms do not add up: the parts of a tensor share the height of ‖.grad‖ in proportion to their own."
@@ -263,11 +259,6 @@ class _Lane(NamedTuple):
     def told(self) -> list[float]:
         """The totals that are finite."""
         return [grad for i, grad in enumerate(self.grads) if self.whole(i)]
-
-    def again(self, i: int) -> bool:
-        """Whether this total stands in the column before, and columns are too narrow to say it twice."""
-        known = i > 0 and self.whole(i) and self.there[i - 1]
-        return known and self.slots[i].room < _REPEATS and self.grads[i - 1] == self.grads[i]
 
     def writes(self, digits: int, *, new: bool) -> bool:
         """Whether its parts are labelled, those that are new or the others: all that are seen as parts, or none."""
@@ -394,8 +385,7 @@ def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, telling:
             _broken(canvas, slot, grad, digits)
         else:
             _bar(canvas, ledger, slot, lane.stacks[i], lane.heights[i], grad, digits, writes)
-            if not lane.again(i):
-                _total(canvas, slot, telling, grad, _end(slot, lane.stacks[i], lane.heights[i], grad))
+            _total(canvas, slot, telling, grad, _end(slot, lane.stacks[i], lane.heights[i], grad))
         lost = ledger.unconsumed(e).get(parameter.name)
         if lost:
             said = "×" if grid.column < 80 else f"× {_lost(ledger, lane.p, lost, digits)}"
