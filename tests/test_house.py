@@ -56,6 +56,7 @@ FLOORS = {
             "graphviz",
             "heatmap",
             "lab",
+            "lane",
             "legend",
             "listing",
             "native",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from accumviz import given
 from accumviz.ledger import Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import heatmap, style, words
 from accumviz.views.figure import LIVE, Canvas, ThemedFigure, draw_heading, draw_rule, heading_height, text_width
+from accumviz.views.lane import LEVEL, THIN, Lane, Slot, Telling, labelled, telling_of
 from accumviz.views.legend import Key, draw_legend, legend_height, rule_keys
 from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
@@ -24,12 +24,6 @@ _MOST_LANES, _NARROWEST = 8, 27.0
 _NAMED, _TIGHT = 18.0, 21.0
 # So many letters of a name stand on a line beside a lane, and so many in all.
 _LETTERS, _MOST_LETTERS = 20, 48
-# From the end of a bar to where its total ends, where this stands level; and from one total to the next.
-_LEVEL, _APART = 24.0, 5.0
-# How wide a bold minus and point are of their size, all else being as wide as a digit.
-_BOLD = {"−": 0.838, ".": 0.38}
-# A part that is thinner has no outline: the outlines would be all of it.
-_THIN = 4.0
 # From this width on, a column has room for a word.
 _WORDY = 36.0
 
@@ -155,15 +149,13 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float, 
     total = max(left + column * len(events) + _right(width), min(width, 400.0))
     grid = Grid(left, top, column, lane, events, named)
     extents = _extents(ledger, columns, events)
-    lanes = [_Lane.of(ledger, grid, row, p, extents[p]) for row, p in enumerate(columns)]
+    lanes = [Lane.of(ledger, grid, row, p, extents[p]) for row, p in enumerate(columns)]
     foreign = {e: [p for p in columns if _foreign(ledger, ledger[e], ledger.parameters[p])] for e in events}
-    telling = _telling(lanes)
-    if telling.turned:
-        margin = 12 + max(_length(telling.told(grad)) for lane_ in lanes for grad in lane_.told())
-        both = any(low < 0 < high for low, high in extents.values())
-        lane += (margin - _LEVEL) * (1 + both)
+    telling = telling_of(lanes)
+    if (margin := telling.margin(lanes)) > LEVEL:
+        lane += (margin - LEVEL) * (1 + any(low < 0 < high for low, high in extents.values()))
         grid = grid._replace(lane=lane)
-        lanes = [_Lane.of(ledger, grid, row, p, extents[p], margin) for row, p in enumerate(columns)]
+        lanes = [Lane.of(ledger, grid, row, p, extents[p], margin) for row, p in enumerate(columns)]
     keys, notes = _keys(ledger, columns, events, column), [] if ledger.complete else ["The recording is incomplete."]
     if any(foreign.values()):
         notes.append("The line of an event is faint where it does not concern a parameter.")
@@ -192,139 +184,6 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float, 
         draw(canvas, grid, ledger, top + lane * len(columns) + sum(rooms[:n]) + named)
     draw_legend(canvas, keys, notes, bottom)
     return canvas
-
-
-class _Slot(NamedTuple):
-    """Where one bar stands: its column's room, its lane, its zero line and pixels per unit."""
-
-    x: float
-    bar: float
-    room: float
-    top: float
-    lane: float
-    zero: float
-    scale: float
-
-    @property
-    def middle(self) -> float:
-        return self.x + self.bar / 2
-
-    def parts(self, stack: list[Segment], heights: list[float]) -> Iterator[tuple[Segment, float, float]]:
-        """Each part, its upper edge and its height. Old parts first: the newest sits at the end, as the total does."""
-        ends = {True: self.zero, False: self.zero}
-        for part, drawn in zip(stack, heights, strict=True):
-            height, up = abs(drawn) * self.scale, drawn >= 0
-            yield part, ends[up] - height * up, height
-            ends[up] += -height if up else height
-
-
-class _Lane(NamedTuple):
-    """One parameter's bars: their parts, how tall each is, what `.grad` comes to, and where each stands."""
-
-    p: int
-    signed: bool
-    stacks: list[list[Segment]]
-    heights: list[list[float]]
-    grads: list[float]
-    slots: list[_Slot]
-    there: list[bool]
-
-    @classmethod
-    def of(
-        cls, ledger: Ledger, grid: Grid, row: int, p: int, reach: tuple[float, float], margin: float = _LEVEL
-    ) -> _Lane:
-        top, inside = grid.top + grid.lane * row + grid.named, grid.lane - grid.named
-        events = grid.events
-        signed, stacks, grads = (
-            words.is_signed(ledger, p),
-            segments(ledger, p, events),
-            totals(ledger, p)[events].tolist(),
-        )
-        low, high = reach
-        # Room for a total beyond the end of a bar, on the sides that have bars.
-        # Where no bar is, a "None" stands above the line, and a name may stand above the lane.
-        over, under = (margin if high > 0 else 12 if low < 0 else 20), (margin if low < 0 else 12)
-        scale = (inside - over - under - 6) / ((high - low) or 1.0)
-        zero, bar = top + over + 3 + high * scale, min(grid.column * 0.66, 52.0)
-        lefts = (grid.x(i) + (grid.column - bar) / 2 for i in range(len(events)))
-        slots = [_Slot(x, bar, grid.column, top, inside, zero, scale) for x in lefts]
-        tall = [heights(stack, grad, signed) for stack, grad in zip(stacks, grads, strict=True)]
-        return cls(p, signed, stacks, tall, grads, slots, [present(ledger, e, p) for e in events])
-
-    def whole(self, i: int) -> bool:
-        """Whether all of this bar can be drawn."""
-        amounts = [self.grads[i], *(part.amount for part in self.stacks[i])]
-        return self.there[i] and bool(np.isfinite(amounts).all())
-
-    def told(self) -> list[float]:
-        """The totals that are finite."""
-        return [grad for i, grad in enumerate(self.grads) if self.whole(i)]
-
-    def writes(self, digits: int, *, new: bool) -> bool:
-        """Whether its parts are labelled, those that are new or the others: all that are seen as parts, or none."""
-        return all(
-            part.together == 1
-            and text_width(style.number(part.amount, digits), 11) <= slot.bar - 3
-            and clear_of(y, height, slot.zero - grad * slot.scale)[1] >= 14
-            for i, (slot, stack, tall, grad) in enumerate(
-                zip(self.slots, self.stacks, self.heights, self.grads, strict=True)
-            )
-            if self.whole(i)
-            for part, y, height in slot.parts(stack, tall)
-            if height >= _THIN and part.new == new and _labelled(part, stack)
-        )
-
-
-def _labelled(part: Segment, stack: list[Segment]) -> bool:
-    # A lone part is its own total, which stands at the end of the bar.
-    return part.born >= 0 and (part.new or len(stack) > 1)
-
-
-def _length(told: str, points: float = 11.0) -> float:
-    """How long a total is at most, in pixels."""
-    return points * sum(_BOLD.get(letter, 0.696) for letter in told)
-
-
-class _Telling(NamedTuple):
-    """How the totals of a picture are written: to how many digits, and level or turned."""
-
-    digits: int
-    turned: bool
-
-    def told(self, grad: float) -> str:
-        """A total; where digits were lost, the last one that is left stands even if it is a zero.
-
-        >>> _Telling(3, False).told(0.10013), _Telling(3, False).told(-0.1)
-        ('0.100', '−0.1')
-        """
-        short, full = style.number(grad, self.digits), f"{abs(grad):#.{self.digits}g}".rstrip(".")
-        exact = abs(float(f"{grad:.{self.digits}g}") - grad) <= 1e-5 * abs(grad)
-        return short if exact or "e" in short + full else ("−" if grad < 0 else "") + full
-
-    def size(self, told: str, room: float) -> float:
-        """How large the letters of a total are; 0 where it has no room."""
-        sizes = (12.0, 11.0) if room >= 44 and not self.turned else (11.0,)
-        return next((size for size in sizes if self.turned or _length(told, size) <= room - _APART), 0.0)
-
-    def fits(self, lanes: list[_Lane]) -> bool:
-        column = lanes[0].slots[0].room
-        return all(self.size(self.told(grad), column) for lane in lanes for grad in lane.told())
-
-
-def _telling(lanes: list[_Lane]) -> _Telling:
-    """Level while all totals have room, else all of them turned; to as many digits as have room, but not below three.
-
-    Three digits rather than four where then the parts can be written, too.
-    """
-    for turned in (False, True):
-        fitting = [telling for n in (4, 3) if (telling := _Telling(n, turned)).fits(lanes)]
-        for parts in ((True, False), (True,)):
-            for telling in fitting:
-                if all(lane.writes(telling.digits, new=new) for lane in lanes for new in parts):
-                    return telling
-        if fitting:
-            return fitting[0]
-    raise AssertionError("turned, every total has room")
 
 
 def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float:
@@ -359,7 +218,7 @@ def _extents(ledger: Ledger, columns: list[int], events: list[int]) -> dict[int,
     return found
 
 
-def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, telling: _Telling) -> None:
+def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: Lane, telling: Telling) -> None:
     digits = telling.digits
     parameter, (_, _, _, top, tall, zero, _) = ledger.parameters[lane.p], lane.slots[0]
     end = grid.x(len(grid.events))
@@ -392,13 +251,14 @@ def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, telling:
             canvas.text(slot.middle, middle + (18 if zero < middle else -18), said, points=11, ha="center")
 
 
-def _total(canvas: Canvas, at: _Slot, telling: _Telling, grad: float, end: float) -> None:
+def _total(canvas: Canvas, at: Slot, telling: Telling, grad: float, end: float) -> None:
     """Write what `.grad` comes to beyond the end of its bar; turned, it begins, or ends, there."""
     told, below = telling.told(grad), grad < 0
-    y, ha = (end + (5 if below else -5), "right" if below else "left") if telling.turned else (0.0, "center")
-    y = y if telling.turned else end + (12 if below else -11)
-    size = telling.size(told, at.room)
-    canvas.text(at.middle, y, told, points=size, bold=True, ha=ha, turned=telling.turned)
+    if size := telling.level(told, at.room):
+        canvas.text(at.middle, end + (12 if below else -11), told, points=size, bold=True, ha="center")
+    else:
+        y, ha = (end + 5, "right") if below else (end - 5, "left")
+        canvas.text(at.middle, y, told, points=11, bold=True, ha=ha, turned=True)
 
 
 def _lost(ledger: Ledger, p: int, births: list[int], digits: int) -> str:
@@ -406,14 +266,14 @@ def _lost(ledger: Ledger, p: int, births: list[int], digits: int) -> str:
     return told if 0 < len(told) <= 9 else words.counted(len(births), "part")
 
 
-def _absent(canvas: Canvas, at: _Slot, below: bool) -> None:
+def _absent(canvas: Canvas, at: Slot, below: bool) -> None:
     canvas.line([at.x, at.x + at.bar], [at.zero, at.zero], color=MUTED, width=2.2, dash=":", z=3)
     text = "None" if at.room >= _WORDY else "∅"
     y = at.zero + (12 if below else -12)
     canvas.text(at.middle, y, text, points=11.5, italic=True, color=MUTED, ha="center")
 
 
-def _broken(canvas: Canvas, at: _Slot, grad: float, digits: int) -> None:
+def _broken(canvas: Canvas, at: Slot, grad: float, digits: int) -> None:
     # Below the zero line where that stands so high that it would strike the number through.
     low = at.zero < at.top + 26
     box = (at.zero + 4, at.top + at.lane - 24 - at.zero - 4) if low else (at.top + 26, at.lane - 36)
@@ -425,7 +285,7 @@ def _broken(canvas: Canvas, at: _Slot, grad: float, digits: int) -> None:
 def _bar(
     canvas: Canvas,
     ledger: Ledger,
-    at: _Slot,
+    at: Slot,
     stack: list[Segment],
     heights: list[float],
     grad: float,
@@ -438,7 +298,7 @@ def _bar(
         color = colors.get(ledger[part.born].label, MUTED) if part.born >= 0 else MUTED
         # What came from elsewhere has one look, used or not: on a grey ground its hatching would be lost.
         alpha, hatch = (0.0, "xx") if part.born < 0 else (1.0 if part.new else 0.0 if part.used else LIVE, None)
-        if height >= _THIN:
+        if height >= THIN:
             box = y + 0.6, at.bar, height - 1.2
             free = gap_of(part, stack, *box[::2], told=style.number(part.amount, digits), wide=at.bar)
             canvas.box(at.x, *box, fill=color, alpha=alpha, edge=color, line=1.2, hatch=None if free else hatch)
@@ -452,14 +312,14 @@ def _bar(
             canvas.box(at.x, y, at.bar, max(height - gap, 0.8), fill=color, alpha=alpha)
             for x in (at.x, at.x + at.bar):
                 canvas.line([x, x], [y, y + height], color=color, width=1.2, z=2)
-        if writes[part.new] and height >= _THIN and _labelled(part, stack):
+        if writes[part.new] and height >= THIN and labelled(part, stack):
             ink = style.ink_on(color) if part.new else INK
             written = clear_of(y, height, net)[0]
             canvas.text(at.middle, written, style.number(part.amount, digits), points=11, ha="center", color=ink)
     canvas.line([at.x - 4, at.x + at.bar + 4], [net, net], width=2.6, z=4)
 
 
-def _end(at: _Slot, stack: list[Segment], heights: list[float], grad: float) -> float:
+def _end(at: Slot, stack: list[Segment], heights: list[float], grad: float) -> float:
     """The end of a bar, beyond which its total is written."""
     edges = [edge for _, y, height in at.parts(stack, heights) for edge in (y, y + height)]
     net = at.zero - grad * at.scale
