@@ -68,7 +68,7 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
     """Draw the heat map of these parameters (columns of the ledger) and events."""
     groups = group_rows([ledger.parameters[p].name for p in columns])
     strips = _strips(ledger, events)
-    beside = (text_width(words.shorten(g.name, 24), 11.5, mono=True) + 24 for g in groups)
+    beside = (text_width(words.shorten(g.name, 24), 11.5) + 24 for g in groups)
     left = min(196.0, max(72.0, *beside, *(text_width(told, 11.5) + 12 for told, _ in strips)))
     room = width - left - _RIGHT
     per_column, per_row = math.ceil(len(events) / room), math.ceil(len(columns) / _BODY)

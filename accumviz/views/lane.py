@@ -13,8 +13,6 @@ from accumviz.views.figure import text_width
 from accumviz.views.parts import Segment, heights, present, segments, totals
 from accumviz.views.strip import Grid, clear_of
 
-# How wide a bold minus and point are of their size, all else being as wide as a digit.
-_BOLD = {"−": 0.838, ".": 0.38}
 # A part that is thinner has no outline: the outlines would be all of it.
 THIN = 4.0
 # From the end of a bar to where its total ends, where this stands level; and from one total to the next.
@@ -109,11 +107,6 @@ def labelled(part: Segment, stack: list[Segment]) -> bool:
     return part.born >= 0 and (part.new or len(stack) > 1)
 
 
-def _length(told: str, points: float = 11.0) -> float:
-    """How long a total is at most, in pixels."""
-    return points * sum(_BOLD.get(letter, 0.696) for letter in told)
-
-
 class Telling(NamedTuple):
     """How the totals of a picture are written: to how many digits, and level or turned."""
 
@@ -133,7 +126,7 @@ class Telling(NamedTuple):
     def level(self, told: str, room: float) -> float:
         """How large the letters of a total are that stands level; 0 where it has no room."""
         sizes = (12.0, 11.0) if room >= 44 and not self.turned else (11.0,)
-        return next((size for size in sizes if _length(told, size) <= room - _APART), 0.0)
+        return next((size for size in sizes if text_width(told, size, bold=True) <= room - _APART), 0.0)
 
     def fits(self, lanes: list[Lane]) -> bool:
         """Whether all totals have room."""
@@ -142,7 +135,9 @@ class Telling(NamedTuple):
 
     def margin(self, lanes: list[Lane]) -> float:
         """How far beyond the end of a bar its total reaches."""
-        longest = max((_length(self.told(grad)) for lane in lanes for grad in lane.told()), default=0.0)
+        longest = max(
+            (text_width(self.told(grad), 11, bold=True) for lane in lanes for grad in lane.told()), default=0.0
+        )
         return max(LEVEL, 12 + longest) if self.turned else LEVEL
 
 

@@ -212,12 +212,16 @@ def _rooms(found: list[Bar], grid: Grid) -> dict[int, float]:
 def _sums(found: list[Bar], grid: Grid) -> list[str]:
     """What each bar adds to, to as many digits as there is room for in all of them; nothing where there is none."""
     rooms, steps = _rooms(found, grid), [bar.step for bar in found]
+    # A lone one may reach over the columns beside it, up to the next, or to the edge.
+    at = [grid.events.index(e) for e in dict.fromkeys(steps)]
+    near = min([b - a for a, b in itertools.pairwise(at)], default=len(grid.events)) * grid.column
+    edge = min((grid.column * (2 * min(n, len(grid.events) - 1 - n) + 1) + 8 for n in at), default=0.0)
 
     def told(bar: Bar, digits: int) -> str:
         return bar.totals[min(digits, len(bar.totals) - 1)]
 
     def fits(bar: Bar, digits: int) -> bool:
-        room = grid.column if steps.count(bar.step) == 1 else rooms[bar.step]
+        room = min(near, edge) if steps.count(bar.step) == 1 else rooms[bar.step]
         return text_width(told(bar, digits), 11, bold=True) <= room - 3
 
     # Parts have three digits, and so have totals where there is room.

@@ -98,7 +98,7 @@ def _left(ledger: Ledger, columns: Sequence[int], *, above: bool) -> float:
     if above:
         return 14.0
     names = [line for p in columns for line in _name(ledger.parameters[p].name)]
-    return max(64.0, beside(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
+    return max(64.0, beside(ledger), *(text_width(name, 12.5) + 26 for name in names))
 
 
 def _name(name: str) -> list[str]:

@@ -977,3 +977,12 @@ def test_a_number_that_lost_digits_keeps_its_last_zero() -> None:
     rows = [add(0.1001, 0.10013), add(0.3301, 0.43021)]
     shown = texts(timeline(Ledger.build([W], rows), width=160))
     assert {"0.100", "0.430"} <= set(shown) or {"0.1001", "0.4302"} <= set(shown)
+
+
+def test_a_sum_of_shares_is_told_to_as_many_digits_as_fit_up_to_the_next_one() -> None:
+    terms = [{"op": "MseLossBackward0", "reduction": "mean", "elements": 4, "factor": 1 / 3, "unknown": ""}]
+    zero, step = {"kind": "zero_grad"}, {"kind": "step", "grad": {"w": -1.0}}
+    rows = [*[zero] * 8, add(-1, -1, details={"terms": terms}), step, zero]
+    small = timeline(Ledger.build([W], rows)).narrow
+    assert small is not None
+    assert "0.333" in [text for text, _ in bold(small)], "its own column is 26 pixels wide"
