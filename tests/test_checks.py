@@ -317,7 +317,7 @@ def _skipping(*, guarded: bool) -> Play:
     play = Play()
     for i in range(4):
         play.backward(term(8, 1.0))
-        play.step(skipped=i == 1)
+        play.step(skipped=i == 1, source="scaler.step(optimizer)")
         if not (guarded and i == 1):
             play.schedule()
         play.zero()
@@ -700,6 +700,7 @@ def test_the_cures_are_written_on_the_users_own_lines() -> None:
     assert " optimizer.step()\n+optimizer.zero_grad()" in cures["missing-zero-grad"]
     assert "+scaler.step(optimizer)" in cures["bypass-scaler-step"]
     assert "+scaler.unscale_(optimizer)" in cures["clip-scaled-grads"]
+    assert "+scale_before_update = scaler.get_scale()\n scaler.step(optimizer)" in cures["scheduler-on-skipped-step"]
     without = {name for name, cure in cures.items() if not cure}
     # Where a flag, a forward, or something that is kept has to change, no line that was recorded is the wrong one.
     assert without <= {
@@ -1197,6 +1198,16 @@ def test_all_starred_rules_and_sixteen_more_are_there_with_their_names_and_chapt
     for name, chapter in CHAPTERS.items():
         page, label = chapter.split("#")
         assert f"({label})=" in (ROOT / "chapters" / f"{page}.md").read_text("utf-8"), name
+
+
+@pytest.mark.parametrize("chapter", ["02_zero_grad", "03_accumulation"])
+def test_a_rule_leads_to_the_section_whose_cells_have_it_found(chapter: str) -> None:
+    text = (ROOT / "chapters" / f"{chapter}.md").read_text("utf-8")
+    labels = {name: place.partition("#")[2] for name, place in CHAPTERS.items() if place.startswith(chapter)}
+    for name, label in labels.items():
+        _, _, section = text.partition(f"({label})=\n## ")
+        # What is kept of an ascent is shown nowhere: it leads to what any kept gradient does.
+        assert name in section.partition("\n## ")[0] or name == "ascent-gradient-kept"
 
 
 def test_a_report_is_text_json_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

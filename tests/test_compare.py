@@ -381,8 +381,12 @@ def test_with_dropout_and_batchnorm_neither_is_named() -> None:
 
     found = av.compare(run(net=net(1)), large(net=net(2)))
     assert names(found) == []
-    assert "so may dropout" in found.ruled_out["BatchNorm"]
+    assert "so may dropout" in found.undecided["BatchNorm"]
+    assert not set(found.ruled_out) & set(found.undecided)
     assert "cause: not named" in str(found)
+    assert "perhaps a cause:\n" in str(found)
+    assert "Perhaps a cause:" in found.to_html()
+    assert [why for why in found.ruled_out.values() if "not known" in why or "may be" in why] == []
 
 
 def test_an_undivided_loss_stays_a_factor_under_autocast_and_with_dropout_of_the_same_numbers() -> None:

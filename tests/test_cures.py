@@ -407,6 +407,65 @@ mistake(
     {"optimizer.zero_grad()": "model.zero_grad()"},
 )
 mistake(
+    "zeroed inside the window, and after the step as well",
+    "zero-grad-inside-window",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            optimizer.zero_grad()  # here
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                model.zero_grad()
+    """,
+    {"optimizer.zero_grad()  #": "#"},
+    {"model.zero_grad()": "for p in model.parameters(): p.grad = None"},
+)
+mistake(
+    "zeroed inside the window, and after some steps as well",
+    "zero-grad-inside-window",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            optimizer.zero_grad()  # here
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                if i % 8 == 7:
+                    model.zero_grad()
+    """,
+    {"optimizer.zero_grad()  #": "#", "if i % 8 == 7": "if True"},
+    {"model.zero_grad()": "model[0].zero_grad(); model[2].zero_grad()"},
+)
+mistake(
+    "zeroed inside the window, and a part of it after the step as well",
+    "zero-grad-inside-window",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            optimizer.zero_grad()  # here
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                model[0].zero_grad()
+    """,
+    {"optimizer.zero_grad()  #": "#", "model[0].zero_grad()": "model.zero_grad()"},
+)
+mistake(
+    "zeroed between the backward and the step, and after that as well",
+    "zero-before-step",
+    """
+    def loop(model, optimizer):
+        for x, y in batches(*[2] * 8):
+            F.cross_entropy(model(x), y).backward()
+            model.zero_grad()  # here
+            optimizer.step()
+            optimizer.zero_grad()
+    """,
+    {"model.zero_grad()  #": "#"},
+    {"model.zero_grad()": "optimizer.zero_grad()"},
+)
+mistake(
     "zeroed inside the window, on one line with a condition",
     "zero-grad-inside-window",
     """
@@ -735,6 +794,35 @@ mistake(
     """,
     {"        anneal(schedule)": "        if i % 4 == 3: anneal(schedule)"},
 )
+mistake(
+    "a step between two backwards through one graph",
+    "step-before-backward",
+    """
+    def loop(model, optimizer):
+        x, y = batches(8)[0]
+        for _ in range(8):
+            out = model(x)
+            one, two = F.cross_entropy(out, y), out.square().mean()
+            try:
+                one.backward(retain_graph=True)
+                optimizer.step()  # here
+                two.backward()
+            except RuntimeError:
+                return
+            optimizer.zero_grad()
+    """,
+    {
+        "            optimizer.step()  # here\n": "",
+        "two.backward()": "two.backward()\n            optimizer.step()",
+    },
+    {  # its step stands below the backward that fails, and comes before it all the same
+        "one.backward(retain_graph=True)\n            optimizer.step()  # here\n            two.backward()": (
+            "for each in (one, two):\n"
+            "                each.backward(retain_graph=True)\n"
+            "                optimizer.step()"
+        )
+    },
+)
 
 
 def changed(text: str, by: dict[str, str]) -> str:
@@ -801,6 +889,24 @@ def test_a_weight_that_may_be_a_part_of_another_is_a_note_at_most(
     assert [finding.rule for finding in report.findings] == rules and report.healthy, report
 
 
+mistake(
+    "a scheduler that goes on when the scaler skips",
+    "scheduler-on-skipped-step",
+    """
+    def loop(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for i, (x, y) in enumerate(batches(*[2] * 6)):
+            loss = F.cross_entropy(model(x), y) * (float("inf") if i == 2 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scheduler.step()  # here
+    """,
+    {"scheduler.step()": "[scheduler.step() for _ in range(i != 2)]"},
+    {"scaler": "grad_scaler", "scheduler = ": "rates = ", "scheduler.step": "rates.step"},
+)
 # One backward a step: what a loss is scaled by may be meant, and mostly is.
 ALONE = """
 def loop(model, optimizer, heads=4, smoothing=0.25, log_every=4):
@@ -889,6 +995,60 @@ def test_a_cure_that_is_written_cures(name: str, disguised: bool, tmp_path: Path
     after = re.sub(r"\bmicro_batches_in_this_window\b", "(4 if i < 8 else 2)", after)
     report = judged(after, tmp_path)
     assert serious(report) == [], (finding.cure, report)
+
+
+ZEROED_ANYWAY = [
+    "zeroed inside the window, and after the step as well",
+    "zeroed between the backward and the step, and after that as well",
+    "a function that zeroes, called at the window's end and inside it",
+]
+
+
+@pytest.mark.parametrize("disguised", [False, True])
+@pytest.mark.parametrize("name", [name for name, made in MISTAKES.items() if made.rule.startswith("zero-")])
+def test_a_zeroing_is_put_below_the_step_only_where_none_follows_it(name: str, disguised: bool, tmp_path: Path) -> None:
+    made = MISTAKES[name]
+    (finding,) = serious(judged(changed(made.text, made.disguise) if disguised else made.text, tmp_path))
+    added = [row for row in finding.cure.split("\n")[2:] if row.startswith("+")]
+    if finding.cure:
+        assert len(added) == (name not in ZEROED_ANYWAY), finding.cure
+
+
+TWO = """
+def loop(model, optimizer):
+    one, two = (torch.optim.SGD(model[n].parameters(), lr=0.01) for n in (0, 2))
+    for i, (x, y) in enumerate(batches(*[2] * 16)):
+        model.zero_grad()
+        (F.cross_entropy(model(x), y) / 4).backward()
+        if i % 4 == 3:
+            one.step()
+            two.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("below", "put"),
+    [
+        ("", ["            two.step()", "+            model.zero_grad()"]),
+        ("one.zero_grad()", ["            two.step()", "+            model.zero_grad()"]),
+        ("two.zero_grad()", ["            two.step()", "+            model.zero_grad()"]),
+        ("one.zero_grad(); two.zero_grad()", []),
+        ("optimizer.zero_grad()", []),
+    ],
+)
+def test_a_line_that_zeroes_for_two_optimizers_is_put_below_the_steps_of_both(
+    below: str, put: list[str], tmp_path: Path
+) -> None:
+    text = TWO + (f"            {below}\n" if below else "")
+    (finding,) = serious(judged(text, tmp_path))
+    assert [row.removeprefix(" ") for row in finding.cure.split("\n")[5:] if not row.startswith("@@")] == put
+    assert serious(judged(applied(finding.cure, text), tmp_path)) == []
+
+
+def test_a_line_that_steps_for_two_optimizers_in_turn_gets_no_zeroing_below_it(tmp_path: Path) -> None:
+    each = "            for each in (one, two):\n                each.step()"
+    (finding,) = serious(judged(changed(TWO, {"            one.step()\n            two.step()": each}), tmp_path))
+    assert (finding.rule, finding.cure) == ("zero-grad-inside-window", "")
 
 
 TAIL = """

@@ -43,7 +43,7 @@ FLOORS = {
                 "networks",
                 "order",
             ),
-            *("precision", "ranks", "report", "scripts", "ways", "weights", "windows", "world"),
+            *("precision", "ranks", "report", "scripts", "tails", "ways", "windows", "world"),
         )
     },
     "views": {

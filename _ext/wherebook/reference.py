@@ -17,9 +17,11 @@ from sphinx.util.docutils import SphinxDirective
 
 import accumviz
 
-CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+# Code between single backticks, and a value between quotes.
+CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)|``.*?``|(?P<value>\"[\w.-]*\")", re.DOTALL)
 CLASS = re.compile(r"[A-Z][a-z]\w+")
 DESCRIBED = re.compile(r"^\.\. (verbs|auto\w+):: (.+)$", re.MULTILINE)
+ALIAS = re.compile(r"Alias for field number \d+")
 PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param.*</dd>\n)+)</dl>')
 
 
@@ -64,6 +66,8 @@ def marked(docstring: str) -> str:
 
     >>> marked("Of an `Event`, `line` is the number.")
     'Of an :py:class:`.Event`, ``line`` is the number.'
+    >>> marked('`severity` is "note" or `"error"`')
+    '``severity`` is ``"note"`` or ``"error"``'
     >>> marked(">>> print('`x`')")
     ">>> print('`x`')"
     """
@@ -72,11 +76,15 @@ def marked(docstring: str) -> str:
 
 
 def role(code: re.Match[str]) -> str:
-    return f":py:class:`.{code[1]}`" if CLASS.fullmatch(code[1]) else f"``{code[1]}``"
+    text = code[1] or code["value"]
+    if not text:  # literal already
+        return code[0]
+    return f":py:class:`.{text}`" if CLASS.fullmatch(text) else f"``{text}``"
 
 
 def mark(app: Sphinx, what: str, name: str, subject: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = marked("\n".join(lines)).split("\n")
+    # What Python says of a named tuple's fields: their type stands there, and the class's text says what they are.
+    lines[:] = marked("\n".join(line for line in lines if not ALIAS.fullmatch(line))).split("\n")
 
 
 def fields_only(

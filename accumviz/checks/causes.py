@@ -85,6 +85,7 @@ class Case:
     def __init__(self, a: Window, b: Window, pair: Compared, at: int, before: tuple[Compared, ...]) -> None:
         self.a, self.b, self.pair, self.at, self.before = a, b, pair, at, before
         self.ruled_out: dict[str, str] = {}
+        self.undecided: dict[str, str] = {}
         both = [i for i, part in enumerate(pair.parameters) if part.how in ("exact", "sketched")]
         there = [(a.columns[i], b.columns[i], i) for i in both]
         self.there = [
@@ -143,7 +144,7 @@ def factor(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
 def find(case: Case) -> tuple[Cause, ...]:
     """The causes of a difference, all of it together; none where that cannot be said."""
     if any(math.isnan(part.squared) for part in case.pair.parameters):
-        case.ruled_out |= {"everything": "not looked at: the elements of some gradients were not kept, or not the same"}
+        case.undecided |= {"everything": "not looked at: the elements of some gradients were not kept, or not the same"}
         return ()
     owner = list(_owner(case))
     if case.read is None:
@@ -219,7 +220,7 @@ def _beginnings(case: Case) -> tuple[float, float]:
 def _differ(case: Case, name: str, a: float, b: float) -> bool:
     """Whether two numbers that should be one differ; that they are one, or not known, is kept."""
     if math.isnan(a) or math.isnan(b):
-        case.ruled_out.setdefault(name, "not known: recorded without sketch=N, or nothing to tell it by")
+        case.undecided.setdefault(name, "recorded without sketch=N, or nothing to tell it by")
         return False
     if abs(a - b) <= 1e-6 * max(abs(a), abs(b)):
         case.ruled_out.setdefault(name, "the same in both")
@@ -252,7 +253,7 @@ def _element_weights(case: Case) -> Cause | None:
     name = "element weights"
     even = [case.evened(case.a, 0), case.evened(case.b, 1)]
     if even[0] is None or even[1] is None or len(even[0]) != len(even[1]):
-        case.ruled_out[name] = "not known: what an element of each backward weighs, or what each backward added, is not"
+        case.undecided[name] = "what an element of each backward weighs, or what each backward added, is not known"
         return None
     _, left = factor(even[0], even[1])
     spread = [_spread(window.weights) for window in (case.a, case.b)]
@@ -278,8 +279,8 @@ def _layers_and_precision(case: Case) -> tuple[Cause, ...]:
     layers = [window.gathered("layers") for window in (a, b)]
     suspects: list[Cause] = []
     if layers[0] is None or layers[1] is None:
-        unseen = "not known: what the forwards depended on was not looked at; record(..., sketch=N) does"
-        case.ruled_out |= {"BatchNorm": unseen, "dropout": unseen}
+        unseen = "what the forwards depended on was not looked at; record(..., sketch=N) does"
+        case.undecided |= {"BatchNorm": unseen, "dropout": unseen}
     else:
         suspects = list(_layers(case, layers[0], layers[1]))
     coarse = max((a.precision, b.precision), key=_EPS.__getitem__)
@@ -305,7 +306,7 @@ def _layers_and_precision(case: Case) -> tuple[Cause, ...]:
     )
     for one in suspects:
         others = " and ".join(other.name for other in suspects if other is not one)
-        case.ruled_out[one.name] = why + others
+        case.undecided[one.name] = why + others
     return ()
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks import divisors, mixing, networks, order, precision, ranks, weights, windows, world
+from accumviz.checks import divisors, mixing, networks, order, precision, ranks, tails, windows, world
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger import Ledger, Recorded, recorded
@@ -71,18 +71,18 @@ RULES = (
     Rule("clip-per-micro-batch", order.clip_per_micro_batch),
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),
     Rule("gan-gradient-leak", networks.gan_gradient_leak, ("tail-dropped", "leftover-carried", "loss-not-divided")),
-    Rule("window-collapses-at-end", windows.window_collapses_at_end, ("partial-window-underscaled",)),
+    Rule("window-collapses-at-end", tails.window_collapses_at_end, ("partial-window-underscaled",)),
     Rule(
         "fsdp2-zero-keeps-unsharded",
         ranks.fsdp2_zero_keeps_unsharded,
         ("leftover-carried", "tail-dropped", "fsdp-no-sync-memory"),
     ),
-    Rule("leftover-carried", weights.leftover_carried, ("tail-dropped",), _SHARES),
+    Rule("leftover-carried", tails.leftover_carried, ("tail-dropped",), _SHARES),
     Rule("double-division", divisors.double_division, ("partial-window-underscaled",), _SHARES),
     Rule("wrong-divisor", divisors.wrong_divisor, needs=_SHARES),
-    Rule("partial-window-underscaled", weights.partial_window_underscaled, ("tail-dropped",), _SHARES),
-    Rule("tail-dropped", windows.tail_dropped),
-    Rule("token-mean-of-means", weights.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
+    Rule("partial-window-underscaled", tails.partial_window_underscaled, ("tail-dropped",), _SHARES),
+    Rule("tail-dropped", tails.tail_dropped),
+    Rule("token-mean-of-means", divisors.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
     Rule("ascent-gradient-kept", windows.ascent_gradient_kept, ("loss-not-divided",), _SHARES),
     Rule("loss-not-divided", divisors.loss_not_divided, needs=_SHARES),
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch, ("scheduler-on-skipped-step",)),

@@ -64,9 +64,12 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
     ]
     case = Case(windows[0], windows[1], pair, first, before)
     causes = find(case)
-    ruled = {name: why for name, why in case.ruled_out.items() if name not in {cause.name for cause in causes}}
+    named = {cause.name for cause in causes}
+    ruled, undecided = (
+        {name: why for name, why in found.items() if name not in named} for found in (case.ruled_out, case.undecided)
+    )
     parting = _parting(a, b, windows, columns, case.rounding)
-    return Comparison(tuple(steps), first, parting, causes, ruled, missing, notes)
+    return Comparison(tuple(steps), first, parting, causes, ruled, undecided, missing, notes)
 
 
 def _columns(a: Ledger, b: Ledger) -> tuple[list[tuple[str, int, int]], tuple[str, ...]]:
@@ -115,7 +118,7 @@ def _pairs(a: Ledger, b: Ledger) -> tuple[list[_Pair], tuple[str, ...]]:
         name = a[mine[0]].label if mine else ""
         found += [(step, other, optimizer, name) for step, other in zip(mine, theirs, strict=False)]
         if len(mine) != len(theirs):
-            notes.append(f"optimizer {optimizer} steps {len(mine)} times in a, and {len(theirs)} times in b")
+            notes.append(f"steps of optimizer {optimizer}: {len(mine)} in a, {len(theirs)} in b")
     return sorted(found), tuple(notes)
 
 

@@ -59,7 +59,8 @@ class Comparison(Displayed):
     `steps` are the pairs of steps, in order; `first` is the place among them of the first that differs by more than
     rounding (None: none does). `parting` is the first event at which they part, `causes` are those that could be
     named, together all of the difference; empty where they could not. `ruled_out` maps a cause to why it is
-    not this one, `missing` lists the parameters of which only one recording knows, and `notes` what to know beside.
+    not this one, `undecided` to why that cannot be told, `missing` lists the parameters of which only one recording
+    knows, and `notes` what to know beside.
     """
 
     steps: tuple[Compared, ...]
@@ -67,6 +68,7 @@ class Comparison(Displayed):
     parting: Parting | None = None
     causes: tuple[Cause, ...] = ()
     ruled_out: Mapping[str, str] = field(default_factory=dict)
+    undecided: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -122,8 +124,9 @@ class Comparison(Displayed):
         if self.first is not None:
             lines += ["", "  of it, by parameter:"]
             lines += [f"  {share:>7}  {literal(name)}: {said}" for share, name, said in self.by_parameter()]
-        if self.ruled_out:
-            lines += ["", "  not the cause:", *(f"    {n}: {literal(why)}" for n, why in self.ruled_out.items())]
+        for head, causes in (("not the cause", self.ruled_out), ("perhaps a cause", self.undecided)):
+            if causes:
+                lines += ["", f"  {head}:", *(f"    {name}: {literal(why)}" for name, why in causes.items())]
         if self.missing:
             lines += ["", f"  only in one of them: {literal(told(list(self.missing)))}"]
         return "\n".join(lines + [f"  note: {literal(note)}" for note in self.notes])
@@ -142,7 +145,7 @@ class Comparison(Displayed):
         whole = sum(part.squared for part in parts if not math.isnan(part.squared))
         shown = []
         for part in parts[:_LISTED]:
-            share = "?" if math.isnan(part.squared) or not whole else f"{part.squared / whole:.0%}"
+            share = "?" if math.isnan(part.squared) or not whole else f"{100 * part.squared / whole:.0f} %"
             only = f"only {part.side} has a gradient" if part.how == "one" else error_of(part)
             shown.append((share, part.name, only))
         return shown
@@ -160,6 +163,7 @@ class Comparison(Displayed):
             "parting": None if part is None else {"a": asdict(part.a), "b": asdict(part.b), "said": part.said},
             "causes": [cause._asdict() for cause in self.causes],
             "ruled_out": dict(self.ruled_out),
+            "undecided": dict(self.undecided),
             "missing": list(self.missing),
             "notes": list(self.notes),
         }
@@ -196,11 +200,11 @@ def percent(number: float) -> str:
     """A share in words.
 
     >>> percent(0.2253), percent(3.0), percent(2e-7), percent(0.0)
-    ('22.5 %', '300 %', '2e-05 %', '0 %')
+    ('22.5 %', '300 %', '2e−5 %', '0 %')
     """
     if not math.isfinite(number):
         return "infinitely far" if number > 0 else "not known"
-    return f"{100 * number:.3g} %"
+    return f"{100 * number:.3g} %".replace("e-0", "e−").replace("e-", "e−").replace("e+0", "e").replace("e+", "e")
 
 
 def place(event: Event) -> str:

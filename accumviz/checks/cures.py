@@ -286,3 +286,13 @@ def before(at: Event, end: Event) -> str:
     if _theirs(end):
         return removed(at)
     return f"{_away(at)}{_elsewhere(at, end)}\n@@ -{end.line} +{end.line},2 @@\n+{at.source}\n {end.source}"
+
+
+def guarded(schedule: Event, step: Event) -> str:
+    """The cure that lets a scheduler step only where the scaler has not skipped: then its scale is not lower."""
+    scaler = re.search(r"([A-Za-z_][\w.\[\]]*)\.step\(\s*[A-Za-z_]", step.source)
+    if not schedule.source or scaler is None or not _simple(schedule) or not _simple(step):
+        return ""
+    noted = inserted(step, f"scale_before_update = {scaler[1]}.get_scale()")
+    asked = replaced(schedule, f"if {scaler[1]}.get_scale() >= scale_before_update:", f"    {schedule.source}")
+    return f"{noted}{_elsewhere(step, schedule)}\n" + asked.partition("\n")[2].partition("\n")[2]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.cures import added, inserted, replaced
+from accumviz.checks.cures import inserted, moved, replaced
 from accumviz.checks.evidence import Case, Loop, near
 from accumviz.checks.report import Finding
 from accumviz.events import CONTRIBUTED, PRESENT
@@ -217,7 +217,7 @@ def step_before_backward(case: Case) -> Iterator[Finding]:
                 f"The step changed weights in place, and {failed.label or 'a loss'} was computed with them as they "
                 "were: its backward cannot use the graph any more."
             ),
-            cure=added(failed, step.source) if failed.source and step.source else "",
+            cure=moved(step, failed) if step.file == failed.file and step.line < failed.line else "",
             optimizer=int(case.optimizer_of[step.index]),
         )
         return

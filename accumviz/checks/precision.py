@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.cures import before, inserted, replaced
+from accumviz.checks.cures import before, guarded, inserted, replaced
 from accumviz.checks.evidence import Case, Loop, near, reduces
 from accumviz.checks.report import Finding
 from accumviz.checks.ways import alone
@@ -165,7 +165,7 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Finding]:
         if not found:
             continue
         at, skip = found[0]
-        event = alone(case.ledger[at], case.ledger[skip]).at
+        way = alone(case.ledger[at], case.ledger[skip])
         yield case.finding(
             "scheduler-on-skipped-step",
             "warning",
@@ -173,10 +173,10 @@ def scheduler_on_skipped_step(case: Case) -> Iterator[Finding]:
             step=skip,
             evidence={"skipped steps, at events": [skip for _, skip in found]},
             cause="The scaler skipped the step, and the scheduler went on: rates and weights drift apart.",
-            cure=replaced(event, "if scaler.get_scale() >= scale_before_update:", f"    {event.source}"),
+            cure=guarded(way.at, way.step) if way.together else "",
             times=len(found),
             optimizer=loop.optimizer,
-            at=event,
+            at=way.at,
         )
 
 

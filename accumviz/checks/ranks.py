@@ -208,7 +208,7 @@ def fsdp2_zero_keeps_unsharded(case: Case) -> Iterator[Finding]:
         zero,
         evidence={"unsharded gradients that stayed": [case.ledger.parameters[p].name for p in stay[:4]]},
         cause=(
-            "`zero_grad` empties the shards; what the backwards without sync have added to the whole gradients stays, "
+            "`zero_grad` does not reach the whole gradients: what the backwards without sync have added to them stays, "
             "and enters the next window."
         ),
         times=len(found),

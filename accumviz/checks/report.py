@@ -17,10 +17,10 @@ from accumviz.show import Displayed, encoded, literal, save_page
 # The section of the book about each rule: file and label.
 CHAPTERS = {
     "token-mean-of-means": "04_recipe#sec-tokens",
-    "zero-grad-inside-window": "02_zero_grad#sec-none",
-    "missing-zero-grad": "02_zero_grad#sec-none",
+    "zero-grad-inside-window": "02_zero_grad#sec-where",
+    "missing-zero-grad": "02_zero_grad#sec-never",
     "loss-not-divided": "03_accumulation#sec-accumulation",
-    "partial-window-underscaled": "04_recipe#sec-divide",
+    "partial-window-underscaled": "03_accumulation#sec-tail",
     "leftover-carried": "10_your_own#sec-own-windows",
     "tail-dropped": "10_your_own#sec-own-windows",
     "clip-scaled-grads": "06_memory#sec-amp-order",
@@ -28,8 +28,8 @@ CHAPTERS = {
     "scheduler-per-micro-batch": "04_recipe#sec-scheduler",
     "ddp-unsynced-step": "08_ddp#sec-forward",
     "graph-retained": "11_museum#museum-graph-retained",
-    "ascent-gradient-kept": "02_zero_grad#sec-none",
-    "zero-before-step": "02_zero_grad#sec-none",
+    "ascent-gradient-kept": "02_zero_grad#sec-never",
+    "zero-before-step": "02_zero_grad#sec-where",
     "double-division": "04_recipe#sec-divide",
     "wrong-divisor": "04_recipe#sec-divide",
     "clip-on-the-wrong-side": "04_recipe#sec-clip",
@@ -44,7 +44,7 @@ CHAPTERS = {
     "uneven-rank-backwards": "08_ddp#sec-window-ddp",
     "rank-token-weight": "08_ddp#sec-effective",
     "low-precision-accumulation": "06_memory#sec-bf16",
-    "zero-tensor-drift": "02_zero_grad#sec-none",
+    "zero-tensor-drift": "02_zero_grad#sec-sits-out",
     "gan-gradient-leak": "07_gan#sec-gan-zero",
     "step-before-backward": "07_gan#sec-gan-once",
     "parameter-outside-or-twice": "10_your_own#sec-own-owner",
@@ -65,7 +65,7 @@ class Finding:
     `rule` is its name, `severity` one of `"error"`, `"warning"` and `"note"`. `step` is the index of
     the step that it spoils (None where there is none), `event` that of the event to look at; `file`,
     `line` and `source` are where that is. `evidence` holds the numbers, `cause` one sentence, `cure`
-    a unified diff of the line ("" where no line is known), `chapter` the part of the book about it.
+    a unified diff of the line (`""` where no line is known), `chapter` the part of the book about it.
     `times` counts how often it was met, `optimizer` is the number of the optimizer that it concerns,
     `rank` whose events these are where the files of several ranks were judged.
     """

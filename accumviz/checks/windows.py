@@ -1,25 +1,24 @@
-"""Rules that look at windows: what a step consumed, what was lost before it or at the end, what it consumed twice."""
+"""Rules that look at windows: what a step consumed, what was lost before it, what it consumed twice."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.cures import UNAVERAGED, added, flushed, inserted, moved, zeroing
+from accumviz.checks.cures import added, inserted, moved, removed, zeroing
 from accumviz.checks.evidence import Case, Loop, Part, near
-from accumviz.checks.ranks import of_one_rank
 from accumviz.checks.report import Finding
 from accumviz.checks.ways import Way, alone
-from accumviz.events import PRESENT
-from accumviz.gains import SAME_IN_HALF, number
+from accumviz.events import PRESENT, Event
+from accumviz.gains import SAME_IN_HALF
 
 
 def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
     """Contributions of one window erased, again and again, before its step."""
     for loop in case.loops:
-        inside, _ = _lost_inside(case, loop)
+        inside, _ = lost_inside(case, loop)
         if not inside:
             continue
         steps = sorted({step for _, _, step in inside})
@@ -29,7 +28,8 @@ def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
         _, eraser, step = inside[0]
         lost = [b for b, _, s in inside if s == step]
         kept = loop.windows[step]
-        way = alone(*(case.ledger[e] for e in (eraser, step, lost[0], kept[-1])))
+        together = _steps_of_what(case, loop, eraser, step)
+        way = alone(*(case.ledger[e] for e in (eraser, together[-1], lost[0], kept[-1])))
         yield case.finding(
             "zero-grad-inside-window",
             "error",
@@ -40,24 +40,73 @@ def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
                 f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
                 "micro-batches are lost before the step sees them."
             ),
-            cure=_zeroed_after(way),
+            cure=_zeroed_after(case, loop, way, together),
             times=len(inside),
             optimizer=loop.optimizer,
             at=way.at,
         )
 
 
-def _zeroed_after(way: Way) -> str:
-    """The cure that zeroes after the step, and not where it is done now."""
+def _steps_of_what(case: Case, loop: Loop, eraser: int, step: int) -> list[int]:
+    """This step and those behind it, until the next backward, of every optimizer for which this event zeroed."""
+    backwards = loop.within(np.flatnonzero(case.backward), step, len(case.events))
+    stop = int(backwards[0]) if backwards.size else len(case.events)
+    others = [each for each in case.loops if each.rank == loop.rank and each.changed_by(eraser)]
+    return [step, *sorted(int(end) for each in others for end in loop.within(each.steps, step, stop))]
+
+
+def _zeroed_after(case: Case, loop: Loop, way: Way, steps: list[int]) -> str:
+    """The cure that zeroes after these steps, and not where it is done now."""
     if way.at.line == way.step.line and way.at.file == way.step.file:
         return ""
+    if _zeroed_anyway(case, loop, way.at):
+        return removed(way.at)
+    lines = {(case.ledger[step].file, case.ledger[step].line) for step in steps}
+    if len(steps) > 1 and (len(lines) < len(steps) or not way.together):
+        return ""  # below a line that steps for each of them in turn, the next one would find nothing
     return moved(way.at, way.step, "" if way.together else zeroing(way.step))
+
+
+def _zeroed_anyway(case: Case, loop: Loop, at: Event) -> bool:
+    """Whether what each step leaves in `.grad` is zeroed before the next backward on another way than this line's."""
+    apart: dict[int, bool] = {}
+
+    def elsewhere(event: int) -> bool:
+        site = int(case.sites[event])
+        if site not in apart:
+            zero = case.ledger[event]
+            apart[site] = (at.file, at.line) not in [(zero.file, zero.line), *(frame[:2] for frame in zero.frames)]
+        return apart[site]
+
+    def ends(of: Loop, backwards: list[int]) -> list[int]:
+        here = np.ix_(np.array(backwards, int), of.columns)
+        found: list[int] = np.unique(case.erased[here][case.contributed[here]]).tolist()
+        return found
+
+    others = [other for other in case.loops if other.rank == loop.rank and other is not loop]
+    for other in others:  # one line may zero for several
+        if any(end >= 0 and not elsewhere(end) for end in ends(other, other.read.tolist())):
+            return False
+    zeros, steps = case.at("zero_grad"), 0
+    for step, consumed in loop.windows.items():
+        after = loop.backwards[loop.backwards.searchsorted(step) :][:1]
+        if not after.size:
+            continue
+        if consumed:
+            zeroed = all(0 <= end < after[0] and elsewhere(end) for end in ends(loop, consumed))
+        else:  # nothing is left that one could see erased
+            following = loop.within(zeros, step, int(after[0])).tolist()
+            zeroed = any(case.ledger[zero].label == loop.name for zero in following)
+        if not zeroed:
+            return False
+        steps += 1
+    return steps > 0
 
 
 _Lost = list[tuple[int, int, int]]
 
 
-def _lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
+def lost_inside(case: Case, loop: Loop) -> tuple[_Lost, _Lost]:
     """What was erased before a step that consumed others of its call site: inside the window, and as a tail before it.
 
     Each as backward, what erased it, and that step.
@@ -133,57 +182,6 @@ def _apart(case: Case, loop: Loop) -> Iterator[tuple[int, int]]:
 
 def _parts_of(case: Case, loop: Loop, step: int) -> list[Part]:
     return [p for p in case.parts_of.get(step, ()) if p.optimizer == loop.optimizer and p.many]
-
-
-def tail_dropped(case: Case) -> Iterator[Finding]:
-    """Micro-batches at the end of a loader that no step ever consumed."""
-    for loop in case.loops:
-        if loop.usual < 2 or not loop.steps.size:
-            continue
-        _, tails = _lost_inside(case, loop)
-        if case.has_loaders:
-            tails = [lost for lost in tails if case.ended(case.epoch(lost[0], loop.rank))]
-        groups: dict[int, list[int]] = {}
-        for b, end, _ in tails:
-            groups.setdefault(end, []).append(b)
-        left = _left_at_the_end(case, loop)
-        found = [lost for lost in groups.values() if len(lost) < loop.usual] + ([left] if left else [])
-        if not found:
-            continue
-        local = of_one_rank(case, found[0][-1])
-        yield case.finding(
-            "tail-dropped",
-            "warning",
-            found[0][0],
-            evidence={"backwards": found[0], "usual window": loop.usual, "lost in all": sum(map(len, found))},
-            cause=(
-                f"The loader ended after {len(found[0])} of {loop.usual} micro-batches of a window, and what they "
-                "contributed was thrown away." + (UNAVERAGED if local else "")
-            ),
-            cure="" if local else flushed(case.ledger[int(loop.steps[0])], _divided_by(case, loop, found[0])),
-            times=len(found),
-            optimizer=loop.optimizer,
-        )
-
-
-def _left_at_the_end(case: Case, loop: Loop) -> list[int]:
-    """The backwards that are live when everything is over, where a loader or the script itself has ended."""
-    after = loop.backwards[loop.backwards > loop.read_step.max(initial=-1)].tolist()
-    sites = set(case.sites[loop.read].tolist())
-    unused = [b for b in after if case.sites[b] in sites and b not in loop.lost and case.finite(b)]
-    if not unused or (loop.skipped.size and loop.skipped[-1] > unused[-1]):
-        return []
-    if case.ran_out or case.ended(case.epoch(unused[-1], loop.rank)):
-        return unused
-    return []
-
-
-def _divided_by(case: Case, loop: Loop, left: list[int]) -> int:
-    """The length of a whole window, if these are divided by it; 0 if not, or if that is not known."""
-    terms = case.ledger[left[0]].details.get("terms")
-    term = terms[0] if isinstance(terms, list) and terms else None
-    factor = abs(number(term.get("factor"))) if isinstance(term, Mapping) and term.get("reduction") == "mean" else 0.0
-    return loop.usual if near(factor * loop.usual, 1.0) else 0
 
 
 def missing_zero_grad(case: Case) -> Iterator[Finding]:
@@ -291,49 +289,6 @@ def _alike(parts: list[Part]) -> bool:
     return same and all(part.read and part.mean for part in parts) and bool(near(max(first), 1.0))
 
 
-def window_collapses_at_end(case: Case) -> Iterator[Finding]:
-    """A step for each micro-batch in the last window of a loader."""
-    for loop in case.loops:
-        if loop.usual < 2:
-            continue
-        windows = [(step, backwards) for step, backwards in loop.windows.items() if backwards]
-        runs: list[list[tuple[int, list[int]]]] = [[]]
-        for step, backwards in windows:
-            if len(backwards) == 1 and loop.usual > 1:
-                runs[-1].append((step, backwards))
-            elif runs[-1]:
-                runs.append([])
-        found = [run for run in runs if len(run) > 1 and _at_the_end(case, loop, run)]
-        if not found:
-            continue
-        run = found[0]
-        yield case.finding(
-            "window-collapses-at-end",
-            "error",
-            run[0][0],
-            step=run[0][0],
-            evidence={"usual window": loop.usual, "steps of one micro-batch, at events": [step for step, _ in run]},
-            cause=(
-                f"At the end of the loader every micro-batch has a step of its own ({len(run)} of them), where a "
-                f"window holds {loop.usual}."
-            ),
-            times=len(found),
-            optimizer=loop.optimizer,
-        )
-
-
-def _at_the_end(case: Case, loop: Loop, run: list[tuple[int, list[int]]]) -> bool:
-    epoch = case.epoch(run[0][1][0], loop.rank)
-    if not case.ended(epoch) or epoch is None:
-        return False
-    # An epoch that steps with every micro-batch from its beginning means to.
-    if not any(len(own) > 1 and epoch[0] < own[0] < run[0][0] for own in loop.windows.values()):
-        return False
-    later = loop.backwards[loop.backwards > run[-1][0]]
-    # A loader that looks ahead ends before the last backwards.
-    return not later.size or run[0][1][0] < epoch[1] < later[0] or case.epoch(int(later[0]), loop.rank) != epoch
-
-
 def zero_before_step(case: Case) -> Iterator[Finding]:
     """A step that finds nothing, because what came before it was zeroed."""
     for loop in case.loops:
@@ -350,7 +305,8 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
         if not found:
             continue
         step, eraser, backwards = found[0]
-        way = alone(*(case.ledger[e] for e in (eraser, step, backwards[0])))
+        together = _steps_of_what(case, loop, eraser, step)
+        way = alone(*(case.ledger[e] for e in (eraser, together[-1], backwards[0])))
         yield case.finding(
             "zero-before-step",
             "error",
@@ -358,7 +314,7 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
             step=step,
             evidence={"backwards erased": backwards, "steps that found nothing": len(found)},
             cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
-            cure=_zeroed_after(way),
+            cure=_zeroed_after(case, loop, way, together),
             times=len(found),
             optimizer=loop.optimizer,
             at=way.at,

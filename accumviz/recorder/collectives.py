@@ -178,6 +178,7 @@ class Collectives:
             tensor: Any = self._leaves.tensors[i]
             leaf = tensor.leaf if isinstance(tensor, Whole) else tensor
             if leaf is not None and leaf.requires_grad:
+                self._leaves.know(leaf, i)
                 self._handles.append(leaf.register_post_accumulate_grad_hook(self._after(i)))
                 self.unhooked.discard(i)
 
@@ -211,14 +212,16 @@ class Collectives:
             try:
                 running = collectives._contributions.running()
                 if running is not None:
+                    leaves = collectives._leaves
+                    grad = leaves.tensors[i].grad  # asked for once: FSDP's sum in another dtype is made each time
                     if i in running.written:
                         collectives._contributions.edited(running, [i])
                     elif running.had[i]:
-                        collectives._leaves.read(running, [i])
+                        leaves.reduce(running, "grad", [] if grad is None else [(i, grad)])
                         running.read[i] = None
                     elif i not in running.unknown:
                         running.same[i] = None
-                    collectives._leaves.note([i])
+                    leaves.saw([(i, grad)])
             except Exception as error:
                 sessions.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):

@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from threading import get_ident
 from typing import Any
 
@@ -14,8 +14,10 @@ import torch
 
 from accumviz.events import PRESENT
 from accumviz.recorder import patches, sessions
+from accumviz.recorder.arrivals import follow, give
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.leaves import HOT, Hook, Leaves
+from accumviz.recorder.near import length
 from accumviz.recorder.rows import Backward
 from accumviz.recorder.scaling import one_factor, scaling
 from accumviz.recorder.transfer import keep_for_stream
@@ -25,6 +27,7 @@ _BULK_BYTES_ON_DEVICE = 16 << 20
 # What FSDP takes away after the hook is held only if a copy of it costs nothing.
 _SMALL = 16 << 10
 _TENSOR = torch.Tensor
+_Note = Callable[[Any, int, torch.Tensor], None]
 _current_task = torch._C._current_graph_task_id
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
@@ -46,7 +49,7 @@ class Contributions:
         self.taken: set[int] = set()
         self._failed = failed
         # The thread that we were opened in; whether others call backward, too.
-        self.opener, self.shared = get_ident(), False
+        self.opener, self.shared, self._at_once = get_ident(), False, any(leaves.at_once)
         # Not empty as long as no two threads call our hooks at once, and all leaves are on the CPU: when one hook
         # is called, what the hooks before it saw is in `.grad`. A list, because the hooks hold it.
         self._alone = [True]
@@ -60,6 +63,8 @@ class Contributions:
             running.tagged = True
             self._tag(running, running.nodes)
         running.hot, running.unhooked = bool(self._alone), self.leaves.unhooked
+        if self._at_once:
+            running.came, running.made = {}, {}
         self.open.append(running)
 
     def _tag(self, running: Backward, nodes: Iterable[Any]) -> None:
@@ -146,10 +151,9 @@ class Contributions:
     def _hook_of(self, i: int) -> Hook:
         # The tensor holds its hook: one that held the recording would keep both alive for ever.
         here, running_now, alone, elsewhere = weakref.ref(self), self.open, self._alone, patches.differentiating
-        tensor = self.leaves.tensors[i]
+        tensor, taken, near = self.leaves.tensors[i], i in self.taken, self.leaves.at_once[i]
         size = self.leaves.sizes[i] * tensor.element_size()
         bulk = HOT if tensor.device.type == "cpu" else _BULK_BYTES_ON_DEVICE
-        taken = i in self.taken
 
         def hook(grad: torch.Tensor | None) -> None:
             contributions = here()
@@ -160,11 +164,22 @@ class Contributions:
                 # By far the most frequent case first: this runs once per parameter and backward.
                 mine = running.hot and alone and running.thread == get_ident()
                 if mine and not elsewhere and i not in running.met and not taken:
+                    if running.last >= 0:
+                        follow(contributions.leaves, running)
+                    had = running.had[i]
+                    if near:
+                        if not had:
+                            if not contributions.leaves.tensors[i]._post_accumulate_grad_hooks:
+                                running.last, running.met[i] = i, None
+                                return
+                        elif (found := length(grad, near)) is not None:
+                            running.last, running.met[i], running.came[i] = i, None, found
+                            return
                     if running.waiting > bulk:
                         contributions.reduce(running)
                     running.waiting += size
                     running.met[i] = None
-                    if running.had[i]:
+                    if had:
                         # Without a graph there is nothing to detach it from: a reference costs a fraction of a view.
                         running.held[i] = grad.detach() if grad.requires_grad or type(grad) is not _TENSOR else grad
                     elif contributions.leaves.tensors[i]._post_accumulate_grad_hooks:  # as in `freed_by_user`
@@ -187,6 +202,7 @@ class Contributions:
             running = self.running(on_cpu=grad.is_cpu)
             if running is None:  # another thread's autograd.grad, or its backward from before we were opened
                 return
+            give(self.leaves, running, self.rows)
             theirs = running.thread != self.opener
             if theirs:
                 self._theirs.add(i)
@@ -214,26 +230,11 @@ class Contributions:
                 running.fresh[i] = None
 
     def _written_of(self, i: int) -> Hook:
-        here, running_now = weakref.ref(self), self.open  # as in `_hook_of`
+        return self._noting(i, Contributions._note_written, ())
 
-        def hook(_: torch.Tensor | None) -> None:
-            contributions = here()
-            if contributions is None or not running_now:
-                return
-            try:
-                contributions._note_written(i)
-            except Exception as error:
-                sessions.failures.append(type(error).__name__)
-                with contextlib.suppress(Exception):
-                    contributions._failed(error)
-                    sessions.failures.pop()
-
-        return hook
-
-    def _note_written(self, i: int) -> None:
+    def _note_written(self, i: int, tensor: torch.Tensor) -> None:
         """Take what a backward has made of a leaf's `.grad`, before the user's hooks are called."""
         with self._lock:
-            tensor = self.leaves.tensors[i]
             running, grad = self.running(on_cpu=tensor.is_cpu), tensor.grad
             if running is None or grad is None or i not in running.met:
                 return
@@ -268,24 +269,25 @@ class Contributions:
             self.rows.finish(row)
 
     def _around_of(self, i: int) -> tuple[Hook, Hook]:
-        here, running_now, elsewhere = weakref.ref(self), self.open, patches.differentiating  # as in `_hook_of`
+        elsewhere, coming, came = patches.differentiating, Contributions._note_coming, Contributions._note_came
+        return self._noting(i, coming, elsewhere), self._noting(i, came, elsewhere)
 
-        def made(note: Callable[[Contributions, int, torch.Tensor], None]) -> Hook:
-            def hook(grad: torch.Tensor | None) -> None:
-                contributions = here()
-                if contributions is None or not running_now or grad is None or get_ident() in elsewhere:
-                    return
-                try:
-                    note(contributions, i, grad)
-                except Exception as error:
-                    sessions.failures.append(type(error).__name__)
-                    with contextlib.suppress(Exception):
-                        contributions._failed(error)
-                        sessions.failures.pop()
+    def _noting(self, i: int, note: _Note, elsewhere: Container[int]) -> Hook:
+        here, running_now = weakref.ref(self), self.open  # as in `_hook_of`
 
-            return hook
+        def hook(grad: torch.Tensor | None) -> None:
+            contributions = here()
+            if contributions is None or not running_now or grad is None or get_ident() in elsewhere:
+                return
+            try:
+                note(contributions, i, grad)
+            except Exception as error:
+                sessions.failures.append(type(error).__name__)
+                with contextlib.suppress(Exception):
+                    contributions._failed(error)
+                    sessions.failures.pop()
 
-        return made(Contributions._note_coming), made(Contributions._note_came)
+        return hook
 
     def _note_coming(self, i: int, grad: torch.Tensor) -> None:
         with self._lock:
@@ -346,8 +348,8 @@ class Contributions:
 
         Where that is sure to be right, what `.grad` has become goes with them.
         """
-        leaves = self.leaves
-        tensors = leaves.tensors
+        give(self.leaves, running, self.rows)
+        leaves, tensors = self.leaves, self.leaves.tensors
         held, running.held, running.waiting = running.held, {}, 0
         fresh: dict[int, None] = {}
         if device is not None:
@@ -431,8 +433,7 @@ class Contributions:
             running.alike = list(same)
             self._expect(running, running.contributed)
             return
-        touched = [*running.met, *fresh]
-        there = running.met.keys() | set(fresh)
+        touched, there = [*running.met, *fresh], running.met.keys() | set(fresh)
         later = set(changed).difference(fresh)
         if not running.hot:  # what was not noted on the way looks changed now
             later -= running.same.keys() - running.read.keys()

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from accumviz.recorder.callsite import variables
+from accumviz.recorder.transfer import readable
 
 _FSDP = "torch.distributed.fsdp."
 # FSDP's functions that call a collective, and which of their variables says for what. No other frame's
@@ -80,7 +81,7 @@ class Whole:
 
 
 class _Whole2(Whole):
-    """FSDP2: `_unsharded_param`, or its sum in another dtype."""
+    """FSDP2: `_unsharded_param`, or its sum in another dtype, to which FSDP adds once its hooks have all run."""
 
     def __init__(self, param: Any) -> None:
         self._param = param
@@ -93,9 +94,16 @@ class _Whole2(Whole):
     @property
     def grad(self) -> torch.Tensor | None:
         summed = getattr(self._param, "unsharded_accumulated_grad", None)
-        if summed is None and self.leaf is not None:
-            summed = self.leaf.grad
-        return None if summed is None else local(summed)
+        came = None if self.leaf is None else self.leaf.grad
+        if summed is None or came is None:
+            summed = came if summed is None else summed
+            return None if summed is None else local(summed)
+        parts = local(summed), local(came)
+        alike = getattr(summed, "placements", None) == getattr(came, "placements", None)
+        if not alike or not all(map(readable, parts)):
+            return parts[0]
+        # As FSDP will add it: what it then scatters is gone before the backward is over.
+        return (parts[0].detach() + parts[1].detach()).to(parts[0].dtype)
 
 
 class _Whole1(Whole):

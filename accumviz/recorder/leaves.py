@@ -17,9 +17,10 @@ from torch.utils.hooks import RemovableHandle
 from accumviz.events import PRESENT, Parameter
 from accumviz.recorder import targets
 from accumviz.recorder.fsdp import local
+from accumviz.recorder.near import array_at, length, vdot
 from accumviz.recorder.rows import Row
 from accumviz.recorder.targets import Named
-from accumviz.recorder.transfer import PLAIN, Wire, array_at, norms, readable
+from accumviz.recorder.transfer import PLAIN, Wire, norms, readable
 
 # In all, so many elements of small tensors are kept one by one: a teaching example, not a ResNet's biases.
 _EXACT_TOTAL = 1024
@@ -27,13 +28,10 @@ _EXACT_TOTAL = 1024
 # costs a fraction of what it costs from memory, and what was held for it is free for the next.
 HOT = 512 << 10
 
-# What numpy's function is inside: finding out that no argument is of another library costs a fifth of the call.
-vdot = getattr(np.vdot, "_implementation", np.vdot)
 _FLOAT, _STRIDED, _TENSOR = torch.float32, torch.strided, torch.Tensor
 _hooks = attrgetter("_backward_hooks")
 Hook = Callable[[torch.Tensor | None], None]
-# A tensor of no more elements is read where it lies: torch takes twice as many instructions for it, and is less exact.
-# It shares larger ones among threads, as the training does.
+# A tensor of no more elements is read where it lies. Torch shares larger ones among threads, as the training does.
 _NEAR = 1 << 17
 
 
@@ -99,6 +97,8 @@ class Leaves:
                 total += size
                 self.small[i] = None
         self._near = [None if i in self.small else places.get(n) for i, n in enumerate(self.sizes)]
+        # How many elements those have of whose tensors each is read as it comes, because all are too large together.
+        self.at_once = [n if too_large and self._near[i] is not None else 0 for i, n in enumerate(self.sizes)]
 
     def __len__(self) -> int:
         return len(self._all)
@@ -252,6 +252,14 @@ class Leaves:
                 inner = local(grad)
                 seen[i], present[i] = (i, tensors[i], ref(inner), _version(grad, inner)), PRESENT
 
+    def arrived(self, i: int) -> float | None:
+        """The norm of what a leaf's `.grad` has just become, if it can be read at once: then it is taken as seen."""
+        grad: Any = (tensor := self.tensors[i]).grad
+        found = length(grad, self.at_once[i])
+        if found is not None:
+            self._seen[i], self.present[i] = (i, tensor, ref(grad), grad._version), PRESENT
+        return found
+
     def let_go(self, tensors: Iterable[Any]) -> list[int]:
         """Hold no weak reference to these; returns the leaves whose `.grad` they are."""
         ids = {id(tensor) for tensor in tensors}
@@ -275,6 +283,10 @@ class Leaves:
             with contextlib.suppress(TypeError):  # with slots
                 self._owners[id(owner)] = ref(owner)
         return found
+
+    def know(self, tensor: torch.Tensor, i: int) -> None:
+        """Take this tensor for that leaf: a module whose weights FSDP has put together has it as a parameter."""
+        self._index.setdefault(id(tensor), i)
 
     def owned(self, owner: Any) -> list[int]:
         """The recorded leaves among an optimizer's, a module's or a list's tensors."""
@@ -314,7 +326,7 @@ class Leaves:
                     if array is None:
                         array = array_at(place, sizes[i], arrays)
                     close.append(i)
-                    lengths.append(sqrt(vdot(array, array)))  # `dot` costs less, and warns of what is too large
+                    lengths.append(sqrt(vdot(array, array)))
                     continue
             if not plain or given.is_nested:
                 if type(given) is not _TENSOR or given.is_meta or given.is_nested or given.is_quantized:

@@ -5,7 +5,6 @@ Training never waits for them, and no code of the user's runs.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -19,8 +18,6 @@ _HALF = (torch.float16, torch.bfloat16)
 _STRIDED, _TENSOR = torch.strided, torch.Tensor
 # Pinned memory costs a call that may wait for the device: so one piece of it for many events.
 _PIECE, _ALIGNED = 1 << 20, 16
-# So many places in memory are known of tensors of one size: an allocator mostly gives the same ones again.
-_PLACES = 1024
 # Where a copy to pinned memory runs behind the caller's back. Elsewhere numbers stay on the device until they are read.
 ASYNCHRONOUS = {"cuda"}
 
@@ -198,20 +195,6 @@ def summed(sparse: torch.Tensor) -> torch.Tensor:
     place = torch.zeros_like(flat)
     place[1:] = (flat[1:] != flat[:-1]).cumsum(0)
     return torch.zeros_like(values).index_add_(0, place, values[order])
-
-
-def array_at(place: int, size: int, known: dict[int, np.ndarray]) -> np.ndarray:
-    """An array over so many float32 at an address, put into those that are known.
-
-    It holds no tensor, and outlives those that were there: it may be read only while a living one of
-    that size says that it is at this address.
-    """
-    if len(known) > _PLACES:
-        known.clear()
-    memory: Any = (ctypes.c_float * size).from_address(place)
-    array: np.ndarray = np.frombuffer(memory, np.float32)
-    known[place] = array
-    return array
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -36,6 +36,7 @@ def comparison_html(comparison: Comparison) -> str:
         parts.append(_table("Of it, by parameter", ("share", "parameter", "its error"), comparison.by_parameter()))
     for head, lines in (
         ("Not the cause", [f"{name}: {why}" for name, why in comparison.ruled_out.items()]),
+        ("Perhaps a cause", [f"{name}: {why}" for name, why in comparison.undecided.items()]),
         ("Only in one of them", comparison.missing),
         ("Notes", comparison.notes),
     ):

@@ -25,11 +25,11 @@ def make_native(chart: Figure) -> None:
         if key is not None:
             key.get_frame().set(facecolor="none", edgecolor=LINE)
     for text in chart.findobj(Text):
-        if text.get_color() in black:
+        if _among(text.get_color(), black):
             text.set_color(INK)
         text.set_fontsize(max(float(text.get_fontsize()), LETTERS))
     for line in chart.findobj(Line2D):
-        if line.get_color() in black:
+        if _among(line.get_color(), black):
             line.set_color(INK)
 
 
@@ -48,3 +48,8 @@ def _panel(axes: Axes, black: set[str]) -> None:
                 labelcolor=given.get("labelcolor", INK),
                 labelsize=max(size, LETTERS) if isinstance(size, (int, float)) else LETTERS,
             )
+
+
+def _among(color: object, black: set[str]) -> bool:
+    # The key of error bars has an array for a colour.
+    return isinstance(color, str) and color in black

@@ -323,6 +323,20 @@ def test_the_script_grades_as_the_package_does(show: Show) -> None:
     assert graded == expected
 
 
+@pytest.mark.parametrize("tried", [False, True])
+def test_no_choice_is_the_answer_of_a_reader_who_asked_to_be_shown(show: Show, tried: bool) -> None:
+    page = show(PLACE).page
+    asked = Asked(page)
+    if tried:
+        asked.root.get_by_label("at the start").check()
+        asked.root.get_by_role("button", name="Check").click()
+    page.get_by_text("Show me").click()
+    page.wait_for_selector(".av-predict[data-av-state=skipped]")
+    shown = [re.sub(r"\s+", " ", text).strip() for text in asked.root.locator("label").all_inner_texts()]
+    assert shown == ["at the start" + " not this" * tried, "before step recorded", "after step"]
+    assert not asked.root.get_by_role("radio").evaluate_all("all => all.some(radio => radio.checked)")
+
+
 def test_a_reader_may_be_shown_without_answering(show: Show) -> None:
     page = show(SUM).page
     asked = Asked(page)

@@ -15,6 +15,8 @@ test("two runs are equal, equal to rounding, or differ by a share", () => {
   const far = difference(run([[4], [4]]), run([[4], [1]]));
   assert.match(far.text, /all 2 steps differ by 0.75 of their size, at step 2; in all, A has 4 times the norm of B\.$/);
   assert.equal(far.share, 0.75);
+  const close = difference(run([[1.002]]), run([[1]]));
+  assert.match(close.text, /differ by 0.002 of their size\.$/);
 });
 
 test("of norms it is said that they are the parameters', and all of them are another number", () => {

@@ -189,7 +189,8 @@ def test_killed_at_any_moment_a_file_loads_and_misses_at_most_the_last_second(tm
     """
     lost = []
     rng = random.Random(0)
-    for batch in range(4 if THOROUGH else 1):
+    kills = int(os.environ.get("ACCUMVIZ_KILLS", "12" if THOROUGH else "3"))
+    for batch in range(-(-kills // 3)):
         ran = []
         for each in range(3):
             path = tmp_path / f"{batch}-{each}.ledger"

@@ -46,6 +46,98 @@ def test_a_recording_keeps_nothing_alive_that_the_loop_deletes(kind: str) -> Non
     assert av.distribute(deleted_yet_alive, kind=kind, recorded=True).returned == ([False, False],) * 2
 
 
+# --- the whole gradient that waits to be scattered -------------------------------------------------
+
+
+def kept_beside_the_weights(width: int, each: bool) -> tuple[list[list[float]], list[list[float]], bool]:
+    """Four backwards with sums in 32 bits of gradients in 16, the last one synchronised, alike on all ranks.
+
+    Returns after each backward the norms of the whole gradients, as the ledger has them and as FSDP keeps them: of the
+    last one, what it scatters. And whether the gradients are those of a training that is not recorded.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from accumviz.recorder import fsdp
+
+    def trained(recorded: bool) -> tuple[Any, list[list[float]], list[Any]]:
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(6, width, bias=False), nn.Linear(width, 2, bias=False))
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for part in (*model, model) if each else (model,):
+            fully_shard(part, mp_policy=precision)
+        wholes = [unit for unit, _, _ in fsdp.units(model)]
+        kept = []
+        recording = av.record(model) if recorded else None
+        with recording or contextlib.nullcontext():
+            for k, part in enumerate(torch.randn(16, 6).chunk(4)):
+                model.set_requires_gradient_sync(k == 3)
+                model(part).float().square().mean().backward()
+                if k < 3:
+                    kept.append([whole.unsharded_accumulated_grad.norm().item() for whole in wholes])
+        grads = [parameter.grad.full_tensor() for parameter in model.parameters()]
+        return recording, [*kept, [grad.norm().item() for grad in grads]], grads
+
+    recording, kept, grads = trained(True)
+    ledger = recording.ledger
+    columns = [ledger.index(f"{n}.weight (unsharded)") for n in (0, 1)]
+    told = [ledger.grad[event.index, columns].tolist() for event in ledger.of("backward")]
+    alone = trained(False)[2]
+    return told, kept, all(torch.equal(a, b) for a, b in zip(grads, alone, strict=True))
+
+
+@pytest.mark.parametrize("width", [4, 1 << 10], ids=["small", "large"])
+@pytest.mark.parametrize("each", [True, False], ids=["a unit each", "one unit"])
+def test_a_sum_that_fsdp_keeps_in_another_dtype_has_what_each_backward_brought(width: int, each: bool) -> None:
+    for told, kept, same in av.distribute(kept_beside_the_weights, width=width, each=each).returned:
+        assert told == [pytest.approx(norms, rel=1e-5) for norms in kept]
+        assert same
+
+
+def zeroed_while_whole(apart: bool, how: str) -> tuple[list[str], list[list[int]], list[str], bool]:
+    """Zero a model after the first of two backwards, while it has whole weights; `apart`: FSDP's sum is beside them.
+
+    Returns the kinds of events, the windows' lengths, what `check` finds, and whether the first backward was lost.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    def trained(zeroes: bool) -> tuple[Any, list[Any]]:
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32 if apart else None)
+        for part in (*model, model):
+            fully_shard(part, mp_policy=precision)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with av.record(model, optimizer) as recording:
+            for _ in range(2):
+                for k, part in enumerate(torch.randn(4, 6).chunk(2)):
+                    model.set_requires_gradient_sync(k == 1)
+                    model.set_reshard_after_backward(how != "kept whole" or k == 1)
+                    (model(part).float().square().mean() / 2).backward()
+                    if k == 0 and zeroes:
+                        for layer in model if how == "unsharded" else ():
+                            layer.unshard()
+                        model.zero_grad()
+                grads = [parameter.grad.full_tensor() for parameter in model.parameters()]
+                optimizer.step()
+                optimizer.zero_grad()
+        return recording, grads
+
+    recording, grads = trained(True)
+    same = all(torch.equal(a, b) for a, b in zip(grads, trained(False)[1], strict=True))
+    kinds = [event.kind for event in recording.ledger if event.kind not in ("sync", "loader")]
+    windows = [list(window.backwards) for window in recording.ledger.windows()]
+    return kinds, windows, [finding.rule for finding in av.check(recording).findings], not same
+
+
+@pytest.mark.parametrize("how", ["kept whole", "unsharded"])
+def test_a_zeroing_of_whole_weights_is_an_event_also_where_it_reached_nothing(how: str) -> None:
+    for apart, rule, length in ((True, "fsdp2-zero-keeps-unsharded", 2), (False, "zero-grad-inside-window", 1)):
+        for kinds, windows, found, lost in av.distribute(zeroed_while_whole, apart=apart, how=how).returned:
+            assert kinds == ["backward", "zero_grad", "backward", "step", "zero_grad"] * 2
+            assert [len(window) for window in windows] == [length] * 2
+            assert (found, lost) == ([rule], not apart)
+
+
 # --- the norm of sharded gradients ----------------------------------------------------------------
 
 

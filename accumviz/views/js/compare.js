@@ -48,7 +48,7 @@ function equal(exact, odd) {
 function unequal({ share, ratio }, at) {
   if (share <= ROUNDING) return `are equal to rounding: they differ by ${number(share, 2)} of their size${at}.`;
   if (!Number.isFinite(share)) return `cannot be compared: one is not finite${at}.`;
-  const telling = Number.isFinite(ratio) && ratio && Math.abs(ratio - 1) > 1e-3;
+  const telling = Number.isFinite(ratio) && ratio && number(ratio, 3) !== "1";
   const more = telling ? `; in all, A has ${number(ratio, 3)} times the norm of B.` : ".";
   return `differ by ${number(share, 3)} of their size${at}${more}`;
 }

@@ -73,7 +73,7 @@ export function mount(root) {
     verdict.replaceChildren(verdictOn(way, state, said, reasons.map(copyAll), tries[0]));
     root.dataset.avState = state;
     if (state === "retry") way.ruleOut(said);
-    else way.mark(said);
+    else way.mark(state === "skipped" ? null : said);
     reveal.open = state !== "retry";
     gate(root, reveal.open);
     if (reveal.open) dispatchEvent(new Event("resize")); // what was folded away had no size

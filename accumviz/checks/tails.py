@@ -1,7 +1,4 @@
-"""Rules that look at what the micro-batches of a window weigh: means over unequal numbers, and an epoch's last window.
-
-A sum that is divided by its own length is a mean, and judged as one.
-"""
+"""Rules that look at an epoch's end: what was left over there, thrown away, carried on, or divided by too much."""
 
 from __future__ import annotations
 
@@ -9,62 +6,63 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from accumviz.checks.cures import UNAVERAGED, divided_by_another, flushed, summed
-from accumviz.checks.evidence import Case, Part, near
+from accumviz.checks.cures import UNAVERAGED, divided_by_another, flushed
+from accumviz.checks.evidence import Case, Loop, Part, near
 from accumviz.checks.ranks import of_one_rank
 from accumviz.checks.report import Finding
+from accumviz.checks.windows import lost_inside
+from accumviz.gains import number
 
 
-def token_mean_of_means(case: Case) -> Iterator[Finding]:
-    """Means over unequal numbers of elements, averaged as if they were equal."""
-    for parts in case.objectives.values():
-        unequal = [p for p in parts if p.known and p.many > 1 and p.elements[0] < p.elements[1] and _means(p)]
-        # What an epoch left over may be a smaller batch: that is another mistake.
-        unequal = [p for p in unequal if p.each[0] > 0 and not near(p.each[0], p.each[1]) and not _restarted(case, p)]
-        carried = {p.step for p, _ in _on_top(case, parts)} if unequal else set()
-        unequal = [p for p in unequal if p.step not in carried]
-        if not unequal:
+def tail_dropped(case: Case) -> Iterator[Finding]:
+    """Micro-batches at the end of a loader that no step ever consumed."""
+    for loop in case.loops:
+        if loop.usual < 2 or not loop.steps.size:
             continue
-        inside = [p for p in unequal if not _only_the_last_is_smaller(p)]
-        worst = max(inside or unequal, key=lambda p: p.each[1] / p.each[0])
-        low = worst.backwards[worst.sizes.index(worst.elements[1])]
-        terms = case.ledger[low].details.get("terms", ())
-        weighted = any(isinstance(term, Mapping) and term.get("class_weights") for term in terms)
-        yield case.of_part(
-            "token-mean-of-means",
-            "error" if inside and not weighted else "note",
-            worst,
-            event=low,
-            evidence={
-                "elements": list(worst.sizes),
-                "weight per element": [weight / n for weight, n in zip(worst.weights, worst.sizes, strict=True)],
-                "largest over smallest": worst.each[1] / worst.each[0],
-            },
+        _, tails = lost_inside(case, loop)
+        if case.has_loaders:
+            tails = [lost for lost in tails if case.ended(case.epoch(lost[0], loop.rank))]
+        groups: dict[int, list[int]] = {}
+        for b, end, _ in tails:
+            groups.setdefault(end, []).append(b)
+        left = _left_at_the_end(case, loop)
+        found = [lost for lost in groups.values() if len(lost) < loop.usual] + ([left] if left else [])
+        if not found:
+            continue
+        local = of_one_rank(case, found[0][-1])
+        yield case.finding(
+            "tail-dropped",
+            "warning",
+            found[0][0],
+            evidence={"backwards": found[0], "usual window": loop.usual, "lost in all": sum(map(len, found))},
             cause=(
-                f"Each loss is a mean over its own elements, and these are from {worst.elements[0]:g} to "
-                f"{worst.elements[1]:g}: an element of the smallest counts {worst.each[1] / worst.each[0]:.3g} times "
-                "as much as one of the largest."
-            )
-            + ("" if inside else " Only the last micro-batch of a window was smaller.")
-            + (" They are counted with the weights of their classes." if weighted else ""),
-            cure=summed(
-                case.ledger[low],
-                "elements_in_window",
-                "elements_in_window: counted over all of its micro-batches",
-                sums=not worst.mean,
+                f"The loader ended after {len(found[0])} of {loop.usual} micro-batches of a window, and what they "
+                "contributed was thrown away." + (UNAVERAGED if local else "")
             ),
-            times=len(inside or unequal),
+            cure="" if local else flushed(case.ledger[int(loop.steps[0])], _divided_by(case, loop, found[0])),
+            times=len(found),
+            optimizer=loop.optimizer,
         )
 
 
-def _means(part: Part) -> bool:
-    """Whether all of a part are means; sums are where each is divided by its own number of elements, and no weights."""
-    return part.mean or bool(near(part.least, part.most) and all(size.is_integer() for size in part.sizes))
+def _left_at_the_end(case: Case, loop: Loop) -> list[int]:
+    """The backwards that are live when everything is over, where a loader or the script itself has ended."""
+    after = loop.backwards[loop.backwards > loop.read_step.max(initial=-1)].tolist()
+    sites = set(case.sites[loop.read].tolist())
+    unused = [b for b in after if case.sites[b] in sites and b not in loop.lost and case.finite(b)]
+    if not unused or (loop.skipped.size and loop.skipped[-1] > unused[-1]):
+        return []
+    if case.ran_out or case.ended(case.epoch(unused[-1], loop.rank)):
+        return unused
+    return []
 
 
-def _only_the_last_is_smaller(part: Part) -> bool:
-    *others, last = part.sizes
-    return len(set(others)) == 1 and last < others[0] and bool(near(part.least, part.most))
+def _divided_by(case: Case, loop: Loop, left: list[int]) -> int:
+    """The length of a whole window, if these are divided by it; 0 if not, or if that is not known."""
+    terms = case.ledger[left[0]].details.get("terms")
+    term = terms[0] if isinstance(terms, list) and terms else None
+    factor = abs(number(term.get("factor"))) if isinstance(term, Mapping) and term.get("reduction") == "mean" else 0.0
+    return loop.usual if near(factor * loop.usual, 1.0) else 0
 
 
 def partial_window_underscaled(case: Case) -> Iterator[Finding]:
@@ -126,7 +124,7 @@ def leftover_carried(case: Case) -> Iterator[Finding]:
         if whole is not None:
             more = [p for p in parts if p.even and p.many > whole.many and near(p.least, whole.least)]
             over = [(p, p.many - whole.many) for p in more if _crosses(case, p)]
-        over = over or _on_top(case, parts)
+        over = over or on_top(case, parts)
         if not over:
             continue
         part, own = over[0]
@@ -156,7 +154,7 @@ def _whole(parts: list[Part]) -> Part | None:
     return next((p for p in parts if p.many > 1 and p.even and near(p.total, 1.0)), None)
 
 
-def _on_top(case: Case, parts: list[Part]) -> list[tuple[Part, int]]:
+def on_top(case: Case, parts: list[Part]) -> list[tuple[Part, int]]:
     """The windows that end in a whole one, where all others are whole: and how many stand before that.
 
     Each may have a divisor of its own, such as its number of tokens: what tells a whole one is that it adds up to 1.
@@ -174,15 +172,58 @@ def _on_top(case: Case, parts: list[Part]) -> list[tuple[Part, int]]:
 
 def _usual(case: Case, parts: list[Part]) -> Part | None:
     """Where no shares add up to 1, a window as all are that lie inside an epoch."""
-    inside = [p for p in parts if p.many > 1 and p.even and case.has_loaders and not _restarted(case, p)]
+    inside = [p for p in parts if p.many > 1 and p.even and case.has_loaders and not restarted(case, p)]
     return inside[0] if len(inside) > 1 and len({p.many for p in inside}) == 1 else None
 
 
 def _crosses(case: Case, part: Part) -> bool:
     """Whether a loader began anew inside a window; where no loader was seen, its length says it."""
-    return not case.has_loaders or _restarted(case, part)
+    return not case.has_loaders or restarted(case, part)
 
 
-def _restarted(case: Case, part: Part) -> bool:
+def restarted(case: Case, part: Part) -> bool:
     first, last = part.backwards[0], part.backwards[-1]
     return any(first < begins < last and case.trains(begins, ends) for begins, ends in case.epochs)
+
+
+def window_collapses_at_end(case: Case) -> Iterator[Finding]:
+    """A step for each micro-batch in the last window of a loader."""
+    for loop in case.loops:
+        if loop.usual < 2:
+            continue
+        windows = [(step, backwards) for step, backwards in loop.windows.items() if backwards]
+        runs: list[list[tuple[int, list[int]]]] = [[]]
+        for step, backwards in windows:
+            if len(backwards) == 1 and loop.usual > 1:
+                runs[-1].append((step, backwards))
+            elif runs[-1]:
+                runs.append([])
+        found = [run for run in runs if len(run) > 1 and _at_the_end(case, loop, run)]
+        if not found:
+            continue
+        run = found[0]
+        yield case.finding(
+            "window-collapses-at-end",
+            "error",
+            run[0][0],
+            step=run[0][0],
+            evidence={"usual window": loop.usual, "steps of one micro-batch, at events": [step for step, _ in run]},
+            cause=(
+                f"At the end of the loader every micro-batch has a step of its own ({len(run)} of them), where a "
+                f"window holds {loop.usual}."
+            ),
+            times=len(found),
+            optimizer=loop.optimizer,
+        )
+
+
+def _at_the_end(case: Case, loop: Loop, run: list[tuple[int, list[int]]]) -> bool:
+    epoch = case.epoch(run[0][1][0], loop.rank)
+    if not case.ended(epoch) or epoch is None:
+        return False
+    # An epoch that steps with every micro-batch from its beginning means to.
+    if not any(len(own) > 1 and epoch[0] < own[0] < run[0][0] for own in loop.windows.values()):
+        return False
+    later = loop.backwards[loop.backwards > run[-1][0]]
+    # A loader that looks ahead ends before the last backwards.
+    return not later.size or run[0][1][0] < epoch[1] < later[0] or case.epoch(int(later[0]), loop.rank) != epoch
