@@ -56,6 +56,8 @@ FLOORS = {
             "graphviz",
             "heatmap",
             "lab",
+            "lane",
+            "legend",
             "listing",
             "native",
             "outcome",

@@ -7,15 +7,17 @@ import hashlib
 import html
 import io
 import itertools
+import math
 import re
-import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -31,10 +33,12 @@ from accumviz.views.phone import for_phone
 LIVE = 0.36
 # How much of its colour lies behind a weak cell on a dark ground, where a pale one would be near black.
 _LIFT = 0.45
-_PAGE_INKS = {INK: "currentColor", MUTED: "var(--av-muted)", LINE: "var(--av-line)"}
-_SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
+PAGE_INKS = {INK: "currentColor", MUTED: "var(--av-muted)", LINE: "var(--av-line)"}
+SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
 # DejaVu is among the widest fonts: a text that fits in it fits in what the page uses.
-_EM, _BOLD_EM = {False: 0.61, True: 0.61}, 0.7
+_EM = 0.61
+# A bold number: how wide its minus and its point are, and all else.
+_BOLD, _BOLD_EM = {"−": 0.838, ".": 0.38}, 0.696
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "accumviz",
@@ -51,6 +55,11 @@ _CSS = """
 .accumviz .av-figure { display: block; height: auto; max-width: 100%%; }
 .accumviz .av-narrow .av-figure { max-width: 100%%; }
 @media (max-width: 30rem) { .accumviz .av-wide { display: none; } .accumviz .av-narrow { display: block !important; } }
+.accumviz ul.av-legend { display: flex; flex-wrap: wrap; gap: 0.1rem 0.9rem; list-style: none; margin: 0.4rem 0 0.2rem;
+  padding: 0; max-width: 46rem; font-size: 0.75rem; }
+.accumviz ul.av-legend li { display: flex; align-items: center; gap: 0.35rem; margin: 0; padding: 0; }
+.accumviz ul.av-legend svg { flex: none; }
+.accumviz p.av-remarks { margin: 0.2rem 0; max-width: 46rem; font-size: 0.75rem; color: var(--av-muted); }
 .accumviz details.av-words { font-size: 0.8125rem; color: var(--av-muted); margin-top: 0.25rem; }
 .accumviz details.av-words summary { cursor: pointer; width: max-content; }
 .accumviz details.av-words li { overflow-wrap: anywhere; }
@@ -64,6 +73,7 @@ class ThemedFigure(Figure):
     """An ordinary matplotlib figure that notebooks show as inline SVG in the page's colours.
 
     `words` is its text alternative: sentences, the first of which says what is seen. `narrow` is the same for a phone.
+    A page says `above` and `below` it, in HTML, what stands at its `edges`, so that this does not scroll with it.
     """
 
     words: list[str]
@@ -71,6 +81,8 @@ class ThemedFigure(Figure):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.narrow: ThemedFigure | None = None
+        self.above, self.below = "", ""
+        self.edges: tuple[list[Artist], float, float] = [], 0.0, math.inf
         engine = self.get_layout_engine()
         if isinstance(engine, ConstrainedLayoutEngine):
             # The last number below one panel stands beside the first below the next.
@@ -88,18 +100,23 @@ class ThemedFigure(Figure):
         make_native(self)
         super().savefig(*arguments, **options)
 
-    def to_svg(self) -> str:
-        """The figure as inline SVG: the page's text colour, no ids that another figure could have."""
+    def to_svg(self, *, bare: bool = False) -> str:
+        """The figure as inline SVG: the page's text colour, no ids that another figure could have; `bare`: no edges."""
         buffer = io.StringIO()
         lifts = self.findobj(lambda artist: artist.get_gid() == _LIFTS)
+        outside, top, bottom = self.edges if bare else ([], 0.0, math.inf)
         for lift in lifts:
             lift.set_visible(True)
+        for artist in outside:
+            artist.set_visible(False)
         with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
             # The page's fonts draw the text, so glyphs that matplotlib's font lacks are no loss.
             warnings.filterwarnings("ignore", "Glyph .* missing|Matplotlib currently does not support")
             self.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None})
         for lift in lifts:
             lift.set_visible(False)
+        for artist in outside:
+            artist.set_visible(artist not in lifts)
         raw = buffer.getvalue()
         body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", raw[raw.index("<svg") :], flags=re.DOTALL)
         body = body[body.index(">") + 1 :]
@@ -112,9 +129,10 @@ class ThemedFigure(Figure):
         width, height = (float(side) * 72 for side in self.get_size_inches())
         # Nobody reads it but who looks for it.
         wrong = f'data-nameless="{html.escape(", ".join(found))}" ' if (found := nameless(self)) else ""
+        height = min(height, bottom) - top
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="av-figure" '
-            f'{wrong}role="img" aria-label="{html.escape(self._spoken())}" viewBox="0 0 {width:g} {height:g}" '
+            f'{wrong}role="img" aria-label="{html.escape(self._spoken())}" viewBox="0 {top:g} {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}" '
             f'style="stroke-linejoin: round; stroke-linecap: butt; min-width: {0.93 * width:.0f}px">{body.strip()}'
         )
@@ -128,14 +146,13 @@ class ThemedFigure(Figure):
     def to_html(self) -> str:
         """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
-        drawn = self.to_svg()
+        drawn, below = self.to_svg(bare=True), self.below
         if smaller := self.narrow or for_phone(self):
-            # Where styles are taken off, one of the two is enough.
-            narrow = f'<div class="av-narrow" style="display: none">{smaller.to_svg()}</div>'
-            drawn = f'<div class="av-wide">{drawn}</div>{narrow}'
+            drawn = _either(drawn, smaller.to_svg(bare=True))
+            below = _either(below, smaller.below) if below != smaller.below else below
         return (
-            f'<div class="accumviz av-timeline"><style>{style.CSS}{_CSS}</style>'
-            f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{drawn}</div>'
+            f'<div class="accumviz av-timeline"><style>{style.CSS}{_CSS}</style>{self.above}'
+            f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{drawn}</div>{below}'
             f'<details class="av-words"><summary>In words</summary><ul>{items}</ul></details></div>'
         )
 
@@ -151,11 +168,16 @@ class ThemedFigure(Figure):
         }
 
 
+def _either(wide: str, narrow: str) -> str:
+    """One for a wide page and one for a phone. Where styles are taken off, one of the two is enough."""
+    return f'<div class="av-wide">{wide}</div><div class="av-narrow" style="display: none">{narrow}</div>'
+
+
 def _themed(tag: str, used: set[str], prefix: str) -> str:
     tag = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", tag)
     tag = re.sub(r'(url\(|href=")#', rf"\1#{prefix}", tag)
     # In style declarations, not in presentation attributes: those know no var().
-    for ink, page in _PAGE_INKS.items():
+    for ink, page in PAGE_INKS.items():
         tag = tag.replace(f": {ink}", f": {page}")
     # What is live in `.grad` is pale; on a dark ground as pale a colour would be near black.
     tag = tag.replace(f"fill-opacity: {LIVE}", f"fill-opacity: var(--av-live, {LIVE})")
@@ -165,9 +187,9 @@ def _themed(tag: str, used: set[str], prefix: str) -> str:
     return re.sub(r"'DejaVu Sans( Mono)?'[^;\"]*", lambda m: style.MONO if m[1] else style.FONT, tag)
 
 
-def text_width(text: str, points: float = 12, *, mono: bool = False, bold: bool = False) -> float:
-    """How wide a text is at most, in pixels: room for it, whatever font the page has."""
-    return len(text) * points * (_BOLD_EM if bold else _EM[mono])
+def text_width(text: str, points: float = 12, *, bold: bool = False) -> float:
+    """How wide a text is at most, in pixels: room for it, whatever font the page has. What is bold is a number."""
+    return points * (sum(_BOLD.get(letter, _BOLD_EM) for letter in text) if bold else len(text) * _EM)
 
 
 class Canvas:
@@ -185,6 +207,15 @@ class Canvas:
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
         self._frame()
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """What is drawn meanwhile a page says in words and marks of its own, outside the box that scrolls."""
+        before = {id(artist) for artist in self.axes.get_children()}
+        yield
+        artists, top, bottom = self.figure.edges
+        added = [artist for artist in self.axes.get_children() if id(artist) not in before]
+        self.figure.edges = [*artists, *added], top, bottom
 
     def _frame(self) -> None:
         self.axes.set_xlim(0, self.width)
@@ -216,7 +247,7 @@ class Canvas:
             va=va,
             parse_math=False,
             usetex=False,
-            family=_MONO if mono else _SANS,
+            family=_MONO if mono else SANS,
             weight="bold" if bold else "normal",
             style="italic" if italic else "normal",
             rotation=90 if turned else 0,
@@ -321,88 +352,16 @@ class Canvas:
         )
 
 
-_LEFT, _LINE, _POINTS = 12.0, 19.0, 11.5
+_POINTS = 11.5
 # From this width on, a heading stands upright in three lines; in narrower columns it is turned.
 _UPRIGHT, _ROOMY = 66.0, 20.0
-
-
-class Key(NamedTuple):
-    """One entry: what it says, its colour, and how its swatch is drawn; `beside` it are others that mean the same."""
-
-    text: str
-    color: str
-    alpha: float = 1.0
-    hatch: str | None = None
-    kind: str = "box"
-    line: str | tuple[int, ...] = "-"
-    beside: tuple[str, ...] = ()
-
-
-def _flow(keys: list[Key], width: float) -> Iterator[tuple[Key, float, int]]:
-    x, line = _LEFT, 0
-    for key in keys:
-        needed = 20 + text_width(key.text, _POINTS) * 0.95
-        if x > _LEFT and x + needed > width - 6:
-            x, line = _LEFT, line + 1
-        yield key, x, line
-        x += needed + 14
-
-
-def _wrapped(notes: list[str], width: float) -> list[str]:
-    room = max(int((width - 2 * _LEFT) / (text_width("x", _POINTS) * 0.9)), 20)
-    # A word that is wider than the figure stays whole.
-    return [
-        line
-        for note in notes
-        for line in textwrap.wrap(note, room, break_long_words=False, break_on_hyphens=False) or [""]
-    ]
-
-
-def legend_height(keys: list[Key], notes: list[str], width: float) -> float:
-    """How many pixels the legend takes at this width."""
-    return _LINE * (max((line for _, _, line in _flow(keys, width)), default=-1) + 1 + len(_wrapped(notes, width))) + 4
-
-
-def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -> None:
-    """Draw the entries, then the notes, below `top`."""
-    used = -1
-    for key, x, line in _flow(keys, canvas.width):
-        used = max(used, line)
-        y = top + _LINE * (line + 0.5)
-        if key.kind in ("box", "fill"):
-            colors = (key.color, *key.beside)
-            wide = 13 / len(colors)
-            for n, color in enumerate(colors):
-                left = x + n * wide
-                edge = color if key.kind == "box" else "none"
-                canvas.box(left, y - 5.5, wide, 11, fill=color, alpha=key.alpha, edge=edge, hatch=key.hatch, line=1.2)
-        elif key.kind == "cross":
-            canvas.text(x + 6, y, "×", points=13, ha="center", color=key.color)
-        elif key.kind == "dots":
-            canvas.line([x, x + 13], [y, y], color=key.color, width=2.2, dash=":")
-        elif key.kind == "dashed":
-            canvas.line([x, x + 13], [y, y], color=key.color, width=1.4, dash="--")
-        elif key.kind == "total":
-            canvas.line([x, x + 13], [y, y], color=key.color, width=2.4)
-        else:
-            canvas.line([x + 6.5, x + 6.5], [y - 7, y + 7], color=key.color, width=2, dash=key.line)
-        canvas.text(x + 18, y, key.text, points=_POINTS, color=INK)
-    for k, note in enumerate(_wrapped(notes, canvas.width)):
-        canvas.text(_LEFT, top + _LINE * (used + 1.5 + k), note, points=_POINTS, color=MUTED)
-
-
-def rule_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
-    """The entries for the lines that these events rule through every row."""
-    kinds = dict.fromkeys(ledger[e].kind for e in events if ledger[e].kind != "backward")
-    looks = ((kind, *style.kind(kind)) for kind in kinds)
-    return [Key(kind, color, kind="rule", line=line) for kind, color, line in looks]
 
 
 def heading_height(ledger: Ledger, events: list[int], column: float) -> float:
     """How many pixels the headings of these events take above columns of this width."""
     if column >= _UPRIGHT:
         return 50.0
-    return 14 + max(text_width(_title(ledger[e]), _POINTS, bold=ledger[e].kind != "backward") for e in events)
+    return 14 + max(text_width(_title(ledger[e]), _POINTS) for e in events)
 
 
 def draw_heading(
@@ -424,11 +383,10 @@ def draw_heading(
     if event.kind == "backward" and column > 20:
         canvas.line([x, x], [top, bottom], color=LINE, width=0.6, alpha=0.7, z=0)
     if column < _UPRIGHT:
-        bold = event.kind != "backward"
-        canvas.text(x + column / 2 + 1, top - 8, _title(event), points=_POINTS, turned=True, bold=bold)
+        canvas.text(x + column / 2 + 1, top - 8, _title(event), points=_POINTS, turned=True)
         return
     roomy, room = column >= 80, int((column - 10) / text_width("x", 11))
-    canvas.text(x + 7, above + 11, event.kind, points=12 if roomy else 11, bold=roomy)
+    canvas.text(x + 7, above + 11, event.kind, points=12 if roomy else 11)
     about = "skipped" if event.skipped else words.brief(words.subject(event), room)
     if event.kind == "sync":
         # Letters of a page's own are narrower than those of code.

@@ -12,16 +12,8 @@ import numpy as np
 from accumviz.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.lifecycle import Window
 from accumviz.views import style, words
-from accumviz.views.figure import (
-    Canvas,
-    Key,
-    draw_heading,
-    draw_legend,
-    heading_height,
-    legend_height,
-    rule_keys,
-    text_width,
-)
+from accumviz.views.figure import Canvas, draw_heading, heading_height, text_width
+from accumviz.views.legend import Key, draw_legend, entry, legend_height, rule_keys
 from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.strip import AFTER, ALLOCATED, BEFORE, allocated_keys, saved_keys
 from accumviz.views.words import Group, group_rows
@@ -76,7 +68,7 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
     """Draw the heat map of these parameters (columns of the ledger) and events."""
     groups = group_rows([ledger.parameters[p].name for p in columns])
     strips = _strips(ledger, events)
-    beside = (text_width(words.shorten(g.name, 24), 11.5, mono=True) + 24 for g in groups)
+    beside = (text_width(words.shorten(g.name, 24), 11.5) + 24 for g in groups)
     left = min(196.0, max(72.0, *beside, *(text_width(told, 11.5) + 12 for told, _ in strips)))
     room = width - left - _RIGHT
     per_column, per_row = math.ceil(len(events) / room), math.ceil(len(columns) / _BODY)
@@ -99,7 +91,11 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
     colors = list(style.label_colors(ledger.labels).values()) or [style.CYCLE[0]]
     most = 0.5 if numbers else 1.0  # numbers are read on a paler cell
     pixels = paint(data, colors, low, high, most)
-    canvas.text(12, 11, _summary(ledger, columns, events), color=MUTED)
+    summary = _summary(ledger, columns, events)
+    with canvas.outside():
+        canvas.text(12, 11, summary, color=MUTED)
+    canvas.figure.above = f'<p class="av-remarks">{summary}</p>'
+    canvas.figure.edges = canvas.figure.edges[0], 20.0, bottom
     canvas.image(left, top, plot, body, pixels, lifted(pixels, most))
     canvas.box(left, top, plot, body, edge=LINE, line=0.8, z=4)
     at = _Plot(left, top, wide, tall, top + body, [left + per_event * i for i in range(len(events) + 1)])
@@ -113,8 +109,9 @@ def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) ->
         _bytes(canvas, ledger, events, at, at.bottom + n * _STRIP - 4, told, names)
     if not named:
         _ticks(canvas, events, at.x, bottom - 30)
-    _scale(canvas, colors[0], low, high, bottom, most)
-    draw_legend(canvas, keys, notes, bottom + 22)
+    with canvas.outside():
+        _scale(canvas, colors[0], low, high, bottom, most)
+    draw_legend(canvas, keys, notes, bottom + 22, first=_scale_entry(colors[0], low, high, most))
     return canvas
 
 
@@ -292,13 +289,27 @@ def _ticks(canvas: Canvas, events: list[int], x: list[float], top: float) -> Non
     canvas.text(x[0] - 9, top + 13, "event", points=11, color=MUTED, ha="right")
 
 
+_SCALED = "norm of the contribution (logarithmic)"
+
+
+def _scale_entry(color: str, low: float, high: float, most: float) -> str:
+    """The scale in steps that can be told apart; on a dark ground the weaker ones are lifted as cells are."""
+    shades = [(n, _FAINTEST + (1 - _FAINTEST) * n / 15) for n in range(16)]
+    place = 'y="1" width="6.2" height="12"'
+    lift, seen = (
+        "".join(f'<rect x="{6 * n}" {place} fill-opacity="{(a if own else 1 - a) * most:.2f}"/>' for n, a in shades)
+        for own in (False, True)
+    )
+    drawn = f'<g fill="{color}"><g style="opacity: var(--av-lift, 0)">{lift}</g>{seen}</g>'
+    return entry(drawn, f"{_SCALED}, {style.number(10**low, 2)} to {style.number(10**high, 2)}", 96)
+
+
 def _scale(canvas: Canvas, color: str, low: float, high: float, top: float, most: float) -> None:
     rgb = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     strip = np.zeros((1, 64, 4))
     strip[0, :, :3], strip[0, :, 3] = rgb, np.linspace(_FAINTEST, 1, 64) * most
-    words_ = "norm of the contribution (logarithmic)"
-    canvas.text(12, top + 9, words_, points=11.5)
-    x = 18 + text_width(words_, 11.5) * 0.95
+    canvas.text(12, top + 9, _SCALED, points=11.5)
+    x = 18 + text_width(_SCALED, 11.5) * 0.95
     canvas.text(x + 42, top + 9, style.number(10**low, 2), points=11.5, ha="right")
     canvas.image(x + 48, top + 3, 96, 12, strip, lifted(strip, most))
     canvas.text(x + 150, top + 9, style.number(10**high, 2), points=11.5)

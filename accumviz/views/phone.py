@@ -7,16 +7,19 @@ import pickle
 import re
 import textwrap
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 
-# What a phone has beside its margins, and the smallest letters that are read on it, in pixels.
-PHONE, _LETTERS = 343.0, 11.0
+# What a phone has beside its margins, in a prediction's answer too, and the smallest letters that are read on it.
+PHONE, _LETTERS = 320.0, 11.0
+# A chart that is no wider fits where it stands alone.
+_FITS = 343.0
 # How wide a letter is of its size: what fits with it fits in the page's own fonts.
 _EM = 0.61
 # Names of bars take no more of the width; between two of them stay these pixels.
@@ -27,7 +30,7 @@ Chart = TypeVar("Chart", bound=Figure)
 
 def for_phone(chart: Chart) -> Chart | None:
     """The same chart, as wide as a phone; None where it fits as it is, was placed by hand, or cannot be copied."""
-    if not isinstance(chart.get_layout_engine(), ConstrainedLayoutEngine) or _width(chart) <= PHONE:
+    if not isinstance(chart.get_layout_engine(), ConstrainedLayoutEngine) or _width(chart) <= _FITS:
         return None
     try:
         # What is laid out again must not move in the chart that its owner has.
@@ -39,9 +42,12 @@ def for_phone(chart: Chart) -> Chart | None:
         text.set_fontsize(max(float(text.get_fontsize()), _LETTERS))
     for axes in copy.axes:
         axes.tick_params(which="both", labelsize=_LETTERS)
-    _say_above(copy)
+    keys = _say_above(copy)
     for axes in copy.axes:
         _wrap(copy, axes, PHONE / columns)
+    for axes, key in keys:
+        # The title stands above the key, which stands above the panel.
+        axes.set_title(axes.get_title(), pad=6 + 72 * key.get_window_extent().height / copy.dpi)
     _make_room(copy)
     return copy
 
@@ -57,7 +63,7 @@ def _stack(chart: Figure) -> int:
     side = next(iter(grids)).ncols if len(grids) == 1 else 1
     columns, rows = side, 1
     if None not in places and side == len(places):
-        columns = max(int(PHONE * side / _width(chart)), 1)
+        columns = max(int(_FITS * side / _width(chart)), 1)
         rows = math.ceil(side / columns)
         grid = GridSpec(rows, columns, figure=chart)
         for n, axes in enumerate(chart.axes):
@@ -75,22 +81,33 @@ def _number_again(axes: Axes, first: Axes) -> None:
         axes.set_ylabel(axes.get_ylabel() or first.get_ylabel(), color=first.yaxis.label.get_color())
 
 
-def _say_above(chart: Figure) -> None:
-    """One key above all panels: inside a narrow one it would lie on what it explains."""
-    keys = [key for key in (*chart.legends, *(axes.get_legend() for axes in chart.axes)) if key]
+def _say_above(chart: Figure) -> list[tuple[Axes, Legend]]:
+    """One key above all panels: inside a narrow one it would lie on what it explains.
+
+    Where the first panel has nothing of it, it stands above the one that has; such are returned.
+    """
+    inside = [axes for axes in chart.axes if axes.get_legend()]
+    keys = [key for key in (*chart.legends, *(axes.get_legend() for axes in inside)) if key]
     pairs = [pair for key in keys for pair in zip(key.legend_handles, key.texts, strict=True)]
     entries = {text.get_text(): (hand, text) for hand, text in pairs if hand}
     for key in keys:
         key.remove()
+    own = inside[0] if len(keys) == len(inside) == 1 and not chart.axes[0].get_legend_handles_labels()[1] else None
     for columns in range(len(entries), 0, -1):
         hands = [hand for hand, _ in entries.values()]
-        key = chart.legend(hands, [*entries], loc="outside upper left", ncols=columns, frameon=False, fontsize=_LETTERS)
+        looks: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": _LETTERS}
+        if own:
+            looks |= {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0.2}
+            key = own.legend(hands, [*entries], **looks)
+        else:
+            key = chart.legend(hands, [*entries], loc="outside upper left", **looks)
         for text, (_, old) in zip(key.texts, entries.values(), strict=True):
             text.set_color(old.get_color())
         chart.draw_without_rendering()
-        if columns == 1 or key.get_window_extent().width <= chart.bbox.width:
-            return
+        if columns == 1 or key.get_window_extent().width <= (own or chart).bbox.width:
+            return [(own, key)] if own else []
         key.remove()
+    return []
 
 
 def _wrap(chart: Figure, axes: Axes, room: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -10,7 +11,8 @@ import numpy as np
 
 from accumviz.ledger import Ledger
 from accumviz.views import style
-from accumviz.views.figure import Canvas, Key, text_width
+from accumviz.views.figure import Canvas, text_width
+from accumviz.views.legend import Key
 from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.parts import Segment
 from accumviz.views.shares import Bar, among, bars, reach
@@ -83,12 +85,14 @@ def strip_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     return found + (allocated_keys(ledger, events) if _allocated in shown else [])
 
 
-def strip_notes(ledger: Ledger, events: Sequence[int]) -> list[str]:
-    """What stands beside each other in one step: nothing else tells stacks of one colour apart."""
-    found = bars(ledger, events)[0]
+def strip_notes(ledger: Ledger, grid: Grid) -> list[str]:
+    """What stands beside each other in one step, which nothing else tells, and whether sums had no room."""
+    found = bars(ledger, grid.events)[0]
     several = {step: [bar.objective for bar in found if bar.step == step] for step in {bar.step for bar in found}}
     orders = dict.fromkeys(tuple(names) for _, names in sorted(several.items()) if len(names) > 1)
-    return [f"Shares of one step, from the left: {', '.join(names)}." for names in list(orders)[:2]]
+    notes = [f"Shares of one step, from the left: {', '.join(names)}." for names in list(orders)[:2]]
+    left_out = not all(_sums(found, grid))
+    return notes + (["Sums without room are left out here; they stand in the words below."] if left_out else [])
 
 
 def saved_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
@@ -170,29 +174,59 @@ def _weighed(canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None:
     low, high = reach(found)
     scale = (_WEIGHED - 26) / (high - low)
     zero = top + 18 + high * scale
-    end = grid.x(len(grid.events))
-    canvas.line([grid.left, end], [zero, zero], color=MUTED, width=0.9, z=1)
-    for one in (1, -1) if low < 0 else (1,):
-        canvas.line([grid.left, end], [zero - one * scale] * 2, width=1.2, dash="--", z=4)
-        canvas.text(end + 5, zero - one * scale, style.number(one), points=11)
-    among = {e: [bar for bar in found if bar.step == e] for e in grid.events}
-    rooms = {e: min(grid.column * 0.8, 64.0) / max(len(own), 1) for e, own in among.items()}
+    canvas.line([grid.left, grid.x(len(grid.events))], [zero, zero], color=MUTED, width=0.9, z=1)
+    rooms, sums = _rooms(found, grid), _sums(found, grid)
     written = all(_fits(bar, rooms[bar.step] - 2, scale) for bar in found)
+    where: list[tuple[float, float, float]] = []
+    for e, own in itertools.groupby(zip(found, sums, strict=True), key=lambda pair: pair[0].step):
+        among_ = list(own)
+        left = grid.x(grid.events.index(e)) + (grid.column - rooms[e] * len(among_)) / 2
+        for n, (bar, told) in enumerate(among_):
+            # A lone part is its own sum, which stands at the end of the bar.
+            inside = written and (len(bar.segments) > 1 or not told)
+            _stack(canvas, ledger, bar, left + n * rooms[e], rooms[e] - 2, zero, scale, written=inside)
+            middle, end = left + (n + 0.5) * rooms[e] - 1, zero - max(bar.ends[1], 0.0) * scale
+            canvas.text(middle, end - 9, told, points=11, bold=True, ha="center")
+            half = text_width(told, 11, bold=True) / 2
+            where += [(middle - half - 2, middle + half + 2, end - 9)] if told else []
+    for one in (1, -1) if low < 0 else (1,):
+        _dashed(canvas, grid, zero - one * scale, style.number(one), where)
+
+
+def _dashed(canvas: Canvas, grid: Grid, y: float, told: str, sums: list[tuple[float, float, float]]) -> None:
+    """A line across the columns, with its name at the end, and a gap where it would strike a sum through."""
+    end = grid.x(len(grid.events))
+    gaps = sorted((left, right) for left, right, middle in sums if abs(middle - y) < 9)
+    for start, stop in itertools.pairwise([grid.left, *itertools.chain(*gaps), end]):
+        if (start, stop) not in gaps:
+            canvas.line([start, stop], [y, y], width=1.2, dash="--", z=4)
+    canvas.text(end + 5, y, told, points=11)
+
+
+def _rooms(found: list[Bar], grid: Grid) -> dict[int, float]:
+    """How wide a bar of each step is, with what keeps it from the next."""
+    steps = [bar.step for bar in found]
+    return {e: min(grid.column * 0.8, 64.0) / steps.count(e) for e in steps}
+
+
+def _sums(found: list[Bar], grid: Grid) -> list[str]:
+    """What each bar adds to, to as many digits as there is room for in all of them; nothing where there is none."""
+    rooms, steps = _rooms(found, grid), [bar.step for bar in found]
+    # A lone one may reach over the columns beside it, up to the next, or to the edge.
+    at = [grid.events.index(e) for e in dict.fromkeys(steps)]
+    near = min([b - a for a, b in itertools.pairwise(at)], default=len(grid.events)) * grid.column
+    edge = min((grid.column * (2 * min(n, len(grid.events) - 1 - n) + 1) + 8 for n in at), default=0.0)
 
     def told(bar: Bar, digits: int) -> str:
         return bar.totals[min(digits, len(bar.totals) - 1)]
 
     def fits(bar: Bar, digits: int) -> bool:
-        return text_width(told(bar, digits), 11) <= (grid.column if len(among[bar.step]) == 1 else rooms[bar.step])
+        room = min(near, edge) if steps.count(bar.step) == 1 else rooms[bar.step]
+        return text_width(told(bar, digits), 11, bold=True) <= room - 3
 
     # Parts have three digits, and so have totals where there is room.
     digits = next((n for n in (1, 2, 3) if all(fits(bar, n) for bar in found)), 3)
-    for i, e in enumerate(grid.events):
-        left = grid.x(i) + (grid.column - rooms[e] * len(among[e])) / 2
-        for n, bar in enumerate(among[e]):
-            _stack(canvas, ledger, bar, left + n * rooms[e], rooms[e] - 2, zero, scale, written=written)
-            total = told(bar, digits) if fits(bar, digits) else ""
-            canvas.text(left + (n + 0.5) * rooms[e], top + 9, total, points=11, bold=True, ha="center")
+    return [told(bar, digits) if fits(bar, digits) else "" for bar in found]
 
 
 def _fits(bar: Bar, wide: float, scale: float) -> bool:

@@ -43,6 +43,11 @@ _CSS = """
 .av-ledger td code { background: none; border: 0; padding: 0; color: var(--av-text); font-size: 0.78rem; }
 .av-ledger td.av-gap { color: var(--av-muted); font-style: italic; }
 .av-ledger p { margin: 0.5rem 0 0 0.5rem; color: var(--av-muted); font-size: 0.8125rem; }
+@media (max-width: 30rem) {
+  .av-ledger th, .av-ledger td { padding-inline: 0.35rem; }
+  .av-ledger td.av-first, .av-ledger th.av-first { padding-left: 0.6rem; }
+  .av-ledger td.av-event { white-space: normal; min-width: 6.5rem; }
+  .av-ledger .av-said { min-width: 0; } }
 @media print { .av-ledger .av-scroll { overflow: visible; } .av-ledger .av-kind, .av-ledger .av-label {
   print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
@@ -120,7 +125,7 @@ def _row(ledger: Ledger, event: Event, shown: Iterable[int]) -> str:
     step = ' class="av-step"' if event.kind == "step" else ""
     return (
         f'<tr{step}><th class="av-n av-quiet" scope="row">{event.index}</th>'
-        f'<td>{_event(ledger, event, lost)}</td>{cells}<td class="av-first">{_code(event)}</td></tr>'
+        f'<td class="av-event">{_event(ledger, event, lost)}</td>{cells}<td class="av-first">{_code(event)}</td></tr>'
     )
 
 

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from accumviz import given
 from accumviz.ledger import Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import heatmap, style, words
-from accumviz.views.figure import (
-    LIVE,
-    Canvas,
-    Key,
-    ThemedFigure,
-    draw_heading,
-    draw_legend,
-    draw_rule,
-    heading_height,
-    legend_height,
-    rule_keys,
-    text_width,
-)
+from accumviz.views.figure import LIVE, Canvas, ThemedFigure, draw_heading, draw_rule, heading_height, text_width
+from accumviz.views.lane import LEVEL, THIN, Lane, Slot, Telling, labelled, telling_of
+from accumviz.views.legend import Key, draw_legend, legend_height, rule_keys
 from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
 from accumviz.views.phone import PHONE
@@ -31,13 +21,9 @@ from accumviz.views.strip import Grid, beside, clear_of, gap_of, heights_of, str
 
 _MOST_LANES, _NARROWEST = 8, 27.0
 # On a phone, names may stand above their lanes, in so much room, and columns may be as narrow as this.
-_NAMED, _TIGHT = 18.0, 23.0
-# Of a name: `0.weight (unsharded)` is told from `0.weight` by its end, and read whole.
-_LETTERS = 20
-# How wide a bold minus and point are of their size, all else being as wide as a digit.
-_BOLD = {"−": 0.838, ".": 0.38}
-# A part that is thinner has no outline: the outlines would be all of it.
-_THIN = 4.0
+_NAMED, _TIGHT = 18.0, 21.0
+# So many letters of a name stand on a line beside a lane, and so many in all.
+_LETTERS, _MOST_LETTERS = 20, 48
 # From this width on, a column has room for a word.
 _WORDY = 36.0
 
@@ -111,15 +97,36 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
 def _left(ledger: Ledger, columns: Sequence[int], *, above: bool) -> float:
     if above:
         return 14.0
-    names = [words.shorten(ledger.parameters[p].name, _LETTERS) for p in columns]
-    return max(64.0, beside(ledger), *(text_width(name, 12.5, mono=True) + 26 for name in names))
+    names = [line for p in columns for line in _name(ledger.parameters[p].name)]
+    return max(64.0, beside(ledger), *(text_width(name, 12.5) + 26 for name in names))
+
+
+def _name(name: str) -> list[str]:
+    """The lines of a name beside its lane: what tells it from others may be its end or its middle.
+
+    >>> _name("0.weight"), _name("rank 0 · _flat_param (unsharded)"), _name("layers.11.self_attn.out_proj.weight")
+    (['0.weight'], ['rank 0 · _flat_param', '(unsharded)'], ['layers.11.self_attn.', 'out_proj.weight'])
+    """
+    lines = [""]
+    for piece in re.findall(r"[^. ]*[. ]*", words.shorten(name, _MOST_LETTERS)):
+        if lines[-1] and len(f"{lines[-1]}{piece}".rstrip()) > _LETTERS:
+            lines.append("")
+        lines[-1] += piece
+    return [words.shorten(line.strip(), _LETTERS) for line in lines]
+
+
+def _right(width: float) -> float:
+    """What is free at the right, where the dashed line of the shares is named."""
+    return 16.0 if width <= PHONE else 24.0
 
 
 def _has_room(
     ledger: Ledger, columns: Sequence[int], events: Sequence[int], width: float, *, above: bool = False
 ) -> bool:
     """Whether each event has a column wide enough, with the names of the lanes beside them or `above` them."""
-    return (width - _left(ledger, columns, above=above) - 24) / len(events) >= (_TIGHT if above else _NARROWEST)
+    return (width - _left(ledger, columns, above=above) - _right(width)) / len(events) >= (
+        _TIGHT if above else _NARROWEST
+    )
 
 
 def _foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:
@@ -134,29 +141,33 @@ def _foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:
 
 def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float, *, above: bool = False) -> Canvas:
     left, named = _left(ledger, columns, above=above), _NAMED if above else 0.0
-    column = float(np.clip((width - left - 24) / len(events), _TIGHT if above else _NARROWEST, 112))
+    column = float(np.clip((width - left - _right(width)) / len(events), _TIGHT if above else _NARROWEST, 112))
     lane = _lane_height(ledger, columns, events) + named
     top = heading_height(ledger, events, column)
     shown = strips(ledger, events)
     rooms = [tall + named for tall in heights_of(shown)]
-    total = max(left + column * len(events) + 24, min(width, 400.0))
+    total = max(left + column * len(events) + _right(width), min(width, 400.0))
     grid = Grid(left, top, column, lane, events, named)
     extents = _extents(ledger, columns, events)
-    lanes = [_Lane.of(ledger, grid, row, p, extents[p]) for row, p in enumerate(columns)]
+    lanes = [Lane.of(ledger, grid, row, p, extents[p]) for row, p in enumerate(columns)]
     foreign = {e: [p for p in columns if _foreign(ledger, ledger[e], ledger.parameters[p])] for e in events}
-    telling = _telling(lanes, [ledger[e].kind for e in events])
+    telling = telling_of(lanes)
+    if (margin := telling.margin(lanes)) > LEVEL:
+        lane += (margin - LEVEL) * (1 + any(low < 0 < high for low, high in extents.values()))
+        grid = grid._replace(lane=lane)
+        lanes = [Lane.of(ledger, grid, row, p, extents[p], margin) for row, p in enumerate(columns)]
     keys, notes = _keys(ledger, columns, events, column), [] if ledger.complete else ["The recording is incomplete."]
     if any(foreign.values()):
         notes.append("The line of an event is faint where it does not concern a parameter.")
-    if len(telling.where) < len(events):
-        notes.append("Totals without room are left out here; they stand in the words below.")
     if any(not lane_.signed and any(len(stack) > 1 for stack in lane_.stacks) for lane_ in lanes):
-        notes.append("The parts of a tensor share the height of ‖.grad‖ in proportion to their own norms.")
+        notes.append(
+            "Norms do not add up: the parts of a tensor share the height of ‖.grad‖ in proportion to their own."
+        )
     if any(len(stack) > 1 for lane_ in lanes for stack in lane_.stacks):
         notes.append("Bars grow from zero, the oldest part first.")
     if len({reach for reach in extents.values() if any(reach)}) > 1:
         notes.append("Each lane has a scale of its own.")
-    notes += strip_notes(ledger, events)
+    notes += strip_notes(ledger, grid)
     bottom = top + lane * len(columns) + sum(rooms) + 12
     canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 6)
     for i, e in enumerate(events):
@@ -173,129 +184,6 @@ def _lanes(ledger: Ledger, columns: list[int], events: list[int], width: float, 
         draw(canvas, grid, ledger, top + lane * len(columns) + sum(rooms[:n]) + named)
     draw_legend(canvas, keys, notes, bottom)
     return canvas
-
-
-class _Slot(NamedTuple):
-    """Where one bar stands: its column's room, its lane, its zero line and pixels per unit."""
-
-    x: float
-    bar: float
-    room: float
-    top: float
-    lane: float
-    zero: float
-    scale: float
-
-    @property
-    def middle(self) -> float:
-        return self.x + self.bar / 2
-
-    def parts(self, stack: list[Segment], heights: list[float]) -> Iterator[tuple[Segment, float, float]]:
-        """Each part, its upper edge and its height. Old parts first: the newest sits at the end, as the total does."""
-        ends = {True: self.zero, False: self.zero}
-        for part, drawn in zip(stack, heights, strict=True):
-            height, up = abs(drawn) * self.scale, drawn >= 0
-            yield part, ends[up] - height * up, height
-            ends[up] += -height if up else height
-
-
-class _Lane(NamedTuple):
-    """One parameter's bars: their parts, how tall each is, what `.grad` comes to, and where each stands."""
-
-    p: int
-    signed: bool
-    stacks: list[list[Segment]]
-    heights: list[list[float]]
-    grads: list[float]
-    slots: list[_Slot]
-    there: list[bool]
-
-    @classmethod
-    def of(cls, ledger: Ledger, grid: Grid, row: int, p: int, reach: tuple[float, float]) -> _Lane:
-        top, inside = grid.top + grid.lane * row + grid.named, grid.lane - grid.named
-        events = grid.events
-        signed, stacks, grads = (
-            words.is_signed(ledger, p),
-            segments(ledger, p, events),
-            totals(ledger, p)[events].tolist(),
-        )
-        low, high = reach
-        # Room for a total beyond the end of a bar, on the sides that have bars.
-        over, under = (24 if high > 0 else 12), (24 if low < 0 else 12)
-        scale = (inside - over - under - 6) / ((high - low) or 1.0)
-        zero, bar = top + over + 3 + high * scale, min(grid.column * 0.66, 52.0)
-        lefts = (grid.x(i) + (grid.column - bar) / 2 for i in range(len(events)))
-        slots = [_Slot(x, bar, grid.column, top, inside, zero, scale) for x in lefts]
-        tall = [heights(stack, grad, signed) for stack, grad in zip(stacks, grads, strict=True)]
-        return cls(p, signed, stacks, tall, grads, slots, [present(ledger, e, p) for e in events])
-
-    def whole(self, i: int) -> bool:
-        """Whether all of this bar can be drawn."""
-        amounts = [self.grads[i], *(part.amount for part in self.stacks[i])]
-        return self.there[i] and bool(np.isfinite(amounts).all())
-
-    def told(self, where: Sequence[int]) -> list[float]:
-        """The totals in these columns."""
-        return [self.grads[i] for i in where if self.whole(i)]
-
-    def writes(self, digits: int, *, new: bool) -> bool:
-        """Whether its parts are labelled, those that are new or the others: all that are seen as parts, or none."""
-        return all(
-            part.together == 1
-            and text_width(style.number(part.amount, digits), 11) <= slot.bar - 3
-            and clear_of(y, height, slot.zero - grad * slot.scale)[1] >= 14
-            for i, (slot, stack, tall, grad) in enumerate(
-                zip(self.slots, self.stacks, self.heights, self.grads, strict=True)
-            )
-            if self.whole(i)
-            for part, y, height in slot.parts(stack, tall)
-            if height >= _THIN and part.new == new and _labelled(part, stack)
-        )
-
-
-def _labelled(part: Segment, stack: list[Segment]) -> bool:
-    # A lone part is its own total, which stands at the end of the bar.
-    return part.born >= 0 and (part.new or len(stack) > 1)
-
-
-class _Telling(NamedTuple):
-    """How the numbers of a picture are written: to how many digits, how far apart, and in which columns the totals."""
-
-    digits: int
-    apart: float
-    where: list[int]
-
-    def total(self, grad: float, room: float) -> tuple[str, float]:
-        """What stands at the end of a bar, and the size of its letters; nothing where it has no room."""
-        told = style.number(grad, self.digits)
-        width = sum(_BOLD.get(letter, 0.696) for letter in told)
-        sizes = (12.0, 11.0) if room >= 44 else (11.0,)
-        return next(((told, size) for size in sizes if size * width <= room - self.apart), ("", 11.0))
-
-    def fits(self, lanes: list[_Lane]) -> bool:
-        column = lanes[0].slots[0].room
-        return all(self.total(grad, column)[0] for lane in lanes for grad in lane.told(self.where))
-
-
-def _telling(lanes: list[_Lane], kinds: list[str]) -> _Telling:
-    """As many digits as have room for all totals, or else for those that steps used, or none; the same everywhere.
-
-    Three digits rather than four where then the parts can be written, too.
-    """
-    column, every = lanes[0].slots[0].room, list(range(len(kinds)))
-    steps = [i for i, kind in enumerate(kinds) if kind == "step"]
-    for where in (every, steps):
-        for apart in (5.0, 2.4) if column >= _WORDY else (2.4,):
-            fitting = [telling for n in (4, 3, 2) if (telling := _Telling(n, apart, where)).fits(lanes)]
-            for parts in ((True, False), (True,)):
-                for telling in fitting:
-                    if telling.digits > 2 and all(
-                        lane.writes(telling.digits, new=new) for lane in lanes for new in parts
-                    ):
-                        return telling
-            if fitting and where:
-                return fitting[0]
-    return _Telling(2, 2.4, [])
 
 
 def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float:
@@ -330,22 +218,23 @@ def _extents(ledger: Ledger, columns: list[int], events: list[int]) -> dict[int,
     return found
 
 
-def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, telling: _Telling) -> None:
-    digits, told_at = telling.digits, set(telling.where)
+def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: Lane, telling: Telling) -> None:
+    digits = telling.digits
     parameter, (_, _, _, top, tall, zero, _) = ledger.parameters[lane.p], lane.slots[0]
     end = grid.x(len(grid.events))
     canvas.line([grid.left, end], [zero, zero], color=MUTED, width=0.9, z=1)
     if top > grid.top + grid.named:
         canvas.line([10, end], [top - grid.named] * 2, color=LINE, width=0.6, alpha=0.8, z=0)
     middle, what = top + tall / 2, "number" if lane.signed else "norm ‖·‖"
-    name = words.shorten(parameter.name, 32 if grid.named else _LETTERS)
     if grid.named:
-        canvas.text(10, top - grid.named / 2, name, points=12.5, mono=True)
+        canvas.text(10, top - grid.named / 2, words.shorten(parameter.name, 31), points=12.5, mono=True)
         canvas.text(canvas.width - 10, top - grid.named / 2, what, points=11, color=MUTED, ha="right")
     else:
-        canvas.text(grid.left - 14, middle - 8, name, points=12.5, mono=True, ha="right")
+        lines = _name(parameter.name)
+        for n, line in enumerate(lines):
+            canvas.text(grid.left - 14, middle + 8 - 16 * (len(lines) - n), line, points=12.5, mono=True, ha="right")
         canvas.text(grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right")
-    known = lane.told(range(len(grid.events)))
+    known = lane.told()
     hangs = all(grad <= 0 for grad in known) and any(grad < 0 for grad in known)
     writes = {new: lane.writes(digits, new=new) for new in (True, False)}
     for i, (e, slot, grad) in enumerate(zip(grid.events, lane.slots, lane.grads, strict=True)):
@@ -355,16 +244,21 @@ def _draw_lane(canvas: Canvas, grid: Grid, ledger: Ledger, lane: _Lane, telling:
             _broken(canvas, slot, grad, digits)
         else:
             _bar(canvas, ledger, slot, lane.stacks[i], lane.heights[i], grad, digits, writes)
-            # Where columns are narrow, a total that did not change is not said twice.
-            again = grid.column < 52 and i - 1 in told_at and lane.there[i - 1] and lane.grads[i - 1] == grad
-            told, points = telling.total(grad, slot.room)
-            if i in told_at and not again:
-                at = _end(slot, lane.stacks[i], lane.heights[i], grad)
-                canvas.text(slot.middle, at, told, points=points, bold=True, ha="center")
+            _total(canvas, slot, telling, grad, _end(slot, lane.stacks[i], lane.heights[i], grad))
         lost = ledger.unconsumed(e).get(parameter.name)
         if lost:
             said = "×" if grid.column < 80 else f"× {_lost(ledger, lane.p, lost, digits)}"
             canvas.text(slot.middle, middle + (18 if zero < middle else -18), said, points=11, ha="center")
+
+
+def _total(canvas: Canvas, at: Slot, telling: Telling, grad: float, end: float) -> None:
+    """Write what `.grad` comes to beyond the end of its bar; turned, it begins, or ends, there."""
+    told, below = telling.told(grad), grad < 0
+    if size := telling.level(told, at.room):
+        canvas.text(at.middle, end + (12 if below else -11), told, points=size, bold=True, ha="center")
+    else:
+        y, ha = (end + 5, "right") if below else (end - 5, "left")
+        canvas.text(at.middle, y, told, points=11, bold=True, ha=ha, turned=True)
 
 
 def _lost(ledger: Ledger, p: int, births: list[int], digits: int) -> str:
@@ -372,14 +266,14 @@ def _lost(ledger: Ledger, p: int, births: list[int], digits: int) -> str:
     return told if 0 < len(told) <= 9 else words.counted(len(births), "part")
 
 
-def _absent(canvas: Canvas, at: _Slot, below: bool) -> None:
+def _absent(canvas: Canvas, at: Slot, below: bool) -> None:
     canvas.line([at.x, at.x + at.bar], [at.zero, at.zero], color=MUTED, width=2.2, dash=":", z=3)
     text = "None" if at.room >= _WORDY else "∅"
     y = at.zero + (12 if below else -12)
     canvas.text(at.middle, y, text, points=11.5, italic=True, color=MUTED, ha="center")
 
 
-def _broken(canvas: Canvas, at: _Slot, grad: float, digits: int) -> None:
+def _broken(canvas: Canvas, at: Slot, grad: float, digits: int) -> None:
     # Below the zero line where that stands so high that it would strike the number through.
     low = at.zero < at.top + 26
     box = (at.zero + 4, at.top + at.lane - 24 - at.zero - 4) if low else (at.top + 26, at.lane - 36)
@@ -391,7 +285,7 @@ def _broken(canvas: Canvas, at: _Slot, grad: float, digits: int) -> None:
 def _bar(
     canvas: Canvas,
     ledger: Ledger,
-    at: _Slot,
+    at: Slot,
     stack: list[Segment],
     heights: list[float],
     grad: float,
@@ -402,13 +296,14 @@ def _bar(
     colors, net = style.label_colors(ledger.labels), at.zero - grad * at.scale
     for part, y, height in at.parts(stack, heights):
         color = colors.get(ledger[part.born].label, MUTED) if part.born >= 0 else MUTED
-        alpha, hatch = 1.0 if part.new else 0.0 if part.used else LIVE, "xx" if part.born < 0 else None
-        if height >= _THIN:
+        # What came from elsewhere has one look, used or not: on a grey ground its hatching would be lost.
+        alpha, hatch = (0.0, "xx") if part.born < 0 else (1.0 if part.new else 0.0 if part.used else LIVE, None)
+        if height >= THIN:
             box = y + 0.6, at.bar, height - 1.2
             free = gap_of(part, stack, *box[::2], told=style.number(part.amount, digits), wide=at.bar)
             canvas.box(at.x, *box, fill=color, alpha=alpha, edge=color, line=1.2, hatch=None if free else hatch)
             for start, end in ((box[0], free[0]), (free[1], box[0] + box[2])) if free else ():
-                canvas.box(at.x, start, at.bar, end - start, edge=color, line=0, hatch=hatch)
+                canvas.box(at.x, start, at.bar, end - start, edge=color, line=0.8, hatch=hatch)
             if free:
                 canvas.text(at.middle, sum(free) / 2, style.number(part.amount, digits), points=11, ha="center")
         else:
@@ -417,18 +312,18 @@ def _bar(
             canvas.box(at.x, y, at.bar, max(height - gap, 0.8), fill=color, alpha=alpha)
             for x in (at.x, at.x + at.bar):
                 canvas.line([x, x], [y, y + height], color=color, width=1.2, z=2)
-        if writes[part.new] and height >= _THIN and _labelled(part, stack):
+        if writes[part.new] and height >= THIN and labelled(part, stack):
             ink = style.ink_on(color) if part.new else INK
             written = clear_of(y, height, net)[0]
             canvas.text(at.middle, written, style.number(part.amount, digits), points=11, ha="center", color=ink)
     canvas.line([at.x - 4, at.x + at.bar + 4], [net, net], width=2.6, z=4)
 
 
-def _end(at: _Slot, stack: list[Segment], heights: list[float], grad: float) -> float:
-    """How high the total is written: beyond the end of the bar to which it points."""
+def _end(at: Slot, stack: list[Segment], heights: list[float], grad: float) -> float:
+    """The end of a bar, beyond which its total is written."""
     edges = [edge for _, y, height in at.parts(stack, heights) for edge in (y, y + height)]
     net = at.zero - grad * at.scale
-    return max([at.zero, net, *edges]) + 12 if grad < 0 else min([at.zero, net, *edges]) - 11
+    return max([at.zero, net, *edges]) if grad < 0 else min([at.zero, net, *edges])
 
 
 def _keys(ledger: Ledger, columns: list[int], events: list[int], column: float) -> list[Key]:
@@ -446,7 +341,7 @@ def _keys(ledger: Ledger, columns: list[int], events: list[int], column: float) 
     keys += [Key("already in .grad", own, LIVE, beside=beside)] if live else []
     keys += [Key("already used by a step", own, 0.0, beside=beside)] if used else []
     unseen = "from other ranks" if ledger.of("sync") else "not from a recorded backward"
-    keys += [Key(unseen, MUTED, LIVE, "xx")] if any(s.born < 0 for s in parts) else []
+    keys += [Key(unseen, MUTED, 0.0, "xx")] if any(s.born < 0 for s in parts) else []
     keys += [Key(".grad after the event", INK, kind="total")]
     if any(ledger.unconsumed(e) for e in events):
         keys += [Key("erased before any step used it", INK, kind="cross")]

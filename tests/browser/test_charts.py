@@ -10,10 +10,13 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
+from accumviz.ledger import Ledger, Parameter
 from accumviz.views.figure import ThemedFigure
 from accumviz.views.phone import for_phone
+from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
 from tests.browser.written import written
+from tests.views.test_timeline import large
 
 Open = Callable[..., Any]
 LONG = [f"the {what}, {n} micro-batches, K = {k}" for what in ("forty", "thousand") for n in (20, 100) for k in (1, 10)]
@@ -27,7 +30,7 @@ SEEN = """() => {
     const meet = (one, other) => one.left < other.right - 1 && other.left < one.right - 1
         && one.top < other.bottom - 1 && other.top < one.bottom - 1;
     return {
-        small: words.filter(({size}) => size < 10.9).map(({said, size}) => `${said}: ${size}`),
+        small: words.filter(({size}) => size < 10.99).map(({said, size}) => `${said}: ${size}`),
         beyond: words.filter(({box}) => box.left < edge.left - 1 || box.right > edge.right + 1
             || box.top < edge.top - 3 || box.bottom > edge.bottom + 3).map(({said}) => said),
         met: words.flatMap((one, n) => words.slice(n + 1).filter(other => meet(one.box, other.box))
@@ -79,13 +82,38 @@ def named_columns() -> ThemedFigure:
     return figure
 
 
-@pytest.mark.parametrize("made", [named_bars, split_bars, curves_side_by_side, named_columns])
+def key_of_the_second() -> ThemedFigure:
+    figure, panels = chart(2.9, 2, sharey=True)
+    panels[0].scatter([0, 1], [0, 1])
+    panels[1].scatter([0, 1], [0, 1], label="64 at once")
+    panels[1].scatter([0, 1], [1, 0], label="a window of 8 × 8")
+    for axes, name in zip(panels, ("one micro-batch", "a window"), strict=True):
+        axes.set(title=name, xlabel="one element")
+    panels[1].legend()
+    return figure
+
+
+def events() -> ThemedFigure:
+    rows = [
+        {"kind": kind, "label": "loss", "grad": {"w": -1.234 - n}, "contribution": {"w": -1.0}}
+        for n, kind in enumerate(["backward", "step"] * 6)
+    ]
+    return timeline(Ledger.build([Parameter("w", (1,))], rows))
+
+
+# In a page of a book, and in the answer to a prediction on it.
+@pytest.mark.parametrize("room", [343, 321])
+@pytest.mark.parametrize(
+    "made", [named_bars, split_bars, curves_side_by_side, named_columns, key_of_the_second, events]
+)
 def test_a_chart_is_read_on_a_phone_without_moving_it(
-    made: Callable[[], ThemedFigure], watch: Open, tmp_path: Path
+    made: Callable[[], ThemedFigure], room: int, watch: Open, tmp_path: Path
 ) -> None:
     page = watch(width=375).page
     page.goto(written(tmp_path / "page.html", made()))
-    page.add_style_tag(content=".av-scroll { width: 343px; } .accumviz svg { max-width: none; }")  # as in a book
+    page.add_style_tag(
+        content=f".av-scroll {{ width: {room}px; }} .accumviz svg {{ max-width: none; }}"
+    )  # as in a book
     drawn(page)
     assert page.locator(".av-scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
     assert page.evaluate(SEEN) == {"small": [], "beyond": [], "met": []}
@@ -102,6 +130,21 @@ def test_a_panel_that_begins_a_row_has_its_numbers() -> None:
     assert first.get_position().y0 > second.get_position().y1, "they stand below each other"
     assert second.get_ylabel() == "loss"
     assert [label.get_visible() for label in second.get_yticklabels()] == [True] * len(second.get_yticks())
+
+
+def test_a_key_stands_above_the_panel_that_has_its_marks() -> None:
+    small = for_phone(key_of_the_second())
+    assert small is not None
+    small.draw_without_rendering()
+    first, second = small.axes
+    assert not small.legends
+    assert first.get_legend() is None
+    place, title = second.get_legend().get_window_extent(), second.title.get_window_extent()  # type: ignore[union-attr]
+    assert second.bbox.y1 <= place.y0 < place.y1 <= title.y0
+    assert title.y1 < first.bbox.y0
+    both = for_phone(curves_side_by_side())
+    assert both is not None
+    assert len(both.legends) == 1
 
 
 def test_of_four_small_panels_two_stand_side_by_side() -> None:
@@ -134,3 +177,38 @@ def test_what_is_narrow_placed_by_hand_or_cannot_be_copied_is_drawn_once() -> No
     axes.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
     assert for_phone(figure) is None
     assert "av-narrow" not in figure.to_html().partition("</style>")[2]
+
+
+@pytest.mark.parametrize("ledger", [large(60, 20), large(22, 3)], ids=["heat map", "lanes"])
+def test_title_and_legend_of_a_picture_that_is_moved_stay_where_they_are(
+    ledger: Ledger, watch: Open, tmp_path: Path
+) -> None:
+    figure = timeline(ledger)
+    page = watch(width=375).page
+    page.goto(written(tmp_path / "page.html", figure))
+    drawn(page)
+    box = page.locator(".av-scroll")
+    assert box.evaluate("box => box.scrollWidth > box.clientWidth"), "a phone has no room for it"
+    said = page.locator(".av-legend li, .av-remarks")
+    assert {".grad held, nothing added", ".grad after the event"} & set(said.all_inner_texts())
+    for one in said.all():
+        place = one.bounding_box()
+        assert place and place["x"] >= 0 and place["x"] + place["width"] <= 375
+        assert one.evaluate("one => !one.closest('.av-scroll')")
+    moved, told = box.inner_text(), " ".join(said.all_inner_texts())
+    assert [".grad " in text for text in (told, moved)] == [True, False], "said once, and where it stays"
+
+
+def test_a_ledger_on_a_phone_shows_its_numbers_without_being_moved(watch: Open, tmp_path: Path) -> None:
+    said = "(loss_on(weights, batch) / 2).backward()"
+    row = {"kind": "backward", "label": "loss_on(weights, batch) / 2", "line": 3, "source": said}
+    rows = [row | {"contribution": {"w": -16.25}, "grad": {"w": -16.25 - n}} for n in range(2)]
+    page = watch(width=375).page
+    page.goto(written(tmp_path / "page.html", Ledger.build([Parameter("w", (1,))], rows)))
+    drawn(page)
+    edge = page.locator(".av-scroll").evaluate("box => box.getBoundingClientRect().left + box.clientWidth")
+    cells = page.locator("thead th:has-text('contribution'), thead th:has-text('.grad'), th.av-name, td.av-n")
+    assert cells.count() == 7
+    for cell in cells.all():
+        place = cell.bounding_box()
+        assert place and place["x"] + place["width"] < edge, cell.inner_text()

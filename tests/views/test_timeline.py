@@ -127,7 +127,7 @@ def test_a_figure_that_can_stand_on_a_phone_without_being_moved_does(events: int
     figure = av.timeline(Ledger.build([Parameter("w", (1,))], rows))
     page = figure.to_html()
     assert ("av-narrow" in page.partition("</style>")[2]) == fits
-    widths = [float(width) for width in re.findall(r'<svg [^>]*?viewBox="0 0 ([\d.]+)', page)]
+    widths = [float(width) for width in re.findall(r'class="av-figure"[^>]*?viewBox="0 [\d.]+ ([\d.]+)', page)]
     assert len(widths) == 1 + fits
     assert not fits or min(widths) <= 343 < max(widths)
     assert page.count("In words") == 1
@@ -222,10 +222,14 @@ def test_rules_that_are_too_many_to_draw_are_counted_instead() -> None:
     assert any("167 × zero_grad, 166 × step" in text for text in shown)
 
 
-def test_totals_that_have_no_room_are_said_to_be_left_out() -> None:
-    row = TOY[0] | {"contribution": {"w": -0.12345}, "grad": {"w": -0.12345}}
-    assert not any("left out" in text for text in texts(timeline(Ledger.build([W], [row]))))
-    assert any("left out" in text for text in texts(timeline(Ledger.build([W], [row] * 19))))
+@pytest.mark.parametrize(("events", "turned"), [(1, False), (19, True)])
+def test_totals_that_have_no_room_level_are_turned_and_none_is_left_out(events: int, turned: bool) -> None:
+    rows = [add(-0.12345, -0.12345 * (n + 1)) for n in range(events)]
+    figure = timeline(Ledger.build([W], rows))
+    told = [text for text in figure.axes[0].texts if text.get_weight() == "bold"]
+    assert len(told) == events
+    assert any(text.get_rotation() for text in told) == turned
+    assert not any("left out" in text for text in texts(figure))
 
 
 def test_thinning_ten_thousand_events_is_said_and_keeps_the_largest() -> None:
@@ -550,6 +554,15 @@ def boxes(figure: ThemedFigure) -> list[tuple[str, Any]]:
     return found
 
 
+def bold(figure: ThemedFigure) -> list[tuple[str, Any]]:
+    """The texts that are totals, of lanes and of shares, with their boxes."""
+    return [
+        one
+        for one, text in zip(boxes(figure), figure.axes[0].texts, strict=True)
+        if one[0] and text.get_weight() == "bold"
+    ]
+
+
 def overlap(one: Any, other: Any) -> bool:
     return bool(one[0] < other[2] and other[0] < one[2] and one[1] < other[3] - 1 and other[1] < one[3] - 1)
 
@@ -698,15 +711,18 @@ def test_parts_of_a_lane_are_all_labelled_or_none(times: int, inside: list[str])
     assert [text for text in plain if text.startswith("−")] == inside, "there would be room for a −2"
 
 
-@pytest.mark.parametrize(("used", "told"), [(-5.0, ["−5"] * 3), (-0.056789, [])])
-def test_totals_are_all_told_or_those_that_steps_used_or_none(used: float, told: list[str]) -> None:
+def test_a_short_total_stands_level_beside_turned_ones() -> None:
+    rows = [add(-6, -6), add(-0.1234, -6.1234)] * 8
+    turned = {text.get_text(): text.get_rotation() for text in timeline(Ledger.build([W], rows)).axes[0].texts}
+    assert (turned["−6"], turned["−6.123"]) == (0, 90)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_totals_are_all_told_however_narrow_their_columns_are(times: int) -> None:
     """One here and one there, as there was room, said nothing of those between."""
-    rows = [add(-0.00123, -0.00123), add(-0.1, -0.10123), add(used, used), {"kind": "step", "grad": {"w": used}}]
-    rows += [{"kind": "zero_grad"}]
-    figure = timeline(Ledger.build([W], rows * 3))
-    bold = [text.get_text() for text in figure.axes[0].texts if text.get_weight() == "bold"]
-    assert [text for text in bold if text.startswith("−")] == told
-    assert any("left out" in text for text in texts(figure))
+    rows = [add(-0.00123, -0.00123), add(-5.0, -5.00123), {"kind": "step", "grad": {"w": -5.00123}}]
+    figure = timeline(Ledger.build([W], [*rows, {"kind": "zero_grad"}] * times))
+    assert [text for text, _ in bold(figure)] == ["−0.00123", "−5.001", "−5.001"] * times
 
 
 def test_a_number_is_rounded_in_one_way_in_one_picture() -> None:
@@ -865,3 +881,126 @@ def test_a_heading_that_is_cut_keeps_its_rank_and_says_what_a_sync_was() -> None
 
     shown = texts(timeline(Ledger.merge([rank(0), rank(1)]), width=330))
     assert {"rank 0", "rank 1", "scatter"} <= set(shown)
+
+
+def test_entries_of_a_legend_stand_equally_far_apart() -> None:
+    rows = [add(-1, -1 - n, saved_before=96.0, saved_after=4.0) for n in range(4)]
+    step = {"kind": "step", "grad": {"w": -4.0}, "details": {"optimizer": "SGD"}}
+    figure = timeline(Ledger.build([W], [*rows, step, {"kind": "zero_grad"}]))
+    top, shown = figure.edges[2], boxes(figure)
+    low = [box for text, box in shown if box[1] > top and not text.endswith(".")]
+    lines = {round(box[3]) for box in low}
+    # Between the end of a text and the beginning of the next: 16 pixels, a mark, and what lies between mark and text.
+    gaps = [
+        after[0] - before[2]
+        for line in lines
+        for before, after in itertools.pairwise(sorted(box for box in low if round(box[3]) == line))
+    ]
+    assert len(gaps) > 4
+    assert max(gaps) - min(gaps) < 4
+
+
+def ranks(columns: int = 2) -> Ledger:
+    """Two ranks whose gradients are averaged, then taken by a step; each loses half of what it weighs."""
+    terms = [{"op": "MseLossBackward0", "reduction": "mean", "elements": 4, "factor": 0.5, "unknown": ""}]
+
+    def one(rank: int, each: float) -> Ledger:
+        rows = [add(each, each * (n + 1), details={"terms": terms}) for n in range(columns)]
+        sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": -30.0}}
+        step = {"kind": "step", "grad": {"w": -30.0}, "details": {"optimizer": "SGD"}}
+        return Ledger.build([W], [*rows, sync, step], meta={"rank": rank, "ranks": 2, "optimizers": ["SGD"]})
+
+    return Ledger.merge([one(0, -20 / columns), one(1, -40 / columns)])
+
+
+def test_what_came_from_other_ranks_has_one_look_in_bars_and_legend() -> None:
+    figure = timeline(ranks())
+    hatched = [patch for patch in figure.axes[0].patches if patch.get_hatch()]
+    assert len(hatched) > 4
+    assert any(text.get_text() == "−20" and text.get_weight() == "normal" for text in figure.axes[0].texts)
+    looks = {(p.get_hatch(), p.get_facecolor()[3], mpl.colors.to_hex(p.get_edgecolor())) for p in hatched}
+    assert looks == {("xx", 0.0, "#5f6b77")}, "pale hatching on grey was not seen, and grey behind a number not either"
+    assert [patch for patch in hatched if patch in figure.edges[0]], "the legend's"
+
+
+@pytest.mark.parametrize("events", [2, 8, 16])
+def test_names_of_events_have_one_weight(events: int) -> None:
+    rows = [add(-1, -1), {"kind": "step", "grad": {"w": -1.0}, "details": {"optimizer": "SGD"}}]
+    figure = timeline(Ledger.build([W], rows * (events // 2)))
+    names = [text for text in figure.axes[0].texts if text.get_text().startswith(("backward", "step"))]
+    assert len(names) > events
+    assert {text.get_weight() for text in names} == {"normal"}
+
+
+def test_where_norms_are_parts_of_a_norm_it_is_said_that_they_do_not_add() -> None:
+    m = Parameter("m", (8,))
+    rows = [
+        {"kind": "backward", "contribution": {"m": np.eye(8)[n]}, "grad": {"m": np.eye(8)[: n + 1].sum(0)}}
+        for n in range(2)
+    ]
+    assert any(text.startswith("Norms do not add up") for text in texts(timeline(Ledger.build([m], rows))))
+    assert not any("Norms" in text for text in texts(timeline(Ledger.build([W], TOY))))
+
+
+def test_names_that_differ_at_their_ends_are_whole_beside_their_lanes() -> None:
+    names = ["_flat_param (sharded)", "_flat_param (unsharded)", "layers.10.self_attn.out_proj.weight"]
+    rows = [{"kind": "backward", "contribution": {name: 1.0}, "grad": {name: 1.0}} for name in names]
+    shown = boxes(timeline(Ledger.build([Parameter(name, (1,)) for name in names], rows)))
+    pieces = [text for text, (_, _, right, _) in shown if any(text in name for name in names) and right < 200]
+    written = "".join(pieces).replace(" ", "")
+    assert all(name.replace(" ", "") in written for name in names)
+    assert not any("…" in text for text in pieces)
+    for (one, box), (other, beside) in itertools.combinations(shown, 2):
+        assert not overlap(box, beside), (one, other)
+
+
+@pytest.mark.parametrize(("factor", "gaps"), [(0.5, 0), (0.9, 1), (1.0, 0)])
+def test_what_shares_add_to_stands_at_the_end_of_its_bar_and_no_line_strikes_it_through(
+    factor: float, gaps: int
+) -> None:
+    terms = [{"op": "MseLossBackward0", "reduction": "mean", "elements": 4, "factor": factor, "unknown": ""}]
+    step = {"kind": "step", "grad": {"w": -1.0}, "details": {"optimizer": "SGD"}}
+    figure = timeline(Ledger.build([W], [add(-1, -1, details={"terms": terms}), step]))
+    ((told, box),) = [one for one in bold(figure) if one[0] == style.number(factor)]
+    ones = [line for line in figure.axes[0].lines if line.get_linestyle() == "--" and line.get_linewidth() == 1.2]
+    assert len(ones) == 1 + gaps
+    for line in ones:
+        (x0, x1), (y, _) = line.get_data()
+        assert not (box[1] < y < box[3] and x0 < box[2] and box[0] < x1), f"{told} is struck through"
+    (bar,) = [
+        patch
+        for patch in bars(figure)
+        if patch.get_y() + patch.get_height() > box[3]
+        and abs(patch.get_x() + patch.get_width() / 2 - (box[0] + box[2]) / 2) < 4
+        and patch.get_y() > box[1]
+    ]
+    assert bar.get_y() - box[3] < 6
+
+
+def test_sums_of_bars_that_are_too_narrow_are_left_out_and_that_is_said() -> None:
+    """Three of them were read as a hundred and eleven."""
+    terms = [{"op": f"Mean{n}", "reduction": "mean", "elements": 4, "factor": 1.0, "unknown": ""} for n in range(3)]
+    rows = [add(-1, -1, details={"terms": terms}), {"kind": "step", "grad": {"w": -1.0}}, {"kind": "zero_grad"}]
+    for times, told in ((1, True), (4, False)):
+        wide = timeline(Ledger.build([W], rows * times))
+        figure = wide if told else wide.narrow
+        assert figure is not None
+        ones = [box for text, box in bold(figure) if text == "1"]
+        assert len(ones) == (3 if told else 0)
+        assert all(right[0] - left[2] > 2 for left, right in itertools.pairwise(sorted(ones)))
+        assert ("Sums without room" in " ".join(texts(figure))) != told
+
+
+def test_a_number_that_lost_digits_keeps_its_last_zero() -> None:
+    rows = [add(0.1001, 0.10013), add(0.3301, 0.43021)]
+    shown = texts(timeline(Ledger.build([W], rows), width=160))
+    assert {"0.100", "0.430"} <= set(shown) or {"0.1001", "0.4302"} <= set(shown)
+
+
+def test_a_sum_of_shares_is_told_to_as_many_digits_as_fit_up_to_the_next_one() -> None:
+    terms = [{"op": "MseLossBackward0", "reduction": "mean", "elements": 4, "factor": 1 / 3, "unknown": ""}]
+    zero, step = {"kind": "zero_grad"}, {"kind": "step", "grad": {"w": -1.0}}
+    rows = [*[zero] * 8, add(-1, -1, details={"terms": terms}), step, zero]
+    small = timeline(Ledger.build([W], rows)).narrow
+    assert small is not None
+    assert "0.333" in [text for text, _ in bold(small)], "its own column is 26 pixels wide"
