@@ -14,7 +14,7 @@ from accumviz.graph import Graph
 from accumviz.recorder.callsite import CallSites
 from accumviz.recorder.node_values import Later, Sum, fill, forward_values
 from accumviz.recorder.rows import Backward
-from accumviz.recorder.scopes import Scopes
+from accumviz.recorder.scopes import Scopes, sequence
 from accumviz.recorder.trace import VALUES_LIMIT, Labels, Walk, read, walk_of
 from accumviz.recorder.transfer import Wire
 
@@ -30,11 +30,13 @@ class Graphs:
         self._scopes, self._sites, self._wire = Scopes(modules), sites, wire
         self._flows: list[Flow] = []
         self._room = ALL_NODES
+        self._began = 0, 0
         self.left_out = 0
 
     def open(self) -> None:
         """Watch which module runs which operations."""
         self._scopes.open()
+        self._began = get_ident(), sequence()
 
     def close(self) -> None:
         """Let go of modules and nodes, those of a backward that still runs, too."""
@@ -65,6 +67,10 @@ class Graphs:
                 later.send()
             notes = [] if small else [f"values are left out: the graph has more than {VALUES_LIMIT} nodes"]
             graph = read(walk, labels, self._scopes, values, {}, notes)
+            thread, first = self._began
+            # Autograd numbers operations in each thread anew.
+            if thread == get_ident():
+                graph.meta["before"] = all(walk.order[i]._sequence_nr() < first for i in walk.top)
         flow = Flow(graph, later.now if small else None)
         self._flows.append(flow)
         flow.open(walk)

@@ -20,7 +20,7 @@ from torch.nn import Module
 
 _NOWHERE = ("", "")
 MARKS = 200_000  # of one thread: the oldest are forgotten
-_sequence = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+sequence = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class _Marks(threading.local):
@@ -92,7 +92,7 @@ class Scopes:
 
     def _mark(self, place: tuple[str, str]) -> None:
         starts, places = self._marks.starts, self._marks.places
-        starts.append(_sequence())
+        starts.append(sequence())
         places.append(place)
         if len(starts) > MARKS:  # a forward pass may never meet a backward
             del starts[: MARKS // 2], places[: MARKS // 2]

@@ -95,8 +95,12 @@ class Explorer(Displayed):
         places: dict[str, int] = {}
         shown: list[dict[str, Any]] = []
         grid, blob = [], b""
-        for run in self.runs:
-            told, packed = run.content()
+        contents = [run.content() for run in self.runs]
+        # A timeline has the height of all that may come to stand there: nothing below it moves.
+        sizes = sorted({len(told["data"]["e"]["k"]) for told, _ in contents if "data" in told})
+        for told, packed in contents:
+            if "data" in told and len(sizes) > 1:
+                told["data"] = told["data"] | {"sizes": sizes}
             key = hashlib.sha256(json.dumps(told, sort_keys=True).encode("utf-8", "replace") + packed).hexdigest()
             if key not in places:
                 places[key] = len(shown)

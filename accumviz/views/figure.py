@@ -24,7 +24,7 @@ from matplotlib.patches import Polygon, Rectangle
 from accumviz.ledger import Event, Ledger
 from accumviz.show import save_page
 from accumviz.views import style, words
-from accumviz.views.native import INK, LINE, MUTED, make_native
+from accumviz.views.native import INK, LINE, MUTED, make_native, nameless
 from accumviz.views.phone import for_phone
 
 # How opaque a part of `.grad` is that no step has used and no new backward added.
@@ -110,9 +110,11 @@ class ThemedFigure(Figure):
         body = re.sub(r"<[^>]*>", lambda tag: _themed(tag[0], used, prefix), body)
         body = re.sub(r"\n\s*", " ", body)
         width, height = (float(side) * 72 for side in self.get_size_inches())
+        # Nobody reads it but who looks for it.
+        wrong = f'data-nameless="{html.escape(", ".join(found))}" ' if (found := nameless(self)) else ""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="av-figure" '
-            f'role="img" aria-label="{html.escape(self._spoken())}" viewBox="0 0 {width:g} {height:g}" '
+            f'{wrong}role="img" aria-label="{html.escape(self._spoken())}" viewBox="0 0 {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}" '
             f'style="stroke-linejoin: round; stroke-linecap: butt; min-width: {0.93 * width:.0f}px">{body.strip()}'
         )
@@ -260,18 +262,20 @@ class Canvas:
         *,
         color: str = INK,
         width: float = 1.0,
-        dash: Any = "-",
+        dash: str | tuple[int, ...] = "-",
         alpha: float = 1.0,
         z: float = 3,
     ) -> None:
-        """Draw a line through points."""
+        """Draw a line through points; `dash` may be pixels of ink and of ground by turns."""
+        # What matplotlib takes is in widths of the line.
+        dashes: Any = dash if isinstance(dash, str) else (0, tuple(part / width for part in dash)) if dash else "-"
         self.axes.add_line(
             Line2D(
                 xs,
                 ys,
                 color=color,
                 linewidth=width,
-                linestyle=dash,
+                linestyle=dashes,
                 alpha=alpha,
                 clip_on=False,
                 zorder=z,
@@ -330,7 +334,7 @@ class Key(NamedTuple):
     alpha: float = 1.0
     hatch: str | None = None
     kind: str = "box"
-    line: str = "solid"
+    line: str | tuple[int, ...] = "-"
     beside: tuple[str, ...] = ()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
@@ -11,6 +13,8 @@ from matplotlib.text import Text
 
 # What a page shows in its own colours, and a saved file in these.
 INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
+# What stands at a tick: a number, or a power of ten.
+_NUMBER = re.compile(r"\$?(\\mathdefault\{)?[−-]?\d[\d.,e^{}−-]*\$?")
 # The smallest letters that are read, in pixels.
 LETTERS = 11.0
 
@@ -31,6 +35,26 @@ def make_native(chart: Figure) -> None:
     for line in chart.findobj(Line2D):
         if line.get_color() in black:
             line.set_color(INK)
+
+
+def nameless(chart: Figure) -> list[str]:
+    """The axes of a drawn chart that have numbers and no name of what is counted: which, and of what panel.
+
+    Panels of one row share the name of their y, those of one column that of their x.
+    """
+    named: set[tuple[str, object]] = set()
+    numbered: dict[tuple[str, object], str] = {}
+    for axes in chart.axes:
+        place = axes.get_subplotspec()
+        for axis, side, over in ((axes.xaxis, "x", chart.get_supxlabel()), (axes.yaxis, "y", chart.get_supylabel())):
+            span = place and (place.colspan if side == "x" else place.rowspan)
+            key = side, (span.start, span.stop) if span else id(axes)
+            if over or axis.label.get_text().strip():
+                named.add(key)
+            labels = [tick.get_text() for tick in axis.get_ticklabels() if tick.get_visible()]
+            if axes.axison and axis.get_visible() and any(_NUMBER.fullmatch(label) for label in labels):
+                numbered.setdefault(key, f"{side} of {axes.get_title() or 'a panel'}")
+    return [told for key, told in numbered.items() if key not in named]
 
 
 def _panel(axes: Axes, black: set[str]) -> None:

@@ -36,6 +36,10 @@ _FINEST = 8e-4
 _SCALING = ("clip", "unscale")
 # Codes of a packed number; what lies between is a logarithm.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
+# What the marks of bars mean, and what hatched ones do.
+_BARS = "Thin line: zero, beside it the oldest part. Heavy: .grad. Dots: None."
+_HATCHED = " Hatched: of other ranks, or unrecorded."
+_ASK = "Select a parameter to see what its .grad is made of. "
 # What the looks of shares mean.
 _LOOKS = {"new": "one backward", "used": "used by an earlier step, too", "unseen": "unknown"}
 # More pixels than a page is wide tell nobody anything.
@@ -69,6 +73,8 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     above = [heads[title] for title in titles]
     data: dict[str, Any] = {
         "note": f"{note} {_unmeasured(events)}".strip(),
+        "before": words.before(),
+        "bars": [_BARS, _HATCHED, _ASK if len(described) == len(ledger.parameters) else ""],
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, events, kinds),
@@ -394,7 +400,7 @@ def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list
         ),
     ]
     ruled = [(literal(kind), *style.kind(kind)) for kind in kinds if kind != "backward"]
-    rules = [[kind, f"rule.av-{line}", color] for kind, color, line in ruled]
+    rules = [[kind, "rule", f"{color}; background: {style.stripes(dashes)}"] for kind, color, dashes in ruled]
     marks = [[".grad after the event", "after", "var(--av-text)"]]
     if known := [e.saved_before for e in events if not math.isnan(e.saved_before)]:
         pale = "color-mix(in srgb, var(--av-muted) 50%, transparent)"

@@ -59,9 +59,15 @@ class Player(Displayed):
             "of": {str(where[event]): i for event, i in found["of"].items() if event in where},
             "undrawn": {str(where[event]): note for event, note in found["notes"].items() if event in where},
             "remark": self.note,
+            "before": words.before(self._first()),
             "marks": _MARKS + (_FACTORS if any("x" in graph for graph in found["graphs"]) else ""),
         }
         return data, blob
+
+    def _first(self) -> Graph | None:
+        """The graph that is shown before the first event."""
+        backwards = self.ledger.of("backward") if self.ledger is not None else []
+        return self.graphs.get(backwards[0].index) if backwards else None
 
     @cached_property
     def id(self) -> str:
@@ -214,6 +220,8 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
             of |= dict.fromkeys(events, len(told))
             numbers = [[text for _, text in card.numbers] for card in cards]
             one: dict[str, Any] = {"l": len(layouts) - 1, "v": numbers, "order": order(graph)}
+            if graph.meta.get("before"):
+                one["made"] = 1
             told.append(one | ({"x": known} if any(known := factors(graph, layouts[-1]["e"])) else {}))
     for key in [key for key in of if key < 0]:
         other = of.pop(key)

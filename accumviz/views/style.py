@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cache
 from pathlib import Path
@@ -20,8 +21,17 @@ KIND = {
     "schedule": "#7B5EA7",
     "loader": "#7A7A7A",
 }
-# Told apart without colour, too: a step's line is solid, a zero_grad's dashed, any other dotted.
-_LINE = {"step": "solid", "zero_grad": "dashed"}
+# Told apart without colour, too: pixels of ink and of ground by turns; a step's line is solid.
+_DASHES: dict[str, tuple[int, ...]] = {
+    "step": (),
+    "zero_grad": (6, 4),
+    "clip": (2, 3),
+    "schedule": (7, 2, 2, 2),
+    "unscale": (9, 3),
+    "sync": (2, 6),
+    "edit": (4, 2, 2, 2, 2, 2),
+    "loader": (1, 2, 1, 8),
+}
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, 'SF Mono', Menlo, 'DejaVu Sans Mono', monospace"
@@ -43,22 +53,38 @@ CSS = """
 /* Each view brings this sheet: what another one says of its letters must not depend on which came last. */
 :where(.accumviz) { font-size: 0.875rem; }
 .accumviz code { font-family: var(--av-mono); }
-/* A box that scrolls sideways says at its edges that there is more. */
-.accumviz :is(.av-scroll, .av-runs, pre) {
-  background: linear-gradient(90deg, var(--av-ground) 40%%, transparent) -1px / 2rem no-repeat local,
-    linear-gradient(-90deg, var(--av-ground) 40%%, transparent) calc(100%% + 1px) / 2rem no-repeat local,
-    linear-gradient(90deg, rgb(90 110 130 / 45%%), transparent) 0 / 0.7rem no-repeat scroll,
-    linear-gradient(-90deg, rgb(90 110 130 / 45%%), transparent) 100%% / 0.7rem no-repeat scroll; }
+/* A box that scrolls says at its edges that there is more. */
+.accumviz :is(.av-scroll, .av-runs, .av-win, pre) {
+  --av-cover: var(--av-ground) 40%%, transparent; --av-shade: rgb(90 110 130 / 45%%), transparent;
+  background: linear-gradient(90deg, var(--av-cover)) -1px / 2rem no-repeat local,
+    linear-gradient(-90deg, var(--av-cover)) calc(100%% + 1px) / 2rem no-repeat local,
+    linear-gradient(90deg, var(--av-shade)) 0 / 0.7rem no-repeat,
+    linear-gradient(-90deg, var(--av-shade)) 100%% / 0.7rem no-repeat,
+    linear-gradient(var(--av-cover)) 0 -1px / 100%% 2rem no-repeat local,
+    linear-gradient(0deg, var(--av-cover)) 0 calc(100%% + 1px) / 100%% 2rem no-repeat local,
+    linear-gradient(var(--av-shade)) 0 0 / 100%% 0.5rem no-repeat,
+    linear-gradient(0deg, var(--av-shade)) 0 100%% / 100%% 0.5rem no-repeat; }
 """ % {"font": FONT, "mono": MONO}
 
 
-def kind(name: str) -> tuple[str, str]:
-    """How events of this kind are drawn: the colour, and of what sort their line is.
+def kind(name: str) -> tuple[str, tuple[int, ...]]:
+    """How events of this kind are drawn: the colour, and how long the dashes of their line and its gaps are.
 
     >>> kind("step"), kind("what nobody knows")
-    (('#009E73', 'solid'), ('#7f7f7f', 'dotted'))
+    (('#009E73', ()), ('#7f7f7f', (2, 3)))
     """
-    return KIND.get(name, "#7f7f7f"), _LINE.get(name, "dotted")
+    return KIND.get(name, "#7f7f7f"), _DASHES.get(name, (2, 3))
+
+
+def stripes(dashes: tuple[int, ...]) -> str:
+    """The ground, in CSS, of a swatch that is as such a line.
+
+    >>> stripes((6, 4)), stripes(())
+    ('repeating-linear-gradient(var(--av-c) 0 6px, transparent 0 10px)', 'var(--av-c)')
+    """
+    ends = itertools.accumulate(dashes)
+    stops = [f"{ink} 0 {end}px" for ink, end in zip(itertools.cycle(["var(--av-c)", "transparent"]), ends)]
+    return f"repeating-linear-gradient({', '.join(stops)})" if stops else "var(--av-c)"
 
 
 @cache

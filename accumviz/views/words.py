@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from accumviz.graph import Graph
 from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import literal
 from accumviz.views.shares import bars
@@ -238,6 +239,22 @@ def head(event: Event) -> str:
     told += f" of {int(event.details['bytes']):,} bytes" if event.kind == "sync" and "bytes" in event.details else ""
     told += f", {place(event)}" if place(event) else ""
     return told if math.isnan(event.loss) else f"{told}, loss {number(event.loss)}"
+
+
+def before(first: Graph | None = None) -> tuple[str, str]:
+    """What is true before the first event, and of its graph, of which it may be known whether it was there already.
+
+    >>> before()[0]
+    'Before the first event: nothing is recorded yet. Press play, or drag.'
+    >>> before(Graph((), (), (), {"before": False}))[0]
+    'Before the first event: nothing has run yet. Press play, or drag.'
+    """
+    told = {None: "nothing is recorded yet", False: "nothing has run yet", True: "its graph is built already"}
+    known = None if first is None else first.meta.get("before")
+    graph = (
+        "This graph was built before the recording began." if known is True else "No graph yet: a forward builds it."
+    )
+    return f"Before the first event: {told.get(known, told[None])}. Press play, or drag.", graph
 
 
 def memory(event: Event) -> str:

@@ -144,7 +144,7 @@ SIDEWAYS = """() => {
     for (const one of folded) one.open = false;
     return cut;
 }"""
-# Of whatever scrolls sideways, folded and shut or not; a graph is a map, which is dragged and fitted to its window.
+# Of whatever scrolls sideways, folded and shut or not.
 UNSAID = """async () => {
     const folded = [...document.querySelectorAll('article details:not([open])')];
     const shut = [...document.querySelectorAll('[data-answers]:not([data-given])')];
@@ -157,7 +157,6 @@ UNSAID = """async () => {
     const found = [...document.querySelectorAll('article *')].filter(box => {
         const {overflowX, backgroundAttachment} = getComputedStyle(box);
         return /auto|scroll/.test(overflowX) && box.scrollWidth > box.clientWidth + 1 && box.checkVisibility()
-            && !box.matches('.av-in-graph .av-win')
             && !(backgroundAttachment.includes('local') && (box.tabIndex === 0 || box.tagName !== 'PRE'));
     }).map(box => `${box.tagName}.${box.className}: ${box.textContent.trim().slice(0, 80)}`);
     for (const one of folded) one.open = false;
@@ -165,6 +164,13 @@ UNSAID = """async () => {
     for (const [one, state] of asked) one.dataset.avState = state;
     return found;
 }"""
+# A typewriter's apostrophe, quotation mark or minus among a figure's words; what it names of code stays as it is.
+TYPED = """() => [...document.querySelectorAll('article svg text')].filter(text => {
+    const words = text.textContent.trim();
+    return !/mono/i.test(getComputedStyle(text).fontFamily) && /['"]|(^|[\\s(,])-\\d|\\d-\\d/.test(words);
+}).map(text => text.textContent.trim())"""
+# Numbers on an axis that does not say what they count.
+NAMELESS = "() => [...document.querySelectorAll('[data-nameless]')].map(chart => chart.dataset.nameless)"
 # A sign of an icon font that is not there: a box.
 UNDRAWABLE = """() => [...document.querySelectorAll('body *')].filter(element => {
     const own = [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data);
@@ -346,6 +352,8 @@ LIGHT: dict[str, Look] = {
     "marks that went astray": script(ASTRAY),
     "lines without numbers": script(UNNUMBERED),
     "signs without a font": script(UNDRAWABLE),
+    "signs of a typewriter": script(TYPED),
+    "axes without a name": script(NAMELESS),
     "code that is cut": script(SIDEWAYS),
     "long stretches": script(STRETCHES),
     "axe": unfolded(),

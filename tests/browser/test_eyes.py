@@ -107,6 +107,26 @@ def test_a_bar_of_single_numbers_has_most_of_its_row(show: Callable[..., Any], w
     assert total.evaluate("one => one.scrollWidth <= one.clientWidth")
 
 
+@pytest.mark.parametrize("width", [1280, 375])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_bar_too_short_to_be_seen_says_how_short_it_is(show: Callable[..., Any], width: int, sign: int) -> None:
+    """After an unscale or a clip a mark was left of it, at zero: equal numbers keep equal lengths, and this is read."""
+    big, small = sign * 65536.0, sign * 1.0
+    rows = [{"kind": "backward", "contribution": {"w": big}, "grad": {"w": big}}]
+    rows += [{"kind": "unscale", "grad": {"w": small}}, {"kind": "step", "grad": {"w": small}}]
+    page = show(play(Ledger.build([W], rows)), width=width)
+    bar, total = page.locator(".av-row .av-bar"), page.locator(".av-row .av-total")
+    assert bar.get_attribute("data-told") == "", "of the longest nothing is to be said"
+    page.get_by_role("button", name="next event").click()
+    drawn(page)
+    assert total.inner_text() == f"{small:.0f}".replace("-", "−")
+    assert bar.get_attribute("data-told") == "1/65536 of the longest"
+    inked = Image.open(io.BytesIO(bar.screenshot())).convert("L")
+    letters = [x for x in range(8, inked.width - 8) if min(inked.getpixel((x, y)) for y in range(inked.height)) < 140]
+    near = letters[0] < 40 if sign > 0 else letters[-1] > inked.width - 40
+    assert near and len(letters) > 30, "it stands beside the mark"
+
+
 def test_steps_are_counted_in_whole_numbers_and_letters_of_weights_are_as_small_as_the_others(
     show: Callable[..., Any],
 ) -> None:
@@ -297,6 +317,24 @@ def test_panes_of_two_runs_below_each_other_have_no_empty_room(show: Callable[..
         assert (abs(one - other) < 2) == equal
 
 
+def test_panes_that_are_compared_keep_no_height_of_a_width_that_has_passed(show: Callable[..., Any]) -> None:
+    """They were measured at the new width while a timeline stood there as it was drawn for the old one."""
+    page = show(explore({"a": toy(), "b": toy()}, against={"run": "b"}), width=1280)
+    widen = """async widths => {
+        for (const width of widths) {
+            await new Promise(requestAnimationFrame);
+            document.querySelector(".av-explorer").style.width = `${width}px`;
+        }
+    }"""
+    tall = []
+    for widths in ([1000], [640, 1000]):
+        page.evaluate(widen, widths)
+        for _ in range(3):
+            drawn(page)
+        tall.append([box["height"] for box in page.locator(".av-in-time").evaluate_all(BOXES)])
+    assert tall[0] == tall[1]
+
+
 def test_a_preset_is_compared_with_another_one(show: Callable[..., Any]) -> None:
     """Both sides showed the same run: nothing could be seen to differ. So it is of runs that are the same."""
     page = show(explore({"a": toy(), "b": toy()}, start={"run": "b"}), width=1280)
@@ -405,7 +443,7 @@ def test_a_graph_that_goes_on_below_its_pane_says_so(show: Callable[..., Any], a
     def shaded() -> list[bool]:
         drawn(page)
         image = Image.open(io.BytesIO(box.screenshot())).convert("RGB")
-        top, middle, bottom = (image.getpixel((3, y)) for y in (2, image.height // 2, image.height - 3))
+        top, middle, bottom = (image.getpixel((40, y)) for y in (2, image.height // 2, image.height - 3))
         return [top != middle, bottom != middle]
 
     box.evaluate("box => { box.scrollTop = 0; }")
@@ -414,6 +452,26 @@ def test_a_graph_that_goes_on_below_its_pane_says_so(show: Callable[..., Any], a
     assert shaded() == [True, True]
     box.evaluate("box => { box.scrollTop = 9999; }")
     assert shaded() == [True, False]
+
+
+def test_a_graph_that_goes_on_beside_its_pane_says_so(show: Callable[..., Any], mode: str) -> None:
+    """As any box that scrolls sideways does, and with its look."""
+    page = show(play(toy(), {0: chain()}), width=700, mode=mode)
+    for _ in range(5):
+        page.get_by_role("button", name="zoom in").click()
+    box = page.locator(".av-in-graph .av-win")
+    room = box.evaluate("box => box.scrollWidth - box.clientWidth")
+    assert room > 20
+    page.add_style_tag(content=".av-in-graph svg { visibility: hidden; }")  # what it draws may come to the edges, too
+
+    def shaded(left: int) -> list[bool]:
+        box.evaluate(f"box => {{ box.scrollLeft = {left}; }}")
+        drawn(page)
+        image = Image.open(io.BytesIO(box.screenshot())).convert("RGB")
+        first, middle, last = (image.getpixel((x, image.height // 2)) for x in (2, image.width // 2, image.width - 3))
+        return [first != middle, last != middle]
+
+    assert [shaded(left) for left in (0, room // 2, room)] == [[False, True], [True, True], [True, False]]
 
 
 # How much of a player is ground below the last thing that a pane shows.

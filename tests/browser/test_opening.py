@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from io import BytesIO
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from matplotlib.image import imread
 
 from accumviz.ledger import Ledger, Parameter
+from accumviz.views import style
 from accumviz.views.explore import Explorer, explore
 from accumviz.views.player import Player, play
 from tests.browser.frames import drawn, stopped
@@ -129,6 +130,22 @@ def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_i
         assert box["y"] - 1 <= place["y"]
         assert place["y"] + place["height"] <= box["y"] + box["height"] + 1
     assert watched.complaints == []
+
+
+def test_a_graph_that_was_there_before_the_recording_is_not_said_to_be_yet_to_come(show: Show) -> None:
+    page = show(
+        play(WALKED, {0: chain(-16.0, before=True), 1: chain(-4.0, before=False)}), reduced_motion="reduce"
+    ).page
+    assert "its graph is built already" in page.locator(".av-say").inner_text()
+    assert page.locator(".av-in-graph .av-note").inner_text() == "This graph was built before the recording began."
+    assert page.locator(".av-unborn").count() == 0
+    page.get_by_role("button", name="next event").click()
+    nodes(page)(-3)
+    assert page.locator(".av-unborn").count() == 0
+    assert "The forward has built 3 nodes; none has run backward yet" in page.locator(".av-say").inner_text()
+    page.get_by_role("button", name="next event").click()
+    nodes(page)(-3)
+    assert "The forward builds the graph: 0 of 3 nodes" in page.locator(".av-say").inner_text()
 
 
 def test_the_forward_builds_nodes_in_order_and_backward_shows_what_each_edge_multiplies_by(show: Show) -> None:
@@ -425,7 +442,7 @@ def test_moving_one_of_two_players_moves_the_other(show: Show) -> None:
 
 @pytest.mark.parametrize("width", [1280, 440])
 def test_a_comparison_keeps_its_height_while_a_choice_is_dragged(show: Show, width: int) -> None:
-    """Also where the runs differ in how much there is to say of their difference, and where that takes more lines."""
+    """Also where the runs differ in how much there is to say of them, and where columns are too narrow for words."""
 
     def one(k: int) -> Ledger:
         full = np.arange(1.0, 9.0)
@@ -436,9 +453,9 @@ def test_a_comparison_keeps_its_height_while_a_choice_is_dragged(show: Show, wid
             rows.append({**row, "contribution": {"w": full / k, "b": 1 / k}, "grad": {"w": grad, "b": (i + 1) / k}})
         return Ledger.build([Parameter("w", (8,), optimizers=(0,)), Parameter("b", (1,), optimizers=(0,))], rows)
 
-    page = show(explore(one, k=[1, 2, 3, 4], against={"k": 1}), width=width).page
+    page = show(explore(one, k=[1, 2, 3, 4, 8, 12], against={"k": 1}), width=width).page
     tall = []
-    for place in (0, 1, 2, 3, 2, 1, 0):
+    for place in (0, 1, 2, 3, 4, 5, 2, 1, 0):
         page.get_by_role("slider", name="k").first.fill(str(place))
         drawn(page)
         drawn(page)  # panes are made as tall as each other once they have been measured
@@ -462,16 +479,31 @@ def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Show) -> None
     assert line.evaluate("el => el.scrollWidth <= el.clientWidth")
 
 
-def test_the_swatch_of_a_dashed_line_is_dashed(show: Show) -> None:
-    """Two dashes of a border so short touched: zero_grad had the solid line of a step."""
-    page = show(opening()).page
-    gaps = []
-    for look in ("solid", "dashed"):
-        seen = imread(BytesIO(page.locator(f".av-in-time .av-swatch.av-{look}").screenshot()))[..., :3]
-        inked = (abs(seen - seen.max()).max(axis=(1, 2)) > 0.2).tolist()
-        gaps.append(sum(one and not after for one, after in pairwise(inked[:-1])))
-    assert gaps[0] == 0
-    assert gaps[1] > 0
+def test_lines_of_events_and_their_swatches_are_told_apart_without_colour(show: Show) -> None:
+    """Clip had the dots of a schedule; two dashes of a border so short touched: zero_grad had the line of a step."""
+    kinds = ("clip", "schedule", "unscale", "step", "zero_grad", "edit")
+    grad = {"contribution": {"w": 1.0}, "grad": {"w": 1.0}}
+    rows = [{"kind": "backward", **grad}, *({"kind": kind, "grad": {"w": 1.0}} for kind in kinds)]
+    page = show(play(Ledger.build([Parameter("w", (1,))], rows)), width=1000).page
+    page.get_by_role("button", name="play").first.hover()
+
+    def dashes(place: Any, color: str) -> list[int]:
+        """Of the column of pixels with most of this colour its runs of ink and of ground, but for the last."""
+        seen = imread(BytesIO(place.screenshot()))[..., :3]
+        wanted = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        near = abs(seen - wanted).max(axis=2) < 0.15
+        column = near[:, near.sum(axis=0).argmax()].tolist()
+        return [len(list(run)) for _, run in groupby(column[column.index(True) :])][:-1]
+
+    lines = []
+    for kind in kinds:
+        color, expected = style.kind(kind)
+        swatch = page.locator(".av-in-time .av-key", has_text=re.compile(f"^{kind}$")).locator("i")
+        drawn_as = [dashes(page.locator(".av-in-time canvas"), color), dashes(swatch, color)]
+        lines.append(tuple(drawn_as[0][:6]))
+        for found in drawn_as if expected else []:
+            assert found[: len(expected) - 1] == list(expected[:-1]), f"{kind}: {found}"
+    assert len(set(lines)) == len(kinds), lines
 
 
 def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> None:

@@ -74,7 +74,7 @@ Show = Callable[..., Any]
 def test_next_and_previous_move_code_graph_grad_and_words_together(show: Show, mode: str) -> None:
     watched = show(play(TOY, GRAPHS), mode=mode)
     played = watched.played
-    assert "nothing has run yet" in played.said
+    assert "nothing is recorded yet" in played.said
     assert played.total == "None"
     assert played.root.locator(".av-line[aria-current]").count() == 0
     played.go("next event")
@@ -434,7 +434,7 @@ def test_what_was_erased_unused_is_marked(show: Show) -> None:
     played = show(play(MIXED)).played
     played.go("next event")
     assert "erased +2 before any step used it" in played.said
-    assert "+2 unused" in played.root.locator(".av-bar").first.get_attribute("data-lost")
+    assert "+2 unused" in played.root.locator(".av-bar").first.get_attribute("data-told")
 
 
 def test_many_parameters_are_grouped_unfolded_and_found_by_name(show: Show) -> None:

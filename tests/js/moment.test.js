@@ -115,3 +115,13 @@ test("bars need room, and a heat map takes what is left", () => {
   assert.deepEqual(tops, [38, 82, 82, 6], "headings stand above a heat map, too, where they have room");
   assert.equal(geometry(800, 4, 9, 1, true).height - geometry(800, 4, 9, 1, false).height, 34);
 });
+
+test("runs that come to stand in one place are as tall as the tallest of them, and fill their height", () => {
+  for (const parameters of [1, 2, 9]) {
+    const sizes = [4, 20, 100];
+    const alone = sizes.map((size) => geometry(800, size, parameters, 1, false).height);
+    const places = sizes.map((size) => geometry(800, size, parameters, 1, false, sizes));
+    assert.deepEqual(new Set(places.map(({ height }) => height)), new Set([Math.max(...alone)]));
+    for (const { top, lane, bottom } of places) assert.equal(top + lane * parameters, bottom);
+  }
+});

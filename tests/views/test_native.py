@@ -48,3 +48,23 @@ def test_a_colour_that_was_chosen_stays() -> None:
     svg = figure.to_svg().lower()
     assert "fill: #0072b2" in svg
     assert "fill: #d55e00" in svg
+
+
+def test_numbers_on_an_axis_that_nobody_named_are_found() -> None:
+    """Also on a phone, where panels stand below each other; a name that panels of a row share is one."""
+
+    def found(chart: ThemedFigure) -> list[list[str]]:
+        return [told.split(", ") for told in re.findall('data-nameless="([^"]*)"', chart.to_html())]
+
+    chart = plain()
+    assert found(chart) == []
+    chart.axes[1].set_ylabel("")
+    assert found(chart) == [], "its neighbour has one"
+    chart.axes[0].set_ylabel("")
+    chart.axes[1].set_xlabel(" ")
+    assert found(chart)[0] == ["y of one", "x of one"]
+    assert "y of one" in found(chart)[1], "on a phone"
+    chart.axes[1].set_xticks([0, 1], ["before", "after"])
+    assert found(chart)[0] == ["y of one"], "what is no number is its own name"
+    chart.supylabel("loss")
+    assert found(chart) == []

@@ -28,6 +28,11 @@ def test_every_event_kind_has_its_own_colour() -> None:
     assert len(set(style.KIND.values())) == len(KINDS)
 
 
+def test_every_event_kind_that_is_ruled_has_its_own_line() -> None:
+    lines = [style.kind(kind)[1] for kind in KINDS if kind != "backward"]
+    assert len(set(lines)) == len(lines)
+
+
 def test_no_two_colours_of_the_cycle_are_alike_without_red_and_green() -> None:
     # A crude deuteranope: red and green merge, so that only their mean and blue are left.
     for a, b in itertools.combinations(style.CYCLE, 2):

@@ -295,6 +295,24 @@ def test_every_step_and_zero_rules_through_all_rows() -> None:
     assert len(rules) == len(ledger.of("step")) + len(ledger.of("zero_grad"))
 
 
+@pytest.mark.parametrize("many", [1, 40])
+def test_lines_of_a_clip_and_a_schedule_are_told_apart_without_colour(many: int) -> None:
+    """Both were dotted, in lanes, on a heat map and in its legend."""
+    grad = {f"w{p}": 1.0 for p in range(many)}
+    rows = [{"kind": "backward", "contribution": grad, "grad": grad}] * many
+    rows += [{"kind": kind, "grad": grad} for kind in ("clip", "schedule")]
+    figure = timeline(Ledger.build([Parameter(name, (1,)) for name in grad], rows))
+    dashes = re.findall(
+        r"stroke-dasharray: ([\d., ]+); stroke-dashoffset: 0; stroke: (#cc79a7|#7b5ea7)", figure.to_svg()
+    )
+    assert {color: len({dash for dash, c in dashes if c == color}) for _, color in dashes} == {
+        "#cc79a7": 1,
+        "#7b5ea7": 1,
+    }
+    assert len(dashes) == 4, "each across its rows, and in the legend"
+    assert len({dash for dash, _ in dashes}) == 2
+
+
 @pytest.mark.parametrize("kind", KINDS[1:])
 @pytest.mark.parametrize("many", [1, 40])
 def test_an_event_of_every_kind_but_a_backward_has_a_line_of_its_own_colour(kind: str, many: int) -> None:

@@ -21,6 +21,9 @@ import { contributionText, gradText } from "./words.js";
  * @property {number} letters  of a name that fit
  */
 
+/** So many pixels of a bar are seen beside the mark at its end, where the longest one has all the room. */
+const SEEN = 4;
+
 /** @param {App} app @param {number} tall @param {(row: Row) => void} choose */
 export function barOf({ ledger }, tall, choose) {
   const name = h("span.av-of");
@@ -76,9 +79,14 @@ export function barOf({ ledger }, tall, choose) {
     total.textContent = total.title = gradText(ledger, e, row);
     // Elements without room stand in the title, and in words once the row is selected.
     if (row.x && e >= 0 && total.scrollWidth > total.clientWidth) total.textContent = `‖·‖ ${number(row.g[e])}`;
+  }
+  /** What stands beside the end of a bar: which parts were lost, or how short it is. */
+  function remark(/** @type {Filling} */ { row, e, width }, /** @type {number} */ grad) {
     const unused = row.in ? [] : lost(row.fates, e);
     const told = unused.length === 1 ? contributionText(ledger, unused[0], row) : counted(unused.length, "part");
-    bar.dataset.lost = unused.length ? `× ${told} unused` : "";
+    if (unused.length) return `× ${told} unused`;
+    const times = Math.max(...row.r.map(Math.abs)) / Math.abs(grad);
+    return grad && times * SEEN > width ? `1/${number(times, 2)} of the longest` : "";
   }
   /** @param {Filling} filling */
   function fill(filling) {
@@ -92,6 +100,8 @@ export function barOf({ ledger }, tall, choose) {
     zero.style.left = x(0);
     end.hidden = absent || broken;
     end.style.left = x(grad);
+    bar.dataset.told = remark(filling, grad);
+    bar.style.setProperty("--av-x", x(grad));
     fillPieces(broken || absent ? [] : fewer(parts), filling, x);
     put(el, { "aria-selected": chosen, "aria-expanded": row.in ? open : "undefined" });
   }

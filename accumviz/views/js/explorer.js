@@ -69,7 +69,10 @@ export async function explore({ model, el }, kernel) {
   const slots = h("div.av-slots", {}, sides.a.slot, sides.b.slot);
   const level = leveling(slots);
   const frame = h(`div.av-xframe${tabs ? ".av-tabs" : ""}`, group("Explorer"), top, result.el, both.bar, slots);
-  const sizes = new ResizeObserver(() => { if (at().b) requestAnimationFrame(level); });
+  const sizes = new ResizeObserver(([{ target }]) => {
+    const { clientWidth } = target;
+    if (at().b) requestAnimationFrame(() => level(clientWidth));
+  });
   sizes.observe(slots);
 
   function draw() {

@@ -23,17 +23,23 @@ const NARROWEST = 18;
 /**
  * @param {number} width @param {number} events @param {number} parameters
  * @param {number} letters of the longest name @param {boolean} saved whether saved bytes stand below
+ * @param {number[]} sizes  how many events those runs have that may come to stand here: all are as tall as the tallest
  * @returns {Geometry}
  */
-export function geometry(width, events, parameters, letters, saved) {
+export function geometry(width, events, parameters, letters, saved, sizes = []) {
   const left = clamp(14 + 6.8 * Math.max(5, letters), 52, clamp(0.38 * width, 92, 172));
-  const column = Math.min((width - left - 2) / events, 112);
-  const bars = parameters <= FEW && column >= NARROWEST;
-  const words = column >= 74;
-  const top = column < 13 ? 6 : words ? 38 : 82;
-  const lane = bars ? (parameters === 1 ? 84 : 60) : clamp(Math.floor(260 / (parameters || 1)), 2, 22);
-  const bottom = top + lane * parameters;
-  return { width, left, column, bars, words, ruled: column >= 3, top, lane, bottom, height: bottom + (saved ? 38 : 4) };
+  const of = (/** @type {number} */ events) => {
+    const column = Math.min((width - left - 2) / events, 112);
+    const bars = parameters <= FEW && column >= NARROWEST;
+    const words = column >= 74;
+    const top = column < 13 ? 6 : words ? 38 : 82;
+    const lane = bars ? (parameters === 1 ? 84 : 60) : clamp(Math.floor(260 / (parameters || 1)), 2, 22);
+    return { column, bars, words, top, bottom: top + lane * parameters };
+  };
+  const place = of(events);
+  const bottom = Math.max(place.bottom, ...sizes.map((size) => of(size).bottom));
+  const lane = (bottom - place.top) / (parameters || 1);
+  return { ...place, width, left, ruled: place.column >= 3, lane, bottom, height: bottom + (saved ? 38 : 4) };
 }
 
 /** How wide the bars of a column are. @param {number} column */

@@ -56,8 +56,9 @@ export function gradPane(app) {
   const note = h("p.av-note");
   const tree = { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: redraw };
   const box = h("div.av-win", tree, list);
-  const hatched = h("span", {}, " Hatched: of other ranks, or unrecorded.");
-  const marks = h("p.av-marks", {}, "Thin line: zero, beside it the oldest part. Heavy: .grad. Dots: None.", hatched);
+  const [bars, unseen, ask] = ledger.data.bars;
+  const hatched = h("span", {}, unseen);
+  const marks = h("p.av-marks", {}, bars, hatched);
   const made = pane("grad", ".grad", box, note, marks);
   const search = h("input.av-search", {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,
@@ -107,10 +108,7 @@ export function gradPane(app) {
 
   /** @param {At} state @param {(row: Row) => number} when */
   function explain({ p }, when) {
-    if (p < 0 && parameters.length > 1) {
-      const select = many ? "" : "Select a parameter to see what its .grad is made of. ";
-      return select + (ledger.ownScales ? OWN_SCALES : "");
-    }
+    if (p < 0 && parameters.length > 1) return ask + (ledger.ownScales ? OWN_SCALES : "");
     return equation(ledger, when(ledger.rows[Math.max(p, 0)]), ledger.rows[Math.max(p, 0)]);
   }
   /** A parameter selected elsewhere is unfolded and brought into view. @param {number} p */

@@ -31,6 +31,9 @@ function graphOf({ other }, { graphs, of }, owner) {
   return (other && graphs[graph?.other ?? -1]) || graph;
 }
 
+/** Below 0: how many nodes a forward has yet to build. @param {GraphData | undefined} graph */
+const unmade = (graph) => (!graph || graph.made ? 0 : -graph.order.length);
+
 /** @param {Ledger} ledger @param {Data} data @param {Pick<At, "e" | "n">} at @returns {Moment} */
 export function moment(ledger, data, { e, n }) {
   const since = lastBackward(ledger, e);
@@ -40,8 +43,9 @@ export function moment(ledger, data, { e, n }) {
   const now = owner === e && Boolean(graph);
   const order = graph?.order ?? [];
   const total = order.length;
-  const rest = coming ? -total : total;
-  const pos = now && n !== null ? clamp(n, -total, total) : rest;
+  const least = unmade(graph);
+  const rest = coming ? least : total;
+  const pos = now && n !== null ? clamp(n, least, total) : rest;
   const ran = Math.max(pos, 0);
   const layout = graph && data.layouts[graph.l];
   const nodes = layout?.n ?? [];
@@ -91,7 +95,7 @@ function product({ graph, layout, nodes, done }, i) {
 
 /** What stands below the graph. @param {Ledger} ledger @param {Data} data @param {Moment} moment */
 export function remark(ledger, data, { owner, graph, now, coming, kept }) {
-  if (coming) return "No graph yet: a forward builds it.";
+  if (coming) return data.before[1];
   if (!graph) return data.undrawn[owner] || "The graph of this backward was not kept.";
   const past = `The graph of event ${ledger.index(owner)}, ${kept ? "retained" : "freed by its backward"}.`;
   return [now ? data.remark : past, ...data.layouts[graph.l].notes].join(" ").trim();

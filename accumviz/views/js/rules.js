@@ -7,8 +7,6 @@
 import { barWidth } from "./geometry.js";
 import { shorten } from "./numbers.js";
 
-/** @type {Record<string, number[]>} */
-const DASH = { solid: [], dashed: [6, 4], dotted: [2, 3] };
 const LETTER = 6.8;
 const STRIP = 24;
 
@@ -44,10 +42,10 @@ export function drawRules(pen, inks, ledger, place) {
   });
 }
 
-/** @param {Pen} pen @param {[string, string, string]} kind @param {number} x @param {Geometry} place */
-function drawLine({ context }, [, color, line], x, { column, bottom }) {
+/** @param {Pen} pen @param {[string, string, number[]]} kind @param {number} x @param {Geometry} place */
+function drawLine({ context }, [, color, dashes], x, { column, bottom }) {
   Object.assign(context, { strokeStyle: color, lineWidth: column > 12 ? 1.8 : 1 });
-  context.setLineDash(DASH[line]);
+  context.setLineDash(dashes);
   context.beginPath();
   context.moveTo(x + 0.5, 2);
   context.lineTo(x + 0.5, bottom);

@@ -59,7 +59,7 @@ export function timePane(app) {
   function paint() {
     if (!plot.clientWidth) return;
     const letters = Math.max(0, ...names.map((name) => name.letters));
-    place = geometry(plot.clientWidth, data.length || length, count, letters, saved);
+    place = geometry(plot.clientWidth, data.length || length, count, letters, saved, data.sizes);
     const inks = inksOf(plot, head);
     const pen = penOn(canvas, place.width, place.height, inks);
     if (place.bars) drawLanes(pen, inks, ledger, place);

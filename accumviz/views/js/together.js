@@ -83,17 +83,19 @@ export function together(sides, address) {
  * @param {HTMLElement} slots
  */
 export function leveling(slots) {
-  /** @type {Map<string, number>} */
+  /** Of each pane at each width. @type {Map<string, number>} */
   const tallest = new Map();
-  let wide = 0;
-  return () => {
-    if (slots.clientWidth !== wide) tallest.clear();
-    wide = slots.clientWidth;
+  return (/** @type {number} */ width) => {
+    if (slots.clientWidth !== width) return; // what stands there is not drawn yet
     const panes = [...slots.querySelectorAll(".av-pane")].map((el) => /** @type {HTMLElement} */ (el));
-    const nameOf = (/** @type {Element} */ { classList: [, name] }) => name;
-    const level = (/** @type {HTMLElement} */ el) => { el.style.minHeight = `${tallest.get(nameOf(el)) ?? 0}px`; };
+    const most = (/** @type {Element} */ { classList: [, name] }, least = 0) => {
+      const found = Math.max(tallest.get(name + width) ?? 0, least);
+      tallest.set(name + width, found);
+      return found;
+    };
+    const level = (/** @type {HTMLElement} */ el) => { el.style.minHeight = `${most(el)}px`; };
     panes.forEach(level);
-    for (const el of panes) tallest.set(nameOf(el), Math.max(tallest.get(nameOf(el)) ?? 0, el.offsetHeight));
+    for (const el of panes) most(el, el.offsetHeight);
     panes.forEach(level);
   };
 }

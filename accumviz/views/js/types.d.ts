@@ -63,7 +63,7 @@ export interface RowData {
   u?: number;
 }
 
-/** A text, or a text with the name of its colour. */
+/** A text, or one with the name of its colour. */
 export type Piece = string | [string, string];
 
 export interface Layout {
@@ -87,15 +87,14 @@ export interface NodeData {
   s?: unknown;
 }
 
-/** One backward's graph: its layout, the values on its cards, and the order in which they ran. */
+/** A backward's graph: layout, values, order of running, factors of edges, other form, whether recording found it. */
 export interface GraphData {
   l: number;
   v: string[][];
   order: number[];
-  /** What each edge multiplies a gradient by, where that is known. */
   x?: string[];
-  /** The graph that this one is, folded by module or unfolded. */
   other?: number;
+  made?: unknown;
 }
 
 /** What a backward weighs in a step: its place (-1: not shown), where it starts, how long it is, look and text. */
@@ -111,11 +110,10 @@ export interface ShareRow {
   s: Segment[];
 }
 
-/** All bars of shares, and their one scale. */
+/** All bars of shares, their one scale, and the legend: what it says, the look of its swatch, its colour. */
 export interface SharesData {
   r: number[];
   rows: ShareRow[];
-  /** The legend: what it says, the look of its swatch, its colour. */
   keys: string[][];
   note: string;
 }
@@ -137,10 +135,9 @@ export interface WeightsData {
 export interface Data {
   about: string;
   note: string;
-  /** Whether a `.grad` is ever None. */
+  /** Whether a `.grad` is ever None; of kinds of events name, colour, dashes; of columns what stands above them. */
   none: boolean;
-  /** Of kinds of events name, colour and sort of line; of columns what stands above them, on end or in two lines. */
-  kinds: [string, string, string][];
+  kinds: [string, string, number[]][];
   heads: [string, string, string][];
   colors: [number, string, string][];
   keys: [string, string, string][];
@@ -163,14 +160,15 @@ export interface Data {
   of: Record<string, number>;
   undrawn: Record<string, string>;
   remark: string;
-  /** What the looks of a graph mean. */
   marks: string;
-  /** Lines of code, by their place, in which the run beside it differs. */
+  /** What is said before the first event, and of its graph; what bars mean, what hatched ones do, how to learn more. */
+  before: [string, string];
+  bars: [string, string, string];
+  /** Of two runs side by side lines that differ, most saved bytes and events; the events of all that may come there. */
   differs?: number[];
-  /** The most saved bytes of two runs side by side. */
   most?: number;
-  /** The events of the longer one of two runs. */
   length?: number;
+  sizes?: number[];
 }
 
 export interface Whole {
@@ -224,7 +222,7 @@ export interface ExplorerData {
   against: Choice | null;
 }
 
-/** The one state of an explorer: the run, and the run beside it. */
+/** An explorer's run, and the run beside it. */
 export interface Shown {
   a: Choice;
   b: Choice | null;

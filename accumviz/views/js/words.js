@@ -52,7 +52,7 @@ function summary(ledger, e) {
 
 /** An event in one sentence; of many parameters only the selected one. @param {Ledger} ledger @param {number} e */
 export function sentence(ledger, e, chosen = -1) {
-  if (e < 0) return "Before the first event: nothing has run yet. Press play, or drag.";
+  if (e < 0) return ledger.data.before[0];
   const few = ledger.count <= FEW;
   const rows = ledger.parameters.filter((row) => few || row.p === chosen);
   const parts = rows.map((row) => toldOf(ledger, e, row));
