@@ -26,6 +26,7 @@ _MOST_FORMS = 40
 # What the looks of a graph mean.
 _MARKS = "Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed."
 _FACTORS = " ×: what an edge multiplies the gradient by."
+_ADDS = " adds: what this backward adds to .grad."
 
 
 class Player(Displayed):
@@ -50,7 +51,7 @@ class Player(Displayed):
         data: dict[str, Any] = {"v": 1, **told}
         if self.ledger is not None:
             data["about"] = self.words[0]
-        found = scenes(self.graphs)
+        found = scenes(self.graphs, *([] if self.ledger is None else ["adds"]))
         at = data["e"].get("i")
         where = {event: i for i, event in enumerate(at)} if at else {event: event for event in self.graphs}
         data |= {
@@ -60,7 +61,7 @@ class Player(Displayed):
             "undrawn": {str(where[event]): note for event, note in found["notes"].items() if event in where},
             "remark": self.note,
             "before": words.before(self._first()),
-            "marks": _MARKS + (_FACTORS if any("x" in graph for graph in found["graphs"]) else ""),
+            "marks": _marks(found),
         }
         return data, blob
 
@@ -176,8 +177,15 @@ def play(
     return Player(ledger, {int(event): one for event, one in graph.items()}, ground=ground)
 
 
-def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
-    """One layout for all graphs of one form, since a loop builds the same one again.
+def _marks(found: dict[str, Any]) -> str:
+    """The legend of graphs, of what is in them."""
+    adds = any("adds" in node["n"] for layout in found["layouts"] for node in layout["n"])
+    factors = any("x" in graph for graph in found["graphs"])
+    return _MARKS + (_ADDS if adds else "") + (_FACTORS if factors else "")
+
+
+def scenes(graphs: Mapping[int, Graph], leaf: str = "grad") -> dict[str, Any]:
+    """One layout for all graphs of one form, since a loop builds the same one again; `leaf` names a leaf's gradient.
 
     `layouts`, `graphs` (which layout, and the numbers on its cards), and `of`: event -> graph.
     A graph with modules names its `other` form, folded or unfolded. What could not be drawn stands in
@@ -199,7 +207,7 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
             # The engine's order names nodes that are folded now.
             rest = {k: v for k, v in seen.meta.items() if k != "order" or seen is graph}
             small = replace(seen, meta=rest)
-            cards = cards_of(small)
+            cards = cards_of(small, leaf)
             form = _form(small, cards)
             if form not in forms and len(forms) == _MOST_FORMS:
                 notes[key] = f"Not drawn: only {_MOST_FORMS} graphs of different form are."

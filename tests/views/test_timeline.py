@@ -183,7 +183,7 @@ def test_parameters_and_events_can_be_chosen() -> None:
     ledger = large(600, 24)
     assert "blocks.1.part0.weight" in timeline(ledger, parameters="blocks.1.*", events=slice(6)).words[1]
     figure = timeline(ledger, parameters=[0, "blocks.1.part3.weight"], events=range(-6, 0))
-    assert figure.words[1].startswith("Event 594, zero_grad: blocks.0.part0.weight .grad None; blocks.1.part3")
+    assert figure.words[1].startswith("Event 594, zero_grad: blocks.0.part0.weight.grad None; blocks.1.part3")
     assert len(figure.words) == 7
 
 
