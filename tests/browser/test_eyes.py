@@ -440,7 +440,7 @@ def placed(watch: Open, folder: Path, view: Any, width: int) -> dict[str, Any]:
 
 
 def windows(count: int, size: float = -2.9) -> Ledger:
-    one = [{"kind": "backward", "label": "mse(model(x), y)", "contribution": {"w": size}, "grad": {"w": size}}]
+    one = [{"kind": "backward", "label": "mse_mean / KM", "contribution": {"w": size}, "grad": {"w": size}}]
     one += [{"kind": "step", "grad": {"w": size}}, {"kind": "zero_grad", "grad": {}}]
     return Ledger.build([W], one * count)
 
@@ -456,11 +456,13 @@ def test_no_line_of_an_event_strikes_a_total(watch: Open, tmp_path: Path, width:
         assert not [line for line in found["lines"] if left - 1 < line < right + 1], text
 
 
-@pytest.mark.parametrize("width", [375, 480, 700])
-def test_names_on_end_stand_below_the_edge_and_between_the_lines(watch: Open, tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize(("count", "width"), [(3, 375), (7, 375), (3, 700)])
+def test_names_on_end_stand_below_the_edge_and_between_the_lines(
+    watch: Open, tmp_path: Path, count: int, width: int
+) -> None:
     """The bracket that closes a call was cut, and what hangs below letters touched the next line."""
-    found = placed(watch, tmp_path, play(windows(3)), width)
-    assert len(found["names"]) == 9
+    found = placed(watch, tmp_path, play(windows(count)), width)
+    assert len(found["names"]) == 3 * count
     for middle, bottom, wide in found["names"]:
         assert bottom - wide > 2
         assert not [line for line in found["lines"] if middle - 5 < line < middle + 7]

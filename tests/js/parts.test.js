@@ -70,7 +70,8 @@ test("the norms of parts share the height of the norm of .grad", () => {
 test("neighbours of one look and sign that are too thin for lines between them are one", () => {
   const part = (height, born) => ({ born, amount: height, height, fresh: born === 6, used: false });
   const parts = [1, 1, -1, 1, 9, 1, 1].map(part);
-  const at = (scale) => joined({ color: () => ["#000", "#fff"] }, parts, scale).map(({ height, told }) => [height, told]);
+  const run = { color: () => ["#000", "#fff"] };
+  const at = (scale) => joined(run, parts, scale).map(({ height, told }) => [height, told]);
   assert.deepEqual(at(9), parts.map(({ height }) => [height, undefined]), "each has room");
   assert.deepEqual(at(2), [[3, "3 parts"], [-1, undefined], [9, undefined], [1, undefined], [1, undefined]]);
   assert.deepEqual(at(0), [[13, "5 parts"], [-1, undefined], [1, undefined]], "wherever lines have no room at all");

@@ -33,7 +33,7 @@ export function geometry(width, events, parameters, letters, saved, { sizes = []
     const column = Math.min((width - left - 2) / events, 112);
     const bars = parameters <= FEW && column >= NARROWEST;
     const words = column >= 74;
-    const top = column < 13 ? 6 : words ? 38 : 90;
+    const top = column < 13 ? 6 : words ? 38 : 94;
     const lane = bars ? barred : clamp(Math.floor(260 / (parameters || 1)), 2, 22);
     return { column, bars, words, top, bottom: top + lane * parameters };
   };
