@@ -86,7 +86,7 @@ def test_the_words_say_the_same_numbers(toy: Ledger) -> None:
         "1 parameter × 3 events, 1 accumulation window of 2 backwards; contribution norms from 4 to 16.",
         "Event 0, backward of loss, line 7: w receives −16, .grad −16; saved tensors 96 B before, 0 B after.",
         "Event 1, backward of loss, line 7: w receives −4, .grad −20; saved tensors 96 B before, 0 B after.",
-        "Event 2, step by SGD, line 8: w .grad −20.",
+        "Event 2, step by SGD, line 8: w.grad −20.",
     ]
 
 

@@ -170,8 +170,7 @@ export interface Data {
   length?: number;
   sizes?: number[];
   /** How tall a lane of bars is, and whether its parts are too many for lines between them. */
-  lane: number;
-  close: boolean;
+  lane: number; close: boolean;
 }
 
 export interface Whole {
