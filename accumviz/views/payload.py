@@ -18,6 +18,7 @@ from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
 from accumviz.views import shares, style, weights, words
 from accumviz.views.listing import listing
+from accumviz.views.parts import lane
 from accumviz.views.words import group_rows
 
 # What is shown at once; beyond, events are thinned, and a note says so.
@@ -36,13 +37,9 @@ _FINEST = 8e-4
 _SCALING = ("clip", "unscale")
 # Codes of a packed number; what lies between is a logarithm.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
-# Up to so many parameters are drawn as bars. What is less of a lane on one side of zero asks for no taller one;
-# lines stand between parts while a lane has so many pixels for each of them.
-_BARS_FOR, _SEEN, _ROOMY = 8, 0.1, 8
 # What the marks of bars mean, and what hatched ones do.
 _BARS = "Bars grow from the thin line, zero, the oldest part first. Heavy line: .grad. Dotted line: .grad is None."
-_HATCHED = " Hatched: of other ranks, or unrecorded."
-_ASK = "Select a parameter to see what its .grad is made of. "
+_HATCHED, _ASK = " Hatched: of other ranks, or unrecorded.", "Select a parameter to see what its .grad is made of. "
 # What the looks of shares mean.
 _LOOKS = {"new": "one backward", "used": "used by an earlier step, too", "unseen": "unknown"}
 # More pixels than a page is wide tell nobody anything.
@@ -63,8 +60,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     fates, which = lifecycle.runs(
         ledger, ledger.fates, chosen, columns["c"].reshape(len(described), len(chosen)), members
     )
-    for row, runs in zip(described, which, strict=True):
-        row["f"] = runs
+    described = [row | {"f": runs} for row, runs in zip(described, which, strict=True)]
     files, lines = listing(ledger, events)
     colors = style.label_colors([literal(label) for label in ledger.labels])
     # What stands above a column: on end; in two lines.
@@ -73,7 +69,6 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         for e in events
     ]
     heads = {title: code for code, title in enumerate(dict.fromkeys(titles))}
-    above = [heads[title] for title in titles]
     data: dict[str, Any] = {
         "note": f"{note} {_unmeasured(events)}".strip(),
         "before": words.before(),
@@ -86,7 +81,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
             "k": [kinds.index(str(e.kind)) for e in events],
             **_events(ledger, events, names),
             "c": lines,
-            "u": above,
+            "u": [heads[title] for title in titles],
         },
         "heads": [*heads],
         "count": len(ledger.parameters),
@@ -101,8 +96,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         data["shares"] = weighed
     if ground is not None and (moved := weights.picture(ledger, ground, chosen.tolist())):
         data["weights"] = moved
-    if len(ledger.parameters) <= _BARS_FOR:
-        data["lane"], data["close"] = _lane(ledger, [row["r"] for row in described])
+    data["lane"], data["close"] = lane(ledger, [row["r"] for row in described])
     if len(chosen) < len(ledger):
         data["e"]["i"] = chosen.tolist()
     data["digits"] = 4 if columns["c"].size <= _PLAIN_CELLS else 3
@@ -362,20 +356,6 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
             row["y"] = [[i, 1 / ranks[e]] for i, e in enumerate(chosen.tolist()) if e in ranks]
     _to_one_scale(found)
     return {name: column.ravel() for name, column in columns.items()}, found
-
-
-def _lane(ledger: Ledger, reaches: Sequence[list[float]]) -> tuple[int, bool]:
-    """How tall a lane of bars is, in pixels, and whether the parts in it are too many for lines between them."""
-    count = len(reaches) or 1
-    tall = 84 if count == 1 else 60
-    if any(min(-low, high) > _SEEN * max(-low, high) for low, high in reaches):
-        tall = max(min(240 // count, 160), 60)
-    born, of = np.nonzero(ledger.state & CONTRIBUTED)
-    ends = ledger.fates.erased[born, of]
-    live = np.zeros((len(ledger) + 1, len(ledger.parameters)), np.int64)
-    np.add.at(live, (born, of), 1)
-    np.add.at(live, (np.where(ends < 0, len(ledger), ends), of), -1)
-    return tall, bool(tall < _ROOMY * live.cumsum(axis=0).max(initial=0))
 
 
 def _begins(first: Event, added: float, grad: float) -> bool:
