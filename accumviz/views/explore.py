@@ -98,9 +98,13 @@ class Explorer(Displayed):
         contents = [run.content() for run in self.runs]
         # A timeline has the height of all that may come to stand there: nothing below it moves.
         sizes = sorted({len(told["data"]["e"]["k"]) for told, _ in contents if "data" in told})
+        common: dict[str, Any] = {"sizes": sizes} if len(sizes) > 1 else {}
+        lanes = [told["data"]["lane"] for told, _ in contents if "lane" in told.get("data", {})]
+        if len({*lanes}) > 1:
+            common["lane"] = max(lanes)
         for told, packed in contents:
-            if "data" in told and len(sizes) > 1:
-                told["data"] = told["data"] | {"sizes": sizes}
+            if "data" in told and common:
+                told["data"] = told["data"] | common
             key = hashlib.sha256(json.dumps(told, sort_keys=True).encode("utf-8", "replace") + packed).hexdigest()
             if key not in places:
                 places[key] = len(shown)

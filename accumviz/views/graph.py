@@ -152,11 +152,12 @@ _KEYS = (
 )
 
 
-def cards_of(graph: Graph) -> list[Card]:
-    return [_card(node, node.id in graph.roots) for node in graph]
+def cards_of(graph: Graph, leaf: str = "grad") -> list[Card]:
+    """What stands on each node, where `leaf` is what the gradient of a leaf is called."""
+    return [_card(node, node.id in graph.roots, leaf if node.kind == "accumulate" else "grad") for node in graph]
 
 
-def _card(node: Node, root: bool) -> Card:
+def _card(node: Node, root: bool, grad: str) -> Card:
     rows: list[tuple[str, str]] = []
     title = node.name or node.op
     if node.kind == "fold":
@@ -178,7 +179,7 @@ def _card(node: Node, root: bool) -> Card:
     elif node.saved_bytes:
         attrs = ", ".join(dict.fromkeys(s.attr.partition("[")[0] for s in node.saved if s.storage >= 0))
         rows.append((f"saves {size(node.saved_bytes)}", "" if node.kind == "fold" else _clip(attrs, 20)))
-    numbers = [*_numbers("value", node.value), *_numbers("grad", node.grad)]
+    numbers = [*_numbers("value", node.value), *_numbers(grad, node.grad)]
     shape = "" if node.shape is None else f"[{' × '.join(map(str, node.shape))}]" if node.shape else "scalar"
     kinds = [node.kind, *(["root"] if root else []), *([] if node.alive else ["freed"])]
     rows = [(label, literal(text)) for label, text in rows]

@@ -18,6 +18,7 @@ from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
 from accumviz.views import shares, style, weights, words
 from accumviz.views.listing import listing
+from accumviz.views.parts import lane
 from accumviz.views.words import group_rows
 
 # What is shown at once; beyond, events are thinned, and a note says so.
@@ -56,8 +57,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     fates, which = lifecycle.runs(
         ledger, ledger.fates, chosen, columns["c"].reshape(len(described), len(chosen)), members
     )
-    for row, runs in zip(described, which, strict=True):
-        row["f"] = runs
+    described = [row | {"f": runs} for row, runs in zip(described, which, strict=True)]
     files, lines = listing(ledger, events)
     colors = style.label_colors([literal(label) for label in ledger.labels])
     # What stands above a column: on end; in two lines.
@@ -66,7 +66,6 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         for e in events
     ]
     heads = {title: code for code, title in enumerate(dict.fromkeys(titles))}
-    above = [heads[title] for title in titles]
     data: dict[str, Any] = {
         "note": f"{note} {_unmeasured(events)}".strip(),
         "before": words.before(),
@@ -78,7 +77,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
             "k": [kinds.index(str(e.kind)) for e in events],
             **_events(ledger, events, names),
             "c": lines,
-            "u": above,
+            "u": [heads[title] for title in titles],
         },
         "heads": [*heads],
         "count": len(ledger.parameters),
@@ -93,6 +92,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         data["shares"] = weighed
     if ground is not None and (moved := weights.picture(ledger, ground, chosen.tolist())):
         data["weights"] = moved
+    data["lane"], data["close"] = lane(ledger, [row["r"] for row in described])
     if len(chosen) < len(ledger):
         data["e"]["i"] = chosen.tolist()
     data["digits"] = 4 if columns["c"].size <= _PLAIN_CELLS else 3

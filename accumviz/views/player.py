@@ -29,11 +29,12 @@ _MOST_FORMS = 40
 FORMAT = 2
 _MARKS = "Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed."
 # What the marks of bars mean, what hatched ones do, and how to learn more of a few.
-_BARS = "Thin line: zero, beside it the oldest part. Heavy: .grad. Dots: None."
+_BARS = "Bars grow from the thin line, zero, the oldest part first. Heavy line: .grad. Dotted line: .grad is None."
 _HATCHED = " Hatched: of other ranks, or unrecorded."
 _ASK = "Select a parameter to see what its .grad is made of. "
 _LEFT_OUT = "The graph of this backward was not kept."
 _FACTORS = " ×: what an edge multiplies the gradient by."
+_ADDS = " adds: what this backward adds to .grad."
 
 
 class Player(Displayed):
@@ -58,7 +59,7 @@ class Player(Displayed):
         data = dict(told)
         if self.ledger is not None:
             data["about"] = self.words[0]
-        found = scenes(self.graphs)
+        found = scenes(self.graphs, *([] if self.ledger is None else ["adds"]))
         at = data["e"].get("i")
         where = {event: i for i, event in enumerate(at)} if at else {event: event for event in self.graphs}
         data |= {
@@ -69,7 +70,7 @@ class Player(Displayed):
             "remark": self.note,
             "before": words.before(self._first()),
             "bars": [_BARS, _HATCHED, _ASK if len(data["p"]) == data["count"] else "", _LEFT_OUT],
-            "marks": _MARKS + (_FACTORS if any("x" in graph for graph in found["graphs"]) else ""),
+            "marks": _marks(found),
         }
         return data, blob
 
@@ -185,8 +186,15 @@ def play(
     return Player(ledger, {int(event): one for event, one in graph.items()}, ground=ground)
 
 
-def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
-    """One layout for all graphs of one form, since a loop builds the same one again.
+def _marks(found: dict[str, Any]) -> str:
+    """The legend of graphs, of what is in them."""
+    adds = any("adds" in node["n"] for layout in found["layouts"] for node in layout["n"])
+    factors = any("x" in graph for graph in found["graphs"])
+    return _MARKS + (_ADDS if adds else "") + (_FACTORS if factors else "")
+
+
+def scenes(graphs: Mapping[int, Graph], leaf: str = "grad") -> dict[str, Any]:
+    """One layout for all graphs of one form, since a loop builds the same one again; `leaf` names a leaf's gradient.
 
     `layouts`, `graphs` (which layout, and the numbers on its cards), and `of`: event -> graph.
     A graph with modules names its `other` form, folded or unfolded. What could not be drawn stands in
@@ -208,7 +216,7 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
             # The engine's order names nodes that are folded now.
             rest = {k: v for k, v in seen.meta.items() if k != "order" or seen is graph}
             small = replace(seen, meta=rest)
-            cards = cards_of(small)
+            cards = cards_of(small, leaf)
             form = _form(small, cards)
             if form not in forms and len(forms) == _MOST_FORMS:
                 notes[key] = f"Not drawn: only {_MOST_FORMS} graphs of different form are."

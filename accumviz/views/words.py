@@ -356,8 +356,8 @@ def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
     parts = []
     for p in parameters[:_MOST_NAMES]:
         added = value(ledger, event.index, p, "contribution")
-        part = shorten(ledger.parameters[p].name, 40) + (f" receives {added}," if added else "")
-        part += f" .grad {value(ledger, event.index, p)}"
+        part = shorten(ledger.parameters[p].name, 40) + (f" receives {added}, " if added else "")
+        part += f".grad {value(ledger, event.index, p)}"
         erased = [value(ledger, b, p, "contribution") for b in lost.get(ledger.parameters[p].name, [])]
         parts.append(part + (f" (erased {', '.join(erased)} before any step used it)" if erased else ""))
     if len(parameters) > _MOST_NAMES:

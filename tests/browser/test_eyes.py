@@ -407,6 +407,130 @@ def test_totals_of_a_players_narrow_columns_stand_apart(watch: Open, tmp_path: P
     assert told > 16
 
 
+# Keeps where lines, totals and names on end stand on a canvas, in its own pixels, in the order in which they are drawn.
+PLACES = """() => {
+    const mine = CanvasRenderingContext2D.prototype, {fillText, moveTo, fillRect} = mine;
+    globalThis.placed = {totals: [], lines: [], names: [], heavy: []};
+    mine.fillText = function(text, x, y, ...more) {
+        const wide = this.measureText(text).width, turned = this.getTransform();
+        if (turned.b) placed.names.push([turned.e / turned.a || turned.e, turned.f, wide]);
+        else if (text && /^(600|bold)/.test(this.font)) placed.totals.push([text, x - wide / 2, x + wide / 2, y]);
+        fillText.call(this, text, x, y, ...more);
+    };
+    mine.moveTo = function(x, y) { placed.lines.push(x); placed.totals.length = 0; moveTo.call(this, x, y); };
+    mine.fillRect = function(x, y, w, h) {
+        if (h === 2) placed.heavy.push([x, y + 1, w]);
+        fillRect.call(this, x, y, w, h);
+    };
+}"""
+
+
+def placed(watch: Open, folder: Path, view: Any, width: int) -> dict[str, Any]:
+    page = watch(width=width).page
+    page.add_init_script(f"({PLACES})()")
+    page.goto(written(folder / "page.html", view))
+    page.locator(".av-frame").wait_for()
+    drawn(page)
+    page.evaluate("for (const all of Object.values(placed)) all.length = 0;")
+    page.evaluate("document.documentElement.setAttribute('data-theme', 'again')")
+    drawn(page)
+    found: dict[str, Any] = page.evaluate("placed")
+    found["wide"] = page.locator("canvas").evaluate("canvas => canvas.clientWidth")
+    return found
+
+
+def windows(count: int, size: float = -2.9) -> Ledger:
+    one = [{"kind": "backward", "label": "mse_mean / KM", "contribution": {"w": size}, "grad": {"w": size}}]
+    one += [{"kind": "step", "grad": {"w": size}}, {"kind": "zero_grad", "grad": {}}]
+    return Ledger.build([W], one * count)
+
+
+@pytest.mark.parametrize("width", [375, 480, 700])
+def test_no_line_of_an_event_strikes_a_total(watch: Open, tmp_path: Path, width: int) -> None:
+    """The minus of -2.9 lay on the line of its step, its last digit on that of zero_grad, or beyond the edge."""
+    found = placed(watch, tmp_path, play(windows(3)), width)
+    assert len(found["lines"]) == 6
+    assert found["totals"] or width == 375, "drawn after the lines"
+    for text, left, right, _ in found["totals"]:
+        assert right <= found["wide"], text
+        assert not [line for line in found["lines"] if left - 1 < line < right + 1], text
+
+
+@pytest.mark.parametrize(("count", "width"), [(3, 375), (7, 375), (3, 700)])
+def test_names_on_end_stand_below_the_edge_and_between_the_lines(
+    watch: Open, tmp_path: Path, count: int, width: int
+) -> None:
+    """The bracket that closes a call was cut, and what hangs below letters touched the next line."""
+    found = placed(watch, tmp_path, play(windows(count)), width)
+    assert len(found["names"]) == 3 * count
+    for middle, bottom, wide in found["names"]:
+        assert bottom - wide > 2
+        assert not [line for line in found["lines"] if middle - 5 < line < middle + 7]
+
+
+def test_where_signs_alternate_a_lane_is_tall_and_a_total_stands_at_its_line(watch: Open, tmp_path: Path) -> None:
+    """Parts of both signs lay in 50 pixels, and the number of the sum 40 pixels from its line."""
+    rows, grad = [], 0.0
+    for e in range(12):
+        added = (-1.6) ** (e % 7 + 1)
+        grad += added
+        rows += [{"kind": "backward", "contribution": {"w": added}, "grad": {"w": grad}}]
+    found = placed(watch, tmp_path, play(Ledger.build([W], rows)), 1000)
+    lines = [y for _, y, _ in found["heavy"]]
+    assert len(lines) == len(found["totals"]) == 12
+    assert max(abs(y - line) for (_, _, _, y), line in zip(found["totals"], lines, strict=True)) <= 12
+    assert max(lines) - min(lines) > 45
+    plain = placed(watch, tmp_path, play(windows(3)), 1000)
+    assert plain["heavy"], "a lane of one sign keeps its height"
+
+
+def test_the_line_of_the_event_that_is_selected_keeps_its_colour(show: Callable[..., Any], mode: str) -> None:
+    """The edge of the selection lay on the dashes of a zero_grad: the legend's orange was nowhere."""
+    page = show(play(windows(1)), width=1000, mode=mode)
+    page.get_by_role("slider").first.focus()
+    page.keyboard.press("End")
+    page.evaluate("document.activeElement.blur()")
+    drawn(page)
+    head, plot = (page.locator(part).bounding_box() for part in (".av-playhead", ".av-plot"))
+    x = head["x"] - plot["x"]
+    image = Image.open(io.BytesIO(page.locator(".av-plot").screenshot())).convert("RGB")
+    around = [image.getpixel((round(x) + dx, y)) for dx in (0, 1) for y in range(4, 80)]
+    assert sum(red > blue + 90 for red, _, blue in around) > 30
+
+
+def test_parts_too_thin_for_lines_between_them_are_one_with_all_its_sides(show: Callable[..., Any]) -> None:
+    """Four parts of 4 px were two open lines with no end."""
+    rows = [{"kind": "backward", "contribution": {"w": -8.0}, "grad": {"w": -8.0}}]
+    rows += [{"kind": "backward", "contribution": {"w": 0.2}, "grad": {"w": -8 + 0.2 * (e + 1)}} for e in range(6)]
+    page = show(play(Ledger.build([W], [*rows, {"kind": "step", "grad": {"w": -6.8}}])), width=375)
+    page.get_by_role("slider").first.focus()
+    page.keyboard.press("End")
+    drawn(page)
+    parts = page.locator(".av-part:visible")
+    sides = parts.evaluate_all("all => all.map(one => parseFloat(getComputedStyle(one).borderRightWidth))")
+    assert len(sides) == 2
+    assert min(sides) >= 1
+
+
+def test_the_mark_of_grad_does_not_strike_the_number_of_a_part(show: Callable[..., Any]) -> None:
+    """The heavy line went through a minus, and -2.753 was read as 2.753."""
+    rows = [{"kind": "backward", "contribution": {"w": x}, "grad": {"w": g}} for x, g in ((-8.0, -8.0), (4.2, -3.8))]
+    page = show(play(Ledger.build([W], rows)), width=1000)
+    page.get_by_role("slider").first.focus()
+    page.keyboard.press("End")
+    drawn(page)
+    number = page.locator(".av-part span", has_text="−8")
+    over = number.evaluate(
+        """span => { const {x, y, width, height} = span.getBoundingClientRect();
+        const end = span.closest(".av-bar").querySelector(".av-end");
+        end.style.left = `${x + width / 2 - span.closest(".av-bar").getBoundingClientRect().x}px`;
+        const [top] = document.elementsFromPoint(x + width / 2, y + height / 2);
+        return [top === span, getComputedStyle(span).backgroundColor]; }"""
+    )
+    assert over[0]
+    assert not over[1].endswith(", 0)"), "a ground of its own"
+
+
 def test_a_static_graph_begins_where_text_does(show: Callable[..., Any]) -> None:
     """Graphs stood in the middle of the page, all other figures at the left."""
     page = show(chain(), wait=".av-graph", width=1280)

@@ -510,9 +510,10 @@ def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> N
     page = show(opening()).page
     told = " ".join(page.locator(".av-note, .av-marks").all_inner_texts())
     for mark in (
-        "Thin line: zero, beside it the oldest part",
-        "Heavy: .grad",
-        "Dots: None",
+        "Bars grow from the thin line, zero, the oldest part first",
+        "Heavy line: .grad",
+        "Dotted line: .grad is None",
+        "adds: what this backward adds to .grad",
         "Dashed: freed",
         "Faint: not built",
         "×: what",

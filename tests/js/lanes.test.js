@@ -28,21 +28,34 @@ const told = (part, column) => totals(ledger(part), ledger(part).rows[0], column
 
 test("totals stand at all bars, or at those that steps used, with the same digits", () => {
   assert.deepEqual(told(-0.3, 60), ["−0.3", "−0.6", "−0.9", "−1.2", "−1.2", ""]);
-  assert.deepEqual(told(-123.4, 34), ["", "", "", "", "−494", ""], "three digits have no room in these columns");
-  assert.deepEqual(told(-1.25, 18), ["", "", "", "", "−5", ""]);
-  assert.deepEqual(told(1.234e-7, 18), [], "none, rather than some");
+  assert.deepEqual(told(-1.25, 22), ["", "", "", "", "−5", ""], "two digits have no room in these columns");
+  assert.deepEqual(told(-1.25, 20), [], "nor does a number that is wider than its column");
+  assert.deepEqual(told(1.234e-7, 40), [], "none, rather than some");
 });
 
-test("of bars with thin parts the sides alone are drawn: outlines would fill what is already used", () => {
+const OTHERS = { fill() {}, write() {} };
+
+test("lines stand between all parts of a lane or between none: many would be stripes", () => {
   const outlines = [];
-  const context = { strokeRect: (...box) => outlines.push(box) };
-  const pen = { context, fill() {}, write() {} };
-  const draw = (part, lane) => {
+  const context = { strokeRect: (...box) => outlines.push(box), clearRect() {} };
+  const draw = (close) => {
     outlines.length = 0;
-    const run = ledger(part);
-    drawLanes(pen, { dark: false }, run, { left: 0, column: 60, top: 0, lane });
+    const run = ledger(-1);
+    run.data.close = close;
+    drawLanes({ ...OTHERS, context }, {}, run, { left: 0, column: 60, top: 0, lane: 84 });
     return outlines.length;
   };
-  assert.equal(draw(-1, 84), 1 + 2 + 3 + 4 + 4);
-  assert.equal(draw(-1, 30), 0);
+  assert.equal(draw(false), 1 + 2 + 3 + 4 + 4);
+  assert.equal(draw(true), 1 + 2 + 2 + 2 + 1, "what is new, and what was there");
+});
+
+test("a total stands at the line of .grad, on a ground of its own", () => {
+  const done = [];
+  const context = { strokeRect() {}, clearRect: (...box) => done.push(["clear", ...box]) };
+  const pen = { context, fill() {}, write: (text, x, y) => done.push([text, x, y]) };
+  drawLanes(pen, {}, ledger(-1), { left: 0, column: 60, top: 0, lane: 84 });
+  const [[, left, top, width, height], [text, x, y]] = done;
+  assert.equal(text, "−1");
+  assert.deepEqual([left + width / 2, top + height / 2], [x, y]);
+  assert.ok(width >= 16 && height >= 11);
 });

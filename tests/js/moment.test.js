@@ -106,21 +106,23 @@ test("a link to an explorer names the choices of both sides, kept within what th
   assert.equal(choicesIn("#avx&a=1", [2, 2]), null);
 });
 
+const ALL = { lane: 84 };
+
 test("bars need room, and a heat map takes what is left", () => {
-  assert.deepEqual([geometry(800, 4, 1, 1, false).bars, geometry(800, 4, 1, 1, false).words], [true, true]);
-  assert.deepEqual([geometry(800, 30, 1, 1, false).bars, geometry(800, 30, 1, 1, false).words], [true, false]);
-  assert.equal(geometry(800, 100, 1, 1, false).bars, false);
-  assert.equal(geometry(800, 4, 9, 1, false).bars, false);
-  const tops = [4, 20, 40, 100].map((events) => geometry(800, events, 9, 1, false).top);
-  assert.deepEqual(tops, [38, 82, 82, 6], "headings stand above a heat map, too, where they have room");
-  assert.equal(geometry(800, 4, 9, 1, true).height - geometry(800, 4, 9, 1, false).height, 34);
+  const [few, many] = [4, 30].map((events) => geometry(800, events, 1, 1, false, ALL));
+  assert.deepEqual([few.bars, few.words, many.bars, many.words], [true, true, true, false]);
+  assert.equal(geometry(800, 100, 1, 1, false, ALL).bars, false);
+  assert.equal(geometry(800, 4, 9, 1, false, ALL).bars, false);
+  const tops = [4, 20, 40, 100].map((events) => geometry(800, events, 9, 1, false, ALL).top);
+  assert.deepEqual(tops, [38, 94, 94, 6], "headings stand above a heat map, too, where they have room");
+  assert.equal(geometry(800, 4, 9, 1, true, ALL).height - geometry(800, 4, 9, 1, false, ALL).height, 34);
 });
 
 test("runs that come to stand in one place are as tall as the tallest of them, and fill their height", () => {
   for (const parameters of [1, 2, 9]) {
     const sizes = [4, 20, 100];
-    const alone = sizes.map((size) => geometry(800, size, parameters, 1, false).height);
-    const places = sizes.map((size) => geometry(800, size, parameters, 1, false, sizes));
+    const alone = sizes.map((size) => geometry(800, size, parameters, 1, false, ALL).height);
+    const places = sizes.map((size) => geometry(800, size, parameters, 1, false, { sizes, ...ALL }));
     assert.deepEqual(new Set(places.map(({ height }) => height)), new Set([Math.max(...alone)]));
     for (const { top, lane, bottom } of places) assert.equal(top + lane * parameters, bottom);
   }

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Ledger } from "../../accumviz/views/js/ledger.js";
-import { drawn, fewer, look, stack, state } from "../../accumviz/views/js/parts.js";
+import { drawn, joined, look, stack, state } from "../../accumviz/views/js/parts.js";
 import { equation, sentence } from "../../accumviz/views/js/words.js";
 
 /** A backward of −16, one of −4, a clip to −1, a step, a zero_grad. */
@@ -67,17 +67,21 @@ test("the norms of parts share the height of the norm of .grad", () => {
   assert.ok(Math.abs(parts.reduce((whole, { height }) => whole + height, 0) - 20) < 1e-9);
 });
 
-test("of more than 24 parts the early ones are put together", () => {
-  const many = Array.from({ length: 30 }, (_, born) => ({ born, amount: 1, height: 1, fresh: false, used: false }));
-  const few = fewer(many);
-  assert.deepEqual([few.length, few[0].height, few[0].told], [24, 7, "7 earlier"]);
-  assert.equal(fewer(many.slice(0, 24)).length, 24);
+test("neighbours of one look and sign that are too thin for lines between them are one", () => {
+  const part = (height, born) => ({ born, amount: height, height, fresh: born === 6, used: false });
+  const parts = [1, 1, -1, 1, 9, 1, 1].map(part);
+  const run = { color: () => ["#000", "#fff"] };
+  const at = (scale) => joined(run, parts, scale).map(({ height, told }) => [height, told]);
+  assert.deepEqual(at(9), parts.map(({ height }) => [height, undefined]), "each has room");
+  assert.deepEqual(at(2), [[3, "3 parts"], [-1, undefined], [9, undefined], [1, undefined], [1, undefined]]);
+  assert.deepEqual(at(0), [[13, "5 parts"], [-1, undefined], [1, undefined]], "wherever lines have no room at all");
 });
 
 test("an event is told in a sentence, and .grad as a sum", () => {
   const run = ledger();
   assert.equal(sentence(run, 1), "Event 1, backward: w receives −4, .grad −20.");
-  assert.equal(sentence(run, 4), "Event 4, zero_grad: w .grad None.");
+  assert.equal(sentence(run, 4), "Event 4, zero_grad: w.grad None.");
+  assert.equal(equation(run, 0, run.rows[0]), "w.grad = −16 (event 0)", "one number is told once");
   assert.equal(equation(run, 1, run.rows[0]), "w.grad = −16 (event 0) − 4 (event 1) = −20");
   assert.equal(equation(run, 4, run.rows[0]), "w.grad is None: there is no tensor, which is not zero.");
 });

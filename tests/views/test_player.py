@@ -365,3 +365,19 @@ def test_the_legend_has_the_looks_that_are_drawn_and_no_other() -> None:
     assert "after" not in legend()
     rows[1]["saved_after"] = 8.0
     assert legend()["after"][1] != legend()["saved tensors before, at most 8 B"][1]
+
+
+@pytest.mark.parametrize(
+    ("added", "lane", "close"),
+    [([-1.0] * 3, 84, False), ([1.0, -2.0, 1.5], 160, False), ([-1.0] * 11, 84, True), ([50.0, -1.0], 84, False)],
+)
+def test_a_lane_is_taller_where_signs_alternate_and_has_no_lines_between_many_parts(
+    added: list[float], lane: int, close: bool
+) -> None:
+    grads = np.cumsum(added)
+    rows = [
+        {"kind": "backward", "contribution": {"w": one}, "grad": {"w": grad}}
+        for one, grad in zip(added, grads, strict=True)
+    ]
+    told = play(Ledger.build([W], rows)).content[0]
+    assert (told["lane"], told["close"]) == (lane, close)

@@ -86,7 +86,7 @@ def test_the_words_say_the_same_numbers(toy: Ledger) -> None:
         "1 parameter × 3 events, 1 accumulation window of 2 backwards; contribution norms from 4 to 16.",
         "Event 0, backward of loss, line 7: w receives −16, .grad −16; saved tensors 96 B before, 0 B after.",
         "Event 1, backward of loss, line 7: w receives −4, .grad −20; saved tensors 96 B before, 0 B after.",
-        "Event 2, step by SGD, line 8: w .grad −20.",
+        "Event 2, step by SGD, line 8: w.grad −20.",
     ]
 
 
@@ -183,7 +183,7 @@ def test_parameters_and_events_can_be_chosen() -> None:
     ledger = large(600, 24)
     assert "blocks.1.part0.weight" in timeline(ledger, parameters="blocks.1.*", events=slice(6)).words[1]
     figure = timeline(ledger, parameters=[0, "blocks.1.part3.weight"], events=range(-6, 0))
-    assert figure.words[1].startswith("Event 594, zero_grad: blocks.0.part0.weight .grad None; blocks.1.part3")
+    assert figure.words[1].startswith("Event 594, zero_grad: blocks.0.part0.weight.grad None; blocks.1.part3")
     assert len(figure.words) == 7
 
 

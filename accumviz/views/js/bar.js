@@ -7,7 +7,7 @@
 import { lost } from "./fates.js";
 import { h, put } from "./dom.js";
 import { counted, number } from "./numbers.js";
-import { drawn, fewer, look } from "./parts.js";
+import { drawn, joined, look } from "./parts.js";
 import { contributionText, gradText } from "./words.js";
 
 /**
@@ -45,9 +45,7 @@ export function barOf({ ledger }, tall, choose) {
     const ink = part.fresh ? ledger.color(now)[1] : "inherit";
     const told = part.told || number(part.amount, row.signed ? 4 : 3);
     piece.className = `av-part av-${look(part)}`;
-    // Outlines would fill a thin part, which has its sides alone.
-    const sides = share * width < 5 ? "; border-width: 1.5px 0" : "";
-    piece.style.cssText = `left: ${left}; width: ${100 * share}%; --av-c: ${color}; color: ${ink}${sides}`;
+    piece.style.cssText = `left: ${left}; width: ${100 * share}%; --av-c: ${color}; color: ${ink}`;
     piece.replaceChildren(share * width > told.length * 7 + 6 ? h("span", {}, told) : "");
   }
   /**
@@ -102,7 +100,7 @@ export function barOf({ ledger }, tall, choose) {
     end.style.left = x(grad);
     bar.dataset.told = remark(filling, grad);
     bar.style.setProperty("--av-x", x(grad));
-    fillPieces(broken || absent ? [] : fewer(parts), filling, x);
+    fillPieces(broken || absent ? [] : joined(ledger, parts, filling.width / span(row)), filling, x);
     put(el, { "aria-selected": chosen, "aria-expanded": row.in ? open : "undefined" });
   }
   return { el, name, bar, fill, row: () => shown };

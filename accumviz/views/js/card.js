@@ -4,11 +4,12 @@
 /** @import { NodeData } from "./types.d.ts" */
 
 import { svg } from "./dom.js";
+import { isGrad } from "./moment.js";
 
 const LINE = 17;
 
 /** @param {NodeData} node @param {number} i */
-const isLate = ({ n }, i) => n.slice(0, i + 1).findLast(Boolean) === "grad";
+const isLate = ({ n }, i) => isGrad(n.slice(0, i + 1).findLast(Boolean) ?? "");
 
 /** @param {NodeData} node @param {string[]} numbers */
 export function card(node, numbers) {

@@ -7,13 +7,10 @@
 
 import { barWidth } from "./geometry.js";
 import { number } from "./numbers.js";
-import { drawn, state } from "./parts.js";
+import { drawn, joined, state } from "./parts.js";
 
-const OPACITY = { new: 1, used: 0, live: 0.36 };
-// On a dark ground as pale a colour would be near black.
-const LIVE_ON_DARK = 0.64;
-const LETTER = 7.7;
-const THIN = 4;
+/** At most so wide is a letter of a number. */
+const LETTER = 8;
 
 /**
  * The totals that stand at the bars of a lane: all of them, or else those that steps used, or none.
@@ -22,11 +19,11 @@ const THIN = 4;
 export function totals({ kinds }, row, column) {
   const all = kinds.map((_, e) => row.grad(e));
   const used = all.map((grad, e) => (kinds[e] === "step" && kinds[e + 1] !== "step" ? grad : null));
-  for (let i = 0; i < 7; i++) {
-    // At last with half of the columns beside it, in which no number stands.
-    const [grads, room] = i < 6 ? [i < 3 ? all : used, column - 6] : [used, 2 * column - 10];
-    const texts = grads.map((grad) => (grad === null ? "" : number(grad, i < 6 ? 4 - (i % 3) : 2)));
-    if (texts.every((text) => text.length * LETTER <= room)) return texts;
+  for (const grads of [all, used]) {
+    for (const digits of [4, 3, 2]) {
+      const texts = grads.map((grad) => (grad === null ? "" : number(grad, digits)));
+      if (texts.every((text) => text.length * LETTER < column - 4)) return texts;
+    }
   }
   return [];
 }
@@ -71,37 +68,39 @@ function drawBar(pen, inks, ledger, row, e, bar) {
   const { start, wide, column, zero, scale, high, told = "" } = bar;
   const { grad, parts, absent, broken } = drawn(ledger, e, row);
   const odd = absent || broken;
-  const end = zero - grad * scale;
-  const [up, down] = drawParts(pen, inks, ledger, odd ? [] : parts, bar);
-  if (!odd) pen.fill(inks.text, start - 4, end - 1.2, wide + 8, 2.4);
+  const end = odd ? zero : zero - grad * scale;
+  if (!odd) {
+    drawParts(pen, inks, ledger, parts, bar);
+    pen.fill(inks.text, start - 4, end - 1, wide + 8, 2);
+  }
   const above = odd ? high > 0 : grad >= 0;
-  const edge = above ? Math.min(up, end) : Math.max(down, end);
   const text = absent ? nothing(column) : told;
   const how = absent ? { look: "italic", ink: inks.muted } : { look: "600" };
-  pen.write(text, start + wide / 2, (odd ? zero : edge) + (above ? -9 : 10), { align: "center", ...how });
+  const x = start + wide / 2;
+  const room = text.length * LETTER;
+  const y = end + (above ? -9 : 10);
+  // Whatever stands there, lines or bars: a number is read.
+  pen.context.clearRect(x - room / 2, y - 6, room, 12);
+  pen.write(text, x, y, { align: "center", ...how });
 }
 
-/** Positive parts upwards, negative ones downwards; returns how far up and down they reach. */
+/** Positive parts upwards, negative ones downwards. */
 function drawParts(
-  /** @type {Pen} */ pen, /** @type {Inks} */ inks, /** @type {Ledger} */ ledger, /** @type {Part[]} */ parts,
-  /** @type {Bar} */ { start, wide, zero, scale },
+  /** @type {Pen} */ { context, fill }, /** @type {Inks} */ inks, /** @type {Ledger} */ ledger,
+  /** @type {Part[]} */ parts, /** @type {Bar} */ { start, wide, zero, scale },
 ) {
-  const { context } = pen;
-  let [up, down] = [zero, zero];
-  // Outlines would fill thin parts: such a bar has its sides alone.
-  const thin = parts.some(({ height }) => Math.abs(height) * scale < THIN);
-  for (const part of parts) {
-    const tall = Math.abs(part.height) * scale;
-    const y = part.height < 0 ? down : (up -= tall);
-    if (part.height < 0) down += tall;
-    const color = part.born < 0 ? inks.muted : ledger.color(part.born)[0];
-    const kind = state(part);
-    context.globalAlpha = kind === "live" && inks.dark ? LIVE_ON_DARK : OPACITY[kind];
-    const visible = tall - Number(!thin);
-    pen.fill(color, start, y + 0.5, wide, Math.max(visible, 0.8));
-    Object.assign(context, { globalAlpha: 1, lineWidth: 1.2, strokeStyle: color });
-    if (!thin) context.strokeRect(start, y + 0.5, wide, visible);
-    else for (const side of [start, start + wide]) pen.fill(color, side - 0.6, y + 0.5, 1.2, visible);
+  const ends = [zero, zero];
+  for (const part of joined(ledger, parts, ledger.data.close ? 0 : scale)) {
+    const { born, height } = part;
+    const side = Number(height < 0);
+    const tall = height * scale;
+    const color = born < 0 ? inks.muted : ledger.color(born)[0];
+    /** @type {[number, number, number, number]} */
+    const box = [start, ends[side], wide, -tall];
+    ends[side] -= tall;
+    Object.assign(context, { globalAlpha: { new: 1, used: 0, live: inks.pale }[state(part)], strokeStyle: color });
+    fill(color, ...box);
+    Object.assign(context, { globalAlpha: 1, lineWidth: 1.2 });
+    context.strokeRect(...box);
   }
-  return [up, down];
 }

@@ -56,11 +56,14 @@ export function moment(ledger, data, { e, n }) {
   return { owner, graph, layout, nodes, now, total, pos, ran, built, coming, last: order[ran - 1], done, kept };
 }
 
+/** What a leaf adds is its gradient. @param {string} name */
+export const isGrad = (name) => name === "grad" || name === "adds";
+
 /** A node and its numbers; its gradient is not known before it has run. @param {Moment} moment @param {number} i */
 function about({ graph, nodes }, i, done = true) {
   const node = nodes[i];
   const values = graph?.v[i] ?? [];
-  const told = values.map((text, k) => (node.n[k] === "grad" && !done ? "" : `, ${node.n[k]} ${text}`));
+  const told = values.map((text, k) => (isGrad(node.n[k]) && !done ? "" : `, ${node.n[k]} ${text}`));
   return node.t + (node.leaf === undefined ? "" : " (AccumulateGrad)") + told.join("");
 }
 
@@ -89,7 +92,7 @@ function product({ graph, layout, nodes, done }, i) {
   const edge = layout?.e.findIndex(([, target]) => target === i) ?? -1;
   const by = graph?.x?.[edge];
   if (!layout || !by || !done.has(i)) return "";
-  const grad = (/** @type {number} */ k) => graph.v[k][nodes[k].n.indexOf("grad")]?.replace(/[[\]]/g, "");
+  const grad = (/** @type {number} */ k) => graph.v[k][nodes[k].n.findIndex(isGrad)]?.replace(/[[\]]/g, "");
   return `: ${grad(layout.e[edge][0])} ${by} = ${grad(i)}`;
 }
 

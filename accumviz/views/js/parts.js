@@ -69,10 +69,23 @@ export function state({ fresh, used }) {
 /** @param {{born: number, fresh: boolean, used: boolean}} part */
 export const look = (part) => (part.born < 0 ? "unseen" : state(part));
 
-/** Of very many parts the last 23, and the earlier ones in one. @param {Part[]} parts */
-export function fewer(parts) {
-  if (parts.length <= 24) return parts;
-  const early = parts.slice(0, -23);
-  const height = early.reduce((whole, part) => whole + part.height, 0);
-  return [{ ...early[0], height, told: `${early.length} earlier` }, ...parts.slice(-23)];
+const THIN = 5;
+
+/**
+ * Parts of one look that are too thin for lines between them, as one.
+ * @param {Ledger} ledger @param {Part[]} parts @param {number} scale  pixels per unit; 0: too few for any line
+ */
+export function joined(ledger, parts, scale) {
+  /** @type {(Part & {like: string, count: number})[]} */
+  const found = [];
+  for (const part of parts) {
+    const { born, height } = part;
+    const like = look(part) + (Math.abs(height * scale) < THIN ? ledger.color(born) : born);
+    const last = found.findLast((one) => one.height * height >= 0);
+    if (last?.like === like) {
+      last.height += height;
+      last.told = `${++last.count} parts`;
+    } else found.push({ ...part, like, count: 1 });
+  }
+  return found;
 }

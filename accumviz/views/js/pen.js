@@ -5,7 +5,7 @@
  * @property {string} text
  * @property {string} muted
  * @property {string} line
- * @property {boolean} dark  whether texts are bright, and so their ground dark
+ * @property {number} pale  how much of a colour what is live has
  * @property {string} font
  * @property {string} mono
  */
@@ -17,7 +17,8 @@ export function inksOf(/** @type {HTMLElement} */ plot, /** @type {HTMLElement} 
     return getComputedStyle(probe).color;
   });
   const look = getComputedStyle(plot);
-  return { text, muted, line, dark: isBright(text), font: look.fontFamily, mono: look.getPropertyValue("--av-mono") };
+  const pale = parseFloat(look.getPropertyValue("--av-pale")) / 100;
+  return { text, muted, line, pale, font: look.fontFamily, mono: look.getPropertyValue("--av-mono") };
 }
 
 /** @param {string} color as getComputedStyle writes it */

@@ -59,14 +59,14 @@ export function timePane(app) {
   function paint() {
     if (!plot.clientWidth) return;
     const letters = Math.max(0, ...names.map((name) => name.letters));
-    place = geometry(plot.clientWidth, data.length || length, count, letters, saved, data.sizes);
+    place = geometry(plot.clientWidth, data.length || length, count, letters, saved, data);
     const inks = inksOf(plot, head);
     const pen = penOn(canvas, place.width, place.height, inks);
-    if (place.bars) drawLanes(pen, inks, ledger, place);
-    else drawHeat(pen, inks, ledger, place);
+    if (!place.bars) drawHeat(pen, inks, ledger, place);
     drawNames(pen, inks, place, names);
     if (place.ruled) drawRules(pen, inks, ledger, place);
     if (saved) drawSaved(pen, inks, ledger, place);
+    if (place.bars) drawLanes(pen, inks, ledger, place);
     explain(place);
     draw(at());
     light(last);

@@ -169,6 +169,8 @@ export interface Data {
   most?: number;
   length?: number;
   sizes?: number[];
+  /** How tall a lane of bars is, and whether its parts are too many for lines between them. */
+  lane: number; close: boolean;
 }
 
 export interface Whole {

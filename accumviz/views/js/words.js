@@ -37,9 +37,9 @@ function written(ledger, norm, exact, plus) {
 function toldOf(ledger, e, row) {
   const added = contributionText(ledger, e, row);
   const erased = lost(row.fates, e).map((born) => contributionText(ledger, born, row));
-  const receives = added ? ` receives ${added},` : "";
+  const receives = added ? ` receives ${added}, ` : "";
   const loses = erased.length ? ` (erased ${erased.join(", ")} before any step used it)` : "";
-  return `${row.s}${receives} .grad ${gradText(ledger, e, row)}${loses}`;
+  return `${row.s}${receives}.grad ${gradText(ledger, e, row)}${loses}`;
 }
 
 /** @param {Ledger} ledger @param {number} e */
@@ -81,5 +81,5 @@ export function equation(ledger, e, row) {
   const early = parts.slice(0, -TERMS);
   if (early.length) terms.unshift(`${row.signed ? `${number(sum(early))} ` : ""}(${early.length} earlier)`);
   if (!row.x) return `${name}: ${total}, from contributions of norms ${terms.join(", ")}`;
-  return `${name} = ${terms.join(" + ").replaceAll("+ −", "− ")} = ${total}`;
+  return `${name} = ${terms.join(" + ").replaceAll("+ −", "− ")}${terms[1] ? ` = ${total}` : ""}`;
 }
