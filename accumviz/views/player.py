@@ -24,7 +24,7 @@ from accumviz.views.payload import encode, identity, ledger_data
 # Laying out takes a tenth of a second each: more forms than these are counted, not drawn.
 _MOST_FORMS = 40
 # What the looks of a graph mean.
-_MARKS = "Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed."
+_MARKS = "Tinted: a leaf, adds to its .grad. Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed."
 _FACTORS = " ×: what an edge multiplies the gradient by."
 
 

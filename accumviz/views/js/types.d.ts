@@ -127,10 +127,11 @@ export type Station = [number, number, number, string, string];
 export interface WeightsData {
   m: NodeData["m"];
   note: string;
+  arrow: string;
   p: Station[];
   name?: string;
-  hue?: number;
-  beside?: { name: string; hue: number; p: Station[] }[];
+  color?: string;
+  beside?: { name: string; color: string; p: Station[] }[];
 }
 
 /** What a player is told. */
@@ -165,8 +166,10 @@ export interface Data {
   remark: string;
   /** What the looks of a graph mean. */
   marks: string;
-  /** Lines of code, by their place, in which the run beside it differs. */
-  differs?: number[];
+  /** Lines of code, by their place, in which the run beside it differs, and how. */
+  differs?: Record<number, string>;
+  /** How large the largest graph of two runs side by side is. */
+  room?: { w: number, h: number };
   /** The most saved bytes of two runs side by side. */
   most?: number;
   /** The events of the longer one of two runs. */
