@@ -28,10 +28,8 @@ def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
     def open_page(view: Any, shut: bool = False, **options: Any) -> Any:
         page, path = watch(**options).page, tmp_path / "page.html"
         view.save(path)
-        text = path.read_text("utf-8").replace(
-            "<body>", f"<body><details{'' if shut else ' open'}><summary>x</summary>"
-        )
-        path.write_text(text.replace("</body>", "</details></body>"), "utf-8")
+        text = path.read_text("utf-8").replace("<body>", f"<body><div id='fold'{' hidden' * shut}>")
+        path.write_text(text.replace("</body>", "</div></body>"), "utf-8")
         page.goto(path.as_uri())
         page.locator(".av-frame").first.wait_for(state="attached")
         drawn(page)
@@ -50,7 +48,7 @@ def lengthy() -> Ledger:
 def test_the_line_of_an_event_is_seen_where_a_fold_opens(show: Callable[..., Any], against: Any) -> None:
     """In a closed prediction code had no room to scroll in, and stood at its top when that opened."""
     page = show(explore(lambda k: lengthy(), k=[1, 2], against=against), shut=True, width=375)
-    page.locator("summary").first.click()
+    page.evaluate("document.getElementById('fold').hidden = false")
     drawn(page)
     here = page.evaluate("scrollY")
     lines = page.locator(".av-line[aria-current]:visible")
@@ -76,8 +74,6 @@ def test_graphs_that_are_compared_are_seen_whole_and_to_one_scale(show: Callable
     """One was cut at both edges of a phone, and beside it the other one was larger for having room."""
     runs = {"a": (toy(), {0: chain()}), "b": (toy(), {0: wide()})}
     page = show(explore(runs, against={"run": "b"}), width=width)
-    page.locator(".av-scrub:visible").press("End")
-    drawn(page)
     boxes = page.locator(".av-in-graph .av-win")
     assert boxes.evaluate_all("all => all.every(box => box.scrollWidth <= box.clientWidth)")
     scales = page.locator(".av-in-graph svg[viewBox]").evaluate_all(
@@ -85,18 +81,17 @@ def test_graphs_that_are_compared_are_seen_whole_and_to_one_scale(show: Callable
         ".map(one => one.getBoundingClientRect().width / one.viewBox.baseVal.width)"
     )
     assert len(scales) == 2
-    assert scales[0] == pytest.approx(scales[1])
+    assert scales[0] == pytest.approx(scales[1], rel=1e-3)
     assert min(scales) * 12.5 > 9, "and is read"
 
 
 def test_a_graph_that_almost_fits_is_fitted_and_its_root_is_seen(show: Callable[..., Any]) -> None:
     """The last node stood half below the edge of its pane, where a little less would have shown it."""
-    nodes = tuple(Node(i, "MulBackward0", value=1.0) for i in range(10))
-    graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(9)), (0,), {"order": list(range(10))})
+    nodes = tuple(Node(i, "MulBackward0", value=1.0) for i in range(11))
+    graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(10)), (0,), {"order": list(range(11))})
     page = show(play(toy(), {0: graph}), width=375)
-    page.locator(".av-scrub").press("End")
-    drawn(page)
     box = page.locator(".av-in-graph .av-win")
+    assert box.evaluate("box => box.firstChild.viewBox.baseVal.height") > 750
     assert box.evaluate("box => box.scrollHeight <= box.clientHeight")
 
 
@@ -192,7 +187,10 @@ def test_controls_stand_in_the_middle_of_their_row(show: Callable[..., Any]) -> 
         assert max(middles) - min(middles) < 1
         if against:
             badge = page.locator(".av-xside").first.evaluate(
-                "el => parseFloat(getComputedStyle(el, '::before').height)"
+                """side => {
+                    const {height, paddingTop, paddingBottom} = getComputedStyle(side, "::before");
+                    const tall = [height, paddingTop, paddingBottom].map(parseFloat).reduce((sum, one) => sum + one);
+                    return side.getBoundingClientRect().top + tall / 2;
+                }"""
             )
-            top = page.locator(".av-xside").first.bounding_box()["y"]
-            assert abs(top + (badge + 0) / 2 - middles[0]) < 2
+            assert abs(badge - middles[0]) < 2
