@@ -24,7 +24,8 @@ from accumviz.views.payload import encode, identity, ledger_data
 # Laying out takes a tenth of a second each: more forms than these are counted, not drawn.
 _MOST_FORMS = 40
 # What the looks of a graph mean.
-_MARKS = "Tinted: a leaf, adds to its .grad. Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed."
+_MARKS = "Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed."
+_LEAVES = "Tinted: a leaf, adds to its .grad. "
 _FACTORS = " ×: what an edge multiplies the gradient by."
 
 
@@ -59,7 +60,7 @@ class Player(Displayed):
             "of": {str(where[event]): i for event, i in found["of"].items() if event in where},
             "undrawn": {str(where[event]): note for event, note in found["notes"].items() if event in where},
             "remark": self.note,
-            "marks": _MARKS + (_FACTORS if any("x" in graph for graph in found["graphs"]) else ""),
+            "marks": _marks(found),
         }
         return data, blob
 
@@ -309,6 +310,12 @@ def _elements(card: Card) -> Iterator[list[Any]]:
         if name == "text" and not looks:
             looks = ["av-quiet", *(["av-saves"] if text.startswith("saves") else [])]
         yield [".".join([name, *looks]), {k: v for k, v in at.items() if v}, *([literal(text)] if text else [])]
+
+
+def _marks(found: Mapping[str, Any]) -> str:
+    """What the looks of some graphs mean, of those that are there."""
+    leaves = _LEAVES * any("leaf" in node for layout in found["layouts"] for node in layout["n"])
+    return leaves + _MARKS + _FACTORS * any("x" in graph for graph in found["graphs"])
 
 
 def assets() -> tuple[str, str]:

@@ -89,8 +89,9 @@ def test_a_graph_that_almost_fits_is_fitted_and_its_root_is_seen(show: Callable[
     """The last node stood half below the edge of its pane, where a little less would have shown it."""
     nodes = tuple(Node(i, "MulBackward0", value=1.0) for i in range(11))
     graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(10)), (0,), {"order": list(range(11))})
-    page = show(play(toy(), {0: graph}), width=375)
-    box = page.locator(".av-in-graph .av-win")
+    run = toy(), {0: graph}
+    page = show(explore({"a": run, "b": run}, against={"run": "b"}), width=375)
+    box = page.locator(".av-in-graph .av-win").first
     assert box.evaluate("box => box.firstChild.viewBox.baseVal.height") > 750
     assert box.evaluate("box => box.scrollHeight <= box.clientHeight")
 

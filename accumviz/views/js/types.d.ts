@@ -126,8 +126,7 @@ export type Station = [number, number, number, string, string];
 /** The way of one or two weights: the ground below it, what that means, stations; ways of runs beside it. */
 export interface WeightsData {
   m: NodeData["m"];
-  note: string;
-  arrow: string;
+  note: string; arrow: string;
   p: Station[];
   name?: string;
   color?: string;
@@ -168,11 +167,9 @@ export interface Data {
   marks: string;
   /** Lines of code, by their place, in which the run beside it differs, and how. */
   differs?: Record<number, string>;
-  /** How large the largest graph of two runs side by side is. */
+  /** Of two runs side by side: the size of the largest graph, the most saved bytes, the events of the longer one. */
   room?: { w: number, h: number };
-  /** The most saved bytes of two runs side by side. */
   most?: number;
-  /** The events of the longer one of two runs. */
   length?: number;
 }
 

@@ -6,8 +6,8 @@ import { clamp } from "./numbers.js";
 /** A pointer that moved further than this was dragging, not clicking. */
 const STILL = 4;
 
-/** What fits at this scale is still read; what does not is rather seen as large as text. */
-const [LEAST, LARGE] = [0.76, 0.88];
+/** Letters are as small as may be at the one; two graphs that would fit side by side are compared down to the other. */
+const [READ, COMPARED] = [0.88, 0.76];
 
 /** @param {HTMLElement} box @param {{w: number, h: number, tall: number} | undefined} room  of two graphs */
 export function zooming(box, room) {
@@ -35,8 +35,8 @@ export function zooming(box, room) {
   /** As large as fits, but never too small to read. */
   function fit() {
     const [across, up] = fits();
-    const least = [Math.min(across, up), across].find((one) => one >= LEAST) ?? LARGE;
-    zoom(0, Math.min(least, LARGE), 1.15);
+    const least = room && [Math.min(across, up), across].find((one) => one >= COMPARED);
+    zoom(0, Math.min(least ?? READ, READ), 1.15);
     box.scrollLeft = (box.scrollWidth - box.clientWidth) / 2;
   }
 
