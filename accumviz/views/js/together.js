@@ -93,7 +93,10 @@ export function leveling(slots) {
     const nameOf = (/** @type {Element} */ { classList: [, name] }) => name;
     const level = (/** @type {HTMLElement} */ el) => { el.style.minHeight = `${tallest.get(nameOf(el)) ?? 0}px`; };
     panes.forEach(level);
-    for (const el of panes) tallest.set(nameOf(el), Math.max(tallest.get(nameOf(el)) ?? 0, el.offsetHeight));
+    for (const el of panes) {
+      const { height } = el.getBoundingClientRect(); // to the part of a pixel
+      tallest.set(nameOf(el), Math.max(tallest.get(nameOf(el)) ?? 0, height));
+    }
     panes.forEach(level);
   };
 }
