@@ -306,7 +306,9 @@ def drawn(card: Card) -> Iterator[Shape]:
         yield Shape("text", "", {"x": _PAD, "y": _TOP + _LINE * i}, parts)
     if card.numbers:
         line = numbers_from(card) - 17
-        yield Shape("line", "av-rule", {"x1": 0, "x2": wide, "y1": line, "y2": line})
+        # Where a value was not kept nothing stands below it until the gradient comes.
+        late = " av-late" * (card.numbers[0][0] == "grad")
+        yield Shape("line", f"av-rule{late}", {"x1": 0, "x2": wide, "y1": line, "y2": line})
 
 
 def numbers_from(card: Card) -> int:

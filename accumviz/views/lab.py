@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from accumviz.show import Displayed, check_page_name, literal, save_page
 from accumviz.views import player, shares, style, weights, words
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.player import fragment, widget
+from accumviz.views.report import first_line
 
 # What is told of a run in parts, so that runs which differ in one part share the others.
 _IN_PARTS = ("e", "shares", "report", "weights")
@@ -254,21 +254,6 @@ class Lab(Displayed):
 def assets() -> tuple[list[str], str]:
     """The style sheets, the first of them a player's, and the module of a lab."""
     return [player.assets()[0], style.static("lab.css")], style.static("lab.js")
-
-
-def first_line(report: Report) -> str:
-    """What is said first of a report.
-
-    >>> first_line(Report())
-    'Healthy: check finds no mistake.'
-    """
-    if report.verdict == "healthy":
-        return "Healthy: check finds no mistake."
-    if report.verdict == "no verdict":
-        return f"No verdict: {literal(report.reason)}."
-    rules = Counter(finding.rule for finding in report.findings if finding.severity != "note")
-    told = [rule if many == 1 else f"{rule} × {many}" for rule, many in rules.items()]
-    return f"{words.counted(sum(rules.values()), 'mistake')}: {', '.join(told)}."
 
 
 def report_data(report: Report) -> dict[str, Any]:

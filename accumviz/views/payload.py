@@ -293,12 +293,17 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
             "w": bar.words,
         }
         rows.append(row | {"s": parts})
-    keys = [
-        [text, look, "var(--av-muted)" if look == "unseen" else colors[literal(bars[0].label)]]
+    looks = {part.look for bar in bars for part in bar.segments}
+    inks = list(dict.fromkeys((literal(bar.label), colors[literal(bar.label)]) for bar in bars))
+    several = len({color for _, color in inks}) > 1 and "new" in looks
+    keys = [[words.shorten(label, 28), "new", color] for label, color in inks[:8]] if several else []
+    keys += [
+        [text, look, "var(--av-muted)" if several or look == "unseen" else inks[0][1]]
         for look, text in _LOOKS.items()
-        if any(part.look == look for bar in bars for part in bar.segments)
+        if look in looks and not (several and look == "new")
     ]
-    return {"r": plain(shares.reach(bars)), "rows": rows, "keys": keys, "note": f"{dashed}. {note}".strip()}
+    each = "Each piece: one backward. " * several
+    return {"r": plain(shares.reach(bars)), "rows": rows, "keys": keys, "note": f"{each}{dashed}. {note}".strip()}
 
 
 def _unmeasured(events: Sequence[Event]) -> str:

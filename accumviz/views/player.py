@@ -33,6 +33,7 @@ _BARS = "Bars grow from the thin line, zero, the oldest part first. Heavy line: 
 _HATCHED = " Hatched: of other ranks, or unrecorded."
 _ASK = "Select a parameter to see what its .grad is made of. "
 _LEFT_OUT = "The graph of this backward was not kept."
+_LEAVES = "Tinted: a leaf. "
 _FACTORS = " ×: what an edge multiplies the gradient by."
 _ADDS = " adds: what this backward adds to .grad."
 
@@ -186,11 +187,12 @@ def play(
     return Player(ledger, {int(event): one for event, one in graph.items()}, ground=ground)
 
 
-def _marks(found: dict[str, Any]) -> str:
-    """The legend of graphs, of what is in them."""
-    adds = any("adds" in node["n"] for layout in found["layouts"] for node in layout["n"])
-    factors = any("x" in graph for graph in found["graphs"])
-    return _MARKS + (_ADDS if adds else "") + (_FACTORS if factors else "")
+def _marks(found: Mapping[str, Any]) -> str:
+    """What the looks of some graphs mean, of those that are there."""
+    nodes = [node for layout in found["layouts"] for node in layout["n"]]
+    leaves = _LEAVES * any("leaf" in node for node in nodes)
+    adds = _ADDS * any("adds" in node["n"] for node in nodes)
+    return leaves + _MARKS + adds + _FACTORS * any("x" in graph for graph in found["graphs"])
 
 
 def scenes(graphs: Mapping[int, Graph], leaf: str = "grad") -> dict[str, Any]:

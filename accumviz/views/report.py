@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from accumviz.checks.report import Finding, Report, told
-from accumviz.show import escape, marked
+from accumviz.show import escape, literal, marked
 from accumviz.views import style, words
 
 _CSS = """
 .av-report { max-width: 60rem; font-size: 0.875rem; line-height: 1.45; }
-.av-report article { border-left: 0.25rem solid var(--av-line); padding: 0.1rem 0 0.1rem 0.8rem; margin: 0.9rem 0; }
-.av-report article.av-error { border-left-width: 0.4rem; }
+.av-report :is(article, .av-verdict) { border-left: 0.3rem solid var(--av-line); padding: 0.1rem 0 0.1rem 0.8rem; }
+.av-report article { margin: 0.9rem 0; }
+.av-report :is(.av-error, .av-findings) { border-left-color: #d55e00; }
+.av-report .av-warning { border-left-color: #e69f00; }
+.av-report .av-healthy { border-left-color: #009e73; }
 .av-report h3 { font-size: 0.9375rem; margin: 0 0 0.25rem; }
 .av-report p { margin: 0.25rem 0; }
 .av-report pre { margin: 0.4rem 0; padding: 0.5rem 0.7rem; overflow-x: auto; border: 1px solid var(--av-line);
@@ -18,12 +23,32 @@ _CSS = """
 """
 
 
+_SIGNS = {"healthy": "✓", "findings": "✗", "no verdict": "?"}
+
+
+def first_line(report: Report) -> str:
+    """What is said first of a report.
+
+    >>> first_line(Report())
+    'Healthy: check finds no mistake.'
+    """
+    if report.verdict == "healthy":
+        return "Healthy: check finds no mistake."
+    if report.verdict == "no verdict":
+        return f"No verdict: {literal(report.reason)}."
+    rules = Counter(finding.rule for finding in report.findings if finding.severity != "note")
+    told = [rule if many == 1 else f"{rule} × {many}" for rule, many in rules.items()]
+    return f"{words.counted(sum(rules.values()), 'mistake')}: {', '.join(told)}."
+
+
 def report_html(report: Report) -> str:
     """Show a report: its verdict, every finding, and what could not be judged."""
-    verdict = report.verdict if report.verdict != "findings" else words.counted(len(report.findings), "finding")
     looked = ", ".join(words.counted(many, what.removesuffix("s")) for what, many in report.counts.items())
-    parts = [f"<p><b>{escape(verdict)}</b> <span class='av-said'>{escape(looked)}</span></p>"]
-    if report.reason:
+    seen = f" <span class='av-said'>Looked at: {escape(looked)}.</span>" if looked else ""
+    look = report.verdict.replace(" ", "-")
+    said = f"{_SIGNS[report.verdict]} <b>{marked(first_line(report))}</b>{seen}"
+    parts = [f'<p class="av-verdict av-{look}">{said}</p>']
+    if report.reason and report.verdict == "findings":
         parts.append(f"<p>{marked(report.reason)}</p>")
     parts += [_finding(finding) for finding in report.findings]
     if report.unjudged:

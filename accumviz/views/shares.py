@@ -253,6 +253,8 @@ def apart(names: Sequence[str]) -> dict[str, str]:
 
     >>> apart(["scale(loss / K) · MseBackward0", "scale(loss / K) · MseBackward0 2"])
     {'scale(loss / K) · MseBackward0': '…Mse', 'scale(loss / K) · MseBackward0 2': '…Mse 2'}
+    >>> apart(["g_loss", "d_loss · MeanBackward0", "d_loss · MeanBackward0 2"])
+    {'g_loss': 'g_loss', 'd_loss · MeanBackward0': 'd_loss · Mean', 'd_loss · MeanBackward0 2': 'd_loss · Mean 2'}
     >>> apart(["loss", "loss"]), apart(["d_loss", "d_reg"])
     ({'loss': 'loss'}, {'d_loss': 'd_loss', 'd_reg': 'd_reg'})
     """
@@ -262,5 +264,5 @@ def apart(names: Sequence[str]) -> dict[str, str]:
         if not all(name.startswith(shared + piece) and name != shared + piece for name in different):
             break
         shared += piece
-    short = [re.sub(r"Backward\d+", "", f"…{name[len(shared) :]}") if shared else name for name in different]
+    short = [re.sub(r"Backward\d+", "", f"{'…' * bool(shared)}{name[len(shared) :]}") for name in different]
     return dict(zip(different, short if len(set(short)) == len(short) else different, strict=True))

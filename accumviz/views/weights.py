@@ -40,6 +40,7 @@ class Field:
     ranges: tuple[tuple[float, float], ...]
     losses: np.ndarray | None = None
     loss: Loss | None = None
+    runs: int = 1
 
 
 def path(ledger: Ledger) -> tuple[list[str], list[int], np.ndarray]:
@@ -78,7 +79,7 @@ def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
         return None
     ranges = tuple(_range([points[:, i] for _, _, points in paths]) for i in range(len(axes)))
     if loss is None:
-        return Field(axes, ranges)
+        return Field(axes, ranges, runs=len(paths))
     ends = [points[np.isfinite(points).all(axis=1)][-1:] for _, _, points in paths]
     middle = [float(np.clip(ends[0][0, i] if len(ends[0]) else low, low, high)) for i, (low, high) in enumerate(ranges)]
     ranges = tuple(_down_to_the_valley(loss, ranges[i], middle, i) for i in range(len(ranges)))
@@ -87,7 +88,7 @@ def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
         losses = np.array([[_at(loss, x) for x in across[0]]])
     else:
         losses = np.array([[_at(loss, x, y) for x in across[0]] for y in across[1]])
-    return Field(axes, ranges, losses, loss)
+    return Field(axes, ranges, losses, loss, len(paths))
 
 
 def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, Any]:
@@ -129,8 +130,9 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
         for found, base, (axis, span) in zip(marks, bases, sides, strict=True)
     ]
     note = f"Small dots: after each step.{' Grey: the loss.' if lines else ''}"
-    note += " Arrow: beyond the edge." if any(arrow for *_, arrow in told) else ""
-    return {"m": _elements(axes, ticks, lines), "note": note, "p": told}
+    note += " One scale for all runs." if _is_wide(ground, points[kept]) else ""
+    arrow = "Arrow: beyond the edge." * any(arrow for *_, arrow in told)
+    return {"m": _elements(axes, ticks, lines), "note": note, "arrow": arrow, "p": told}
 
 
 def _elements(axes: Sequence[str], ticks: Sequence[Sequence[Any]], lines: Sequence[str]) -> list[list[Any]]:
@@ -145,6 +147,13 @@ def _elements(axes: Sequence[str], ticks: Sequence[Sequence[Any]], lines: Sequen
         ["text.av-axisname", {"x": 50, "y": 10}, up],
         *(["path.av-loss", {"d": line}] for line in lines),
     ]
+
+
+def _is_wide(ground: Field, points: np.ndarray) -> bool:
+    """Whether an axis is more than twice as long as its path, for the sake of other runs."""
+    ends = ((np.nanmin(one), np.nanmax(one)) for one in points.T if not np.isnan(one).all())
+    wide = (high - low > 2 * (most - least) for (low, high), (least, most) in zip(ground.ranges, ends, strict=False))
+    return ground.runs > 1 and any(wide)
 
 
 def _apart(values: Sequence[float]) -> list[str]:

@@ -172,7 +172,23 @@ def test_one_finding_is_not_several() -> None:
     loop.backward(term(8, 1.0))
     loop.step()
     page = re.sub(r"<style>.*?</style>|<[^>]+>", "", report_html(check(loop.ledger)), flags=re.DOTALL)
-    assert re.findall(r"\b1 ((?:finding|step|rule)s?)", page) == ["finding", "step", "rule"]
+    assert re.findall(r"\b1 ((?:mistake|step|rule)s?)", page) == ["mistake", "step", "rule"]
+
+
+def test_a_report_says_what_the_lab_says_beside_a_bar_of_its_verdict(show: Callable[..., Any]) -> None:
+    """A healthy loop had a bare line, `healthy 16 events`, and what was found a grey bar."""
+    wrong, right = Play(), Play()
+    for loop, share in ((wrong, 1.0), (right, 0.5)):
+        loop.backward(term(8, share))
+        loop.backward(term(8, share))
+        loop.step()
+    page = show(check(right.ledger), check(wrong.ledger), wait=".av-report")
+    first = page.locator(".av-report .av-verdict")
+    assert first.nth(0).inner_text().startswith("✓ Healthy: check finds no mistake. Looked at: ")
+    assert first.nth(1).inner_text().startswith("✗ 1 mistake: loss-not-divided. Looked at: ")
+    bar = "all => all.map(one => getComputedStyle(one).borderLeftColor)"
+    assert first.evaluate_all(bar) == ["rgb(0, 158, 115)", "rgb(213, 94, 0)"]
+    assert page.locator(".av-report article").evaluate_all(bar) == ["rgb(230, 159, 0)"], "a warning"
 
 
 PARTS = """async outer => {

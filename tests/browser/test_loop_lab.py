@@ -566,3 +566,20 @@ def test_a_kernel_records_other_values_and_what_it_raises_is_told(show: Show) ->
     bench.root.get_by_role("button", name="Back to the start").click()
     assert bench.said.startswith("✓ Healthy")
     assert watched.complaints == []
+
+
+def test_on_a_phone_a_number_stands_beside_the_line_that_moves(show: Show) -> None:
+    """A line that a finger moves is taller than others, and its number stood above it."""
+    page = show(made(), width=375, has_touch=True).page
+    far = page.locator(".av-movable:has(.av-no)").evaluate_all(
+        """all => all.map(line => {
+            const [no, grip] = [".av-no", ".av-grip"].map(name => {
+                const range = document.createRange();
+                range.selectNodeContents(line.querySelector(name).firstChild ?? line.querySelector(name));
+                return range.getClientRects()[0];
+            });
+            return Math.abs(no.bottom - grip.bottom);
+        })"""
+    )
+    assert far
+    assert max(far) < 3

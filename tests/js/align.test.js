@@ -33,7 +33,15 @@ test("lines differ that the other run has not, or does not run", () => {
   const run = (texts, c) => ({ code: [{ lines: texts.map((text, i) => [i + 1, ...text]) }], e: { c } });
   const divided = run([["loss = f(x)"], ["(loss / 2)", ["string", ".backward()"]], ["zero()"], [""]], [1, 2]);
   const not = run([["loss = f(x)"], ["loss.backward()"], ["zero()"], [""]], [1]);
-  assert.deepEqual(differing(divided, not), [1, 2]);
-  assert.deepEqual(differing(not, divided), [1, 2]);
-  assert.deepEqual(differing(not, not), []);
+  const [absent, only] = ["not in the other run", "runs in one of the two only"];
+  assert.deepEqual(differing(divided, not), { 1: absent, 2: only });
+  assert.deepEqual(differing(not, divided), { 1: absent, 2: only });
+  assert.deepEqual(differing(not, not), {});
+});
+
+test("a line that stands twice is two lines, of which one may run", () => {
+  const run = (c) => ({ code: [{ lines: ["step()", "", "step()"].map((text, i) => [i + 1, text]) }], e: { c } });
+  const [first, second] = [run([0]), run([2])];
+  const only = "runs in one of the two only";
+  assert.deepEqual([differing(first, second), differing(second, first)], [{ 0: only, 2: only }, { 0: only, 2: only }]);
 });

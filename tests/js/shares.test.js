@@ -8,16 +8,17 @@ const row = (e, ...born) => ({ e, o: "loss", l: 0, t: "1", w: "", s: born.map((b
 
 test("a bar speaks of its step, of the backwards that it uses first, and of what comes between", () => {
   const rows = [row(2, 0, 1), row(6, 0, 1, 4), row(9, 8)];
-  assert.deepEqual([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map((e) => barAt(rows, e)), [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
+  const found = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map((e) => rows.indexOf(barAt(rows, e)));
+  assert.deepEqual(found, [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
 });
 
 test("of several objectives in a step the one that a backward is for is found", () => {
-  assert.equal(barAt([row(4, 0), row(4, 1)], 1), 1);
-  assert.equal(barAt([row(4, 0), row(4, 1)], 4), 0);
+  const rows = [row(4, 0), row(4, 1)];
+  assert.deepEqual([1, 4].map((e) => rows.indexOf(barAt(rows, e))), [1, 0]);
 });
 
 test("the shares of two runs side by side have one scale", () => {
-  const none = { p: [], e: { c: [], k: [] }, code: [], kinds: [] };
+  const none = { p: [], e: { c: [], k: [] }, code: [], kinds: [], graphs: [], layouts: [], of: {} };
   const whole = (r) => ({ data: { ...none, shares: r && { r, rows: [], note: "" } } });
   assert.deepEqual(toOneScale(whole([0, 1.05]), whole([-1.05, 4.2])).data.shares.r, [-1.05, 4.2]);
   assert.deepEqual(toOneScale(whole([0, 1.05]), whole()).data.shares.r, [0, 1.05]);

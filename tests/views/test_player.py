@@ -183,6 +183,22 @@ def test_code_without_its_file_is_the_lines_of_the_events() -> None:
     assert listing(ledger, ledger.events) == ([{"name": "gone.py", "lines": [[7, "opt.step()"]]}], [0])
 
 
+def test_the_legend_of_a_graph_names_a_leaf_where_there_is_one() -> None:
+    """A leaf was tinted while nothing ran, and of all that has a ground it was said that it runs."""
+    alone = Graph((Node(0, "MulBackward0"),), (), (0,), {"order": [0]})
+    told = [play(toy(), {0: graph}).content[0]["marks"] for graph in (chain(), alone)]
+    assert [text.startswith("Tinted: a leaf, adds to its .grad. Thick") for text in told] == [True, False]
+
+
+def test_a_card_has_no_empty_room_for_a_value_that_was_not_kept() -> None:
+    """Until its gradient came, a line stood below a node with nothing below it."""
+    late = Node(0, "MulBackward0", grad=[1.0]), Node(0, "MulBackward0", value=[2.0], grad=[1.0])
+    for node, hidden in zip(late, (True, False), strict=True):
+        found = scenes({0: Graph((node,), (), (0,), {"order": [0]})})
+        rules = [name for name, *_ in found["layouts"][0]["n"][0]["m"] if name.startswith("line")]
+        assert rules == ["line.av-rule.av-late" if hidden else "line.av-rule"]
+
+
 def test_graphs_of_one_form_share_a_layout_and_keep_their_numbers() -> None:
     drawn = scenes({0: chain(-16.0), 1: chain(-4.0)})
     assert len(drawn["layouts"]) == 1

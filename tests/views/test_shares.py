@@ -165,6 +165,15 @@ def test_the_legend_of_a_page_names_only_the_looks_of_shares_that_are_there() ->
     assert looks(ledger_of(window(term(0.5), zero=False), window(term(0.5)))) == ["new", "used"]
 
 
+def test_pieces_of_several_colours_are_named_by_them() -> None:
+    """One backward was blue, and pieces were blue and yellow."""
+    found = payload.ledger_data(ledger_of(window(term(1.0), label="g_loss"), window(term(1.0), label="d_loss")))[0]
+    keys = [(text, look) for text, look, _ in found["shares"]["keys"]]
+    assert keys == [("g_loss", "new"), ("d_loss", "new")]
+    assert len({color for *_, color in found["shares"]["keys"]}) == 2
+    assert found["shares"]["note"] == "Each piece: one backward. Dashed: 1."
+
+
 def test_of_two_objectives_a_page_names_what_differs_first() -> None:
     """Both rows of a step began with the same 26 letters, and were cut behind them."""
     both = [term(0.5), term(-0.5, op="MeanBackward0")]

@@ -173,6 +173,16 @@ def test_the_ground_covers_what_runs_reach_if_none_of_them_runs_away() -> None:
     assert many.ranges[0][1] > 4.2
 
 
+def test_an_axis_that_is_far_longer_than_its_path_says_for_whom() -> None:
+    """A path from 1 to 1.26 lay at the foot of an axis to 2.5, for the sake of runs that were not shown."""
+    short, long = walked([1.0], [1.1], [1.26]), walked([1.0], [1.8], [2.4])
+    ground = weights.field([short, long])
+    assert ground is not None
+    notes = [weights.picture(one, ground, range(3))["note"] for one in (short, long)]
+    assert ["One scale for all runs." in note for note in notes] == [True, False]
+    assert "scale" not in told(short)["note"]
+
+
 def test_a_way_that_leaves_the_ground_leaves_it_where_it_would() -> None:
     found = told(walked([1.0], [1.5], [1.9], [2.3], [1.8], [901.8]))
     (_, x, y, _, arrow) = found["p"][5]
@@ -181,7 +191,7 @@ def test_a_way_that_leaves_the_ground_leaves_it_where_it_would() -> None:
     assert y == 14, "at the edge"
     assert 0 < x - x0 < 2, "nearly upright: the next step would be far above"
     assert y0 > y
-    assert "Arrow: beyond the edge." in found["note"]
+    assert found["arrow"] == "Arrow: beyond the edge."
     assert "Arrow" not in told(walked([1.0], [1.5]))["note"]
 
 

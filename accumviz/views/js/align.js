@@ -50,17 +50,30 @@ export function nearest(pairs, [a, b]) {
   return far.indexOf(Math.min(...far));
 }
 
-/** Each line of code, and whether anything happened on it. @param {Data} data @returns {[string, boolean][]} */
+/**
+ * Each line of code and how often it stood above, and whether anything happened on it.
+ * @param {Data} data @returns {[string, boolean][]}
+ */
 function linesOf({ code, e }) {
   const ran = new Set(e.c);
-  return code.flatMap(({ lines }) => lines).map(([, ...pieces], i) => [textOf(pieces).trim(), ran.has(i)]);
+  /** @type {Map<string, number>} */
+  const above = new Map();
+  return code.flatMap(({ lines }) => lines).map(([, ...pieces], i) => {
+    const text = textOf(pieces).trim();
+    above.set(text, (above.get(text) ?? 0) + 1);
+    return [text && `${text} ${above.get(text)}`, ran.has(i)];
+  });
 }
 
 /**
- * The places of lines that the other run does not have, or on which nothing happens there.
- * @param {Data} data @param {Data} other
+ * How lines differ from those of another run, by their places.
+ * @param {Data} data @param {Data} other @returns {Record<number, string>}
  */
 export function differing(data, other) {
-  const there = new Set(linesOf(other).map(String));
-  return linesOf(data).flatMap((line, i) => (line[0] && !there.has(String(line)) ? [i] : []));
+  const there = new Map(linesOf(other));
+  const how = linesOf(data).map(([line, ran]) => {
+    if (line && !there.has(line)) return "not in the other run";
+    return !line || there.get(line) === ran ? "" : "runs in one of the two only";
+  });
+  return Object.fromEntries(Object.entries(how).filter(([, told]) => told));
 }

@@ -43,14 +43,16 @@ export function codePane(app) {
   const events = [];
   /** @type {HTMLElement | undefined} */
   let on;
+  let tall = 0;
   ledger.events.c.forEach((line, e) => (events[line] ||= []).push(e));
   for (const { name, lines: texts } of data.code) {
     const list = h("ol.av-lines");
     for (const [n, ...parts] of texts) {
       const line = lineOf(app, events[lines.length], n, parts);
-      if (data.differs?.includes(lines.length)) {
+      const how = data.differs?.[lines.length];
+      if (how) {
         line.classList.add("av-differs");
-        line.append(h("span.av-heard", {}, " (differs from the other run)"));
+        line.append(h("span.av-heard", {}, ` (${how})`));
       }
       lines.push(line);
       list.append(line);
@@ -62,9 +64,11 @@ export function codePane(app) {
     // The forward before a backward ran on lines that nobody recorded.
     const line = n !== null && n < 0 ? undefined : lines[ledger.events.c[e]];
     line?.style.setProperty("--av-kind", ledger.kindColor(e));
-    if (line === on) return;
+    // Lines that had no room yet, or now break elsewhere, are looked for again.
+    if (line === on && box.scrollHeight === tall) return;
     on?.removeAttribute("aria-current");
     on = line;
+    tall = box.scrollHeight;
     if (!line) return;
     line.setAttribute("aria-current", "true");
     reveal(box, line.offsetTop, line.offsetHeight, 24);
@@ -73,6 +77,7 @@ export function codePane(app) {
   /** @param {Set<number>} lit */
   const light = (lit) => lines.forEach((line, i) =>
     line.classList.toggle("av-warm", Boolean(events[i]?.some((e) => lit.has(e)))));
-  const differs = data.differs?.length ? [h("b.av-not", {}, "≠"), " differs from the other run"] : [];
+  const ways = [...new Set(Object.values(data.differs ?? {}))];
+  const differs = ways.length ? [h("b.av-not", {}, "≠"), ` ${ways.join(" or ")}`] : [];
   return { ...pane("code", "Code", box, h("p.av-note", {}, ...differs)), draw, light };
 }

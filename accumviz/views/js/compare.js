@@ -28,15 +28,16 @@ function apart(rows, step) {
   return { step, share: share >= 0 ? share : Infinity, ratio: sizes[0] / sizes[1], odd, none };
 }
 
-/** @param {number} step @param {number} both */
-const atStep = (step, both) => (both > 1 ? `, at step ${step + 1}` : "");
-
-/** @param {Gradients} a @param {Gradients} b @param {number} both */
+/** Which steps are compared, and how many. @param {Gradients} a @param {Gradients} b @param {number} both */
 function whichSteps(a, b, both) {
   if (a.end || b.end) return "the end";
-  if (a.steps !== b.steps || both < a.steps) return `the first ${both === 1 ? "step" : `${both} steps`}`;
-  return both === 1 ? "the step" : `all ${both} steps`;
+  const first = a.steps !== b.steps || both < a.steps ? "the first " : "";
+  if (both === 1) return `${first || "the "}step`;
+  return `${first}${both} steps`;
 }
+
+/** All of some steps: both of two. @param {string} which */
+const all = (which) => (which === "2 steps" ? "both steps" : which.replace(/^(?=\d)/, "all "));
 
 /** @param {boolean} exact @param {boolean} odd */
 function equal(exact, odd) {
@@ -44,13 +45,32 @@ function equal(exact, odd) {
   return `are equal${exact ? ", bit for bit" : ""}.`;
 }
 
-/** @param {Apart} apart @param {string} at */
-function unequal({ share, ratio }, at) {
-  if (share <= ROUNDING) return `are equal to rounding: they differ by ${number(share, 2)} of their size${at}.`;
-  if (!Number.isFinite(share)) return `cannot be compared: one is not finite${at}.`;
+/** @param {number} ratio */
+function inAll(ratio) {
   const telling = Number.isFinite(ratio) && ratio && number(ratio, 3) !== "1";
-  const more = telling ? `; in all, A has ${number(ratio, 3)} times the norm of B.` : ".";
-  return `differ by ${number(share, 3)} of their size${at}${more}`;
+  return telling ? `; in all, A has ${number(ratio, 3)} times the norm of B.` : ".";
+}
+
+/** @param {number} x @param {number} y */
+const isNear = (x, y) => Math.abs(x / y - 1) < 0.005;
+
+/**
+ * What differs, and the share by which it does where that is known: of several steps that differ one is told of.
+ * @param {Apart[]} steps @param {Apart} widest @param {string} what @param {string} which
+ */
+function unequal(steps, widest, what, which) {
+  const { share, ratio } = widest;
+  const empty = steps.find((one) => one.odd && one.none);
+  const several = !steps.every((one) => isNear(one.share, share) && isNear(one.ratio, ratio));
+  const told = steps.length > 1 && (several || empty) ? `Of ${which}, step ` : "";
+  const these = `The ${what} at ${all(which)}`;
+  if (empty || !Number.isFinite(share)) {
+    const why = empty ? `${empty.none} has none` : "one is not finite";
+    const text = `${told ? told + ((empty ?? widest).step + 1) : these} cannot be compared: ${why}.`;
+    return { text, share: null };
+  }
+  const those = told ? `${told}${widest.step + 1} differs most: its ${what}` : `${these} differ`;
+  return { text: `${those} by ${number(share, 3)} of their size${inAll(ratio)}`, share };
 }
 
 /** @param {Gradients} a @param {Gradients} b @returns {Difference} */
@@ -61,13 +81,17 @@ export function difference(a, b) {
   const both = Math.min(a.rows.length, b.rows.length);
   if (!both) return { text: "There is no gradient to compare.", share: null };
   const steps = a.rows.slice(0, both).map((row, step) => apart([row, b.rows[step]], step));
-  const found = steps.reduce((widest, one) => (one.share > widest.share ? one : widest));
-  const { share, step } = found;
-  const odd = steps.find((one) => one.odd);
-  const empty = steps.find((one) => one.odd && one.none);
+  const widest = steps.reduce((found, one) => (one.share > found.share ? one : found));
+  const { share } = widest;
   const what = a.exact ? "gradients" : "norms of the parameters’ gradients";
-  let verdict = share ? unequal(found, atStep(step, both)) : equal(a.exact, Boolean(odd));
-  if (share && empty) verdict = `cannot be compared: ${empty.none} has none${atStep(empty.step, both)}.`;
+  const which = whichSteps(a, b, both);
   const counts = a.steps === b.steps ? "" : ` A takes ${a.steps}, B ${b.steps}.`;
-  return { text: `The ${what} at ${whichSteps(a, b, both)} ${verdict}${counts}`, share };
+  if (share > ROUNDING) {
+    const told = unequal(steps, widest, what, which);
+    return { ...told, text: `${told.text}${counts}` };
+  }
+  const odd = steps.some((one) => one.odd);
+  const most = both > 1 ? "at most " : "";
+  const near = `are equal to rounding: they differ by ${most}${number(share, 2)} of their size.`;
+  return { text: `The ${what} at ${all(which)} ${share ? near : equal(a.exact, odd)}${counts}`, share };
 }

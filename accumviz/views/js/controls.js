@@ -42,10 +42,10 @@ export function controls({ ledger, first, move, toggle, scrub }) {
   const kind = h("strong.av-kind");
   const words = h("span");
   const line = h("p.av-say", { "aria-live": "polite" }, kind, words);
-  const more = button("more", "more: the whole sentence", unfold, "more");
+  const more = button("more", "more: the whole sentence", unfold, "… more");
   function unfold() {
     const whole = say.classList.toggle("av-whole");
-    more.textContent = whole ? "less" : "more";
+    more.textContent = whole ? "less" : "… more";
     put(more, { "aria-expanded": whole });
   }
   put(more, { "aria-expanded": false });
@@ -72,7 +72,7 @@ export function controls({ ledger, first, move, toggle, scrub }) {
   }
   /** What fits on one line needs no more. */
   function fold() {
-    more.hidden = !say.classList.contains("av-whole") && line.scrollWidth <= line.clientWidth;
+    more.hidden = !say.classList.contains("av-whole") && line.scrollHeight <= line.clientHeight;
   }
   return { bar, say, play, showPlaying, draw };
 }

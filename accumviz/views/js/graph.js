@@ -51,7 +51,7 @@ function middle(curve, tip) {
 export function graphPane(app) {
   const { ledger, data, go, at } = app;
   // As tall as the tallest graph asks, within reason, whichever is shown.
-  const tall = clamp(0.89 * Math.max(0, ...data.layouts.map(({ h: height }) => height)), 224, 660);
+  const tall = clamp(0.89 * Math.max(data.room?.h ?? 0, ...data.layouts.map(({ h: height }) => height)), 224, 660);
   const about = scrolls("Autograd graph, scrollable; up and down select a node");
   const box = h("div.av-win", { ...about, style: `--av-tall: ${tall}px` });
   const note = h("p.av-note");
@@ -59,7 +59,7 @@ export function graphPane(app) {
   const steps = range("forward, then backward, node by node", () => go({ n: Number(steps.value) - total() }));
   const sub = h("label.av-sub", {}, steps, told);
   const made = pane("graph", "Graph", box, h("div.av-below", {}, sub, note), h("p.av-marks", {}, data.marks));
-  const view = zooming(box);
+  const view = zooming(box, data.room && { ...data.room, tall });
   const total = () => shown?.graph.order.length ?? 0;
   const faces = TOOLS.map(([face, label, by]) => button("zoom", label, () => view.zoom(by), face));
   const turn = button("zoom", "fold or unfold modules", () => {
@@ -126,6 +126,13 @@ export function graphPane(app) {
     }
     lit = node;
   }
+  /** Into another width or height, with what was in view. */
+  function fit() {
+    view.fit();
+    const node = lit ?? -1;
+    lit = undefined;
+    follow(node);
+  }
   const momentAt = (/** @type {Pick<At, "e" | "n">} */ state) => moment(ledger, data, state);
   /** @param {At} state */
   function draw(state) {
@@ -153,5 +160,5 @@ export function graphPane(app) {
   }
   /** Where a node is on the page. @param {number} i */
   const boxOf = (i) => shown?.cards[i].el.getBoundingClientRect();
-  return { ...made, moment: momentAt, wrote, fit: view.fit, boxOf, light, draw };
+  return { ...made, moment: momentAt, wrote, fit, boxOf, light, draw };
 }

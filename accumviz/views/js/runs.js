@@ -35,22 +35,28 @@ export function toOneScale({ data, bytes }, other) {
   const saved = [data, next].flatMap((one) => one.e.b ?? []).map(Number);
   const shares = data.shares && { ...data.shares, r: around(data.shares.r, (next.shares ?? data.shares).r) };
   const differs = other && differing(data, next);
+  const sizes = [data, next].flatMap(({ graphs, layouts, of }) => Object.values(of).map((i) => layouts[graphs[i].l]));
+  const largest = (/** @type {"w" | "h"} */ side) => Math.max(0, ...sizes.map((one) => one[side]));
+  const room = other && { w: largest("w"), h: largest("h") };
   const length = Math.max(data.e.k.length, next.e.k.length);
-  return { data: { ...data, p, differs, shares, length, most: Math.max(...saved) }, bytes };
+  return { data: { ...data, p, differs, room, shares, length, most: Math.max(...saved) }, bytes };
 }
+
+/** A run has the same colour in its own picture and beside others. */
+const COLORS = ["var(--av-accent)", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
+const colorOf = (/** @type {number} */ hue) => COLORS[hue % COLORS.length];
 
 /**
  * A run with the ways of the weights of all that are compared, among which it has a place.
  * @param {Whole} run @param {number} hue @param {[string, Whole | undefined][]} all @returns {Whole}
  */
 export function withWays({ data, bytes }, hue, all) {
-  const ways = all.flatMap(([name, whole], hue) => {
+  const beside = all.flatMap(([name, whole], i) => {
     const p = whole?.data.weights?.p;
-    return p ? [{ name, hue, p }] : [];
+    return p && i !== hue ? [{ name: `${name} after as many steps`, color: colorOf(i), p }] : [];
   });
-  const beside = ways.filter((way) => way.hue !== hue);
-  const [name] = all[hue];
-  return { data: data.weights ? { ...data, weights: { ...data.weights, name, hue, beside } } : data, bytes };
+  const mine = { name: all[hue][0], color: colorOf(hue), beside };
+  return { data: data.weights ? { ...data, weights: { ...data.weights, ...mine } } : data, bytes };
 }
 
 /** What the events of a run are. @param {Whole} run */

@@ -5,24 +5,21 @@
 
 import { h, own, pane, put, reveal, swatch, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
-import { clamp, shorten } from "./numbers.js";
+import { shorten } from "./numbers.js";
 
 /**
  * Which bar speaks of an event: that of the step it is, or is used by first; else the last one.
  * @param {ShareRow[]} rows @param {number} e
  */
-export function barAt(rows, e) {
-  const using = rows.findIndex((row) => row.e === e || (row.e > e && row.s.some(([born]) => born === e)));
-  if (using >= 0) return using;
-  const next = rows.findIndex((row) => row.e > e);
-  return next < 0 ? rows.length - 1 : next;
-}
+export const barAt = (rows, e) =>
+  rows.find((row) => row.e === e || (row.e > e && row.s.some(([born]) => born === e)))
+  ?? rows.find((row) => row.e > e) ?? rows[rows.length - 1];
 
 /** @param {App} app @param {SharesData} shares */
 export function sharesPane(app, { r: [low, high], rows, keys, note }) {
   const { ledger, go, at, uid } = app;
   const x = (/** @type {number} */ value) => `${(100 * (value - low)) / (high - low)}%`;
-  const several = new Set(rows.map((row) => row.o)).size > 1;
+  const several = rows.some(({ o }) => o !== rows[0].o);
   const marks = () => [0, 1, -1].filter((value) => value >= low).map((value) =>
     h(value ? "i.av-one" : "i.av-zero", { style: `left: ${x(value)}` }));
 
@@ -40,7 +37,7 @@ export function sharesPane(app, { r: [low, high], rows, keys, note }) {
     const pieces = row.s.map((segment) => pieceOf(row, segment));
     const step = ledger.index(row.e);
     const click = () => go({ e: row.e });
-    const again = several && i > 0 && rows[i - 1].e === row.e;
+    const again = rows[i - 1]?.e === row.e;
     // What is seen are bits of the sentence that is heard.
     const seen = { "aria-hidden": "true" };
     const whose = `${again ? "\u2003" : step} ${several ? shorten(row.o, innerWidth / 28) : ""}`;
@@ -64,21 +61,25 @@ export function sharesPane(app, { r: [low, high], rows, keys, note }) {
     const by = vertical(event);
     if (!by) return;
     own(event);
-    go({ e: rows[clamp(barAt(rows, at().e) + by, 0, rows.length - 1)].e });
+    const { e } = at();
+    const here = e < 0 ? e : barAt(rows, e).e;
+    const ahead = rows.filter((row) => by * (row.e - here) > 0);
+    go({ e: ahead.at(Math.min(by, 0))?.e ?? e });
   });
 
   /** @param {At} state */
   function draw({ e }) {
-    const chosen = barAt(rows, e);
-    lines.forEach(({ row, pieces, el }, i) => {
-      put(el, { "aria-selected": i === chosen });
+    const step = barAt(rows, e).e;
+    lines.forEach(({ row, pieces, el }) => {
+      put(el, { "aria-selected": e >= 0 && row.e === step });
       pieces.forEach((piece, k) => piece.classList.toggle("av-lit", e >= 0 && row.s[k][0] === e));
     });
     // Bars of several objectives in one step speak together.
-    const step = rows[chosen].e;
-    told.textContent = rows.filter((row) => row.e === step).map((row) => row.w).join(" ");
-    put(box, { "aria-activedescendant": `${uid}-s${chosen}` });
-    reveal(box, lines[chosen].el.offsetTop, lines[chosen].el.offsetHeight);
+    const mine = lines.filter(({ row }) => row.e === step);
+    told.textContent = mine.map(({ row }) => row.w).join(" ");
+    const [{ el }] = mine;
+    put(box, { "aria-activedescendant": el.id });
+    reveal(box, el.offsetTop, mine.length * el.offsetHeight);
     fit();
   }
   /** A text without room stands in the words below, and in the title. */
@@ -91,13 +92,11 @@ export function sharesPane(app, { r: [low, high], rows, keys, note }) {
     }
   }
   made.el.classList.toggle("av-several", several);
-  /** @param {ShareRow} row */
-  const eventsOf = (row) => [row.e, ...row.s.map(([born]) => born)];
   pointedAt(app, box, ({ type, target }) => {
-    if (type === "focusin") return eventsOf(rows[barAt(rows, at().e)]);
-    const line = lines.find(({ el }) => el.contains(target));
-    const k = line?.pieces.findIndex((piece) => piece.contains(target)) ?? -1;
-    return k < 0 ? line && eventsOf(line.row) : [line?.row.s[k][0] ?? -1];
+    const now = type === "focusin" && barAt(rows, at().e);
+    const line = lines.find(({ row, el }) => (now ? row === now : el.contains(target)));
+    const piece = line?.row.s[line.pieces.findIndex((one) => one.contains(target))];
+    return line && (piece ? [piece[0]] : [line.row.e, ...line.row.s.map(([born]) => born)]);
   });
   /** @param {Set<number>} lit */
   const light = (lit) => lines.forEach(({ row, pieces, el }) => {

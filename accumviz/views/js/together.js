@@ -95,7 +95,7 @@ export function leveling(slots) {
     };
     const level = (/** @type {HTMLElement} */ el) => { el.style.minHeight = `${most(el)}px`; };
     panes.forEach(level);
-    for (const el of panes) most(el, el.offsetHeight);
+    for (const el of panes) most(el, el.getBoundingClientRect().height); // to the part of a pixel
     panes.forEach(level);
   };
 }

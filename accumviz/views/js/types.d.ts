@@ -124,11 +124,11 @@ export type Station = [number, number, number, string, string];
 /** The way of one or two weights: the ground below it, what that means, stations; ways of runs beside it. */
 export interface WeightsData {
   m: NodeData["m"];
-  note: string;
+  note: string; arrow: string;
   p: Station[];
   name?: string;
-  hue?: number;
-  beside?: { name: string; hue: number; p: Station[] }[];
+  color?: string;
+  beside?: { name: string; color: string; p: Station[] }[];
 }
 
 /** What a player is told. */
@@ -164,11 +164,11 @@ export interface Data {
   /** What is said before the first event, of its graph; what bars and hatched ones mean; more; of a lost graph. */
   before: [string, string];
   bars: [string, string, string, string];
-  /** Of two runs side by side lines that differ, most saved bytes and events; the events of all that may come there. */
-  differs?: number[];
-  most?: number;
-  length?: number;
-  sizes?: number[];
+  /** Lines of code, by their place, in which the run beside it differs, and how. */
+  differs?: Record<number, string>;
+  /** Of two runs side by side: the size of the largest graph, most saved bytes and events; the events of all to come. */
+  room?: { w: number, h: number };
+  most?: number; length?: number; sizes?: number[];
   /** How tall a lane of bars is, and whether its parts are too many for lines between them. */
   lane: number; close: boolean;
 }

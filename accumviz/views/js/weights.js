@@ -44,25 +44,21 @@ function wayOf(stations, look, color, ring = 0) {
   return { el, draw };
 }
 
-/** A run has the same colour in its own picture and beside others. */
-const COLORS = ["var(--av-accent)", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
-const colorOf = (/** @type {number} */ hue) => COLORS[hue % COLORS.length];
-
 /** @param {App} _app @param {WeightsData} told */
-export function weightsPane(_app, { m, note, p, name, hue = 0, beside = [] }) {
+export function weightsPane(_app, { m, note, arrow, p, name, color = "var(--av-accent)", beside = [] }) {
   const marks = m.map(([name, at, text = ""]) => svg(name, at, text));
-  const mine = wayOf(p, "", colorOf(hue));
+  const mine = wayOf(p, "", color);
   const others = beside.map((other, i) => {
-    const c = colorOf(other.hue);
-    return { name: other.name, c, ...wayOf(other.p, ".av-beside", c, i + 1) };
+    const key = swatch([other.name, "spot.av-beside", other.color]);
+    return { key, p: other.p, ...wayOf(other.p, ".av-beside", other.color, i + 1) };
   });
   const ways = [mine, ...others];
   const drawing = svg("svg", { viewBox: "0 0 320 192", "aria-hidden": "true" }, ...marks,
     ...ways.map(({ el }) => el).reverse());
   const here = h("p.av-note.av-weighs");
+  const far = h("span", {}, arrow);
   const legend = h("p.av-note", {},
-    swatch([name ?? "the weights now", "spot", colorOf(hue)]),
-    ...others.map(({ c, name }) => swatch([name, "spot.av-beside", c])), note);
+    swatch([name ?? "the weights now", "spot", color]), `${note} `, ...others.map(({ key }) => key), far);
 
   /** @param {At} state */
   function draw({ e }) {
@@ -70,6 +66,8 @@ export function weightsPane(_app, { m, note, p, name, hue = 0, beside = [] }) {
     /** @type {string[]} */
     const told = [];
     for (const way of ways) way.draw(count, told);
+    for (const { key, p } of others) key.classList.toggle("av-ahead", !p[count - 1]);
+    far.classList.toggle("av-ahead", !told.some(Boolean));
     here.textContent = count ? p[count - 1][3] : "";
   }
   return { ...pane("weights", "Weights", drawing, here, legend), draw };

@@ -1,0 +1,197 @@
+"""What is compared: two runs to one scale, each seen where it stands, with legends that name what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accumviz.graph import Edge, Graph, Node
+from accumviz.ledger import Ledger
+from accumviz.views.explore import explore
+from accumviz.views.player import play
+from tests.browser.frames import drawn
+from tests.browser.test_look import weighed
+from tests.by_hand import term
+from tests.toys import ROWS, W, chain, toy
+
+Open = Callable[..., Any]
+BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
+
+
+@pytest.fixture
+def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
+    """A page whose one view, `shut` or not, is in a fold."""
+
+    def open_page(view: Any, shut: bool = False, **options: Any) -> Any:
+        page, path = watch(**options).page, tmp_path / "page.html"
+        view.save(path)
+        text = path.read_text("utf-8").replace("<body>", f"<body><div id='fold'{' hidden' * shut}>")
+        path.write_text(text.replace("</body>", "</div></body>"), "utf-8")
+        page.goto(path.as_uri())
+        page.locator(".av-frame").first.wait_for(state="attached")
+        drawn(page)
+        return page
+
+    return open_page
+
+
+def lengthy() -> Ledger:
+    """A step on the last of forty lines."""
+    rows = [{**ROWS[0], "line": 2}, {**ROWS[2], "line": 40}]
+    return Ledger.build([W], rows, sources={"a.py": "".join(f"x{i} = {i}\n" for i in range(1, 41))})
+
+
+@pytest.mark.parametrize("against", [None, {"k": 2}], ids=["one run", "compared"])
+def test_the_line_of_an_event_is_seen_where_a_fold_opens(show: Callable[..., Any], against: Any) -> None:
+    """In a closed prediction code had no room to scroll in, and stood at its top when that opened."""
+    page = show(explore(lambda k: lengthy(), k=[1, 2], against=against), shut=True, width=375)
+    page.evaluate("document.getElementById('fold').hidden = false")
+    drawn(page)
+    here = page.evaluate("scrollY")
+    lines = page.locator(".av-line[aria-current]:visible")
+    assert lines.count() == (1 if against is None else 2)
+    for key in ("", "ArrowLeft", "ArrowRight"):
+        if key:
+            page.locator(".av-scrub:visible").press(key)
+            drawn(page)
+        for line, box in zip(lines.all(), page.locator(".av-in-code .av-win:visible").all(), strict=True):
+            (one,), (room,) = line.evaluate_all(BOXES), box.evaluate_all(BOXES)
+            assert room["top"] <= one["top"] < one["bottom"] <= room["bottom"], key
+    assert page.evaluate("scrollY") == here
+
+
+def wide() -> Graph:
+    """Two branches side by side, as wide as a phone and a quarter of it."""
+    nodes = tuple(Node(i, "MeanBackward00000" if i else "AddBackward0") for i in range(3))
+    return Graph(nodes, (Edge(0, 1), Edge(0, 2)), (0,), {"order": [0, 1, 2]})
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_graphs_that_are_compared_are_seen_whole_and_to_one_scale(show: Callable[..., Any], width: int) -> None:
+    """One was cut at both edges of a phone, and beside it the other one was larger for having room."""
+    runs = {"a": (toy(), {0: chain()}), "b": (toy(), {0: wide()})}
+    page = show(explore(runs, against={"run": "b"}), width=width)
+    boxes = page.locator(".av-in-graph .av-win")
+    assert boxes.evaluate_all("all => all.every(box => box.scrollWidth <= box.clientWidth)")
+    scales = page.locator(".av-in-graph svg[viewBox]").evaluate_all(
+        "all => all.filter(one => one.viewBox.baseVal.width > 99)"
+        ".map(one => one.getBoundingClientRect().width / one.viewBox.baseVal.width)"
+    )
+    assert len(scales) == 2
+    assert scales[0] == pytest.approx(scales[1], rel=1e-3)
+    assert min(scales) * 12.5 > 9, "and is read"
+
+
+def test_a_graph_that_almost_fits_is_fitted_and_its_root_is_seen(show: Callable[..., Any]) -> None:
+    """The last node stood half below the edge of its pane, where a little less would have shown it."""
+    nodes = tuple(Node(i, "MulBackward0", value=1.0) for i in range(11))
+    graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(10)), (0,), {"order": list(range(11))})
+    run = toy(), {0: graph}
+    page = show(explore({"a": run, "b": run}, against={"run": "b"}), width=375)
+    box = page.locator(".av-in-graph .av-win").first
+    assert box.evaluate("box => box.firstChild.viewBox.baseVal.height") > 750
+    assert box.evaluate("box => box.scrollHeight <= box.clientHeight")
+
+
+def test_lines_that_differ_in_whether_they_run_are_told_from_those_that_are_not_there(show: Callable[..., Any]) -> None:
+    """Of a line that stands in both, letter for letter, it was said that it differs."""
+    code = "if together:\n    both.backward()\nelse:\n    loss.backward()\n    loss.backward()\noptimizer.step()\n"
+    loops = {"a": (code, 2), "b": (code, 5), "c": (code.replace("loss", "part"), 4)}
+
+    def run(name: str) -> Ledger:
+        text, line = loops[name]
+        rows = [{**ROWS[0], "line": line}, {**ROWS[2], "line": 6}]
+        return Ledger.build([W], rows, sources={"a.py": text})
+
+    def told(other: str) -> tuple[list[str], str]:
+        page = show(explore(run, name=["a", "b", "c"], against={"name": other}))
+        pane = page.locator(".av-in-code").first
+        marked = pane.locator(".av-differs .av-no").all_inner_texts()
+        return marked, pane.locator(".av-note").inner_text()
+
+    assert told("b") == (["2", "5"], "≠ runs in one of the two only")
+    both = "≠ runs in one of the two only or not in the other run"
+    assert told("c") == (["2", "4", "5"], both)
+
+
+def test_what_is_said_of_an_event_is_cut_between_words(show: Callable[..., Any]) -> None:
+    """Of −11.25 one read −1 and three dots."""
+    page = show(explore({"a": toy(), "b": toy()}, against={"run": "b"}), width=1040)
+    line = page.locator(".av-say:visible").first
+    line.locator("span").evaluate("el => { el.textContent = '‖·‖ −11.25 '.repeat(40); }")
+    ends = line.evaluate(
+        """line => {
+            const text = line.querySelector("span").firstChild, range = document.createRange();
+            const edge = line.getBoundingClientRect();
+            return [...text.data].map((letter, i) => {
+                range.setStart(text, i);
+                range.setEnd(text, i + 1);
+                const {left, right, top} = range.getBoundingClientRect();
+                return [letter, top < edge.bottom - 2 && left < edge.right, right > edge.right + 1];
+            });
+        }"""
+    )
+    seen = "".join(letter for letter, visible, _ in ends if visible)
+    assert seen.strip().endswith(("−11.25", "‖·‖"))
+    assert not any(cut for letter, visible, cut in ends if visible and letter != " ")
+
+
+def test_all_bars_of_a_step_are_marked_once_something_has_run(show: Callable[..., Any]) -> None:
+    """Before the first event the first step was, and of a step with two losses one bar."""
+    terms = [term(0.5), term(-0.5, op="MeanBackward0")]
+    each = {**ROWS[0], "details": {"terms": terms}}
+    rows = [row for _ in range(8) for row in (each, ROWS[2], ROWS[3])]
+    ledger = Ledger.build([W], weighed(rows))
+    page = show(play(ledger), width=1280)
+    pane, scrub = page.locator(".av-in-shares"), page.locator(".av-scrub")
+    marked = pane.locator("[aria-selected=true]")
+    assert marked.count() == 0
+    for key, event in (("End", "22"), ("Home", ""), ("ArrowRight", "1")):
+        scrub.press(key)
+        drawn(page)
+        assert [name.split()[0] for name in marked.locator(".av-of").all_inner_texts()][:1] == [event][: len(event)]
+        assert marked.count() == (2 if event else 0)
+        (room,) = pane.locator(".av-win").evaluate_all(BOXES)
+        assert all(room["top"] <= one["top"] < one["bottom"] <= room["bottom"] for one in marked.evaluate_all(BOXES))
+    for key, event in (("ArrowDown", "4"), ("ArrowDown", "7"), ("ArrowUp", "4"), ("ArrowUp", "1"), ("ArrowUp", "1")):
+        pane.locator(".av-win").press(key)
+        drawn(page)
+        assert marked.locator(".av-of").first.inner_text().split()[0] == event
+
+
+def test_a_legend_of_weights_names_the_rings_that_are_there(show: Callable[..., Any]) -> None:
+    """A ring stood in it whose run had ended, and an arrow that came later."""
+    short, long = (Ledger.build([W], weighed([row for _ in range(n) for row in (ROWS[0], ROWS[2])])) for n in (1, 3))
+    page = show(explore({"short": short, "long": long}, against={"run": "long"}), width=1280)
+    pane = page.locator(".av-in-weights")
+    rings = pane.locator(".av-key:has(.av-beside)")
+    seen = "all => all.map(one => getComputedStyle(one).opacity)"
+    assert rings.all_inner_texts() == ["long after as many steps", "short after as many steps"]
+    page.locator(".av-scrub:visible").press("Home")
+    drawn(page)
+    assert rings.evaluate_all(seen) == ["1", "1"]
+    page.locator(".av-scrub:visible").press("End")
+    drawn(page)
+    assert rings.evaluate_all(seen) == ["1", "0"]
+
+
+def test_controls_stand_in_the_middle_of_their_row(show: Callable[..., Any]) -> None:
+    """Badges and the button that compares stood some pixels higher than the choices beside them."""
+    for against in (None, {"run": "b"}):
+        page = show(explore({"a": toy(), "b": toy()}, against=against), width=1280)
+        found = page.locator(".av-xtop :is(.av-segments, .av-compare):visible").evaluate_all(BOXES)
+        assert len(found) == (2 if against is None else 3)
+        middles = [(one["top"] + one["bottom"]) / 2 for one in found]
+        assert max(middles) - min(middles) < 1
+        if against:
+            badge = page.locator(".av-xside").first.evaluate(
+                """side => {
+                    const {height, paddingTop, paddingBottom} = getComputedStyle(side, "::before");
+                    const tall = [height, paddingTop, paddingBottom].map(parseFloat).reduce((sum, one) => sum + one);
+                    return side.getBoundingClientRect().top + tall / 2;
+                }"""
+            )
+            assert abs(badge - middles[0]) < 2
