@@ -35,15 +35,13 @@ _HEADING = 14
 _FINEST = 8e-4
 # These change the whole of `.grad`, and so every part of it alike.
 _SCALING = ("clip", "unscale")
-# Codes of a packed number; what lies between is a logarithm.
+# Codes of a packed number (what lies between is a logarithm), and what the looks of shares mean.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
-# What the looks of shares mean.
 _LOOKS = {"new": "one backward", "used": "used by an earlier step, too", "unseen": "unknown"}
 # More pixels than a page is wide tell nobody anything.
 _WIDEST = 640
 # Codes of a byte: nothing, `.grad` is there, a number that is not finite; then levels, label after label.
-_PRESENT, _BROKEN, _LEVELS = 1, 2, 30
-_LABELS, _DECADES = 8, 6.0
+_PRESENT, _BROKEN, _LEVELS, _LABELS, _DECADES = 1, 2, 30, 8, 6.0
 
 
 def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[dict[str, Any], bytes]:

@@ -29,8 +29,9 @@ const told = (part, column) => totals(ledger(part), ledger(part).rows[0], column
 test("totals stand at all bars, or at those that steps used, with the same digits", () => {
   assert.deepEqual(told(-0.3, 60), ["−0.3", "−0.6", "−0.9", "−1.2", "−1.2", ""]);
   assert.deepEqual(told(-1.25, 22), ["", "", "", "", "−5", ""], "two digits have no room in these columns");
-  assert.deepEqual(told(-1.25, 20), [], "nor does a number that is wider than its column");
-  assert.deepEqual(told(1.234e-7, 40), [], "none, rather than some");
+  assert.deepEqual(told(-1.25, 20), ["", "", "", "", "−5", ""], "beside a step nothing else is told");
+  assert.deepEqual(told(-1.25, 9), [], "nor is a number that would reach the next one");
+  assert.deepEqual(told(1.234e-7, 20), [], "none, rather than some");
 });
 
 const OTHERS = { fill() {}, write() {} };

@@ -28,7 +28,7 @@ function ledger() {
 /** What is drawn of so much: [colour, x, y, width, height]. */
 function drawn(draw) {
   const boxes = [];
-  const context = { strokeRect() {} };
+  const context = { strokeRect() {}, clearRect() {} };
   draw({ context, fill: (...box) => boxes.push(box), write() {} }, { dark: false, text: "ink", muted: "grey" });
   return boxes;
 }
@@ -37,12 +37,11 @@ test("parts and totals of a lane of the page are drawn to one scale", () => {
   const place = { left: 0, column: 60, top: 0, lane: 400 };
   const boxes = drawn((pen, inks) => drawLanes(pen, inks, ledger(), place));
   const [[, , zero]] = boxes;
-  const ends = boxes.filter(([color]) => color === "ink").map(([, , y]) => y + 1.2 - zero);
+  const ends = boxes.filter(([color]) => color === "ink").map(([, , y]) => y + 1 - zero);
   const unit = ends[0] / 16;
   const near = (found, wanted) => found.forEach((one, i) => assert.ok(Math.abs(one - wanted[i]) < 0.01, `${found}`));
   near(ends, [16, 20, 14].map((grad) => unit * grad));
-  // A part stands one pixel short of the next.
-  const parts = boxes.filter(([color]) => color === "#0072B2").map(([, , , , height]) => height + 1);
+  const parts = boxes.filter(([color]) => color === "#0072B2").map(([, , , , height]) => Math.abs(height));
   assert.equal(parts.length, 6);
   near(parts, [16, 16, 4, 16, 4, 6].map((part) => unit * part));
 });

@@ -19,10 +19,10 @@ const LETTER = 8;
 export function totals({ kinds }, row, column) {
   const all = kinds.map((_, e) => row.grad(e));
   const used = all.map((grad, e) => (kinds[e] === "step" && kinds[e + 1] !== "step" ? grad : null));
-  for (const grads of [all, used]) {
+  for (const [grads, room] of /** @type {[(number | null)[], number][]} */ ([[all, column], [used, 2 * column]])) {
     for (const digits of [4, 3, 2]) {
       const texts = grads.map((grad) => (grad === null ? "" : number(grad, digits)));
-      if (texts.every((text) => text.length * LETTER < column - 4)) return texts;
+      if (texts.every((text) => text.length * LETTER < room - 4)) return texts;
     }
   }
   return [];
@@ -45,9 +45,10 @@ export function drawLanes(pen, inks, ledger, place) {
     const zero = top + lane * p + over + high * scale;
     pen.fill(inks.muted, left, zero, column * ledger.length, 0.8);
     const told = totals(ledger, row, column);
+    const edge = left + column * ledger.length;
     for (let e = 0; e < ledger.length; e++) {
       const start = left + e * column + (column - wide) / 2;
-      drawBar(pen, inks, ledger, row, e, { start, wide, column, zero, scale, high, told: told[e] });
+      drawBar(pen, inks, ledger, row, e, { start, wide, column, zero, scale, high, told: told[e], edge });
     }
   });
 }
@@ -58,6 +59,7 @@ export function drawLanes(pen, inks, ledger, place) {
  * @property {number} wide
  * @property {number} column
  * @property {string | undefined} told  its total, if that is written
+ * @property {number} edge  where the drawing ends
  * @property {number} zero  the height of its zero line
  * @property {number} scale  pixels per unit
  * @property {number} high  the most that the row ever comes to
@@ -76,8 +78,8 @@ function drawBar(pen, inks, ledger, row, e, bar) {
   const above = odd ? high > 0 : grad >= 0;
   const text = absent ? nothing(column) : told;
   const how = absent ? { look: "italic", ink: inks.muted } : { look: "600" };
-  const x = start + wide / 2;
   const room = text.length * LETTER;
+  const x = Math.min(start + wide / 2, bar.edge - room / 2);
   const y = end + (above ? -9 : 10);
   // Whatever stands there, lines or bars: a number is read.
   pen.context.clearRect(x - room / 2, y - 6, room, 12);

@@ -166,7 +166,7 @@ export interface Data {
   bars: [string, string, string, string];
   /** Lines of code, by their place, in which the run beside it differs, and how. */
   differs?: Record<number, string>;
-  /** Of two runs side by side: the size of the largest graph, most saved bytes and events; the events of all to come. */
+  /** Of two runs side by side: the size of the largest graph, most saved bytes and events; events of all to come. */
   room?: { w: number, h: number };
   most?: number; length?: number; sizes?: number[];
   /** How tall a lane of bars is, and whether its parts are too many for lines between them. */
