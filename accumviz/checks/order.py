@@ -36,7 +36,7 @@ def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
             "error",
             clip,
             step=step,
-            evidence={"clipped to": factor, "left of each backward": rows.clipped.tolist()},
+            evidence={"all clips multiply by": factor, "left of each backward": rows.clipped.tolist()},
             cause=(
                 "The sum is clipped after each backward, so that what came early is shortened again and again, and the "
                 "last micro-batch counts most."

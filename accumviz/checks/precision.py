@@ -55,7 +55,7 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
             evidence={
                 "scale": scale,
                 "max_norm": event.details.get("max_norm", event.details.get("clip_value", "?")),
-                "clipped to": reduces(case, loop, clip),
+                "the clip multiplies by": reduces(case, loop, clip),
             },
             cause=(
                 f"The clip sees gradients that are still multiplied by {scale:g}; after the division, next to nothing "

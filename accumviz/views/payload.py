@@ -70,7 +70,7 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
         "keys": _keys(ledger, events, kinds),
-        "none": "" if (ledger.state & PRESENT).all() else "∅: .grad is None.",
+        "none": "" if (ledger.state & PRESENT).all() else "∅:\u00a0.grad\u00a0is\u00a0None.",
         "e": {
             "k": [kinds.index(str(e.kind)) for e in events],
             **_events(ledger, events, names),

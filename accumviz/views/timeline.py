@@ -302,10 +302,15 @@ def _bar(
             box = y + 0.6, at.bar, height - 1.2
             free = gap_of(part, stack, *box[::2], told=style.number(part.amount, digits), wide=at.bar)
             canvas.box(at.x, *box, fill=color, alpha=alpha, edge=color, line=1.2, hatch=None if free else hatch)
-            for start, end in ((box[0], free[0]), (free[1], box[0] + box[2])) if free else ():
-                canvas.box(at.x, start, at.bar, end - start, edge=color, line=0.8, hatch=hatch)
             if free:
-                canvas.text(at.middle, sum(free) / 2, style.number(part.amount, digits), points=11, ha="center")
+                told = style.number(part.amount, digits)
+                # Around the number, and no wider: a band across the bar looks like another part.
+                side = max((at.bar - text_width(told, 11) - 4) / 2, 0.0)
+                bands = ((at.x, box[0], at.bar, free[0] - box[0]), (at.x, free[1], at.bar, box[0] + box[2] - free[1]))
+                sides = ((x, free[0], side, free[1] - free[0]) for x in (at.x, at.x + at.bar - side) if side > 2)
+                for place in (*bands, *sides):
+                    canvas.box(*place, edge=color, line=0.0, hatch=hatch)
+                canvas.text(at.middle, sum(free) / 2, told, points=11, ha="center")
         else:
             # Of one so thin only the sides are outlined: what is hollow stays hollow, what is pale stays pale.
             gap = 1.0 if height > 2 else 0.0

@@ -33,7 +33,8 @@ _MOST_DIGITS = 5
 class Field:
     """The ground on which paths are drawn: the range of each axis, and the loss where one was given.
 
-    `losses` is one row for a curve, and one for each value of the second element for contours.
+    `losses` is one row for a curve, and one for each value of the second element for contours; `steps` is how many
+    points the longest path has.
     """
 
     names: tuple[str, ...]
@@ -41,6 +42,7 @@ class Field:
     losses: np.ndarray | None = None
     loss: Loss | None = None
     runs: int = 1
+    steps: int = 0
 
 
 def path(ledger: Ledger) -> tuple[list[str], list[int], np.ndarray]:
@@ -78,8 +80,9 @@ def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
     if len(names) != 1 or not (axes := names.pop()):
         return None
     ranges = tuple(_range([points[:, i] for _, _, points in paths]) for i in range(len(axes)))
+    steps = max(len(at) for _, at, _ in paths)
     if loss is None:
-        return Field(axes, ranges, runs=len(paths))
+        return Field(axes, ranges, runs=len(paths), steps=steps)
     ends = [points[np.isfinite(points).all(axis=1)][-1:] for _, _, points in paths]
     middle = [float(np.clip(ends[0][0, i] if len(ends[0]) else low, low, high)) for i, (low, high) in enumerate(ranges)]
     ranges = tuple(_down_to_the_valley(loss, ranges[i], middle, i) for i in range(len(ranges)))
@@ -88,7 +91,7 @@ def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
         losses = np.array([[_at(loss, x) for x in across[0]]])
     else:
         losses = np.array([[_at(loss, x, y) for x in across[0]] for y in across[1]])
-    return Field(axes, ranges, losses, loss, len(paths))
+    return Field(axes, ranges, losses, loss, len(paths), steps)
 
 
 def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, Any]:
@@ -103,7 +106,7 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
     place = {event: i for i, event in enumerate(chosen)} | {-1: -1}
     kept = [i for i, event in enumerate(at) if event in place]
     kept = kept[:: math.ceil(len(kept) / _MOST_POINTS)] if kept else kept
-    axes, (across, up), lines = _axes(ground, len(at))
+    axes, (across, up), lines = _axes(ground, max(ground.steps, len(at)))
     told = []
     digits = words.telling(points)
     before = None

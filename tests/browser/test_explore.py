@@ -162,7 +162,7 @@ def test_a_finger_does_what_a_mouse_does(show: Show) -> None:
     [
         ({"k": 4}, "The gradients at the step are equal, bit for bit.", False),
         ({"k": 4, "way": "rounded"}, "are equal to rounding: they differ by 1e−7 of their size.", False),
-        ({"k": 4, "divide": False}, "differ by 0.75 of their size; in all, A has 0.25 times the norm of B.", True),
+        ({"k": 4, "divide": False}, "differ by 0.75 of their size; A has 0.25 times the norm of B.", True),
     ],
 )
 def test_the_meter_tells_equal_from_rounding_from_different(show: Show, against: Any, said: str, far: bool) -> None:

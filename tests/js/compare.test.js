@@ -13,13 +13,13 @@ test("two runs are equal, equal to rounding, or differ by a share", () => {
   const near = difference(run([[1]]), run([[1 + 1e-7]]));
   assert.match(near.text, /are equal to rounding: they differ by 1e−7 of their size\.$/);
   const far = difference(run([[4], [4]]), run([[4], [1]]));
-  const text = "Of 2 steps, step 2 differs most: its gradients by 0.75 of their size; in all, A has 4";
+  const text = "Of 2 steps, step 2 differs most: its gradients by 0.75 of their size; there, A has 4";
   assert.deepEqual(far, { text: `${text} times the norm of B.`, share: 0.75 });
 });
 
 test("what is said of all steps holds for each of them, and two of them are both", () => {
   const told = (...rows) => difference(run(rows.map(([a]) => [a])), run(rows.map(([, b]) => [b]))).text;
-  const all = "differ by 0.75 of their size; in all, A has 4 times the norm of B.";
+  const all = "differ by 0.75 of their size; A has 4 times the norm of B.";
   assert.equal(told([4, 1], [8, 2]), `The gradients at both steps ${all}`);
   assert.equal(told([4, 1], [8, 2], [4, 1]), `The gradients at all 3 steps ${all}`);
   assert.equal(told([4, 4], [8, 8]), "The gradients at both steps are equal, bit for bit.");
@@ -33,7 +33,7 @@ test("what is said of all steps holds for each of them, and two of them are both
 
 test("of norms it is said that they are the parameters', and all of them are another number", () => {
   const { text } = difference(run([[3, 0]], { exact: false }), run([[0, 4]], { exact: false }));
-  assert.match(text, /^The norms of the parameters’ gradients .* by 1.25 of their size; in all, A has 0.75/);
+  assert.match(text, /^The norms of the parameters’ gradients .* by 1.25 of their size; A has 0.75/);
 });
 
 test("None is not 0, and what has no gradient is not compared", () => {
@@ -43,6 +43,11 @@ test("None is not 0, and what has no gradient is not compared", () => {
   assert.deepEqual(early, { text: "Of 2 steps, step 2 cannot be compared: B has none.", share: null });
   assert.equal(difference(run([]), run([[1]])).share, null);
   assert.equal(difference(run([[1]]), run([[1]], { of: ["v", 0] })).share, null);
+});
+
+test("where no step can be compared, no step is told of alone", () => {
+  const none = difference(run([[1], [2]]), run([[null], [null]])).text;
+  assert.equal(none, "The gradients at both steps cannot be compared: B has none.");
 });
 
 test("equal infinities are equal, and others are not compared", () => {

@@ -118,6 +118,15 @@ def test_runs_side_by_side_stand_on_one_ground() -> None:
     assert theirs["p"][1][4].startswith("→")
 
 
+def test_runs_of_different_lengths_have_their_steps_at_the_same_places() -> None:
+    short, long = walked([1.0], [1.2], [1.4]), walked([1.0], [1.2], [1.4], [1.6], [1.8])
+    ground = weights.field([short, long])
+    assert ground is not None
+    ours, theirs = (weights.picture(one, ground, range(len(one))) for one in (short, long))
+    assert [p[1] for p in ours["p"]] == [p[1] for p in theirs["p"]][: len(ours["p"])]
+    assert ours["m"] == theirs["m"]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_weights_that_are_not_finite_are_written(value: float) -> None:
     found = told(walked([1.0], [2.0], [value]), bowl)

@@ -45,10 +45,10 @@ function equal(exact, odd) {
   return `are equal${exact ? ", bit for bit" : ""}.`;
 }
 
-/** @param {number} ratio */
-function inAll(ratio) {
+/** @param {number} ratio @param {string} where */
+function timesNorm(ratio, where) {
   const telling = Number.isFinite(ratio) && ratio && number(ratio, 3) !== "1";
-  return telling ? `; in all, A has ${number(ratio, 3)} times the norm of B.` : ".";
+  return telling ? `; ${where}A has ${number(ratio, 3)} times the norm of B.` : ".";
 }
 
 /** @param {number} x @param {number} y */
@@ -62,7 +62,8 @@ function unequal(steps, widest, what, which) {
   const { share, ratio } = widest;
   const empty = steps.find((one) => one.odd && one.none);
   const several = !steps.every((one) => isNear(one.share, share) && isNear(one.ratio, ratio));
-  const told = steps.length > 1 && (several || empty) ? `Of ${which}, step ` : "";
+  const some = empty ? !steps.every((one) => one.odd && one.none) : several;
+  const told = steps.length > 1 && some ? `Of ${which}, step ` : "";
   const these = `The ${what} at ${all(which)}`;
   if (empty || !Number.isFinite(share)) {
     const why = empty ? `${empty.none} has none` : "one is not finite";
@@ -70,7 +71,7 @@ function unequal(steps, widest, what, which) {
     return { text, share: null };
   }
   const those = told ? `${told}${widest.step + 1} differs most: its ${what}` : `${these} differ`;
-  return { text: `${those} by ${number(share, 3)} of their size${inAll(ratio)}`, share };
+  return { text: `${those} by ${number(share, 3)} of their size${timesNorm(ratio, told && "there, ")}`, share };
 }
 
 /** @param {Gradients} a @param {Gradients} b @returns {Difference} */

@@ -88,6 +88,11 @@ export function leveling(slots) {
   return (/** @type {number} */ width) => {
     if (slots.clientWidth !== width) return; // what stands there is not drawn yet
     const panes = [...slots.querySelectorAll(".av-pane")].map((el) => /** @type {HTMLElement} */ (el));
+    const [one, other] = [...slots.children].map((el) => el.getBoundingClientRect().left);
+    if (one === other) { // below each other, nothing has to be level
+      panes.forEach((el) => { el.style.minHeight = ""; });
+      return;
+    }
     const most = (/** @type {Element} */ { classList: [, name] }, least = 0) => {
       const found = Math.max(tallest.get(name + width) ?? 0, least);
       tallest.set(name + width, found);
