@@ -62,14 +62,14 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
     static = ROOT / "accumviz" / "views" / "static"
     scripts, sheets = (
-        sum(len(gzip.compress((static / name).read_bytes())) / 1000 for name in names)
+        sum(len(gzip.compress((static / name).read_bytes())) / 1024 for name in names)
         for names in (["accumviz.js"], ["player.css", "explore.css"])
     )
     teaching = play(*_toy())
     carried = len(_payload(teaching)) / 1024
     rows = [
-        _row("module of player and explorer, gzip", scripts, "KB", "<= 22", scripts <= 22),
-        _row("style sheets of player and explorer, gzip", sheets, "KB", "<= 5", sheets <= 5),
+        _row("module of player and explorer, gzip", scripts, "KiB", "<= 22", scripts <= 22),
+        _row("style sheets of player and explorer, gzip", sheets, "KiB", "<= 5", sheets <= 5),
         _row("payload of a teaching player", carried, "KiB", "<= 15", carried <= 15),
     ]
     events = 1000 if quick else 10_000
