@@ -113,11 +113,7 @@ def beginning(original: Callable[..., Any], session: Session) -> Callable[..., A
         if sessions.listening and session is sessions.current:
             try:
                 _begun(args[0], iterator)
-                for observer in sessions.told(session):
-                    try:
-                        observer.loads("begins", args[0], sys._getframe(1))
-                    except BaseException as failure:
-                        sessions.caught(observer, failure)
+                sessions.tell(sessions.told(session), "loads", "begins", args[0], sys._getframe(1))
             except Exception as failure:
                 sessions.failures.append(type(failure).__name__)
                 with contextlib.suppress(Exception):
@@ -137,11 +133,7 @@ def ending(original: Callable[..., Any], session: Session) -> Callable[..., Any]
         except StopIteration:
             if sessions.listening and session is sessions.current:
                 try:
-                    for observer in sessions.told(session):
-                        try:
-                            observer.loads("ends", args[0], sys._getframe(1))
-                        except BaseException as failure:
-                            sessions.caught(observer, failure)
+                    sessions.tell(sessions.told(session), "loads", "ends", args[0], sys._getframe(1))
                 except Exception as failure:
                     sessions.failures.append(type(failure).__name__)
                     with contextlib.suppress(Exception):

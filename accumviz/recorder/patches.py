@@ -363,10 +363,8 @@ def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[
 
 def _scheduling(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     def step(*args: Any, **kwargs: Any) -> Any:
-        inside = sessions.inside["schedule"]
-        if (
-            not sessions.listening or session is not sessions.current or (thread := get_ident()) in inside
-        ):  # one made of others is one
+        inside = sessions.inside["schedule"]  # a scheduler made of others is one
+        if not sessions.listening or session is not sessions.current or (thread := get_ident()) in inside:
             return original(*args, **kwargs)
         inside.add(thread)
         try:
