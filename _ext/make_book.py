@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "_build"
@@ -64,13 +65,20 @@ def jupyter_book(*options: str | Path) -> int:
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
+def configured() -> dict[str, Any]:
+    """What _config.yml says."""
+    import yaml  # a book that has not changed needs none
+
+    found: dict[str, Any] = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))
+    return found
+
+
 def run_chapters() -> None:
     """The pages with cells that have not run, side by side; what fails is run, and told, by Sphinx once more.
 
     A page that measures time needs the machine for itself: it is left to Sphinx, too.
     """
-    import yaml  # the book's tests of this module need none of these
-    from jupyter_cache import get_cache
+    from jupyter_cache import get_cache  # as above
     from jupyter_cache.executors import load_executor
     from myst_nb.core.read import is_myst_markdown_notebook
 
@@ -83,7 +91,7 @@ def run_chapters() -> None:
     if not pages:
         return
     print(f"Running the cells of {len(pages)} pages, where they have changed.", flush=True)
-    timeout = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))["execute"]["timeout"]
+    timeout = configured()["execute"]["timeout"]
     load_executor("local-parallel", cache, logging.getLogger("chapters")).run_and_cache(
         filter_pks=pages, timeout=timeout
     )
@@ -94,7 +102,7 @@ def build_chapter(number: str) -> int:
 
     It is to be looked at, not checked: what it says of other chapters leads nowhere, and it has no notebook.
     """
-    import yaml  # the book's tests of this module need none
+    import yaml  # as above
 
     started = time.monotonic()
     chapters = sorted((ROOT / "chapters").glob("*.md"))
@@ -107,7 +115,7 @@ def build_chapter(number: str) -> int:
     folder = BUILD / "chapter"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    config = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))
+    config = configured()
     config["sphinx"]["local_extensions"] = {"wherebook": str(ROOT / "_ext")}
     config["sphinx"]["config"] |= {"book_has_notebooks": False, "suppress_warnings": ["ref", "myst.xref_missing"]}
     (folder / "_config.yml").write_text(yaml.safe_dump(config), "utf-8")
