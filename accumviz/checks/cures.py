@@ -256,6 +256,16 @@ def _stepped(step: Event) -> str:
     return given[1] if given else own[1] if own else "optimizer"
 
 
+def _stepping(step: Event) -> str:
+    """The name of what is asked to step an optimizer, as a scaler is; empty where it steps by itself.
+
+    >>> _stepping(Event(0, "step", source="scaler.step(optimizer)")), _stepping(Event(0, "step", source="opt.step()"))
+    ('scaler', '')
+    """
+    found = re.search(r"([A-Za-z_][\w.\[\]]*)\.step\(\s*[A-Za-z_]", step.source)
+    return found[1] if found else ""
+
+
 # A step after the loop would read what each rank has by itself: no line there mends it.
 UNAVERAGED = (
     " What was left is not averaged over the ranks: the last micro-batch of an epoch has to synchronise, and step."
@@ -273,8 +283,8 @@ def flushed(step: Event, divided_by: int) -> str:
             f"    p.grad *= {divided_by} / micro_batches_left",
         ]
     lines.append(step.source)
-    scaler = re.search(r"([A-Za-z_][\w.\[\]]*)\.step\(\s*[A-Za-z_]", step.source)
-    lines += [f"{scaler[1]}.update()"] if scaler and "scaler" in scaler[1].lower() else []
+    scaler = _stepping(step)
+    lines += [f"{scaler}.update()"] if "scaler" in scaler.lower() else []
     lines += [] if "zero_grad(" in step.source else [zeroing(step)]
     return added(step, *lines)
 
@@ -290,9 +300,9 @@ def before(at: Event, end: Event) -> str:
 
 def guarded(schedule: Event, step: Event) -> str:
     """The cure that lets a scheduler step only where the scaler has not skipped: then its scale is not lower."""
-    scaler = re.search(r"([A-Za-z_][\w.\[\]]*)\.step\(\s*[A-Za-z_]", step.source)
-    if not schedule.source or scaler is None or not _simple(schedule) or not _simple(step):
+    scaler = _stepping(step)
+    if not schedule.source or not scaler or not _simple(schedule) or not _simple(step):
         return ""
-    noted = inserted(step, f"scale_before_update = {scaler[1]}.get_scale()")
-    asked = replaced(schedule, f"if {scaler[1]}.get_scale() >= scale_before_update:", f"    {schedule.source}")
+    noted = inserted(step, f"scale_before_update = {scaler}.get_scale()")
+    asked = replaced(schedule, f"if {scaler}.get_scale() >= scale_before_update:", f"    {schedule.source}")
     return f"{noted}{_elsewhere(step, schedule)}\n" + asked.partition("\n")[2].partition("\n")[2]
