@@ -21,9 +21,9 @@ BUNDLES = ("accumviz", "lab", "live", "predict", "whole")
 TYPES, STYLE = ("--project", "tests/js/tsconfig.json"), ("--config", "tests/js/eslint.config.js")
 _LOCK, _INSTALLED = HERE / "package-lock.json", HERE / "node_modules" / ".installed"
 # Our sources read nothing for its side effect, and no function of theirs is a constructor: so this is safe.
-_COMPRESS = "passes=4,hoist_funs,lhs_constants=false,pure_getters,unsafe,unsafe_arrows"
+_COMPRESS = "passes=4,hoist_funs,inline=1,lhs_constants=false,pure_getters,unsafe,unsafe_arrows"
 _SHORT = "--minify-syntax"  # each finds what the other does not
-_HEADER = "// Built from accumviz/views/js by `make scripts`: change it there."
+_HEADER = "// Built by `make scripts`."  # it travels with every page
 _TOOLS = {
     "esbuild": "esbuild/bin/esbuild",
     "eslint": "eslint/bin/eslint.js",

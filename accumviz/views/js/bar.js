@@ -33,6 +33,7 @@ export function barOf({ ledger }, tall, choose) {
   const bar = h("span.av-bar", { "aria-hidden": "true" }, zero, end);
   /** @type {Row} */
   let shown;
+  let was = "";
   const click = () => choose(shown);
   const el = h("div.av-row", { role: "treeitem", style: `height: ${tall}px`, click }, name, bar, total);
   /** @type {HTMLElement[]} */
@@ -89,6 +90,9 @@ export function barOf({ ledger }, tall, choose) {
   /** @param {Filling} filling */
   function fill(filling) {
     const { row, e, now, open, chosen } = filling;
+    const key = [row.p, ...Object.values(filling)].join();
+    if (key === was) return; // of many steps through a graph few bring anything to a row
+    was = key;
     const { grad, parts, absent, broken } = drawn(ledger, e, row, now);
     const x = (/** @type {number} */ value) => `${(100 * (value - row.r[0])) / span(row)}%`;
     shown = row;

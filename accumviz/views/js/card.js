@@ -3,7 +3,7 @@
 /** @import { Moment } from "./moment.js" */
 /** @import { NodeData } from "./types.d.ts" */
 
-import { svg } from "./dom.js";
+import { svg, tell } from "./dom.js";
 import { isGrad } from "./moment.js";
 
 const LINE = 17;
@@ -34,7 +34,7 @@ export function card(node, numbers) {
     const wrote = now && ready && node.leaf !== undefined;
     const looks = { unborn, done: ready, gone: freed, lit: ran < total && i === last, wrote, chosen };
     for (const [look, on] of Object.entries(looks)) el.classList.toggle(`av-${look}`, on);
-    if (saves) saves.textContent = freed ? "freed" : told;
+    if (saves) tell(saves, freed ? "freed" : told);
   }
   return { el, draw };
 }

@@ -43,7 +43,6 @@ export function codePane(app) {
   const events = [];
   /** @type {HTMLElement | undefined} */
   let on;
-  let tall = 0;
   ledger.events.c.forEach((line, e) => (events[line] ||= []).push(e));
   for (const { name, lines: texts } of data.code) {
     const list = h("ol.av-lines");
@@ -62,22 +61,21 @@ export function codePane(app) {
   /** @param {At} state */
   function draw({ e, n }) {
     // The forward before a backward ran on lines that nobody recorded.
-    const line = n !== null && n < 0 ? undefined : lines[ledger.events.c[e]];
+    const line = (n ?? 0) < 0 ? undefined : lines[ledger.events.c[e]];
     line?.style.setProperty("--av-kind", ledger.kindColor(e));
-    // Lines that had no room yet, or now break elsewhere, are looked for again.
-    if (line === on && box.scrollHeight === tall) return;
+    if (line === on) return;
     on?.removeAttribute("aria-current");
     on = line;
-    tall = box.scrollHeight;
-    if (!line) return;
-    line.setAttribute("aria-current", "true");
-    reveal(box, line.offsetTop, line.offsetHeight, 24);
+    line?.setAttribute("aria-current", "true");
+    fit();
   }
+  /** Lines that had no room yet, or now break elsewhere, are looked for again. */
+  const fit = () => on && reveal(box, on.offsetTop, on.offsetHeight, 24);
   pointedAt(app, box, ({ target }) => events[lines.indexOf(target.closest("li"))]);
   /** @param {Set<number>} lit */
   const light = (lit) => lines.forEach((line, i) =>
     line.classList.toggle("av-warm", Boolean(events[i]?.some((e) => lit.has(e)))));
   const ways = [...new Set(Object.values(data.differs ?? {}))];
   const differs = ways.length ? [h("b.av-not", {}, "≠"), ` ${ways.join(" or ")}`] : [];
-  return { ...pane("code", "Code", box, h("p.av-note", {}, ...differs)), draw, light };
+  return { ...pane("code", "Code", box, h("p.av-note", {}, ...differs)), draw, fit, light };
 }

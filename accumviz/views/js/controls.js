@@ -3,7 +3,7 @@
 /** @import { Ledger } from "./ledger.js" */
 /** @import { At } from "./types.d.ts" */
 
-import { button, h, icon, named, put, range, slide } from "./dom.js";
+import { button, h, icon, named, put, range, slide, tell } from "./dom.js";
 
 /**
  * @typedef {object} Controlled
@@ -59,19 +59,17 @@ export function controls({ ledger, first, move, toggle, scrub }) {
   }
   /** @param {At} state @param {string} told @param {string} address */
   function draw({ e, n }, told, address) {
-    words.textContent = told;
-    fold();
-    if (!ledger.length) return;
-    slide(slider, e - first, ledger.length - 1 - first, ledger.head(e));
-    const last = ledger.index(ledger.length - 1).toLocaleString("en");
-    count.textContent = e < 0 ? "start" : `event ${ledger.index(e).toLocaleString("en")} / ${last}`;
-    const happens = n !== null && n < 0 ? "forward" : ledger.kinds[e];
-    kind.textContent = e < 0 ? "start" : happens;
-    kind.style.setProperty("--av-kind", ledger.kindColor(e));
-    link.href = address;
-  }
-  /** What fits on one line needs no more. */
-  function fold() {
+    if (ledger.length) {
+      slide(slider, e - first, ledger.length - 1 - first, ledger.head(e));
+      const last = ledger.index(ledger.length - 1).toLocaleString("en");
+      tell(count, e < 0 ? "start" : `event ${ledger.index(e).toLocaleString("en")} / ${last}`);
+      const happens = (n ?? 0) < 0 ? "forward" : ledger.kinds[e];
+      tell(kind, e < 0 ? "start" : happens);
+      kind.style.setProperty("--av-kind", ledger.kindColor(e));
+      link.href = address;
+    }
+    tell(words, told);
+    // What fits on one line needs no more; asked last, for all that is new has to be laid out for it.
     more.hidden = !say.classList.contains("av-whole") && line.scrollHeight <= line.clientHeight;
   }
   return { bar, say, play, showPlaying, draw };

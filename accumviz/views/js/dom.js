@@ -46,8 +46,7 @@ function split(name) {
  * @param {Record<string, Attribute>} attributes @param {(Node | string)[]} children
  */
 function dress(made, classes, attributes, children) {
-  if (classes) made.setAttribute("class", classes);
-  put(made, attributes).append(...children);
+  put(made, classes ? { class: classes, ...attributes } : attributes).append(...children);
   return made;
 }
 
@@ -55,9 +54,14 @@ function dress(made, classes, attributes, children) {
 export function put(made, attributes) {
   for (const [key, value] of Object.entries(attributes)) {
     if (typeof value === "function") made.addEventListener(key, value);
-    else made.setAttribute(key, String(value));
+    else if (made.getAttribute(key) !== `${value}`) made.setAttribute(key, `${value}`);
   }
   return made;
+}
+
+/** Write a text, if it is another one: what stands there already need not be laid out anew. @param {Element} el */
+export function tell(el, /** @type {string} */ text) {
+  if (el.textContent !== text) el.textContent = text;
 }
 
 /** @param {string} label */

@@ -5,7 +5,7 @@
 /** @import { At, NodeData } from "./types.d.ts" */
 
 import { barOf } from "./bar.js";
-import { KEYS_ARE_MINE, h, own, pane, put, reveal, vertical } from "./dom.js";
+import { KEYS_ARE_MINE, h, own, pane, put, reveal, tell, vertical } from "./dom.js";
 import { clamp } from "./numbers.js";
 import { OWN_SCALES, equation } from "./words.js";
 
@@ -146,7 +146,7 @@ export function gradPane(app) {
       put(el, { id: `${uid}-${place}`, "aria-setsize": rows.length, "aria-posinset": place + 1 });
     }
     box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
-    note.textContent = explain(state, when);
+    tell(note, explain(state, when));
     hatched.hidden = !list.querySelector(".av-row:not([hidden]) .av-unseen:not([hidden])");
   }
   lineAt(0);

@@ -5,7 +5,7 @@
 /** @import { At, GraphData, Layout } from "./types.d.ts" */
 
 import { card } from "./card.js";
-import { button, svg, h, own, pane, put, range, reveal, scrolls, slide, vertical } from "./dom.js";
+import { button, svg, h, own, pane, put, range, reveal, scrolls, slide, tell, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
 import { clamp } from "./numbers.js";
 import { moment, remark } from "./moment.js";
@@ -72,8 +72,8 @@ export function graphPane(app) {
   made.head.append(tools);
   /** @type {ReturnType<typeof drawing> | undefined} */
   let shown;
-  /** @type {number | undefined} */
-  let lit;
+  // The node that is in view (NaN: look again), and the one that is to be.
+  let [lit, target] = [NaN, -1];
   /** @type {Set<number>} */
   let warm = new Set();
 
@@ -109,7 +109,7 @@ export function graphPane(app) {
 
   /** @param {GraphData | undefined} graph */
   function show(graph) {
-    lit = undefined;
+    lit = NaN;
     shown = graph && drawing(data.layouts[graph.l], graph, (node) => view.isStill() && choose(node));
     view.resize(shown?.layout);
     box.replaceChildren(...(shown ? [shown.el] : []));
@@ -129,8 +129,8 @@ export function graphPane(app) {
   /** Into another width or height, with what was in view. */
   function fit() {
     view.fit();
-    const node = lit ?? -1;
-    lit = undefined;
+    const node = lit;
+    lit = NaN;
     follow(node);
   }
   const momentAt = (/** @type {Pick<At, "e" | "n">} */ state) => moment(ledger, data, state);
@@ -140,18 +140,18 @@ export function graphPane(app) {
     const { graph, pos, ran, built, total } = now;
     sub.hidden = !now.now;
     tools.hidden = !graph;
-    note.textContent = remark(ledger, data, now);
+    tell(note, remark(ledger, data, now));
     if (graph !== shown?.graph) show(graph);
     if (!graph) return;
     const some = pos < 0 ? `${built.size} of ${total} built` : `${ran} of ${total} run`;
-    told.textContent = ran === total ? `all ${total} run` : some;
+    tell(told, ran === total ? `all ${total} run` : some);
     slide(steps, pos + total, 2 * total, told.textContent);
     const [color, ink] = ledger.color(now.owner);
-    box.style.cssText = `--av-tall: ${tall}px; --av-now: ${color}; --av-on-now: ${ink}`;
+    put(box, { style: `--av-tall: ${tall}px; --av-now: ${color}; --av-on-now: ${ink}` });
     shown?.draw(now, state.node);
     if (warm.size) light(warm); // the drawing may be another one
     const front = pos < 0 ? graph.order[Math.min(-pos, total - 1)] : now.last ?? graph.order[0];
-    follow(now.coming ? graph.order[0] : ran < total ? front : state.node);
+    target = now.coming ? graph.order[0] : ran < total ? front : state.node;
   }
   /** The nodes that a backward being stepped through has run; null: all. @param {At} state */
   function wrote(state) {
@@ -160,5 +160,5 @@ export function graphPane(app) {
   }
   /** Where a node is on the page. @param {number} i */
   const boxOf = (i) => shown?.cards[i].el.getBoundingClientRect();
-  return { ...made, moment: momentAt, wrote, fit, boxOf, light, draw };
+  return { ...made, moment: momentAt, wrote, fit, boxOf, light, draw, settle: () => follow(target) };
 }

@@ -71,7 +71,7 @@ export function stand(run, { uid, offers, put, shift, slots, e, link }) {
   const moments = h("div.av-moments", {}, top.bar, top.say, time.el);
   keys(moments, length, { move, run() {}, moment: () => undefined, play: top.play });
   const panes = [code, time, shares, weights].filter((pane) => pane !== null);
-  app.light = lighting(() => panes);
+  app.light = lighting(panes);
   weights?.draw(at()); // it moves from where it is seen first
   slots.code.replaceChildren(code.el);
   slots.tape.replaceChildren(moments);

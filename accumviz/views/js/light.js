@@ -10,14 +10,14 @@ import { put } from "./dom.js";
  * @property {(events: Set<number>) => void} [light]
  */
 
-/** @param {() => Lit[]} panes @returns {(events: number[]) => void} */
+/** @param {Lit[]} panes @returns {(events: number[]) => void} */
 export function lighting(panes) {
   let now = "";
   return (events) => {
     const next = events.join();
     if (next === now) return;
     now = next;
-    for (const pane of panes()) pane.light?.(new Set(events.filter((e) => e >= 0)));
+    for (const pane of panes) pane.light?.(new Set(events.filter((e) => e >= 0)));
   };
 }
 

@@ -38,6 +38,15 @@ const BRIEF = 12;
  */
 
 /**
+ * @typedef {object} Pane
+ * @property {string} name
+ * @property {HTMLElement} el
+ * @property {(at: At) => void} draw
+ * @property {() => void} [fit]  into the room that the other panes have left
+ * @property {(events: Set<number>) => void} [light]
+ */
+
+/**
  * @typedef {object} Leader  what moves two players together, instead of each by itself
  * @property {(steps: number) => void} move
  * @property {HTMLElement} play
@@ -69,7 +78,9 @@ function panesOf(app) {
   const shares = data.shares ? sharesPane(app, data.shares) : null;
   const weights = data.weights ? weightsPane(app, data.weights) : null;
   const move = motions(app, grad);
-  return { time, move, panes: [code, app.graph, grad, weights, time, shares].flatMap((pane) => pane ?? []) };
+  /** @type {Pane[]} */
+  const panes = [code, app.graph, grad, weights, time, shares].flatMap((pane) => pane ?? []);
+  return { time, move, panes };
 }
 
 /** What is said of a moment. @param {App} app @param {At} state */
@@ -77,7 +88,7 @@ function said({ ledger, data, graph }, state) {
   const now = graph?.moment(state);
   const [ran, selected] = now ? [progress(now), selection(now, state.node)] : ["", ""];
   if (ledger.length) {
-    const before = state.n !== null && state.n < 0 ? "" : `${ledger.head(state.e)}. `;
+    const before = (state.n ?? 0) < 0 ? "" : `${ledger.head(state.e)}. `;
     const told = ran ? before + ran : sentence(ledger, state.e, state.p);
     return `${selected} ${told}`.trim(); // what was asked for fits on the line that is seen
   }
@@ -124,7 +135,7 @@ export async function render({ model, el }) {
   /** @type {App} */
   const app = { ledger, data, uid, at, go, first, graph: null };
   const { panes, time, move: motion } = panesOf(app);
-  app.light = lighting(() => panes);
+  app.light = lighting(panes);
   const { graph } = app;
 
   /** How many nodes run at an event. @param {number} e */
@@ -160,12 +171,13 @@ export async function render({ model, el }) {
   function draw() {
     due = 0;
     const state = at();
-    const settle = motion(state);
-    for (const pane of panes) pane.draw(state);
-    settle();
-    if (frame.querySelector(".av-scrub:focus-visible")) app.light?.([state.e]);
+    const land = motion(state);
     const shown = { ...state, e: length ? ledger.index(state.e) : 0 };
+    for (const pane of panes) pane.draw(state);
+    if (frame.querySelector(".av-scrub:focus-visible")) app.light?.([state.e]);
     top.draw(state, said(app, state), linkTo(model.get("link") || id, shown));
+    graph?.settle();
+    land();
   }
   /** A page may hold several players. */
   function follow() {
@@ -187,7 +199,7 @@ export async function render({ model, el }) {
   addEventListener("hashchange", follow, { signal: ended.signal });
   const unwatch = watchLooks(frame, () => {
     repaint();
-    graph?.fit(); // into the height that the other panes have left
+    for (const { fit } of panes) fit?.(); // into the height that the others have left
   }, repaint);
   draw();
   follow();

@@ -3,7 +3,7 @@
 /** @import { App } from "./player.js" */
 /** @import { At, Segment, ShareRow, SharesData } from "./types.d.ts" */
 
-import { h, own, pane, put, reveal, swatch, vertical } from "./dom.js";
+import { h, own, pane, put, reveal, swatch, tell, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
 import { shorten } from "./numbers.js";
 
@@ -76,7 +76,7 @@ export function sharesPane(app, { r: [low, high], rows, keys, note }) {
     });
     // Bars of several objectives in one step speak together.
     const mine = lines.filter(({ row }) => row.e === step);
-    told.textContent = mine.map(({ row }) => row.w).join(" ");
+    tell(told, mine.map(({ row }) => row.w).join(" "));
     const [{ el }] = mine;
     put(box, { "aria-activedescendant": el.id });
     reveal(box, el.offsetTop, mine.length * el.offsetHeight);

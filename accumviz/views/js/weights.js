@@ -3,7 +3,7 @@
 /** @import { App } from "./player.js" */
 /** @import { At, Station, WeightsData } from "./types.d.ts" */
 
-import { h, pane, put, svg, swatch } from "./dom.js";
+import { h, pane, put, svg, swatch, tell } from "./dom.js";
 
 /** How many stations have been reached by an event; the first is where the weights began. */
 export const reached = (/** @type {Station[]} */ stations, /** @type {number} */ e) =>
@@ -68,7 +68,7 @@ export function weightsPane(_app, { m, note, arrow, p, name, color = "var(--av-a
     for (const way of ways) way.draw(count, told);
     for (const { key, p } of others) key.classList.toggle("av-ahead", !p[count - 1]);
     far.classList.toggle("av-ahead", !told.some(Boolean));
-    here.textContent = count ? p[count - 1][3] : "";
+    tell(here, count ? p[count - 1][3] : "");
   }
   return { ...pane("weights", "Weights", drawing, here, legend), draw };
 }
