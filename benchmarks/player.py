@@ -59,6 +59,7 @@ WALKABLE = """async () => {
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure, and return rows of name, value, unit, bar and whether the bar holds."""
     from tests.book import chromium
+    from tests.book.pace import pace
 
     static = ROOT / "accumviz" / "views" / "static"
     scripts, sheets = (
@@ -81,6 +82,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     ]
     steps = 60 if quick else 300
     with chromium.opened() as browser:
+        rows.append(_row("pace of this machine's browser: by it work is divided", pace(browser), "times"))
         rows += _opened(browser, large, steps, f"{events:,} events × 150 parameters")
         return rows + _walked(browser, steps)
 
@@ -128,19 +130,14 @@ def _walked(browser: Any, steps: int) -> list[dict[str, Any]]:
 
 
 def frames(page: Any, name: str, steps: int, stride: int, slowed: int = 1) -> tuple[list[float], float]:
-    """Frames by the clock, and the mean work of the page's thread in one: in its own time, whoever else is at work."""
-    tab = page.context.new_cdp_session(page)
-    tab.send("Performance.enable", {"timeDomain": "threadTicks"})
+    """Frames by the clock, and the mean work of the page's thread in one, at the pace at which its bar was set."""
+    from tests.book.pace import clocked, pace, worked
+
+    tab = clocked(page)
     tab.send("Emulation.setCPUThrottlingRate", {"rate": slowed})
-    before = _worked(tab)
+    before = worked(tab)
     took = page.evaluate(_SCRUB, [name, steps, stride])
-    return took, 1000 * (_worked(tab) - before) / steps
-
-
-def _worked(tab: Any) -> float:
-    """Seconds that the page's thread has worked."""
-    told = tab.send("Performance.getMetrics")["metrics"]
-    return float(next(one["value"] for one in told if one["name"] == "TaskDuration"))
+    return took, 1000 * (worked(tab) - before) / steps / pace(page.context.browser)
 
 
 def _payload(player: Player) -> bytes:

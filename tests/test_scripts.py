@@ -83,7 +83,7 @@ def test_a_page_carries_little_and_asks_for_nothing_more() -> None:
     unwanted = r"\bimport\b|innerHTML|insertAdjacentHTML|document\.write|\beval\b|\bfetch\b|XMLHttpRequest|</script"
     for path in scripts.BUILT.glob("*.js"):
         assert not re.search(unwanted, path.read_text("utf-8"))
-        assert path.read_text("utf-8").startswith("// Built from accumviz/views/js by `make scripts`")
+        assert path.read_text("utf-8").startswith("// Built by `make scripts`.")
 
 
 @pytest.mark.parametrize(("name", "exports"), [("accumviz", 0), ("whole", 0), ("lab", 1), ("live", 1)])

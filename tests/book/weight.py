@@ -14,6 +14,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.book.pace import clocked, pace, worked
 from tests.windows import Watched
 
 SITE = Path(__file__).resolve().parents[2] / "_build" / "html"
@@ -45,7 +46,8 @@ class Cost:
     kilobytes: float  # gzip
     shift: float
     ready: float | None  # seconds by the clock, the processor slowed: others at work on the machine are in it
-    worked: float  # seconds of the page's own thread, slowed
+    worked: float  # seconds of the page's own thread, slowed, at the pace at which the bar was set
+    pace: float
     shifts: list[dict[str, Any]]
     complaints: list[str]  # of the page, and what it asked of other hosts
 
@@ -64,12 +66,10 @@ def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280, by_th
     watched = Watched(page, ("http://127.0.0.1:", "data:", "blob:"))
     watched.listen()
     page.add_init_script(f"({SHIFTS})()")
-    tab = context.new_cdp_session(page)
-    # in the thread's own time, which stands still while others have the processor
-    tab.send("Performance.enable", {"timeDomain": "threadTicks"})
+    tab = clocked(page)
     page.goto(address, wait_until="commit")
     page.wait_for_function(READY, timeout=60_000)
-    worked = {one["name"]: one["value"] for one in tab.send("Performance.getMetrics")["metrics"]}["TaskDuration"]
+    took = slowed * worked(tab)
     page.wait_for_timeout(500)
     for _ in range(12):
         page.mouse.wheel(0, 800)
@@ -86,8 +86,9 @@ def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280, by_th
         page.wait_for_function(READY, timeout=60_000)
         ready = page.evaluate("performance.now()") / 1000
     context.close()
+    here = pace(browser)
     complaints = [*watched.foreign, *watched.complaints]
-    return Cost(len(fetched), weight, shift, ready, slowed * worked, shifts, complaints)
+    return Cost(len(fetched), weight, shift, ready, took / here, here, shifts, complaints)
 
 
 def noise(length: int, seed: str) -> bytes:
@@ -108,13 +109,14 @@ def table(site: Path) -> str:
     from tests.book import chromium
 
     pages = sorted(path for path in site.rglob("*.html") if site / "_static" not in path.parents)
-    lines = [f"{'page':32}{'KB':>7}{'asked':>7}{'shift':>8}{'worked':>8}{'ready':>8}"]
+    lines = [f"{'page':32}{'KB':>7}{'asked':>7}{'shift':>8}{'worked':>8}{'ready':>8}{'pace':>7}"]
     with chromium.opened() as browser, served(site) as address:
         for path in pages:
             name = path.relative_to(site).as_posix()
             found = cost(browser, f"{address}/{name}", by_the_clock=True)
-            numbers = f"{found.kilobytes:7.0f}{found.requests:7}{found.shift:8.3f}{found.worked:8.2f}{found.ready:8.2f}"
-            lines.append(f"{name:32}{numbers}")
+            told = f"{found.kilobytes:7.0f}{found.requests:7}{found.shift:8.3f}"
+            took = f"{found.worked:8.2f}{found.ready:8.2f}{found.pace:7.2f}"
+            lines.append(f"{name:32}{told}{took}")
     return "\n".join(lines)
 
 

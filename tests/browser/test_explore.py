@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views.explore import Explorer, explore
@@ -262,7 +263,7 @@ def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
     watched.page.goto(path.as_uri())
     frame = watched.page.frame_locator("iframe")
     frame.get_by_role("slider", name="k").first.fill("2")
-    assert frame.locator(".av-figures tr").nth(1).locator("td").all_inner_texts() == ["4", "2"]
+    expect(frame.locator(".av-figures tr").nth(1).locator("td")).to_have_text(["4", "2"])
     assert watched.complaints == []
 
 

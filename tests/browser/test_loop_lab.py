@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 import accumviz as av
 from accumviz.views.lab import Lab, assets
@@ -460,7 +461,7 @@ def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
     watched.page.goto(path.as_uri())
     frame = watched.page.frame_locator("iframe")
     frame.get_by_role("radio", name="nothing", exact=True).check()
-    assert "loss-not-divided" in frame.locator(".av-said").inner_text()
+    expect(frame.locator(".av-said")).to_contain_text("loss-not-divided")
     assert watched.complaints == []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from playwright.sync_api import expect
 
 from accumviz.graph import Edge, Graph, Node
 from accumviz.ledger import Ledger, Parameter
@@ -349,8 +350,7 @@ def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
     watched.page.goto(path.as_uri())
     frame = watched.page.frame_locator("iframe")
     frame.get_by_role("button", name="next event", exact=True).click()
-    drawn(watched.page)
-    assert "w receives −16" in frame.locator(".av-say").inner_text()
+    expect(frame.locator(".av-say")).to_contain_text("w receives −16")
     assert frame.get_by_role("link").count() == 0
     assert watched.complaints == watched.foreign == []
 
