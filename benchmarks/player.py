@@ -82,13 +82,15 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     ]
     steps = 60 if quick else 300
     with chromium.opened() as browser:
-        rows.append(_row("pace of this machine's browser: by it work is divided", pace(browser), "times"))
+        rows.append(_row("pace of this machine's browser: by it times of pages are divided", pace(browser), "times"))
         rows += _opened(browser, large, steps, f"{events:,} events × 150 parameters")
         return rows + _walked(browser, steps)
 
 
 def _opened(browser: Any, player: Player, steps: int, name: str) -> list[dict[str, Any]]:
-    """How soon the page of a player stands, and what it takes to scrub."""
+    """How soon the page of a player stands, and what it takes to scrub, at the pace at which the bars were set."""
+    from tests.book.pace import pace
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.html"
         player.save(path)
@@ -99,8 +101,9 @@ def _opened(browser: Any, player: Player, steps: int, name: str) -> list[dict[st
             page.wait_for_selector(".av-row .av-part")
             opened.append(page.evaluate("performance.now()") / 1000)
         took, work = frames(page, ".av-scrub", steps, 167)
+    soonest = min(opened) / pace(browser)
     return [
-        _row(f"open {name}", min(opened), "s", "<= 0.5", min(opened) <= 0.5),
+        _row(f"open {name}", soonest, "s", "<= 0.5", soonest <= 0.5),
         _row(f"scrub {name}, work in a frame", work, "ms", "<= 16", work <= 16),
         _row(f"scrub {name}, median frame", took[len(took) // 2], "ms"),
         _row(f"scrub {name}, longest frame", took[-1], "ms"),
