@@ -112,11 +112,13 @@ def _opened(browser: Any, player: Player, steps: int, name: str) -> list[dict[st
 
 def _walked(browser: Any, steps: int) -> list[dict[str, Any]]:
     """What it takes to walk a graph edge by edge, on the chapter on which that takes most, on half the processor."""
+    from tests.book.weight import READY
+
     found = []
     for path in sorted((ROOT / "_build" / "html" / "chapters").glob("*.html")):
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.goto(path.as_uri())
-        page.wait_for_load_state("load")
+        page.wait_for_function(READY, timeout=60_000)
         if page.locator(".av-sub").count() and page.evaluate(WALKABLE):
             took, work = frames(page, "#walked", steps, 1, slowed=2)
             found.append((work, took, path.stem))

@@ -24,7 +24,7 @@ def figures(ledger: Ledger) -> list[tuple[str, str]]:
     told = [("backwards", f"{len(ledger.of('backward')):,}"), ("steps", f"{len(steps):,}")]
     saved = np.array([[event.saved_before, event.saved_after] for event in ledger], float)
     if np.isfinite(saved).any():
-        told.append(("saved tensors, at most", style.size(float(np.nanmax(saved)))))
+        told.append(("saved by one graph, at most", style.size(float(np.nanmax(saved)))))
     reached = np.array([[event.allocated, event.peak] for event in ledger], float)
     if np.isfinite(reached).any():
         told.append(("allocated on the device, at most", style.size(float(np.nanmax(reached)))))

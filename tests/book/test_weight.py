@@ -34,7 +34,7 @@ def test_a_walk_along_a_graph_of_a_full_page_fits_into_its_frames(
     """In the page's own time, at the pace at which the bar was set, on half the processor."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(address(f"chapters/{chapter}.html", "file"))
-    page.wait_for_selector(".av-sub", state="attached")
+    page.wait_for_function(weight.READY, timeout=60_000)
     assert page.evaluate(player.WALKABLE)
     work = min(player.frames(page, "#walked", steps=40, stride=1, slowed=2)[1] for _ in range(2))
     page.close()
