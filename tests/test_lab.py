@@ -31,8 +31,8 @@ of_both = pytest.mark.parametrize("name", LOOPS)
 
 
 @cache
-def shown(name: str) -> Lab:
-    return av.lab(loop=name)
+def shown(name: str, **start: Any) -> Lab:
+    return av.lab(start, loop=name)
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def test_each_report_names_the_mistakes_that_were_made_and_no_other(lab: Lab) ->
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_each_step_moves_the_weight_as_the_sum_worked_out_by_hand_does(start: dict[str, Any]) -> None:
-    for choice, made in choices(av.lab(start)):
+    for choice, made in choices(shown("accumulation", **start)):
         hand = ByHand(made.text, RIGHT["lr"])
         after = made.ledger.weights("w")[[event.index for event in made.ledger.of("step")], 0]
         assert float(after[-1]) == pytest.approx(hand.w, rel=1e-4, abs=1e-4), choice
@@ -533,7 +533,7 @@ def test_the_page_is_told_each_arrangement_whole(name: str) -> None:
 
 @pytest.mark.parametrize(("start", "name"), BOTH, ids=str)
 def test_what_travels_is_small(start: dict[str, Any], name: str) -> None:
-    made = av.lab(start, loop=name)
+    made = shown(name, **start)
     assert 100 <= len(made.known) <= 200
     assert len(gzip.compress(encode(made.content).encode())) <= 60 * 1024
 
@@ -650,7 +650,7 @@ def test_a_widget_of_two_players_records_what_is_outside_the_grid() -> None:
 
 
 def test_the_text_alternative_has_the_code_the_shares_and_the_report() -> None:
-    text = av.lab({"divide": "nothing"})._repr_mimebundle_()["text/plain"]
+    text = shown("accumulation", divide="nothing")._repr_mimebundle_()["text/plain"]
     for part in ("loss.backward()", "which add to 3.", "loss-not-divided"):
         assert part in text
     asked = av.lab({"divide": "nothing"}, task="repair")._repr_mimebundle_()["text/plain"]

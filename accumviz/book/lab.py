@@ -55,7 +55,9 @@ def lab(start: Mapping[str, Any] | None = None, *, loop: str = "accumulation", t
     grid = list(of.near(first))
     # Many choices write the same loop: a step in every micro-batch leaves K nothing to count.
     texts = [(of.text(choice), choice["lr"]) for choice in grid]
-    runs: dict[tuple[str, float], Made] = {}
+    runs = {texts[0]: made(of, first)}
+    if task == "repair" and runs[texts[0]].right:
+        raise ValueError(f"the start {dict(start or {})} is healthy; expected one with a mistake to repair")
     for choice, text in zip(grid, texts, strict=True):
         if text not in runs:
             runs[text] = made(of, choice)
@@ -75,8 +77,6 @@ def lab(start: Mapping[str, Any] | None = None, *, loop: str = "accumulation", t
         tuple(written(choice[axis.name]) for axis in axes): runs[text] for choice, text in zip(grid, texts, strict=True)
     }
     begin = tuple(written(first[axis.name]) for axis in axes)
-    if task == "repair" and runs[texts[0]].right:
-        raise ValueError(f"the start {dict(start or {})} is healthy; expected one with a mistake to repair")
     return Lab(offers, begin, known, task, lambda told: made(of, of.read(told)), of.loss)
 
 

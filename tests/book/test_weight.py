@@ -10,21 +10,22 @@ from playwright.sync_api import Browser
 
 from benchmarks import player
 from tests.book import weight
+from tests.book.pace import pace
 
 Address = Callable[[str, str], str]
 KILOBYTES, REQUESTS, SHIFT, READY = 250, 12, 0.05, 1.5
 
 
 def test_a_first_visit_is_light_still_and_soon_ready(page_name: str, browser: Browser, address: Address) -> None:
-    """Time is the processor's, four times over: the machine of a test has others at work."""
+    """Time is the processor's, four times over, and at the pace at which the bar was set: the machine is not."""
     found = weight.cost(browser, address(page_name, "http"))
     assert found.kilobytes <= KILOBYTES
     assert found.requests <= REQUESTS
     assert found.shift <= SHIFT, found.shifts
     assert found.complaints == []
     if found.worked > READY:
-        found = min((weight.cost(browser, address(page_name, "http")) for _ in range(2)), key=lambda cost: cost.worked)
-    assert found.worked <= READY
+        again = [weight.cost(browser, address(page_name, "http")).worked / pace(browser) for _ in range(2)]
+        assert min(again) <= READY
 
 
 @pytest.mark.parametrize("chapter", ["03_accumulation", "10_your_own"])
@@ -36,9 +37,9 @@ def test_a_walk_along_a_graph_of_a_full_page_fits_into_its_frames(
     page.goto(address(f"chapters/{chapter}.html", "file"))
     page.wait_for_function(weight.READY, timeout=60_000)
     assert page.evaluate(player.WALKABLE)
-    work = min(player.frames(page, "#walked", steps=40, stride=1, slowed=2)[1] for _ in range(2))
+    works = (player.frames(page, "#walked", steps=40, stride=1, slowed=2)[1] for _ in range(2))
+    assert any(work <= 1000 / 60 for work in works)
     page.close()
-    assert work <= 1000 / 60
 
 
 def test_no_page_brings_a_script_or_a_font_of_icons(site: Path) -> None:

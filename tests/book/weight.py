@@ -46,8 +46,7 @@ class Cost:
     kilobytes: float  # gzip
     shift: float
     ready: float | None  # seconds by the clock, the processor slowed: others at work on the machine are in it
-    worked: float  # seconds of the page's own thread, slowed, at the pace at which the bar was set
-    pace: float
+    worked: float  # seconds of the page's own thread, slowed
     shifts: list[dict[str, Any]]
     complaints: list[str]  # of the page, and what it asked of other hosts
 
@@ -86,9 +85,8 @@ def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280, by_th
         page.wait_for_function(READY, timeout=60_000)
         ready = page.evaluate("performance.now()") / 1000
     context.close()
-    here = pace(browser)
     complaints = [*watched.foreign, *watched.complaints]
-    return Cost(len(fetched), weight, shift, ready, took / here, here, shifts, complaints)
+    return Cost(len(fetched), weight, shift, ready, took, shifts, complaints)
 
 
 def noise(length: int, seed: str) -> bytes:
@@ -114,8 +112,9 @@ def table(site: Path) -> str:
         for path in pages:
             name = path.relative_to(site).as_posix()
             found = cost(browser, f"{address}/{name}", by_the_clock=True)
+            here = pace(browser)
             told = f"{found.kilobytes:7.0f}{found.requests:7}{found.shift:8.3f}"
-            took = f"{found.worked:8.2f}{found.ready:8.2f}{found.pace:7.2f}"
+            took = f"{found.worked / here:8.2f}{found.ready:8.2f}{here:7.2f}"
             lines.append(f"{name:32}{told}{took}")
     return "\n".join(lines)
 

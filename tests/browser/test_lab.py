@@ -87,7 +87,7 @@ def address(server: subprocess.Popen[bytes], folder: Path) -> str:
 SAVED = """async () => {
     const answer = await fetch("/api/contents/run.ipynb");
     const { content } = await answer.json();
-    return content.cells.every(cell => cell.cell_type !== "code" || cell.outputs.length);
+    return answer.ok && content.cells.every(cell => cell.cell_type !== "code" || cell.outputs.length);
 }"""
 
 
