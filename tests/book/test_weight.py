@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 
 from benchmarks import player
 from tests.book import weight
-from tests.book.pace import pace
+from tests.book.pace import clocked, counted, pace
 
 Address = Callable[[str, str], str]
 KILOBYTES, REQUESTS, SHIFT, READY = 250, 12, 0.05, 1.5
@@ -40,6 +40,20 @@ def test_a_walk_along_a_graph_of_a_full_page_fits_into_its_frames(
     works = (player.frames(page, "#walked", steps=40, stride=1, slowed=2)[1] for _ in range(2))
     assert any(work <= 1000 / 60 for work in works)
     page.close()
+
+
+def test_a_step_along_a_graph_is_laid_out_thrice_at_most(browser: Browser, address: Address) -> None:
+    """Whenever a pane asks where something is, all that is new is laid out: five times, when each asked by itself."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    page.goto(address("chapters/10_your_own.html", "file"))
+    page.wait_for_function(weight.READY, timeout=60_000)
+    assert page.evaluate(player.WALKABLE)
+    tab, steps = clocked(page), 40
+    before = counted(tab, "LayoutCount")
+    player.frames(page, "#walked", steps, stride=1)
+    laid_out = (counted(tab, "LayoutCount") - before) / steps
+    page.close()
+    assert 1 <= laid_out <= 3
 
 
 def test_no_page_brings_a_script_or_a_font_of_icons(site: Path) -> None:
