@@ -16,6 +16,7 @@ import numpy as np
 from accumviz.graph import Edge, Graph, Node, Saved
 from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views.player import Player, play
+from tests.book.pace import clocked, pace, worked
 
 ROOT = Path(__file__).resolve().parents[1]
 # From frame to frame a slider goes on; what a step costs the page's thread is asked of the browser.
@@ -59,7 +60,6 @@ WALKABLE = """async () => {
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure, and return rows of name, value, unit, bar and whether the bar holds."""
     from tests.book import chromium
-    from tests.book.pace import pace
 
     static = ROOT / "accumviz" / "views" / "static"
     scripts, sheets = (
@@ -89,8 +89,6 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 def _opened(browser: Any, player: Player, steps: int, name: str) -> list[dict[str, Any]]:
     """How soon the page of a player stands, and what it takes to scrub, at the pace at which the bars were set."""
-    from tests.book.pace import pace
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.html"
         player.save(path)
@@ -136,8 +134,6 @@ def _walked(browser: Any, steps: int) -> list[dict[str, Any]]:
 
 def frames(page: Any, name: str, steps: int, stride: int, slowed: int = 1) -> tuple[list[float], float]:
     """Frames by the clock, and the mean work of the page's thread in one, at the pace at which its bar was set."""
-    from tests.book.pace import clocked, pace, worked
-
     tab = clocked(page)
     tab.send("Emulation.setCPUThrottlingRate", {"rate": slowed})
     before = worked(tab)

@@ -1,16 +1,10 @@
 /** What a reader points at, or comes to by key, lights up in all panes at once: code, graph, shares and timeline. */
 
-/** @import { App } from "./player.js" */
+/** @import { App, Pane } from "./player.js" */
 
 import { put } from "./dom.js";
 
-/**
- * @typedef {object} Lit  a pane that may show which events are pointed at
- * @property {string} name
- * @property {(events: Set<number>) => void} [light]
- */
-
-/** @param {Lit[]} panes @returns {(events: number[]) => void} */
+/** @param {Pane[]} panes @returns {(events: number[]) => void} */
 export function lighting(panes) {
   let now = "";
   return (events) => {

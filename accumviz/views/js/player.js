@@ -38,12 +38,12 @@ const BRIEF = 12;
  */
 
 /**
- * @typedef {object} Pane
+ * @typedef {object} Pane  of a player, or of a lab
  * @property {string} name
  * @property {HTMLElement} el
  * @property {(at: At) => void} draw
  * @property {() => void} [fit]  into the room that the other panes have left
- * @property {(events: Set<number>) => void} [light]
+ * @property {(events: Set<number>) => void} [light]  shows which events are pointed at
  */
 
 /**
