@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, SupportsIndex, overload
 
@@ -232,6 +233,41 @@ def steps_before(steps: np.ndarray, ends: np.ndarray, zeroed_by: np.ndarray) -> 
     found = np.searchsorted(steps, ends, side="left")
     itself: np.ndarray = np.append(steps, -2)[found] == zeroed_by[ends]
     return np.asarray(found + itself)
+
+
+def inherited(ledger: Arrays) -> np.ndarray:
+    """Of each parameter, the first step that used what `.grad` held before the recording began; -1 for none.
+
+    That it held anything is seen where it is first read: after a contribution there is another sum, or without one
+    there is something. Of ranks, only the latter: what they have averaged is another sum, too. Nothing is said of what
+    an edit has touched before that step: it may have replaced it.
+    """
+    found = np.full(len(ledger.parameters), -1)
+    if not len(ledger.events):
+        return found
+    zeroed_by, edits = zeroed_by_steps(ledger), ledger.columns.where("kind", "edit")
+    for p in np.flatnonzero(ledger.state[0] & PRESENT).tolist():
+        state, grad = ledger.state[:, p], ledger.grad[:, p]
+        gone = np.flatnonzero((state & PRESENT == 0) | (grad == 0))
+        end = np.append(gone, len(ledger.events))[:1]
+        steps = steps_of(ledger, ledger.parameters[p].optimizers)
+        if not steps_before(steps, end, zeroed_by)[0] or (edits & (state & CHANGED > 0))[: steps[0]].any():
+            continue
+        read = np.flatnonzero(~np.isnan(grad[: int(end[0])]))[:1]
+        if _held(ledger, p, read):
+            found[p] = steps[0]
+    return found
+
+
+def _held(ledger: Arrays, p: int, read: np.ndarray) -> bool:
+    """Whether `.grad` held anything before the event at which it was first read, if it was at any."""
+    if not read.size:
+        return False
+    [event] = read.tolist()
+    if not ledger.state[event, p] & CONTRIBUTED:
+        return ledger.events[event].kind not in ("backward", "sync") or not ledger.state[event, p] & CHANGED
+    sum_, added = float(ledger.grad[event, p]), float(ledger.contribution[event, p])
+    return ledger.meta.get("ranks", 1) == 1 and math.isfinite(sum_) and abs(sum_ - added) > 1e-3 * abs(sum_)
 
 
 def windows(ledger: Arrays, fates: Fates) -> list[Window]:

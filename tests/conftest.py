@@ -50,7 +50,7 @@ with contextlib.suppress(ImportError):  # the oldest versions are tested without
 def shares(module: str) -> bool:
     """Whether tests of a module share what is made once for it, such as a built book or the ledgers of ranks."""
     path = ROOT / module
-    return path.suffix == ".py" and 'scope="module"' in path.read_text("utf-8")
+    return path.suffix == ".py" and any(once in path.read_text("utf-8") for once in ('scope="module"', "\n@cache\n"))
 
 
 @pytest.hookimpl(optionalhook=True)

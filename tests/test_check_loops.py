@@ -680,3 +680,63 @@ def test_momentum_by_hand_is_told_from_a_gradient_that_was_never_zeroed(
         ("missing-zero-grad", severity)
     ]
     assert report.healthy == (severity == "note")
+
+
+def before_it_began(what: str) -> Recording:
+    """Two windows of two, with backwards before the recording, and what became of those in between."""
+    torch.manual_seed(0)
+    model, other = (nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 1)) for _ in range(2))
+    optimizer, second = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, other))
+    loader = torch.utils.data.DataLoader(torch.randn(4, 8))
+
+    def backward(of: nn.Module) -> None:
+        (of(torch.randn(3, 8)).mean() / 2).backward()  # type: ignore[no-untyped-call]
+
+    if what != "nothing":
+        backward(model)
+        backward(other)
+        second.zero_grad(set_to_none=False)
+    if "zero" in what:
+        optimizer.zero_grad(set_to_none="None" in what)
+    with av.record(optimizer, second, model=model, other=other) as recording:
+        if what == "zeroed in it":
+            optimizer.zero_grad()
+        if "another network" in what:
+            backward(other)
+            second.step()
+            second.zero_grad()
+        if "a clip" in what:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        if what == "replaced":
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+        if "a step" in what:
+            optimizer.step()
+            optimizer.zero_grad()
+        for i, _ in enumerate(loader) if "a loader" in what else enumerate(range(4)):
+            backward(model)
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    return recording
+
+
+@pytest.mark.parametrize(
+    ("what", "step"),
+    [("left", 2), ("a clip first", 3), ("a loader first", 3), ("another network first", 5)],
+)
+def test_what_a_step_used_from_before_the_recording_is_in_no_share_and_said(what: str, step: int) -> None:
+    report = av.check(before_it_began(what))
+    assert f"the step of event {step} also used" in report.unjudged["loss-not-divided"], report
+    assert "before the recording began" in str(report)
+
+
+@pytest.mark.parametrize(
+    "what",
+    # What nobody read before it was gone may have been zeros.
+    ["a step first", "nothing", "zeroed to None", "zeros", "zeroed in it", "replaced"]
+    + [f"zeros, {first} first" for first in ("a step", "a clip", "a loader", "another network")],
+)
+def test_where_no_step_used_anything_from_before_nothing_is_said_of_it(what: str) -> None:
+    report = av.check(before_it_began(what))
+    assert not any("before the recording" in why for why in report.unjudged.values()), report

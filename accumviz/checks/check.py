@@ -13,6 +13,7 @@ from accumviz.checks import divisors, mixing, networks, order, precision, ranks,
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger import Ledger, Recorded, recorded
+from accumviz.lifecycle import inherited
 
 # The rank and the number of an optimizer: of several files each counts its own.
 _Owner = tuple[int | None, int] | None
@@ -235,9 +236,16 @@ def _unjudged(case: Case) -> dict[str, str]:
     """The rules that lacked something, and what."""
     found: dict[str, str] = {}
     unknown = case.shares.unknown[case.once] > 0
+    lacking = [f"{int(unknown.sum())} of {unknown.size} shares are unknown: {_most(case)}"] if unknown.any() else []
+    from_before = inherited(case.ledger)
+    if (from_before >= 0).any():
+        step = from_before[from_before >= 0].min()
+        lacking.append(
+            f"the step of event {step} also used what `.grad` held before the recording began, which is in no share"
+        )
     for rule in RULES:
-        if rule.needs == _SHARES and unknown.any():
-            found[rule.name] = f"{int(unknown.sum())} of {unknown.size} shares are unknown: {_most(case)}"
+        if rule.needs == _SHARES and lacking:
+            found[rule.name] = "; ".join(lacking)
         elif rule.needs == _MEMORY and np.isnan(case.events.column("saved_after")[case.backward]).all():
             found[rule.name] = "saved bytes were not measured: record(..., memory=True)"
     return found

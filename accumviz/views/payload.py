@@ -266,7 +266,7 @@ def _events(ledger: Ledger, events: Sequence[Event], names: _Names) -> dict[str,
 
 
 def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str, str]) -> dict[str, Any]:
-    """The bars of shares: their scale `r`, and for each its step, objective, colour's label, total, words, segments.
+    """The bars of shares: their scale `r`, the longest words `m` of a step, and for each its step, objective and so on.
 
     A segment is the place of its backward (-1: not shown), where it starts, how long it is, its look and its text.
     """
@@ -300,8 +300,8 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
         for look, text in _LOOKS.items()
         if look in looks and not (several and look == "new")
     ]
-    each = "Each piece: one backward. " * several
-    return {"r": plain(shares.reach(bars)), "rows": rows, "keys": keys, "note": f"{each}{dashed}. {note}".strip()}
+    note = f"{'Each piece: one backward. ' * several}{dashed}. {note}".strip()
+    return {"r": plain(shares.reach(bars)), "m": shares.longest(bars), "rows": rows, "keys": keys, "note": note}
 
 
 def _unmeasured(events: Sequence[Event]) -> str:

@@ -248,6 +248,13 @@ def reach(shown: Sequence[Bar]) -> tuple[float, float]:
     return (min(1.05 * low, -1.05) if low < 0 else 0.0), max(1.05 * high, 1.05)
 
 
+def longest(shown: Sequence[Bar]) -> str:
+    """The longest that is said of one step, of all its objectives together."""
+    return max(
+        (" ".join(bar.words for bar in some) for _, some in itertools.groupby(shown, lambda bar: bar.step)), key=len
+    )
+
+
 def apart(names: Sequence[str]) -> dict[str, str]:
     """How objectives are written where there is little room: without what all of them begin with, or say of a node.
 

@@ -19,7 +19,8 @@ from accumviz.views.words import shorten
 Loss = Callable[..., Any]
 # The picture, in its own units, and the room in it that is the path's.
 WIDTH, HEIGHT = 320, 190
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 306, 14, 162
+# Left of it is room for the rings around the first station, and then for the numbers of the axis.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 306, 14, 162
 _FINE, _COARSE, _LEVELS = 61, 33, 9
 # A path that runs away is cut where it is so many times as far from its beginning as half of its steps.
 _FAR = 3.0
@@ -133,7 +134,7 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
         for found, base, (axis, span) in zip(marks, bases, sides, strict=True)
     ]
     note = f"Small dots: after each step.{' Grey: the loss.' if lines else ''}"
-    note += " One scale for all runs." if _is_wide(ground, points[kept]) else ""
+    note += " One scale for all runs." * (ground.runs > 1)
     arrow = "Arrow: beyond the edge." * any(arrow for *_, arrow in told)
     return {"m": _elements(axes, ticks, lines), "note": note, "arrow": arrow, "p": told}
 
@@ -150,13 +151,6 @@ def _elements(axes: Sequence[str], ticks: Sequence[Sequence[Any]], lines: Sequen
         ["text.av-axisname", {"x": 50, "y": 10}, up],
         *(["path.av-loss", {"d": line}] for line in lines),
     ]
-
-
-def _is_wide(ground: Field, points: np.ndarray) -> bool:
-    """Whether an axis is more than twice as long as its path, for the sake of other runs."""
-    ends = ((np.nanmin(one), np.nanmax(one)) for one in points.T if not np.isnan(one).all())
-    wide = (high - low > 2 * (most - least) for (low, high), (least, most) in zip(ground.ranges, ends, strict=False))
-    return ground.runs > 1 and any(wide)
 
 
 def _apart(values: Sequence[float]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,8 +25,8 @@ def test_a_first_visit_is_light_still_and_soon_ready(page_name: str, browser: Br
     assert found.shift <= SHIFT, found.shifts
     assert found.complaints == []
     if found.worked > READY:
-        again = [weight.cost(browser, address(page_name, "http")).worked / pace(browser) for _ in range(2)]
-        assert min(again) <= READY
+        again = (weight.cost(browser, address(page_name, "http")).worked for _ in range(2))
+        assert any(worked / pace(browser) <= READY for worked in itertools.chain([found.worked], again))
 
 
 @pytest.mark.parametrize("chapter", ["03_accumulation", "10_your_own"])

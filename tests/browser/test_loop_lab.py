@@ -584,3 +584,11 @@ def test_on_a_phone_a_number_stands_beside_the_line_that_moves(show: Show) -> No
     )
     assert far
     assert max(far) < 3
+
+
+@of_both
+def test_a_sentence_of_a_lab_keeps_the_room_of_one_sentence(show: Show, loop: str) -> None:
+    """All that is said of all steps together once stood there unseen."""
+    told = show(made(loop=loop)).bench.root.locator(".av-in-shares .av-weighs").first
+    kept = told.get_attribute("data-w")
+    assert len(told.text_content()) <= len(kept) <= 400

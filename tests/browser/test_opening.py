@@ -105,7 +105,7 @@ def nodes(page: Any) -> Any:
     """As far as so many nodes have run; below 0, so many are still to be built."""
 
     def run(n: int) -> None:
-        page.get_by_label("forward, then backward").fill(str(3 + n))
+        page.get_by_label("node by node").fill(str(3 + n))
         drawn(page)
 
     return run

@@ -48,7 +48,7 @@ class Played:
 
     def run(self, nodes: int, of: int = 3) -> None:
         """As far as so many nodes have run; below 0, so many are still to be built."""
-        self.root.get_by_label("forward, then backward").fill(str(of + nodes))
+        self.root.get_by_label("node by node").fill(str(of + nodes))
         drawn(self.page)
 
     def press(self, *keys: str) -> None:
@@ -570,7 +570,7 @@ def test_a_deep_model_is_folded_by_module_in_graph_and_grad_alike(show: Show) ->
     played.go("next event")
     assert f"{len(graph)} nodes drawn as" in played.root.locator(".av-in-graph .av-note").inner_text()
     played.go("next event")
-    steps = played.root.get_by_label("forward, then backward")
+    steps = played.root.get_by_label("node by node")
     steps.fill(str(3 + int(steps.get_attribute("max")) // 2))
     box = played.root.locator(".av-in-grad .av-win")
     box.evaluate("box => { box.scrollTop = box.scrollHeight; }")

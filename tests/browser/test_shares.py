@@ -13,6 +13,7 @@ import pytest
 from accumviz.ledger import Ledger
 from accumviz.views.explore import explore
 from accumviz.views.player import play
+from tests.browser.frames import drawn
 from tests.toys import toy
 from tests.views.test_shares import RIGHT, ledger_of, term, window
 
@@ -55,6 +56,21 @@ def test_a_sum_is_seen_to_its_last_digit(show: Callable[..., Any], width: int) -
     assert total.inner_text() == "−1.608e−4"
     assert total.evaluate("one => one.scrollWidth <= one.clientWidth")
     assert pane.locator(".av-axis").inner_text().startswith("at event"), "what stands below counts events"
+
+
+@pytest.mark.parametrize("width", [375, 700, 1280])
+def test_what_is_said_of_a_step_moves_nothing_below_it(show: Callable[..., Any], width: int) -> None:
+    """A sentence of one line and one of four: all that stands below jumped from step to step, and came back."""
+    odd = [term(0.4, unknown="its loss is odd, and so are all that come after it, whatever they are called")]
+    pane = show(play(ledger_of(window(term(1.0)), window(*[odd] * 3), window(term(1.0)))), width=width).pane
+    heights, said = set(), set()
+    for line in pane.locator("[role=option] .av-of").all():
+        line.click()
+        drawn(pane.page)
+        heights.add(pane.bounding_box()["height"])
+        said.add(pane.locator(".av-weighs").evaluate("one => one.textContent.length"))
+    assert len(said) > 1
+    assert len(heights) == 1
 
 
 def boxes(pane: Any, line: int) -> list[dict[str, float]]:

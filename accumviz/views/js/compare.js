@@ -77,10 +77,10 @@ function unequal(steps, widest, what, which) {
 /** @param {Gradients} a @param {Gradients} b @returns {Difference} */
 export function difference(a, b) {
   if (JSON.stringify(a.of) !== JSON.stringify(b.of)) {
-    return { text: "The two runs have different parameters.", share: null };
+    return { text: "The runs have different parameters.", share: null };
   }
   const both = Math.min(a.rows.length, b.rows.length);
-  if (!both) return { text: "There is no gradient to compare.", share: null };
+  if (!both) return { text: "No gradient to compare.", share: null };
   const steps = a.rows.slice(0, both).map((row, step) => apart([row, b.rows[step]], step));
   const widest = steps.reduce((found, one) => (one.share > found.share ? one : found));
   const { share } = widest;

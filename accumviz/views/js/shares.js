@@ -5,7 +5,7 @@
 
 import { h, own, pane, put, reveal, swatch, tell, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
-import { shorten } from "./numbers.js";
+import { number, shorten } from "./numbers.js";
 
 /**
  * Which bar speaks of an event: that of the step it is, or is used by first; else the last one.
@@ -13,21 +13,22 @@ import { shorten } from "./numbers.js";
  */
 export const barAt = (rows, e) =>
   rows.find((row) => row.e === e || (row.e > e && row.s.some(([born]) => born === e)))
-  ?? rows.find((row) => row.e > e) ?? rows[rows.length - 1];
+  ?? rows.find((row) => row.e > e) ?? /** @type {ShareRow} */ (rows.at(-1));
 
 /** @param {App} app @param {SharesData} shares */
-export function sharesPane(app, { r: [low, high], rows, keys, note }) {
+export function sharesPane(app, { r: [low, high], rows, keys, note, m }) {
   const { ledger, go, at, uid } = app;
   const x = (/** @type {number} */ value) => `${(100 * (value - low)) / (high - low)}%`;
   const several = rows.some(({ o }) => o !== rows[0].o);
-  const marks = () => [0, 1, -1].filter((value) => value >= low).map((value) =>
+  const ones = [1, -1].filter((value) => value >= low);
+  const marks = () => [0, ...ones].map((value) =>
     h(value ? "i.av-one" : "i.av-zero", { style: `left: ${x(value)}` }));
 
   /** @param {ShareRow} row @param {Segment} segment */
   function pieceOf(row, [born, start, length, look, told]) {
     const [color, ink] = ledger.colorOf(row.l);
     const [left, width] = [x(Math.min(start, start + length)), (100 * Math.abs(length)) / (high - low)];
-    const style = `left: ${left}; width: ${width}%; --av-c: ${look === "unseen" ? "var(--av-muted)" : color};`;
+    const style = `left: ${left}; width: ${width}%; --av-c: ${look === "unseen" ? "var(--av-muted)" : color}`;
     const click = () => born >= 0 && go({ e: born });
     // The ink is the text's own: what marks a segment has the page's.
     const text = h("span", look === "new" ? { style: `color: ${ink}` } : {}, told);
@@ -35,26 +36,23 @@ export function sharesPane(app, { r: [low, high], rows, keys, note }) {
   }
   const lines = rows.map((row, i) => {
     const pieces = row.s.map((segment) => pieceOf(row, segment));
-    const step = ledger.index(row.e);
-    const click = () => go({ e: row.e });
-    const again = rows[i - 1]?.e === row.e;
     // What is seen are bits of the sentence that is heard.
     const seen = { "aria-hidden": "true" };
-    const whose = `${again ? "\u2003" : step} ${several ? shorten(row.o, innerWidth / 28) : ""}`;
-    const name = h("span.av-of", { title: row.w, click, ...seen }, whose);
+    const step = rows[i - 1]?.e === row.e ? "\u2003" : ledger.index(row.e);
+    const whose = `${step} ${several ? shorten(row.o, innerWidth / 28) : ""}`;
+    const name = h("span.av-of", { title: row.w, click: () => go({ e: row.e }), ...seen }, whose);
     const bar = h("span.av-bar", seen, ...pieces, ...marks());
     const total = h("span.av-total", seen, row.t);
     const heard = h("span.av-heard", {}, row.w);
     const el = h("div.av-share", { id: `${uid}-s${i}`, role: "option" }, heard, name, bar, total);
     return { row, pieces, el };
   });
-  const ones = [1, -1].filter((value) => value >= low).map((value) =>
-    h("span", { style: `left: ${x(value)}` }, value < 0 ? "−1" : "1"));
   const axis = h("div.av-share.av-axis", { "aria-hidden": "true" },
-    h("span", {}, "at event"), h("span.av-bar", {}, ...ones), h("span.av-total", {}, "sum"));
+    h("span", {}, "at event"), h("span.av-bar", {}, ...ones.map((value) =>
+      h("span", { style: `left: ${x(value)}` }, number(value)))), h("span.av-total", {}, "sum"));
   const looks = { tabindex: 0, role: "listbox", "aria-label": "Shares of each step" };
   const box = h("div.av-win", looks, ...lines.map(({ el }) => el));
-  const told = h("p.av-note.av-weighs");
+  const told = h("p.av-note.av-weighs", { "data-w": m });
   const meanings = h("p.av-note", {}, ...keys.map(swatch), note);
   const made = pane("shares", "Shares of each step", axis, box, told, meanings);
   box.addEventListener("keydown", (event) => {
