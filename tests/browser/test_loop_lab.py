@@ -84,7 +84,7 @@ def test_a_mouse_drags_a_line_to_another_place_and_everything_follows(show: Show
     watched = show(made(), mode=mode)
     bench, mouse = watched.bench, watched.page.mouse
     assert bench.said.startswith("✓ Healthy")
-    before = bench.root.locator(".av-in-weights .av-note").first.inner_text()
+    before = bench.root.locator(".av-in-weights .av-note").last.inner_text()
     box, goal = bench.grip(ZERO).bounding_box(), bench.root.get_by_role("button", name="line 5").bounding_box()
     mouse.move(box["x"] + 30, box["y"] + box["height"] / 2)
     mouse.down()
@@ -98,7 +98,7 @@ def test_a_mouse_drags_a_line_to_another_place_and_everything_follows(show: Show
     assert bench.where(ZERO) == "first in every micro-batch"
     assert bench.code == made().text(zero_grad="micro-batch").splitlines()
     assert bench.sums == ["0.3333", "0.3333", "1"] * 2
-    assert bench.root.locator(".av-in-weights .av-note").first.inner_text() != before
+    assert bench.root.locator(".av-in-weights .av-note").last.inner_text() != before
     assert bench.root.locator(".av-count").inner_text() == "event 3 / 37", "the first zero in a window"
     assert not bench.root.locator(".av-slot:visible").count()
     assert (watched.foreign, watched.complaints) == ([], [])
@@ -288,7 +288,7 @@ def test_a_third_change_takes_the_oldest_back_and_says_so(show: Show) -> None:
     bench.choose("K", "2")
     bench.grip(ZERO).focus()
     bench.page.keyboard.press("ArrowDown")
-    assert "each loss is divided by is the window’s length again" in bench.said
+    assert "“each loss is divided by” is back at “the window’s length”" in bench.said
     assert bench.root.get_by_role("radio", name="the window’s length").is_checked()
     assert "missing-zero-grad" in bench.said
     assert bench.root.get_by_role("radio", name="2", exact=True).is_checked()

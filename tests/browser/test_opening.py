@@ -299,6 +299,19 @@ def test_what_is_pointed_at_lights_up_in_the_other_panes(show: Show, how: str) -
     assert lit["shares"] == ["0.5", "0.5"]
 
 
+def test_where_one_stands_is_told_from_what_is_lit(show: Show) -> None:
+    """Seven columns wore one frame: which of them was the moment's nobody could see."""
+    page = show(shared(), reduced_motion="reduce", width=1280).page
+    page.get_by_role("button", name="next event").click()
+    page.locator(".av-line", has_text="backward").first.hover()
+    drawn(page)
+    sides = """([part, pseudo]) => getComputedStyle(document.querySelector(part), pseudo).boxShadow
+        .split(/,(?![^(]*\\))/).map(one => one.replace(/\\w*\\([^)]*\\)+/, "").trim().split(" ").map(parseFloat))
+        .some(([x, , , spread]) => x || spread)"""
+    assert page.evaluate(sides, [".av-playhead", "::before"])
+    assert not page.evaluate(sides, [".av-warmed i", None])
+
+
 def test_what_is_lit_on_the_timeline_stays_with_its_event_when_the_width_changes(show: Show) -> None:
     page = show(shared(), reduced_motion="reduce", width=1280).page
     page.locator(".av-scrub").focus()

@@ -495,6 +495,29 @@ def test_of_a_run_that_was_never_zeroed_every_contribution_is_counted(show: Show
     assert watched.complaints == []
 
 
+@pytest.mark.parametrize("width", [375, 700, 1280])
+def test_a_sum_of_any_length_moves_nothing_beside_it(show: Show, width: int) -> None:
+    """Five terms take three lines of a narrow pane: what stands below it jumped, and came back."""
+    ends = np.cumsum([-0.5871, -0.6913, -0.9177, -1.211, -1.488])
+    rows: list[dict[str, Any]] = [
+        {"kind": "backward", "line": 2, "contribution": {"w": one}, "grad": {"w": all_}}
+        for one, all_ in zip(np.diff(ends, prepend=0), ends, strict=True)
+    ]
+    rows += [
+        {"kind": "step", "line": 3, "grad": {"w": ends[-1]}, "weights": {"w": 1.1}},
+        {"kind": "zero_grad", "line": 4},
+    ]
+    rows[0]["weights"] = {"w": 1.0}
+    source = "for x in data:\n    loss_of(w, x).backward()\noptimizer.step()\noptimizer.zero_grad()\n"
+    played = show(play(Ledger.build([Parameter("w", (1,))], rows * 3, sources={"a.py": source})), width=width).played
+    seen = []
+    for _ in range(8):
+        played.go("next event")
+        seen.append([one.bounding_box() for one in played.root.locator(".av-pane").all()])
+    assert len(seen[0]) >= 3
+    assert all(one == seen[0] for one in seen)
+
+
 def test_what_was_erased_unused_is_marked(show: Show) -> None:
     played = show(play(MIXED)).played
     played.go("next event")

@@ -38,7 +38,8 @@ def show(watch: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
 
 def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
     """Of two that begin alike, the same first letters stood beside both bars."""
-    ledger = ledger_of(window(*[[term(0.5), term(-0.5, op="MeanBackward0"), term(0.25, op="MeanBackward0")]] * 2))
+    terms = [term(0.5), term(-0.5, op="MeanBackward0"), term(0.25, op="MeanBackward0")]
+    ledger = ledger_of(window(*[terms] * 2))
     for width in (375, 1280):
         names = show(play(ledger), width=width).pane.locator("[role=option] .av-of")
         # As much of each as is seen: a letter of this type is 7.3 px wide.
@@ -46,6 +47,16 @@ def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
         assert len(seen) == len(set(seen)) > 1
         assert [name.split()[-1] for name in seen] == ["…Mse", "…Mean", "2"], "it is told by its end"
         assert "loss · MeanBackward0" in names.nth(1).get_attribute("title"), "the sentence has all of it"
+
+
+def test_what_is_shortened_once_is_not_cut_once_more(show: Callable[..., Any]) -> None:
+    """Beside another loss, of "d_loss · Mean" and "d_loss · Mean 2" a phone showed only what is the same."""
+    means = [term(0.5, op="MeanBackward0"), term(0.25, op="MeanBackward0")]
+    ledger = ledger_of(window(term(1.0), label="g_loss"), window(means, label="d_loss"))
+    names = show(play(ledger), width=375).pane.locator("[role=option] .av-of")
+    assert [name.split()[-1] for name in names.all_inner_texts()] == ["g_loss", "Mean", "2"]
+    cut = names.evaluate_all("all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)")
+    assert cut == []
 
 
 @pytest.mark.parametrize("width", [375, 1280])

@@ -59,7 +59,7 @@ export function gradPane(app) {
   const [bars, unseen, ask] = ledger.data.bars;
   const hatched = h("span", {}, unseen);
   const marks = h("p.av-marks", {}, bars, hatched);
-  const made = pane("grad", ".grad", box, note, marks);
+  const made = pane("grad", ".grad", box, marks, note);
   const search = h("input.av-search", {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,
     placeholder: `search ${parameters.length} names`, input() { arrange(); redraw(); },

@@ -121,7 +121,7 @@ export async function bench({ model, el }) {
     note = told;
     if (!arrangements.at(choice) && !live) {
       const found = arrangements.nearest(choice, touched);
-      const back = found.back.map((i) => `${offers[i].title} is ${offers[i].labels[Number(start[i])]} again`);
+      const back = found.back.map((i) => `“${offers[i].title}” is back at “${offers[i].labels[Number(start[i])]}”`);
       choice = found.choice;
       if (back.length) note += ` ${back.join(", ")}: the page holds loops with at most two changes.`;
     }

@@ -39,7 +39,7 @@ export function sharesPane(app, { r: [low, high], rows, keys, note, m }) {
     // What is seen are bits of the sentence that is heard.
     const seen = { "aria-hidden": "true" };
     const step = rows[i - 1]?.e === row.e ? "\u2003" : ledger.index(row.e);
-    const whose = `${step} ${several ? shorten(row.o, innerWidth / 28) : ""}`;
+    const whose = `${step} ${several ? shorten(row.o, innerWidth / 22) : ""}`;
     const name = h("span.av-of", { title: row.w, click: () => go({ e: row.e }), ...seen }, whose);
     const bar = h("span.av-bar", seen, ...pieces, ...marks());
     const total = h("span.av-total", seen, row.t);
@@ -54,7 +54,7 @@ export function sharesPane(app, { r: [low, high], rows, keys, note, m }) {
   const box = h("div.av-win", looks, ...lines.map(({ el }) => el));
   const told = h("p.av-note.av-weighs", { "data-w": m });
   const meanings = h("p.av-note", {}, ...keys.map(swatch), note);
-  const made = pane("shares", "Shares of each step", axis, box, told, meanings);
+  const made = pane("shares", "Shares of each step", axis, box, meanings, told);
   box.addEventListener("keydown", (event) => {
     const by = vertical(event);
     if (!by) return;

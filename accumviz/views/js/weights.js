@@ -70,5 +70,5 @@ export function weightsPane(_app, { m, note, arrow, p, name, color = "var(--av-a
     far.classList.toggle("av-ahead", !told.some(Boolean));
     tell(here, count ? p[count - 1][3] : "");
   }
-  return { ...pane("weights", "Weights", drawing, here, legend), draw };
+  return { ...pane("weights", "Weights", drawing, legend, here), draw };
 }
