@@ -183,7 +183,8 @@ def _themed(tag: str, used: set[str], prefix: str) -> str:
     tag = tag.replace(f"fill-opacity: {LIVE}", f"fill-opacity: var(--av-live, {LIVE})")
     if tag.startswith("<image") and (opacity := f'opacity="{_LIFT}"') in tag:
         tag = tag.replace(opacity, "").replace('style="', 'style="opacity: var(--av-lift, 0); ')
-    tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag) if " d=" in tag else tag  # a hundredth of a pixel is enough
+    if " d=" in tag or tag.startswith("<use"):
+        tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # a hundredth of a pixel is enough
     return re.sub(r"'DejaVu Sans( Mono)?'[^;\"]*", lambda m: style.MONO if m[1] else style.FONT, tag)
 
 
