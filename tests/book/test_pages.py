@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.book import looks
+from tests.browser.frames import reload
 from tests.thorough import THOROUGH
 
 Open = Callable[..., Any]
@@ -75,7 +76,7 @@ def test_the_theme_button_turns_the_page_dark_and_the_page_remembers(watch: Open
             break
         page.locator(".theme-switch-button").first.click()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    page.reload()
+    reload(page)
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 

@@ -33,3 +33,9 @@ def stopped(page: Any) -> None:
     """Stop the page's clock: from now on its time passes in `page.clock.run_for`, whatever else the machine does."""
     page.clock.install(time=0)
     page.clock.pause_at(1000)
+
+
+def reload(page: Any) -> None:
+    """Twice: when a browser passes on what a page has stored is its own matter, and the first may come too soon."""
+    page.reload()
+    page.reload()

@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 import accumviz as av
 from accumviz.views.lab import Lab, assets
 from tests.book.pace import clocked, pace, worked
-from tests.browser.frames import drawn
+from tests.browser.frames import drawn, reload
 from tests.browser.test_scrolling import swiped
 from tests.browser.written import written
 
@@ -400,7 +400,7 @@ def test_a_repair_is_told_and_remembered_and_its_cure_is_folded_away(show: Show)
     for _ in range(3):
         bench.page.keyboard.press("ArrowDown")
     assert goal.inner_text() == "✓ Mended: check says healthy."
-    watched.page.reload()
+    reload(watched.page)
     again = Bench(watched.page)
     assert goal.inner_text() == "Repair this loop until check says healthy. (You have mended it before.)"
     assert "zero-grad-inside-window" in again.said, "the loop is the broken one again"

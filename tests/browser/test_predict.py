@@ -16,6 +16,7 @@ from PIL import Image
 from accumviz.book.predict import Prediction, _same, predict, prediction_html
 from accumviz.ledger import Ledger, Parameter
 from accumviz.views.timeline import timeline
+from tests.browser.frames import reload
 
 Open = Callable[..., Any]
 Show = Callable[..., Any]
@@ -66,12 +67,6 @@ def show(watch: Open, tmp_path: Path) -> Show:
         return watched
 
     return open_page
-
-
-def reload(page: Any) -> None:
-    """Twice: when a browser passes on what a page has stored is its own matter, and the first may come too soon."""
-    page.reload()
-    page.reload()
 
 
 class Asked:
