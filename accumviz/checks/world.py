@@ -169,7 +169,8 @@ def _marks(case: Case, loop: Loop) -> np.ndarray:
     """Two weighted sums of the norms at each step: where both are equal, so are the norms."""
     norms = case.ledger.grad[np.ix_(loop.steps, loop.columns)].astype(float)
     weights = np.random.default_rng(0).uniform(0.5, 1.5, (loop.columns.size, 2))
-    found: np.ndarray = np.where(np.isnan(norms), -1.0, norms) @ weights
+    # What is infinite gets a place among numbers: a product of it may warn.
+    found: np.ndarray = np.clip(np.nan_to_num(norms, nan=-1.0), -1e300, 1e300) @ weights
     return found
 
 
