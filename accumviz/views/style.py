@@ -49,6 +49,8 @@ CSS = """
   --av-mono: %(mono)s;
   color: var(--av-text);
   font-family: %(font)s;
+  /* While one view moves, the others keep what they have painted. */
+  isolation: isolate;
   line-height: 1.4;
 }
 /* Each view brings this sheet: what another one says of its letters must not depend on which came last. */
