@@ -38,8 +38,7 @@ def show(watch: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
 
 def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
     """Of two that begin alike, the same first letters stood beside both bars."""
-    terms = [term(0.5), term(-0.5, op="MeanBackward0"), term(0.25, op="MeanBackward0")]
-    ledger = ledger_of(window(*[terms] * 2))
+    ledger = ledger_of(window(*[[term(0.5), term(-0.5, op="MeanBackward0"), term(0.25, op="MeanBackward0")]] * 2))
     for width in (375, 1280):
         names = show(play(ledger), width=width).pane.locator("[role=option] .av-of")
         # As much of each as is seen: a letter of this type is 7.3 px wide.
