@@ -42,8 +42,11 @@ def test_a_walk_along_a_graph_of_a_full_page_fits_into_its_frames(
         assert any(work <= 1000 / 60 for work in works)
 
 
-def test_a_step_along_a_graph_is_laid_out_thrice_at_most(browser: Browser, address: Address) -> None:
-    """Whenever a pane asks where something is, all that is new is laid out: five times, when each asked by itself."""
+def test_a_step_along_a_graph_is_laid_out_four_times_at_most(browser: Browser, address: Address) -> None:
+    """Whenever a pane asks where something is, all that is new is laid out: five times, when each asked by itself.
+
+    One of them may be that of the frame in which all is drawn, which not every browser does again.
+    """
     with browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce") as page:
         page.goto(address("chapters/10_your_own.html", "file"))
         page.wait_for_function(weight.READY, timeout=60_000)
@@ -52,7 +55,7 @@ def test_a_step_along_a_graph_is_laid_out_thrice_at_most(browser: Browser, addre
         before = counted(tab, "LayoutCount")
         player.frames(page, "#walked", steps, stride=1)
         laid_out = (counted(tab, "LayoutCount") - before) / steps
-    assert 1 <= laid_out <= 3
+    assert 1 <= laid_out <= 4
 
 
 def test_no_page_brings_a_script_or_a_font_of_icons(site: Path) -> None:
