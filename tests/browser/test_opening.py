@@ -269,14 +269,32 @@ def warm(page: Any) -> dict[str, list[str]]:
     }
 
 
-def shared() -> Player:
+def shared(*, weights: bool = False) -> Player:
     term = {"op": "MeanBackward0", "reduction": "mean", "elements": 1, "factor": 0.5, "unknown": ""}
     rows = [{**row, "details": {**row.get("details", {}), "terms": [term]}} for row in ROWS[:2]]
-    parameters = [Parameter("w", (1,), optimizers=(0,))]
-    ledger = Ledger.build(
-        parameters, [*rows, {**ROWS[2], "details": {"optimizer_index": 0}}, *ROWS[3:]], sources={"a.py": CODE}
-    )
-    return play(ledger, GRAPHS)
+    rows += [{**ROWS[2], "details": {"optimizer_index": 0}}, *ROWS[3:]]
+    if weights:
+        rows[0]["weights"], rows[2]["weights"] = {"w": 1.0}, {"w": 3.0}
+    return play(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, sources={"a.py": CODE}), GRAPHS)
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_what_is_said_of_a_moment_ends_its_pane(show: Show, width: int) -> None:
+    """Between a drawing and its legend, the room that is kept for it was a hole."""
+    page = show(shared(weights=True), width=width).page
+    for _ in range(3):
+        page.get_by_role("button", name="next event").click()
+    drawn(page)
+    parts = ":scope > :is(svg, .av-win)", ":scope > :is(.av-marks, .av-note:has(.av-swatch))", ":scope > .av-weighs"
+    for pane, (drawing, legend, sentence) in {
+        ".av-in-shares": parts,
+        ".av-in-weights": parts,
+        ".av-in-grad": (*parts[:2], ":scope > .av-note"),
+    }.items():
+        boxes = [page.locator(pane).locator(part).bounding_box() for part in (drawing, legend, sentence)]
+        ends = [(box["y"], box["y"] + box["height"]) for box in boxes]
+        assert [top for top, _ in ends] == sorted(top for top, _ in ends), pane
+        assert ends[2][0] - ends[1][1] < 20, f"{pane}: a hole of {ends[2][0] - ends[1][1]} px"
 
 
 @pytest.mark.parametrize("how", ["mouse", "keyboard", "finger"])
