@@ -22,8 +22,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "finger": {"mode": "dark", "width": 375, "has_touch": True},
     "keyboard": {"mode": "light", "reduced_motion": "reduce"},
 }
-# What flies and fades is drawn again in each frame: at a push it is met by finger.
-BY_MOUSE: dict[str, Any] = {} if THOROUGH else {"reduced_motion": "reduce"}
 # Between them they have each kind of control and each form of a prediction that the book has. With THOROUGH=1 all pages
 # are visited, and one that brings another kind belongs here.
 AT_EACH_PUSH = (
@@ -342,7 +340,7 @@ def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
 def test_a_page_obeys_a_mouse_remembers_answers_and_is_restored_by_its_permalinks(
     page_name: str, watch: Open, address: Address, site: Path
 ) -> None:
-    watched, place = watch(**BY_MOUSE), address(page_name, "file")
+    watched, place = watch(), address(page_name, "file")
     watched.page.goto(place)
     asked = watched.page.locator(".av-predict[data-av-state]").count()
     assert watched.page.locator(EARLY).evaluate_all("all => all.map(one => one.outerHTML.slice(0, 120))") == []
@@ -354,7 +352,7 @@ def test_a_page_obeys_a_mouse_remembers_answers_and_is_restored_by_its_permalink
     if page_name in with_widgets(site):
         scopes = prepared(watched.page)
         used = driven(watched, scopes, "mouse")
-        assert_permalinks_restore(watched, scopes, used, watch(**BY_MOUSE).page, place)
+        assert_permalinks_restore(watched, scopes, used, watch().page, place)
     assert watched.complaints == []
 
 
