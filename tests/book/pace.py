@@ -33,12 +33,8 @@ def clocked(page: Any) -> Any:
 
 def worked(tab: Any) -> float:
     """Seconds that the thread of a clocked tab has worked."""
-    return counted(tab, "TaskDuration")
-
-
-def counted(tab: Any, what: str) -> float:
-    """One of the numbers that a browser keeps of a clocked tab, such as `LayoutCount`."""
-    return float(next(one["value"] for one in tab.send("Performance.getMetrics")["metrics"] if one["name"] == what))
+    numbers = tab.send("Performance.getMetrics")["metrics"]
+    return float(next(one["value"] for one in numbers if one["name"] == "TaskDuration"))
 
 
 def pace(browser: Any) -> float:
