@@ -236,6 +236,15 @@ ONE_CHANGE = {
 }
 
 
+def test_a_lab_shares_what_another_that_is_there_has_recorded() -> None:
+    first, second = shown("gan"), av.lab({"divide": "nothing"}, loop="gan")
+    alike = {*map(id, first.known.values())} & {*map(id, second.known.values())}
+    assert 10 < len(alike) < len({*map(id, second.known.values())})
+    of = LOOPS["gan"]
+    for choice, made in choices(second):
+        assert made.text == of.text(of.read(choice))
+
+
 def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
     offered = {(axis.name, value) for axis in AXES for value in axis.values if value != RIGHT[axis.name]}
     assert offered == set(ONE_CHANGE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 from accumviz.book import accumulation, gan
 from accumviz.book.loops import Loop, written
@@ -14,6 +15,8 @@ from accumviz.views.lab import Lab, Made, Offer
 _FILE = "loop.py"
 _TASKS = ("", "repair")
 LOOPS = {"accumulation": accumulation.LOOP, "gan": gan.LOOP}
+# What labs that are still there have recorded: another start of the same loop shares most of its arrangements.
+_recorded: WeakValueDictionary[Any, Made] = WeakValueDictionary()
 
 
 def lab(start: Mapping[str, Any] | None = None, *, loop: str = "accumulation", task: str = "") -> Lab:
@@ -55,12 +58,12 @@ def lab(start: Mapping[str, Any] | None = None, *, loop: str = "accumulation", t
     grid = list(of.near(first))
     # Many choices write the same loop: a step in every micro-batch leaves K nothing to count.
     texts = [(of.text(choice), choice["lr"]) for choice in grid]
-    runs = {texts[0]: made(of, first)}
+    runs = {texts[0]: _once(of, first)}
     if task == "repair" and runs[texts[0]].right:
         raise ValueError(f"the start {dict(start or {})} is healthy; expected one with a mistake to repair")
     for choice, text in zip(grid, texts, strict=True):
         if text not in runs:
-            runs[text] = made(of, choice)
+            runs[text] = _once(of, choice)
     axes = of.axes_from(first)
     offers = [
         Offer(
@@ -78,6 +81,14 @@ def lab(start: Mapping[str, Any] | None = None, *, loop: str = "accumulation", t
     }
     begin = tuple(written(first[axis.name]) for axis in axes)
     return Lab(offers, begin, known, task, lambda told: made(of, of.read(told)), of.loss)
+
+
+def _once(loop: Loop, choice: Mapping[str, Any]) -> Made:
+    key = id(loop), tuple(loop.rows(choice)), choice["lr"]
+    found = _recorded.get(key)
+    if found is None:
+        found = _recorded[key] = made(loop, choice)
+    return found
 
 
 def made(loop: Loop, choice: Mapping[str, Any]) -> Made:

@@ -26,7 +26,7 @@ from accumviz.ledger import Ledger
 from accumviz.recorder.callsite import CallSite
 from accumviz.recorder.memory import Allocated
 from accumviz.recorder.rows import Backward, Columns, Row, Shape
-from accumviz.recorder.sources import needed
+from accumviz.recorder.sources import needs, only
 from accumviz.recorder.transfer import Wire
 
 # A cell or a script, not a generated file: the player shows the code beside what it did.
@@ -91,8 +91,8 @@ class Buffer:
         self._flusher: threading.Timer | None = None
         self._said: Any = None
         self._ledger: tuple[Any, Ledger] | None = None
-        # By file: the lines that events stand on; and what of its text they need, until it is written.
-        self._lines: dict[str, set[int]] = {}
+        # By file: the lines that events stand on, and those that these need; and its text, until they are written.
+        self._lines: dict[str, tuple[set[int], set[int]]] = {}
         self._texts: dict[str, str] = {}
         # By line, kind and how many leaves are alike, the last event's label, whereabouts and details, and the codes
         # that these became; what it filled, and the shape that this became.
@@ -232,10 +232,14 @@ class Buffer:
     def _meet(self, site: CallSite) -> None:
         self._met[id(site)] = site
         if site.path:
-            lines = self._lines.setdefault(site.file, set())
+            lines, kept = self._lines.get(site.file, (set(), set()))
             if site.line not in lines:
-                lines.add(site.line)
-                self._texts[site.file] = self._source(site.path, lines)
+                text = "".join(linecache.getlines(site.path))
+                text = text if len(text) <= _LONGEST_SOURCE else ""
+                news = set() if self._whole_sources else needs(text, site.line)
+                # Replaced, never changed: another thread may be writing what was there.
+                self._lines[site.file] = {*lines, site.line}, kept | news
+                self._texts[site.file] = text
 
     def _codes(self, row: Row) -> bytes:
         tables, site = self._tables, row.site
@@ -309,7 +313,10 @@ class Buffer:
         news: dict[str, Any] = {}
         texts, self._texts = self._texts, {}  # the training may meet a new line meanwhile
         if texts:
-            news["sources"] = dict(sorted(texts.items()))
+            news["sources"] = {
+                file: text if self._whole_sources else only(text, self._lines[file][1])
+                for file, text in sorted(texts.items())
+            }
         said = self._described()
         if said != self._said:
             self._said = said
@@ -328,12 +335,6 @@ class Buffer:
         # It failed while the parameters were let go, or before anything was known of them.
         unknown = [Parameter(f"parameter {n}", (size,)) for n, size in enumerate(self._sizes)]
         return self._said or (unknown, {"stopped": "it did not begin"})
-
-    def _source(self, path: str, lines: set[int]) -> str:
-        text = "".join(linecache.getlines(path))
-        if len(text) > _LONGEST_SOURCE:
-            return ""
-        return text if self._whole_sources else needed(text, lines)
 
     # --- from chunks to a file -----------------------------------------------------------------
 

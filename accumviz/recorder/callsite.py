@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
@@ -229,7 +230,7 @@ def _describe(frame: FrameType, below: FrameType | None) -> CallSite:
 
 def _call(frame: FrameType, lines: list[str]) -> ast.Call | None:
     """The call that the frame is making now. Where a call starts is told apart by no position, its end is."""
-    _, line, _, column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    _, line, _, column = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
     tree = parsed("".join(lines))
     return None if tree is None else next(_ending(tree, line, column), None)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad
+from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from accumviz.recorder import loaders, sessions
@@ -28,6 +29,8 @@ from accumviz.recorder.sessions import Observer, Session
 # Threads inside a torch.autograd.grad that is inside a backward: what it computes reaches no `.grad`.
 differentiating: list[int] = []
 scalers: weakref.WeakSet[Any] = weakref.WeakSet()
+# The hooks of all optimizers in their order: one that was registered after ours may change `.grad`.
+_of_all: dict[int, Any] = getattr(optimizers, "_global_optimizer_pre_hooks", {})
 
 
 def enter(observer: Observer) -> None:
@@ -176,7 +179,8 @@ def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> No
             except BaseException as failure:
                 sessions.caught(observer, failure)
         own = getattr(optimizer, "_optimizer_step_pre_hooks", None)
-        if own:
+        behind = getattr(next(reversed(_of_all.values()), None), "func", None) is not _step_begins
+        if own or (behind and own is not None):
             _follow(optimizer, own, session)
     except Exception as failure:
         sessions.failures.append(type(failure).__name__)
@@ -187,7 +191,7 @@ def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> No
 
 def _follow(optimizer: Any, own: Any, session: Session) -> None:
     """Have an optimizer's own hooks end with one of ours: torch calls them after those of all optimizers."""
-    last = next(reversed(own.values()))
+    last: Any = next(reversed(own.values()), None)
     if session is not sessions.current or (getattr(last, "func", None) is _step_prepared and last.args[0] is session):
         return
     for number in [number for number, hook in own.items() if getattr(hook, "func", None) is _step_prepared]:

@@ -6,7 +6,7 @@ import ast
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 # So many lines before and after a line that stands in no function; and the longest block that is kept whole.
 _AROUND, _LONGEST = 3, 200
@@ -29,12 +29,20 @@ def needed(text: str, lines: Iterable[int]) -> str:
     >>> print(needed("K = 'secret'\\n\\ndef f(x):\\n    y = x\\n    return y\\n", [5]).replace("\\n", "|"))
     ||def f(x):|    y = x|    return y|
     """
-    rows = text.split("\n")
-    wanted = {line for line in lines if 1 <= line <= len(rows)}
+    return only(text, set().union(*(needs(text, line) for line in lines)))
+
+
+def needs(text: str, line: int) -> set[int]:
+    """The lines that one needs, itself among them; none if there is no such line."""
+    if not 1 <= line <= text.count("\n") + 1:
+        return set()
     tree = parsed(text)
-    kept: set[int] = set()
-    for line in wanted:
-        kept.update(_around(line) if tree is None else _needs(tree, line))
+    return set(_around(line) if tree is None else _needs(tree, line))
+
+
+def only(text: str, kept: Set[int]) -> str:
+    """The text with every other line emptied, without those at its end."""
+    rows = text.split("\n")
     last = max((n for n in kept if n <= len(rows) and rows[n - 1].strip()), default=0)
     return "".join((rows[n - 1] if n in kept else "") + "\n" for n in range(1, last + 1))
 
@@ -83,7 +91,9 @@ def _path(tree: ast.AST, line: int) -> Iterator[ast.stmt]:
     """The statements that contain a line, from the outermost in."""
     at: ast.AST | None = tree
     while at is not None:
-        at = next((node for node in _statements(at) if line in _lines(node)), None)
+        # Only what does not end above the line is asked where it begins: a script has thousands of statements.
+        ends = (node for node in _statements(at) if (node.end_lineno or node.lineno) >= line)
+        at = next((node for node in ends if line in _lines(node)), None)
         if at is not None:
             yield at
 

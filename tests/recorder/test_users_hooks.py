@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import accumviz as av
 
@@ -149,6 +150,28 @@ def test_a_hook_that_divides_once_more_is_found(hook: Hooked) -> None:
     ledger = loop.train(divisor=K)
     np.testing.assert_allclose(ledger.shares().share, 1 / K**2)
     assert _rules(ledger) == {"double-division"}
+
+
+def test_a_hook_of_all_optimizers_that_came_while_the_recording_was_open_is_an_edit_too() -> None:
+    loop, handles = Loop(), list[Any]()
+
+    def divide(*_: Any) -> None:
+        for p in loop.own:
+            p.grad.div_(K)
+
+    def late(_: Tensor) -> None:
+        if not handles:
+            handles.append(register_optimizer_step_pre_hook(divide))
+
+    loop.own[0].register_hook(late)
+    try:
+        ledger = loop.train()
+    finally:
+        handles[0].remove()
+    assert _told(ledger) == [*["backward"] * K, "edit hook", "step", "zero_grad"] * WINDOWS
+    np.testing.assert_allclose(ledger.shares().share, 1 / K, rtol=1e-6)
+    assert av.check(ledger).verdict == "healthy"
+    assert not loop.optimizer._optimizer_step_pre_hooks
 
 
 def test_a_hook_that_divides_after_every_backward_divides_what_was_there_too() -> None:
