@@ -466,6 +466,22 @@ mistake(
     {"model.zero_grad()": "optimizer.zero_grad()"},
 )
 mistake(
+    "one of two optimizers zeroed between the backward and its step, which the other uses",
+    "zero-before-step",
+    """
+    def loop(model, optimizer):
+        one, two = (torch.optim.SGD(model[n].parameters(), lr=0.01) for n in (0, 2))
+        for x, y in batches(*[2] * 8):
+            F.cross_entropy(model(x), y).backward()
+            one.zero_grad()  # here
+            one.step()
+            two.step()
+            two.zero_grad()
+    """,
+    {"        one.zero_grad()  # here\n        one.step()": "        one.step()\n        one.zero_grad()"},
+    {"two.step()\n        two.zero_grad()": "two.step(); two.zero_grad()"},
+)
+mistake(
     "zeroed inside the window, on one line with a condition",
     "zero-grad-inside-window",
     """
@@ -977,6 +993,26 @@ def test_its_twin_is_healthy(name: str, tmp_path: Path) -> None:
 def test_it_is_found_in_disguise(name: str, tmp_path: Path) -> None:
     made = MISTAKES[name]
     assert [finding.rule for finding in serious(judged(changed(made.text, made.disguise), tmp_path))] == [made.rule]
+
+
+def test_a_part_that_is_kept_still_for_a_while_is_no_mistake(tmp_path: Path) -> None:
+    report = judged(KEPT_STILL, tmp_path)
+    assert report.healthy, report
+    for_ever = judged(KEPT_STILL.replace("if i < 3", "if True"), tmp_path)
+    assert [finding.rule for finding in serious(for_ever)] == ["zero-before-step"]
+
+
+KEPT_STILL = """
+def loop(model, optimizer):
+    one, two = (torch.optim.SGD(model[n].parameters(), lr=0.01) for n in (0, 2))
+    for i, (x, y) in enumerate(batches(*[2] * 8)):
+        F.cross_entropy(model(x), y).backward()
+        if i < 3:
+            one.zero_grad()
+        for each in (one, two):
+            each.step()
+            each.zero_grad()
+"""
 
 
 @pytest.mark.parametrize("disguised", [False, True])

@@ -294,12 +294,15 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
     for loop in case.loops:
         found: list[tuple[int, int, list[int]]] = []
         written = _written(case, loop)
+        # What another optimizer used its part of may be kept from this one on purpose, for a while, but not for ever.
+        never = not any(loop.windows.values())
+        erased = sorted((loop.lost | (loop.lost_here if never else {})).items())
         for step, consumed in loop.windows.items():
             if consumed:
                 continue
             at = int(loop.steps.searchsorted(step))
             since = int(loop.steps[at - 1]) if at else -1
-            lost = [(b, end) for b, end in loop.lost.items() if since < b < step and end < step]
+            lost = [(b, end) for b, end in erased if since < b < step and end < step]
             if lost and not loop.within(written, lost[0][0], step).size:
                 found.append((step, lost[-1][1], [b for b, _ in lost]))
         if not found:
