@@ -482,6 +482,23 @@ mistake(
     {"two.step()\n        two.zero_grad()": "two.step(); two.zero_grad()"},
 )
 mistake(
+    "a sum that begins anew in each window, of which each backward runs all so far",
+    "graph-retained",
+    """
+    def loop(model, optimizer):
+        total = 0
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            total = total + F.cross_entropy(model(x), y) / 4
+            total.backward(retain_graph=True)  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+                total = 0
+    """,
+    {"total = total +": "total ="},
+    {"retain_graph=True": "retain_graph=i % 4 != 3"},
+)
+mistake(
     "zeroed inside the window, on one line with a condition",
     "zero-grad-inside-window",
     """

@@ -18,41 +18,81 @@ _RISING = 4
 
 
 def graph_retained(case: Case) -> Iterator[Finding]:
-    """Saved tensors that are alive after each backward, and more of them each time."""
-    after, before = case.events.column("saved_after"), case.events.column("saved_before")
+    """Saved tensors that are alive after each backward, and more of them each time; or losses that it runs again."""
     for loop in case.loops:
-        last = [backwards[-1] for backwards in loop.windows.values() if backwards]
-        last = [b for b in last if np.isfinite(after[b])]
-        if len(last) < _RISING:
-            continue
-        bytes_ = after[last]
-        one = np.nanmax(before[last[:2]])
-        if not (np.diff(bytes_) > 0).all() or bytes_[-1] - bytes_[0] < 0.5 * one:
-            continue
-        kept = [b for b in last if case.ledger[b].details.get("retain_graph")]
-        event = case.ledger[kept[0] if kept else last[0]]
-        own = re.sub(r",?\s*retain_graph\s*=\s*True", "", event.source)
-        summed = bool(kept) and (np.diff([len(case.ledger[b].details.get("terms", ())) for b in last]) > 0).all()
-        keeps = "`retain_graph=True` keeps" if kept else "something that is kept, such as a loss in a list, keeps"
-        cause = f"Graphs outlive their backward: {keeps} the saved tensors of each, and memory grows with every window."
-        if summed:
-            cause = (
-                f"Each backward runs the graphs of all losses so far: `{event.label}` adds them up with their graphs, "
-                "and `retain_graph=True` keeps what each has saved. Call `backward` on the new loss alone, and add its "
-                "`detach()` to the sum."
-            )
-        yield case.finding(
-            "graph-retained",
-            "error",
-            event.index,
-            step=int(loop.read_step[loop.read == event.index][0]),
-            evidence={"bytes saved after each window": bytes_.astype(int).tolist()},
-            cause=cause,
-            # Of a sum that grows, the second backward would meet what the first has freed.
-            cure=replaced(event, own) if kept and not summed else "",
-            times=len(last),
-            optimizer=loop.optimizer,
+        yield from list(_rising(case, loop)) or _run_again(case, loop)
+
+
+def _run_again(case: Case, loop: Loop) -> Iterator[Finding]:
+    """A sum that begins anew in each window, and of which every micro-batch runs all so far."""
+    windows = [(step, backwards) for step, backwards in loop.windows.items() if len(backwards) > 1]
+    counts = [_losses(case, backwards) for _, backwards in windows]
+    if not windows or not all(
+        many == [(n + 1) * many[0] for n in range(len(many))]
+        and many[0]
+        and len({case.ledger[b].label for b in backwards}) == 1
+        and all(case.ledger[b].details.get("retain_graph") for b in backwards[:-1])
+        for many, (_, backwards) in zip(counts, windows, strict=True)
+    ):
+        return
+    step, backwards = windows[0]
+    event = case.ledger[backwards[1]]
+    yield case.finding(
+        "graph-retained",
+        "error",
+        event.index,
+        step=step,
+        evidence={"losses in each backward": counts[0]},
+        cause=(
+            f"Each backward runs the graphs of all losses so far: `{event.label}` adds them up with their graphs, and "
+            f"the first of {len(backwards)} micro-batches counts {len(backwards)} times, the last one once. Call "
+            "`backward` on the new loss alone, and add its `detach()` to the sum."
+        ),
+        times=len(windows),
+        optimizer=loop.optimizer,
+    )
+
+
+def _rising(case: Case, loop: Loop) -> Iterator[Finding]:
+    after, before = case.events.column("saved_after"), case.events.column("saved_before")
+    last = [backwards[-1] for backwards in loop.windows.values() if backwards]
+    last = [b for b in last if np.isfinite(after[b])]
+    if len(last) < _RISING:
+        return
+    bytes_ = after[last]
+    one = np.nanmax(before[last[:2]])
+    if not (np.diff(bytes_) > 0).all() or bytes_[-1] - bytes_[0] < 0.5 * one:
+        return
+    kept = [b for b in last if case.ledger[b].details.get("retain_graph")]
+    event = case.ledger[kept[0] if kept else last[0]]
+    own = re.sub(r",?\s*retain_graph\s*=\s*True", "", event.source)
+    summed = bool(kept) and (np.diff(_losses(case, last)) > 0).all()
+    keeps = "`retain_graph=True` keeps" if kept else "something that is kept, such as a loss in a list, keeps"
+    cause = f"Graphs outlive their backward: {keeps} the saved tensors of each, and memory grows with every window."
+    if summed:
+        cause = (
+            f"Each backward runs the graphs of all losses so far: `{event.label}` adds them up with their graphs, "
+            "and `retain_graph=True` keeps what each has saved. Call `backward` on the new loss alone, and add its "
+            "`detach()` to the sum."
         )
+    yield case.finding(
+        "graph-retained",
+        "error",
+        event.index,
+        step=int(loop.read_step[loop.read == event.index][0]),
+        evidence={"bytes saved after each window": bytes_.astype(int).tolist()},
+        cause=cause,
+        # Of a sum that grows, the second backward would meet what the first has freed.
+        cure=replaced(event, own) if kept and not summed else "",
+        times=len(last),
+        optimizer=loop.optimizer,
+    )
+
+
+def _losses(case: Case, backwards: list[int]) -> list[int]:
+    """How many losses each of these added up."""
+    terms = [case.ledger[b].details.get("terms") for b in backwards]
+    return [len(those) if isinstance(those, list) else 0 for those in terms]
 
 
 def gan_gradient_leak(case: Case) -> Iterator[Finding]:
