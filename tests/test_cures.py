@@ -499,6 +499,23 @@ mistake(
     {"retain_graph=True": "retain_graph=i % 4 != 3"},
 )
 mistake(
+    "divided in the last micro-batch of each window only",
+    "loss-not-divided",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            loss = F.cross_entropy(model(x), y)
+            if i % 4 == 3:
+                loss = loss / 4
+            loss.backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"            loss = loss / 4": "            pass", "loss.backward()": "(loss / 4).backward()"},
+    {"loss = loss / 4": "loss = loss * 0.25"},
+)
+mistake(
     "zeroed inside the window, on one line with a condition",
     "zero-grad-inside-window",
     """

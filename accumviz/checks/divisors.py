@@ -47,6 +47,7 @@ def loss_not_divided(case: Case) -> Iterator[Finding]:
         elif whole:
             yield from _mixed(case, optimizer, objective, whole)
             yield from _beside(case, objective, whole)
+            yield from _in_part(case, whole)
 
 
 def _named(case: Case, part: Part) -> dict[str, str]:
@@ -135,6 +136,31 @@ def _mixed(case: Case, optimizer: int, objective: int, parts: list[Part]) -> Ite
         ),
         cure=divided(case.ledger[part.backwards[0]], str(part.many)),
         times=len(parts),
+    )
+
+
+def _in_part(case: Case, parts: list[Part]) -> Iterator[Finding]:
+    """Some micro-batches of each window at their full weight, and the same others divided by their number."""
+    usual = max((p.many for p in parts), key=[p.many for p in parts].count)
+    own = [p for p in parts if p.many == usual]
+    full = {tuple(bool(near(weight, 1.0)) for weight in p.weights) for p in own}
+    if usual < 3 or len(own) < 2 or len(full) > 1 or not all(p.known and p.mean and not p.again for p in own):
+        return
+    (undivided,), part = full, own[0]
+    left = [weight for p in own for weight, one in zip(p.weights, undivided, strict=True) if not one]
+    if all(undivided) or not any(undivided) or not all(near(weight, 1 / usual) for weight in left):
+        return
+    yield case.of_part(
+        "loss-not-divided",
+        "warning",
+        part,
+        event=part.backwards[undivided.index(True)],
+        evidence={"micro-batches": usual, "shares": list(part.weights), "sum of shares": part.total},
+        cause=(
+            f"Of {usual} micro-batches, {usual - sum(undivided)} are divided by {usual} and {sum(undivided)} are not, "
+            f"in every window: they do not count alike, and their shares add up to {part.total:.3g}."
+        ),
+        times=len(own),
     )
 
 

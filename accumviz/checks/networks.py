@@ -45,7 +45,7 @@ def _run_again(case: Case, loop: Loop) -> Iterator[Finding]:
         evidence={"losses in each backward": counts[0]},
         cause=(
             f"Each backward runs the graphs of all losses so far: `{event.label}` adds them up with their graphs, and "
-            f"the first of {len(backwards)} micro-batches counts {len(backwards)} times, the last one once. Call "
+            f"the first of {len(backwards)} micro-batches comes {len(backwards)} times, the last one once. Call "
             "`backward` on the new loss alone, and add its `detach()` to the sum."
         ),
         times=len(windows),
