@@ -318,6 +318,34 @@ def test_what_mixes_samples_is_noted_and_frightens_nobody(recording: Any, expect
     assert report.verdict != "findings" and all(finding.severity == "note" for finding in report.findings)
 
 
+def halves(*, stepped: bool, alike: bool = False, windows: int = 4) -> Recording:
+    """Two optimizers for the halves of a model, of which one may only zero; alike to the other, or by the model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    body, head = (torch.optim.SGD(model[n].parameters(), lr=0.01) for n in (0, 2))
+    with av.record(model, body, head) as recording:
+        for _ in range(windows):
+            for _ in range(K):
+                (F.cross_entropy(model(torch.randn(3, 4)), torch.randint(0, 2, (3,))) / K).backward()
+            head.step()
+            if stepped:
+                body.step()
+            if alike:
+                model.zero_grad()
+            else:
+                head.zero_grad()
+                body.zero_grad()
+    return recording
+
+
+def test_an_optimizer_that_only_zeroes_is_found_and_a_half_that_the_model_zeroes_is_a_choice() -> None:
+    (found,) = av.check(halves(stepped=False)).findings
+    assert (found.rule, found.severity) == ("parameter-outside-or-twice", "warning")
+    assert found.source == "body.zero_grad()" and found.evidence["parameters"] == ["0.weight", "0.bias"]
+    for right in (halves(stepped=True), halves(stepped=False, alike=True), halves(stepped=False, windows=2)):
+        assert av.check(right).verdict == "healthy"
+
+
 @pytest.mark.parametrize(
     ("mistake", "cured", "rule"),
     [

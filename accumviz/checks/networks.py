@@ -10,11 +10,13 @@ import numpy as np
 from accumviz.checks.cures import inserted, moved, replaced
 from accumviz.checks.evidence import Case, Loop, near
 from accumviz.checks.report import Finding
-from accumviz.events import CONTRIBUTED, PRESENT
+from accumviz.events import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.lifecycle import steps_of
 
 # Fewer steps say nothing about what rises.
 _RISING = 4
+# What is zeroed less often may belong to a phase that was not recorded.
+_AGAIN = 3
 
 
 def graph_retained(case: Case) -> Iterator[Finding]:
@@ -264,8 +266,9 @@ def step_before_backward(case: Case) -> Iterator[Finding]:
 
 
 def parameter_outside_or_twice(case: Case) -> Iterator[Finding]:
-    """A gradient that nobody uses and nobody zeroes, or that two optimizers apply."""
+    """A gradient that nobody uses and nobody zeroes, or that is only zeroed; or one that two optimizers apply."""
     yield from _outside(case)
+    yield from _only_zeroed(case)
     yield from _twice(case)
 
 
@@ -299,6 +302,33 @@ def _outside(case: Case) -> Iterator[Finding]:
                 "and never zeroed: what it gets stays in its `.grad`."
             ),
             times=len(found),
+        )
+
+
+def _only_zeroed(case: Case) -> Iterator[Finding]:
+    """An optimizer that takes no step, and zeroes again and again what backwards brought that another one used."""
+    ledger, stepped = case.ledger, {loop.optimizer for loop in case.loops}
+    zeroing, changed = case.at("zero_grad"), (ledger.state & CHANGED) > 0
+    for optimizer in sorted({o for p in ledger.parameters for o in p.optimizers} - stepped):
+        mine = np.array([p.optimizers == (optimizer,) for p in ledger.parameters])
+        own = zeroing[changed[np.ix_(zeroing, mine)].any(axis=1) & ~changed[np.ix_(zeroing, ~mine)].any(axis=1)]
+        born = np.flatnonzero(case.contributed[:, mine].any(axis=1) & case.used[:, ~mine].any(axis=1))
+        erased = case.erased[born][:, mine].max(axis=1, initial=-1)
+        if not born.size or not np.isin(erased, own).all() or len(set(erased.tolist())) < _AGAIN:
+            continue
+        names = [p.name for p, here in zip(ledger.parameters, mine.tolist(), strict=True) if here]
+        them = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+        yield case.finding(
+            "parameter-outside-or-twice",
+            "warning",
+            int(erased[0]),
+            evidence={"parameters": names[:4], "in all": len(names), "backwards erased": born.tolist()[:8]},
+            cause=(
+                f"{case.optimizer_name(optimizer)} zeroes the gradients of {them}, and never steps: what {born.size} "
+                "backwards brought there trains nothing."
+            ),
+            times=len(set(erased.tolist())),
+            optimizer=optimizer,
         )
 
 
