@@ -347,6 +347,28 @@ def test_an_optimizer_that_only_zeroes_is_found_and_a_half_that_the_model_zeroes
 
 
 @pytest.mark.parametrize(
+    ("how", "noted"), [("detached", True), ("frozen", False), ("set by hand", False), ("used once", False)]
+)
+def test_what_no_backward_reaches_is_noted_unless_it_is_meant(how: str, noted: bool) -> None:
+    torch.manual_seed(0)
+    body, head = nn.Linear(4, 6).requires_grad_(how != "frozen"), nn.Linear(6, 2)
+    model = nn.Sequential(body, head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with av.record(model, optimizer) as recording:
+        for step in range(4):
+            features = body(torch.randn(3, 4))
+            features = features if how == "used once" and step == 2 else features.detach()
+            F.cross_entropy(head(features), torch.randint(0, 2, (3,))).backward()
+            if how == "set by hand":
+                body.weight.grad, body.bias.grad = torch.ones(6, 4), torch.ones(6)
+            optimizer.step()
+            optimizer.zero_grad()
+    report = av.check(recording)
+    assert report.verdict == "healthy"
+    assert [f.evidence["parameters"] for f in report.findings] == [["0.weight", "0.bias"]] * noted
+
+
+@pytest.mark.parametrize(
     ("mistake", "cured", "rule"),
     [
         (lambda: gan(zeroed=False), lambda: gan(zeroed=True), "gan-gradient-leak"),

@@ -42,6 +42,7 @@ FLOORS = {
                 "mixing",
                 "networks",
                 "order",
+                "owners",
             ),
             *("precision", "ranks", "report", "scripts", "tails", "ways", "windows", "world"),
         )

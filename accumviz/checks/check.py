@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks import divisors, mixing, networks, order, precision, ranks, tails, windows, world
+from accumviz.checks import divisors, mixing, networks, order, owners, precision, ranks, tails, windows, world
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger import Ledger, Recorded, recorded
@@ -101,7 +101,7 @@ RULES = (
     Rule("graph-retained", networks.graph_retained, needs=_MEMORY),
     Rule("low-precision-accumulation", precision.low_precision_accumulation),
     Rule("zero-tensor-drift", networks.zero_tensor_drift),
-    Rule("parameter-outside-or-twice", networks.parameter_outside_or_twice),
+    Rule("parameter-outside-or-twice", owners.parameter_outside_or_twice),
     Rule("fsdp1-local-clip", ranks.fsdp1_local_clip),
     Rule("ddp-static-graph-no-sync", ranks.ddp_static_graph_no_sync),
     Rule("micro-batch-side-effects", mixing.micro_batch_side_effects),

@@ -1,0 +1,154 @@
+"""Rules that look at whose parameters are trained: by nobody, by two optimizers, or by one that gets nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from accumviz.checks.evidence import Case
+from accumviz.checks.report import Finding
+from accumviz.events import CHANGED, CONTRIBUTED, PRESENT
+from accumviz.lifecycle import steps_of
+
+# What is zeroed or missed less often may belong to a phase that was not recorded.
+_AGAIN = 3
+
+
+def parameter_outside_or_twice(case: Case) -> Iterator[Finding]:
+    """A gradient that nobody uses and nobody zeroes, or that is only zeroed; or one that two optimizers apply.
+
+    And, as a note, a parameter that is its optimizer's and that no loss has reached.
+    """
+    yield from _outside(case)
+    yield from _only_zeroed(case)
+    yield from _twice(case)
+    yield from _unreached(case)
+
+
+def _outside(case: Case) -> Iterator[Finding]:
+    ledger = case.ledger
+    steps = np.concatenate([loop.steps for loop in case.loops] or [np.zeros(0, int)])
+    if not steps.size:
+        return
+    found: list[int] = []
+    first = -1
+    for p, parameter in enumerate(ledger.parameters):
+        if parameter.optimizers or parameter.unsharded_of:
+            continue
+        born = np.flatnonzero(case.contributed[:, p])
+        grows = born.size > 1 and (ledger.fates.erased[born, p] < 0).all()
+        if grows and len(np.unique(np.searchsorted(np.sort(steps), born))) > 1:
+            found.append(p)
+            first = int(born[1]) if first < 0 else first
+    if found:
+        yield case.finding(
+            "parameter-outside-or-twice",
+            "warning",
+            first,
+            evidence={
+                "parameters": [ledger.parameters[p].name for p in found[:4]],
+                "in all": len(found),
+                "norm of .grad at the end": float(ledger.grad[-1, found[0]]),
+            },
+            cause=(
+                f"{ledger.parameters[found[0]].name} gets gradients and belongs to no optimizer: it is never trained, "
+                "and never zeroed: what it gets stays in its `.grad`."
+            ),
+            times=len(found),
+        )
+
+
+def _only_zeroed(case: Case) -> Iterator[Finding]:
+    """An optimizer that takes no step, and zeroes again and again what backwards brought that another one used."""
+    ledger, stepped = case.ledger, {loop.optimizer for loop in case.loops}
+    zeroing, changed = case.at("zero_grad"), (ledger.state & CHANGED) > 0
+    for optimizer in sorted({o for p in ledger.parameters for o in p.optimizers} - stepped):
+        mine = np.array([p.optimizers == (optimizer,) for p in ledger.parameters])
+        own = zeroing[changed[np.ix_(zeroing, mine)].any(axis=1) & ~changed[np.ix_(zeroing, ~mine)].any(axis=1)]
+        born = np.flatnonzero(case.contributed[:, mine].any(axis=1) & case.used[:, ~mine].any(axis=1))
+        erased = case.erased[born][:, mine].max(axis=1, initial=-1)
+        if not born.size or not np.isin(erased, own).all() or len(set(erased.tolist())) < _AGAIN:
+            continue
+        names = [p.name for p, here in zip(ledger.parameters, mine.tolist(), strict=True) if here]
+        yield case.finding(
+            "parameter-outside-or-twice",
+            "warning",
+            int(erased[0]),
+            evidence={"parameters": names[:4], "in all": len(names), "backwards erased": born.tolist()[:8]},
+            cause=(
+                f"{case.optimizer_name(optimizer)} zeroes the gradients of {_together(names)}, and never steps: what "
+                f"{born.size} backwards brought there trains nothing."
+            ),
+            times=len(set(erased.tolist())),
+            optimizer=optimizer,
+        )
+
+
+def _twice(case: Case) -> Iterator[Finding]:
+    ledger = case.ledger
+    by_owners: dict[tuple[int, ...], list[int]] = {}
+    for p, parameter in enumerate(ledger.parameters):
+        if len(set(parameter.optimizers)) > 1:
+            by_owners.setdefault(parameter.optimizers, []).append(p)
+    for owners, columns in by_owners.items():
+        for p in columns:
+            born = np.flatnonzero(case.contributed[:, p])
+            end = np.where(ledger.fates.erased[born, p] < 0, len(case.events), ledger.fates.erased[born, p])
+            read = []
+            for owner in owners:
+                mine = steps_of(ledger, (owner,))
+                after = np.searchsorted(mine, born)
+                step = np.append(mine, len(case.events))[after]
+                read.append(np.where(step < end, step, -1))
+            both = np.flatnonzero((np.array(read) >= 0).all(axis=0))
+            if not both.size:
+                continue
+            second = int(max(one[both[0]] for one in read))
+            yield case.finding(
+                "parameter-outside-or-twice",
+                "warning",
+                second,
+                step=second,
+                evidence={
+                    "parameters": [ledger.parameters[q].name for q in columns[:4]],
+                    "optimizers": [case.optimizer_name(o) for o in owners],
+                    "contribution applied twice": int(born[both[0]]),
+                },
+                cause=(
+                    f"{ledger.parameters[p].name} belongs to {len(owners)} optimizers, and each of them applies the "
+                    "same contribution."
+                ),
+                times=int(both.size),
+                optimizer=owners[-1],
+            )
+            break
+
+
+def _unreached(case: Case) -> Iterator[Finding]:
+    """Parameters that wait for a gradient in vain, beside others of the same optimizer that get one."""
+    ledger = case.ledger
+    waiting = np.array([p.requires_grad and not p.unsharded_of for p in ledger.parameters], bool)
+    there = ((ledger.state & (CONTRIBUTED | PRESENT | CHANGED)) > 0).any(axis=0)
+    for loop in case.loops:
+        alone, many = loop.columns[(waiting & ~there)[loop.columns]], loop.backwards.size
+        # What one rank lacks another one may have.
+        if not alone.size or not many or loop.steps.size < _AGAIN or loop.rank is not None:
+            continue
+        names = [ledger.parameters[p].name for p in alone]
+        yield case.finding(
+            "parameter-outside-or-twice",
+            "note",
+            int(loop.backwards[0]),
+            evidence={"parameters": names[:4], "in all": len(names), "backwards": many},
+            cause=(
+                f"None of {many} backwards has reached {_together(names)}, which {loop.name} is to train: what is not "
+                "used, or is detached on the way to the loss, gets no gradient."
+            ),
+            times=len(names),
+            optimizer=loop.optimizer,
+        )
+
+
+def _together(names: list[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
