@@ -1029,6 +1029,21 @@ def test_it_is_found_in_disguise(name: str, tmp_path: Path) -> None:
     assert [finding.rule for finding in serious(judged(changed(made.text, made.disguise), tmp_path))] == [made.rule]
 
 
+def test_two_lines_that_share_a_graph_run_nothing_again(tmp_path: Path) -> None:
+    text = """
+def loop(model, optimizer):
+    for x, y in batches(*[2] * 8):
+        scores = model(x)
+        loss = F.cross_entropy(scores, y)
+        loss.backward(retain_graph=True)
+        loss = scores.square().mean() + scores.abs().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    assert serious(judged(text, tmp_path)) == []
+
+
 def test_a_part_that_is_kept_still_for_a_while_is_no_mistake(tmp_path: Path) -> None:
     report = judged(KEPT_STILL, tmp_path)
     assert report.healthy, report

@@ -29,7 +29,7 @@ def _run_again(case: Case, loop: Loop) -> Iterator[Finding]:
     if not windows or not all(
         many == [(n + 1) * many[0] for n in range(len(many))]
         and many[0]
-        and len({case.ledger[b].label for b in backwards}) == 1
+        and len(set(case.lines[backwards].tolist())) == 1
         and all(case.ledger[b].details.get("retain_graph") for b in backwards[:-1])
         for many, (_, backwards) in zip(counts, windows, strict=True)
     ):
