@@ -236,15 +236,6 @@ ONE_CHANGE = {
 }
 
 
-def test_a_lab_shares_what_another_that_is_there_has_recorded() -> None:
-    first, second = shown("gan"), av.lab({"divide": "nothing"}, loop="gan")
-    alike = {*map(id, first.known.values())} & {*map(id, second.known.values())}
-    assert 10 < len(alike) < len({*map(id, second.known.values())})
-    of = LOOPS["gan"]
-    for choice, made in choices(second):
-        assert made.text == of.text(of.read(choice))
-
-
 def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
     offered = {(axis.name, value) for axis in AXES for value in axis.values if value != RIGHT[axis.name]}
     assert offered == set(ONE_CHANGE)
@@ -252,6 +243,15 @@ def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
         report = lab.check(**{name: value})
         assert [finding.rule for finding in report.findings] == ([rule] if rule else []), (name, value)
         assert report.healthy == (not rule)
+
+
+def test_a_lab_shares_what_another_that_is_there_has_recorded() -> None:
+    first, second = shown("gan"), av.lab({"divide": "nothing"}, loop="gan")
+    alike = {*map(id, first.known.values())} & {*map(id, second.known.values())}
+    assert 10 < len(alike) < len({*map(id, second.known.values())})
+    of = LOOPS["gan"]
+    for choice, made in choices(second):
+        assert made.text == of.text(of.read(choice))
 
 
 def test_each_report_names_the_mistakes_that_were_made_and_no_other(lab: Lab) -> None:

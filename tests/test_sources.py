@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
-from accumviz.recorder.sources import needed, parsed
+from accumviz.recorder.sources import needs, only, parsed
 
 SCRIPT = """\
 import torch
@@ -44,6 +46,11 @@ after = 2
 after = 3
 PASSWORD = "secret"
 """
+
+
+def needed(text: str, lines: Iterable[int]) -> str:
+    """What a ledger keeps of a text whose events stand on these lines."""
+    return only(text, set().union(*(needs(text, line) for line in lines)))
 
 
 def line_of(text: str, part: str) -> int:

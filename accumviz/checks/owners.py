@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.evidence import Case
+from accumviz.checks.evidence import Case, Loop
 from accumviz.checks.report import Finding
 from accumviz.events import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.lifecycle import steps_of
@@ -62,25 +62,24 @@ def _outside(case: Case) -> Iterator[Finding]:
 def _only_zeroed(case: Case) -> Iterator[Finding]:
     """An optimizer that takes no step, and zeroes again and again what backwards brought that another one used."""
     ledger, stepped = case.ledger, {loop.optimizer for loop in case.loops}
-    zeroing, changed = case.at("zero_grad"), (ledger.state & CHANGED) > 0
+    zeroing = case.events.where("kind", "zero_grad")
     for optimizer in sorted({o for p in ledger.parameters for o in p.optimizers} - stepped):
-        mine = np.array([p.optimizers == (optimizer,) for p in ledger.parameters])
-        own = zeroing[changed[np.ix_(zeroing, mine)].any(axis=1) & ~changed[np.ix_(zeroing, ~mine)].any(axis=1)]
-        born = np.flatnonzero(case.contributed[:, mine].any(axis=1) & case.used[:, ~mine].any(axis=1))
-        erased = case.erased[born][:, mine].max(axis=1, initial=-1)
-        if not born.size or not np.isin(erased, own).all() or len(set(erased.tolist())) < _AGAIN:
+        loop = Loop(case, optimizer)
+        erasers = sorted(set(loop.lost_here.values()))
+        others = np.delete(ledger.state[erasers] & CHANGED, loop.columns, axis=1)
+        if len(erasers) < _AGAIN or not zeroing[erasers].all() or others.any():
             continue
-        names = [p.name for p, here in zip(ledger.parameters, mine.tolist(), strict=True) if here]
+        lost, names = list(loop.lost_here), [ledger.parameters[p].name for p in loop.columns]
         yield case.finding(
             "parameter-outside-or-twice",
             "warning",
-            int(erased[0]),
-            evidence={"parameters": names[:4], "in all": len(names), "backwards erased": born.tolist()[:8]},
+            erasers[0],
+            evidence={"parameters": names[:4], "in all": len(names), "backwards erased": lost[:8]},
             cause=(
-                f"{case.optimizer_name(optimizer)} zeroes the gradients of {_together(names)}, and never steps: what "
-                f"{born.size} backwards brought there trains nothing."
+                f"{loop.name} zeroes the gradients of {_together(names)}, and never steps: what {len(lost)} backwards "
+                "brought there trains nothing."
             ),
-            times=len(set(erased.tolist())),
+            times=len(erasers),
             optimizer=optimizer,
         )
 

@@ -19,21 +19,16 @@ _KEPT = 100_000
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def needed(text: str, lines: Iterable[int]) -> str:
-    """The text with every line emptied that none of these lines (from 1) needs.
+def needs(text: str, line: int) -> set[int]:
+    """The lines that one (from 1) needs, itself among them; none if there is no such line.
 
     A line in a function needs that function and the heads of what encloses it; one at the top
     level the statement it belongs to and three lines around it. Of a function longer than 200
-    lines, it is the largest statement around the line that is not. Empty lines at the end go.
+    lines, it is the largest statement around the line that is not.
 
-    >>> print(needed("K = 'secret'\\n\\ndef f(x):\\n    y = x\\n    return y\\n", [5]).replace("\\n", "|"))
-    ||def f(x):|    y = x|    return y|
+    >>> needs("K = 'secret'\\n\\ndef f(x):\\n    y = x\\n    return y\\n", 5)
+    {3, 4, 5}
     """
-    return only(text, set().union(*(needs(text, line) for line in lines)))
-
-
-def needs(text: str, line: int) -> set[int]:
-    """The lines that one needs, itself among them; none if there is no such line."""
     if not 1 <= line <= text.count("\n") + 1:
         return set()
     tree = parsed(text)
@@ -41,7 +36,11 @@ def needs(text: str, line: int) -> set[int]:
 
 
 def only(text: str, kept: Set[int]) -> str:
-    """The text with every other line emptied, without those at its end."""
+    """The text with every other line emptied, without those at its end.
+
+    >>> only("K = 'secret'\\ny = x\\nz = y\\n", {2})
+    '\\ny = x\\n'
+    """
     rows = text.split("\n")
     last = max((n for n in kept if n <= len(rows) and rows[n - 1].strip()), default=0)
     return "".join((rows[n - 1] if n in kept else "") + "\n" for n in range(1, last + 1))

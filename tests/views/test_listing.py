@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from accumviz.ledger import Ledger
-from accumviz.recorder.sources import needed
 from accumviz.views.listing import listing
+from tests.test_sources import needed
 
 SCRIPT = """\
 import torch
