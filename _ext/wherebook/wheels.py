@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-LINE = 160
+LINE = 500  # a notebook spends ten bytes more on each line
 # What pip notes down about one machine, and the bytecode of one Python.
 LOCAL = {"INSTALLER", "REQUESTED", "RECORD", "direct_url.json"}
 
