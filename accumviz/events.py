@@ -71,7 +71,12 @@ class Event:
     how many `elements` (of a cross entropy the targets that count), times which constant `factor`;
     and why, where that cannot be read (`unknown`, else empty). Where hooks of the parameters changed
     all that a backward brought, `by_hook` is the factor, NaN where it was not one; an edit that a
-    hook made of `.grad` itself says so (`by`).
+    hook made of `.grad` itself says so (`by`). Where another thread used or changed the same `.grad`
+    while a backward ran, it is `overlapped`: what became of what it brought is not known. Of an
+    all-reduce that your own lines began, `reduction` is to what ("sum", "avg"); of one in your comm
+    hook, `by_comm_hook` by which factor what it left is more than the sum over ranks, NaN where that
+    could not be read; of what FSDP scatters, `divisor` by what it divides that sum, where it is not
+    the number of ranks.
 
     `loss` is the value backward started from (NaN if it was not one number), `scale` the
     product of the constants it was multiplied by or divided by on the way there, `saved_before`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,9 @@ import numpy as np
 from accumviz import given
 from accumviz.checks.check import check
 from accumviz.checks.report import Report, told
+from accumviz.gains import number
 from accumviz.ledger import Ledger
+from accumviz.shares import Shares
 
 if TYPE_CHECKING:
     from accumviz.recorder.recording import Recording
@@ -74,7 +76,8 @@ def expect(
     expectation is optional. `accumulates`: every step consumes so many backwards; where some do,
     fewer in the last window of an epoch (where a loader ended) or of the recording.
     `complete=True`: the shares of every step add up to 1; with several losses, to the same sum in
-    every step. `syncs_per_window`: so many backwards, or reductions by hand, between two steps
+    every step; a constant inside a mean, as in half a mean square, counts or does not, whichever
+    makes them 1. `syncs_per_window`: so many backwards, or reductions by hand, between two steps
     exchange gradients between processes. `steps`: the optimizers step so often. `fail_on` is the
     severity of findings that fail it: `"error"`, `"warning"`, or None for no finding at all.
 
@@ -102,7 +105,7 @@ def expect(
         ("syncs_per_window", syncs_per_window, "how many backwards between two steps exchange gradients"),
         ("steps", steps, "how often the optimizers step"),
     ):
-        wanted[name] = None if value is None else given.whole(name, value, said, least=name == "accumulates")
+        wanted[name] = None if value is None else given.whole(name, value, said, least=name != "syncs_per_window")
     given.flag("complete", complete)
     for name, group in record.items():
         meant = difflib.get_close_matches(name, (*wanted, "fail_on"), n=1)
@@ -181,14 +184,28 @@ def _incomplete(ledger: Ledger) -> Iterator[str]:
             # A clip shortens what is complete.
             factor = np.where(here.erased, 0.0, here.clipped)
             weights = np.divide(here.share, factor, out=np.zeros(len(here)), where=factor > 0)
-            total = float(weights.sum())
+            total = abs(float(weights.sum()))  # what is maximised has a minus before it, and weighs as much
+            # Half a square is whole, and so is a mean of what was divided.
+            whole = total if several else abs(float((weights / _own(ledger, here)).sum()))
             key = int(here.optimizer[0]), objective
             right = usual.setdefault(key, total) if several else 1.0
             if np.isnan(total):
                 reason = next(row.unknown for row in here if row.unknown)
                 yield f"the shares of the step at event {step} cannot be read: {reason}"
-            elif abs(total - right) > 1e-3 * abs(right):
+            elif np.isnan(whole):
+                yield f"the shares of the step at event {step} cannot be read: a constant inside a mean is not known"
+            elif min(abs(total - right), abs(whole - right)) > 1e-3 * abs(right):
                 yield f"the shares of the step at event {step} add up to {told(total)}, expected {told(right)}"
+
+
+def _own(ledger: Ledger, rows: Shares) -> np.ndarray:
+    """For each row, what stands inside the mean of its loss: a part of that, or what divides it."""
+    found = []
+    for backward, place in zip(rows.backward.tolist(), rows.term.tolist(), strict=True):
+        terms = ledger[backward].details.get("terms")
+        term = terms[place] if isinstance(terms, list) and place < len(terms) else {}
+        found.append(number(term.get("own", 1.0)) if isinstance(term, Mapping) else 1.0)
+    return np.where(np.array(found) == 0, np.nan, found)
 
 
 def _syncs(ledger: Ledger) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.events import CHANGED, Arrays
+from accumviz.events import CHANGED, PRESENT, Arrays
 
 # Two numbers that came the same way, from float32 norms; gradients in half precision are rounded once more.
 SAME, SAME_IN_HALF = 1e-3, 2e-2
@@ -18,8 +18,9 @@ UNREAD = (
     ".grad was clipped element by element",
     "what it was clipped or divided by was not recorded",
     "gradients were reduced by hand; whether to a sum or a mean was not recorded",
+    "a comm hook reduced gradients; whether to a sum or a mean could not be read",
 )
-HAND, VALUE, UNSEEN, REDUCED = range(1, len(UNREAD) + 1)
+HAND, VALUE, UNSEEN, REDUCED, HOOKED = range(1, len(UNREAD) + 1)
 
 
 class Gains(NamedTuple):
@@ -61,6 +62,7 @@ def of_events(ledger: Arrays) -> Gains:
     half = np.array([p.dtype in ("float16", "bfloat16") for p in ledger.parameters], bool)
     # A zero is a zero under any factor: it says nothing of it, and nothing of it is unknown.
     zero = changed & (before == 0) & (ledger.grad[at] == 0)
+    nothing = (ledger.grad[at] == 0) | (ledger.state[at] & PRESENT == 0)
     low, high, middle = _spread(ratio)
     touched = np.logical_or.reduce(changed, axis=1)
     for i, (kind, code) in enumerate(zip(kinds, codes, strict=True)):
@@ -70,11 +72,19 @@ def of_events(ledger: Arrays) -> Gains:
         row = i + 1
         if kind == "sync":
             many = number(details.get("ranks"))
-            if within[i] and 1 <= many < math.inf:
+            by = details.get("reduction", "avg" if within[i] else "")  # a library's is a mean
+            if not by and _divided_after(many, i, kinds, middle, low, high):
+                by = "sum"
+            if by in ("sum", "avg") and 1 <= many < math.inf:
                 averaged[row, here], ranks[row] = at[i], many
+                # A sum is so many times the mean.
+                times = many * number(details.get("by_comm_hook", 1 if by == "sum" else 1 / many))
+                if 0 < times < math.inf:
+                    logs["edit"][row, here] = math.log(times)
+                else:
+                    bad[row, here], why[row, here] = at[i], HOOKED
                 continue
-            if not _divided_after(many, i, kinds, middle, low, high):
-                bad[row, here], why[row, here] = at[i], REDUCED
+            bad[row, here], why[row, here] = at[i], REDUCED
             continue
         rough = SAME_IN_HALF if half[here].any() else SAME
         same = high[i] - low[i] <= rough * middle[i]
@@ -97,12 +107,13 @@ def of_events(ledger: Arrays) -> Gains:
             reason = HAND
             if not same or not _one_factor(ledger, int(at[i]), here & ~zero[i], middle[i], rough):
                 factors[:] = np.nan
+            here = here & ~nothing[i]  # of what it has erased no factor is asked
         lost = here & ~zero[i] & np.isnan(factors)
         bad[row, lost], why[row, lost] = at[i], reason
         kept = here & ~lost & ~np.isnan(factors)
         logs[kind][row, kept] = np.log(factors[kept])
     # In most recordings most kinds of events have none, and what is the same at every event needs no sum.
-    for kind in {*logs}.intersection(kinds):
+    for kind in {*logs}.intersection({"sync": "edit"}.get(kind, kind) for kind in kinds):
         logs[kind] = np.cumsum(logs[kind], axis=0)
     if (bad >= 0).any():
         order = np.arange(at.size + 1)[:, None]

@@ -138,7 +138,7 @@ class Ledger(Arrays, Displayed):
     def read(cls, reader: Reader) -> Ledger:
         """The ledger of a file that is open. Raises `LedgerFileError` when it holds another thing, or is not whole."""
         if reader.kind != "ledger":
-            raise LedgerFileError(f"{reader.path.name!r} holds a {reader.kind}; expected a ledger")
+            raise LedgerFileError(f"{str(reader.path)!r} holds a {reader.kind}; expected a ledger")
         return valid(reader, lambda chunks: cls.of_arrays(columns.decode(chunks)))
 
     def __len__(self) -> int:

@@ -151,7 +151,7 @@ def _alike(ledger: Arrays, contributed: np.ndarray, gone: np.ndarray) -> list[li
 
 def _zeroing(ledger: Arrays, rank: int | None) -> np.ndarray:
     ranks = ledger.columns.column("rank")
-    found: np.ndarray = ledger.columns.where("kind", "zero_grad", "edit") & (
+    found: np.ndarray = ledger.columns.where("kind", "zero_grad", "edit", "step") & (
         (ranks < 0) | (ranks == (-1 if rank is None else rank))
     )
     return found
@@ -163,11 +163,7 @@ def _scattered(ledger: Arrays, erased: np.ndarray) -> Iterator[tuple[int, np.nda
     Where the groups of ranks are averaged later, the event is the one that brings the sum of all since then.
     """
     scattering = scatters(ledger)
-    for whole, parameter in enumerate(ledger.parameters):
-        if not parameter.unsharded_of:
-            continue
-        name = parameter.unsharded_of
-        shard = next(i for i, p in enumerate(ledger.parameters) if name == p.name or name in p.aliases)
+    for whole, shard in shards_of(ledger).items():
         born = np.flatnonzero(erased[:, whole] >= 0)
         born = born[scattering[erased[born, whole]]]
         bringing = brought(ledger, shard, erased[born, whole])
@@ -182,6 +178,16 @@ def erased_for_good(ledger: Arrays, fates: Fates) -> np.ndarray:
         found = np.where(np.append(scatters(ledger), False)[found], -1, found)  # -1 is the last
         for sync, births, whole, shard in _scattered(ledger, fates.erased):
             found[births, whole] = fates.erased[sync, shard]
+    return found
+
+
+def shards_of(ledger: Arrays) -> dict[int, int]:
+    """For each unsharded gradient, the column of the parameter that it is scattered to."""
+    found = {}
+    for whole, parameter in enumerate(ledger.parameters):
+        name = parameter.unsharded_of
+        if name:
+            found[whole] = next(i for i, p in enumerate(ledger.parameters) if name == p.name or name in p.aliases)
     return found
 
 
@@ -210,11 +216,12 @@ def steps_of(ledger: Arrays, optimizers: tuple[int, ...]) -> np.ndarray:
 def zeroed_by_steps(ledger: Arrays) -> np.ndarray:
     """For each event, and what is after the last, the step that zeroed there what it had read; -1 for none.
 
-    Where a closure's backward ran in the step, what zeroed may be the closure.
+    A step may do that itself, or have it done by what it calls. Where a closure's backward ran in the step, what
+    zeroed may be the closure.
     """
     events = ledger.columns
     within, ranks = events.where("within", "step"), events.column("rank")
-    found = np.full(len(events) + 1, -1)
+    found = np.where(np.append(events.where("kind", "step"), False), np.arange(len(events) + 1), -1)
     zeros = np.flatnonzero(within & events.where("kind", "zero_grad", "edit"))
     for rank in np.unique(ranks[zeros]).tolist():
         steps = np.flatnonzero(events.where("kind", "step") & (ranks == rank))
@@ -264,6 +271,8 @@ def _held(ledger: Arrays, p: int, read: np.ndarray) -> bool:
     if not read.size:
         return False
     [event] = read.tolist()
+    if (ledger.state[:event, p] & CONTRIBUTED).any():  # what came first was not read
+        return False
     if not ledger.state[event, p] & CONTRIBUTED:
         return ledger.events[event].kind not in ("backward", "sync") or not ledger.state[event, p] & CHANGED
     sum_, added = float(ledger.grad[event, p]), float(ledger.contribution[event, p])

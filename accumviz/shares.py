@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from accumviz.events import CONTRIBUTED, Arrays
-from accumviz.gains import SAME, SAME_IN_HALF, UNREAD, UNSEEN, Gains, number, of_events
-from accumviz.lifecycle import Fates, brought, steps_before, steps_of, zeroed_by_steps
+from accumviz.gains import HAND, HOOKED, SAME, SAME_IN_HALF, UNREAD, UNSEEN, Gains, number, of_events
+from accumviz.lifecycle import Fates, brought, shards_of, steps_before, steps_of, zeroed_by_steps
 from accumviz.objectives import MEAN, NO_TERMS, SUM, Terms
 
 # Where nothing is ever erased each step reads all backwards before it: so many rows are listed, then the first ones.
@@ -19,15 +19,17 @@ _MOST, _FIRST = 4_000_000, 16
 _REASONS = (
     "",
     *UNREAD,
-    "a closure was evaluated several times in this step",
+    "a closure in the step brought it, and it was erased there: what of it the step used is not known",
     "it weighs differently in different parameters",
     "it was erased in some parameters and used in others",
     "the step read gradients that the scaler had scaled, and nobody is known to have unscaled them",
+    "it was unscaled by another factor than that by which the scaler had scaled it",
     "hooks of the parameters changed what it brought, by no one factor that could be read",
+    "another thread changed the same .grad while it ran",
     NO_TERMS,
     "over how many elements it sums was not recorded",
 )
-_CLOSURE, _APART, _PARTLY, _SCALED, _HOOKED = range(len(UNREAD) + 1, len(_REASONS) - 2)
+_CLOSURE, _APART, _PARTLY, _SCALED, _RESCALED, _HOOKED, _OVERLAPPED = range(len(UNREAD) + 1, len(_REASONS) - 2)
 _UNCOUNTED = len(_REASONS) - 1
 
 
@@ -109,7 +111,7 @@ class Shares(Sequence[Share]):
     @property
     def lost_sight(self) -> np.ndarray:
         """For each row, whether nobody knows what became in `.grad` of what the backward brought."""
-        found: np.ndarray = (self.unknown > 0) & (self.unknown <= _HOOKED)
+        found: np.ndarray = (self.unknown > 0) & (self.unknown <= _OVERLAPPED)
         return found
 
     def __eq__(self, other: object) -> bool:
@@ -159,6 +161,9 @@ def shares(ledger: Arrays, fates: Fates) -> Shares:
     with np.errstate(over="ignore", invalid="ignore"):
         factor = columns["by_hand"] * columns["clipped"] * columns["averaged"]
     bad, opaque = columns.pop("bad"), terms.unknown[term]
+    overlapped = ledger.columns.detail("overlapped", default=False)[columns["backward"]]
+    columns["erased"] = columns["erased"] & ~overlapped
+    bad = np.where((bad == 0) & overlapped, _OVERLAPPED, bad)
     by_hook = ledger.columns.detail("by_hook", 1.0)[columns["backward"]]
     constant = constant * np.where(np.isfinite(by_hook), by_hook, 1.0)
     bad = np.where((bad == 0) & ~np.isfinite(by_hook), _HOOKED, bad)
@@ -204,7 +209,7 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
     amp = np.log(np.maximum(events.detail("amp_scale", 1.0), np.finfo(float).tiny))
     # Asked column by column.
     contributed = np.asfortranarray((ledger.state & CONTRIBUTED).astype(bool))
-    shard_of = _shards(ledger)
+    shard_of = shards_of(ledger)
     ends = np.where(fates.erased < 0, len(events), fates.erased)
     skipped_all = events.where("kind", "step") & events.skipped
     index = events.detail("optimizer_index", 0)
@@ -253,16 +258,6 @@ def _signature(contributed: np.ndarray, erased: np.ndarray, apart: Sequence[np.n
     return b"|".join(array.tobytes() for array in own)
 
 
-def _shards(ledger: Arrays) -> dict[int, int]:
-    """For each unsharded gradient, the column of the parameter that it is scattered to."""
-    found = {}
-    for whole, parameter in enumerate(ledger.parameters):
-        name = parameter.unsharded_of
-        if name:
-            found[whole] = next(i for i, p in enumerate(ledger.parameters) if name == p.name or name in p.aliases)
-    return found
-
-
 def _read(
     gains: Gains,
     steps: np.ndarray,
@@ -293,13 +288,16 @@ def _read(
     b = born[which]
     before, after = np.searchsorted(gains.events, b), np.searchsorted(gains.events, step, side="right")
     bad = np.where(gains.bad[after, p] > b, gains.why[after, p], 0)
+    # What was erased may be among what a hand put there afterwards.
+    erased = lost[which] & ~((gains.bad[after, p] > end[which]) & (gains.why[after, p] == HAND))
     bad = np.where(inside[which] & (end[which] < step), _CLOSURE, bad)
     unscaled = amp[which] + gains.unscaled[after, p] - gains.unscaled[before, p]
     by_hand = gains.by_hand[after, p] - gains.by_hand[before, p]
     # Whoever multiplies by one over the scale by hand has unscaled.
     undone = (np.abs(unscaled) > SAME_IN_HALF) & (np.abs(unscaled + by_hand) <= SAME_IN_HALF)
     by_hand, unscaled = np.where(undone, by_hand + unscaled, by_hand), np.where(undone, 0, unscaled)
-    bad = np.where((bad == 0) & (np.abs(unscaled) > SAME_IN_HALF), _SCALED, bad)
+    why = np.where(gains.unscaled[after, p] != gains.unscaled[before, p], _RESCALED, _SCALED)
+    bad = np.where((bad == 0) & (np.abs(unscaled) > SAME_IN_HALF), why, bad)
     averaged = gains.averaged[after, p]
     place = np.searchsorted(gains.events, averaged) + 1
     ranks = gains.ranks[np.minimum(place, gains.ranks.size - 1)]
@@ -310,8 +308,8 @@ def _read(
         "by_hand": by_hand,
         "clipped": gains.clipped[after, p] - gains.clipped[before, p],
         "averaged": np.where(averaged > b, 1 / ranks, 1.0),
-        "erased": lost[which],
-        "bad": np.where(lost[which], 0, bad),
+        "erased": erased,
+        "bad": np.where(erased, 0, bad),
         "left_out": np.array([left_out]),
     }
 
@@ -348,12 +346,15 @@ def _handed_on(
         one = {name: array[here] for name, array in read.items() if name != "left_out"}
         before, after = np.searchsorted(gains.events, [b, sync])
         ranks = number(ledger.events[sync].details.get("ranks"))
+        divisor = number(ledger.events[sync].details.get("divisor", ranks))
+        times = ranks / divisor if divisor else math.nan
         bad = gains.why[after, whole] if gains.bad[after, whole] > b else 0
-        if not 1 <= ranks < math.inf:
-            ranks, bad = 1.0, UNSEEN
+        if not (1 <= ranks < math.inf and 0 < times < math.inf):
+            bad = HOOKED if 1 <= ranks < math.inf else UNSEEN
+            ranks = times = 1.0
         yield one | {
             "backward": np.full(here.size, b),
-            "by_hand": one["by_hand"] + gains.by_hand[after, whole] - gains.by_hand[before, whole],
+            "by_hand": one["by_hand"] + math.log(times) + gains.by_hand[after, whole] - gains.by_hand[before, whole],
             "clipped": one["clipped"] + gains.clipped[after, whole] - gains.clipped[before, whole],
             "averaged": np.full(here.size, 1 / ranks),
             "bad": np.where(one["bad"] > 0, one["bad"], bad),

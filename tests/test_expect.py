@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,48 @@ def test_a_short_last_window_is_no_wrong_length() -> None:
             train(model, optimizer, k, k, lambda i, k=k: k)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y: -y.log_softmax(1)[:, :1].mean(),
+        lambda y: nn.functional.cross_entropy(y, torch.full((2, 3), 1 / 3)),
+    ],
+)
+def test_what_has_a_minus_before_it_is_as_complete(loss: Any) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with av.expect(model, optimizer, accumulates=2, complete=True):
+        for _ in range(2):
+            (loss(model(torch.randn(2, 3))) / 2).backward()
+        optimizer.step()
+
+
+HALVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "half a square": lambda y: (0.5 * y.square()).mean(),
+    "a Gaussian": lambda y: nn.GaussianNLLLoss()(y[:, :1], torch.zeros(2, 1), torch.ones(2, 1)),
+    "a mean over classes": lambda y: nn.functional.multilabel_soft_margin_loss(y, torch.ones(2, 5)),
+    "one sequence, by its length": lambda y: nn.functional.ctc_loss(
+        y.log_softmax(1), torch.tensor([1, 2]), torch.tensor(2), torch.tensor(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("by", [3, 1])
+def test_a_constant_inside_a_mean_is_the_losses_own(name: str, by: int) -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(3, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = av.expect(model, optimizer, complete=True)
+    with (
+        nullcontext() if by == 3 else pytest.raises(AssertionError, match="the shares of the step at event 3"),
+        expected,
+    ):
+        for _ in range(3):
+            (HALVES[name](model(torch.randn(2, 3))) / by).backward()
+        optimizer.step()
+
+
 def test_nothing_expected_is_what_check_finds_alone() -> None:
     model, optimizer = made()
     with av.expect(model, optimizer):
@@ -155,6 +198,7 @@ def test_gradients_are_exchanged_once_in_a_window() -> None:
     [
         ({"accumulates": 0}, ValueError, "accumulates=0; expected how many backwards each step consumes"),
         ({"accumulates": 2.5}, TypeError, "accumulates=2.5"),
+        ({"steps": 0}, ValueError, "steps=0; expected how often the optimizers step"),
         ({"complete": "yes"}, TypeError, "complete='yes'; expected True or False"),
         ({"fail_on": "all"}, ValueError, "fail_on='all'; expected 'error', 'warning' or None"),
         (
@@ -220,6 +264,7 @@ def test_the_fixture_fails_with_the_report_and_no_traceback(tmp_path: Path) -> N
     assert "expected otherwise: the shares of the step at event 4 add up to 4, expected 1\nReport: " in done.stdout
     assert "loss-not-divided" in done.stdout
     assert "Traceback" not in done.stdout
+    assert "another exception" not in done.stdout
     assert "__exit__" not in done.stdout
 
 

@@ -509,7 +509,7 @@ def test_ledgers_that_cannot_be_merged_are_refused() -> None:
 
 def test_a_file_of_a_graph_is_no_ledger_to_merge(tmp_path: Path) -> None:
     Graph((Node(0, "MulBackward0"),)).save(tmp_path / "x.graph")
-    with pytest.raises(LedgerFileError, match=r"'x\.graph' holds a graph; expected a ledger"):
+    with pytest.raises(LedgerFileError, match=r"x\.graph' holds a graph; expected a ledger"):
         Ledger.merge([of_rank(0, []), tmp_path / "x.graph"])
 
 

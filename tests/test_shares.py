@@ -111,6 +111,34 @@ def test_a_change_by_hand_that_is_no_factor_is_unknown_though_all_norms_agree() 
     assert math.isnan(row.share) and "by hand" in row.unknown
 
 
+def test_of_a_closures_backward_that_is_erased_in_its_step_no_more_is_said_than_that() -> None:
+    play = Play()
+    play.backward(within="step")
+    play.zero(within="step")  # the closure's own, or the step's after it has read: nobody can tell
+    play.step()
+    (row,) = play.ledger.shares()
+    assert math.isnan(row.share) and "erased" in row.unknown and "times" not in row.unknown
+
+
+@pytest.mark.parametrize("put_back", [False, True])
+def test_what_was_erased_may_be_in_what_a_hand_puts_there_afterwards(put_back: bool) -> None:
+    play = Play()
+    play.backward()
+    play.zero()
+    play.backward()
+    if put_back:
+        play.grad = {name: np.roll(grad, 1) * 0.7 for name, grad in play.grad.items()}
+        play.touched(play._put("edit"), ["w", "v"])
+    else:  # taken away, which is no change by a factor, and before the last one
+        play.grad = {}
+        play.touched(play._put("edit"), ["w", "v"])
+        play.backward()
+    play.step()
+    found = shares(play)
+    assert found[:2] == ([pytest.approx(math.nan, nan_ok=True)] * 2 if put_back else [0, 0])
+    assert put_back or found[2] == 0.25
+
+
 def test_the_scaler_cancels_itself() -> None:
     play = Play()
     play.amp = 1024.0
@@ -120,6 +148,17 @@ def test_the_scaler_cancels_itself() -> None:
     play.clip(0.5)
     step = play.step()
     assert shares(play) == pytest.approx([0.25 * w for _, w in sorted(play.steps[step].items())], rel=1e-4)
+
+
+def test_a_scale_that_changes_inside_a_window_is_said_where_it_counts() -> None:
+    play = Play()
+    for play.amp in (1024.0, 512.0):
+        play.backward()
+    play.unscale()
+    play.step()
+    first, second = play.ledger.shares()
+    assert math.isnan(first.share) and "another factor" in first.unknown
+    assert (second.share, second.unknown) == (0.25, "")
 
 
 def test_a_step_on_scaled_gradients_is_unknown() -> None:

@@ -26,7 +26,7 @@ from accumviz.ledger import Ledger
 from accumviz.recorder.callsite import CallSite
 from accumviz.recorder.memory import Allocated
 from accumviz.recorder.rows import Backward, Columns, Row, Shape
-from accumviz.recorder.sources import needs, only
+from accumviz.recorder.sources import ends, needs, only
 from accumviz.recorder.transfer import Wire
 
 # A cell or a script, not a generated file: the player shows the code beside what it did.
@@ -94,6 +94,7 @@ class Buffer:
         # By file: the lines that events stand on, and those that these need; and its text, until they are written.
         self._lines: dict[str, tuple[set[int], set[int]]] = {}
         self._texts: dict[str, str] = {}
+        self._ends: dict[str, tuple[str, str]] = {}  # of the lines of each file, and of its last
         # By line, kind and how many leaves are alike, the last event's label, whereabouts and details, and the codes
         # that these became; what it filled, and the shape that this became.
         self._last: dict[tuple[int, str, int], tuple[tuple[Any, ...], bytes, tuple[Any, ...], Shape]] = {}
@@ -119,6 +120,16 @@ class Buffer:
         row = Row(kind, label, site, time.perf_counter() - self.start, within, details)
         self.pending.append(row)
         return row
+
+    def put_last(self, row: Row) -> list[Row]:
+        """Put a row behind those that other threads began meanwhile, unless some ran inside it; returns all of them."""
+        with self._lock:
+            meanwhile = self.pending[self.pending.index(row) + 1 :]
+            if meanwhile and all(other.within != "backward" for other in meanwhile):
+                self.pending.remove(row)
+                self.pending.append(row)
+                row.time = time.perf_counter() - self.start
+            return meanwhile
 
     def finish(self, row: Row) -> None:
         """This row is whole, but for what a device still sends."""
@@ -239,7 +250,10 @@ class Buffer:
                 news = set() if self._whole_sources else needs(text, site.line)
                 # Replaced, never changed: another thread may be writing what was there.
                 self._lines[site.file] = {*lines, site.line}, kept | news
-                self._texts[site.file] = text
+                if site.file not in self._ends:
+                    self._ends[site.file] = ends(site.path)
+                end, last = self._ends[site.file]
+                self._texts[site.file] = text and text.removesuffix("\n").replace("\n", end) + last
 
     def _codes(self, row: Row) -> bytes:
         tables, site = self._tables, row.site
@@ -263,7 +277,7 @@ class Buffer:
         return json.dumps({name: _plain(value) for name, value in details.items()}, separators=(",", ":"))
 
     def expect(self, running: Backward, touched: Iterable[int]) -> None:
-        """In rows that happened inside this backward, what it had yet to bring counts as there already.
+        """In rows that happened while this backward ran, what it had yet to bring counts as there already.
 
         Its own row stands before them with all it brought: a `.grad` may not be gone in between.
         """

@@ -12,23 +12,26 @@ all-gather gives, what a reduce-scatter is given. What a ring or a tree sends on
 from __future__ import annotations
 
 import contextlib
+import inspect
+import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
+from threading import get_ident
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
 from accumviz.recorder import sessions
-from accumviz.recorder.callsite import CallSites
+from accumviz.recorder.callsite import CallSites, variables
 from accumviz.recorder.contributions import Contributions
-from accumviz.recorder.fsdp import Whole, local, pieces
-from accumviz.recorder.rows import Backward, Row, Sync
-from accumviz.recorder.transfer import keep_for_stream
+from accumviz.recorder.fsdp import Whole, is_own, local, pieces
+from accumviz.recorder.rows import Backward, Row, Sent, Sync
+from accumviz.recorder.transfer import keep_for_stream, readable
 
 # The operators, what they do, and which argument is the whole.
 _OPERATORS = {
@@ -42,15 +45,22 @@ _OPERATORS = {
     "reduce_scatter_tensor_coalesced_": ("reduce-scatter", 1),
 }
 _KEYS = ("AutogradCPU", "AutogradCUDA")
+_ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__ if dist.is_available() else None
 # SyncBatchNorm, too, reduces inside a backward.
 _BATCH_NORM = str(Path("nn", "modules", "_functions.py"))
 
 
 class Listener(Protocol):
-    """What an open recording is told of a collective, before it begins."""
+    """What an open recording is told of a collective: before it begins, and when it is on its way.
+
+    Of those that move what no library asked for there is a row, by which it is told of them again.
+    """
 
     def failed(self, error: Exception) -> None: ...
-    def collective(self, op: str, whole: list[torch.Tensor], given: list[torch.Tensor], frame: FrameType) -> None: ...
+    def collective(
+        self, op: str, whole: list[torch.Tensor], given: list[torch.Tensor], frame: FrameType
+    ) -> Row | None: ...
+    def launched(self, row: Row, work: Any) -> None: ...
 
 
 _listeners: tuple[Listener, ...] = ()
@@ -86,18 +96,36 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
     op, whole = _OPERATORS[name]
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        begun: list[tuple[Listener, Row]] = []
         for listener in _listeners:
             try:
                 # A device's thread has no frame below this one.
-                listener.collective(op, _tensors(args[whole]), _tensors(args[0]), sys._getframe())
+                row = listener.collective(op, _tensors(args[whole]), _tensors(args[0]), sys._getframe())
+                if row is not None:
+                    begun.append((listener, row))
             except Exception as error:
                 sessions.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     listener.failed(error)
                     sessions.failures.pop()
-        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+        given = operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+        for listener, row in begun:
+            try:
+                listener.launched(row, _work(given))
+            except Exception as error:
+                sessions.failures.append(type(error).__name__)
+                with contextlib.suppress(Exception):
+                    listener.failed(error)
+                    sessions.failures.pop()
+        return given
 
     return kernel
+
+
+def _work(given: Any) -> Any:
+    """What a collective is waited for by, the very object that Python is given; None where that is not known."""
+    boxed = given[-1] if isinstance(given, list | tuple) else given
+    return dist.Work.unbox(boxed) if isinstance(boxed, torch.ScriptObject) and hasattr(dist.Work, "unbox") else None
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -106,14 +134,28 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
+class Manual(NamedTuple):
+    """A collective that the user's own lines began: its leaves, by which it is waited for, and whose thread it is."""
+
+    leaves: list[int]
+    work: Any
+    thread: int
+
+
 class Collectives:
     """The leaves that are reduced across ranks, and the collectives that do it, as they come.
 
     What autograd brings to such a leaf is read while it is there: later, the average replaces it.
     """
 
-    def __init__(self, contributions: Contributions, sites: CallSites, failed: Callable[[Exception], None]) -> None:
-        self._contributions, self._sites, self.failed = contributions, sites, failed
+    def __init__(
+        self,
+        contributions: Contributions,
+        sites: CallSites,
+        failed: Callable[[Exception], None],
+        edits: weakref.WeakMethod[Callable[[list[int]], None]],
+    ) -> None:
+        self._contributions, self._sites, self.failed, self._edits = contributions, sites, failed, edits
         self._leaves = leaves = contributions.leaves
         named = leaves.named
         self._shards = named.shards
@@ -134,7 +176,9 @@ class Collectives:
         contributions.taken = (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
         self.unhooked = set(contributions.taken)
         leaves.always |= self._replicated | contributions.taken
-        self.manual: list[tuple[Row, list[int]]] = []
+        self.manual: dict[Row, Manual] = {}
+        # Of each leaf, the row of the last of them that was read as soon as it was over, and nothing told since.
+        self.told: dict[int, Row] = {}
 
     def open(self) -> None:
         """Watch the forwards that arm an all-reduce, and every collective."""
@@ -170,6 +214,7 @@ class Collectives:
         self.replicas.clear()
         self._members.clear()
         self.manual.clear()
+        self.told.clear()
         self.unhooked.clear()
 
     def hook(self) -> None:
@@ -230,10 +275,15 @@ class Collectives:
 
         return hook
 
-    def collective(self, op: str, whole: list[torch.Tensor], output: list[torch.Tensor], frame: FrameType) -> None:
-        """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
+    def collective(
+        self, op: str, whole: list[torch.Tensor], output: list[torch.Tensor], frame: FrameType
+    ) -> Row | None:
+        """Take note of a collective, if it moves gradients or sharded parameters that are recorded.
+
+        Returns the row of one that the user's own lines began.
+        """
         if sessions.capturing():
-            return
+            return None
         contributions = self._contributions
         running = contributions.running() if torch._C._current_graph_task_id() != -1 else None
         if running is not None and running.written:
@@ -242,27 +292,28 @@ class Collectives:
             contributions.reduce(running)
         details: dict[str, Any] = {"op": op, "bytes": sum(t.numel() * t.element_size() for t in whole)}
         details["ranks"] = self._ranks
-        moving = self._shards.moving(frame) if self._shards else None
+        moving = self._shards.moving(frame, self._ranks) if self._shards else None
         arriving: dict[int, torch.Tensor | None] = {}
         leaves: list[int] = []
         if moving is not None:
-            moved, whole_way = moving
+            moved, details["ranks"] = moving.units, moving.ranks
             units = [self._shards.by_id[id(unit)] for unit in moved if id(unit) in self._shards.by_id]
             shards = [i for _, inside in units for i in inside]
             if op == "reduce-scatter":
                 leaves = [*(i for i, _ in units), *shards]
-            if op == "reduce-scatter" and whole_way:
+                details |= {} if moving.divisor == moving.ranks else {"divisor": moving.divisor}
+            if op == "reduce-scatter" and not moving.waits:
                 new = pieces(moved, output[0]) if len(shards) == len(moved) else None
                 arriving = dict(zip(shards, new, strict=True)) if new else dict.fromkeys(shards)
             concerned = shards
         elif op != "all-reduce":
-            return
-        elif running is not None:
+            return None
+        elif running is not None and any(armed and armed[0] for armed in self._armed):
             concerned = leaves = self._bucket(whole, frame, running, details)
         else:
-            concerned = leaves = self._grads_in(whole)
+            return self._by_hand(whole, frame, running, details)
         if not concerned:
-            return
+            return None
         details["parameters"] = [self._leaves.named.names[i] for i in concerned]
         rows = contributions.rows
         if running is not None:
@@ -270,13 +321,73 @@ class Collectives:
         else:
             row = rows.begin("sync", "", self._sites.find(frame), "", details)
         if running is not None and (leaves or op == "all-reduce"):  # FSDP's between groups, of what is no `.grad` yet
-            running.syncs = [*running.syncs, Sync(row, leaves, arriving)]
+            sent = self._sent(whole, frame, leaves, details["ranks"]) if "by_comm_hook" in details else None
+            running.syncs = [*running.syncs, Sync(row, leaves, arriving, sent)]
             running.synced = {*running.synced, *leaves}
-        elif leaves:
-            self.manual.append((row, leaves))
         else:
             row.present = bytes(self._leaves.present)
             rows.finish(row)
+        return None
+
+    def _sent(self, whole: list[torch.Tensor], frame: FrameType, leaves: list[int], ranks: int) -> Sent | None:
+        """What a comm hook of the user's sends of the gradients in a bucket; None where that cannot be compared."""
+        grads, reduction = [self._leaves.tensors[i].grad for i in leaves], _reduction(frame, ranks)
+        # What is sent from where `.grad` is may have been divided there.
+        if reduction not in ("sum", "avg") or self._grads_in(whole) or (before := _length(grads)) is None:
+            return None
+        sent = _length(whole)
+        factor = None if sent is None else sent / before / (ranks if reduction == "avg" else 1)
+        return None if factor is None else Sent(whole, [tensor._version for tensor in whole], factor)
+
+    def _by_hand(
+        self, whole: list[torch.Tensor], frame: FrameType, running: Backward | None, details: dict[str, Any]
+    ) -> Row | None:
+        """The row of an all-reduce that no library began, if it reduces any `.grad`: what it gives is not there yet."""
+        leaves = self._grads_in(whole)
+        if not leaves:
+            return None
+        details["parameters"] = [self._leaves.named.names[i] for i in leaves]
+        details["reduction"] = _reduction(frame, self._ranks) if self._wholly(leaves, whole) else ""
+        rows = self._contributions.rows
+        if running is not None:
+            self._contributions.settle(running)
+            row = rows.begin("sync", running.label, running.site, "backward", details)
+        else:
+            if (edits := self._edits()) is not None:
+                edits(leaves)
+            row = rows.begin("sync", "", self._sites.find(frame), "", details)
+        self.manual[row] = Manual(leaves, None, get_ident())
+        return row
+
+    def _wholly(self, leaves: list[int], whole: list[torch.Tensor]) -> bool:
+        """Whether all of these leaves' `.grad` is reduced, and would be seen to change after that."""
+        grads = [self._leaves.tensors[i].grad for i in leaves]
+        # On a device, what is changed through `.data` is not seen: there it takes an edit to tell a sum.
+        seen = all(grad is not None and grad.is_cpu for grad in grads)
+        return seen and sum(tensor.numel() for tensor in whole) >= sum(self._leaves.sizes[i] for i in leaves)
+
+    def launched(self, row: Row, work: Any) -> None:
+        """The collective of this row is on its way."""
+        if row in self.manual:
+            self.manual[row] = self.manual[row]._replace(work=work)
+
+    def waited(self, work: Any) -> None:
+        """Somebody has waited for a collective: what it gave is there, and nothing has been done with it."""
+        if not self.manual:
+            return
+        for row, known in list(self.manual.items()):  # other threads' come and go meanwhile
+            if known.work is work and known.thread == get_ident():
+                del self.manual[row]
+                self._over(row, known.leaves)
+                self.told |= dict.fromkeys(known.leaves, row)
+                return
+
+    def _over(self, row: Row, leaves: list[int], *, read: bool = True) -> None:
+        row.changed = leaves  # the library writes without a new version
+        (self._leaves.read if read else self._leaves.leave_unread)(row, leaves)
+        self._leaves.note(leaves)
+        row.present = bytes(self._leaves.present)
+        self._contributions.rows.finish(row)
 
     def _bucket(
         self, whole: list[torch.Tensor], frame: FrameType, running: Backward, details: dict[str, Any]
@@ -300,6 +411,9 @@ class Collectives:
         if armed is None:
             return []
         details["armed_line"] = armed[1]
+        details["ranks"] = dist.get_world_size(self.replicas[owner].process_group)
+        if _own_comm_hook(self.replicas[owner]):
+            details["by_comm_hook"] = math.nan  # until it is known what the hook makes of the sum
         mine = set(self._members[owner])
         for order in (self._arrivals.get(owner, ()), arrived, self._members[owner][::-1]):
             held, inside = 0, []
@@ -334,8 +448,12 @@ class Collectives:
             if i not in running.met:
                 present[i] = running.had[i]
         running.present = bytes(present)
-        for row, concerned, arriving in running.syncs:
+        for row, concerned, arriving, sent in running.syncs:
             row.changed = concerned
+            if sent is not None and [tensor._version for tensor in sent.tensors] == sent.versions:
+                gave, made = _length(sent.tensors), _length([leaves.tensors[i].grad for i in concerned])
+                if gave is not None and made is not None:
+                    row.take(("detail", "by_comm_hook"), sent.factor * made / gave)
             row.contributed = [i for i in arriving if leaves.present[i]]
             leaves.read(row, concerned)
             for i in row.contributed:
@@ -352,17 +470,28 @@ class Collectives:
             self._contributions.rows.finish(row)
 
     def claim(self, changed: list[int]) -> list[int]:
-        """Give the changes that a collective outside a backward made to it; return the others."""
-        if not self.manual:
-            return changed
-        manual, self.manual = self.manual, []
-        for row, concerned in manual:
-            row.changed = concerned  # the library writes without a new version
-            self._leaves.read(row, concerned)
-            row.present = bytes(self._leaves.present)
-            self._contributions.rows.finish(row)
-        taken = {i for _, concerned in manual for i in concerned}
+        """Give the changes that collectives by hand made to them; return the others.
+
+        Of what was done between such a collective and now, nothing is known: nor is then what it gave.
+        """
+        manual, self.manual = self.manual, {}
+        for row, (concerned, work, _) in manual.items():
+            row.details["reduction"] = ""
+            self._over(row, concerned, read=work is None or (not sessions.capturing() and work.is_completed()))
+        taken = {i for known in manual.values() for i in known.leaves}
         return [i for i in changed if i not in taken] if taken else changed
+
+
+def _reduction(frame: FrameType | None, ranks: int) -> str:
+    """What an all-reduce over so many ranks reduces to, by its name in torch; nothing where nobody can tell."""
+    while frame is not None:
+        if frame.f_code is _ALL_REDUCE:
+            known = dict(variables(frame))
+            if dist.get_world_size(known.get("group")) != ranks:
+                return ""
+            return str(known.get("op")).rpartition(".")[2].lower()
+        frame = frame.f_back
+    return ""
 
 
 def _replicates(module: torch.nn.Module) -> bool:
@@ -372,6 +501,21 @@ def _replicates(module: torch.nn.Module) -> bool:
 def _in_place(replica: Any) -> bool:
     """Whether DDP divides and reduces in `.grad` itself, or somebody's hook decides what becomes of it."""
     return bool(getattr(replica, "gradient_as_bucket_view", True) or getattr(replica, "_comm_hooks", True))
+
+
+def _own_comm_hook(replica: Any) -> bool:
+    """Whether a comm hook that is not torch's, all of which average, decides what becomes of gradients."""
+    return any(is_own(hook) for hook, *_ in getattr(replica, "_comm_hooks", ()))
+
+
+def _length(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """The norm of all of these together, where they lie; None where it cannot be read."""
+    found = [tensor.detach() for tensor in tensors if tensor is not None and readable(tensor)]
+    if len(found) < len(tensors) or any(tensor.layout is not torch.strided for tensor in found):
+        return None
+    lengths = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in found]
+    whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(lengths))
+    return whole
 
 
 def _synced(replica: Any) -> list[torch.Tensor]:

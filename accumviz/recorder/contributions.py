@@ -53,7 +53,7 @@ class Contributions:
         # Not empty as long as no two threads call our hooks at once, and all leaves are on the CPU: when one hook
         # is called, what the hooks before it saw is in `.grad`. A list, because the hooks hold it.
         self._alone = [True]
-        self._theirs: set[int] = set()  # the leaves that other threads' backwards reach
+        self._theirs: dict[int, int] = {}  # the leaves that backwards of other threads reached last, and whose
         self._lock = threading.RLock()
         leaves.hook_of, leaves.written_of, leaves.around_of = self._hook_of, self._written_of, self._around_of
 
@@ -102,6 +102,8 @@ class Contributions:
         if not self.shared:
             self.shared = True
             self._alone.clear()
+            for running in self.open:
+                running.hot = False
             self.leaves.written_of = self.leaves.around_of = None  # hooks may be called while their order changes
         self.leaves.hook()
 
@@ -110,13 +112,24 @@ class Contributions:
         if any(device.type != "cpu" for device in devices):
             self._alone.clear()
 
-    def look(self, *, into: list[tuple[int, torch.Tensor]] | None = None) -> list[int]:
-        """The leaves whose `.grad` has changed since we looked last, by no other thread's backward."""
-        if not self._theirs:
+    def look(self, owner: Any = None, *, into: list[tuple[int, torch.Tensor]] | None = None) -> list[int]:
+        """The leaves whose `.grad` has changed since we looked last, by no other thread's backward.
+
+        `owner` is whose `.grad` the caller is about to use: that of others is looked at by their own threads.
+        """
+        if not self._theirs and get_ident() == self.opener:
             return self.leaves.update(into=into)
-        changed = self.leaves.update(self._mine(), into=into)
+        owned = () if owner is None or not self.shared else self.leaves.owned(owner)
+        theirs = self._theirs.copy()
+        changed = self.leaves.update(self._unreached({*self._mine(), *owned}), into=into)
         # Another thread may have reached its first leaf while we looked.
-        return [i for i in changed if i not in self._theirs]
+        return [i for i in self._unreached(changed) if i in owned or self._theirs.get(i) == theirs.get(i)]
+
+    def _unreached(self, leaves: Iterable[int]) -> list[int]:
+        """Those that no backward of another thread has reached of which the last was not said yet."""
+        thread, others = get_ident(), [row for row in self.rows.pending[:] if type(row) is Backward and not row.done]
+        met = [running.met for running in others if running.thread != thread]
+        return sorted(i for i in leaves if not any(i in reached for reached in met))
 
     def changed(self, owner: Any) -> list[int]:
         """The leaves whose `.grad` the call that just ended has changed, of this owner's where threads train."""
@@ -128,7 +141,10 @@ class Contributions:
 
     def _mine(self) -> list[int]:
         # Reading a `.grad` while another thread's backward writes it can end the process.
-        return [i for i in range(len(self.leaves)) if i not in self._theirs]
+        thread, theirs = get_ident(), self._theirs
+        if thread != self.opener:
+            return [i for i, whose in theirs.copy().items() if whose == thread]
+        return [i for i in range(len(self.leaves)) if i not in theirs]
 
     def running(self, *, on_cpu: bool = False) -> Backward | None:
         """The backward that the caller is inside of, if any; on a device, hooks run on the engine's threads.
@@ -181,9 +197,11 @@ class Contributions:
                     running.met[i] = None
                     if had:
                         # Without a graph there is nothing to detach it from: a reference costs a fraction of a view.
-                        running.held[i] = grad.detach() if grad.requires_grad or type(grad) is not _TENSOR else grad
+                        kept = grad.detach() if grad.requires_grad or type(grad) is not _TENSOR else grad
+                        running.held[i] = kept, kept._version
                     elif contributions.leaves.tensors[i]._post_accumulate_grad_hooks:  # as in `freed_by_user`
-                        running.held[i] = grad  # the reference keeps autograd from handing it on as `.grad`
+                        # The reference keeps autograd from handing it on as `.grad`.
+                        running.held[i] = grad, grad._version
                     else:
                         running.fresh[i] = None
                 elif not elsewhere or get_ident() not in elsewhere:
@@ -194,7 +212,7 @@ class Contributions:
                     contributions._failed(error)
                     sessions.failures.pop()
 
-        return hook
+        return _unsaved(hook)
 
     def _receive(self, i: int, grad: torch.Tensor, size: int, bulk: int) -> None:
         """Take note of what autograd is about to add to a leaf's `.grad`, whoever's backward it is."""
@@ -203,14 +221,18 @@ class Contributions:
             if running is None:  # another thread's autograd.grad, or its backward from before we were opened
                 return
             give(self.leaves, running, self.rows)
-            theirs = running.thread != self.opener
-            if theirs:
-                self._theirs.add(i)
+            if running.thread != self.opener:
+                self._theirs[i] = running.thread
+            elif i in self._theirs:
+                del self._theirs[i]
+            for other in self.open if self.shared else ():
+                if other is not running and (i in other.fresh or (i == other.last and not other.had[i])):
+                    other.unknown[i] = None  # it would be read from `.grad`, to which this adds
             if running.waiting > bulk and not running.whole:
                 # Another device's stream is none of this thread's.
                 self.reduce(running, grad.device)
             if i in running.held:  # in parts, from a reentrant checkpoint
-                running.held[i] = running.held[i] + grad.detach()
+                running.held[i] = running.held[i][0] + grad.detach(), 0
                 return
             if i in running.settled:  # this part came too late
                 running.unknown[i] = None
@@ -222,9 +244,10 @@ class Contributions:
                 # Held, it would be copied and not be freed when it is scattered.
                 self.leaves.reduce(running, "contribution", [(i, grad.detach())])
                 running.settled[i] = len(self.rows)
-            elif running.had[i] or theirs or i in self.taken or self.leaves.freed_by_user(i):
+            elif running.had[i] or self.shared or i in self.taken or self.leaves.freed_by_user(i):
                 # Detached where `.grad` is another tensor anyway; else the reference keeps it another tensor.
-                running.held[i] = grad.detach() if running.had[i] else grad
+                kept = grad.detach() if running.had[i] else grad
+                running.held[i] = kept, kept._version
                 running.waiting += size
             else:
                 running.fresh[i] = None
@@ -287,7 +310,7 @@ class Contributions:
                     contributions._failed(error)
                     sessions.failures.pop()
 
-        return hook
+        return _unsaved(hook)
 
     def _note_coming(self, i: int, grad: torch.Tensor) -> None:
         with self._lock:
@@ -353,13 +376,15 @@ class Contributions:
         held, running.held, running.waiting = running.held, {}, 0
         fresh: dict[int, None] = {}
         if device is not None:
-            running.held = {i: grad for i, grad in held.items() if grad.device != device}
-            held = {i: grad for i, grad in held.items() if grad.device == device}
+            running.held = {i: both for i, both in held.items() if both[0].device != device}
+            held = {i: both for i, both in held.items() if both[0].device == device}
         else:
             fresh, running.fresh = running.fresh, {}
         if not held and not fresh:
             return
-        found = list(held.items())
+        found = [(i, grad) for i, (grad, version) in held.items() if grad._version == version]
+        if len(found) < len(held):  # what an operation of the user's wrote into again is the next one's
+            running.unknown |= {i: None for i, (grad, version) in held.items() if grad._version != version}
         came = [(i, tensors[i].grad) for i in fresh]
         for i, grad in came:
             if grad is None:  # freed before we could read it: that something arrived is known, not how much
@@ -381,12 +406,19 @@ class Contributions:
                 leaves.reduce(running, "grad", here)
             leaves.saw(came)
         if running.streams and _raw_stream is not None:
-            current = {_raw_stream(grad.get_device()) for grad in held.values() if grad.is_cuda}
-            if running.streams != current:
-                keep_for_stream(list(held.values()))
+            there = [grad for grad, _ in held.values()]
+            if running.streams != {_raw_stream(grad.get_device()) for grad in there if grad.is_cuda}:
+                keep_for_stream(there)
         settled, count = running.settled, len(self.rows)
         for i in (*held, *fresh):
             settled[i] = count
+
+    def disturbed(self, running: Backward, beside: Iterable[Backward]) -> bool:
+        """Leave unread what a backward made of `.grad` that others add to; whether what it brought may be missed."""
+        others = [other for other in (*beside, *self.open[:]) if other is not running]
+        if unsure := [i for i in running.contributed if any(i in each.met or _missed(each, i) for each in others)]:
+            self.leaves.leave_unread(running, unsure)
+        return any(_missed(running, i) for i in self._theirs.copy())
 
     def finish(self, running: Backward) -> bool:
         """Give a backward that is over its numbers; False if it reached none of our leaves."""
@@ -458,3 +490,14 @@ class Contributions:
                 present[i] = PRESENT
         running.present = bytes(present)
         self.rows.expect(running, touched)
+
+
+def _missed(running: Backward, i: int) -> bool:
+    """Whether it may have reached this leaf unseen, which had none of our hooks when it began."""
+    return i in running.unhooked and not running.had[i] and i not in running.met
+
+
+def _unsaved(hook: Hook) -> Hook:
+    """The hook, of which torch does not warn where a tensor that has it is saved without it."""
+    hook.__torch_unserializable__ = True  # type: ignore[attr-defined]
+    return hook

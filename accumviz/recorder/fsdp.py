@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -187,6 +188,19 @@ def units(module: nn.Module) -> Iterator[tuple[Any, Whole, list[torch.Tensor]]]:
                     yield param, _Whole2(param), [param.sharded_param]
 
 
+class Moving(NamedTuple):
+    """What FSDP gathers or scatters now.
+
+    `waits`: what is scattered in a group of ranks stays there until the other groups' is added. `ranks` is how many
+    there are in all groups, `divisor` what their sum is divided by: NaN where a hook of the user's decides that.
+    """
+
+    units: list[Any]
+    waits: bool
+    ranks: int
+    divisor: float
+
+
 class Shards:
     """Where wholes and shards stand among the recorded leaves, by the object that FSDP gathers and scatters."""
 
@@ -203,11 +217,8 @@ class Shards:
         self.by_id[id(unit)] = whole, shards
         self.wholes[whole] = next((i for i, size in zip(shards, sizes, strict=True) if size), shards[0])
 
-    def moving(self, frame: FrameType | None) -> tuple[list[Any], bool] | None:
-        """The objects that FSDP is gathering or scattering now, and whether all of it; None when it is not FSDP.
-
-        What it scatters in a group of ranks may wait there for the other groups.
-        """
+    def moving(self, frame: FrameType | None, ranks: int) -> Moving | None:
+        """The objects that FSDP is gathering or scattering now, of so many ranks; None when it is not FSDP."""
         while frame is not None:
             variable = _MOVERS.get(frame.f_code.co_name)
             if variable is not None and frame.f_globals.get("__name__", "").startswith(_FSDP):
@@ -215,9 +226,29 @@ class Shards:
                 found = known.get(variable)
                 if found is not None:
                     waits = known.get("all_reduce_group") is not None and known.get("all_reduce_grads") is False
-                    return list(found) if isinstance(found, list | tuple) else [found], not waits
+                    units = list(found) if isinstance(found, list | tuple) else [found]
+                    return Moving(units, waits, *_reduced(known, ranks))
             frame = frame.f_back
         return None
+
+
+def _reduced(known: dict[str, Any], ranks: int) -> tuple[int, float]:
+    """Over how many ranks FSDP reduces, and what it divides their sum by, from the variables of what does it."""
+    state = known.get("state")
+    names = ("reduce_scatter_group", "all_reduce_group", "reduce_scatter_comm", "all_reduce_hook")
+    if state is not None:  # FSDP1
+        known, names = vars(state), ("process_group", "_inter_node_pg", "_comm_hook", "")
+    *groups, first, second = map(known.get, names)
+    sizes = [group.size() for group in groups if group is not None]
+    ranks = math.prod(sizes) if sizes else ranks
+    by = known.get("gradient_divide_factor")
+    decided = any(hook is not None and is_own(hook) for hook in (first, second))
+    return ranks, math.nan if decided else float(ranks if by is None else by)
+
+
+def is_own(hook: Any) -> bool:
+    """Whether a hook that reduces gradients is the user's; torch's all average."""
+    return not (getattr(hook, "__module__", None) or "").startswith("torch.")
 
 
 def pieces(params: list[Any], output: torch.Tensor) -> list[torch.Tensor] | None:

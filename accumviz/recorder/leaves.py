@@ -352,27 +352,29 @@ class Leaves:
         if row.late:
             row.send(self.wire)
 
-    def stands(self, row: Row) -> bool:
+    def stands(self, row: Row, only: int | None = None) -> bool:
         """Whether a `.grad` is still what this row says of it; what is done through `.data` counts no version.
 
-        Asked of its last leaf of few elements on the CPU; True where there is none.
+        Asked of the last of its leaves on the CPU, or of this one; True where there is none.
         """
         end, fresh = len(row.numbers), len(row.alike) == len(row.contributed) > 0
         for (what, where), many in reversed(row.targets):
             start, end = end - many, end - many
-            i = where if isinstance(where, int) else where[-1]
+            leaves = [where] if isinstance(where, int) else where
+            i = leaves[-1] if only is None else only
+            if i not in leaves:
+                continue
             if not (what.endswith("grad") or (fresh and what.endswith("contribution"))):
                 continue
-            grad, arrays = self.tensors[i].grad, self._near[i]
-            if type(grad) is not _TENSOR or grad.dtype is not _FLOAT or not grad.is_cpu or grad.layout is not _STRIDED:
+            grad = self.tensors[i].grad
+            if type(grad) is not _TENSOR or not grad.is_cpu or grad.layout is not _STRIDED or not readable(grad):
                 continue
+            known = row.numbers[start : start + many]
             if i in self.small:
                 found = grad.tolist() if grad.dim() == 1 else grad.reshape(-1).tolist()
-                known = row.numbers[start : start + many]
-            elif arrays is not None and (array := arrays.get(grad.data_ptr())) is not None and grad.is_contiguous():
-                found, known = [sqrt(vdot(array, array))], row.numbers[start + many - 1 : start + many]
             else:
-                continue
+                size = length(grad, self.sizes[i]) if self._near[i] is not None else None
+                found, known = [norms([i], [grad])[0][1][0].item() if size is None else size], [known[leaves.index(i)]]
             return found == known or any(number != number for number in found)  # noqa: PLR0124 - what is no number
         return True
 

@@ -42,6 +42,7 @@ def _install(session: Session) -> None:
     _leave_to_python()
     sessions.wrap(torch, "compile", _compiling, session)
     sessions.wrap(torch.cuda.CUDAGraph, "replay", _replaying, session)
+    sessions.wrap(getattr(torch.distributed, "Work", None), "wait", _waiting, session)
     sessions.wrap(torch.autograd, "backward", _backward, session)
     # autograd.grad under any name it was imported by
     sessions.wrap(torch.autograd, "_engine_run_backward", _running, session)
@@ -151,14 +152,19 @@ def _running(original: Callable[..., Any], session: Session) -> Callable[..., An
     task = torch._C._current_graph_task_id
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if (
-            not sessions.listening
-            or session is not sessions.current
-            or kwargs.get("accumulate_grad", True)
-            or task() == -1
-        ):
+        if not sessions.listening or session is not sessions.current:
             return original(*args, **kwargs)
-        thread = get_ident()
+        thread, accumulates = get_ident(), kwargs.get("accumulate_grad", True)
+        if accumulates and thread not in sessions.inside["backward"] and task() == -1 and len(args) == 5:
+            # torch.autograd.backward by a name that it was imported by before ours stood there
+
+            def backward(*_: Any, **__: Any) -> Any:
+                return original(*args, **kwargs)
+
+            roots, given, retain, create, inputs = args
+            return _backward(backward, session)(roots, given, retain, create, inputs=inputs or None)
+        if accumulates or task() == -1:
+            return original(*args, **kwargs)
         differentiating.append(thread)
         try:
             return original(*args, **kwargs)
@@ -263,25 +269,26 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
                 sessions.failures.pop()
         inside.add(thread)
         try:
-            return original(*args, **kwargs)
-        finally:
+            found = original(*args, **kwargs)
+        finally:  # what raised has not happened; what it changed nonetheless is an edit
             inside.discard(thread)
-            if change is not None:
-                try:
-                    owner, tensors, details = change
-                    if kind != "zero_grad":
-                        details = _ended(details)
-                    frame = sys._getframe(1)
-                    for observer in concerned:
-                        try:
-                            observer.change_ends(kind, frame, owner, tensors, dict(details))
-                        except BaseException as failure:
-                            sessions.caught(observer, failure)
-                except Exception as failure:
-                    sessions.failures.append(type(failure).__name__)
-                    with contextlib.suppress(Exception):
-                        sessions.fail(failure)
-                        sessions.failures.pop()
+        if change is not None:
+            try:
+                owner, tensors, details = change
+                if kind != "zero_grad":
+                    details = _ended(details)
+                frame = sys._getframe(1)
+                for observer in concerned:
+                    try:
+                        observer.change_ends(kind, frame, owner, tensors, dict(details))
+                    except BaseException as failure:
+                        sessions.caught(observer, failure)
+            except Exception as failure:
+                sessions.failures.append(type(failure).__name__)
+                with contextlib.suppress(Exception):
+                    sessions.fail(failure)
+                    sessions.failures.pop()
+        return found
 
     return call
 
@@ -474,3 +481,18 @@ def _replaying(original: Callable[..., Any], session: Session) -> Callable[..., 
         return result
 
     return replay
+
+
+def _waiting(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        try:
+            sessions.tell(sessions.told(session), "waited", args[0])
+        except Exception as failure:
+            sessions.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                sessions.fail(failure)
+                sessions.failures.pop()
+        return result
+
+    return wait

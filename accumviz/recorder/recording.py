@@ -113,7 +113,8 @@ class Recording:
         )
         failed = _telling(self)
         self._contributions = Contributions(self._leaves, self._rows, failed)
-        self._collectives = Collectives(self._contributions, self._sites, failed)
+        self._collectives = Collectives(self._contributions, self._sites, failed, weakref.WeakMethod(self.edits_before))
+        self._early: Row | None = None  # what was changed by hand before collectives by hand, as they come
         for optimizer in named.optimizers:
             self._optimizers.meet(optimizer, frame)
 
@@ -314,9 +315,11 @@ class Recording:
             self._collectives.hook()
         if thread == contributions.opener:
             self._edits(closely=True)
+            self._collectives.told.clear()
             contributions.prepare()
         else:
             contributions.share_with_threads()
+            self._edits()
         running = Backward(
             self._sites.find(frame), perf_counter() - self._rows.start, within, bytes(leaves.present), thread
         )
@@ -355,9 +358,13 @@ class Recording:
         running.nodes = ()
         if error is not None:
             running.details["error"] = sessions.said(error)[:500]
+        meanwhile = self._rows.put_last(running) if contributions.shared else []
+        beside = contributions.open[:]
         if not contributions.finish(running):
             self._rows.pending.remove(running)
             return
+        if contributions.shared and (contributions.disturbed(running, beside) | self._overlaps(running, meanwhile)):
+            running.details["overlapped"] = True
         if self._sketches is not None and running.changed:
             kept = [i for i in running.changed if not running.written.get(i)]  # of others, `.grad` is what hooks made
             self._sketches.take(running, kept, self._leaves.wire)
@@ -371,6 +378,23 @@ class Recording:
                 running.send(self._leaves.wire)
         self._finish(running)
 
+    def _overlaps(self, running: Backward, meanwhile: list[Row]) -> bool:
+        """Whether what other threads did meanwhile used or changed the `.grad` that it reached, in an order not known.
+
+        Additions have none, as long as each has its place behind those that came before it ended.
+        """
+        reached, moved = {*running.contributed}, self._rows.pending[-1] is running
+        for row in meanwhile:
+            adds = type(row) is Backward
+            if row.within == "backward" or row.kind in ("schedule", "loader") or (adds and moved):
+                continue
+            used = {*row.changed, *(row.met if type(row) is Backward else ())}
+            if row.kind == "step":
+                used.update(self._optimizers.leaves()[row.details["optimizer_index"]])
+            if not (row.done or adds) or not reached.isdisjoint(used):
+                return True
+        return False
+
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         if not self._leaves.owns(optimizer):
             return
@@ -378,13 +402,13 @@ class Recording:
         steps = self._steps
         inner = bool(steps) and any(step.thread == thread and step.optimizer == index for step in steps)
         if not inner:
-            self._before_change(closely=True)
+            self._before_change(optimizer, closely=True)
         steps.append(_made(_Step, (index, id(frame), frame.f_code, thread, inner)))
 
     def step_prepared(self, optimizer: Any, frame: FrameType) -> None:
         """The optimizer's own hooks have run, and its step has not."""
         if self._leaves.owns(optimizer):
-            self._before_change(closely=True, by_hook=frame)
+            self._before_change(optimizer, closely=True, by_hook=frame)
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
         steps, number = self._steps, id(frame)
@@ -402,7 +426,7 @@ class Recording:
 
     def step_skipped(self, optimizer: Any, frame: FrameType) -> None:
         if self._leaves.owns(optimizer):
-            self._before_change()
+            self._before_change(optimizer)
             self._step(self._optimizers.meet(optimizer, frame), optimizer, frame, {"skipped": True})
 
     def scheduled(self, scheduler: Any, frame: FrameType) -> None:
@@ -410,7 +434,7 @@ class Recording:
         optimizer = getattr(scheduler, "optimizer", None)
         if self._closed or optimizer is None or not self._leaves.owns(optimizer):
             return
-        self._before_change()
+        self._before_change(optimizer)
         index = self._optimizers.meet(optimizer, frame)
         details: dict[str, Any] = {
             "scheduler": type(scheduler).__name__,
@@ -423,14 +447,14 @@ class Recording:
     def loads(self, what: str, source: Any, frame: FrameType) -> None:
         """A data loader begins, or its iterator ends."""
         if not self._closed:
-            self._before_change()
+            self._before_change(None)
             self._emit("loader", self._site(frame), "", self._loaders.describe(what, source), [])
 
     def change_begins(self, tensors: Any) -> bool:
         if not self._leaves.owns(tensors):
             return False
         # A list is clipped, what else there is zeroed, whatever stood there.
-        self._before_change(closely=isinstance(tensors, _MANY))
+        self._before_change(tensors, closely=isinstance(tensors, _MANY))
         return True
 
     def swap_begins(self, tensors: tuple[Any, ...]) -> list[int]:
@@ -440,13 +464,13 @@ class Recording:
         if leaves:
             self._leaves.note(leaves)
 
-    def _before_change(self, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
+    def _before_change(self, owner: Any, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
         contributions = self._contributions
         running = contributions.running() if contributions.open else None
         if running is not None:
             contributions.settle(running)
         else:
-            self._edits(closely, by_hook)
+            self._edits(owner, closely=closely, by_hook=by_hook)
 
     def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
         if self._closed:
@@ -478,22 +502,45 @@ class Recording:
         if self._in_graphs:
             self._emit("edit", self._sites.find(frame), "CUDA graph", {"replay": True}, list(self._in_graphs))
 
+    def waited(self, work: Any) -> None:
+        """Somebody has waited for a collective."""
+        self._collectives.waited(work)
+
     # --- events --------------------------------------------------------------------------------
 
-    def _edits(self, closely: bool = False, by_hook: FrameType | None = None) -> None:
+    def _edits(self, owner: Any = None, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
         """Tell what changed since the last event; `closely`: without a new version, too; `by_hook`: where it ran."""
         contributions = self._contributions
-        if get_ident() != contributions.opener:
-            return
-        changed = contributions.look()
-        if closely and self._closely and not changed and self._changed_unseen():
+        mine = get_ident() == contributions.opener
+        if mine and self._early is not None:
+            self._rows.finish(self._early)
+            self._early = None
+        changed = contributions.look(owner)
+        if closely and not changed and (self._told or self._collectives.told) and self._changed_unseen():
             changed = [i for i, there in enumerate(self._leaves.present) if there]
-        if self._collectives.manual:
+        if mine and self._collectives.manual:
             changed = self._collectives.claim(changed)
         if changed and by_hook is not None:
             self._emit("edit", self._site(by_hook), "", {"by": "hook"}, changed)
         elif changed or self._capturing is not None:
             self._edit(changed)
+
+    def edits_before(self, leaves: list[int]) -> None:
+        """As `_edits`, of leaves that are about to be reduced by hand: in one row, until something else happens."""
+        if get_ident() != self._contributions.opener:
+            return
+        unseen = [i for i in leaves if self._changed_unseen(i)]
+        changed = sorted({*self._leaves.update(leaves), *unseen})
+        if not changed:
+            return
+        row, told = self._early, self._collectives.told
+        if row is None or any(i in row.changed or i in told for i in changed):
+            if row is not None:
+                self._rows.finish(row)
+            row = self._early = self._rows.begin("edit", "", CallSite(), "", {})
+        row.changed = [*row.changed, *changed]
+        self._leaves.read(row, changed)
+        row.present = bytes(self._leaves.present)
 
     def _edit(self, changed: list[int]) -> None:
         """What changed since we last looked: by a hand that we did not see, or in a capture."""
@@ -579,11 +626,10 @@ class Recording:
         self._leaves.weigh(row)
 
     def _finish(self, row: Row) -> None:
-        if self._closely:
-            if row.kind == "step":
-                self._told = None
-            elif row.changed:
-                self._told = row
+        if row.changed:
+            self._told = row if self._closely else None
+            if row.kind != "backward":
+                self._collectives.told.clear()
         self._rows.finish(row)
         if self._rows.lost:
             self._tell_lost()
@@ -591,13 +637,19 @@ class Recording:
     def _look_at_weights(self) -> None:
         self._stood = self._leaves.tensors[0]._version if self._leaves.tensors else -1
 
-    def _changed_unseen(self) -> bool:
+    def _changed_unseen(self, only: int | None = None) -> bool:
         """Whether a `.grad` was changed through `.data`, which counts no version: whoever does, does it each time."""
         told, contributions, collectives = self._told, self._contributions, self._collectives
+        reduced = collectives.told
+        if reduced and only in (None, *reduced):
+            i = next(reversed(reduced)) if only is None else only
+            found = not contributions.shared and not reduced[i].host and not self._leaves.stands(reduced[i], i)
+            self._unseen |= found
+            return found
         if told is None or told.host or told.within or told.written or contributions.shared or contributions.taken:
             return False
         # What libraries do without a new version is no edit.
-        if collectives.replicas or collectives.manual or self._in_graphs or self._leaves.stands(told):
+        if collectives.replicas or collectives.manual or self._in_graphs or self._leaves.stands(told, only):
             return False
         self._unseen = True
         return True

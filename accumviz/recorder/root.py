@@ -22,9 +22,10 @@ from accumviz.recorder.terms import (
     operand,
     unknown_root,
 )
-from accumviz.recorder.transfer import readable
+from accumviz.recorder.transfer import plainly, readable
 
 _TENSOR = torch.Tensor
+_ALIAS = "AliasBackward0"
 
 
 def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -57,6 +58,12 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         else:
             unknown_root(row, LEAF_ITSELF)
         return
+    with torch._C.DisableTorchFunction():  # a subclass, or a mode, would be told of each question
+        _describe_roots(row, root, given)
+
+
+def _describe_roots(row: Backward, root: Any, given: Any) -> None:
+    details = row.details
     plain = isinstance(root, torch.Tensor)
     if not plain and isinstance(root, list | tuple) and not hasattr(root, "node"):
         row.nodes = tuple(node for node in map(_node, root) if node is not None)
@@ -70,8 +77,8 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         node = root.grad_fn
         if root.numel() != 1:
             details["root_shape"] = list(root.shape)
-        elif not root.is_complex() and readable(local(root)):
-            row.take(("loss", None), local(root))
+        elif not root.is_complex() and readable(value := plainly(local(root))):
+            row.take(("loss", None), value)
     else:
         node = _node(root)
     if node is not None:
@@ -92,7 +99,7 @@ def _describe_each(row: Backward, roots: Any, given: Any) -> None:
 
 def _describe_node(row: Backward, node: Any, given: Any, *, whole: bool = True) -> None:
     row.nodes = (node,)
-    name, factor = name_of(node), ONE
+    (node, name), factor = _unaliased(node), ONE
     if name in SCALING:
         node, name, factor = _walk_scale(row, node, name)
     row.details["root"] = name
@@ -135,7 +142,7 @@ def _walk_scale(row: Backward, node: Any, name: str) -> tuple[Any, str, Factor]:
         value = number(constant)
         if len(parents) != 1 or value is None:
             break
-        above = name_of(parents[0])
+        parent, above = _unaliased(parents[0])
         if above == LEAF:  # a constant times a parameter is a loss, not a scaled one
             break
         amp = bool(patches.scalers) and is_scale(constant)
@@ -146,5 +153,12 @@ def _walk_scale(row: Backward, node: Any, name: str) -> tuple[Any, str, Factor]:
         else:
             row.scale *= raised(value, SCALING[name])
         factor = factor if amp else factor.times(value, SCALING[name])
-        node, name = parents[0], above
+        node, name = parent, above
     return node, name, factor
+
+
+def _unaliased(node: Any) -> tuple[Any, str]:
+    """This node and its name, or those of what it gives another type: what a subclass ends each operation with."""
+    while (name := name_of(node)) == _ALIAS:
+        node = node.next_functions[0][0]
+    return node, name

@@ -129,10 +129,18 @@ class Row:
             self.details["lr"][where] = value
         elif where == "found_inf":
             self.details |= {"skipped": True} if value else {}
-        elif where == "by_hook":  # rounded as it is, each backward's own would be a text of its own
+        elif where in ("by_hook", "by_comm_hook"):  # rounded as it is, each backward's own would be a text of its own
             self.details[where] = float(f"{value:.6g}")
         else:
             self.details[where] = value
+
+
+class Sent(NamedTuple):
+    """What a comm hook reduces, in which versions, and by which factor its sum is more than that of the gradients."""
+
+    tensors: list[torch.Tensor]
+    versions: list[int]
+    factor: torch.Tensor
 
 
 class Sync(NamedTuple):
@@ -145,6 +153,7 @@ class Sync(NamedTuple):
     row: Row
     leaves: list[int]
     arriving: dict[int, torch.Tensor | None]
+    sent: Sent | None = None
 
 
 class Backward(Row):
@@ -152,8 +161,8 @@ class Backward(Row):
 
     `had` are the PRESENT bits when it began, `met` the leaves at which our hook saw something
     arrive. Of a leaf that had no `.grad`, nothing is kept while it runs (autograd may then hand it
-    the very tensor that comes, without a copy): it is `fresh`. What comes to the others is `held`
-    until it is reduced; then the leaf is `settled`, before the row of that number. `read` are those
+    the very tensor that comes, without a copy): it is `fresh`. What comes to the others is `held`, in
+    its version, until it is reduced; then the leaf is `settled`, before the row of that number. `read` are those
     whose `.grad` was taken as well, `same` those of which it was all that was taken.
 
     It is `hot` while each hook finds what the hooks before it saw in `.grad`, and in the cache. It
@@ -195,7 +204,7 @@ class Backward(Row):
         self.met: dict[int, None] = {}
         self.fresh: dict[int, None] = {}
         self.settled: dict[int, int] = {}
-        self.held: dict[int, torch.Tensor] = {}
+        self.held: dict[int, tuple[torch.Tensor, int]] = {}
         self.read: dict[int, None] = {}
         self.same: dict[int, None] = {}
         self.unknown: dict[int, None] = {}

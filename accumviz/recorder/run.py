@@ -14,6 +14,7 @@ import runpy
 import sys
 import threading
 import types
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,9 @@ class Script:
         self._text = b""
         # As Python itself has it in tracebacks: absolute, with what `..` it was given.
         self.path = name if os.path.isabs(name) else f"{Path.cwd()}{os.sep}{name}"
-        self.folder = not module and Path(name).is_dir()
-        if module:
-            return
-        if self.folder:
-            if not (Path(name) / "__main__.py").is_file():
-                raise CannotRunError(f"can't find '__main__' module in {self.path!r}")
+        # What has a `__main__` of its own: a folder, or an archive.
+        self.folder = not module and (Path(name).is_dir() or zipfile.is_zipfile(name))
+        if module or self.folder:
             return
         try:
             with io.open_code(self.path) as file:
@@ -62,6 +60,8 @@ class Script:
             sys.path.insert(0, os.path.realpath(self.path))
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = builtins
+        if sys.version_info < (3, 14):
+            main.__annotations__ = {}
         sys.modules["__main__"] = main
         if self.module or self.folder:
             code = self._found("__main__" if self.folder else self.name, main)
@@ -83,8 +83,10 @@ class Script:
             finally:
                 sys.modules["__main__"] = main
         except CannotRunError as error:
-            raise CannotRunError(f"{error}") from None
-        sys.argv[0] = code.co_filename
+            missing = f"can't find '__main__' module in {self.path!r}"
+            raise CannotRunError(missing if self.folder else f"{error}") from None
+        if self.module:
+            sys.argv[0] = code.co_filename
         main.__file__, main.__spec__, main.__loader__ = code.co_filename, spec, spec.loader
         main.__package__ = spec.parent
         main.__dict__["__cached__"] = spec.cached
@@ -120,14 +122,16 @@ def run(
     path: Path | None,
     finish: Callable[[list[Any], list[str], str], int],
     *,
+    sketch: int = 0,
     quiet: bool = False,
 ) -> None:
     """Run the script; its exceptions, its exit code and its signals are those it has without us.
 
     `path` is where ledgers go. `finish` gets the recordings (closed), what was not recorded, and how the script
-    ended, and answers with the exit code that a script which ended well shall have instead. `quiet` shows no progress.
+    ended, and answers with the exit code that a script which ended well shall have instead. `sketch` is as `record`
+    has it, `quiet` shows no progress.
     """
-    process, looking, done = os.getpid(), _Looking(path), [False]
+    process, looking, done = os.getpid(), _Looking(path, sketch), [False]
     progress = None if quiet else Progress(looking.told)
 
     def end(error: BaseException | None) -> int:
@@ -204,8 +208,8 @@ def _interrupted() -> None:
 class _Looking:
     """What was recorded, from the import of torch on; it never raises."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, sketch: int) -> None:
+        self._path, self._sketch = path, sketch
         self._process = os.getpid()
         self._watch: Any = None
         self.recordings: list[Any] = []
@@ -215,7 +219,7 @@ class _Looking:
         try:
             from accumviz.recorder.watch import Watch
 
-            self._watch = Watch(self._path, self.recordings, self.notes)
+            self._watch = Watch(self._path, self.recordings, self.notes, sketch=self._sketch)
         except Exception as failure:
             self.notes.append(f"nothing was recorded: {type(failure).__name__}: {failure}")
 

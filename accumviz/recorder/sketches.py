@@ -176,7 +176,7 @@ class Sketches:
             elif (found := self._of(i, weights)) is not None:
                 parts.append(found)
         if parts and len({part.device for part in parts}) == 1:
-            row.take(("detail", "weights"), torch.stack([part.float().square().sum() for part in parts]))
+            row.take(("detail", "weights"), torch.stack([part.abs().float().square().sum() for part in parts]))
 
 
 def _drops(module: torch.nn.Module) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Set
+from pathlib import Path
 
 # So many lines before and after a line that stands in no function; and the longest block that is kept whole.
 _AROUND, _LONGEST = 3, 200
@@ -35,6 +37,18 @@ def needs(text: str, line: int) -> set[int]:
     return set(_around(line) if tree is None else _needs(tree, line))
 
 
+def ends(path: str) -> tuple[str, str]:
+    """How a file's lines end, and how its last one does: who asks for lines is given each with a newline."""
+    with contextlib.suppress(OSError, ValueError):
+        # What is no file, such as a pipe, might keep whoever opens it waiting.
+        if Path(path).is_file():
+            with Path(path).open("rb") as file:
+                end = "\r\n" if file.readline().endswith(b"\r\n") else "\n"
+                file.seek(-1, os.SEEK_END)
+                return end, end if file.read() == b"\n" else ""
+    return "\n", "\n"
+
+
 def only(text: str, kept: Set[int]) -> str:
     """The text with every other line emptied, without those at its end.
 
@@ -43,7 +57,8 @@ def only(text: str, kept: Set[int]) -> str:
     """
     rows = text.split("\n")
     last = max((n for n in kept if n <= len(rows) and rows[n - 1].strip()), default=0)
-    return "".join((rows[n - 1] if n in kept else "") + "\n" for n in range(1, last + 1))
+    found = "".join((rows[n - 1] if n in kept else "") + "\n" for n in range(1, last + 1))
+    return found[:-1] if last == len(rows) else found  # a file whose last line has no end
 
 
 def parsed(text: str) -> ast.Module | None:

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from accumviz.given import a
 from accumviz.recorder.callsite import variable
@@ -239,6 +240,9 @@ def collect(objects: tuple[Any, ...], groups: Mapping[str, Any], frame: FrameTyp
     if not named.tensors:
         got = ", ".join(type(item).__name__ for item in (*objects, *groups.values())) or "no arguments"
         raise ValueError(f"nothing to record in {got}; {_EXPECTED}")
+    lazy = [name for name, tensor in zip(named.names, named.tensors, strict=True) if is_lazy(tensor)]
+    if lazy:
+        raise ValueError(f"{', '.join(lazy[:3])} are made by the first forward; run one before you record")
     if not any(tensor.requires_grad for tensor in named.tensors):
         raise ValueError(
             f"none of the {len(named.tensors)} tensors passed to record requires grad, so no backward will ever "

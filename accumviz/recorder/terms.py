@@ -39,7 +39,8 @@ _names: dict[type, str] = {}
 class Factor(NamedTuple):
     """What a loss is multiplied by: the constants that are known, their product and each; and those on a device.
 
-    `divisor` is the product of those by which it is divided.
+    `divisor` is the product of those by which it is divided, `own` that of those inside a mean, which nobody can tell
+    from the loss itself: half a square.
     """
 
     known: float = 1.0
@@ -47,6 +48,7 @@ class Factor(NamedTuple):
     unknown: str = ""
     each: tuple[float, ...] = ()
     divisor: float = 1.0
+    own: float = 1.0
 
     def times(self, constant: Any, power: int) -> Factor:
         """Likewise, times one more constant, or (power -1) divided by it."""
@@ -192,10 +194,12 @@ def _add(
 
 
 def _tell(term: dict[str, Any], factor: Factor) -> None:
-    """Of a factor that is a product, its constants; None where some are on a device, or not finite. And its divisor."""
+    """Of a factor that is a product, its constants, None where some are on a device or not finite; and products."""
     each, late = factor.each, factor.late
     if factor.divisor != 1 and math.isfinite(factor.divisor):
         term["divisor"] = factor.divisor
+    if abs(factor.own) != 1:
+        term["own"] = factor.own if math.isfinite(factor.own) else None
     if len(each) + len(late) > 1:
         term["constants"] = None if late or not all(map(math.isfinite, each)) else list(each)
 
@@ -408,26 +412,57 @@ def _reduced(row: Row, terms: list[dict[str, Any]], node: Any, name: str, factor
     if count is None:
         return "the size of what it reduces is not known"
     masks: list[torch.Tensor] = []
-    at, below = node, name
+    at, below, apart = node, name, False
     while (step := _below(at, below, kind)) is not None:
         at, made, inner = step
         if isinstance(made, torch.Tensor):
+            if apart:
+                return "it is summed with weights before and after a first sum"
             masks.append(made)
         elif made is not None:
             factor = factor.times(*made)
-        count = count if inner is None else inner
+            if kind == "mean":
+                own = raised(made[0], made[1]) if isinstance(made[0], float) else math.nan
+                factor = factor._replace(own=factor.own * own)
+        if inner is not None:
+            count, apart = inner, bool(masks)
         below = name_of(at)
-    if below in _JOINED and len(at.next_functions) == count and count:
+    first = None if masks else _reduced_first(at, count)
+    if first is not None:
+        # What is left of a sample is its own: a sum over the batch is one of losses that are means, then.
+        kept = count if kind == "mean" else 1
+        return [(first, factor._replace(known=factor.known / kept))]
+    if below in _JOINED and len(at.next_functions) == count and count and _single(at):
         if masks:
             return "it adds up stacked losses, each with a weight of its own"
         each = factor.times(count, -1) if kind == "mean" else factor
         return [(fn, each) for fn, _ in at.next_functions if fn is not None]
-    if kind == "mean":
-        _add(row, terms, name, factor, kind, count)
+    if kind == "mean":  # each of the numbers that it leaves is one over its part
+        left = math.prod(node._input_metadata[0].shape)
+        _add(row, terms, name, factor, kind, count // max(left, 1))
         return []
     ignoring = _ignoring(at) if below in _CROSS_ENTROPIES else None
     _add_sum(row, terms, name, factor, count, masks if ignoring is None else [*masks, ignoring])
     return []
+
+
+def _reduced_first(node: Any, count: int) -> Any:
+    """What takes together the first dimension, the batch's, in another way than the `count` numbers that it leaves."""
+    parents = [fn for fn, _ in node.next_functions if fn is not None]
+    if len(parents) != 1 or name_of(parents[0]) not in _REDUCING or name_of(node) in _JOINED:
+        return None
+    sizes = [int(size) for size in getattr(parents[0], "_saved_self_sym_sizes", ())]
+    # Negative ones are told as what they are in 64 bits.
+    found = getattr(parents[0], "_saved_dim", None) or range(len(sizes))
+    dims = {(dim - (1 << 64) if dim >= 1 << 63 else dim) % max(len(sizes), 1) for dim in found}
+    kept = math.prod(size for dim, size in enumerate(sizes) if dim not in dims)
+    return parents[0] if 0 in dims and kept == count else None
+
+
+def _single(node: Any) -> bool:
+    """Whether each of the parts that are joined there is one number."""
+    parts = [fn._input_metadata[place] for fn, place in node.next_functions if fn is not None]
+    return all(math.prod(part.shape) == 1 for part in parts)
 
 
 def _counted(node: Any) -> int | None:
@@ -452,8 +487,9 @@ def _below(node: Any, name: str, kind: str) -> tuple[Any, Any, int | None] | Non
         return None
     if _REDUCING.get(above) == kind:
         return parent, None, _counted(parent)
-    if above in _PASSED:
-        return parent, None, None
+    if above in _PASSED:  # the second of two has `alpha` before it
+        alpha = 1 if parent.next_functions[0][0] is not None else getattr(parent, "_saved_alpha", 1)
+        return parent, None if alpha == 1 else (float(alpha), 1), None
     if above in SCALING:
         found = operand(parent, above)
         if isinstance(found, torch.Tensor) and found.numel() != 1:
@@ -498,6 +534,8 @@ def _add_sum(
         or max(sizes) > _MASK
         or 0 in sizes
         or len(sizes) > 1
+        # What is repeated along other dimensions does not meet element by element.
+        or (count not in sizes and len({tuple(mask.shape) for mask in masks}) > 1)
     ):
         _add(row, terms, name, factor, "sum", None, _MANY)
         return

@@ -240,6 +240,21 @@ def readable(tensor: Any) -> bool:
         return False
 
 
+def plainly(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a subclass that keeps its numbers as any tensor does, as a plain one; any other as it is.
+
+    What a subclass without a dispatch of its own may do to functions, it cannot do to storage.
+
+    >>> class Named(torch.Tensor): ...
+    >>> readable(loss := torch.ones(()).as_subclass(Named)), readable(plainly(loss))
+    (False, True)
+    """
+    if type(tensor) in PLAIN or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return tensor
+    with torch._C.DisableTorchFunction():
+        return tensor.detach()
+
+
 def _stored(tensor: torch.Tensor) -> bool:
     layout = tensor.layout
     if layout is torch.strided:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accumviz.recorder import record
+from accumviz.recorder import patches, record
 from accumviz.recorder.callsite import CallSites, variable
 from accumviz.recorder.ranks import ledger_path
 from accumviz.recorder.recording import Recording
@@ -23,6 +23,7 @@ from accumviz.recorder.targets import collect
 
 # A script that makes a model for each fold or trial is recorded so many times, and so many at once.
 _MOST, _OPEN = 32, 8
+_LIVING = (torch.nn.Module, torch.amp.GradScaler)
 # So many callers are asked what they call a model.
 _CALLERS = 32
 
@@ -46,9 +47,9 @@ class Watch:
     backward. What is made later has a recording of its own.
     """
 
-    def __init__(self, path: Path | None, recordings: list[Found], notes: list[str]) -> None:
+    def __init__(self, path: Path | None, recordings: list[Found], notes: list[str], *, sketch: int = 0) -> None:
         record.check()
-        self._path, self._recordings, self._notes = path, recordings, notes
+        self._path, self._recordings, self._notes, self._sketch = path, recordings, notes, sketch
         # For each recording its file, the optimizers that it was opened with, and whether it still runs.
         self._opened: list[tuple[Recording, list[weakref.ref[Any]]]] = []
         self._optimizers: list[weakref.ref[Any]] = []
@@ -144,9 +145,12 @@ class Watch:
                 if self._recordings and not fresh:
                     self._disarm()
                     return
-                roots = _roots(fresh, known, frame)
-                if not roots and not fresh:
-                    return  # it differentiates something that is no model: training may begin later
+                modules, scalers = _living()
+                # `scaler.scale(model(x))` was looked up before the forward that has us called.
+                patches.scalers.update(scalers)
+                roots = _roots(modules, fresh, known, frame)
+                if not roots and not any(p.requires_grad for o in fresh for p in _parameters(o)):
+                    return  # it differentiates something that is no model, or all is frozen: training may begin later
                 if any(torch.nn.parameter.is_lazy(p) for root in roots for p in root.parameters()):
                     return  # its first forward makes the parameters
                 self._disarm()
@@ -168,7 +172,8 @@ class Watch:
                 while name in groups:
                     name += "_"
                 groups[name] = root
-        named = collect(() if groups else (*roots,), groups, caller)
+        # Without a module, what an optimizer was given is all there is.
+        named = collect(() if groups else (*(roots or optimizers),), groups, caller)
         # Last, as in record(): a model knows better names for the same parameters.
         for optimizer in optimizers:
             more = collect((optimizer,), {}, caller)
@@ -176,7 +181,7 @@ class Watch:
                 if id(tensor) not in named.index:
                     named.add(name, tensor, "")
         named.optimizers[:] = optimizers
-        about = {"exact": 64, "memory": None}
+        about = {"exact": 64, "memory": None, "sketch": self._sketch}
         place = self._place()
         recording = Recording(named, caller, path=place, **about)  # type: ignore[arg-type]
         try:
@@ -241,13 +246,19 @@ def _parameters(optimizer: Any) -> Iterable[Any]:
     return (tensor for group in optimizer.param_groups for tensor in group["params"])
 
 
-def _roots(optimizers: list[Any], known: set[int], frame: FrameType | None) -> list[Any]:
+def _living() -> tuple[list[Any], list[Any]]:
+    """The modules and the gradient scalers that there are."""
+    # By class: a proxy says that it is one, and may do anything when it is asked.
+    found = [one for one in gc.get_objects() if issubclass(type(one), _LIVING)]
+    modules, scalers = ([one for one in found if issubclass(type(one), kind)] for kind in _LIVING)
+    return modules, scalers
+
+
+def _roots(modules: list[Any], optimizers: list[Any], known: set[int], frame: FrameType | None) -> list[Any]:
     """The models that are trained: whole ones, not their parts, and neither losses nor what only wraps them.
 
     They share parameters with an optimizer, or some caller has a name for them; with neither, all are taken.
     """
-    # By class: a proxy says that it is one, and may do anything when it is asked.
-    modules = [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
     inner = {id(child) for module in modules for _, child in submodules(module) if child is not module}
     whole = []
     for module in modules:

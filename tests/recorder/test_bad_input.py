@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Fails(torch.autograd.Function):
         ((nn.ReLU(),), ValueError, "nothing to record in ReLU"),
         ((torch.ones(2),), ValueError, "requires_grad_()"),
         ((leaf() * 2,), ValueError, "not a leaf"),
+        ((nn.LazyLinear(2),), ValueError, "weight, bias are made by the first forward; run one before you record"),
         (("model",), TypeError, "cannot record 'model', a str; expected a module"),
         ((3,), TypeError, "cannot record 3, an int; expected a module"),
         ((None,), TypeError, "cannot record None"),
@@ -126,6 +128,15 @@ def test_a_norm_beyond_single_precision_is_infinite_and_says_nothing() -> None:
     with av.record(w) as recording:
         (w * 1e200).sum().backward()
     assert recording.ledger.grad[0, 0] == math.inf
+
+
+def test_weights_that_are_complex_are_sketched_without_a_word() -> None:
+    w = nn.Parameter(torch.randn(100, dtype=torch.complex64))
+    with av.record({"w": w}, sketch=16) as recording, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (w.abs() ** 2).mean().backward()
+    assert "stopped" not in recording.ledger.meta
+    assert recording.ledger[0].details["weights"] > 0
 
 
 def test_complex_gradients_have_norms() -> None:
@@ -397,6 +408,117 @@ def test_two_threads_train_under_one_recording() -> None:
     assert contributed.sum(axis=0).tolist() == [200, 200]
     for n in range(2):
         assert (ledger.values(n, "contribution")[contributed[:, n]] == n + 1).all()
+
+
+class _Held(torch.autograd.Function):
+    """A backward that waits in its middle until another thread has done something."""
+
+    began, go_on = threading.Event(), threading.Event()
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        _Held.began, _Held.go_on = threading.Event(), threading.Event()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        _Held.began.set()
+        assert _Held.go_on.wait(60)
+        return grad
+
+
+def _meanwhile(loss: torch.Tensor, do: Callable[[], Any], *, in_main: bool = False) -> None:
+    """Another thread does this in the middle of this loss's backward."""
+
+    def others() -> None:
+        assert _Held.began.wait(60)
+        do()
+        _Held.go_on.set()
+
+    first, second = threading.Thread(target=loss.backward), threading.Thread(target=others)
+    second.start()
+    (first.run if in_main else first.start)()
+    if not in_main:
+        first.join()
+    second.join()
+
+
+@pytest.mark.parametrize("in_main", [False, True])
+@pytest.mark.parametrize("size", [3, 300])
+def test_backwards_of_two_threads_at_once_are_told_in_the_order_in_which_they_ended(in_main: bool, size: int) -> None:
+    w, v = leaf(size), leaf(size)
+    optimizer = torch.optim.SGD([w, v], 0.0)
+    with av.record(w=w, v=v, optimizer=optimizer) as recording:
+        # v is reached before the other thread begins, w after it has ended
+        loss = (_Held.apply(w.clone()) + 2 * v.clone()).sum()
+        _meanwhile(loss, lambda: (3 * w + 3 * v).sum().backward(), in_main=in_main)
+        optimizer.step()
+    ledger = recording.ledger
+    assert kinds(ledger) == ["backward", "backward", "step"]
+    root = size**0.5
+    assert ledger.contribution[0].tolist() == pytest.approx([3 * root, 3 * root])
+    # A sum with what was not over is left unread; in main, where our hooks came with the others, what may be one.
+    assert ledger.grad[0].tolist() == pytest.approx([np.nan if in_main else 3 * root, np.nan], nan_ok=True)
+    assert ledger.grad[1:].tolist() == [pytest.approx([4 * root, np.nan if in_main else 5 * root], nan_ok=True)] * 2
+    shares = ledger.shares()
+    if in_main:
+        assert shares[0].share == size and "another thread" in shares[1].unknown
+    else:
+        assert ledger.contribution[1].tolist() == pytest.approx([root, 2 * root])
+        assert [(row.share, row.unknown) for row in shares] == [(size, ""), (size, "")]
+    assert "before the recording" not in str(av.check(ledger))  # nothing was in `.grad` before
+
+
+def test_a_backward_of_another_thread_takes_nothing_from_one_of_other_parameters() -> None:
+    w, v = leaf(3), leaf(3)
+    optimizer = torch.optim.SGD([w, v], 0.0)
+    with av.record(w=w, v=v, optimizer=optimizer) as recording:
+        _meanwhile(_Held.apply(w * 2).mean(), lambda: (v * 3).mean().backward())
+        optimizer.step()
+    assert [(row.share, row.unknown) for row in recording.ledger.shares()] == [(3, ""), (1, "")]
+
+
+def test_what_another_thread_zeroes_in_the_middle_of_a_backward_is_unknown() -> None:
+    w, v = leaf(3), leaf(3)
+    optimizer = torch.optim.SGD([w, v], 0.0)
+
+    def others() -> None:
+        w.sum().backward()
+        optimizer.zero_grad()
+
+    with av.record(w=w, v=v, optimizer=optimizer) as recording:
+        _meanwhile(_Held.apply(w * 2).mean(), others)
+        optimizer.step()
+    rows = list(recording.ledger.shares())
+    assert [row.share for row in rows][:1] == [0] and "another thread" in rows[1].unknown
+    assert not av.check(recording.ledger).findings
+
+
+@pytest.mark.parametrize("in_main", [False, True])
+def test_what_a_hand_makes_of_gradients_that_threads_brought_is_seen(in_main: bool) -> None:
+    w = leaf(3)
+    optimizer = torch.optim.SGD([w], 0.0)
+
+    def train(*, whole: bool) -> None:
+        for _ in range(2):
+            for _ in range(2):
+                w.mean().backward()
+            if whole:
+                end()
+
+    def end() -> None:
+        w.grad.mul_(0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with av.record(w, optimizer) as recording:
+        for _ in range(1 + in_main):
+            thread = threading.Thread(target=lambda: train(whole=not in_main))
+            thread.start()
+            thread.join()
+            if in_main:
+                end()
+    assert {row.share for row in recording.ledger.shares()} == {0.5}
 
 
 def test_optimizers_that_two_threads_step_for_the_first_time_at_once_are_two(monkeypatch: pytest.MonkeyPatch) -> None:

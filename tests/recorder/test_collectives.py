@@ -312,6 +312,154 @@ def test_a_gradient_averaged_by_hand_is_a_sync_and_no_edit() -> None:
         assert ledger.values("w").tolist() == [[rank + 1.0] * 2, [3.0] * 2]
 
 
+def by_hand(way: str, recorded: bool = True, comm_hook: str = "") -> tuple[list[float], list[str], Any]:
+    """Windows of three micro-batches whose gradients are reduced by hand in this way; weights and what `check` finds.
+
+    With a comm hook of that name, DDP reduces them.
+    """
+    model: Any = make()
+    parameters, ranks = list(model.parameters()), dist.get_world_size()
+    works: list[Any] = []
+    last = False
+
+    def reduce(parameter: Any) -> None:
+        if way.startswith("each") or last:
+            works.append(dist.all_reduce(parameter.grad, async_op="waited" in way or "unseen" in way))
+        if "divided there" in way:
+            parameter.grad.data /= ranks
+
+    if way.startswith(("each", "hook")):
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(reduce)
+    if comm_hook:
+        model = DistributedDataParallel(model, gradient_as_bucket_view="view" in comm_hook)
+        model.register_comm_hook(None, COMM_HOOKS[comm_hook.removesuffix(", view")])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = data(ranks, MICRO, dist.get_rank())
+    with av.record(model, optimizer, exact=3) if recorded else contextlib.nullcontext() as recording:
+        for _ in range(2):
+            for k, part in enumerate(parts):
+                last = k == MICRO - 1
+                if comm_hook:
+                    model.require_backward_grad_sync = last
+                (model(part).square().mean() / MICRO).backward()
+            if way == "clipped before":
+                nn.utils.clip_grad_norm_(parameters, 1e-3)
+            if way in ("one by one", "clipped before"):
+                for parameter in parameters:
+                    dist.all_reduce(parameter.grad.data, op=dist.ReduceOp.SUM)
+                    parameter.grad.data /= ranks
+            elif way == "divided before":
+                for parameter in parameters:
+                    parameter.grad.data /= ranks
+                    dist.all_reduce(parameter.grad)
+            elif way in ("all at once", "all, unseen"):
+                works += [dist.all_reduce(parameter.grad, async_op=True) for parameter in parameters]
+                for work in works:
+                    (work.get_future() if "unseen" in way else work).wait()
+                for parameter in parameters:
+                    parameter.grad /= ranks
+            elif way == "summed":
+                for parameter in parameters:
+                    dist.all_reduce(parameter.grad)
+            elif "waited" in way or "unseen" in way:
+                for work in works:
+                    (work.get_future() if "unseen" in way else work).wait()
+            works.clear()
+            optimizer.step()
+            optimizer.zero_grad()
+    weights = [float(x) for parameter in parameters for x in parameter.detach().flatten()]
+    found = av.check(recording) if recorded else None
+    return weights, [finding.rule for finding in found.findings] if found else [], found.reason if found else ""
+
+
+def sent(bucket: Any) -> Any:
+    return dist.all_reduce(bucket, async_op=True).get_future()
+
+
+# DDP asks for a hook without annotations, or with its own.
+COMM_HOOKS: dict[str, Any] = {
+    "sums": lambda _, bucket: sent(bucket.buffer()).then(lambda f: f.value()[0]),
+    "means": lambda _, bucket: sent(bucket.buffer()).then(lambda f: f.value()[0] / RANKS),
+    "means in place": lambda _, bucket: sent(bucket.buffer()).then(lambda f: f.value()[0].div_(RANKS)),
+    "means first": lambda _, bucket: sent(bucket.buffer().div_(RANKS)).then(lambda f: f.value()[0]),
+}
+RIGHT, TWICE, FOUR_TWO_ONE = [1 / MICRO / RANKS] * MICRO, [1 / MICRO] * MICRO, [4 / MICRO, 2 / MICRO, 1 / MICRO]
+WAYS: dict[str, tuple[dict[str, Any], list[float], list[str]]] = {
+    "one by one": ({}, RIGHT, []),
+    "all at once": ({}, RIGHT, []),
+    "divided before": ({}, RIGHT, []),
+    "hook, divided there": ({}, RIGHT, []),
+    "summed": ({}, TWICE, ["loss-not-divided"]),
+    "hook": ({}, TWICE, ["loss-not-divided"]),
+    "hook, waited for after the backward": ({}, TWICE, ["loss-not-divided"]),
+    "each micro-batch in a hook": ({}, FOUR_TWO_ONE, ["loss-not-divided"]),
+    "a comm hook that sums": ({"comm_hook": "sums"}, TWICE, ["loss-not-divided"]),
+    "a comm hook that averages": ({"comm_hook": "means"}, RIGHT, []),
+    "a comm hook that divides first": ({"comm_hook": "means first"}, RIGHT, []),
+}
+UNKNOWN: dict[str, dict[str, Any]] = {
+    "all, unseen": {},
+    "hook, unseen": {},
+    "a comm hook that divides in place": {"comm_hook": "means in place"},
+    "a comm hook that divides what is .grad": {"comm_hook": "means first, view"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_reduced_by_hand_weighs_what_arithmetic_says_and_training_is_the_same(way: str) -> None:
+    given, shares, rules = WAYS[way]
+    world, alone = (av.distribute(by_hand, ranks=RANKS, way=way, recorded=which, **given) for which in (True, False))
+    assert [weights for weights, _, _ in world.returned] == [weights for weights, _, _ in alone.returned]
+    for ledger, (_, found, reason) in zip(world.ledgers, world.returned, strict=True):
+        assert ledger is not None
+        assert [row.share for row in ledger.shares()] == pytest.approx(shares * 2, rel=1e-4)
+        assert (found, reason) == (rules, "")
+    if not given:
+        for name, parameter in make().named_parameters():
+            local = [ledger.grad[:, ledger.index(name)] for ledger in world.ledgers if ledger is not None]
+            syncs_ = [e.index for e in syncs(world.ledgers[0]) if name in e.details["parameters"]]
+            np.testing.assert_array_equal(local[0][syncs_], local[1][syncs_])
+            assert parameter.numel() > 2
+
+
+@pytest.mark.parametrize("way", UNKNOWN)
+def test_what_nobody_can_tell_of_a_reduction_is_unknown(way: str) -> None:
+    for _, found, reason in av.distribute(by_hand, ranks=RANKS, way=way, **UNKNOWN[way]).returned:
+        assert found == []
+        assert "whether to a sum or a mean" in reason
+
+
+def test_a_clip_of_what_one_rank_has_is_told_from_one_of_the_mean() -> None:
+    for _, found, _ in av.distribute(by_hand, ranks=RANKS, way="clipped before").returned:
+        assert found == ["clip-on-the-wrong-side"]
+
+
+def in_a_group() -> Ledger:
+    groups = [dist.new_group([first, first + 1]) for first in (0, 2)]
+    model = DistributedDataParallel(make(), process_group=groups[dist.get_rank() // 2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with av.record(model, optimizer) as recording:
+        window(model, optimizer)
+    return recording.ledger
+
+
+def test_an_average_over_a_group_of_the_ranks_is_one_of_so_many() -> None:
+    for ledger in av.distribute(in_a_group, ranks=4).returned:
+        assert {event.details["ranks"] for event in syncs(ledger)} == {2}
+        assert sum(row.share for row in ledger.shares()) == pytest.approx(1 / 2)
+
+
+def test_waiting_is_left_as_it_was() -> None:
+    def work() -> bool:
+        before, w = dist.Work.wait, torch.ones(1, requires_grad=True)
+        with av.record(w):
+            wrapped = dist.Work.wait is not before
+        return wrapped and dist.Work.wait is before
+
+    assert av.distribute(work, ranks=1).returned == (True,)
+
+
 def test_the_operators_of_torch_are_left_as_they_were() -> None:
     def work() -> tuple[bool, float]:
         w = torch.ones(1, requires_grad=True)

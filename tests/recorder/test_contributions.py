@@ -137,6 +137,35 @@ def test_a_hook_of_the_users_that_frees_grad_loses_nothing() -> None:
     np.testing.assert_allclose(recording.ledger.contribution[backwards], [_norms(part)] * 2, rtol=1e-5)
 
 
+@pytest.mark.parametrize("by", ["function", "hook"])
+def test_what_comes_in_memory_that_is_used_again_is_not_told_as_what_came_after(by: str) -> None:
+    room = torch.empty(100)
+
+    class Times(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            ctx.x = x
+            return (w * x).sum()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return torch.mul(ctx.x, grad, out=room), None
+
+    a, b = (torch.ones(100, requires_grad=True) for _ in range(2))
+    for p in (a, b) if by == "hook" else ():
+        p.register_hook(lambda grad: torch.mul(grad, 0.5, out=room))
+    with av.record(a=a, b=b) as recording:
+        for _ in range(2):
+            loss = (lambda w, x: (w * x).sum()) if by == "hook" else Times.apply
+            (loss(a, torch.ones(100)) + loss(b, torch.full((100,), 3.0))).backward()
+    half = 0.5 if by == "hook" else 1.0
+    for row in recording.ledger.contribution.tolist():
+        for came, true in zip(row, (10 * half, 30 * half), strict=True):
+            assert math.isnan(came) or math.isclose(came, true, rel_tol=1e-5)
+    assert not np.isnan(recording.ledger.contribution).all(axis=1).any()
+    np.testing.assert_allclose(recording.ledger.grad[-1], [20 * half, 60 * half], rtol=1e-5)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_contributions_that_come_in_parts_are_added(reentrant: bool) -> None:
     torch.manual_seed(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import linecache
 import math
 import os
@@ -11,6 +13,7 @@ import sys
 import textwrap
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +216,46 @@ def test_the_scale_is_the_product_of_the_constants_on_the_way_to_the_loss(scale:
     assert event.loss == pytest.approx(float(loss.detach()))
 
 
+class _Noting(torch.Tensor):
+    """What frameworks attach names or boxes to a tensor with; it keeps its numbers as any other does."""
+
+    asked: list[str] = []  # noqa: RUF012 - of the class
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.asked.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("roots", [lambda loss: loss, lambda loss: [loss]])
+def test_a_loss_of_a_subclass_that_keeps_its_numbers_is_read_without_asking_the_subclass(roots: Any) -> None:
+    w = leaf()
+    asked = []
+    for recorded in (False, True):
+        with av.record(w) if recorded else contextlib.nullcontext() as recording:
+            loss = (w * w).as_subclass(_Noting).mean() / 2
+            _Noting.asked.clear()
+            torch.autograd.backward(roots(loss))
+            asked.append(list(_Noting.asked))
+    assert asked[0] == asked[1]
+    event = recording.ledger[0]
+    assert (event.loss, event.scale) == (1.25, 0.5)
+
+
+class _Dispatched(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **(kwargs or {}))
+
+
+def test_a_loss_of_a_subclass_that_may_keep_its_numbers_elsewhere_is_left_unread() -> None:
+    w = leaf()
+    with av.record(w) as recording:
+        (w * w).mean().as_subclass(_Dispatched).backward()
+    assert [math.isnan(event.loss) for event in recording.ledger] == [True]
+
+
 def test_the_gradient_scalers_factor_is_told_apart_from_the_losss_scale() -> None:
     w = leaf()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -365,6 +408,117 @@ def test_what_is_changed_through_data_is_an_edit_although_no_version_counts_it(s
     for edit in edits:
         np.testing.assert_allclose(ledger.grad[edit], ledger.grad[edit - 1] / 2, rtol=1e-6)
     assert {round(share.share, 3) for share in ledger.shares() if share.step < edits[1]} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(3, torch.float64), (3, torch.bfloat16), (20, torch.float64), (400, torch.float32)]
+)
+def test_what_is_divided_through_data_is_seen_in_any_precision_and_size(size: int, dtype: torch.dtype) -> None:
+    model = nn.Sequential(*(nn.Linear(size, size, bias=False, dtype=dtype) for _ in range(2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with av.record(model, optimizer) as recording:
+        for _ in range(3):
+            for _ in range(2):
+                model(torch.randn(4, size, dtype=dtype)).square().mean().backward()
+            for p in model.parameters():
+                p.grad.data.div_(2)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert {round(share.share, 4) for share in recording.ledger.shares()} == {0.5}
+    assert av.check(recording).healthy
+
+
+@pytest.mark.parametrize("after", ["step", "window"])
+@pytest.mark.parametrize("begins", [0, 40])
+def test_what_is_zeroed_through_data_after_the_step_is_zeroed(begins: int, after: str) -> None:
+    layer = nn.Linear(5, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
+    with av.record(layer, optimizer) as recording:
+        for step in range(60):
+            if step > begins and after == "window":
+                for p in layer.parameters():
+                    p.grad.data.zero_()
+            for _ in range(2):
+                (layer(torch.randn(4, 5)).square().mean() / 2).backward()
+            optimizer.step()
+            if step < begins:
+                optimizer.zero_grad()
+            elif after == "step":
+                for p in layer.parameters():
+                    p.grad.data.zero_()
+    windows = recording.ledger.windows()
+    # A habit that begins late is noticed at one step of a few.
+    assert {len(window.backwards) for window in (windows if begins == 0 else windows[:40])} == {2}
+    assert len(windows[-1].backwards) == 2
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_a_step_that_frees_or_zeroes_what_it_has_used_has_used_it(frees: bool) -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                p.add_(p.grad, alpha=-0.1)
+                if frees:
+                    p.grad = None
+                else:
+                    p.grad.zero_()
+
+    layer = nn.Linear(5, 1)
+    optimizer = Own(layer.parameters())
+    with av.record(layer, optimizer) as recording:
+        for _ in range(3):
+            for _ in range(2):
+                (layer(torch.randn(4, 5)).square().mean() / 2).backward()
+            optimizer.step()
+    ledger = recording.ledger
+    assert [window.backwards for window in ledger.windows()] == [(0, 1), (3, 4), (6, 7)]
+    assert [share.share for share in ledger.shares()] == [0.5] * 6
+    assert av.check(ledger).healthy
+
+
+def test_a_backward_by_a_name_of_its_own_is_one() -> None:
+    backward, w = torch.autograd.backward, leaf()
+    with av.record(w) as recording:
+        backward((w * w).mean() / 2)
+        backward([(w * w).mean() / 2], retain_graph=True)
+        torch.autograd.backward((w * w).mean() / 2)
+    ledger = recording.ledger
+    assert kinds(ledger) == ["backward"] * 3
+    assert [event.details["terms"][0]["factor"] for event in ledger] == [0.5] * 3
+    assert [event.details.get("retain_graph", False) for event in ledger] == [False, True, False]
+    assert ledger[0].line > 0
+
+
+def test_a_call_that_raised_has_not_happened() -> None:
+    layer = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with av.record(layer, optimizer) as recording:
+        for _ in range(2):
+            scaler.scale(layer(torch.randn(2, 3)).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            with pytest.raises(RuntimeError, match="already been called"):
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    ledger = recording.ledger
+    assert kinds(ledger) == ["backward", "unscale", "step", "zero_grad"] * 2
+    assert [share.share for share in ledger.shares()] == [1.0, 1.0]
+
+
+def test_what_is_saved_while_it_is_recorded_is_saved_without_a_word() -> None:
+    w = leaf()
+    w.register_hook(torch.utils.hooks.unserializable_hook(lambda grad: grad))
+    with av.record(w), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            (w * w).sum().backward()
+        torch.save({"w": w}, io.BytesIO())
 
 
 @pytest.mark.parametrize("value", [1.0, float("nan")])

@@ -52,6 +52,30 @@ def own(y: torch.Tensor) -> tuple[range, torch.Tensor]:
 FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Callable[[Batch], Expected]]] = {
     # those of the first trial
     "cross entropy / K": (lambda b: F.cross_entropy(b.scores, b.ignoring) / K, lambda b: [("mean", VALID, 1 / K)]),
+    "a mean over the batch of each score, summed": (
+        lambda b: b.scores.square().mean(0).sum() / K,
+        lambda b: [("mean", ROWS, 1 / K)],  # as a mean over the batch of each row's sum
+    ),
+    "a mean over the batch and the classes of each half, summed": (
+        lambda b: b.scores[:, :4].square().view(ROWS, 2, 2).mean(2).mean(0).sum() / K,
+        lambda b: [("mean", 2 * ROWS, 1 / K)],
+    ),
+    "a sum over the batch of each score, averaged": (
+        lambda b: b.scores.square().sum(-2).mean() / 100,
+        lambda b: [("sum", ALL, 1 / CLASSES / 100)],
+    ),
+    "a mean of each row, summed": (
+        lambda b: b.scores.square().mean(1).sum() / 100,
+        lambda b: [("sum", ROWS, 1 / 100)],
+    ),
+    "a mean of rows of which one is empty": (
+        lambda b: torch.cat([b.scores[:0].mean(1), b.scores[:2].mean(1)]).mean(),
+        lambda b: [("mean", 2, 1.0)],
+    ),
+    "added with a weight below a mean": (
+        lambda b: torch.add(b.zeros, b.scores.square(), alpha=2).mean(),
+        lambda b: [("mean", ALL, 2.0)],
+    ),
     "two losses": (
         lambda b: F.mse_loss(b.scores, b.zeros) / K + 0.3 * b.scores.square().mean() / K,
         lambda b: [("mean", ALL, 1 / K), ("mean", ALL, 0.3 / K)],
@@ -304,6 +328,14 @@ UNKNOWN: dict[str, tuple[Callable[[Batch], Any], str]] = {
         lambda b: (torch.stack([b.scores.mean(), b.scores.sum()]) * torch.tensor([0.3, 0.7])).sum(),
         "a weight of its own",
     ),
+    "weights of rows and of columns": (
+        lambda b: (b.scores[:CLASSES] * b.weight[:, None] * b.weight).sum(),
+        "cannot be read",
+    ),
+    "weights of columns, then of their sums": (
+        lambda b: ((b.scores[:CLASSES] * b.weight).sum(1) * b.weight).sum(),
+        "before and after a first sum",
+    ),
     "a parameter": (lambda b: b.layer.bias, "a parameter itself"),
 }
 
@@ -374,6 +406,19 @@ def test_of_a_factor_that_is_a_product_each_constant_is_told() -> None:
     )
     assert [term.get("constants") for term in both] == [[1 / K, 0.3], None, None]
     assert "constants" not in both[1] and "constants" not in both[2]  # one, or none: the factor says it
+
+
+def test_what_stands_inside_a_mean_is_told_apart() -> None:
+    batch = Batch()
+    terms = recorded(
+        batch.layer,
+        lambda: (
+            3 * (0.5 * batch.scores.square()).mean()
+            + (batch.scores.square().sum(1) / 4).mean()
+            - batch.scores.sum() / 2
+        ),
+    )
+    assert [(term["factor"], term.get("own")) for term in terms] == [(1.5, 0.5), (0.25, 0.25), (-0.5, None)]
 
 
 def test_the_scaler_is_no_factor_of_a_term() -> None:

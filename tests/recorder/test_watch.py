@@ -1,0 +1,98 @@
+"""What `accumviz run` finds of a script that trains in its own way, from the first call that begins the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import accumviz as av
+from accumviz.recorder.watch import Found, Watch
+
+Step = Callable[[int], None]
+
+
+@contextmanager
+def watched(found: list[Found]) -> Iterator[None]:
+    notes: list[str] = []
+    watch = Watch(None, found, notes)
+    try:
+        yield
+    finally:
+        watch.close("exit")
+    assert notes == []
+
+
+def _steps_after_four(optimizer: torch.optim.Optimizer, i: int) -> None:
+    if i % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _bare() -> Step:
+    w = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.01)
+
+    def step(i: int) -> None:
+        (torch.randn(2, 3).mul(w).sum(1).square().mean() / 4).backward()
+        _steps_after_four(optimizer, i)
+
+    return step
+
+
+def _frozen_at_first() -> Step:
+    model = nn.Linear(3, 1).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model(torch.randn(2, 3))
+    model.requires_grad_(True)
+
+    def step(i: int) -> None:
+        (model(torch.randn(2, 3)).square().mean() / 4).backward()
+        _steps_after_four(optimizer, i)
+
+    return step
+
+
+def _scaled_in_one_line() -> Step:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(i: int) -> None:
+        scaler.scale(F.mse_loss(model(torch.randn(2, 3)), torch.zeros(2, 1)) / 4).backward()
+        if i % 4 == 3:
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    return step
+
+
+def _differentiated_in_one_line() -> Step:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(i: int) -> None:
+        torch.autograd.backward(model(torch.randn(2, 3)).square().mean() / 4)
+        _steps_after_four(optimizer, i)
+
+    return step
+
+
+@pytest.mark.parametrize("made", [_bare, _frozen_at_first, _scaled_in_one_line, _differentiated_in_one_line])
+def test_a_right_loop_is_recorded_from_its_first_backward_and_healthy(made: Callable[[], Step]) -> None:
+    found: list[Found] = []
+    with watched(found):
+        step = made()
+        for i in range(8):
+            step(i)
+    [recorded] = found
+    ledger = recorded.recording.ledger
+    assert len(ledger.of("backward")) == 8
+    assert {round(share.share, 6) for share in ledger.shares()} == {0.25}
+    assert av.check(ledger).healthy, str(av.check(ledger))
