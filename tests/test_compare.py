@@ -184,8 +184,77 @@ def test_without_sketches_the_norms_say_what_it_is_at_least() -> None:
     assert names(found) == []
     assert "at least" in str(found)
     assert "sketch=N" in str(found)
+    assert "accumviz run --sketch N" in str(found)
     same = av.compare(run(sketch=0), run(sketch=0))
     assert same.verdict == "not known"
+
+
+def test_no_sketch_is_asked_for_that_both_have() -> None:
+    def once(exact: int) -> Ledger:
+        net = model()
+        with av.record(net, sketch=256, exact=exact) as recording:
+            net(torch.ones(3, 12)).sum().backward()
+        return recording.ledger
+
+    (note,) = av.compare(once(10_000), once(0)).notes
+    assert "both were recorded with sketch=256" in note
+    assert "record both" not in note
+
+
+def test_a_gradient_that_is_not_finite_is_told_with_its_side() -> None:
+    def spoil(net: nn.Module) -> None:
+        net[0].weight.grad[0, 0] = math.nan
+
+    spoilt, good = run(windows=2, before_step=spoil), run(windows=2)
+    for pair, said in (
+        ((spoilt, good), "a's gradient is not finite"),
+        ((good, spoilt), "b's gradient is not finite"),
+        ((spoilt, spoilt), "neither gradient is finite"),
+    ):
+        found = av.compare(*pair)
+        assert (found.verdict, found.step.note, found.notes) == ("not known", said, ())
+        assert math.isnan(found.relative)
+        assert found.summary.startswith(f"not known: {said}")
+
+
+def test_what_is_not_known_counts_for_more_than_equal_steps_before_it() -> None:
+    def late(net: nn.Module, seen: list[int]) -> None:
+        seen.append(1)
+        if len(seen) == 2:
+            net[0].weight.grad[0, 0] = math.inf
+
+    found = av.compare(run(windows=2, before_step=functools.partial(late, seen=[])), run(windows=2))
+    assert [pair.relative == 0 for pair in found.steps] == [True, False]
+    assert found.verdict == "not known"
+    assert math.isnan(found.relative)
+
+
+def test_a_skipped_step_says_that_its_gradient_is_not_finite() -> None:
+    def scaled(factor: float) -> Ledger:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        with av.record(net, optimizer, sketch=256) as recording:
+            scaler.scale(net(torch.ones(3, 12)).sum() * factor).backward()
+            scaler.step(optimizer)
+        return recording.ledger
+
+    found = av.compare(scaled(math.inf), scaled(1.0))
+    assert found.summary == "a's step was skipped; a's gradient is not finite at step 1 (1 step compared)"
+    assert found.undecided == {"everything": "not looked at: a gradient is not finite"}
+    assert "0.weight: not finite in a\n" in str(found)
+    assert found.parting is not None
+    assert found.parting.said == "backward 1 of the window: what a adds is not finite"
+    assert found.notes == ()
+
+
+def test_rounding_is_that_of_the_coarser_side_whichever_it_is() -> None:
+    def one(dtype: torch.dtype) -> Ledger:
+        net = model().to(dtype)
+        return run(net=net, data=[(x.to(dtype), y) for x, y in batches()])
+
+    rough, fine = one(torch.float32), one(torch.float64)
+    assert av.compare(rough, fine).verdict == av.compare(fine, rough).verdict == "equal to rounding"
 
 
 # --- causes ------------------------------------------------------------------------------------
@@ -211,6 +280,15 @@ def test_an_undivided_loss_is_a_factor() -> None:
     assert "backward 1 of the window: a adds 4 times" in found.parting.said
 
 
+def test_a_mean_over_padding_is_a_factor_too() -> None:
+    def padded(loss: torch.Tensor, n: int) -> torch.Tensor:
+        return torch.cat([loss, 0 * loss]).mean() / 4
+
+    found = av.compare(even(padded), even(quarter))
+    assert names(found) == ["×K"], str(found)
+    assert found.causes[0].evidence["sums of shares"] == pytest.approx([1, 1])
+
+
 def test_a_loss_divided_twice_is_a_factor_also_against_one_large_batch() -> None:
     found = av.compare(run(lambda loss, n: each_alike(loss, n) / 4), large())
     assert names(found) == ["×K"]
@@ -223,7 +301,7 @@ def test_a_mean_of_unequal_means_weighs_elements_unequally() -> None:
         found = av.compare(run(mean_over_k), other)
         assert names(found) == ["element weights"], str(found)
         assert "×K" in found.ruled_out
-        assert found.ruled_out["data"] == "the same in both"
+        assert "data" not in found.undecided  # with equal weights nothing is left that data could explain
 
 
 def test_a_zero_inside_the_window_is_a_matter_of_weights_too() -> None:
@@ -284,7 +362,9 @@ def dropping(seed: int, p: float = 0.3) -> Ledger:
 
 
 def test_dropout_draws_other_numbers() -> None:
-    assert names(av.compare(dropping(1), dropping(2))) == ["dropout"]
+    found = av.compare(dropping(1), dropping(2))
+    assert names(found) == []  # inputs are not compared: other ones would look the same
+    assert found.undecided["dropout"] == "it may be, and so may data"
     assert av.compare(dropping(1), dropping(1)).verdict == "equal"
     still = model(nn.Dropout(0.3)).eval()
     assert names(av.compare(dropping(1), run(net=still))) == ["dropout"]
@@ -352,6 +432,138 @@ def test_a_clip_that_only_one_has_is_named() -> None:
 # --- what must not be named --------------------------------------------------------------------
 
 
+def single(*xs: float, start: float = 1.0, k: int = 2) -> Ledger:
+    """A window of a model that is one number."""
+    w = torch.tensor([start], requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    with av.record(w, optimizer, sketch=256) as recording:
+        for x in xs:
+            (((2 - w) * x).square().mean() / k).backward()
+        optimizer.step()
+    return recording.ledger
+
+
+def test_any_two_numbers_have_a_ratio_which_proves_no_division() -> None:
+    right = single(4.0, 2.0)
+    found = av.compare(single(4.0, 3.0), right)
+    assert names(found) == []
+    assert found.undecided["×K"] == "one gradient is 1.25 times the other, but their sums of shares are 1 and 1"
+    assert names(av.compare(single(4.0, 2.0, start=1.5), right)) == ["weights"]
+    assert names(av.compare(single(4.0, 2.0, k=1), right)) == ["×K"]
+
+
+def test_of_one_number_without_a_step_nobody_can_tell_a_division() -> None:
+    def one(k: int) -> Ledger:
+        w = torch.tensor([1.0], requires_grad=True)
+        with av.record(w) as recording:
+            (w.square().sum() / k).backward()
+        return recording.ledger
+
+    found = av.compare(one(1), one(2))
+    assert names(found) == []
+    assert found.undecided["×K"].endswith("times the other, as any one number is, and their shares are not known")
+
+
+def test_a_linear_model_of_inputs_twice_as_large_is_not_divided() -> None:
+    def one(times: float) -> Ledger:
+        net = nn.Linear(12, 5, bias=False)
+        nn.init.zeros_(net.weight)
+        return run(quarter, net=net, data=[(times * x, y) for x, y in batches(sizes=EVEN)])
+
+    found = av.compare(one(2), one(1))
+    assert names(found) == []
+    assert "one gradient is 2 times the other, but" in found.undecided["×K"]
+    assert "inputs are not compared" in found.undecided["data"]
+
+
+def test_other_inputs_with_the_same_targets_are_not_dropout() -> None:
+    def one(times: float) -> Ledger:
+        net = model(nn.Dropout(0.3))
+        torch.manual_seed(5)
+        return run(net=net, data=[(times * x, y) for x, y in batches()])
+
+    found = av.compare(one(1.5), one(1))
+    assert names(found) == []
+    assert found.undecided["data"] == "it may be: the targets have the same sums, and inputs are not compared"
+    assert "data" not in found.ruled_out
+
+
+def test_batchnorm_is_not_cleared_where_the_samples_are_shuffled_among_batches_of_the_same_size() -> None:
+    def one(order: torch.Tensor) -> Ledger:
+        x, y = (torch.cat(parts)[order] for parts in zip(*batches(sizes=EVEN), strict=True))
+        return run(net=model(nn.BatchNorm1d(40)), data=list(zip(x.split(4), y.split(4), strict=True)))
+
+    found = av.compare(one(torch.randperm(16, generator=torch.Generator().manual_seed(5))), one(torch.arange(16)))
+    assert names(found) == []
+    assert found.undecided["BatchNorm"] == "it may be, and so may data"
+
+
+def test_two_losses_of_one_batch_are_no_other_batches() -> None:
+    def one(parts: int) -> Ledger:
+        net = model(nn.BatchNorm1d(40))
+        net[0].weight.register_hook(lambda g: g * parts)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with av.record(net, optimizer, sketch=256) as recording:
+            for x, y in batches(sizes=EVEN):
+                losses = F.cross_entropy(net(x), y) / 8, F.cross_entropy(net(x), y) / 8
+                for loss in losses if parts == 2 else [sum(losses)]:
+                    loss.backward()
+            optimizer.step()
+        return recording.ledger
+
+    assert names(av.compare(one(2), one(1))) == []
+
+
+def test_what_happens_after_the_backwards_is_neither_data_nor_a_layer() -> None:
+    def noise(net: nn.Module) -> None:
+        for p in net.parameters():
+            p.grad += 0.01
+
+    def net() -> nn.Module:
+        made = model(nn.Dropout(0.3), nn.BatchNorm1d(40))
+        torch.manual_seed(5)
+        return made
+
+    found = av.compare(run(net=net(), before_step=noise), run(net=net()))
+    assert names(found) == []
+    added = {name: found.ruled_out[name] for name in ("data", "BatchNorm", "dropout")}
+    assert set(added.values()) == {"what the backwards added differs by less than a tenth of that"}
+
+
+def test_a_backward_that_was_erased_is_no_part_of_the_window() -> None:
+    def one(warm: bool, factor: float = 1.0) -> Ledger:
+        net = model()
+        net[2].bias.register_hook(lambda g: g * factor)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        data = batches()
+        with av.record(net, optimizer, sketch=256) as recording:
+            if warm:
+                F.cross_entropy(net(data[0][0]), data[0][1]).backward()
+                optimizer.zero_grad()
+            for x, y in data:
+                each_alike(F.cross_entropy(net(x), y, reduction="none"), len(y)).backward()
+            optimizer.step()
+        return recording.ledger
+
+    found = av.compare(one(warm=True, factor=3.0), one(warm=False))
+    assert names(found) == []
+    assert "the same sums" in found.undecided["data"]
+    assert found.parting is not None
+    assert found.parting.said.startswith("backward 1 of the window: what a adds is off by")
+    assert [event.index for event in found.parting[:2]] == [2, 0]
+
+
+def test_unequal_weights_in_both_are_not_blamed_for_autocast() -> None:
+    assert names(av.compare(run(mean_over_k, dtype=torch.bfloat16), run(mean_over_k))) == ["precision"]
+
+
+def test_rounding_of_the_same_batches_in_the_same_precision_is_not_named() -> None:
+    found = av.compare(run(dtype=torch.bfloat16, data=[(1.01 * x, y) for x, y in batches()]), run(dtype=torch.bfloat16))
+    assert 1e-4 < found.relative < 0.06
+    assert names(found) == []
+    assert found.undecided["precision"] == "it may be, and so may data"
+
+
 def test_other_data_are_not_dropout_though_there_is_dropout() -> None:
     def one(seed: int) -> Ledger:
         net = model(nn.Dropout(0.3))
@@ -404,7 +616,8 @@ def test_a_hook_on_a_gradient_is_not_named_and_what_it_is_not_is_said() -> None:
     net[0].weight.register_hook(lambda g: g * torch.linspace(0.5, 2, g.shape[1]))
     found = av.compare(run(net=net), run())
     assert names(found) == []
-    assert {"×K", "element weights", "BatchNorm", "dropout", "precision", "data"} <= set(found.ruled_out)
+    assert {"×K", "element weights", "BatchNorm", "dropout", "precision"} <= set(found.ruled_out)
+    assert "inputs are not compared" in found.undecided["data"]
 
 
 def test_unequal_weights_are_not_named_where_they_do_not_explain_all_of_it() -> None:

@@ -58,6 +58,8 @@ def flat(model: torch.nn.Module) -> np.ndarray:
 
 def wrapped(kind: str) -> Any:
     model: Any = make()
+    if kind == "plain":
+        return model
     if kind == "DDP":
         return DistributedDataParallel(model)
     if kind == "FSDP1":
@@ -231,12 +233,86 @@ def test_what_waits_in_a_group_of_ranks_has_come_to_no_gradient_also_where_that_
         assert brings.tolist() == [False, True, False, True, False, False, True, False, True, False]
 
 
+def test_a_step_on_what_waits_in_each_group_of_ranks_is_found(tmp_path: Path) -> None:
+    whole = {"(parts)": "(parts[:4])"}
+    early = {"            with": "            model.set_requires_all_reduce(not last)\n            with"}
+    never = {"            with": "            model.set_requires_all_reduce(False)\n            with"}
+    texts = [changed(TAIL, whole | switch) for switch in (early, never, QUIET["HSDP"])]
+    *wrong, right = Processes(4, tmp_path)([("HSDP", text) for text in texts])
+    for played, end in zip(wrong, ("it enters a later window.", "no step reads it."), strict=True):
+        finding = one(played)
+        assert (finding.rule, finding.times) == ("fsdp2-zero-keeps-unsharded", 4)
+        assert finding.cause.endswith(end)
+    assert np.array_equal(wrong[1][0].weights, flat(make()))
+    healthy(right, large_batch(4, [[0, 1], [2, 3]] * 2))
+
+
 def test_a_step_that_ran_before_what_waits_is_synchronised_has_read_nothing(tmp_path: Path) -> None:
     text = after(changed(TAIL, CARRIED | QUIET["FSDP2"] | {"range(2)": "range(1)"}), "optimizer.step()")
     (played,) = Processes(2, tmp_path)([("FSDP2", text)])
     for each in played:
         assert [len(window.backwards) for window in each.ledger.windows()] == [2, 2, 0]
         assert {row.step for row in each.ledger.shares()} == {window.step for window in each.ledger.windows()[:2]}
+
+
+SHARED = """
+import torch.distributed as dist
+
+def loop(model, optimizer, parts):
+    for i, part in enumerate(parts):
+        (model(part).square().mean() / (3 * dist.get_world_size())).backward()
+        if i % 3 == 2:
+            # average
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+MEAN = {"# average": "for p in model.parameters():\n                dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)"}
+DIVIDED_BY_ONE = "    model.set_gradient_divide_factor(1.0)\n    model.set_force_sum_reduction_for_comms(True)\n"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_loss_that_is_divided_by_the_number_of_ranks_twice_is_found_whatever_averages_over_them(
+    ranks: int, tmp_path: Path
+) -> None:
+    kinds = {"DDP": SHARED, "FSDP1": SHARED, "FSDP2": SHARED, "plain": changed(SHARED, MEAN)}
+    kinds |= {"HSDP": SHARED} if ranks == 4 else {}
+    wrong = list(kinds.items())
+    right = [(kind, changed(text, {"(3 * dist.get_world_size())": "3"})) for kind, text in wrong]
+    by_one = {"    for i,": DIVIDED_BY_ONE + "    for i,"}
+    right.append(("FSDP2", changed(SHARED, by_one)))
+    summed = "FSDP2", changed(dict(right)["DDP"], by_one)
+    *found, last = Processes(ranks, tmp_path, many=6)([*wrong, *right, summed])
+    for played in found[: len(wrong)]:
+        (finding,) = av.check(Ledger.merge([each.ledger for each in played])).findings
+        assert (finding.rule, finding.severity) == ("wrong-divisor", "note" if ranks == 2 else "warning")
+        assert finding.evidence["sum of shares of all ranks"] == 1 / ranks
+    for played in found[len(wrong) :]:
+        healthy(played, large_batch(ranks, [[0, 1, 2], [3, 4, 5]], many=6))
+        assert av.check(Ledger.merge([each.ledger for each in played])).findings == ()
+    finding = one(last)
+    assert (finding.rule, finding.evidence["sum of shares"]) == ("loss-not-divided", pytest.approx(ranks))
+
+
+HOOKED = """
+import torch.distributed as dist
+
+def hook(_, whole, shard):
+    dist.reduce_scatter_tensor(shard, whole)
+
+def loop(model, optimizer, parts):
+    model.register_comm_hook(None, hook)
+    for part in parts:
+        model(part).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_what_a_hook_of_ones_own_makes_of_the_ranks_shards_is_not_guessed(tmp_path: Path) -> None:
+    (played,) = Processes(2, tmp_path)([("FSDP1", HOOKED)])
+    for each in played:
+        assert {row.unknown.partition(";")[0] for row in each.ledger.shares()} == {"a comm hook reduced gradients"}
+        assert av.check(each.ledger).verdict == "no verdict"
 
 
 UNDIVIDED = {

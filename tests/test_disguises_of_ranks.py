@@ -743,7 +743,7 @@ form(
     PLAIN,
     """
     def loop(record):
-        maker, judge = net(4), net(1)
+        maker, judge = replicated(net(4)), replicated(net(1))
         of_maker, of_judge = SGD(maker.parameters(), lr=0.1), SGD(judge.parameters(), lr=0.1)
         with record(maker=maker, judge=judge, of_maker=of_maker, of_judge=of_judge):
             for x, _ in batches(4):

@@ -26,14 +26,15 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
     parameter that a step's optimizer does not own counts as 0 there. A recording without a step, such
     as one large batch, is compared by what is in `.grad` at its end.
 
-    A cause is named where the numbers prove it, or leave no other. Of two recordings whose weights
-    have parted, the steps that come after differ for that reason, too: look at the first.
+    A cause is named where the numbers prove it; of the samples they know only the sums of the targets. Of
+    two recordings whose weights have parted, the steps that come after differ for that reason, too: look
+    at the first.
 
     Raises `TypeError` for what is no recording, `ValueError` when they have no parameter, or no gradient, in common.
 
     >>> import torch, accumviz as av
     >>> def recorded(k):
-    ...     w = torch.tensor([1.0], requires_grad=True)
+    ...     w = torch.tensor([1.0, 3.0], requires_grad=True)
     ...     with av.record(w) as recording:
     ...         for x in (4.0, 2.0):
     ...             (((2 - w) * x).square().sum() / k).backward()
@@ -49,7 +50,7 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
     first = None
     for place, (step, other, optimizer, name) in enumerate(pairs):
         found = _at(a, b, step, other, optimizer, name, columns)
-        if first is None and _apart(found, a, columns):
+        if first is None and _apart(found, a, b, columns):
             first = place
         steps.append(found if first is None or place == first else found._replace(note="the weights differ by now"))
     notes += _sketching(a, b, steps)
@@ -152,14 +153,18 @@ def _at(
     skipped = [x[event].skipped for x, event in ((a, step), (b, other))]
     if all(skipped):
         return Compared(step, other, name, 0.0, 0.0, 0.0, (), "both were skipped")
-    note = f"{'ab'[skipped.index(True)]}'s step was skipped" if any(skipped) else ""
+    notes = [f"{'ab'[skipped.index(True)]}'s step was skipped"] if any(skipped) else []
+    wrong = sorted({side for part in parts if part.how == "not finite" for side in part.side})
+    if wrong:
+        notes.append("neither gradient is finite" if len(wrong) == 2 else f"{wrong[0]}'s gradient is not finite")
     found = total(parts)
-    return Compared(step, other, name, found.relative, found.uncertainty, found.at_least, found.parts, note)
+    return Compared(step, other, name, found.relative, found.uncertainty, found.at_least, found.parts, "; ".join(notes))
 
 
-def _apart(pair: Compared, a: Ledger, columns: list[tuple[str, int, int]]) -> bool:
-    """Whether two steps differ by more than rounding."""
-    rounding = max((ROUNDING.get(a.parameters[i].dtype, 1e-4) for _, i, _ in columns), default=1e-4)
+def _apart(pair: Compared, a: Ledger, b: Ledger, columns: list[tuple[str, int, int]]) -> bool:
+    """Whether two steps differ by more than rounding, that of the coarser of the two."""
+    dtypes = {x.parameters[p].dtype for _, i, j in columns for x, p in ((a, i), (b, j))}
+    rounding = max(ROUNDING.get(dtype, 1e-4) for dtype in dtypes)
     if "was skipped" in pair.note:
         return True
     return pair.relative > rounding if not math.isnan(pair.relative) else pair.at_least > rounding
@@ -171,10 +176,12 @@ def _sketching(a: Ledger, b: Ledger, steps: Sequence[Compared]) -> tuple[str, ..
     if not unknown:
         return ()
     asked = [x.meta.get("sketch", 0) for x in (a, b)]
-    why = f"a was recorded with sketch={asked[0]}, b with sketch={asked[1]}; " if asked[0] != asked[1] else ""
     names = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
     said = f"of {len(unknown)} parameters ({names}) only norms can be compared"
-    return (f"{said}: {why}record both with the same sketch=N",)
+    if asked[0] == asked[1] > 0:
+        return (f"{said}, though both were recorded with sketch={asked[0]}: not all of them have comparable sums",)
+    why = f"a was recorded with sketch={asked[0]}, b with sketch={asked[1]}; " if asked[0] != asked[1] else ""
+    return (f"{said}: {why}record both with the same sketch=N (accumviz run --sketch N)",)
 
 
 def _consumed(ledger: Ledger, step: int, optimizer: int) -> list[int]:
@@ -193,12 +200,12 @@ def _parting(
     a: Ledger, b: Ledger, windows: list[Window], columns: list[tuple[str, int, int]], rounding: float
 ) -> Parting:
     """The first events of two windows that differ."""
-    sides = list(zip((a, b), (_span(window) for window in windows), strict=True))
-    events = [[e for e in span if _does(x, e)] for x, span in sides]
-    counts = [sum(x[e].kind == "backward" for e in found) for found, x in zip(events, (a, b), strict=True)]
+    events = [[e for e in _span(window) if _does(window, e)] for window in windows]
+    counts = [len(window.backwards) for window in windows]
     ends = a[windows[0].step], b[windows[1].step]
     if counts[0] != counts[1]:
-        return Parting(*ends, f"the step: a has {counts[0]} backwards in this window, b has {counts[1]}")
+        many = f"{counts[0]} backward{'s' * (counts[0] != 1)}"
+        return Parting(*ends, f"the step: a has {many} in this window, b has {counts[1]}")
     number = 0
     for one, other in zip_longest(*events):
         if one is None or other is None:
@@ -216,16 +223,16 @@ def _parting(
 
 def _span(window: Window) -> range:
     """The events of a window: from its first backward to its step."""
-    first = min(window.every, default=window.step)
+    first = min(window.backwards, default=window.step)
     return range(first, window.step + 1)
 
 
-def _does(ledger: Ledger, event: int) -> bool:
-    """Whether an event does something to a `.grad`, or reads it."""
-    kind = ledger[event].kind
+def _does(window: Window, event: int) -> bool:
+    """Whether an event does something to a `.grad` that the window's step reads, or reads it."""
+    kind = window.ledger[event].kind
     if kind in ("backward", "step"):
-        return True
-    return kind in _TOLD and bool((ledger.state[event] & CHANGED).any())
+        return kind == "step" or event in window.consumed
+    return kind in _TOLD and bool((window.ledger.state[event] & CHANGED).any())
 
 
 def _differs(
@@ -251,12 +258,15 @@ def _differs(
         sizes = [float(getattr(ledger, norms)[e, p]) for ledger, e, p in ((a, one, i), (b, other, j))]
         apart, squared = apart + (sizes[0] - sizes[1]) ** 2, squared + sizes[1] ** 2
     x, y = (np.concatenate(parts or [np.zeros(0)]) for parts in (mine, theirs))
+    what = "adds" if adds else "leaves"
+    wrong = [letter for letter, elements in (("a", x), ("b", y)) if not np.isfinite(elements).all()]
+    if wrong:
+        return f"what {' and '.join(wrong)} {what if len(wrong) == 1 else what[:-1]} is not finite"
     apart, squared = apart + float(np.square(x - y).sum()), squared + float(np.square(y).sum())
     by = math.sqrt(apart / squared) if squared else math.inf if apart else 0.0
     if by <= min(rounding, 2e-3) / 2:
         return ""
     times, left = factor(x, y) if mine else (math.nan, math.inf)
-    what = "adds" if adds else "leaves"
     if left <= rounding:
         return f"a {what} {times:.4g} times what b does"
     return f"what a {what} is off by {percent(by)}"

@@ -21,9 +21,10 @@ _LISTED = 8
 class Compared(NamedTuple):
     """Two steps, and how far the gradients that they read are apart.
 
-    `a` and `b` are indices of events. `relative` is ‖a − b‖ / ‖b‖ (NaN where only norms were kept),
-    `uncertainty` what that may be off by (three standard errors; 0 where every element is known), `at_least`
-    what it is in any case. `parameters` has the same of each parameter; `note` says what else there is to say.
+    `a` and `b` are indices of events. `relative` is ‖a − b‖ / ‖b‖ (NaN where only norms were kept, or a gradient
+    is not finite), `uncertainty` what that may be off by (three standard errors; 0 where every element is known),
+    `at_least` what it is in any case. `parameters` has the same of each parameter; `note` says what else there is
+    to say.
     """
 
     a: int
@@ -57,10 +58,10 @@ class Comparison(Displayed):
     """What `compare` found between two recordings; `b` is the one that the error is relative to.
 
     `steps` are the pairs of steps, in order; `first` is the place among them of the first that differs by more than
-    rounding (None: none does). `parting` is the first event at which they part, `causes` are those that could be
-    named, together all of the difference; empty where they could not. `ruled_out` maps a cause to why it is
-    not this one, `undecided` to why that cannot be told, `missing` lists the parameters of which only one recording
-    knows, and `notes` what to know beside.
+    rounding (None: none does). `parting` is the first event at which they part, `causes` are those that the numbers
+    prove; empty where they prove none. `ruled_out` maps a cause to why it is not this one, `undecided` to why it may
+    be one beside or instead, `missing` lists the parameters of which only one recording knows, and `notes` what to
+    know beside.
     """
 
     steps: tuple[Compared, ...]
@@ -74,10 +75,10 @@ class Comparison(Displayed):
 
     @property
     def step(self) -> Compared:
-        """The pair of steps that counts: the first that differs, else the one that differs most."""
+        """The pair of steps that counts: the first that differs, else one that is not known, or differs most."""
         if self.first is not None:
             return self.steps[self.first]
-        return max(self.steps, key=lambda pair: (pair.at_least, pair.relative))
+        return max(self.steps, key=lambda pair: [math.isnan(x) or x for x in (pair.relative, pair.at_least)])
 
     @property
     def relative(self) -> float:
@@ -91,7 +92,7 @@ class Comparison(Displayed):
 
     @property
     def verdict(self) -> str:
-        """`"equal"`, `"equal to rounding"`, `"apart"`, or `"not known"` where elements were not kept."""
+        """`"equal"`, `"equal to rounding"`, `"apart"`, or `"not known"`: elements were not kept, or are not finite."""
         if self.first is not None:
             return "apart"
         if any(math.isnan(pair.relative) for pair in self.steps):
@@ -135,9 +136,10 @@ class Comparison(Displayed):
     def summary(self) -> str:
         """The result in one line."""
         many = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)} compared"
+        said = self.step.note if math.isnan(self.step.at_least) else ""
         if self.first is None:
-            return f"{self.verdict} ({many})"
-        return f"the gradient is off by {error(self.step)} at step {self.first + 1} ({many})"
+            return f"{self.verdict}{said and ': '}{said} ({many})"
+        return f"{said or f'the gradient is off by {error(self.step)}'} at step {self.first + 1} ({many})"
 
     def by_parameter(self) -> list[tuple[str, str, str]]:
         """Of the step that counts, each parameter's share of the squared error, its name, and its own error."""
@@ -186,13 +188,15 @@ def error(pair: Compared) -> str:
         return percent(pair.relative) + (f" ± {percent(pair.uncertainty)}" if pair.uncertainty else "")
     if math.isnan(pair.at_least):
         return "not known"
-    return f"at least {percent(pair.at_least)} (from norms; record(..., sketch=256) on both says more)"
+    return f"at least {percent(pair.at_least)} (from norms)"
 
 
 def error_of(part: Part) -> str:
     """Likewise, of one parameter."""
     if part.how == "norms":
         return f"not known ({part.how} only)"
+    if part.how == "not finite":
+        return f"not finite in {' and '.join(part.side)}"
     return percent(part.relative) + (f" ± {percent(part.uncertainty)}" if part.uncertainty else "")
 
 

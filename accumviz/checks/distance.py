@@ -23,7 +23,8 @@ class Part(NamedTuple):
 
     `squared` estimates ‖a − b‖², `variance` is that of the estimate, `least` and `most` are what it
     cannot be below or above. `size` is ‖b‖². `how` is "exact", "sketched", "norms" (nothing but the
-    bounds is known) or "one" (only one side has a gradient; then `side` is "a" or "b").
+    bounds is known), "one" (only one side has a gradient; then `side` is "a" or "b") or "not finite" (and
+    on which `side`, or "ab").
     """
 
     name: str
@@ -91,6 +92,9 @@ def total(parts: Sequence[Part]) -> Distance:
 
 def between(name: str, a: Side, b: Side) -> Part:
     """The distance of two gradients of one parameter."""
+    wrong = "".join(x for x, y in (("a", a.norm), ("b", b.norm)) if y is not None and not math.isfinite(y))
+    if wrong:
+        return Part(name, math.nan, math.nan, math.nan, math.nan, math.nan, "not finite", wrong)
     if a.norm is None or b.norm is None:
         there = b.norm if a.norm is None else a.norm
         squared = 0.0 if there is None else there**2

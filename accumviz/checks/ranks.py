@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from accumviz.checks.cures import replaced
-from accumviz.checks.evidence import Case, near, reduces
+from accumviz.checks.evidence import Case, Loop, Part, near, reduces
 from accumviz.checks.report import Finding
 from accumviz.events import PRESENT
 from accumviz.gains import SAME, number
+from accumviz.lifecycle import brought, scatters, shards_of
 
 
 def no_sync_excludes_forward(case: Case) -> Iterator[Finding]:
@@ -146,6 +148,43 @@ def _wholes(case: Case) -> list[int]:
     return [p for p, parameter in enumerate(case.ledger.parameters) if parameter.unsharded_of]
 
 
+def summed_over_ranks(case: Case, parts: list[Part]) -> Iterator[Finding]:
+    """Mean losses, whole or undivided on each rank, of which the gradients are added up over the ranks by hand."""
+    by_hook = near(case.events.detail("by_comm_hook", np.nan), 1.0)
+    by_fsdp = near(case.events.detail("divisor", np.nan), 1.0)
+    sums = np.flatnonzero((case.events.detail("reduction", None) == "sum") | by_hook | by_fsdp)
+    if not sums.size or not all(p.read and p.mean and not p.again for p in parts):
+        return
+    turns = set()
+    for part in parts:
+        rows = case.shares.of(part.step)
+        rows = rows.take((rows.objective == part.objective) & ~rows.erased)
+        own, ranks = np.abs(rows.constant), 1 / float(rows.averaged[-1])
+        times = rows.by_hand / np.append(rows.by_hand[1:], 1.0)
+        once, again = (bool(near(times, np.append(np.full(part.many - 1, by), ranks)).all()) for by in (1.0, ranks))
+        whole = near(float(own.sum()), 1.0) or near(own, 1.0).all()
+        if ranks < 2 - SAME or not (once or again) or not whole:
+            return
+        turns.add(again and not once)
+    part, in_turn = parts[0], turns == {True}
+    before = sums[sums < part.step]
+    yield case.of_part(
+        "loss-not-divided",
+        "error" if in_turn else "warning",
+        part,
+        event=int(before[-1]) if before.size else None,
+        evidence={"ranks": round(ranks), "shares": list(part.weights), "sum of shares": part.total},
+        cause=(
+            f"`.grad` is added up over {ranks:.0f} ranks after each backward, and with it all that is there already: "
+            f"the first of {part.many} micro-batches weighs {part.weights[0]:.3g}, the last one {part.weights[-1]:.3g}."
+            if in_turn
+            else f"Gradients are added up over {ranks:.0f} ranks, and nothing is divided by that: the step reads "
+            f"{part.total:.3g} times the gradient of one large batch."
+        ),
+        times=len(parts),
+    )
+
+
 def alone(case: Case) -> bool:
     """Whether there is one rank: what averages over all of them changes nothing."""
     return case.ledger.meta.get("ranks") == 1
@@ -191,6 +230,8 @@ def _is_added_to(case: Case, zero: int, p: int) -> bool:
 
 def fsdp2_zero_keeps_unsharded(case: Case) -> Iterator[Finding]:
     """A zeroing that does not reach the sum that FSDP2 keeps elsewhere."""
+    for loop in case.loops:
+        yield from _kept_for_other_groups(case, loop)
     wholes = _wholes(case)
     found = []
     for zero in case.at("zero_grad").tolist() if wholes else ():
@@ -209,7 +250,105 @@ def fsdp2_zero_keeps_unsharded(case: Case) -> Iterator[Finding]:
         evidence={"unsharded gradients that stayed": [case.ledger.parameters[p].name for p in stay[:4]]},
         cause=(
             "`zero_grad` does not reach the whole gradients: what the backwards without sync have added to them stays, "
-            "and enters the next window."
+            + ("and enters the next window." if scatters(case.ledger).any() else "and no step reads it.")
         ),
         times=len(found),
     )
+
+
+def _kept_for_other_groups(case: Case, loop: Loop) -> Iterator[Finding]:
+    """Steps that run while what is averaged in each group of ranks waits there for the other groups."""
+    ledger, shard_of = case.ledger, shards_of(case.ledger)
+    waits: np.ndarray = np.ones(loop.backwards.size, bool)
+    ends = np.append(loop.steps, len(case.events))[np.searchsorted(loop.steps, loop.backwards)]
+    wholes = [p for p in loop.columns.tolist() if p in shard_of]
+    for p in wholes:
+        taken = ledger.fates.erased[loop.backwards, p]
+        there = brought(ledger, shard_of[p], taken)
+        scattered = np.append(scatters(ledger), False)[taken]
+        waits &= ~case.contributed[loop.backwards, p] | (scattered & ((there < 0) | (there > ends)))
+    found = np.unique(ends[waits & (ends < len(case.events))]) if wholes else loop.steps[:0]
+    # What an epoch leaves over is told as what it is.
+    if found.size < 2 or 2 * found.size <= loop.steps.size:
+        return
+    step = int(found[0])
+    yield case.finding(
+        "fsdp2-zero-keeps-unsharded",
+        "error",
+        step,
+        step=step,
+        evidence={"backwards that wait": loop.backwards[waits & (ends == step)].tolist(), "steps": int(found.size)},
+        cause=(
+            "What each group of ranks has averaged waits for that of the other groups, which no backward has added "
+            "before the step, and `zero_grad` does not reach it there: "
+            + ("it enters a later window." if any(loop.windows.values()) else "no step reads it.")
+        ),
+        times=int(found.size),
+        optimizer=loop.optimizer,
+    )
+
+
+class Lone(NamedTuple):
+    """An optimizer of which no gradient was ever shared: what would be found if the others' are others.
+
+    `orders` are its steps that read something, `weights` sums of its small weights before the first step and after
+    each, `pulled` whether these gradients alone have moved them: None where nobody can tell.
+    """
+
+    orders: list[int]
+    weights: np.ndarray
+    pulled: bool | None
+    finding: Finding
+
+
+def lone(case: Case, loop: Loop) -> Lone | None:
+    """What would be found of an optimizer that no collective and no hand has brought anything of other ranks."""
+    ledger, windows = case.ledger, {step: b for step, b in loop.windows.items() if b}
+    sharded = any(ledger.parameters[p].unsharded_of for p in loop.columns)
+    if not number(ledger.meta.get("ranks")) > 1 or sharded or len(windows) < 2:
+        return None
+    if loop.changing(case.at("sync")).size or any(map(bool, case.moved[loop.backwards])):
+        return None
+    weights, pulled = _weights(case, loop)
+    step, backwards = next(iter(windows.items()))
+    replicated = case.armed[backwards[-1]] is not None
+    finding = case.finding(
+        "ddp-unsynced-step",
+        "note",
+        backwards[-1],
+        step=step,
+        evidence={"steps": len(windows), "of which read what ranks had shared": 0},
+        cause=(
+            f"The ranks share nothing before any of {len(windows)} steps: "
+            + (
+                "no forward has armed the all-reduce."
+                if replicated
+                else "the loss is not that of a module that averages gradients, and none are averaged by hand."
+            )
+        ),
+        times=len(windows),
+        optimizer=loop.optimizer,
+    )
+    return Lone(loop.steps.searchsorted(list(windows)).tolist(), weights, pulled, finding)
+
+
+def _weights(case: Case, loop: Loop) -> tuple[np.ndarray, bool | None]:
+    """Sums of the small weights before the first step and after each; whether only their gradients have moved them."""
+    ledger, settings = case.ledger, case.settings(loop.optimizer)
+    small = [p for p in loop.columns.tolist() if ledger.weights(p).size and p in ledger.exact]
+    known = np.flatnonzero(np.isfinite(ledger.weights(small[0])).all(axis=1)) if small else loop.steps
+    if not known.size or known[0] >= loop.steps[0]:
+        return np.zeros((0, 8)), None
+    every = [ledger.weights(p)[[known[0], *loop.steps]] for p in small]
+    rng, pulled = np.random.default_rng(0), True
+    # One element has one direction only.
+    wide = any(weights.shape[1] > 1 for weights in every)
+    whole = np.concatenate(every, axis=1)
+    with np.errstate(all="ignore"):
+        for p, weights in zip(small, every, strict=True):
+            move, grad = np.diff(weights, axis=0), np.nan_to_num(ledger.exact[p][1][loop.steps])
+            along = (move * grad).sum(axis=1) ** 2
+            pulled &= bool((along >= (1 - SAME) * (move**2).sum(axis=1) * (grad**2).sum(axis=1)).all())
+        sums = whole @ rng.uniform(-1, 1, (whole.shape[1], 8))
+    plain = settings.get("class") == "SGD" and not settings.get("momentum") and not settings.get("weight_decay")
+    return sums, pulled if plain and wide else None
