@@ -9,26 +9,50 @@ import sys
 import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from accumviz import __version__
 
+if TYPE_CHECKING:
+    from accumviz.checks.report import Report
+
 _FAILED, _MISUSED = 1, 2
+# The options of `run` that have a value behind them.
+_VALUED = ("--out", "--html", "--fail-on", "--sketch")
 _WORSE = {"error": ("error",), "warning": ("error", "warning")}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Do what the command line says; raises `SystemExit` with the exit code where that is not 0."""
     parser = _parser()
-    asked, unknown = parser.parse_known_args(arguments)
+    own, script = _apart(sys.argv[1:] if arguments is None else arguments)
+    asked, unknown = parser.parse_known_args(own)
     if unknown:
-        own = "; the script's own options stand after its name" if asked.do is _run else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{own}")
+        told = "; the script's own options stand after its name" if asked.do is _run else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{told}")
+    asked.script = script
     with suppress(AttributeError):  # a stream that somebody put there instead
         sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     asked.do(asked)
+
+
+def _apart(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What is ours of a command line, and what `run` is to run, from its name or from `-m` on, as it stands there.
+
+    >>> _apart(["run", "--out", "a.ledger", "-m", "package", "--", "-q"])
+    (['run', '--out', 'a.ledger'], ['-m', 'package', '--', '-q'])
+    """
+    at = len(arguments)
+    if arguments[:1] == ["run"]:
+        at = 1
+        while at < len(arguments) and arguments[at].startswith("-") and not arguments[at].startswith("-m"):
+            if arguments[at] == "--":
+                return arguments[:at], arguments[at + 1 :]
+            at += 2 if arguments[at] in _VALUED else 1
+    return arguments[:at], arguments[at:]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,9 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--check", action="store_true", help="print at the end what is wrong with the loop (stderr)")
     run.add_argument("--out", type=Path, metavar="FILE", help="the ledger's file (SCRIPT.ledger, in this folder)")
     run.add_argument("-q", "--quiet", action="store_true", help="show no progress, also on a terminal")
+    run.add_argument(
+        "--sketch", type=_count, default=0, metavar="N", help="keep N sums of each large gradient, for `compare`"
+    )
     _judging(run)
-    run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m")
-    run.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script, and its own arguments")
+    # For the help alone: what stands from here on is the script's.
+    run.add_argument("-m", action="store_true", help="run a module, MODULE, as python -m does")
 
     check = command("check", _check, "Say what is wrong with the training in these files.")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
@@ -74,6 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _count(text: str) -> int:
+    """A whole number from 0 on. Raises `ArgumentTypeError` for anything else."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 0 on")
+    return int(text)
+
+
 def _judging(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page")
     parser.add_argument(
@@ -89,6 +123,27 @@ def _judging(parser: argparse.ArgumentParser) -> None:
 def _fail(said: object) -> NoReturn:
     print(f"accumviz: {said}", file=sys.stderr)
     raise SystemExit(_MISUSED)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """What is written meanwhile gets there, or it is said why not; that a reader has seen enough is no failure."""
+    if sys.stdout is None:  # as Python has it where `>&-` closed it
+        _fail("cannot write to the standard output: it is closed")
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left would be written at the end once more, and fail there.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            _fail(f"cannot write to the standard output: {error.strerror or error}")
+
+
+def _say(said: object) -> None:
+    with _writing():
+        print(said)
 
 
 def _read(files: list[Path]) -> Iterator[Any]:
@@ -142,7 +197,8 @@ def _check(asked: Any) -> None:
         if not isinstance(ledger, Ledger):
             _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
         report = check(ledger)
-    print(report.to_json() if asked.json else str(report))
+    report = _standing(report)
+    _say(report.to_json() if asked.json else report)
     _page(report, asked.html)
     if _fails(report, asked.fail_on):
         raise SystemExit(_FAILED)
@@ -160,7 +216,7 @@ def _compare(asked: Any) -> None:
         comparison = compare(found[0], found[1])
     except ValueError as error:
         _fail(error)
-    print(comparison.to_json() if asked.json else str(comparison))
+    _say(comparison.to_json() if asked.json else comparison)
     _page(comparison, asked.html)
 
 
@@ -172,6 +228,21 @@ def _page(report: Any, file: Path | None) -> None:
             save_page(file, type(report).__name__, report.to_html())
         except OSError as error:
             _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
+
+
+def _standing(report: Report) -> Report:
+    """The report without the cures of lines that are others by now: a patch might find their like elsewhere."""
+    from accumviz.checks.diffs import stands
+
+    def text(file: str) -> str | None:
+        with suppress(OSError, ValueError):
+            return Path(file).read_text("utf-8", "replace")
+        return None  # the report may be read anywhere
+
+    gone = [finding for finding in report.findings if not stands(finding.cure, text)]
+    for file in sorted({finding.file for finding in gone}):
+        print(f"accumviz: {file} is not as it was recorded: cures of lines that changed are left out", file=sys.stderr)
+    return replace(report, findings=tuple(replace(f, cure="") if f in gone else f for f in report.findings))
 
 
 def _fails(report: Any, severity: str | None) -> bool:
@@ -190,7 +261,7 @@ def _view(asked: Any) -> None:
         player.save(page)
     page = page.absolute()
     if asked.no_open or not webbrowser.open(page.as_uri()):
-        print(page)
+        _say(page)
 
 
 def _export(asked: Any) -> None:
@@ -211,15 +282,13 @@ def _export(asked: Any) -> None:
             _fail(f"cannot write {str(asked.out)!r}: {error.strerror or error}")
         return
     write = {"csv": export.to_csv, "json": export.to_json, "perfetto": export.to_perfetto}[asked.to]
-    try:
-        if asked.out is None:
+    if asked.out is None:
+        with _writing():
             write(ledger, sys.stdout)
-            sys.stdout.flush()
-            return
+        return
+    try:
         with asked.out.open("x", encoding="utf-8", errors="replace", newline="") as file:
             write(ledger, file)
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         _fail(f"cannot write {str(asked.out)!r}: {error.strerror or error}")
 
@@ -230,13 +299,18 @@ def _export(asked: Any) -> None:
 def _run(asked: Any) -> None:
     from accumviz.recorder.run import CannotRunError, Script, run
 
-    command = asked.script if asked.module is None else asked.module
-    if not command or (asked.module is not None and asked.script):
+    command = asked.script
+    module = bool(command) and command[0].startswith("-m")
+    if module:
+        command = [command[0][2:], *command[1:]] if command[0] != "-m" else command[1:]
+    if not command:
         _fail("run was given no script; expected accumviz run [options] train.py, or accumviz run -m package.module")
-    path = _place(asked.out, command[0], module=asked.module is not None)
+    path = _place(asked.out, command[0], module=module)
     page = None if asked.html is None else asked.html.absolute()
     if page is not None and not page.parent.is_dir():
         _fail(f"{str(asked.html)!r} cannot be written: there is no folder {str(page.parent)!r}")
+    if page is not None and page.is_dir():
+        _fail(f"{str(asked.html)!r} cannot be written: it is a folder")
     judged = asked.check or page is not None or asked.fail_on is not None
 
     def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
@@ -245,7 +319,7 @@ def _run(asked: Any) -> None:
     # Of several ranks on one terminal, one is enough.
     quiet = asked.quiet or os.environ.get("RANK", "0") != "0"
     try:
-        run(Script(command[0], command[1:], module=asked.module is not None), path, finish, quiet=quiet)
+        run(Script(command[0], command[1:], module=module), path, finish, sketch=asked.sketch, quiet=quiet)
     except CannotRunError as error:
         _fail(error)
 
@@ -284,7 +358,7 @@ def _finish(recordings: list[Any], notes: list[str], page: Path | None, fail_on:
         if not judged:
             continue
         ledger = found.recording.ledger
-        report = check(ledger)
+        report = _standing(check(ledger))
         rank = ledger.meta.get("rank")
         if rank:
             # What the ranks have in common would stand on the terminal once for each.
@@ -293,12 +367,17 @@ def _finish(recordings: list[Any], notes: list[str], page: Path | None, fail_on:
         else:
             say(report.text(color=_colored()))
         if page is not None:
-            _page(report, page.with_stem(f"{page.stem}.model{n + 1}") if n else page)
+            try:
+                _page(report, page.with_stem(f"{page.stem}.model{n + 1}") if n else page)
+            except SystemExit:  # it was said; the rest is to be said, too
+                code = code or _MISUSED
         if _fails(report, fail_on):
             code = _FAILED
         if rank == 0:
             files = "with the files of all ranks" if found.file is None else _shown(_of_all_ranks(found.file))
             say(f"  This is rank 0; all ranks are judged together by: accumviz check {files}")
+    if judged and not recordings and not notes:
+        notes = ["nothing was recorded: this process did not import torch"]
     for note in notes:
         say(f"accumviz: {note}")
     return code

@@ -242,7 +242,7 @@ class Graph(Displayed):
         """
         reader = Reader(path)
         if reader.kind != "graph":
-            raise LedgerFileError(f"{Path(path).name!r} holds a {reader.kind}; open it with av.load(...)")
+            raise LedgerFileError(f"{str(path)!r} holds a {reader.kind}; open it with av.load(...)")
         return cls.read(reader)
 
     @classmethod

@@ -36,22 +36,22 @@ h1 { font: 600 1rem system-ui, sans-serif; margin: 0 0 0.5rem; }
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def literal(text: str) -> str:
-    """Make a text safe to draw: white space becomes a blank, other unprintable characters visible.
+def literal(text: str, *, keep: str = "") -> str:
+    """Make a text safe to draw: white space becomes a blank, other unprintable characters visible, but for some.
 
     >>> literal("a\\tb\\u202ec")
     'a b�c'
     """
-    return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in str(text))
+    return "".join(c if c.isprintable() or c in keep else " " if c.isspace() else "�" for c in str(text))
 
 
-def escape(text: str) -> str:
+def escape(text: str, *, keep: str = "") -> str:
     """Make any text safe inside an element or a quoted attribute.
 
     >>> escape("<b>\\u202e")
     '&lt;b&gt;�'
     """
-    return html.escape(literal(text))
+    return html.escape(literal(text, keep=keep))
 
 
 # In prose: code, which stays; what opens a quotation, or closes one; minus signs, ranges and dates; an equation.

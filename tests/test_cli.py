@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def test_a_script_that_is_not_there_or_no_python_ends_as_pythons_do(tmp_path: Pa
     assert (code, out) == expected[:2] == (1, "")
     assert err.startswith(expected[2])
     assert ran(tmp_path, "-m", "accumviz", "run", "-m", "no_such_module")[0] != 0
-    for usage in (["run"], ["run", "--fail-on", "all", "bad.py"], []):
+    for usage in (["run"], ["run", "--fail-on", "all", "bad.py"], ["run", "--sketch", "few", "bad.py"], []):
         assert ran(tmp_path, "-m", "accumviz", *usage)[0] == 2
 
 
@@ -220,6 +221,12 @@ def test_what_cannot_be_done_is_said_before_the_script_runs(tmp_path: Path) -> N
     code, out, err = ran(tmp_path, "-m", "accumviz", "run", "--html", "none/x.html", "train.py")
     assert (code, out) == (2, "")
     assert "'none/x.html' cannot be written: there is no folder" in err
+    code, out, err = ran(tmp_path, "-m", "accumviz", "run", "--html", ".", "train.py")
+    assert (code, out) == (2, "")
+    assert "'.' cannot be written: it is a folder" in err
+    code, out, err = ran(tmp_path, "-m", "accumviz", "run", "--check", "train.py")
+    assert (code, out) == (0, "ran\n")
+    assert "nothing was recorded: this process did not import torch" in err
     code, out, err = ran(tmp_path, "-m", "accumviz", "run", "--epochs", "3", "train.py")
     assert (code, out) == (2, "")
     assert "unrecognized arguments: --epochs; the script's own options stand after its name" in err
@@ -231,10 +238,26 @@ def test_a_module_runs_as_with_dash_m(tmp_path: Path) -> None:
     (tmp_path / "pack" / "other.py").write_text("x = 5\n")
     said = "import sys\nfrom .other import x\nprint(x, sys.argv, __package__, __spec__.name, sys.path[0])\n"
     (tmp_path / "pack" / "go.py").write_text(said)
-    expected = ran(tmp_path, "-m", "pack.go", "--a")
-    got = ran(tmp_path, "-m", "accumviz", "run", "-m", "pack.go", "--a")
-    assert got[:2] == expected[:2]
+    for module in (["-m", "pack.go"], ["-mpack.go"]):
+        expected = ran(tmp_path, *module, "--a", "--", "b")
+        got = ran(tmp_path, "-m", "accumviz", "run", "-q", *module, "--a", "--", "b")
+        assert got[:2] == expected[:2]
+        assert expected[0] == 0
+
+
+@pytest.mark.parametrize("what", ["folder", "app.pyz", "app.py"])
+def test_what_has_a_main_of_its_own_runs_as_python_runs_it(what: str, tmp_path: Path) -> None:
+    said = "import sys, other\nprint(other.x, sys.argv, __file__, __package__, __annotations__)\n"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text(said)
+    (tmp_path / "folder" / "other.py").write_text("x = 5\n")
+    if what != "folder":
+        zipapp.create_archive(tmp_path / "folder", tmp_path / what)
+    expected = ran(tmp_path, what, "a", "--", "b")
     assert expected[0] == 0
+    assert ran(tmp_path, "-m", "accumviz", "run", "--", what, "a", "--", "b")[:2] == expected[:2]
+    (tmp_path / "empty").mkdir()
+    assert ran(tmp_path, "-m", "accumviz", "run", "empty")[0] == 2
 
 
 def test_what_a_script_sets_before_it_imports_torch_counts(tmp_path: Path) -> None:
@@ -343,6 +366,53 @@ def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
             assert err.startswith("accumviz: ")
             assert "Traceback" not in err
     assert said(capsys, "check", whole, cut)[0] == 2  # neither is a rank's
+
+
+@pytest.mark.parametrize(
+    ("now", "cured"),
+    [
+        ("def f():\n    pass\n    loss.backward()\n", True),
+        ("def f():\n    loss = g()\n    (loss / 2).backward()\n    loss.backward()\n", False),
+        (None, True),
+    ],
+)
+def test_a_cure_of_a_line_that_is_another_by_now_is_left_out(
+    now: str | None, cured: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ledger(wrong=True).save("x.ledger")
+    if now is not None:
+        Path("train.py").write_text(now)
+    code, out, err = said(capsys, "check", "x.ledger")
+    assert (code, "+(loss / 2).backward()" in out) == (0, cured)
+    assert "loss-not-divided" in out
+    told = "accumviz: train.py is not as it was recorded: cures of lines that changed are left out\n"
+    assert err == ("" if cured else told)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+@pytest.mark.parametrize(
+    "command", ["check --fail-on warning", "compare x.ledger", "view --no-open", "export --to csv"]
+)
+@pytest.mark.parametrize(("into", "why"), [("> /dev/full", "No space left on device"), (">&-", "it is closed")])
+def test_what_cannot_be_written_is_said_in_one_line(command: str, into: str, why: str, tmp_path: Path) -> None:
+    ledger(wrong=True).save(tmp_path / "x.ledger")
+    shell = f"{sys.executable} -m accumviz {command} x.ledger {into}"
+    end = subprocess.run(["sh", "-c", shell], cwd=tmp_path, capture_output=True, text=True)
+    assert (end.returncode, end.stderr) == (2, f"accumviz: cannot write to the standard output: {why}\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"), [("check", 0), ("check --fail-on warning", 1), ("compare x.ledger", 0), ("export --to csv", 0)]
+)
+def test_a_reader_that_has_seen_enough_changes_nothing(asked: str, code: int, tmp_path: Path) -> None:
+    ledger(wrong=True).save(tmp_path / "x.ledger")
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "accumviz", *asked.split(), "x.ledger"]
+    end = subprocess.run(command, cwd=tmp_path, stdout=writes, stderr=subprocess.PIPE, text=True)
+    os.close(writes)
+    assert (end.returncode, end.stderr) == (code, "")
 
 
 def test_view_writes_the_player_beside_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

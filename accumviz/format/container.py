@@ -79,19 +79,19 @@ class Reader:
         except OSError as error:
             raise LedgerFileError(f"cannot open {str(self.path)!r}: {error.strerror or error}") from error
         except MemoryError as error:
-            raise LedgerFileError(f"{self.path.name!r} needs more memory than there is") from error
+            raise LedgerFileError(f"{str(self.path)!r} needs more memory than there is") from error
 
     def _read_from(self, file: BinaryIO | _Open) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
-            raise LedgerFileError(f"{self.path.name!r} is not a file")
+            raise LedgerFileError(f"{str(self.path)!r} is not a file")
         # Of a file that is open, what was written when it was asked for: another process may write on.
         size = about.st_size if self._size is None else min(self._size, about.st_size)
         magic = file.read(max(len(MAGIC), 12))
         if magic[: len(MAGIC)] != MAGIC:
             shown = "it is empty" if not magic else f"it starts with {magic[:12]!r}"
             raise LedgerFileError(
-                f"{self.path.name!r} is not an accumviz file ({shown}, expected {MAGIC!r}); "
+                f"{str(self.path)!r} is not an accumviz file ({shown}, expected {MAGIC!r}); "
                 "pass a file written by ledger.save(...), graph.save(...) or record(..., path=...)"
             )
         position, number, room = len(MAGIC), 0, _Room(_ROOM)
@@ -116,7 +116,7 @@ class Reader:
                 if self.repair and number:
                     return
                 raise LedgerFileError(
-                    f"{self.path.name!r} is damaged at byte {position} (chunk {number}: {error}); "
+                    f"{str(self.path)!r} is damaged at byte {position} (chunk {number}: {error}); "
                     f"av.load(path, repair=True) reads the {max(number - 1, 0)} chunks before it"
                 ) from error
             position += _FRAME.size + length
@@ -133,10 +133,10 @@ class Reader:
                 yield meta, arrays
             number += 1
         if number == 0:
-            raise LedgerFileError(f"{self.path.name!r} ends before its first chunk: nothing was recorded in it")
+            raise LedgerFileError(f"{str(self.path)!r} ends before its first chunk: nothing was recorded in it")
 
     def _begin(self, meta: dict[str, Any]) -> None:
-        found, kind, name = meta.get("format"), meta.get("kind"), self.path.name
+        found, kind, name = meta.get("format"), meta.get("kind"), str(self.path)
         if type(found) is not int or not isinstance(kind, str):
             raise LedgerFileError(f"{name!r} has no format number: it is not a whole accumviz file")
         if found > FORMAT:
@@ -186,9 +186,9 @@ def valid(reader: Reader, decode: Callable[[Reader], T]) -> T:
     except LedgerFileError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise LedgerFileError(f"{reader.path.name!r} is not a valid {reader.kind}: {error!r}") from error
+        raise LedgerFileError(f"{str(reader.path)!r} is not a valid {reader.kind}: {error!r}") from error
     except MemoryError as error:
-        raise LedgerFileError(f"{reader.path.name!r} needs more memory than there is") from error
+        raise LedgerFileError(f"{str(reader.path)!r} needs more memory than there is") from error
 
 
 class _Room:

@@ -31,5 +31,5 @@ def load(path: str | Path, *, repair: bool = False) -> Any:
     reader = Reader(path, repair=repair)
     kinds = {"ledger": Ledger.read, "graph": Graph.read}
     if reader.kind not in kinds:
-        raise LedgerFileError(f"{reader.path.name!r} holds a {reader.kind!r}; expected a ledger or a graph")
+        raise LedgerFileError(f"{str(reader.path)!r} holds a {reader.kind!r}; expected a ledger or a graph")
     return kinds[reader.kind](reader)

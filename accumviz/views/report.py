@@ -65,7 +65,7 @@ def _finding(finding: Finding) -> str:
     if finding.file or finding.line:
         line = f"<p><code>{escape(finding.file)}:{finding.line}</code> <code>{escape(finding.source)}</code></p>"
     evidence = "; ".join(f"{escape(name)}: {escape(told(value))}" for name, value in finding.evidence.items())
-    cure = "\n".join(escape(text) for text in finding.cure.splitlines())
+    cure = "\n".join(escape(text, keep="\t") for text in finding.cure.splitlines())
     return (
         f'<article class="av-{finding.severity}"><h3>{finding.severity}: <code>{escape(finding.rule)}</code>'
         f"{where}{times}</h3>{line}<p>{marked(finding.cause)}</p><p class='av-said'>{evidence}</p>"
