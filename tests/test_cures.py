@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,6 +189,54 @@ mistake(
     """,
     {"(loss / 4).": "loss."},
     {"(loss / 4).backward()": "torch.autograd.backward([loss / 4])"},
+)
+mistake(
+    "a mixture of two losses divided twice",
+    "double-division",
+    """
+    def loop(model, optimizer, alpha=0.3):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            out = model(x)
+            loss = alpha * F.cross_entropy(out, y) / 4 + (1 - alpha) * out.square().mean() / 4
+            (loss / 4).backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"(loss / 4).": "loss."},
+    {"(loss / 4).backward()": "torch.autograd.backward([loss / 4])"},
+)
+mistake(
+    "a mean of as many losses as micro-batches, divided twice",
+    "double-division",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            out = model(x)
+            loss = (F.cross_entropy(out, y) + out.square().mean() + out.abs().mean() + out.exp().mean()) / 4
+            (loss / 4 / 4).backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"(loss / 4 / 4).": "(loss / 4)."},
+    {"loss / 4 / 4": "loss * 0.25 / 4"},
+)
+mistake(
+    "two losses divided by one more than their micro-batches",
+    "wrong-divisor",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            out = model(x)
+            loss = (F.cross_entropy(out, y) + 0.1 * out.square().mean()) / 5
+            loss.backward()  # here
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    """,
+    {"/ 5": "/ 4"},
+    {"0.1 * ": ""},
 )
 mistake(
     "undivided under a scaler",
@@ -557,6 +607,49 @@ mistake(
     {"model.parameters(), 0.01": "[*model.parameters()], max_norm=0.01"},
 )
 mistake(
+    "clipped after each backward, before a step on one line with its condition",
+    "clip-per-micro-batch",
+    """
+    def loop(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            (F.cross_entropy(model(x), y) / 4).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # here
+            if i % 4 == 3: optimizer.step(); optimizer.zero_grad()
+    """,
+    {"nn.utils": "if i % 4 == 3: nn.utils"},
+    {"optimizer.step();": "optimizer.step() if True else None;"},
+)
+mistake(
+    "clipped while scaled, on one line with a condition",
+    "clip-scaled-grads",
+    """
+    def loop(model, optimizer):
+        s = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            s.scale(F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3: nn.utils.clip_grad_norm_(model.parameters(), 0.1); s.step(optimizer)  # here
+            if i % 4 == 3: s.update(); optimizer.zero_grad()
+    """,
+    {"nn.utils": "s.unscale_(optimizer); nn.utils"},
+    {"if i % 4 == 3: nn": "if i % 4 == 3: x.mean(); nn"},
+)
+mistake(
+    "clipped while scaled, after each backward",
+    "clip-scaled-grads",
+    """
+    def loop(model, optimizer):
+        s = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            s.scale(F.cross_entropy(model(x), y) / 4).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # here
+            if i % 4 == 3:
+                s.step(optimizer)
+                s.update()
+                optimizer.zero_grad()
+    """,
+    {"nn.utils": "if i % 4 == 3: s.unscale_(optimizer); nn.utils"},
+)
+mistake(
     "a schedule for each micro-batch",
     "scheduler-per-micro-batch",
     """
@@ -886,10 +979,10 @@ def changed(text: str, by: dict[str, str]) -> str:
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
 
 
-def judged(text: str, folder: Path, many: int = 8) -> Report:
+def judged(text: str, folder: Path, many: int = 8, name: str = "") -> Report:
     torch.manual_seed(0)
-    path = folder / f"loop_{len(list(folder.iterdir()))}.py"
-    path.write_text(text)
+    path = folder / (name or f"loop_{len(list(folder.iterdir()))}.py")
+    path.write_bytes(text.encode())
     names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "batches": batches, "__name__": "loop"}
     names["loader"] = DataLoader(TensorDataset(torch.randn(2 * many, 8), torch.randint(0, 5, (2 * many,))), 2)
     exec(compile(text, str(path), "exec"), names)
@@ -906,12 +999,17 @@ def serious(report: Report) -> list[Finding]:
 
 def applied(cure: str, text: str) -> str:
     """The text after a cure, which is a diff of it to the letter: its rows, their places, its hunks' order."""
+    # Says of a row that nothing ends it, before or after: only of the last one.
+    endless = r"^([- +])(.*)\n\\ No newline at end of file\n"
+    told = [row for row, _ in re.findall(endless, cure + "\n", flags=re.MULTILINE)]
+    assert not told or not text.endswith("\n")
+    cure = re.sub(endless, r"\1\2\n", cure + "\n", flags=re.MULTILINE)[:-1]
     lines, out, at = text.split("\n"), [], 0
     head, *hunks = re.split(r"^@@ -(\S+) \+(\S+) @@\n", cure + "\n", flags=re.MULTILINE)
     assert re.fullmatch(r"--- (.*)\n\+\+\+ \1\n", head), head
     for old, new, rows in zip(hunks[::3], hunks[1::3], hunks[2::3], strict=True):
         (start, many), (put, more) = ((*map(int, which.split(",")), 1)[:2] for which in (old, new))
-        body = rows.splitlines()
+        body = rows.split("\n")[:-1]
         stands = [row[1:] for row in body if row[0] != "+"]
         first = start - 1 if many else start
         assert first >= at and lines[first : first + many] == stands, (lines[first : first + many], stands)
@@ -1136,6 +1234,63 @@ def test_a_line_that_steps_for_two_optimizers_in_turn_gets_no_zeroing_below_it(t
     assert (finding.rule, finding.cure) == ("zero-grad-inside-window", "")
 
 
+OPPONENTS = """
+def loop(model, optimizer, K=4):
+    maker, judge = model[0], model[2]
+    of_maker, of_judge = (torch.optim.SGD(net.parameters(), lr=0.01) for net in (maker, judge))
+    for _ in range(4):
+        for _ in range(K):
+            # of the judge
+            made = maker(torch.randn(2, 8)).detach()
+            (judge(made).exp().mean() / K).backward()
+            (judge(torch.randn(2, 16)).square().mean() / K).backward()
+        of_judge.step()
+        of_judge.zero_grad()
+        for _ in range(K):
+            (judge(maker(torch.randn(2, 8))).abs().mean() / K).backward()
+        of_maker.step()
+        of_maker.zero_grad()
+"""
+IN_ONE_LOOP = """
+def loop(model, optimizer):
+    maker, judge = model[0], model[2]
+    of_maker, of_judge = (torch.optim.SGD(net.parameters(), lr=0.01) for net in (maker, judge))
+    for i in range(16):
+        (judge(maker(torch.randn(2, 8))).abs().mean() / 4).backward()
+        if i % 4 == 3:
+            of_maker.step()
+            of_maker.zero_grad()
+        (judge(torch.randn(2, 16)).square().mean() / 4).backward()
+        if i % 4 == 3:
+            of_judge.step()
+            of_judge.zero_grad()
+"""
+NOT_BELOW = {"        of_judge.zero_grad()\n": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "put"),
+    [
+        (OPPONENTS, "gan-gradient-leak", "of_maker.step()"),
+        (changed(OPPONENTS, NOT_BELOW), "missing-zero-grad", "of_maker.step()"),
+        (OPPONENTS.replace("K=4", "K=1"), "gan-gradient-leak", "(judge(made).exp().mean() / K).backward()"),
+        (IN_ONE_LOOP, "gan-gradient-leak", ""),
+        (OPPONENTS.replace("of_maker.step()", "for each in [of_maker]: each.step()"), "gan-gradient-leak", ""),
+        # What zeroes inside the window takes away what has leaked, too.
+        (changed(OPPONENTS, NOT_BELOW | {"# of the judge": "of_judge.zero_grad()"}), "zero-grad-inside-window", ""),
+    ],
+)
+def test_what_leaks_to_an_opponent_is_zeroed_before_its_window_or_nowhere(
+    text: str, rule: str, put: str, tmp_path: Path
+) -> None:
+    (finding,) = serious(judged(text, tmp_path))
+    assert finding.rule == rule
+    rows = [row[1:].strip() for row in finding.cure.split("\n")[3:]]
+    assert sorted(rows) == (sorted(["of_judge.zero_grad()", put]) if put else []), finding.cure
+    if put:
+        assert serious(judged(applied(finding.cure, text), tmp_path)) == []
+
+
 TAIL = """
 def loop(model, optimizer):
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -1170,3 +1325,127 @@ def test_the_cure_of_a_tail_makes_a_whole_window_of_it(many: int, how: str, scal
     after = text.replace("# after", "\n        ".join(new)).replace("micro_batches_left", str(many % 4))
     report = judged(after, tmp_path, many)
     assert report.healthy and report.findings == (), (after, report)
+
+
+CLIPPED = """
+def loop(model, optimizer):
+    for i, (x, y) in enumerate(batches(*[2] * 16)):
+        (F.cross_entropy(model(x), y) / 4).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        STEP
+"""
+AT_TIMES = [
+    "(optimizer.step(), optimizer.zero_grad()) if i % 4 == 3 else None",
+    "i % 4 == 3 and (optimizer.step(), optimizer.zero_grad())",
+    "[(each.step(), each.zero_grad()) for each in [optimizer] if i % 4 == 3]",
+    "for _ in range(i % 4 == 3): optimizer.step(); optimizer.zero_grad()",
+    "if i % 4 < 3: pass\n        else: optimizer.step(); optimizer.zero_grad()",
+]
+
+
+@pytest.mark.parametrize("step", AT_TIMES)
+def test_no_cure_is_written_above_a_line_that_steps_at_times_in_another_way_than_an_if(
+    step: str, tmp_path: Path
+) -> None:
+    (finding,) = serious(judged(CLIPPED.replace("STEP", step), tmp_path))
+    assert (finding.rule, finding.cure) == ("clip-per-micro-batch", "")
+
+
+@pytest.mark.parametrize(
+    "step", ["optimizer.step() if i % 4 == 3 else None", "if i % 4 < 3: pass\n        else: optimizer.step()"]
+)
+def test_no_zeroing_is_written_below_a_line_that_steps_at_times(step: str, tmp_path: Path) -> None:
+    text = CLIPPED.replace("        nn.utils.clip_grad_norm_(model.parameters(), 0.01)\n", "")
+    (finding,) = serious(judged(text.replace("STEP", step), tmp_path))
+    assert (finding.rule, finding.cure) == ("missing-zero-grad", "")
+
+
+def test_what_is_moved_into_a_guarded_line_stands_before_the_step_with_its_comment(tmp_path: Path) -> None:
+    line = "if i % 4 == 3: x.mean(); HERE optimizer.step(); optimizer.zero_grad()"
+    clip = "nn.utils.clip_grad_norm_(model.parameters(), 0.01)"
+    text = CLIPPED.replace("0.01)", "0.01)  # short").replace("STEP", line.replace("HERE ", ""))
+    (finding,) = serious(judged(text, tmp_path))
+    assert finding.cure.endswith(f"\n+        {line.replace('HERE', clip + ';')}  # short")
+
+
+BYPASSED = """
+def loop(model, optimizer):
+    s = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for i, (x, y) in enumerate(batches(*[2] * 16)):
+        s.scale(F.cross_entropy(model(x), y) / 4).backward()
+        try:
+            STEP
+        except AssertionError:  # there was nothing to update the scaler by
+            return
+"""
+GUARDED = "if i % 4 == 3: s.step(optimizer); s.update(); optimizer.zero_grad()"
+
+
+@pytest.mark.parametrize(
+    ("step", "cured"),
+    [
+        ("if i % 4 == 3: optimizer.step(); s.update(); optimizer.zero_grad()", GUARDED),
+        ("if i % 4 == 3: optimizer.step(); optimizer.zero_grad()", GUARDED),
+        *(
+            (f"if i % 4 == 3:{row}optimizer.step(){row}{below}", f"if i % 4 == 3:{row}s.step(optimizer){row}{cured}")
+            for row in ["\n" + " " * 16]
+            for below, cured in [
+                ("optimizer.zero_grad()", f"s.update(){row}optimizer.zero_grad()"),
+                (f"s.update(){row}optimizer.zero_grad()", f"s.update(){row}optimizer.zero_grad()"),
+            ]
+        ),
+        ("(optimizer.step(), optimizer.zero_grad()) if i % 4 == 3 else None", ""),
+    ],
+)
+def test_a_scaler_that_takes_a_step_is_updated_once_for_each(step: str, cured: str, tmp_path: Path) -> None:
+    text = BYPASSED.replace("STEP", step)
+    (finding,) = serious(judged(text, tmp_path))
+    assert finding.rule == "bypass-scaler-step"
+    after = applied(finding.cure, text) if finding.cure else ""
+    assert after == (BYPASSED.replace("STEP", cured) if cured else "")
+    assert not cured or serious(judged(after, tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        ("train.py", {}),
+        ("train.py", {"    ": "\t"}),
+        ("train.py", {"\n": "\r\n"}),
+        ("train.py", {"    ": "\t", "\n": "\r\n"}),
+        ("endless.py", {}),
+        ("endless.py", {"\n": "\r\n"}),
+        ("a folder/of mine.py", {}),
+        ("../elsewhere.py", {}),  # to be patched there: its folder is told to nobody, and patch follows no `..`
+    ],
+)
+@pytest.mark.parametrize(
+    "mistaken",
+    [
+        "never zeroed",
+        "clipped after each backward",
+        "a clip alone in its block, after the step",
+        "a clip of several lines after the step",
+    ],
+)
+def test_a_report_is_a_patch_of_the_file_to_the_letter(
+    name: str, by: dict[str, str], mistaken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = changed(MISTAKES[mistaken].text, by)
+    text = text.rstrip() if name == "endless.py" else text
+    here = tmp_path / "here"
+    path = here / name
+    here.mkdir()
+    path.parent.mkdir(exist_ok=True)
+    monkeypatch.chdir(here)
+    report = judged(text, here, name=name)
+    after = applied(report.findings[0].cure, text)
+    assert after != text and after.count("\r\n") in (0, after.count("\n"))
+    assert after.endswith("\n") == text.endswith("\n")
+    rows = [line.removeprefix("    ") for line in report.text().split("\n") if line.startswith(("    ", "\\"))]
+    assert applied("\n".join(rows), text) == after
+    program = shutil.which("patch")
+    if program:
+        given, where = report.text().encode(), path.parent if ".." in name else here
+        subprocess.run([program, "-p0"], input=given, cwd=where, check=True, capture_output=True)
+        assert path.read_bytes().decode() == after

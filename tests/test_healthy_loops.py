@@ -49,6 +49,69 @@ def _clipped_by_value() -> Iterator[tuple[Any, ...]]:
             optimizer.zero_grad()
 
 
+def _merged(width: int) -> Iterator[tuple[Any, ...]]:
+    """Objectives whose gradients are kept one by one, and whose mean is put back, as gradient surgery does."""
+    model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    yield model, optimizer
+    for _ in range(4):
+        kept = []
+        out = model(torch.randn(4, 8))
+        for i in range(3):
+            optimizer.zero_grad()
+            out[:, i].square().mean().backward(retain_graph=True)
+            kept.append([p.grad for p in model.parameters()])
+        for p, *grads in zip(model.parameters(), *kept, strict=True):
+            p.grad = sum(grads[1:], grads[0]) / 3
+        optimizer.step()
+
+
+@healthy
+def _the_mean_of_gradients_that_were_kept() -> Iterator[tuple[Any, ...]]:
+    yield from _merged(4)
+
+
+@healthy
+def _the_mean_of_large_gradients_that_were_kept() -> Iterator[tuple[Any, ...]]:
+    yield from _merged(200)
+
+
+@healthy
+def _a_mean_over_equal_batches_of_sums_over_unequal_lengths() -> Iterator[tuple[Any, ...]]:
+    layer = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    yield layer, optimizer
+    for i in range(16):
+        error = layer(torch.randn(2, 3 + i % 5, 8)).squeeze(-1).square()
+        (error.mean(0).sum() / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_mean_over_as_many_classes_as_a_window_has_micro_batches() -> Iterator[tuple[Any, ...]]:
+    model = net(K)
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, _) in enumerate(loader()):
+        (F.multilabel_soft_margin_loss(model(x), torch.ones(len(x), K)) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_mean_over_classes_without_windows() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for x, _ in loader():
+        F.multilabel_soft_margin_loss(model(x), torch.ones(len(x), 5)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @healthy
 def _an_average_of_weights_and_a_warmup() -> Iterator[tuple[Any, ...]]:
     model = net()
@@ -644,6 +707,22 @@ def _a_window_that_grows_inside_an_epoch() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
+def _a_window_that_shrinks_inside_an_epoch() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    gathered = 0
+    for i, (x, y) in enumerate(loader(56)):
+        many = 4 if i < 16 else 2 if i < 24 else 1
+        (F.cross_entropy(model(x), y) / many).backward()
+        gathered += 1
+        if gathered == many:
+            optimizer.step()
+            optimizer.zero_grad()
+            gathered = 0
+
+
+@healthy
 def _a_critic_with_a_penalty_on_its_slope_over_several_batches() -> Iterator[tuple[Any, ...]]:
     actor, critic = nn.Linear(4, 8), net(1)
     of_actor, of_critic = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
@@ -693,6 +772,33 @@ def _what_a_teacher_says_and_the_labels_each_divided() -> Iterator[tuple[Any, ..
             wanted = teacher(x)
         out = model(x)
         ((part / K) * F.mse_loss(out, wanted) + ((1 - part) / K) * F.cross_entropy(out, y)).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_mean_of_as_many_losses_as_micro_batches() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        out = model(x)
+        losses = F.cross_entropy(out, y), out.square().mean(), out.abs().mean(), out.exp().mean()
+        (sum(losses) / len(losses) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_mean_of_two_losses_over_the_micro_batches_in_one_division() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        out = model(x)
+        ((F.cross_entropy(out, y) + out.square().mean()) / (2 * K)).backward()
         if i % K == K - 1:
             optimizer.step()
             optimizer.zero_grad()
@@ -1027,6 +1133,68 @@ def _an_optimizer_behind_a_proxy() -> Iterator[tuple[Any, ...]]:
         if i % K == K - 1:
             optimizer.step()
             optimizer.zero_grad()
+
+
+def _trained(model: nn.Module, optimizer: torch.optim.Optimizer, data: DataLoader[Any], after: Any = None) -> None:
+    for i, (x, y) in enumerate(data):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+        if after is not None:
+            after(i)
+
+
+@healthy
+def _an_optimizer_of_its_own_for_each_epoch() -> Iterator[tuple[Any, ...]]:
+    model, data = net(), loader()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1 * 0.5**epoch) for epoch in range(3)]
+    yield model, *optimizers
+    for optimizer in optimizers:
+        _trained(model, optimizer, data)
+
+
+@healthy
+def _a_head_first_and_then_all_with_another_optimizer() -> Iterator[tuple[Any, ...]]:
+    model, data = net(), loader()
+    first, then = torch.optim.AdamW(model[2].parameters()), torch.optim.AdamW(model.parameters())
+    yield model, first, then
+    for optimizer in (first, then):
+        model[0].requires_grad_(optimizer is then)
+        _trained(model, optimizer, data)
+
+
+def _by_the_micro_batch(made: Callable[..., Any], *, told: bool = False) -> Iterator[tuple[Any, ...]]:
+    model, data = net(), loader()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = made(optimizer, 2 * len(data))
+    optimizer.step()  # of nothing: torch warns of a scheduler that is the first to step
+    yield model, optimizer
+    for epoch in range(2):
+
+        def after(i: int, epoch: int = epoch) -> None:
+            if told:
+                scheduler.step(epoch + i / len(data))
+            else:
+                scheduler.step()
+
+        _trained(model, optimizer, data, after)
+
+
+@healthy
+def _warm_restarts_told_where_they_are() -> Iterator[tuple[Any, ...]]:
+    schedulers = torch.optim.lr_scheduler
+    yield from _by_the_micro_batch(lambda of, n: schedulers.CosineAnnealingWarmRestarts(of, 2), told=True)
+
+
+@healthy
+def _one_cycle_of_all_micro_batches() -> Iterator[tuple[Any, ...]]:
+    yield from _by_the_micro_batch(lambda of, n: torch.optim.lr_scheduler.OneCycleLR(of, 0.1, n))
+
+
+@healthy
+def _a_line_down_to_nothing_over_all_micro_batches() -> Iterator[tuple[Any, ...]]:
+    yield from _by_the_micro_batch(lambda of, n: torch.optim.lr_scheduler.LambdaLR(of, lambda step: 1 - step / n))
 
 
 @pytest.mark.parametrize("name", LOOPS)

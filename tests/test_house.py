@@ -37,6 +37,7 @@ FLOORS = {
                 "cures",
                 "diffs",
                 "divisors",
+                "elements",
                 "distance",
                 "evidence",
                 "mixing",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks import divisors, mixing, networks, order, owners, precision, ranks, tails, windows, world
+from accumviz.checks import divisors, elements, mixing, networks, order, owners, precision, ranks, tails, windows, world
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger import Ledger, Recorded, recorded
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
     find: Callable[[Case], Iterator[Finding]] | None
     explains: tuple[str, ...] = ()
     needs: str = ""
-    compare: Callable[[Sequence[world.Facts]], Iterator[Finding]] | None = None
+    compare: Callable[[world.Compared], Iterator[Finding]] | None = None
 
 
 # Root causes stand before what follows from them.
@@ -76,21 +76,27 @@ RULES = (
     Rule(
         "fsdp2-zero-keeps-unsharded",
         ranks.fsdp2_zero_keeps_unsharded,
-        ("leftover-carried", "tail-dropped", "fsdp-no-sync-memory"),
+        (
+            "leftover-carried",
+            "tail-dropped",
+            "fsdp-no-sync-memory",
+            "partial-window-underscaled",
+            "parameter-outside-or-twice",
+        ),
     ),
     Rule("leftover-carried", tails.leftover_carried, ("tail-dropped",), _SHARES),
     Rule("double-division", divisors.double_division, ("partial-window-underscaled",), _SHARES),
-    Rule("wrong-divisor", divisors.wrong_divisor, needs=_SHARES),
+    Rule("wrong-divisor", divisors.wrong_divisor, (), _SHARES, world.divided_by_ranks),
     Rule("partial-window-underscaled", tails.partial_window_underscaled, ("tail-dropped",), _SHARES),
     Rule("tail-dropped", tails.tail_dropped),
-    Rule("token-mean-of-means", divisors.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
+    Rule("token-mean-of-means", elements.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
     Rule("ascent-gradient-kept", windows.ascent_gradient_kept, ("loss-not-divided",), _SHARES),
     Rule("loss-not-divided", divisors.loss_not_divided, needs=_SHARES),
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch, ("scheduler-on-skipped-step",)),
     Rule("scheduler-on-skipped-step", precision.scheduler_on_skipped_step),
     Rule(
         "ddp-unsynced-step",
-        None,
+        order.averaged_after_the_step,
         ("no-sync-excludes-forward", "uneven-rank-backwards", "rank-token-weight"),
         compare=world.ddp_unsynced_step,
     ),
@@ -172,7 +178,8 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         # What stops a script in its first window is found all the same.
         early = ranks.ddp_static_graph_no_sync(Case(ledger)) if kinds["backward"] else ()
         stopped = [replace(finding, rank=rank) for finding in early]
-        return _Judged(rank, {"ddp-static-graph-no-sync": stopped}, None, reason, {}, counts)
+        facts = world.facts(Case(ledger), rank) if kinds["backward"] else None
+        return _Judged(rank, {"ddp-static-graph-no-sync": stopped}, facts, reason, {}, counts)
     case = Case(ledger)
     found: dict[str, list[Finding]] = {}
     explained: list[tuple[str, _Owner]] = []
@@ -191,7 +198,7 @@ def _explained(explained: list[tuple[str, _Owner]], finding: Finding) -> bool:
 
 
 def _nothing_to_judge(ledger: Ledger, kinds: dict[str, int]) -> str:
-    if len(ledger) and not (kinds["backward"] and kinds["step"]) and _cut_short(ledger):
+    if not (kinds["backward"] and kinds["step"]) and _cut_short(ledger):
         return _cut_short(ledger)
     if not len(ledger):
         return "nothing was recorded"
@@ -222,7 +229,11 @@ def _no_verdict(case: Case) -> str:
     unknown = shares.unknown[case.once]
     if unknown.size and (unknown > 0).all():
         return f"what the micro-batches weigh is not known: {_most(case)}"
-    return ""
+    last = {case.ranks[b]: b for b in case.at("backward").tolist()}
+    errors = [str(ledger[b].details.get("error") or "KeyboardInterrupt") for b in last.values()]
+    # Who stops a script stops it anywhere.
+    raised = [error for error in errors if not error.startswith("KeyboardInterrupt")]
+    return f"the last backward raised an error: {raised[0]}" if raised else ""
 
 
 def _most(case: Case) -> str:
@@ -256,11 +267,12 @@ def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
     explained: list[tuple[str, _Owner]] = []
     between: list[tuple[str, _Owner]] = []  # by what only a comparison of ranks can find
     facts = [one.facts for one in judged if one.facts is not None]
+    compared = world.Compared(facts) if facts else None
     for rule in RULES:
         mine = [f for one in judged for f in one.found.get(rule.name, ()) if not _explained(between, f)]
-        if rule.compare is not None and facts:
+        if rule.compare is not None and compared is not None:
             # In one ledger the optimizers of all ranks are numbered through.
-            apart = [f if judged[0].rank is not None else replace(f, rank=None) for f in rule.compare(facts)]
+            apart = [f if judged[0].rank is not None else replace(f, rank=None) for f in rule.compare(compared)]
             apart = [f for f in apart if not _explained(explained, f)]
             between += [(name, _owner(f)) for f in apart for name in rule.explains]
             mine += apart

@@ -11,6 +11,10 @@ from accumviz.events import Event
 
 # Its steps stand in the user's loop, and step at the end of a window only.
 _PACED = "accelerate/"
+# With these words begins a line that is a part of a block.
+_BLOCK = re.compile(r"(async|class|def|elif|else|except|finally|for|if|try|while|with)\b|case (?!=)")
+# What is called in these is called at times only, several times or later.
+_CHOOSING = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def _theirs(event: Event) -> bool:
@@ -27,14 +31,39 @@ def _simple(event: Event) -> bool:
 
 
 def _head(event: Event) -> bool:
-    """Whether its line begins a block that goes on below."""
-    return event.source.partition("#")[0].rstrip().endswith(":")
+    """Whether a line that is no program by itself begins a block, or goes on with one, as `else: step()` does."""
+    return event.source.partition("#")[0].rstrip().endswith(":") or bool(_BLOCK.match(event.source))
 
 
 def _open(event: Event) -> bool:
-    """Whether its line begins a block and ends it, so that what stands below is outside."""
+    """Whether its line begins a block and ends it, or does something at times only: what stands below is outside."""
     tree = _parsed(event.source)
-    return _head(event) if tree is None else any(hasattr(statement, "body") for statement in tree.body)
+    return _head(event) if tree is None else any(hasattr(each, "body") for each in tree.body) or _chosen(event, tree)
+
+
+def _chosen(event: Event, tree: ast.Module) -> bool:
+    """Whether an expression says when the event's call is made, as `step() if last else None` does."""
+    mine = _calls(tree, event.kind) or _calls(tree)
+    return any(isinstance(each, _CHOOSING) and set(mine) & set(_calls(each)) for each in ast.walk(tree))
+
+
+def _calls(tree: ast.AST, name: str = "") -> list[ast.Call]:
+    """The calls of what has this in its name."""
+    return [each for each in ast.walk(tree) if isinstance(each, ast.Call) and name in _name(each.func)]
+
+
+def _spot(event: Event) -> int | None:
+    """Where in a line that is guarded or has several statements the event's own begins; None if that is not sure."""
+    tree = _parsed(event.source)
+    if tree is None or not tree.body or _chosen(event, tree):
+        return None
+    body = tree.body[0].body if isinstance(tree.body[0], ast.If | ast.With) else tree.body
+    first = min((call.col_offset for call in _calls(tree, event.kind)), default=-1)
+    # Behind another backward, it may be the second such call that is meant.
+    if any(hasattr(each, "body") for each in body) or any(b.col_offset > first for b in _calls(tree, "backward")):
+        return None
+    found = [each.col_offset for each in body if each.col_offset <= first]
+    return _column(event.source, found[-1]) if found else None
 
 
 def replaced(event: Event, *lines: str) -> str:
@@ -58,10 +87,23 @@ def added(after: Event, *lines: str) -> str:
 
 def inserted(before: Event, line: str) -> str:
     """The cure that adds a line above this one."""
-    if not before.source:
+    name, hunk = before.file or "your code", _above(before, line)
+    return f"--- {name}\n+++ {name}\n{hunk}" if hunk else ""
+
+
+def _above(event: Event, line: str) -> str:
+    """The hunk that puts a line above this one; into it, where it is guarded or not alone; empty if neither can be."""
+    if not event.source:
         return ""
-    name = before.file or "your code"
-    return f"--- {name}\n+++ {name}\n@@ -{before.line} +{before.line},2 @@\n+{line}\n {before.source}"
+    spot, tree = _spot(event), _parsed(line)
+    if spot == 0 or (_simple(event) and not _open(event)):
+        return f"@@ -{event.line} +{event.line},2 @@\n+{line}\n {event.source}"
+    if spot is None or tree is None:
+        return ""
+    end = _column(line, tree.body[-1].end_col_offset or 0)
+    comment = "".join(f"  {said}" for said in [line[end:].strip(" ;")] if said)
+    into = f"{event.source[:spot]}{line[:end]}; {event.source[spot:]}{comment}"
+    return f"@@ -{event.line} +{event.line} @@\n-{event.source}\n+{into}"
 
 
 def removed(event: Event) -> str:
@@ -133,8 +175,13 @@ def _loss(event: Event) -> _Loss | None:
         return None
     if any(isinstance(part, ast.IfExp | ast.BoolOp) for part in ast.walk(node)):
         return None  # what is divided on one way only
-    start, stop = (len(line.encode()[:at].decode()) for at in (node.col_offset, node.end_col_offset))
+    start, stop = (_column(line, at) for at in (node.col_offset, node.end_col_offset))
     return _Loss(line, node, start, stop, called)
+
+
+def _column(line: str, at: int) -> int:
+    """A place that syntax counts in bytes, in characters."""
+    return len(line.encode()[:at].decode())
 
 
 def _arguments(tree: ast.Module) -> Iterator[tuple[ast.expr, bool]]:
@@ -181,6 +228,8 @@ def _by(loss: _Loss, node: ast.expr, by: str) -> str:
 
 def _quotient(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     """What is divided and by what, where that is the last thing done."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "div":
+        return (node.func.value, node.args[0]) if len(node.args) == 1 and not node.keywords else None
     division = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
     return (node.left, node.right) if division and isinstance(node, ast.BinOp) else None
 
@@ -218,7 +267,11 @@ def divided_by_another(event: Event, many: int, by: str) -> str:
 
 
 def undivided(event: Event, many: int) -> str:
-    """The cure that takes one division by this number away."""
+    """The cure that takes one division by this number away.
+
+    >>> print(undivided(Event(0, "backward", "loss.div(4)", "a.py", 3, "loss.div(4).backward()"), 4).splitlines()[-1])
+    +loss.backward()
+    """
     loss = _loss(event)
     quotient = _quotient(loss.node) if loss else None
     if loss is None or quotient is None or not _may_be(quotient[1], many):
@@ -227,7 +280,13 @@ def undivided(event: Event, many: int) -> str:
 
 
 def summed(event: Event, by: str, about: str, *, sums: bool) -> str:
-    """The cure that divides a sum by this, in the place of a mean; `about` says what that is, `sums` if it is one."""
+    """The cure that divides a sum by this, in the place of a mean; `about` says what that is, `sums` if it is one.
+
+    >>> event = Event(0, "backward", "loss.div(4)", "a.py", 3, "loss.div(4).backward()")
+    >>> print(summed(event, "tokens", "counted", sums=False).split("\\n", 4)[4])
+    +# loss with reduction="sum", undivided; counted
+    +(loss / tokens).backward()
+    """
     loss = _loss(event)
     if loss is None:
         return ""
@@ -295,7 +354,19 @@ def before(at: Event, end: Event) -> str:
         return ""
     if _theirs(end):
         return removed(at)
-    return f"{_away(at)}{_elsewhere(at, end)}\n@@ -{end.line} +{end.line},2 @@\n+{at.source}\n {end.source}"
+    hunk = _above(end, at.source)
+    return f"{_away(at)}{_elsewhere(at, end)}\n{hunk}" if hunk else ""
+
+
+def taken_over(step: Event, scaler: str, *, updated: bool) -> str:
+    """The cure that lets a scaler take a step, and update itself behind it where it is `updated` nowhere."""
+    own, takes = r"([A-Za-z_][\w.\[\]]*)\.step\(\s*\)", rf"{scaler}.step(\1)"
+    alone = _simple(step) and not _open(step)
+    if not re.search(own, step.source) or not (updated or alone or _spot(step) is not None):
+        return ""
+    within = "" if updated or alone else f"; {scaler}.update()"
+    below = [f"{scaler}.update()"] if alone and not updated else []
+    return replaced(step, re.sub(own, takes + within, step.source, count=1), *below)
 
 
 def guarded(schedule: Event, step: Event) -> str:
@@ -304,5 +375,7 @@ def guarded(schedule: Event, step: Event) -> str:
     if not schedule.source or not scaler or not _simple(schedule) or not _simple(step):
         return ""
     noted = inserted(step, f"scale_before_update = {scaler}.get_scale()")
+    if not noted:
+        return ""
     asked = replaced(schedule, f"if {scaler}.get_scale() >= scale_before_update:", f"    {schedule.source}")
     return f"{noted}{_elsewhere(step, schedule)}\n" + asked.partition("\n")[2].partition("\n")[2]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from accumviz.checks.scripts import syntax
 
 # A statement of more lines is not one call.
 _LONGEST = 30
+# Says of the row above it that nothing ends it.
+_ENDLESS = "\\ No newline at end of file"
 
 
 class _Hunk(NamedTuple):
@@ -26,7 +28,7 @@ def placed(cure: str, sources: Mapping[str, str]) -> str:
     """The cure with its lines as they stand in the files, so that `patch -p0` applies it.
 
     Rules write one row for one statement, without its indentation. Where the file's text was not
-    kept, or says something else by now, the cure stays as they wrote it; where it would leave no
+    kept, the cure stays as they wrote it; where that says something else, or it would leave no
     program behind, there is none.
 
     >>> print(placed("--- a.py\\n+++ a.py\\n@@ -2 +2,2 @@\\n step()\\n+zero()", {"a.py": "while a:\\n    step()\\n"}))
@@ -43,17 +45,36 @@ def placed(cure: str, sources: Mapping[str, str]) -> str:
     +    pass
     """
     hunks = _hunks(cure)
-    texts = {hunk.file: sources.get(hunk.file, "").split("\n") for hunk in hunks}
+    ends = {hunk.file: "\r" * ("\r\n" in sources.get(hunk.file, "")) for hunk in hunks}
+    texts = {file: sources.get(file, "").replace("\r\n", "\n").split("\n") for file in ends}
     stand = [_statement(texts[hunk.file], hunk) for hunk in hunks]
     if not all(stand):
-        return cure
+        there = all(hunk.line <= len(texts[hunk.file]) and texts[hunk.file][hunk.line - 1].strip() for hunk in hunks)
+        return "" if there else cure
     # What is moved is written as it stands, not as its one row tells it.
     whole = {_old(hunk): rows for hunk, rows in zip(hunks, stand, strict=True) if hunk.rows[0][0] == "-"}
     edits = [_Edit(h.file, h.line, len(rows), _rows(h, rows, whole)) for h, rows in zip(hunks, stand, strict=True)]
     for found in (edits, [edit.leaving_pass() for edit in edits]):
         if not any(_reads(text) and not _reads(_after(text, found, file)) for file, text in texts.items()):
-            return "\n".join(row for file in texts for row in _written(found, file))
+            return "\n".join(row for file in texts for row in _written(found, file, ends[file], texts[file]))
     return ""
+
+
+def stands(cure: str, text: Callable[[str], str | None]) -> bool:
+    """Whether what a cure would change stands where it did in the texts of its files; where there is none, it may.
+
+    >>> texts = {"a.py": "a()\\nzero()\\n"}
+    >>> [stands(f"--- {file}\\n+++ {file}\\n@@ -2 +1,0 @@\\n-zero()", texts.get) for file in ("a.py", "b.py")]
+    [True, True]
+    >>> stands("--- a.py\\n+++ a.py\\n@@ -1 +0,0 @@\\n-zero()", texts.get)
+    False
+    """
+    for hunk in _hunks(cure):
+        told = [row[1:].strip() for row in hunk.rows if row[0] in "- "]
+        now = text(hunk.file)
+        if now is not None and told != [line.strip() for line in now.split("\n")[hunk.line - 1 :][: len(told)]]:
+            return False
+    return True
 
 
 class _Edit(NamedTuple):
@@ -84,13 +105,27 @@ def _after(text: Sequence[str], edits: Sequence[_Edit], file: str) -> list[str]:
     return lines
 
 
-def _written(edits: Sequence[_Edit], file: str) -> Iterator[str]:
-    yield from (f"--- {file}", f"+++ {file}")
+def _written(edits: Sequence[_Edit], file: str, end: str, text: Sequence[str]) -> Iterator[str]:
+    """The diff of one file; only its lines end as the file's do, for patch takes such an end off a diff's heads."""
+    # Without a tab, patch takes the first word for the name.
+    yield from (f"{sign} {file}" + "\t" * (" " in file) for sign in ("---", "+++"))
     offset = 0
     for edit in sorted((edit for edit in edits if edit.file == file), key=lambda edit: edit.line):
         yield f"@@ -{_range(edit.line, edit.length)} +{_range(edit.line + offset, len(edit.put))} @@"
-        yield from edit.rows
+        last = bool(text[-1]) and edit.line - 1 + edit.length == len(text)
+        yield from _endless(edit.rows, end) if last else (row + end for row in edit.rows)
         offset += len(edit.put) - edit.length
+
+
+def _endless(rows: Sequence[str], end: str) -> Iterator[str]:
+    """The rows about a file's last line, which nothing ends: nor does anything end the last one afterwards."""
+    old = max(i for i, row in enumerate(rows) if row[0] != "+")
+    new = max((i for i, row in enumerate(rows) if row[0] != "-"), default=-1)
+    for i, row in enumerate(rows):
+        if i == old < new and row[0] == " ":  # it gets an end
+            yield from (f"-{row[1:]}", _ENDLESS, f"+{row[1:]}{end}")
+        else:
+            yield from (row, _ENDLESS) if i in (old, new) else (row + end,)
 
 
 def _hunks(cure: str) -> list[_Hunk]:
@@ -98,7 +133,7 @@ def _hunks(cure: str) -> list[_Hunk]:
     file = ""
     for row in cure.splitlines():
         if row.startswith("--- "):
-            file = row[4:]
+            file = row[4:].rstrip("\t")
         elif row.startswith("@@"):
             found.append(_Hunk(file, int(re.split(r"[ ,]", row)[1][1:]), []))
         elif not row.startswith("+++ "):

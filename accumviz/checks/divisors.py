@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
-from accumviz.checks.cures import divided, divided_by_another, summed, undivided
-from accumviz.checks.evidence import Case, Part, near
-from accumviz.checks.ranks import unshared
+from accumviz.checks.cures import divided, divided_by_another, undivided
+from accumviz.checks.evidence import Case, Part, near, usual
+from accumviz.checks.ranks import summed_over_ranks, unshared
 from accumviz.checks.report import Finding
-from accumviz.checks.tails import on_top, restarted
+from accumviz.checks.tails import micro_batches, outgrown
 from accumviz.events import Event
 from accumviz.gains import number, uncancelled
 
@@ -22,26 +23,37 @@ def loss_not_divided(case: Case) -> Iterator[Finding]:
     """Every mean loss of a window at its full weight; or one of them, beside others that were divided."""
     for (optimizer, objective), parts in case.objectives.items():
         whole = [p for p in parts if p.many > 1]
-        if whole and all(_undivided(p) for p in whole) and not _tasks(case, whole[0]):
+        if added := list(summed_over_ranks(case, parts)):
+            yield from added
+        elif whole and all(_undivided(p) for p in whole) and not _tasks(case, whole[0]):
+            # Where micro-batches draw one of several losses, all of them are a window's.
+            drawn = len({micro_batches(case, p) for p in parts}) < len({p.many for p in parts})
+            lengths = [micro_batches(case, p) if drawn else p.many for p in whole]
+            many = usual(lengths)
+            whole = [p for _, p in sorted(zip(lengths, whole, strict=True), key=lambda pair: pair[0] != many)]
             part = whole[0]
-            own = [part, *_on_other_lines(case, whole)]
-            many = sum(p.many for p in own)
+            own = [part, *(_drawn(case, part) if drawn else _on_other_lines(case, whole))]
+            by, many = many, sum(p.many for p in own)
+            lines = list(dict.fromkeys(case.ledger[p.backwards[0]].line for p in own))
+            # What an epoch cuts short stands alone; what has neighbours of its length was meant to be so long.
+            varied = len({one for one, other in pairwise(lengths) if one == other}) > 1
             yield case.of_part(
                 "loss-not-divided",
                 "warning",
                 part,
                 evidence={
-                    **_named(case, part),
+                    **named(case, part),
                     "micro-batches": many,
                     "sum of shares": sum(p.total for p in own),
                     "a share": part.least,
-                    **({"lines": [case.ledger[p.backwards[0]].line for p in own]} if len(own) > 1 else {}),
+                    **({"lines": lines} if len(lines) > 1 else {}),
                 },
                 cause=(
                     f"{many} mean losses are added up without a division: the step reads {many} times the "
                     "gradient of one large batch."
+                    + (f" Windows hold from {min(lengths)} to {max(lengths)}, each its own number." if varied else "")
                 ),
-                cure=_divided(case, own, many),
+                cure=_divided(case, own, "micro_batches_in_this_window" if varied else str(by if drawn else many)),
                 times=len(whole),
             )
         elif whole:
@@ -50,10 +62,16 @@ def loss_not_divided(case: Case) -> Iterator[Finding]:
             yield from _in_part(case, whole)
 
 
-def _named(case: Case, part: Part) -> dict[str, str]:
+def named(case: Case, part: Part) -> dict[str, str]:
     """Which of several losses of one backward it is."""
     several = len(case.ledger[part.backwards[0]].details.get("terms", ())) > 1
     return {"the loss": case.shares.objectives[part.objective]} if several else {}
+
+
+def _drawn(case: Case, part: Part) -> list[Part]:
+    """What the same step has of other losses that nothing divided, from micro-batches of their own."""
+    others = [p for p in case.parts_of[part.step] if p.optimizer == part.optimizer and p.many and _undivided(p)]
+    return [p for p in others if not set(p.backwards) & set(part.backwards)]
 
 
 def _on_other_lines(case: Case, parts: list[Part]) -> list[Part]:
@@ -85,14 +103,14 @@ def _operations(event: Event) -> list[str]:
     return [str(term.get("op")) for term in terms if isinstance(term, Mapping)] if isinstance(terms, list) else []
 
 
-def _divided(case: Case, own: list[Part], many: int) -> str:
+def _divided(case: Case, own: list[Part], many: str) -> str:
     """All losses of these backwards, divided; where one is one of several only, its line is another."""
     cures = []
     for part in own:
         b = part.backwards[0]
         others = [p for p in case.parts_of[part.step] if b in p.backwards and p.optimizer == part.optimizer]
         alike = all(near(p.least, part.least) for p in others)
-        cures.append(divided(case.ledger[b], str(many)) if alike else "")
+        cures.append(divided(case.ledger[b], many) if alike else "")
     return "\n".join(dict.fromkeys(cures)) if all(cures) else ""
 
 
@@ -141,23 +159,23 @@ def _mixed(case: Case, optimizer: int, objective: int, parts: list[Part]) -> Ite
 
 def _in_part(case: Case, parts: list[Part]) -> Iterator[Finding]:
     """Some micro-batches of each window at their full weight, and the same others divided by their number."""
-    usual = max((p.many for p in parts), key=[p.many for p in parts].count)
-    own = [p for p in parts if p.many == usual]
+    many = usual(p.many for p in parts)
+    own = [p for p in parts if p.many == many]
     full = {tuple(bool(near(weight, 1.0)) for weight in p.weights) for p in own}
-    if usual < 3 or len(own) < 2 or len(full) > 1 or not all(p.known and p.mean and not p.again for p in own):
+    if many < 3 or len(own) < 2 or len(full) > 1 or not all(p.known and p.mean and not p.again for p in own):
         return
     (undivided,), part = full, own[0]
     left = [weight for p in own for weight, one in zip(p.weights, undivided, strict=True) if not one]
-    if all(undivided) or not any(undivided) or not all(near(weight, 1 / usual) for weight in left):
+    if all(undivided) or not any(undivided) or not all(near(weight, 1 / many) for weight in left):
         return
     yield case.of_part(
         "loss-not-divided",
         "warning",
         part,
         event=part.backwards[undivided.index(True)],
-        evidence={"micro-batches": usual, "shares": list(part.weights), "sum of shares": part.total},
+        evidence={"micro-batches": many, "shares": list(part.weights), "sum of shares": part.total},
         cause=(
-            f"Of {usual} micro-batches, {usual - sum(undivided)} are divided by {usual} and {sum(undivided)} are not, "
+            f"Of {many} micro-batches, {many - sum(undivided)} are divided by {many} and {sum(undivided)} are not, "
             f"in every window: they do not count alike, and their shares add up to {part.total:.3g}."
         ),
         times=len(own),
@@ -227,7 +245,8 @@ def double_division(case: Case) -> Iterator[Finding]:
     """Losses divided by the number of micro-batches twice, or `.grad` after each of them."""
     for (_, objective), parts in case.objectives.items():
         yield from _divided_in_turn(case, parts)
-        small = [p for p in parts if p.many > 1 and p.even and near(p.least * p.many**2, 1.0)]
+        sums = [p for p in parts if p.many > 1 and _counted_twice(case, p)]
+        small = sums or [p for p in parts if p.many > 1 and p.even and _squared(case, p) and not _own(case, p)]
         # Half a loss is a choice that people make; a sixteenth of one is not. Every whole window has to agree.
         if not small or small[0].many < 3 or len(small) < sum(p.many >= small[0].many for p in parts):
             continue
@@ -235,13 +254,17 @@ def double_division(case: Case) -> Iterator[Finding]:
         beside = [p for one in parts for p in case.parts_of[one.step] if p.many and p.objective != objective]
         if beside and not all(_twice(case, p) for p in (part, *beside)):
             continue
-        b = part.backwards[0]
+        b, mixed = part.backwards[0], not near(part.least * part.many**2, 1.0)
         yield case.of_part(
             "double-division",
             "warning",
             part,
             evidence={"micro-batches": part.many, "a share": part.least, "sum of shares": part.total},
-            cause=f"Each of {part.many} losses weighs 1/{part.many**2}: it was divided by {part.many} twice.",
+            cause=f"The losses of a window are sums, divided by its number of elements, and by {part.many} as well: "
+            f"their shares add up to 1/{part.many}."
+            if sums
+            else f"Each of {part.many} {'mixtures of ' * mixed}losses weighs 1/{part.many**2}: it was divided by "
+            f"{part.many} twice.",
             cure=undivided(case.ledger[b], part.many),
             times=len(small),
         )
@@ -268,6 +291,29 @@ def _divided_in_turn(case: Case, parts: list[Part]) -> Iterator[Finding]:
     )
 
 
+def _counted_twice(case: Case, part: Part) -> bool:
+    """Whether sums were divided by the number of all elements of a window, and by that of its micro-batches as well."""
+    sums = part.known and not part.mean and not part.again and bool(near(part.each[0], part.each[1]))
+    by = (sums and near(part.total * part.many, 1.0) and case.constants(part)) or ()
+    return any(near(one, 1 / part.many) for one in by)
+
+
+def _squared(case: Case, part: Part) -> bool:
+    """Whether one over the square of the number of micro-batches is what a loss weighs, or all losses of each together.
+
+    As many losses as there are micro-batches have a mean of which each weighs as little: that is divided once.
+    """
+    together = sum(p.least for p in case.parts_of[part.step] if p.many == part.many)
+    squared = any(near(weight * part.many**2, 1.0) for weight in (part.least, together))
+    return squared and not near(together * part.many, 1.0)
+
+
+def _own(case: Case, part: Part) -> bool:
+    """Whether a constant stands inside a mean: it may be a part of the loss, as its classes are."""
+    terms = case.ledger[part.backwards[0]].details.get("terms")
+    return isinstance(terms, list) and any("own" in term for term in terms if isinstance(term, Mapping))
+
+
 def _twice(case: Case, part: Part) -> bool:
     """Whether the number of micro-batches is twice among what a loss was divided by."""
     return sum(bool(near(one, 1 / part.many)) for one in case.constants(part) or ()) > 1
@@ -281,30 +327,36 @@ def wrong_divisor(case: Case) -> Iterator[Finding]:
     """
     for (_, objective), parts in case.objectives.items():
         yield from _without_windows(case, objective, parts)
+        yield from outgrown(case, parts)
         whole = [p for p in parts if p.many > 1 and p.even]
-        usual = max({p.many for p in whole}, key=[p.many for p in whole].count, default=0)
-        own = [p for p in whole if p.many == usual]
+        many = usual(p.many for p in whole)
+        own = [p for p in whole if p.many == many]
         if len(own) < 2 or 2 * len(own) < len(parts):
             continue
-        by = _divisor(case, own[0])
-        if by < 3 or not all(near(p.least * by, 1.0) and _divisor(case, p) == by for p in own):
+        by = divisor(case, own[0])
+        if by < 3 or not all(near(p.least * by, 1.0) and divisor(case, p) == by for p in own):
             continue
-        alone = all(p.objective == objective for part in own for p in case.parts_of[part.step] if p.many)
+        # Of several losses each has to be, and by no number that makes a mean of them.
+        beside = [p for part in own for p in case.parts_of[part.step] if p.many and p.objective != objective]
+        total = own[0].total + sum(p.total for p in beside) / len(own)
+        of_all = all(near(number(t.get("divisor")) / _undone(t), float(by)) for p in beside for t in _terms(case, p))
+        alone = not beside or (of_all and not near(total, 1.0) and by % (1 + len({p.objective for p in beside})) > 0)
         # Another optimizer may step at another pace, and several ranks may count theirs together.
-        meant = {usual, usual**2, usual * number(case.ledger.meta.get("ranks"))} | {
+        meant = {many, many**2, many * number(case.ledger.meta.get("ranks"))} | {
             p.many for p in case.parts if p.objective == objective
         }
-        if by in meant or not alone or any(near(one * usual, 1.0) for one in case.constants(own[0]) or ()):
+        if by in meant or not alone or any(near(one * many, 1.0) for one in case.constants(own[0]) or ()):
             continue
         part = own[0]
-        close, late = abs(by - usual) == 1, "late" if by < usual else "early"
+        alike = all(near(p.least * by, 1.0) or p.backwards == own[0].backwards for p in beside[:1])
+        close, late = abs(by - many) == 1, "late" if by < many else "early"
         yield case.of_part(
             "wrong-divisor",
             "warning" if close else "note",
             part,
-            evidence={"micro-batches": usual, "divided by": by, "sum of shares": part.total},
+            evidence={"micro-batches": many, "divided by": by, "sum of shares": part.total},
             cause=(
-                f"Each window holds {usual} micro-batches, and each of their losses is divided by {by}: the shares add "
+                f"Each window holds {many} micro-batches, and each of their losses is divided by {by}: the shares add "
                 f"up to {part.total:.3g} in every step. "
                 + (
                     f"Either that is the wrong number, or the loop steps one micro-batch too {late}."
@@ -312,7 +364,8 @@ def wrong_divisor(case: Case) -> Iterator[Finding]:
                     else f"If {by} is to be their number, it is another; if it is a weight, this is as it is meant."
                 )
             ),
-            cure=divided_by_another(case.ledger[part.backwards[0]], by, str(usual)) if close else "",
+            # Nothing is written where one of them, with a weight of its own, stands on another line.
+            cure=divided_by_another(case.ledger[part.backwards[0]], by, str(many)) if close and alike else "",
             times=len(own),
         )
 
@@ -320,14 +373,14 @@ def wrong_divisor(case: Case) -> Iterator[Finding]:
 def _without_windows(case: Case, objective: int, parts: list[Part]) -> Iterator[Finding]:
     """Likewise where every step has one micro-batch: a note, unless the loop counts by what it divides by."""
     first = parts[0]
-    by = _divisor(case, first)
+    by = divisor(case, first)
     # What the gradient is divided by is no window: it was whole when the loop did that.
     if by < 3 or len(parts) < 2 or not near(sum(case.constants(first) or ()), 1 / by):
         return
-    if not all(p.many == 1 and p.even and not p.lost and _divisor(case, p) == by for p in parts):
+    if not all(p.many == 1 and p.even and not p.lost and divisor(case, p) == by for p in parts):
         return
     alone = all(p.objective == objective for part in parts for p in case.parts_of[part.step] if p.many)
-    elsewhere = {p.many for p in case.parts if p.objective == objective} | {case.ledger.meta.get("ranks")}
+    elsewhere = {p.many for p in case.parts if p.objective == objective} | {number(case.ledger.meta.get("ranks"))}
     if not alone or by in elsewhere:
         return
     event = case.ledger[first.backwards[0]]
@@ -353,20 +406,32 @@ def _without_windows(case: Case, objective: int, parts: list[Part]) -> Iterator[
     )
 
 
-def _divisor(case: Case, part: Part) -> int:
-    """The whole number by which the one loss of each backward of a part was divided, or else its gradient; or 0."""
+def divisor(case: Case, part: Part) -> int:
+    """The whole number by which a loss of each backward of a part was divided, and by nothing else; or 0."""
     found = set()
-    for code in set(case.events.column("details")[list(part.backwards)].tolist()):
-        terms = case.events.details[code].get("terms")
-        term = terms[0] if isinstance(terms, list) and len(terms) == 1 and isinstance(terms[0], Mapping) else {}
+    for term in _terms(case, part):
         # A multiplier that undoes one division leaves the others.
         by = number(term.get("divisor")) / _undone(term)
         if near(abs(number(term.get("factor"))), 1.0) and 0 < part.least < 1:
             by = float(round(1 / part.least))  # by hand: nobody multiplies gradients by a weight
-        elif not near(abs(number(term.get("factor"))) * by, 1.0):
+        elif "own" in term or not near(abs(number(term.get("factor"))) * by, 1.0):
             by = 0.0
         found.add(int(by) if by and by.is_integer() and near(part.least * by, 1.0) else 0)
     return found.pop() if len(found) == 1 else 0
+
+
+def _terms(case: Case, part: Part) -> list[Mapping[str, Any]]:
+    """What is known of a part's loss in each of its backwards; what is alike comes once."""
+    details, codes = case.events.details, case.events.column("details")
+    known = {code: details[code].get("terms") for code in set(codes[list(part.backwards)].tolist())}
+    if all(isinstance(terms, list) and len(terms) == 1 for terms in known.values()):
+        found = [terms[0] for terms in known.values()]
+    else:
+        rows = case.shares.of(part.step)
+        rows = rows.take((rows.objective == part.objective) & ~rows.erased)
+        places = set(zip(codes[rows.backward].tolist(), rows.term.tolist(), strict=True))
+        found = [terms[i] if isinstance(terms := known.get(code), list) else {} for code, i in places]
+    return [term if isinstance(term, Mapping) else {} for term in found]
 
 
 def _undone(term: Mapping[str, Any]) -> float:
@@ -375,55 +440,3 @@ def _undone(term: Mapping[str, Any]) -> float:
     factors = [number(one) for one in constants] if isinstance(constants, list) else []
     left = uncancelled(factors)
     return math.prod(one for one in factors if one > 1) / math.prod(one for one in left if one > 1)
-
-
-def token_mean_of_means(case: Case) -> Iterator[Finding]:
-    """Means over unequal numbers of elements, averaged as if they were equal."""
-    for parts in case.objectives.values():
-        unequal = [p for p in parts if p.known and p.many > 1 and p.elements[0] < p.elements[1] and _means(p)]
-        # What an epoch left over may be a smaller batch: that is another mistake.
-        unequal = [p for p in unequal if p.each[0] > 0 and not near(p.each[0], p.each[1]) and not restarted(case, p)]
-        carried = {p.step for p, _ in on_top(case, parts)} if unequal else set()
-        unequal = [p for p in unequal if p.step not in carried]
-        if not unequal:
-            continue
-        inside = [p for p in unequal if not _only_the_last_is_smaller(p)]
-        worst = max(inside or unequal, key=lambda p: p.each[1] / p.each[0])
-        low = worst.backwards[worst.sizes.index(worst.elements[1])]
-        terms = case.ledger[low].details.get("terms", ())
-        weighted = any(isinstance(term, Mapping) and term.get("class_weights") for term in terms)
-        yield case.of_part(
-            "token-mean-of-means",
-            "error" if inside and not weighted else "note",
-            worst,
-            event=low,
-            evidence={
-                "elements": list(worst.sizes),
-                "weight per element": [weight / n for weight, n in zip(worst.weights, worst.sizes, strict=True)],
-                "largest over smallest": worst.each[1] / worst.each[0],
-            },
-            cause=(
-                f"Each loss is a mean over its own elements, and these are from {worst.elements[0]:g} to "
-                f"{worst.elements[1]:g}: an element of the smallest counts {worst.each[1] / worst.each[0]:.3g} times "
-                "as much as one of the largest."
-            )
-            + ("" if inside else " Only the last micro-batch of a window was smaller.")
-            + (" They are counted with the weights of their classes." if weighted else ""),
-            cure=summed(
-                case.ledger[low],
-                "elements_in_window",
-                "elements_in_window: counted over all of its micro-batches",
-                sums=not worst.mean,
-            ),
-            times=len(inside or unequal),
-        )
-
-
-def _means(part: Part) -> bool:
-    """Whether all of a part are means; sums are where each is divided by its own number of elements, and no weights."""
-    return part.mean or bool(near(part.least, part.most) and all(size.is_integer() for size in part.sizes))
-
-
-def _only_the_last_is_smaller(part: Part) -> bool:
-    *others, last = part.sizes
-    return len(set(others)) == 1 and last < others[0] and bool(near(part.least, part.most))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -28,6 +28,16 @@ def near(a: Any, b: Any, within: float = SAME) -> Any:
         return abs(a - b) <= within * max(abs(b), 1e-30)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.abs(np.subtract(a, b)) <= within * np.maximum(np.abs(b), 1e-30)
+
+
+def usual(lengths: Iterable[int]) -> int:
+    """Of windows with so many micro-batches, the length of those that hold most of them; 0 where there are none.
+
+    >>> usual([4, 3, 4, 3])
+    4
+    """
+    counts = Counter(lengths)
+    return max(counts, key=lambda length: (length * counts[length], length), default=0)
 
 
 class Part(NamedTuple):
@@ -97,10 +107,14 @@ class Loop:
         return found
 
     @cached_property
+    def first_reads(self) -> dict[int, int]:
+        """Each backward that was consumed, and the first step that did."""
+        return dict(zip(self.read[::-1].tolist(), self.read_step[::-1].tolist(), strict=True))
+
+    @cached_property
     def usual(self) -> int:
-        """How many backwards a window usually has: the length of those that hold most of them."""
-        counts = Counter(len(backwards) for backwards in self.windows.values() if backwards)
-        return max(counts, key=lambda length: (length * counts[length], length), default=0)
+        """How many backwards a window usually has that no earlier one had."""
+        return usual(Counter(self.first_reads.values()).values())
 
     @cached_property
     def lost(self) -> dict[int, int]:
@@ -116,11 +130,10 @@ class Loop:
     @cached_property
     def lost_here(self) -> dict[int, int]:
         """The backwards of which this optimizer used nothing, and another one did, and what erased them here."""
-        case, found = self.case, {}
+        case = self.case
         here: np.ndarray = ~case.used[:, self.columns].any(axis=1) & ~case.wasted
-        for b in self.backwards[here[self.backwards]].tolist():
-            found[b] = int(case.erased[b, self.columns].max())
-        return found
+        mine = self.backwards[here[self.backwards]].tolist()
+        return {b: int(case.erased[b, self.columns].max()) for b in mine}
 
     def changed_by(self, event: int) -> bool:
         """Whether the event touched one of this optimizer's `.grad`."""
@@ -219,10 +232,7 @@ class Case:
         low = [np.minimum.reduceat(np.where(used, x, np.inf), starts).tolist() for x in (weight, each, elements)]
         high = [np.maximum.reduceat(np.where(used, x, -np.inf), starts).tolist() for x in (weight, each, elements)]
         total = np.add.reduceat(np.where(used, weight, 0), starts).tolist()
-        count, gone = (
-            np.add.reduceat(used.astype(int), starts).tolist(),
-            np.add.reduceat(lost.astype(int), starts).tolist(),
-        )
+        count, gone = (np.add.reduceat(which.astype(int), starts).tolist() for which in (used, lost))
         mean = np.logical_and.reduceat(s.mean[order] | opaque | lost, starts).tolist()
         read = np.logical_and.reduceat(followed, starts)
         known = (read & ~np.logical_or.reduceat(opaque, starts)).tolist()
@@ -253,14 +263,7 @@ class Case:
                 gone[i],
             )
             for i, (start, end, o, ob, st) in enumerate(
-                zip(
-                    starts.tolist(),
-                    ends,
-                    optimizer[starts].tolist(),
-                    objective[starts].tolist(),
-                    step[starts].tolist(),
-                    strict=True,
-                )
+                zip(starts.tolist(), ends, *(one[starts].tolist() for one in (optimizer, objective, step)), strict=True)
             )
         ]
 
@@ -377,9 +380,7 @@ class Case:
 
     def ended(self, epoch: tuple[int, int] | None) -> bool:
         """Whether a run through a loader came to the loader's end."""
-        if epoch is None or epoch[1] >= len(self.events):
-            return False
-        return self.ledger[epoch[1]].details.get("what") == "ends"
+        return epoch is not None and epoch[1] < len(self.events) and self.ledger[epoch[1]].details.get("what") == "ends"
 
     @property
     def ran_out(self) -> bool:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.cures import inserted, moved, replaced
+from accumviz.checks import ways
+from accumviz.checks.cures import added, inserted, moved, replaced, zeroing
 from accumviz.checks.evidence import Case, Loop, near
 from accumviz.checks.report import Finding
-from accumviz.events import CONTRIBUTED, PRESENT
+from accumviz.events import CONTRIBUTED, PRESENT, Event
 
 # Fewer steps say nothing about what rises.
 _RISING = 4
@@ -60,7 +61,10 @@ def _rising(case: Case, loop: Loop) -> Iterator[Finding]:
         return
     bytes_ = after[last]
     one = np.nanmax(before[last[:2]])
-    if not (np.diff(bytes_) > 0).all() or bytes_[-1] - bytes_[0] < 0.5 * one:
+    # A list that is emptied with each epoch lets them go there.
+    runs = np.split(bytes_, np.flatnonzero(np.diff(bytes_) <= 0) + 1)
+    long = [run.size >= _RISING and run[-1] - run[0] >= 0.5 * one for run in runs]
+    if not all(long[:-1] or long):
         return
     kept = [b for b in last if case.ledger[b].details.get("retain_graph")]
     event = case.ledger[kept[0] if kept else last[0]]
@@ -171,28 +175,13 @@ def _sum(case: Case, loop: Loop, backwards: list[int]) -> np.ndarray:
 
 
 def _leaks(case: Case) -> Iterator[Finding]:
-    first = {loop.optimizer: _first_reads(loop) for loop in case.loops}
     for own in case.loops:
-        found: list[tuple[int, int, int]] = []
-        for other in case.loops:
-            if other is own or other.rank != own.rank or set(other.columns) & set(own.columns):
-                continue
-            turns = _in_turns(case, own, other)
-            for b, late in first[own.optimizer].items():
-                early = first[other.optimizer].get(b)
-                if early is None or early >= late:
-                    continue
-                between = own.backwards[(own.backwards > early) & (own.backwards < late)]
-                # Steps at different paces share one loss: that leaks nothing.
-                if between.size and (turns or (case.sites[between] != case.sites[b]).all()):
-                    found.append((b, early, late))
+        found = leaked(case, own)
         if not found:
             continue
         b, early, late = min(found)
         between = own.backwards[(own.backwards > early) & (own.backwards < late)]
-        event, step, at = case.ledger[b], case.ledger[late], case.ledger[int(between[0])]
-        optimizer = re.search(r"([\w.\[\]]+)\.step\(", step.source)
-        name = optimizer[1] if optimizer else own.name
+        event = case.ledger[b]
         same = case.sites[b] == case.sites[between[0]]
         yield case.finding(
             "gan-gradient-leak",
@@ -210,10 +199,67 @@ def _leaks(case: Case) -> Iterator[Finding]:
                 f"still there when that one stepped {'in its own turn' if same else 'for a loss of its own'}."
             ),
             # Of one line that both take in turns, nobody can say whose turn it is.
-            cure="" if same else inserted(at, f"{name}.zero_grad()"),
+            cure="" if same else cleared(case, own, found),
             times=len(found),
             optimizer=own.optimizer,
         )
+
+
+def leaked(case: Case, own: Loop) -> list[tuple[int, int, int]]:
+    """The backwards of another one's losses that this optimizer's step consumed, too, when that one had stepped.
+
+    Each with the other one's step and this one's.
+    """
+    found: list[tuple[int, int, int]] = []
+    for other in case.loops:
+        if other is own or other.rank != own.rank or set(other.columns) & set(own.columns):
+            continue
+        turns = _in_turns(case, own, other)
+        for b, late in own.first_reads.items():
+            early = other.first_reads.get(b)
+            if early is None or early >= late:
+                continue
+            between = own.backwards[(own.backwards > early) & (own.backwards < late)]
+            # Steps at different paces share one loss: that leaks nothing.
+            if between.size and (turns or (case.sites[between] != case.sites[b]).all()):
+                found.append((b, early, late))
+    return found
+
+
+def cleared(case: Case, own: Loop, leaks: list[tuple[int, int, int]]) -> str:
+    """The cure that zeroes what has leaked to an optimizer, and nothing of its windows; empty where no line does both.
+
+    That is the line above its first backward, where that comes once in a window; or the one below the other's step.
+    """
+    _, early, late = min(leaks)
+    step = case.ledger[late]
+    steps = case.at("step")
+    if set(case.optimizer_of[own.within(_by_way_of(case, steps, step), -1, len(case.events))].tolist()) != {
+        own.optimizer
+    }:
+        return ""  # under its name there, others step as well
+    windows: dict[int, list[int]] = {}
+    for b in sorted(set(own.first_reads) - {b for b, _, _ in leaks}):
+        windows.setdefault(own.first_reads[b], []).append(b)
+    line = case.lines[windows[late][0]] if late in windows else -1
+    if all(case.lines[first] == line and line not in case.lines[later] for first, *later in windows.values()):
+        return inserted(case.ledger[windows[late][0]], zeroing(step))
+    way = ways.alone(case.ledger[early], step)
+    below = _by_way_of(case, steps, way.at)
+    erases = any(own.within(below, backwards[0], end).size for end, backwards in windows.items())
+    reaches = all(own.within(below, b, end).size for b, _, end in leaks)
+    named = way.together and (way.step.file, way.step.line) == (step.file, step.line)
+    return added(way.at, zeroing(step)) if named and reaches and not erases else ""
+
+
+def _by_way_of(case: Case, events: np.ndarray, at: Event) -> np.ndarray:
+    """Those of some events to which this one's line led."""
+    of_site = {
+        site: case.ledger[event] for site, event in zip(case.sites[events].tolist(), events.tolist(), strict=True)
+    }
+    here = [site for site, e in of_site.items() if (at.file, at.line) in [(e.file, e.line), *(f[:2] for f in e.frames)]]
+    found: np.ndarray = events[np.isin(case.sites[events], here)]
+    return found
 
 
 def _in_turns(case: Case, own: Loop, other: Loop) -> bool:
@@ -230,10 +276,6 @@ def _in_turns(case: Case, own: Loop, other: Loop) -> bool:
         if any(near(part.total, 1.0) or not part.read for part in parts):
             return False
     return True
-
-
-def _first_reads(loop: Loop) -> dict[int, int]:
-    return dict(zip(loop.read[::-1].tolist(), loop.read_step[::-1].tolist(), strict=True))
 
 
 def step_before_backward(case: Case) -> Iterator[Finding]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from accumviz.checks.cures import before, moved
 from accumviz.checks.evidence import Case, Loop, Part, near, reduces
 from accumviz.checks.report import Finding
 from accumviz.checks.ways import alone
+from accumviz.events import Event
 from accumviz.gains import SAME, SAME_IN_HALF, number
 
 
@@ -27,7 +31,7 @@ def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
             found += [(e, step, factor) for e, factor in cut if factor < 1 - SAME]
         if not found:
             continue
-        clip, step, factor = found[0]
+        clip, step, _ = found[0]
         way = alone(*(case.ledger[e] for e in (clip, step, loop.windows[step][0], loop.windows[step][-1])))
         rows = case.shares.of(step)
         rows = rows.take((rows.optimizer == loop.optimizer) & ~rows.erased)
@@ -36,7 +40,10 @@ def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
             "error",
             clip,
             step=step,
-            evidence={"all clips multiply by": factor, "left of each backward": rows.clipped.tolist()},
+            evidence={
+                "clips between them multiply by": [factor for _, own, factor in found if own == step],
+                "left of each backward": rows.clipped.tolist(),
+            },
             cause=(
                 "The sum is clipped after each backward, so that what came early is shortened again and again, and the "
                 "last micro-batch counts most."
@@ -104,6 +111,33 @@ def clip_on_the_wrong_side(case: Case) -> Iterator[Finding]:
             optimizer=optimizer,
             at=way.at,
         )
+    yield from _clipped_apart(case)
+
+
+def _clipped_apart(case: Case) -> Iterator[Finding]:
+    """A clip of what one rank has, before the gradients of all ranks are reduced by hand."""
+    reduced = np.flatnonzero(np.isin(case.events.detail("reduction", "").astype(str), ("sum", "avg")))
+    for loop in case.loops if reduced.size else ():
+        found = []
+        for clip in loop.changing(case.at("clip")).tolist():
+            following = [int(at[at > clip].min(initial=len(case.ledger))) for at in (loop.steps, loop.backwards)]
+            after = loop.changing(reduced[(reduced > clip) & (reduced < min(following))])
+            if after.size and reduces(case, loop, clip) < 1 - SAME:
+                found.append((clip, following[0], int(after[0])))
+        for clip, step, sync in found[:1]:
+            yield case.finding(
+                "clip-on-the-wrong-side",
+                "warning",
+                clip,
+                step=step if step < len(case.ledger) else None,
+                evidence={"event of the clip": clip, "event of the all-reduce": sync},
+                cause=(
+                    "The clip comes before the gradients are reduced over the ranks: each rank has shortened its own "
+                    "by another factor, and what the step reads was not clipped as a whole."
+                ),
+                times=len(found),
+                optimizer=loop.optimizer,
+            )
 
 
 def _used_up(loop: Loop, event: int) -> bool:
@@ -113,6 +147,37 @@ def _used_up(loop: Loop, event: int) -> bool:
         return False
     since = int(loop.steps[before - 1])
     return bool(loop.backwards.searchsorted(since) == loop.backwards.searchsorted(event))
+
+
+def averaged_after_the_step(case: Case) -> Iterator[Finding]:
+    """Gradients that are averaged over the ranks when every step has read them already."""
+    syncs = case.at("sync")
+    for loop in case.loops if syncs.size and case.ledger.meta.get("ranks") != 1 else ():
+        mine = loop.changing(syncs).tolist()
+        late = {int(loop.steps[loop.steps < e][-1]): e for e in reversed(mine) if _used_up(loop, e)}
+        windows = [step for step, backwards in loop.windows.items() if backwards]
+        steps = [step for step in windows if step in late]
+        # What is not zeroed afterwards is read by the next step, and after the last one nothing may be left to do.
+        kept = len(set(loop.read.tolist())) < loop.read.size
+        if len(steps) < 2 or kept or set(windows[:-1]) - set(steps) or not all(_used_up(loop, e) for e in mine):
+            continue
+        step, sync = steps[0], late[steps[0]]
+        way = alone(*(case.ledger[e] for e in (sync, step, loop.windows[step][-1])))
+        yield case.finding(
+            "ddp-unsynced-step",
+            "error",
+            sync,
+            step=step,
+            evidence={"event of the step": step, "event of the collective": sync, "backwards between them": 0},
+            cause=(
+                "The gradients are averaged over the ranks after the step, which has read what each rank had for "
+                "itself: it has no effect."
+            ),
+            cure=before(way.at, way.step),
+            times=len(steps),
+            optimizer=loop.optimizer,
+            at=way.at,
+        )
 
 
 def scheduler_per_micro_batch(case: Case) -> Iterator[Finding]:
@@ -128,11 +193,14 @@ def scheduler_per_micro_batch(case: Case) -> Iterator[Finding]:
             gaps = [loop.within(mine, a, b).size for a, b in pairwise(backwards)]
             if all(gaps):
                 hit.append(step)
-        if 2 * len(hit) <= len(windows):
+        rates = [_rate(case.ledger[e].details.get("lr")) for e in mine.tolist()]
+        # OneCycleLR takes one step more than it has rates for.
+        if 2 * len(hit) <= len(windows) or _arrives(rates) or _arrives(rates[:-1]):
             continue
         first = int(mine[mine > windows[hit[0]][0]][0])
+        if _is_told_where(case.ledger[first]):
+            continue
         way = alone(*(case.ledger[e] for e in (first, hit[0], *windows[hit[0]][:1])))
-        rates = [_rate(case.ledger[e].details.get("lr")) for e in mine[:8].tolist()]
         yield case.finding(
             "scheduler-per-micro-batch",
             "error",
@@ -142,7 +210,7 @@ def scheduler_per_micro_batch(case: Case) -> Iterator[Finding]:
                 "scheduler steps": int(mine.size),
                 "optimizer steps": int(loop.steps.size),
                 "backwards": int(loop.backwards.size),
-                "learning rates": rates,
+                "learning rates": rates[:8],
             },
             cause=(
                 f"The scheduler steps with every micro-batch, {mine.size} times for {loop.steps.size} optimizer steps: "
@@ -158,3 +226,24 @@ def scheduler_per_micro_batch(case: Case) -> Iterator[Finding]:
 def _rate(rates: Any) -> float:
     """The first group's learning rate."""
     return number(rates[0]) if isinstance(rates, list | tuple) and rates else math.nan
+
+
+def _arrives(rates: list[float]) -> bool:
+    """Whether a schedule comes to almost nothing with its last step: then it was made for as many.
+
+    What falls by the same ratio each time comes to nothing at any time.
+
+    >>> _arrives([0.1, 0.2, 0.15, 0.1, 0.05, 0.0]), _arrives([0.1, 0.01, 0.001, 0.0001])
+    (True, False)
+    """
+    highest = max(rates, default=0.0)
+    fall = rates[-1 - rates[::-1].index(highest) :] if highest in rates else []
+    falls = len(fall) > 2 and all(later < early for early, later in pairwise(fall))
+    middle = fall[len(fall) // 2] if falls else 0.0
+    return falls and fall[-1] < 0.01 * highest and middle * middle > 4 * highest * fall[-1]
+
+
+def _is_told_where(event: Event) -> bool:
+    """Whether a scheduler was told where it is, as in `step(epoch + i / n)`, so that its steps do not count."""
+    told = re.search(rf"{re.escape(event.label)}\.step\(\s*[^\s)#]", event.source)
+    return told is not None and event.details.get("scheduler") != "ReduceLROnPlateau"

@@ -20,10 +20,48 @@ def parameter_outside_or_twice(case: Case) -> Iterator[Finding]:
 
     And, as a note, a parameter that is its optimizer's and that no loss has reached.
     """
-    yield from _outside(case)
+    yield from list(_stale(case)) or _outside(case)
     yield from _only_zeroed(case)
     yield from _twice(case)
     yield from _unreached(case)
+
+
+def _stale(case: Case) -> Iterator[Finding]:
+    """An optimizer that steps in vain, as the backwards reach other parameters than those that it was made with."""
+    ledger = case.ledger
+    owned = np.array([bool(p.optimizers) for p in ledger.parameters], bool)
+    counts = np.array([not p.unsharded_of for p in ledger.parameters], bool)
+    there = _touched(case)
+    for loop in case.loops:
+        mine = np.array([p.rank == loop.rank for p in ledger.parameters], bool) & counts
+        others = np.flatnonzero(mine & case.contributed.any(axis=0))
+        # What the loss reaches is nobody's, and nobody's own is ever reached.
+        if not others.size or owned[others].any() or there[loop.columns].any():
+            continue
+        born = np.flatnonzero(case.contributed[:, others].any(axis=1))
+        vain = np.unique(np.searchsorted(loop.steps, born))
+        vain = loop.steps[vain[vain < loop.steps.size]]
+        if vain.size < _AGAIN:
+            continue
+        names = [ledger.parameters[p].name for p in others]
+        yield case.finding(
+            "parameter-outside-or-twice",
+            "error",
+            int(vain[0]),
+            step=int(vain[0]),
+            evidence={
+                "parameters of the optimizer": [ledger.parameters[p].name for p in loop.columns[:4]],
+                "parameters with gradients": names[:4],
+                "steps that found nothing": int(vain.size),
+            },
+            cause=(
+                f"{loop.name} has parameters that no backward reaches, and what they reach, {_together(names)}, "
+                "belongs to no optimizer: nothing is trained. An optimizer that is made before `fully_shard`, or "
+                "before a layer is replaced, keeps the parameters of before."
+            ),
+            times=int(vain.size),
+            optimizer=loop.optimizer,
+        )
 
 
 def _outside(case: Case) -> Iterator[Finding]:
@@ -31,31 +69,33 @@ def _outside(case: Case) -> Iterator[Finding]:
     steps = np.concatenate([loop.steps for loop in case.loops] or [np.zeros(0, int)])
     if not steps.size:
         return
-    found: list[int] = []
-    first = -1
+    stepped = {loop.optimizer for loop in case.loops}
+    found: dict[tuple[int, ...], list[int]] = {}
     for p, parameter in enumerate(ledger.parameters):
-        if parameter.optimizers or parameter.unsharded_of:
+        if not stepped.isdisjoint(parameter.optimizers) or parameter.unsharded_of:
             continue
         born = np.flatnonzero(case.contributed[:, p])
         grows = born.size > 1 and (ledger.fates.erased[born, p] < 0).all()
-        if grows and len(np.unique(np.searchsorted(np.sort(steps), born))) > 1:
-            found.append(p)
-            first = int(born[1]) if first < 0 else first
-    if found:
+        rounds = np.unique(np.searchsorted(np.sort(steps), born)).size
+        if grows and rounds > (_AGAIN if parameter.optimizers else 1):
+            found.setdefault(tuple(parameter.optimizers), []).append(p)
+    for owners, columns in found.items():
+        whose = f"to {case.optimizer_name(owners[0])}, which never steps" if owners else "to no optimizer"
         yield case.finding(
             "parameter-outside-or-twice",
             "warning",
-            first,
+            int(np.flatnonzero(case.contributed[:, columns[0]])[1]),
             evidence={
-                "parameters": [ledger.parameters[p].name for p in found[:4]],
-                "in all": len(found),
-                "norm of .grad at the end": float(ledger.grad[-1, found[0]]),
+                "parameters": [ledger.parameters[p].name for p in columns[:4]],
+                "in all": len(columns),
+                "norm of .grad at the end": float(ledger.grad[-1, columns[0]]),
             },
             cause=(
-                f"{ledger.parameters[found[0]].name} gets gradients and belongs to no optimizer: it is never trained, "
+                f"{ledger.parameters[columns[0]].name} gets gradients and belongs {whose}: it is never trained, "
                 "and never zeroed: what it gets stays in its `.grad`."
             ),
-            times=len(found),
+            times=len(columns),
+            optimizer=owners[0] if owners else None,
         )
 
 
@@ -128,21 +168,27 @@ def _unreached(case: Case) -> Iterator[Finding]:
     """Parameters that wait for a gradient in vain, beside others of the same optimizer that get one."""
     ledger = case.ledger
     waiting = np.array([p.requires_grad and not p.unsharded_of for p in ledger.parameters], bool)
-    there = ((ledger.state & (CONTRIBUTED | PRESENT | CHANGED)) > 0).any(axis=0)
+    there = _touched(case)
+    kept = {p.unsharded_of for p, some in zip(ledger.parameters, there.tolist(), strict=True) if some}
     for loop in case.loops:
         alone, many = loop.columns[(waiting & ~there)[loop.columns]], loop.backwards.size
         # What one rank lacks another one may have.
         if not alone.size or not many or loop.steps.size < _AGAIN or loop.rank is not None:
             continue
         names = [ledger.parameters[p].name for p in alone]
+        # What FSDP has not scattered yet is elsewhere.
+        names = [name for name in names if name not in kept] or names
         yield case.finding(
             "parameter-outside-or-twice",
             "note",
             int(loop.backwards[0]),
             evidence={"parameters": names[:4], "in all": len(names), "backwards": many},
             cause=(
-                f"None of {many} backwards has reached {_together(names)}, which {loop.name} is to train: what is not "
-                "used, or is detached on the way to the loss, gets no gradient."
+                f"What {many} backwards brought to {_together(names)} waits to be synchronised, and no step has read "
+                "it."
+                if kept.issuperset(names)
+                else f"None of {many} backwards has reached {_together(names)}, which {loop.name} is to train: what is "
+                "not used, or is detached on the way to the loss, gets no gradient."
             ),
             times=len(names),
             optimizer=loop.optimizer,
@@ -151,3 +197,9 @@ def _unreached(case: Case) -> Iterator[Finding]:
 
 def _together(names: list[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+
+
+def _touched(case: Case) -> np.ndarray:
+    """For each parameter, whether anything ever happened to its `.grad`."""
+    found: np.ndarray = np.any((case.ledger.state & (CONTRIBUTED | PRESENT | CHANGED)) > 0, axis=0)
+    return found

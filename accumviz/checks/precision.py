@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.cures import before, guarded, inserted, replaced
+from accumviz.checks.cures import before, guarded, inserted, taken_over
 from accumviz.checks.evidence import Case, Loop, near, reduces
 from accumviz.checks.report import Finding
 from accumviz.checks.ways import alone
@@ -47,6 +47,8 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
         step_line = case.ledger[step] if step >= 0 else None
         found_line = re.search(r"([\w.]+)\.step\(\s*([\w.]+)", step_line.source) if step_line else None
         line = f"{found_line[1]}.unscale_({found_line[2]})" if found_line else "scaler.unscale_(optimizer)"
+        # What is clipped more than once in a window cannot be unscaled each time.
+        once = sum(end == step and case.sites[c] == case.sites[clip] for c, end in found) == 1
         yield case.finding(
             "clip-scaled-grads",
             "error",
@@ -61,7 +63,7 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
                 f"The clip sees gradients that are still multiplied by {scale:g}; after the division, next to nothing "
                 "is left."
             ),
-            cure=inserted(event, line),
+            cure=inserted(event, line) if once else "",
             times=len(found),
             optimizer=loop.optimizer,
         )
@@ -133,7 +135,8 @@ def bypass_scaler_step(case: Case) -> Iterator[Finding]:
         step, b = found[0]
         event = case.ledger[step]
         scale = number(case.ledger[b].details.get("amp_scale"))
-        own = re.sub(r"([A-Za-z_][\w.\[\]]*)\.step\(\s*\)", r"scaler.step(\1)", event.source, count=1)
+        scalers = case.scripts.called_on("scale", case.ledger[b].file)
+        scaler = scalers.pop() if len(scalers) == 1 else "scaler"
         yield case.finding(
             "bypass-scaler-step",
             "error",
@@ -141,7 +144,7 @@ def bypass_scaler_step(case: Case) -> Iterator[Finding]:
             step=step,
             evidence={"scale": scale, "steps": len(found)},
             cause=f"The optimizer steps by itself, on gradients that are still {scale:g} times too large.",
-            cure=replaced(event, own, "scaler.update()"),
+            cure=taken_over(event, scaler, updated=scaler in case.scripts.called_on("update", event.file)),
             times=len(found),
             optimizer=loop.optimizer,
         )

@@ -109,7 +109,7 @@ class Report(Displayed):
 
     @property
     def healthy(self) -> bool:
-        """Whether everything was judged and nothing is wrong."""
+        """Whether nothing is wrong in what could be judged; `unjudged` says what could not."""
         return self.verdict == "healthy"
 
     def __str__(self) -> str:
@@ -140,8 +140,12 @@ class Report(Displayed):
                 lines.append(f"  {literal(finding.file)}:{finding.line}  {literal(finding.source)}")
             lines.append(f"  {literal(finding.cause)}")
             lines.append("  " + "; ".join(f"{name}: {told(value)}" for name, value in finding.evidence.items()))
-            for line in finding.cure.splitlines():
-                lines.append("    " + (paint(literal(line), line[0]) if line[:1] in "+-" and line else literal(line)))
+            for line in finding.cure.split("\n") if finding.cure else ():
+                # A diff has the file's own tabs and ends; elsewhere, an end has a terminal write over what it showed.
+                row = literal(line.removesuffix("\r"), keep="\t") + "\r" * line.endswith("\r")
+                # Of an indented diff, patch takes such a row for what it is only where nothing stands before it.
+                indent = "" if row.startswith("\\") else "    "
+                lines.append(indent + (paint(row, line[0]) if line[:1] in "+-" and line else row))
             lines.append(f"  Read: {finding.chapter}")
         if self.unjudged:
             lines += ["", "Not judged:"]

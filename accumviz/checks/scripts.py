@@ -52,6 +52,12 @@ class Scripts:
                 divided.add(ast.unparse(node.value))
         return min(divided & counts, default="")
 
+    def called_on(self, method: str, file: str) -> set[str]:
+        """On what a file calls this method."""
+        nodes = (node for tree in self.trees.get(file, ()) for node in ast.walk(tree) if isinstance(node, ast.Call))
+        functions = (node.func for node in nodes if isinstance(node.func, ast.Attribute))
+        return {ast.unparse(function.value) for function in functions if function.attr == method}
+
     def apart(self, one: Event, other: Event) -> bool:
         """Whether two events came by the two branches of one `if`, so that no round of a loop has both."""
         pairs = [(a, b) for a, b in zip(one.frames, other.frames, strict=False) if a[0] == b[0]]

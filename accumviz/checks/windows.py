@@ -9,10 +9,12 @@ import numpy as np
 
 from accumviz.checks.cures import added, inserted, moved, removed, zeroing
 from accumviz.checks.evidence import Case, Loop, Part, near
+from accumviz.checks.networks import cleared, leaked
 from accumviz.checks.report import Finding
 from accumviz.checks.ways import Way, alone
 from accumviz.events import PRESENT, Event
-from accumviz.gains import SAME_IN_HALF
+from accumviz.gains import SAME, SAME_IN_HALF
+from accumviz.ledger import Ledger
 
 
 def zero_grad_inside_window(case: Case) -> Iterator[Finding]:
@@ -61,6 +63,8 @@ def _zeroed_after(case: Case, loop: Loop, way: Way, steps: list[int]) -> str:
         return ""
     if _zeroed_anyway(case, loop, way.at):
         return removed(way.at)
+    if not set(case.sites[list(loop.lost_here)].tolist()) <= set(case.sites[loop.read].tolist()):
+        return ""  # of others' losses, which come below the step: it has to be zeroed of them as well
     lines = {(case.ledger[step].file, case.ledger[step].line) for step in steps}
     if len(steps) > 1 and (len(lines) < len(steps) or not way.together):
         return ""  # below a line that steps for each of them in turn, the next one would find nothing
@@ -153,10 +157,19 @@ def _written(case: Case, loop: Loop) -> np.ndarray:
         before, after = ledger.grad[e - 1, columns].astype(float), ledger.grad[e, columns].astype(float)
         before, after = np.nan_to_num(before[after > 0]), after[after > 0]
         one = before.all() and after.size and near(after / before, after[0] / before[0], SAME_IN_HALF).all()
-        # What only shortens is a clip, of each parameter by itself.
-        if not one and (after > before).any():
+        if not one and ((after > before).any() or not _shortens(ledger, e, columns)):
             found.append(e)
     return np.array(found, int)
+
+
+def _shortens(ledger: Ledger, edit: int, columns: np.ndarray) -> bool:
+    """Whether a change by hand is a clip, of each parameter by itself, as far as its elements are kept."""
+    for p in (p for p in columns.tolist() if p in ledger.exact):
+        before, after = ledger.exact[p][1][edit - 1], ledger.exact[p][1][edit]
+        along = float(before @ after) / (float(np.linalg.norm(before) * np.linalg.norm(after)) or 1.0)
+        if not near(along, 1.0, SAME) and after.any():
+            return False
+    return any(p in ledger.exact for p in columns.tolist())
 
 
 def _moved_by(case: Case, loop: Loop, backward: int, erased: int) -> bool:
@@ -221,7 +234,8 @@ def missing_zero_grad(case: Case) -> Iterator[Finding]:
                 f"The contribution of backward {first} is still in `.grad` after the step that used it, and is used "
                 f"by {len(steps) - 1} more."
             ),
-            cure=added(step, zeroing(step)),
+            # Below the step, another one's losses may still come before the next window.
+            cure=cleared(case, loop, leaks) if (leaks := leaked(case, loop)) else added(step, zeroing(step)),
             times=len(twice),
             optimizer=loop.optimizer,
         )
@@ -303,6 +317,8 @@ def zero_before_step(case: Case) -> Iterator[Finding]:
             at = int(loop.steps.searchsorted(step))
             since = int(loop.steps[at - 1]) if at else -1
             lost = [(b, end) for b, end in erased if since < b < step and end < step]
+            # What FSDP has scattered to a group of ranks waits for other groups: nobody zeroed it.
+            lost = [(b, end) for b, end in lost if case.ledger[end].kind in ("zero_grad", "edit")]
             if lost and not loop.within(written, lost[0][0], step).size:
                 found.append((step, lost[-1][1], [b for b, _ in lost]))
         if not found:
