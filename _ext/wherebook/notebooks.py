@@ -125,8 +125,8 @@ def first_cell(app: Sphinx, pagename: str, cells: list[Any], brought: dict[str, 
     mine = {name: brought[name] for name in names}
     source = Path(app.env.doc2path(pagename))
     found = source.parent.glob(f"recordings/{source.stem}.json")
-    recordings = {f"recordings/{path.name}": path.read_bytes() for path in found}
-    text = wheels.packed(wheels.stored({wheel.name: wheel.bytes for wheel in mine.values()} | recordings))
+    recordings = {f"recordings/{path.name}": path.read_text(encoding="utf-8") for path in found}
+    text = wheels.together(mine.values(), recordings)
     versions = {name: wheel.version for name, wheel in mine.items()}
     return new_code_cell(setup_cell(versions, recordings, wheels.needs(mine.values()), text), metadata=FOLDED)
 

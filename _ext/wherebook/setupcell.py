@@ -1,7 +1,7 @@
 """The first cell of a notebook: it installs what the notebook brings, where that is missing.
 
-`NotSetUp`, `lacking` and `set_up` are the cell: their source stands in it as it stands here. So they import what they
-need themselves, and leave nothing else behind in the reader's notebook.
+`NotSetUp`, `lacking`, `wheel` and `set_up` are the cell: their source stands in it as it stands here. So they import
+what they need themselves, and leave nothing else behind in the reader's notebook.
 """
 
 from __future__ import annotations
@@ -34,8 +34,22 @@ def lacking(needs):
         yield "pygraphviz", "is missing, and so is the program `dot` of Graphviz"
 
 
+def wheel(path, files):
+    import base64, hashlib, zipfile  # noqa: E401, I001
+
+    record = next(name for name in files if name.endswith(".dist-info/METADATA")).replace("METADATA", "RECORD")
+    rows = []
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in ((name, text.encode()) for name, text in files.items()):
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+            rows.append(f"{name},sha256={digest},{len(data)}\n")
+            archive.writestr(name, data)
+        archive.writestr(record, "".join([*rows, f"{record},,\n"]))
+    return str(path)
+
+
 def set_up(packages, recordings, needs, text):
-    import base64, importlib, io, lzma, subprocess, sys, tempfile, zipfile  # noqa: E401, I001
+    import base64, importlib, json, lzma, subprocess, sys, tempfile  # noqa: E401, I001
     from importlib.util import find_spec
     from pathlib import Path
 
@@ -50,14 +64,14 @@ def set_up(packages, recordings, needs, text):
         said = "\n".join(f"- {name} {what}" for name, what in lacks.items())
         install = " ".join(f'"{name}"' for name in lacks)
         raise NotSetUp(f"\n{said}\nInstall that with `%pip install {install}`, and run this cell again.")
-    folder = Path(tempfile.mkdtemp())
-    zipfile.ZipFile(io.BytesIO(lzma.decompress(base64.b85decode("".join(text.split()))))).extractall(folder)
+    brought = json.loads(lzma.decompress(base64.b85decode("".join(text.split()))))
     for name in wanted:
         Path(name).parent.mkdir(exist_ok=True)
-        Path(name).write_bytes((folder / name).read_bytes())
-    wheels = [str(wheel) for name in missing for wheel in folder.glob(f"{name}-*.whl")]
-    if not wheels:
+        Path(name).write_bytes(brought[name].encode())
+    if not missing:
         return
+    folder = Path(tempfile.mkdtemp())
+    wheels = [wheel(folder / name, files) for name, files in brought.items() if name.partition("-")[0] in missing]
     pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", *wheels]
     done = subprocess.run(pip, capture_output=True, text=True)  # noqa: PLW1510
     importlib.invalidate_caches()
@@ -91,7 +105,7 @@ def setup_cell(packages: dict[str, str], recordings: Iterable[str], needs: dict[
     recordings = list(recordings)
     brings = [f"{name} {version}" for name, version in packages.items()]
     brings += ["a recording made on a GPU"] * bool(recordings)
-    code = "\n\n".join(inspect.getsource(part).strip() for part in (NotSetUp, lacking, set_up))
+    code = "\n\n".join(inspect.getsource(part).strip() for part in (NotSetUp, lacking, wheel, set_up))
     return CELL.format(
         brings=" and ".join([", ".join(brings[:-1]), brings[-1]] if brings[1:] else brings),
         code=re.sub(r"  # noqa.*", "", code),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import io
+import json
 import lzma
 import shutil
 import subprocess
@@ -28,10 +27,10 @@ LOCAL = {"INSTALLER", "REQUESTED", "RECORD", "direct_url.json"}
 
 @dataclass(frozen=True)
 class Wheel:
-    """A pure Python wheel: its file name, and its files by their path inside."""
+    """A pure Python wheel: its file name, and its files, which are text, by their path inside."""
 
     name: str
-    files: dict[str, bytes]
+    files: dict[str, str]
 
     @property
     def version(self) -> str:
@@ -40,33 +39,7 @@ class Wheel:
     @property
     def requirements(self) -> list[Requirement]:
         text = next(data for path, data in self.files.items() if path.endswith(".dist-info/METADATA"))
-        return [Requirement(line) for line in HeaderParser().parsestr(text.decode()).get_all("Requires-Dist", [])]
-
-    @property
-    def bytes(self) -> bytes:
-        """Stored, not compressed: what is packed as a whole gets smaller than what is packed file by file."""
-        folder = next(path for path in self.files if path.endswith(".dist-info/METADATA")).partition("/")[0]
-        record = f"{folder}/RECORD"
-        rows = [f"{path},{digest(data)},{len(data)}" for path, data in sorted(self.files.items())]
-        return stored(self.files | {record: "\n".join([*rows, f"{record},,", ""]).encode()})
-
-
-def digest(data: bytes) -> str:
-    """As a wheel's RECORD wants it.
-
-    >>> digest(b"")
-    'sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU'
-    """
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-
-
-def stored(files: dict[str, bytes]) -> bytes:
-    """A zip without compression and without the hour at which it was made."""
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w") as archive:
-        for path, data in sorted(files.items()):
-            archive.writestr(zipfile.ZipInfo(path), data)
-    return target.getvalue()
+        return [Requirement(line) for line in HeaderParser().parsestr(text).get_all("Requires-Dist", [])]
 
 
 def built(project: Path) -> Wheel:
@@ -84,7 +57,7 @@ def built(project: Path) -> Wheel:
         subprocess.run([*pip, "--wheel-dir", str(target), str(copy)], check=True)
         (path,) = target.glob("*.whl")
         with zipfile.ZipFile(path) as archive:
-            files = {name: archive.read(name) for name in archive.namelist() if Path(name).name not in LOCAL}
+            files = {name: archive.read(name).decode() for name in archive.namelist() if Path(name).name not in LOCAL}
     return Wheel(path.name, files)
 
 
@@ -95,7 +68,7 @@ def installed(name: str) -> Wheel:
     wheel = distribution.read_text("WHEEL") or ""
     if "Root-Is-Purelib: true" not in wheel or any(".." in path.parts for path in paths):
         raise ValueError(f"{name} is more than a folder of Python files; a notebook cannot bring it along")
-    files = {path.as_posix(): Path(str(path.locate())).read_bytes() for path in paths}
+    files = {path.as_posix(): Path(str(path.locate())).read_bytes().decode() for path in paths}
     return Wheel(f"{distribution.name}-{distribution.version}-py3-none-any.whl", files)
 
 
@@ -115,5 +88,15 @@ def needs(wheels: Iterable[Wheel]) -> dict[str, str]:
 @cache
 def packed(data: bytes) -> str:
     """The data as lines of text that stand in a notebook's cell without an escape."""
-    text = base64.b85encode(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)).decode()
+    small = lzma.compress(data, filters=[{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}])
+    text = base64.b85encode(small).decode()
     return "\n".join(text[start : start + LINE] for start in range(0, len(text), LINE))
+
+
+def together(wheels: Iterable[Wheel], others: dict[str, str]) -> str:
+    """What a notebook brings, packed: each wheel's files by its name, and other texts by theirs.
+
+    Not as wheels: their sums of files are what no packing makes smaller, and the notebook's cell makes them anew.
+    """
+    brought: dict[str, object] = {wheel.name: wheel.files for wheel in wheels}
+    return packed(json.dumps(brought | others, ensure_ascii=False, sort_keys=True).encode())

@@ -110,7 +110,7 @@ def test_a_recording_is_put_where_the_chapter_looks_and_never_over_another(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = "recordings/03_accumulation.json"
-    text = wheels.packed(wheels.stored({name: b'{"gpu": "ours"}'}))
+    text = wheels.together([], {name: '{"gpu": "ours"}'})
     exec(setupcell.setup_cell({"accumviz": "0"}, [name], {}, text), {})
     assert json.loads(Path(name).read_text()) == {"gpu": "ours"}
     Path(name).write_text('{"gpu": "mine"}')

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import io
 import lzma
 import zipfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 from packaging.requirements import Requirement
-from wherebook import notebooks, wheels
+from wherebook import notebooks, setupcell, wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,13 +22,14 @@ def ours() -> wheels.Wheel:
     return wheels.built(ROOT)
 
 
-def contents(wheel: wheels.Wheel) -> dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(wheel.bytes)) as archive:
+def contents(wheel: wheels.Wheel, folder: Path) -> dict[str, bytes]:
+    """What the wheel holds that a notebook's first cell makes."""
+    with zipfile.ZipFile(setupcell.wheel(folder / wheel.name, wheel.files)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
 def test_two_builds_make_the_same_wheel(ours: wheels.Wheel) -> None:
-    assert wheels.built(ROOT).bytes == ours.bytes
+    assert wheels.built(ROOT) == ours
 
 
 def test_our_wheel_is_the_package_and_nothing_else(ours: wheels.Wheel) -> None:
@@ -37,13 +37,13 @@ def test_our_wheel_is_the_package_and_nothing_else(ours: wheels.Wheel) -> None:
     # The sources of scripts and style sheets stay behind: what is built from them travels.
     behind = {ROOT / "accumviz" / "views" / name for name in ("js", "css")}
     sources = [path for path in sources if behind.isdisjoint(path.parents)]
-    expected = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
+    expected = {path.relative_to(ROOT).as_posix(): path.read_bytes().decode() for path in sources}
     assert {name: data for name, data in ours.files.items() if ".dist-info/" not in name} == expected
 
 
 @pytest.mark.parametrize("name", ["accumviz", "torchviz"])
-def test_a_wheel_records_what_it_holds_and_bears_its_licence(name: str, ours: wheels.Wheel) -> None:
-    files = contents(ours if name == "accumviz" else wheels.installed(name))
+def test_a_wheel_records_what_it_holds_and_bears_its_licence(name: str, ours: wheels.Wheel, tmp_path: Path) -> None:
+    files = contents(ours if name == "accumviz" else wheels.installed(name), tmp_path)
     (record,) = (path for path in files if path.endswith("/RECORD"))
     rows = {path: (digest, size) for path, digest, size in csv.reader(files[record].decode().splitlines())}
     assert rows.pop(record) == ("", "")
@@ -69,14 +69,13 @@ def test_a_package_with_compiled_parts_is_not_carried() -> None:
 def test_the_needs_are_the_highest_lower_bounds_without_conditions_and_without_what_is_brought() -> None:
     def wheel(name: str, *requirements: str) -> wheels.Wheel:
         lines = [f"Requires-Dist: {Requirement(text)}" for text in requirements]
-        return wheels.Wheel(f"{name}-1-py3-none-any.whl", {f"{name}-1.dist-info/METADATA": "\n".join(lines).encode()})
+        return wheels.Wheel(f"{name}-1-py3-none-any.whl", {f"{name}-1.dist-info/METADATA": "\n".join(lines)})
 
     two = [wheel("a", "torch>=2.4", "b>=1", "x>=3; sys_platform == 'linux'"), wheel("b", "torch>=2.10", "tqdm")]
     assert wheels.needs(two) == {"torch": "2.10", "tqdm": "0"}
 
 
 def test_what_is_packed_comes_back() -> None:
-    text = wheels.packed(wheels.stored({"a/b.txt": b"\x00\xff" * 1000}))
+    text = wheels.packed(b"\x00\xff" * 1000)
     assert max(map(len, text.splitlines())) <= wheels.LINE
-    with zipfile.ZipFile(io.BytesIO(lzma.decompress(base64.b85decode("".join(text.split()))))) as archive:
-        assert archive.read("a/b.txt") == b"\x00\xff" * 1000
+    assert lzma.decompress(base64.b85decode("".join(text.split()))) == b"\x00\xff" * 1000
