@@ -118,6 +118,21 @@ class Event:
         """Whether this is a step that changed no weight (the gradient scaler found inf or NaN)."""
         return bool(self.details.get("skipped"))
 
+    @property
+    def terms(self) -> list[Mapping[str, Any]]:
+        """The `terms` of `details`, each in its place; none where they are not known."""
+        return listed(self.details)
+
+
+def listed(details: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The terms that an event's details hold, whatever a file claims that they are.
+
+    >>> listed({"terms": [{"op": "mean"}, 3]}), listed({}), listed({"terms": 3})
+    ([{'op': 'mean'}, {}], [], [])
+    """
+    terms = details.get("terms")
+    return [term if isinstance(term, Mapping) else {} for term in terms] if isinstance(terms, list) else []
+
 
 _DEFAULTS: dict[str, Any] = {
     "label": "",

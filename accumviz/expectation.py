@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -202,9 +202,8 @@ def _own(ledger: Ledger, rows: Shares) -> np.ndarray:
     """For each row, what stands inside the mean of its loss: a part of that, or what divides it."""
     found = []
     for backward, place in zip(rows.backward.tolist(), rows.term.tolist(), strict=True):
-        terms = ledger[backward].details.get("terms")
-        term = terms[place] if isinstance(terms, list) and place < len(terms) else {}
-        found.append(number(term.get("own", 1.0)) if isinstance(term, Mapping) else 1.0)
+        term = next(iter(ledger[backward].terms[place : place + 1]), {})
+        found.append(number(term.get("own", 1.0)))
     return np.where(np.array(found) == 0, np.nan, found)
 
 

@@ -49,7 +49,7 @@ class Window:
 
     def elements(self, b: int) -> float:
         """How many elements a backward's loss is over; NaN where that is not known."""
-        found = [term.get("elements") for term in self.ledger[b].details.get("terms", ())]
+        found = [term.get("elements") for term in self.ledger[b].terms]
         return float(found[0]) if len(found) == 1 and found[0] is not None else math.nan
 
     @cached_property

@@ -15,7 +15,7 @@ from accumviz.checks.evidence import Case, Part, near, usual
 from accumviz.checks.ranks import summed_over_ranks, unshared
 from accumviz.checks.report import Finding
 from accumviz.checks.tails import micro_batches, outgrown
-from accumviz.events import Event
+from accumviz.events import Event, listed
 from accumviz.gains import number, uncancelled
 
 
@@ -64,7 +64,7 @@ def loss_not_divided(case: Case) -> Iterator[Finding]:
 
 def named(case: Case, part: Part) -> dict[str, str]:
     """Which of several losses of one backward it is."""
-    several = len(case.ledger[part.backwards[0]].details.get("terms", ())) > 1
+    several = len(case.ledger[part.backwards[0]].terms) > 1
     return {"the loss": case.shares.objectives[part.objective]} if several else {}
 
 
@@ -99,8 +99,7 @@ def _by_another_way(case: Case, part: Part, other: Part) -> bool:
 
 
 def _operations(event: Event) -> list[str]:
-    terms = event.details.get("terms")
-    return [str(term.get("op")) for term in terms if isinstance(term, Mapping)] if isinstance(terms, list) else []
+    return [str(term.get("op")) for term in event.terms]
 
 
 def _divided(case: Case, own: list[Part], many: str) -> str:
@@ -199,7 +198,7 @@ def _beside(case: Case, objective: int, parts: list[Part]) -> Iterator[Finding]:
         if not proof and _digits(weight) > _digits(total):
             return
     name, main = (case.shares.objectives[p.objective] for p in (part, mains[0]))
-    alone = len(case.ledger[part.backwards[0]].details.get("terms", ())) == 1
+    alone = len(case.ledger[part.backwards[0]].terms) == 1
     yield case.of_part(
         "loss-not-divided",
         "warning" if proof else "note",
@@ -310,8 +309,7 @@ def _squared(case: Case, part: Part) -> bool:
 
 def _own(case: Case, part: Part) -> bool:
     """Whether a constant stands inside a mean: it may be a part of the loss, as its classes are."""
-    terms = case.ledger[part.backwards[0]].details.get("terms")
-    return isinstance(terms, list) and any("own" in term for term in terms if isinstance(term, Mapping))
+    return any("own" in term for term in case.ledger[part.backwards[0]].terms)
 
 
 def _twice(case: Case, part: Part) -> bool:
@@ -423,15 +421,13 @@ def divisor(case: Case, part: Part) -> int:
 def _terms(case: Case, part: Part) -> list[Mapping[str, Any]]:
     """What is known of a part's loss in each of its backwards; what is alike comes once."""
     details, codes = case.events.details, case.events.column("details")
-    known = {code: details[code].get("terms") for code in set(codes[list(part.backwards)].tolist())}
-    if all(isinstance(terms, list) and len(terms) == 1 for terms in known.values()):
-        found = [terms[0] for terms in known.values()]
-    else:
-        rows = case.shares.of(part.step)
-        rows = rows.take((rows.objective == part.objective) & ~rows.erased)
-        places = set(zip(codes[rows.backward].tolist(), rows.term.tolist(), strict=True))
-        found = [terms[i] if isinstance(terms := known.get(code), list) else {} for code, i in places]
-    return [term if isinstance(term, Mapping) else {} for term in found]
+    known = {code: listed(details[code]) for code in set(codes[list(part.backwards)].tolist())}
+    if all(len(terms) == 1 for terms in known.values()):
+        return [terms[0] for terms in known.values()]
+    rows = case.shares.of(part.step)
+    rows = rows.take((rows.objective == part.objective) & ~rows.erased)
+    places = set(zip(codes[rows.backward].tolist(), rows.term.tolist(), strict=True))
+    return [next(iter(known.get(code, [])[i : i + 1]), {}) for code, i in places]
 
 
 def _undone(term: Mapping[str, Any]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from accumviz.checks.cures import summed
 from accumviz.checks.divisors import named
@@ -24,8 +24,7 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
         inside = [p for p in unequal if not _only_the_last_is_smaller(p)]
         worst = max(inside or unequal, key=lambda p: p.each[1] / p.each[0])
         low = worst.backwards[worst.sizes.index(worst.elements[1])]
-        terms = case.ledger[low].details.get("terms", ())
-        weighted = any(isinstance(term, Mapping) and term.get("class_weights") for term in terms)
+        weighted = any(term.get("class_weights") for term in case.ledger[low].terms)
         # An average over ranks divides by their number, and one rank's count weighs its elements otherwise.
         averaged = bool((case.shares.of(worst.step).averaged < 1).any())
         yield case.of_part(

@@ -274,11 +274,11 @@ class Case:
         """
         rows = self.shares.of(part.step)
         here = np.flatnonzero((rows.objective == part.objective) & (rows.backward == part.backwards[0]))
-        terms = self.ledger[part.backwards[0]].details.get("terms")
-        if not isinstance(terms, list) or not here.size or int(rows.term[here[0]]) >= len(terms):
+        terms = self.ledger[part.backwards[0]].terms
+        if not here.size or int(rows.term[here[0]]) >= len(terms):
             return None
         term = terms[int(rows.term[here[0]])]
-        found = term.get("constants", [term.get("factor")]) if isinstance(term, Mapping) else None
+        found = term.get("constants", [term.get("factor")])
         if not isinstance(found, list) or any(math.isnan(number(one)) for one in found):
             return None
         return uncancelled([abs(one) for one in found if abs(one) != 1])

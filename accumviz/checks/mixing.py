@@ -7,6 +7,7 @@ from typing import Any
 
 from accumviz.checks.evidence import Case
 from accumviz.checks.report import Finding
+from accumviz.events import listed
 
 
 def micro_batch_side_effects(case: Case) -> Iterator[Finding]:
@@ -66,5 +67,4 @@ def contrastive_accumulation(case: Case) -> Iterator[Finding]:
 
 
 def _in_batch(details: Mapping[str, Any]) -> bool:
-    terms = details.get("terms")
-    return isinstance(terms, list) and any(isinstance(term, Mapping) and term.get("in_batch") is True for term in terms)
+    return any(term.get("in_batch") is True for term in listed(details))

@@ -94,8 +94,7 @@ def _rising(case: Case, loop: Loop) -> Iterator[Finding]:
 
 def _losses(case: Case, backwards: list[int]) -> list[int]:
     """How many losses each of these added up."""
-    terms = [case.ledger[b].details.get("terms") for b in backwards]
-    return [len(those) if isinstance(those, list) else 0 for those in terms]
+    return [len(case.ledger[b].terms) for b in backwards]
 
 
 def gan_gradient_leak(case: Case) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import takewhile
 
 import numpy as np
@@ -75,9 +75,8 @@ def _left_at_the_end(case: Case, loop: Loop) -> list[int]:
 
 def _divided_by(case: Case, loop: Loop, left: list[int]) -> int:
     """The length of a whole window, if these are divided by it; 0 if not, or if that is not known."""
-    terms = case.ledger[left[0]].details.get("terms")
-    term = terms[0] if isinstance(terms, list) and terms else None
-    factor = abs(number(term.get("factor"))) if isinstance(term, Mapping) and term.get("reduction") == "mean" else 0.0
+    term = next(iter(case.ledger[left[0]].terms), {})
+    factor = abs(number(term.get("factor"))) if term.get("reduction") == "mean" else 0.0
     return loop.usual if near(factor * loop.usual, 1.0) else 0
 
 

@@ -150,8 +150,7 @@ def _averaged(case: Case, part: Part, loop: Loop, syncs: np.ndarray) -> tuple[fl
     single = all(p.objective == part.objective for p in case.parts_of[part.step] if p.many)
     by = divisor(case, part) if single and part.even and part.many != round(many) else 0
     # Who has multiplied by the number of ranks as well has chosen what is left.
-    terms = case.ledger[part.backwards[0]].details.get("terms")
-    told = [term.get("constants") for term in terms if isinstance(term, Mapping)] if isinstance(terms, list) else []
+    told = [term.get("constants") for term in case.ledger[part.backwards[0]].terms]
     multiplied = any(abs(number(one)) > 1 for constants in told if isinstance(constants, list) for one in constants)
     return (
         many,
