@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -16,7 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import accumviz as av
+from accumviz.checks.cures import flushed
+from accumviz.checks.diffs import placed
 from accumviz.checks.report import Finding, Report
+from accumviz.events import Event
 from tests.by_hand import windows
 
 
@@ -1176,6 +1180,7 @@ def test_a_cure_that_is_written_cures(name: str, disguised: bool, tmp_path: Path
     if re.search(r"^\+ *#", finding.cure, re.MULTILINE):  # what is left to be done stands in words
         return
     after = re.sub(r"\bmicro_batches_in_this_window\b", "(4 if i < 8 else 2)", after)
+    after = after.replace("micro_batches_left", "2")
     report = judged(after, tmp_path)
     assert serious(report) == [], (finding.cure, report)
 
@@ -1302,7 +1307,6 @@ def loop(model, optimizer):
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-        # after
 """
 
 
@@ -1320,11 +1324,53 @@ def test_the_cure_of_a_tail_makes_a_whole_window_of_it(many: int, how: str, scal
         return
     (finding,) = serious(report)
     assert finding.rule == {"dropped": "tail-dropped", "carried": "leftover-carried"}[how]
-    new = [row[1:] for row in finding.cure.splitlines() if row.startswith("+") and not row.startswith("+++")]
-    new = textwrap.dedent("\n".join(new)).split("\n")
-    after = text.replace("# after", "\n        ".join(new)).replace("micro_batches_left", str(many % 4))
+    after = applied(finding.cure, text).replace("micro_batches_left", str(many % 4))
     report = judged(after, tmp_path, many)
     assert report.healthy and report.findings == (), (after, report)
+
+
+EPOCHS = """for epoch in range(2):
+    for x in loader:
+        loss(x).backward()
+        for optimizer in both:
+            optimizer.step()
+    print(epoch)
+"""
+BY_THE_WAY = """def at_the_end():
+    optimizer.step()
+
+for x in loader:
+    loss(x).backward()
+    at_the_end()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (EPOCHS, [6]),
+        (EPOCHS.replace("    ", "\t"), [6]),
+        ("def f():\n    for x in loader:\n        loss(x).backward()\n        optimizer.step()", [5]),
+        ("while True:\n    loss(x).backward()\n    optimizer.step()\nelse:\n    pass\n", [6]),
+        ("for x in loader:\n    train(x)\n    optimizer.step()\n", []),  # who knows which loop it is
+        (BY_THE_WAY, []),
+        ("for x in loader:\n    loss(x).backward()\n    def end():\n        optimizer.step()\n    end()\n", []),
+        (EPOCHS.replace("        for opt", "\n\n\n\n\n        for opt"), []),  # of which some lines were not kept
+    ],
+)
+def test_what_is_added_behind_a_loop_stands_there_or_nowhere(text: str, lines: list[int]) -> None:
+    line = next(i for i, row in enumerate(text.split("\n"), 1) if row.strip() == "optimizer.step()")
+    step = Event(0, "step", file="a.py", line=line, source="optimizer.step()")
+    cure = placed(flushed(step, 0), {"a.py": text})
+    if not lines:
+        assert cure == ""
+        return
+    after = applied(cure, text)
+    ast.parse(after)
+    rows = after.split("\n")
+    assert [i for i, row in enumerate(rows, 1) if row.strip() == "if micro_batches_left:"] == lines
+    loops = [row for row in text.split("\n")[:line] if row.lstrip().startswith(("for x", "while"))]
+    assert rows[lines[0] - 1].partition("if")[0] == re.split("for|while", loops[-1])[0]
 
 
 CLIPPED = """

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from accumviz.checks.diffs import BEHIND_LOOP
 from accumviz.events import Event
 
 # Its steps stand in the user's loop, and step at the end of a window only.
@@ -332,10 +333,8 @@ UNAVERAGED = (
 
 
 def flushed(step: Event, divided_by: int) -> str:
-    """The cure that steps once more after the loop; `divided_by`: what its losses are divided by and should not be."""
-    if not step.source:
-        return ""
-    lines = ["# and once more after the loop, if micro_batches_left:"]
+    """The cure that steps once more behind the loop; `divided_by`: what its losses are divided by and should not be."""
+    lines = []
     if divided_by:
         lines += [
             f'for p in [p for group in {_stepped(step)}.param_groups for p in group["params"] if p.grad is not None]:',
@@ -345,7 +344,8 @@ def flushed(step: Event, divided_by: int) -> str:
     scaler = _stepping(step)
     lines += [f"{scaler}.update()"] if "scaler" in scaler.lower() else []
     lines += [] if "zero_grad(" in step.source else [zeroing(step)]
-    return added(step, *lines)
+    block = ["if micro_batches_left:", *(f"    {line}" for line in lines)]
+    return added(step, *block).replace(" @@\n", f" @@ {BEHIND_LOOP}\n")
 
 
 def before(at: Event, end: Event) -> str:

@@ -12,16 +12,21 @@ from accumviz.checks.scripts import syntax
 
 # A statement of more lines is not one call.
 _LONGEST = 30
+# In a hunk's head: its new rows belong behind the loop that its statement stands in, and not below that.
+BEHIND_LOOP = "behind the loop"
+# Of a long block, only the lines around events are kept.
+_HOLE = 4 * "\n"
 # Says of the row above it that nothing ends it.
 _ENDLESS = "\\ No newline at end of file"
 
 
 class _Hunk(NamedTuple):
-    """What becomes of one statement: the file and its first line, and the rows of the diff about it."""
+    """What becomes of one statement: the file and its first line, the rows of the diff about it, and where they go."""
 
     file: str
     line: int
     rows: list[str]
+    behind: bool
 
 
 def placed(cure: str, sources: Mapping[str, str]) -> str:
@@ -53,7 +58,12 @@ def placed(cure: str, sources: Mapping[str, str]) -> str:
         return "" if there else cure
     # What is moved is written as it stands, not as its one row tells it.
     whole = {_old(hunk): rows for hunk, rows in zip(hunks, stand, strict=True) if hunk.rows[0][0] == "-"}
-    edits = [_Edit(h.file, h.line, len(rows), _rows(h, rows, whole)) for h, rows in zip(hunks, stand, strict=True)]
+    edits = [
+        _behind(h, texts[h.file]) if h.behind else _Edit(h.file, h.line, len(rows), _rows(h, rows, whole))
+        for h, rows in zip(hunks, stand, strict=True)
+    ]
+    if not all(edit.rows for edit in edits):
+        return ""
     for found in (edits, [edit.leaving_pass() for edit in edits]):
         if not any(_reads(text) and not _reads(_after(text, found, file)) for file, text in texts.items()):
             return "\n".join(row for file in texts for row in _written(found, file, ends[file], texts[file]))
@@ -135,7 +145,7 @@ def _hunks(cure: str) -> list[_Hunk]:
         if row.startswith("--- "):
             file = row[4:].rstrip("\t")
         elif row.startswith("@@"):
-            found.append(_Hunk(file, int(re.split(r"[ ,]", row)[1][1:]), []))
+            found.append(_Hunk(file, int(re.split(r"[ ,]", row)[1][1:]), [], row.endswith(BEHIND_LOOP)))
         elif not row.startswith("+++ "):
             found[-1].rows.append(row)
     return found
@@ -174,6 +184,32 @@ def _rows(hunk: _Hunk, stands: Sequence[str], whole: Mapping[str, list[str]]) ->
             lines = textwrap.dedent("\n".join(moved)).split("\n") if moved else [row[1:]]
             found += [f"+{indent}{line}" for line in lines]
     return found
+
+
+def _behind(hunk: _Hunk, text: Sequence[str]) -> _Edit:
+    """The edit that puts a hunk's new rows behind the innermost loop with a backward around its statement, or none."""
+    tree = syntax("\n".join(text))
+    around = [] if tree is None else [node for node in ast.walk(tree) if hunk.line in _extent(node)]
+    loops = [node for node in around if isinstance(node, ast.For | ast.While) and _runs_backward(node)]
+    loop = max(loops, key=lambda node: node.lineno, default=None)
+    # What is defined inside the loop has names of its own.
+    inside = loop and any(isinstance(node, ast.FunctionDef) and node.lineno > loop.lineno for node in around)
+    if loop is None or inside or _HOLE in "\n".join(text[i - 1] for i in _extent(loop)):
+        return _Edit(hunk.file, hunk.line, 0, [])
+    last = _extent(loop)[-1]
+    head = text[loop.lineno - 1]
+    indent = head[: len(head) - len(head.lstrip())]
+    rows = [f"+{indent}{row[1:]}" for row in hunk.rows if row[0] == "+"]
+    return _Edit(hunk.file, last, 1, [f" {text[last - 1]}", *rows])
+
+
+def _extent(node: ast.AST) -> range:
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", None)
+    return range(first, (last or first) + 1) if first else range(0)
+
+
+def _runs_backward(loop: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Attribute) and "backward" in node.attr for node in ast.walk(loop))
 
 
 def _range(line: int, length: int) -> str:
