@@ -443,7 +443,7 @@ def test_the_elements_of_a_rank_are_those_of_its_whole_window() -> None:
     (judged,) = av.check(_ranks(*plays)).findings
     assert judged.rule == "rank-token-weight"
     assert judged.evidence["elements on each rank"] == [4, 6]
-    assert judged.evidence["weight per element on each rank"] == pytest.approx([1 / 4, 1 / 6])
+    assert judged.evidence["weight per element on each rank, before the average"] == pytest.approx([1 / 4, 1 / 6])
 
 
 def test_ranks_that_divide_by_a_number_of_micro_batches_of_their_own_are_found() -> None:

@@ -27,6 +27,8 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
         weighted = any(term.get("class_weights") for term in case.ledger[low].terms)
         # An average over ranks divides by their number, and one rank's count weighs its elements otherwise.
         averaged = bool((case.shares.of(worst.step).averaged < 1).any())
+        clipped = bool((case.shares.of(worst.step).clipped < 1).any())
+        each = [weight / n for weight, n in zip(worst.weights, worst.sizes, strict=True)]
         yield case.of_part(
             "token-mean-of-means",
             "error" if inside and not weighted else "note",
@@ -35,7 +37,7 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
             evidence={
                 **named(case, worst),
                 "elements": list(worst.sizes),
-                "weight per element": [weight / n for weight, n in zip(worst.weights, worst.sizes, strict=True)],
+                f"weight per element{', before the clip' * clipped}": each,
                 "largest over smallest": worst.each[1] / worst.each[0],
             },
             cause=(

@@ -398,7 +398,7 @@ def divided_by_ranks(every: Compared) -> Iterator[Finding]:
             every.facts[every.whose[i]],
             parts[i],
             evidence={
-                "weight per element": float(parts["least"][i]),
+                "weight per element, before the average": float(parts["least"][i]),
                 "elements on each rank": parts["elements"][i : i + ranks].tolist(),
                 "sum of shares of all ranks": 1 / ranks,
             },
@@ -426,7 +426,7 @@ def rank_token_weight(every: Compared) -> Iterator[Finding]:
         every.facts[every.whose[i]],
         here[0],
         evidence={
-            "weight per element on each rank": here["least"].tolist(),
+            "weight per element on each rank, before the average": here["least"].tolist(),
             "elements on each rank": here["elements"].tolist(),
         },
         cause=(
