@@ -278,11 +278,9 @@ def _read(
     # What a skipped step has read, it was there for.
     tried = np.searchsorted(skipped, end) > np.searchsorted(skipped, born)
     many = np.where(lost, (first < steps.size) & ~tried, until - first)
-    if many.sum() > _MOST:
-        left_out = int(np.maximum(many - _FIRST, 0).sum())
-        many = np.minimum(many, _FIRST)
-    else:
-        left_out = 0
+    listed = np.minimum(many, _FIRST) if many.sum() > _MOST else many
+    reached, left_out = born[listed == many], int((many - listed).sum())
+    many = listed
     which = np.repeat(np.arange(born.size), many)
     step = steps[first[which] + np.arange(which.size) - np.repeat(np.cumsum(many) - many, many)]
     b = born[which]
@@ -310,6 +308,7 @@ def _read(
         "averaged": np.where(averaged > b, 1 / ranks, 1.0),
         "erased": erased,
         "bad": np.where(erased, 0, bad),
+        "reached": np.stack([np.full(reached.size, optimizer), reached]),
         "left_out": np.array([left_out]),
     }
 
@@ -343,7 +342,7 @@ def _handed_on(
         here = np.flatnonzero(read["backward"] == sync)
         if not here.size:
             continue
-        one = {name: array[here] for name, array in read.items() if name != "left_out"}
+        one = {name: array[here] for name, array in read.items() if name not in ("reached", "left_out")}
         before, after = np.searchsorted(gains.events, [b, sync])
         ranks = number(ledger.events[sync].details.get("ranks"))
         divisor = number(ledger.events[sync].details.get("divisor", ranks))
@@ -358,6 +357,7 @@ def _handed_on(
             "clipped": one["clipped"] + gains.clipped[after, whole] - gains.clipped[before, whole],
             "averaged": np.full(here.size, 1 / ranks),
             "bad": np.where(one["bad"] > 0, one["bad"], bad),
+            "reached": np.array([[one["optimizer"][0]], [b]]),
             "left_out": np.zeros(1, int),
         }
 
@@ -366,6 +366,9 @@ def _combined(ledger: Arrays, found: Iterator[_Pairs]) -> tuple[_Pairs, int]:
     """One row for each step and backward, of what its parameters say; unknown where they do not agree."""
     every = list(found)
     left_out = max((int(pairs.pop("left_out")[0]) for pairs in every), default=0)
+    # How many kinds of an optimizer's parameters each backward reached.
+    each = np.concatenate([one.pop("reached") for one in every] or [np.zeros((2, 0))], axis=1).astype(np.int64)
+    reached, kinds = np.unique(each[0] * len(ledger.columns) + each[1], return_counts=True)
     names = ("step", "backward", "optimizer", "by_hand", "clipped", "averaged", "erased", "bad")
     pairs = {name: np.concatenate([one[name] for one in every] or [np.zeros(0)]) for name in names}
     for name in ("step", "backward", "optimizer", "bad"):
@@ -385,7 +388,11 @@ def _combined(ledger: Arrays, found: Iterator[_Pairs]) -> tuple[_Pairs, int]:
         bad = np.maximum.reduceat(pairs["bad"], starts)
         with np.errstate(invalid="ignore"):
             bad = np.where((bad == 0) & some & (high - low > rough), _APART, bad)
-        bad = np.where((bad == 0) & some & ~every_one, _PARTLY, bad)
+        # Of a kind that it was erased in after an earlier step, there is no row.
+        asked = (pairs["optimizer"] * len(ledger.columns) + pairs["backward"])[starts]
+        at = np.searchsorted(reached, asked)
+        whole = (np.append(reached, -1)[at] != asked) | (np.diff(starts, append=key.size) >= np.append(kinds, 0)[at])
+        bad = np.where((bad == 0) & some & ~(every_one & whole), _PARTLY, bad)
         pairs = {name: array[starts] for name, array in pairs.items()}
         pairs["bad"], pairs["erased"] = bad, ~some
     with np.errstate(over="ignore"):

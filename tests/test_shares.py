@@ -51,6 +51,20 @@ def test_what_is_erased_before_the_step_weighs_nothing() -> None:
     assert shares(play) == [0, 0, 0, 0.25]
 
 
+def test_what_some_parameters_only_keep_after_a_step_is_said_of_the_next_one() -> None:
+    play = Play({"w": 0, "v": 0})
+    play.backward(term(8, 1.0))
+    first = play.step()
+    play.grad.pop("w")
+    play.edit(1.0)
+    play.backward(term(8, 1.0))
+    second = play.step()
+    rows = [(row.step, row.share) for row in play.ledger.shares() if not row.unknown]
+    assert rows == [(first, 1.0), (second, 1.0)]
+    (unknown,) = (row for row in play.ledger.shares() if row.unknown)
+    assert (unknown.step, unknown.backward) == (second, 0) and "erased in some parameters" in unknown.unknown
+
+
 def test_early_micro_batches_fade_where_each_backward_is_clipped() -> None:
     play = Play()
     for _ in range(4):
