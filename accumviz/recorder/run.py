@@ -6,6 +6,7 @@ Nothing here imports torch: what a script sets before its own `import torch` (th
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.machinery
 import importlib.util
 import io
@@ -147,6 +148,7 @@ def run(
             print(f"accumviz: the report could not be made: {type(failure).__name__}: {failure}", file=sys.stderr)
             return 0
 
+    _strip_in_threads()
     sys.meta_path.insert(0, _OnImport(looking.begin))
     try:
         script.run()
@@ -165,7 +167,8 @@ def run(
             progress.close()
 
         def told(kind: type[BaseException], value: BaseException, trace: Any) -> None:
-            _strip(value)
+            with contextlib.suppress(Exception):
+                _strip(value)
             hook(kind, value, value.__traceback__)
             end(value)
             if kind is KeyboardInterrupt:
@@ -239,8 +242,22 @@ class _Looking:
         return ended
 
 
-def _strip(error: BaseException) -> None:
-    """Take our own frames out of what it shows, and out of what it came from."""
+def _strip_in_threads() -> None:
+    """Have what ends a thread shown without our frames, too."""
+    hook = threading.excepthook
+
+    def told(raised: Any) -> None:
+        with contextlib.suppress(Exception):
+            _strip(raised.exc_value, whole=True)
+            shown = raised.exc_type, raised.exc_value, raised.exc_value.__traceback__, raised.thread
+            raised = threading.ExceptHookArgs(shown)
+        hook(raised)
+
+    threading.excepthook = told
+
+
+def _strip(error: BaseException, *, whole: bool = False) -> None:
+    """Take our own frames out of what it shows (and, unless it is `whole`, what started us), and of what it came from."""
     seen: set[int] = set()
     # By its names and not by its name: a console script, which called us, is a `__main__`, too.
     script = vars(sys.modules["__main__"])
@@ -250,14 +267,14 @@ def _strip(error: BaseException) -> None:
         if at is None or id(at) in seen:
             continue
         seen.add(id(at))
-        todo += [at.__cause__, at.__context__]
+        todo += [at.__cause__, at.__context__, *(at.exceptions if isinstance(at, BaseExceptionGroup) else ())]
         frames = []
         trace = at.__traceback__
         while trace is not None:
             frames.append(trace)
             trace = trace.tb_next
         # What started the script stands before its first frame, and belongs to nobody.
-        if at is error:
+        if at is error and not whole:
             while frames and (_ours(frames[0]) or frames[0].tb_frame.f_globals is not script):
                 del frames[0]
         rebuilt = None
