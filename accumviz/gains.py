@@ -65,6 +65,7 @@ def of_events(ledger: Arrays) -> Gains:
     nothing = (ledger.grad[at] == 0) | (ledger.state[at] & PRESENT == 0)
     low, high, middle = _spread(ratio)
     touched = np.logical_or.reduce(changed, axis=1)
+    summed = np.ones(shape[1])  # over how many ranks each was just now
     for i, (kind, code) in enumerate(zip(kinds, codes, strict=True)):
         here, details = changed[i], known[code]
         if not touched[i]:
@@ -77,6 +78,7 @@ def of_events(ledger: Arrays) -> Gains:
                 by = "sum"
             if by in ("sum", "avg") and 1 <= many < math.inf:
                 averaged[row, here], ranks[row] = at[i], many
+                summed[here] = many if by == "sum" else 1
                 # A sum is so many times the mean.
                 times = many * number(details.get("by_comm_hook", 1 if by == "sum" else 1 / many))
                 if 0 < times < math.inf:
@@ -105,9 +107,13 @@ def of_events(ledger: Arrays) -> Gains:
                     factors[:] = told if told > 0 else np.nan
         else:
             reason = HAND
-            if not same or not _one_factor(ledger, int(at[i]), here & ~zero[i], middle[i], rough):
+            those = here & ~zero[i]
+            # No other change makes this norm of one parameter the mean's.
+            mean = (summed[those] > 1).all() and (np.abs(ratio[i][those] * summed[those] - 1) <= rough).all()
+            if not mean and not (same and _one_factor(ledger, int(at[i]), those, middle[i], rough)):
                 factors[:] = np.nan
             here = here & ~nothing[i]  # of what it has erased no factor is asked
+        summed[here] = 1
         lost = here & ~zero[i] & np.isnan(factors)
         bad[row, lost], why[row, lost] = at[i], reason
         kept = here & ~lost & ~np.isnan(factors)

@@ -177,8 +177,7 @@ class Collectives:
         self.unhooked = set(contributions.taken)
         leaves.always |= self._replicated | contributions.taken
         self.manual: dict[Row, Manual] = {}
-        # Of each leaf, the row of the last of them that was read as soon as it was over, and nothing told since.
-        self.told: dict[int, Row] = {}
+        self.told = contributions.told
 
     def open(self) -> None:
         """Watch the forwards that arm an all-reduce, and every collective."""
@@ -308,7 +307,7 @@ class Collectives:
             concerned = shards
         elif op != "all-reduce":
             return None
-        elif running is not None and any(armed and armed[0] for armed in self._armed):
+        elif running is not None and any(armed and armed[0] for armed in self._armed) and not self._hand(whole, frame):
             concerned = leaves = self._bucket(whole, frame, running, details)
         else:
             return self._by_hand(whole, frame, running, details)
@@ -358,6 +357,17 @@ class Collectives:
             row = rows.begin("sync", "", self._sites.find(frame), "", details)
         self.manual[row] = Manual(leaves, None, get_ident())
         return row
+
+    def _hand(self, whole: list[torch.Tensor], frame: FrameType | None) -> bool:
+        """Whether an all-reduce inside a backward for which one is armed is the user's own, and none of DDP's."""
+        leaves = self._grads_in(whole)
+        if not leaves or not self._replicated.issuperset(leaves):
+            return bool(leaves)
+        if any(getattr(replica, "_comm_hooks", ()) for replica in self.replicas):  # they call it as users do
+            return False
+        while frame is not None and frame.f_code is not _ALL_REDUCE:
+            frame = frame.f_back
+        return frame is not None
 
     def _wholly(self, leaves: list[int], whole: list[torch.Tensor]) -> bool:
         """Whether all of these leaves' `.grad` is reduced, and would be seen to change after that."""

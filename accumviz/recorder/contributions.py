@@ -18,7 +18,7 @@ from accumviz.recorder.arrivals import follow, give
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.leaves import HOT, Hook, Leaves
 from accumviz.recorder.near import length
-from accumviz.recorder.rows import Backward
+from accumviz.recorder.rows import Backward, Row
 from accumviz.recorder.scaling import one_factor, scaling
 from accumviz.recorder.transfer import keep_for_stream
 
@@ -47,6 +47,8 @@ class Contributions:
         self.leaves, self.rows = leaves, rows
         self.open: list[Backward] = []
         self.taken: set[int] = set()
+        # Of each leaf, the row of the last collective by hand that was read as soon as it was over, and nothing since.
+        self.told: dict[int, Row] = {}
         self._failed = failed
         # The thread that we were opened in; whether others call backward, too.
         self.opener, self.shared, self._at_once = get_ident(), False, any(leaves.at_once)
@@ -281,6 +283,8 @@ class Contributions:
                     running.edit = self.rows.begin("edit", "", running.site, "backward", {"by": "hook"})
                 running.edit.changed = list(dict.fromkeys((*running.edit.changed, *found)))
                 running.written |= dict.fromkeys(found, True)
+                for i in found:
+                    self.told.pop(i, None)
                 leaves.read(running.edit, found)
 
     def end_edit(self, running: Backward) -> None:

@@ -257,7 +257,7 @@ def _strip_in_threads() -> None:
 
 
 def _strip(error: BaseException, *, whole: bool = False) -> None:
-    """Take our own frames out of what it shows (and, unless it is `whole`, what started us), and of what it came from."""
+    """Take our own frames out of what it shows (and, unless it is `whole`, those that started us), and its causes."""
     seen: set[int] = set()
     # By its names and not by its name: a console script, which called us, is a `__main__`, too.
     script = vars(sys.modules["__main__"])

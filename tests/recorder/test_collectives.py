@@ -327,13 +327,17 @@ def by_hand(way: str, recorded: bool = True, comm_hook: str = "") -> tuple[list[
             works.append(dist.all_reduce(parameter.grad, async_op="waited" in way or "unseen" in way))
         if "divided there" in way:
             parameter.grad.data /= ranks
+        elif last and "divided in place there" in way:
+            parameter.grad /= ranks
 
     if way.startswith(("each", "hook")):
-        for parameter in parameters:
+        for parameter in [*model[-1].parameters()] if "beside DDP" in way else parameters:
             parameter.register_post_accumulate_grad_hook(reduce)
     if comm_hook:
         model = DistributedDataParallel(model, gradient_as_bucket_view="view" in comm_hook)
         model.register_comm_hook(None, COMM_HOOKS[comm_hook.removesuffix(", view")])
+    if "beside DDP" in way:
+        replica = model[0] = DistributedDataParallel(model[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = data(ranks, MICRO, dist.get_rank())
     with av.record(model, optimizer, exact=3) if recorded else contextlib.nullcontext() as recording:
@@ -342,6 +346,8 @@ def by_hand(way: str, recorded: bool = True, comm_hook: str = "") -> tuple[list[
                 last = k == MICRO - 1
                 if comm_hook:
                     model.require_backward_grad_sync = last
+                elif "beside DDP" in way:
+                    replica.require_backward_grad_sync = last
                 (model(part).square().mean() / MICRO).backward()
             if way == "clipped before":
                 nn.utils.clip_grad_norm_(parameters, 1e-3)
@@ -390,6 +396,8 @@ WAYS: dict[str, tuple[dict[str, Any], list[float], list[str]]] = {
     "all at once": ({}, RIGHT, []),
     "divided before": ({}, RIGHT, []),
     "hook, divided there": ({}, RIGHT, []),
+    "hook, divided in place there": ({}, RIGHT, []),
+    "hook, divided in place there, beside DDP": ({}, RIGHT, []),
     "summed": ({}, TWICE, ["loss-not-divided"]),
     "hook": ({}, TWICE, ["loss-not-divided"]),
     "hook, waited for after the backward": ({}, TWICE, ["loss-not-divided"]),
@@ -415,8 +423,12 @@ def test_what_is_reduced_by_hand_weighs_what_arithmetic_says_and_training_is_the
         assert ledger is not None
         assert [row.share for row in ledger.shares()] == pytest.approx(shares * 2, rel=1e-4)
         assert (found, reason) == (rules, "")
+        if "in place there" in way:
+            assert {event.within for event in ledger if event.kind == "edit"} == {"backward"}
     if not given:
         for name, parameter in make().named_parameters():
+            if "beside DDP" in way:
+                name = name.replace("0.", "0.module.")
             local = [ledger.grad[:, ledger.index(name)] for ledger in world.ledgers if ledger is not None]
             syncs_ = [e.index for e in syncs(world.ledgers[0]) if name in e.details["parameters"]]
             np.testing.assert_array_equal(local[0][syncs_], local[1][syncs_])
