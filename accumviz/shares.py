@@ -245,12 +245,14 @@ def _pairs(ledger: Arrays, fates: Fates) -> Iterator[_Pairs]:
                     zeroed_by,
                     amp,
                     ends,
+                    fates.steps > 0,
                 )
                 born, end = born[~handed], end[~handed]
             if shard is not None:  # no step reads it there: what was zeroed is lost as it came, the rest waits
                 born = born[end < len(events)]
                 end = born
-            yield _read(gains, steps, skipped, optimizer, p, born, end, inside[born], zeroed_by, amp[born])
+            used = fates.steps[born, p] > 0
+            yield _read(gains, steps, skipped, optimizer, p, born, end, inside[born], used, zeroed_by, amp[born])
 
 
 def _signature(contributed: np.ndarray, erased: np.ndarray, apart: Sequence[np.ndarray], p: int) -> bytes:
@@ -267,17 +269,18 @@ def _read(
     born: np.ndarray,
     end: np.ndarray,
     inside: np.ndarray,
+    used: np.ndarray,
     zeroed_by: np.ndarray,
     amp: np.ndarray,
 ) -> _Pairs:
-    """The steps that read these contributions to one parameter; those that none reads count 0 in the next one."""
+    """The steps that read these contributions to one parameter; those that nobody's reads count 0 in the next one."""
     first = np.searchsorted(steps, born, side="right")
     until = steps_before(steps, end, zeroed_by)
     until = np.where(inside, np.maximum(until, np.minimum(first + 1, steps.size)), until)
     lost = until <= first
     # What a skipped step has read, it was there for.
     tried = np.searchsorted(skipped, end) > np.searchsorted(skipped, born)
-    many = np.where(lost, (first < steps.size) & ~tried, until - first)
+    many = np.where(lost, (first < steps.size) & ~tried & ~used, until - first)
     listed = np.minimum(many, _FIRST) if many.sum() > _MOST else many
     reached, left_out = born[listed == many], int((many - listed).sum())
     many = listed
@@ -325,6 +328,7 @@ def _handed_on(
     zeroed_by: np.ndarray,
     amp: np.ndarray,
     ends: np.ndarray,
+    used: np.ndarray,
 ) -> Iterator[_Pairs]:
     """As `_read`, of what a reduce-scatter took from an unsharded gradient (`columns[0]`) into its shard."""
     whole, shard = columns
@@ -337,7 +341,8 @@ def _handed_on(
     # The scaler's factor is that of the backward; from the sync on it is the shard that is unscaled.
     first = np.zeros(syncs.size, np.int64)
     first[which] = born
-    read = _read(gains, steps, skipped, optimizer, shard, syncs, ends[syncs, shard], nothing, zeroed_by, amp[first])
+    end = ends[syncs, shard]
+    read = _read(gains, steps, skipped, optimizer, shard, syncs, end, nothing, used[syncs, shard], zeroed_by, amp[first])
     for b, sync in zip(born.tolist(), taken.tolist(), strict=True):
         here = np.flatnonzero(read["backward"] == sync)
         if not here.size:

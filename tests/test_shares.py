@@ -343,6 +343,16 @@ def test_several_optimizers_have_rows_of_their_own() -> None:
     assert [(row.step, row.backward) for row in play.ledger.shares()] == [(one, b), (two, b)]
 
 
+def test_what_one_optimizer_used_is_not_erased_for_the_next_one_of_the_same_parameters() -> None:
+    play = Play({"w": (0, 1)})
+    b = play.backward(term(8, 1.0))
+    one = play.step(0)
+    play.zero()
+    c = play.backward(term(8, 1.0))
+    two = play.step(1)
+    assert [(row.step, row.backward, row.share) for row in play.ledger.shares()] == [(one, b, 1.0), (two, c, 1.0)]
+
+
 _DOINGS = st.lists(
     st.one_of(
         st.tuples(st.just("backward"), st.integers(1, 50), st.sampled_from([0.25, 1.0, 1 / 3]), st.booleans()),
