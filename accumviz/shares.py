@@ -341,8 +341,8 @@ def _handed_on(
     # The scaler's factor is that of the backward; from the sync on it is the shard that is unscaled.
     first = np.zeros(syncs.size, np.int64)
     first[which] = born
-    end = ends[syncs, shard]
-    read = _read(gains, steps, skipped, optimizer, shard, syncs, end, nothing, used[syncs, shard], zeroed_by, amp[first])
+    end, gone = ends[syncs, shard], used[syncs, shard]
+    read = _read(gains, steps, skipped, optimizer, shard, syncs, end, nothing, gone, zeroed_by, amp[first])
     for b, sync in zip(born.tolist(), taken.tolist(), strict=True):
         here = np.flatnonzero(read["backward"] == sync)
         if not here.size:

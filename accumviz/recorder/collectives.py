@@ -180,26 +180,20 @@ class Collectives:
         self.told = contributions.told
 
     def open(self) -> None:
-        """Watch the forwards that arm an all-reduce, and every collective."""
-        for n, replica in enumerate(self.replicas):
-
-            def before(module: Any, args: Any, n: int = n) -> None:
-                try:
-                    armed = self._armed[n]
-                    wanted = bool(module.require_backward_grad_sync)
-                    # One without gradients changes nothing, and what is armed stays so until a backward.
-                    if torch.is_grad_enabled() and (wanted or armed is None or not armed[0]):
-                        self._armed[n] = wanted, self._sites.find(sys._getframe(1)).line, False
-                except Exception as error:
-                    sessions.failures.append(type(error).__name__)
-                    with contextlib.suppress(Exception):
-                        self.failed(error)
-                        sessions.failures.pop()
-
-            self._handles.append(replica.register_forward_pre_hook(before))
+        """Watch every collective."""
         if dist.is_available() and dist.is_initialized():
             self._ranks = dist.get_world_size()
             listen(self)
+
+    def forwards(self, module: torch.nn.Module, frame: FrameType) -> None:
+        """Take note of a forward, if it is one that arms an all-reduce."""
+        n = next((n for n, replica in enumerate(self.replicas) if replica is module), -1)
+        if n < 0:
+            return
+        armed, wanted = self._armed[n], bool(self.replicas[n].require_backward_grad_sync)
+        # One without gradients changes nothing, and what is armed stays so until a backward.
+        if torch.is_grad_enabled() and (wanted or armed is None or not armed[0]):
+            self._armed[n] = wanted, self._sites.find(frame).line, False
 
     def close(self) -> None:
         """Leave everything as it was."""

@@ -43,6 +43,9 @@ def _install(session: Session) -> None:
     sessions.wrap(torch, "compile", _compiling, session)
     sessions.wrap(torch.cuda.CUDAGraph, "replay", _replaying, session)
     sessions.wrap(getattr(torch.distributed, "Work", None), "wait", _waiting, session)
+    # A hook of the module's own would be copied and pickled with it; its `forward` may have been bound before.
+    replica = torch.nn.parallel.DistributedDataParallel
+    sessions.wrap(replica, "_pre_forward" if hasattr(replica, "_pre_forward") else "forward", _forwarding, session)
     sessions.wrap(torch.autograd, "backward", _backward, session)
     # autograd.grad under any name it was imported by
     sessions.wrap(torch.autograd, "_engine_run_backward", _running, session)
@@ -496,3 +499,18 @@ def _waiting(original: Callable[..., Any], session: Session) -> Callable[..., An
         return result
 
     return wait
+
+
+def _forwarding(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        if sessions.listening and session is sessions.current:
+            try:
+                sessions.tell(sessions.told(session), "forwards", args[0], sys._getframe(1))
+            except Exception as failure:
+                sessions.failures.append(type(failure).__name__)
+                with contextlib.suppress(Exception):
+                    sessions.fail(failure)
+                    sessions.failures.pop()
+        return original(*args, **kwargs)
+
+    return prepare

@@ -502,6 +502,10 @@ class Recording:
         if self._in_graphs:
             self._emit("edit", self._sites.find(frame), "CUDA graph", {"replay": True}, list(self._in_graphs))
 
+    def forwards(self, module: torch.nn.Module, frame: FrameType) -> None:
+        """A model that DDP replicates is called."""
+        self._collectives.forwards(module, frame)
+
     def waited(self, work: Any) -> None:
         """Somebody has waited for a collective."""
         self._collectives.waited(work)

@@ -33,6 +33,7 @@ def _patchable() -> dict[str, Any]:
         },
         **{f"{each.__name__}.step": each.step for each in patches._schedulers(torch.optim.lr_scheduler.LRScheduler)},
         "classes of schedulers to come": vars(torch.optim.lr_scheduler.LRScheduler).get("__init_subclass__"),
+        "DDP": dict(vars(torch.nn.parallel.DistributedDataParallel)),
         "DataLoader.__iter__": torch.utils.data.DataLoader.__iter__,
         "DataLoader's iterator": loaders.Iterating.__next__,
         "step pre-hooks": dict(optim._global_optimizer_pre_hooks),

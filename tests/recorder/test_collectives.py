@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import pickle
 import warnings
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -460,6 +462,29 @@ def test_an_average_over_a_group_of_the_ranks_is_one_of_so_many() -> None:
     for ledger in av.distribute(in_a_group, ranks=4).returned:
         assert {event.details["ranks"] for event in syncs(ledger)} == {2}
         assert sum(row.share for row in ledger.shares()) == pytest.approx(1 / 2)
+
+
+def copied() -> tuple[bool, bool, list[Any]]:
+    """A model that is saved while it is recorded, and a copy of it that is called in between, as an average's is."""
+    model = replicate()
+    alone = pickle.dumps(model)
+    with av.record(model) as recording:
+        copy = deepcopy(model)
+        for synced in (True, False):
+            model.require_backward_grad_sync = synced
+            loss = model(data()[0]).square().mean()
+            copy(data()[0])
+            loss.backward()
+        model.require_backward_grad_sync = True
+        model.zero_grad()
+        same = len(pickle.dumps(model)) == len(alone)
+    return same, bool(copy._forward_pre_hooks), [event.details.get("armed") for event in recording.ledger]
+
+
+def test_a_replica_is_copied_and_pickled_as_without_us_and_a_copys_forward_arms_nothing() -> None:
+    for same, hooked, armed in av.distribute(copied, ranks=RANKS).returned:
+        assert (same, hooked) == (True, False)
+        assert [each for each in armed if each is not None] == [True, False]
 
 
 def test_waiting_is_left_as_it_was() -> None:
