@@ -127,8 +127,8 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
             with contextlib.suppress(Exception):
                 sessions.fail(failure)
                 sessions.failures.pop()
-        inside.add(thread)
         try:
+            inside.add(thread)  # a key may be pressed as soon as it is there
             return original(*args, **kwargs)
         except BaseException as caught:
             error = caught
@@ -168,8 +168,8 @@ def _running(original: Callable[..., Any], session: Session) -> Callable[..., An
             return _backward(backward, session)(roots, given, retain, create, inputs=inputs or None)
         if accumulates or task() == -1:
             return original(*args, **kwargs)
-        differentiating.append(thread)
         try:
+            differentiating.append(thread)
             return original(*args, **kwargs)
         finally:
             differentiating.remove(thread)
@@ -270,8 +270,8 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
             with contextlib.suppress(Exception):
                 sessions.fail(failure)
                 sessions.failures.pop()
-        inside.add(thread)
         try:
+            inside.add(thread)
             found = original(*args, **kwargs)
         finally:  # what raised has not happened; what it changed nonetheless is an edit
             inside.discard(thread)
@@ -355,8 +355,8 @@ def _unscaling(original: Callable[..., Any], session: Session) -> Callable[..., 
 def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     def maybe_step(*args: Any, **kwargs: Any) -> Any:
         thread = get_ident()
-        sessions.asked.add(thread)
         try:
+            sessions.asked.add(thread)
             found = original(*args, **kwargs)
         finally:
             skipped = thread in sessions.asked
@@ -380,8 +380,8 @@ def _scheduling(original: Callable[..., Any], session: Session) -> Callable[...,
         inside = sessions.inside["schedule"]  # a scheduler made of others is one
         if not sessions.listening or session is not sessions.current or (thread := get_ident()) in inside:
             return original(*args, **kwargs)
-        inside.add(thread)
         try:
+            inside.add(thread)
             found = original(*args, **kwargs)
         finally:
             inside.discard(thread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import subprocess
 import sys
@@ -714,3 +715,30 @@ def test_none_and_zero_are_told_apart() -> None:
     assert (ledger.state[:, 0] & PRESENT > 0).tolist() == [True, True, True, False]
     assert ledger.grad[:3, 0].tolist() == pytest.approx([math.sqrt(8), 0.0, 0.0])
     assert np.isnan(ledger.grad[3, 0])
+
+
+class _Pressed(set[int]):
+    """A key is pressed just when a thread is noted as being inside, the first time."""
+
+    pressed = False
+
+    def add(self, thread: int) -> None:
+        super().add(thread)
+        if not self.pressed:
+            self.pressed = True
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["backward", "zero_grad", "clip"])
+def test_a_key_that_is_pressed_at_our_door_leaves_it_open(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sessions.inside, kind, _Pressed())
+    w = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    with av.record(w, optimizer) as recording:
+        for _ in range(2):
+            with contextlib.suppress(KeyboardInterrupt):
+                w.square().sum().backward()
+                nn.utils.clip_grad_norm_([w], 1.0)
+                optimizer.zero_grad()
+    assert sessions.inside[kind] == set()
+    assert [event.kind for event in recording.ledger][-3:] == ["backward", "clip", "zero_grad"]
