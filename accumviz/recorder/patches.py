@@ -172,7 +172,8 @@ def _running(original: Callable[..., Any], session: Session) -> Callable[..., An
             differentiating.append(thread)
             return original(*args, **kwargs)
         finally:
-            differentiating.remove(thread)
+            if thread in differentiating:
+                differentiating.remove(thread)
 
     return run
 
