@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -263,6 +264,23 @@ def mixing(*, layer: bool, training: bool = True) -> Recording:
             optimizer.step()
             optimizer.zero_grad()
     return recording
+
+
+def test_the_layers_of_a_copy_that_follows_the_model_are_not_counted() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    copied = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with av.record(model, average, copied, optimizer) as recording:
+        for _ in range(3):
+            for _ in range(K):
+                (F.cross_entropy(model(torch.randn(8, 4)), torch.arange(8)) / K).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+            copied.load_state_dict(model.state_dict())
+    (finding,) = av.check(recording).findings
+    assert finding.evidence["layers"] == ["model.1"] and finding.evidence["batches in their statistics"] == 3 * K
 
 
 def contrasting(how: str) -> Recording:

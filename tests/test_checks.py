@@ -331,6 +331,15 @@ def _() -> Play:
     return _skipping(guarded=False)
 
 
+@pytest.mark.parametrize("rule", ["backward-after-unscale", "bypass-scaler-step"])
+def test_infinite_numbers_that_the_scaler_would_have_seen_are_no_finding_of_their_own(rule: str) -> None:
+    play = CASES[rule][0]()
+    first = next(row for row in play.rows if row["kind"] == "step")
+    late = [row for row in play.rows[: play.rows.index(first)] if row["kind"] == "backward"][-1]
+    late["contribution"] = late["grad"] = first["grad"] = {name: [math.inf] * 3 for name in play.owners}
+    assert found(play) == [rule]
+
+
 @case("nonfinite-micro-batch", right)
 def _() -> Play:
     play = right()
@@ -753,6 +762,13 @@ def _normalised(times: int) -> Play:
     play = windows(4, 4, 4)
     play.meta["batch_norms"] = {"norm": times} if times else {}
     return play
+
+
+def test_layers_that_count_no_more_than_steps_are_not_those_that_normalise() -> None:
+    play = _normalised(12)
+    play.meta["batch_norms"] |= {"copy": 3}
+    (finding,) = av.check(play.ledger).findings
+    assert finding.evidence["layers"] == ["norm"] and finding.evidence["in all"] == 1
 
 
 @case("micro-batch-side-effects", lambda: _normalised(0))

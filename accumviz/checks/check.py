@@ -38,7 +38,6 @@ class Rule(NamedTuple):
 # Root causes stand before what follows from them.
 RULES = (
     Rule("step-before-backward", networks.step_before_backward),
-    Rule("nonfinite-micro-batch", precision.nonfinite_micro_batch),
     Rule(
         "missing-zero-grad",
         windows.missing_zero_grad,
@@ -66,8 +65,14 @@ RULES = (
             "wrong-divisor",
         ),
     ),
-    Rule("backward-after-unscale", precision.backward_after_unscale, ("clip-per-micro-batch", "clip-scaled-grads")),
-    Rule("bypass-scaler-step", precision.bypass_scaler_step, ("clip-scaled-grads",)),
+    # A step that the scaler takes, and asks of all its gradients, is skipped where one is infinite.
+    Rule(
+        "backward-after-unscale",
+        precision.backward_after_unscale,
+        ("clip-per-micro-batch", "clip-scaled-grads", "nonfinite-micro-batch"),
+    ),
+    Rule("bypass-scaler-step", precision.bypass_scaler_step, ("clip-scaled-grads", "nonfinite-micro-batch")),
+    Rule("nonfinite-micro-batch", precision.nonfinite_micro_batch),
     Rule("clip-scaled-grads", precision.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule("clip-per-micro-batch", order.clip_per_micro_batch),
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),

@@ -17,9 +17,10 @@ def micro_batch_side_effects(case: Case) -> Iterator[Finding]:
         return
     for loop in case.loops:
         windows = {step: backwards for step, backwards in loop.windows.items() if len(set(backwards)) > 1}
-        times = max((n for n in counted.values() if isinstance(n, int)), default=0)
-        # Layers that are in eval() while it trains count nothing.
-        if not windows or 2 * times < loop.backwards.size:
+        # Layers that are in eval() while it trains count nothing, and copies of the model at most its steps.
+        least = max(loop.steps.size + 1, loop.backwards.size / 2)
+        layers = {name: n for name, n in counted.items() if isinstance(n, int) and n >= least}
+        if not windows or not layers:
             continue
         step, backwards = next(iter(windows.items()))
         yield case.finding(
@@ -28,9 +29,9 @@ def micro_batch_side_effects(case: Case) -> Iterator[Finding]:
             backwards[0],
             step=step,
             evidence={
-                "layers": list(counted)[:4],
-                "in all": len(counted),
-                "batches in their statistics": times,
+                "layers": list(layers)[:4],
+                "in all": len(layers),
+                "batches in their statistics": max(layers.values()),
                 "optimizer steps": int(loop.steps.size),
             },
             cause=(
