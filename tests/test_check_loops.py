@@ -606,6 +606,45 @@ def test_a_gradient_that_only_told_where_to_move_the_weights_and_stays_is_found(
     assert not finding.cure, "which optimizer is zeroed there is said in another function"
 
 
+def climbing(places: int, each: int, *, weight: float = 1.0, zeroed: bool = False) -> Recording:
+    """The weights are moved along their gradient again and again before the step; each gradient is of several parts."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with av.record(model, optimizer) as recording:
+        for _ in range(4):
+            for place in range(places):
+                for _ in range(each):
+                    loss = F.cross_entropy(model(torch.randn(4, 16)), torch.randint(0, 5, (4,)))
+                    (loss * weight / each).backward()
+                if place < places - 1:
+                    with torch.no_grad():
+                        for p in model.parameters():
+                            p.add_(p.grad, alpha=0.01)
+                    if zeroed:
+                        optimizer.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
+    return recording
+
+
+@pytest.mark.parametrize(("places", "each"), [(3, 1), (2, 2), (3, 2)])
+def test_gradients_of_several_places_and_of_several_parts_of_which_only_the_last_is_meant_are_found(
+    places: int, each: int
+) -> None:
+    (finding,) = av.check(climbing(places, each)).findings
+    assert finding.rule == "ascent-gradient-kept" and not finding.cure, "one line runs them all"
+    assert len(finding.evidence["backwards"]) == places * each
+    assert f"{places - 1} times in all" in finding.cause or places == 2
+
+
+@pytest.mark.parametrize(("places", "each"), [(3, 1), (2, 2), (3, 2)])
+def test_several_places_of_which_all_are_meant_or_but_the_last_zeroed_are_healthy(places: int, each: int) -> None:
+    for recording in (climbing(places, each, weight=1 / places), climbing(places, each, zeroed=True)):
+        report = av.check(recording)
+        assert report.findings == () and report.healthy, report
+
+
 @pytest.mark.parametrize("how", ["zeroed", "a closure", "a helper, zeroed", "a mixture of both"])
 def test_two_gradients_at_two_places_are_healthy(how: str) -> None:
     report = av.check(sharpened(how))

@@ -55,6 +55,22 @@ def _tokens(reduction: str) -> Play:
     return play
 
 
+@pytest.mark.parametrize(
+    ("sizes", "severity"), [((2, 4, 2, 4), "warning"), ((90, 100, 110, 95), "warning"), ((3, 40, 7, 110), "error")]
+)
+def test_means_over_elements_of_nearly_equal_numbers_are_no_error(sizes: tuple[int, ...], severity: str) -> None:
+    play = Play()
+    for _ in range(2):
+        for n in sizes:
+            play.backward(term(n, 1 / 4))
+        play.step()
+        play.zero()
+    (finding,) = av.check(play.ledger).findings
+    wrong = sum(abs(1 / 4 - n / sum(sizes)) for n in sizes) / 2
+    assert (finding.rule, finding.severity) == ("token-mean-of-means", severity)
+    assert finding.evidence["weight on the wrong elements"] == pytest.approx(wrong)
+
+
 @case("token-mean-of-means", lambda: _tokens("sum"))
 def _() -> Play:
     return _tokens("mean")

@@ -10,13 +10,20 @@ from accumviz.checks.evidence import Case, Part, near
 from accumviz.checks.report import Finding
 from accumviz.checks.tails import on_top, restarted
 
+# Where elements count up to twice as much as others, less of the weight is misplaced than this, whatever the mixture.
+_MUCH = 0.2
+
 
 def token_mean_of_means(case: Case) -> Iterator[Finding]:
     """Means over unequal numbers of elements, averaged as if they were equal."""
     for parts in case.objectives.values():
         unequal = [p for p in parts if p.known and p.many > 1 and p.elements[0] < p.elements[1] and _means(p)]
         # What an epoch left over may be a smaller batch: that is another mistake.
-        unequal = [p for p in unequal if p.each[0] > 0 and not near(p.each[0], p.each[1]) and not restarted(case, p)]
+        unequal = [
+            p
+            for p in unequal
+            if min(p.elements[0], p.each[0]) > 0 and not near(p.each[0], p.each[1]) and not restarted(case, p)
+        ]
         carried = {p.step for p, _ in on_top(case, parts)} if unequal else set()
         unequal = [p for p in unequal if p.step not in carried]
         if not unequal:
@@ -31,7 +38,7 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
         each = [weight / n for weight, n in zip(worst.weights, worst.sizes, strict=True)]
         yield case.of_part(
             "token-mean-of-means",
-            "error" if inside and not weighted else "note",
+            "note" if weighted or not inside else "error" if _misplaced(worst) >= _MUCH else "warning",
             worst,
             event=low,
             evidence={
@@ -39,6 +46,7 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
                 "elements": list(worst.sizes),
                 f"weight per element{', before the clip' * clipped}": each,
                 "largest over smallest": worst.each[1] / worst.each[0],
+                "weight on the wrong elements": _misplaced(worst),
             },
             cause=(
                 f"Each loss is a mean over its own elements, and these are from {worst.elements[0]:g} to "
@@ -57,6 +65,12 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
             ),
             times=len(inside or unequal),
         )
+
+
+def _misplaced(part: Part) -> float:
+    """How much of a step's weight lies on other elements than in one large batch."""
+    weight, many = sum(part.weights), sum(part.sizes)
+    return sum(abs(w / weight - n / many) for w, n in zip(part.weights, part.sizes, strict=True)) / 2
 
 
 def _means(part: Part) -> bool:

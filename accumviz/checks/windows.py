@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -173,9 +174,14 @@ def _shortens(ledger: Ledger, edit: int, columns: np.ndarray) -> bool:
 
 
 def _moved_by(case: Case, loop: Loop, backward: int, erased: int) -> bool:
-    """Whether the weights were moved by hand before the next backward, so that this one has told where to (SAM)."""
+    """Whether the weights were moved by hand before the next backward, so that this one has told where to (SAM).
+
+    Where they are moved before each window, too, that is for another reason.
+    """
+    at = int(loop.steps.searchsorted(backward))
+    first = loop.backwards[loop.backwards.searchsorted(loop.steps[at - 1] if at else -1)]
     later = loop.backwards[loop.backwards.searchsorted(erased) :]
-    return bool(later.size and case.moved[later[0]] and not case.moved[backward] and 0 in loop.columns)
+    return bool(later.size and case.moved[later[0]] and not case.moved[first] and 0 in loop.columns)
 
 
 def _apart(case: Case, loop: Loop) -> Iterator[tuple[int, int]]:
@@ -254,51 +260,63 @@ def _momentum(case: Case, loop: Loop, twice: list[int]) -> float:
 
 
 def ascent_gradient_kept(case: Case) -> Iterator[Finding]:
-    """Two backwards between which the weights were moved by hand, as SAM does, and the step takes both.
+    """Backwards between which the weights were moved by hand, as SAM does, and the step takes all of them.
 
-    Of each undivided, in every window. Where a half of each is taken, somebody means both.
+    Of each place undivided, in every window. Where a half of each is taken, somebody means both.
     """
     for loop in case.loops:
-        windows = [(step, backwards) for step, backwards in loop.windows.items() if backwards]
+        windows = [(step, _places(case, backwards)) for step, backwards in loop.windows.items() if backwards]
         # It is the first parameter's weights that were looked at.
         if (
             len(windows) < 2
             or 0 not in loop.columns
-            or not all(
-                len(b) == 2 and not case.moved[b[0]] and case.moved[b[1]] and case.contributed[b, 0].all()
-                for _, b in windows
-            )
+            or not all(len(own) > 1 and case.contributed[list(chain(*own)), 0].all() for _, own in windows)
+            or not all(_alike(case, _parts_of(case, loop, step), own) for step, own in windows)
         ):
             continue
-        if not all(_alike(_parts_of(case, loop, step)) for step, _ in windows):
-            continue
-        step, (first, second) = windows[0]
-        at, end = case.ledger[second], case.ledger[step]
-        apart = (at.file, at.line) != (case.ledger[first].file, case.ledger[first].line)
+        step, own = windows[0]
+        backwards, firsts = list(chain(*own)), [case.ledger[place[0]] for place in own]
+        at, end = firsts[1], case.ledger[step]
+        lines = {(event.file, event.line) for event in firsts}
+        # What steps in a method of its own has another name here; what a place has more of is zeroed with each of it.
+        named = "self." in at.source or "self." not in end.source
+        apart = named and len(lines) == len(backwards)
+        last = "the first one, which" if len(own) == 2 else "those before the last, which"
         yield case.finding(
             "ascent-gradient-kept",
             "warning",
-            second,
+            at.index,
             step=step,
-            evidence={"backwards": [first, second], "windows": len(windows)},
+            evidence={"backwards": backwards, "windows": len(windows)},
             cause=(
-                f"Between backwards {first} and {second} the weights were moved by hand, and the step takes both "
-                "gradients: the first one, which told where to move them, is still in `.grad`."
+                f"Between backwards {own[0][-1]} and {at.index} the weights were moved by hand"
+                f"{f', and {len(own) - 1} times in all' * (len(own) > 2)}, and the step takes the gradients of "
+                f"{'both' if len(own) == 2 else 'all'} places: {last} told where to move them, "
+                f"{'is' if len(own) == 2 else 'are'} still in `.grad`."
             ),
-            # What steps in a method of its own has another name here.
-            cure=inserted(at, zeroing(end)) if apart and ("self." in at.source or "self." not in end.source) else "",
+            cure="\n".join(inserted(event, zeroing(end)) for event in firsts[1:]) if apart else "",
             times=len(windows),
             optimizer=loop.optimizer,
         )
 
 
-def _alike(parts: list[Part]) -> bool:
-    """Whether what a step consumed are the same losses twice, and no parts of a mean."""
-    weights: dict[int, list[float]] = {}
+def _places(case: Case, backwards: list[int]) -> list[list[int]]:
+    """A window's backwards by where the weights were; none where they were moved before the first one."""
+    found: list[list[int]] = [] if case.moved[backwards[0]] else [[]]
+    for b in backwards if found else ():
+        found += [[]] * bool(case.moved[b])
+        found[-1] = [*found[-1], b]
+    return found
+
+
+def _alike(case: Case, parts: list[Part], places: list[list[int]]) -> bool:
+    """Whether what a step consumed are the same losses at each of these places, and no parts of a mean."""
+    sums: list[dict[int, float]] = [{} for _ in places]
     for part in parts:
         for b, weight in zip(part.backwards, part.weights, strict=True):
-            weights.setdefault(b, []).append(weight)
-    first, *others = (sorted(own) for own in weights.values())
+            place = next(i for i, own in enumerate(places) if b in own)
+            sums[place][part.objective] = sums[place].get(part.objective, 0.0) + weight
+    first, *others = (sorted(own.values()) for own in sums)
     same = all(len(own) == len(first) and bool(near(own, first).all()) for own in others)
     return same and all(part.read and part.mean for part in parts) and bool(near(max(first), 1.0))
 
