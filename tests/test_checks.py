@@ -56,7 +56,8 @@ def _tokens(reduction: str) -> Play:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "severity"), [((2, 4, 2, 4), "warning"), ((90, 100, 110, 95), "warning"), ((3, 40, 7, 110), "error")]
+    ("sizes", "severity"),
+    [((2, 3, 4, 2), "warning"), ((2, 4, 2, 4), "warning"), ((90, 100, 110, 95), "warning"), ((3, 40, 7, 110), "error")],
 )
 def test_means_over_elements_of_nearly_equal_numbers_are_no_error(sizes: tuple[int, ...], severity: str) -> None:
     play = Play()
@@ -307,6 +308,20 @@ def _unscaled(*, early: bool) -> Play:
         play.step(source="scaler.step(optimizer)")
         play.zero()
     return play
+
+
+def test_gradients_that_are_unscaled_after_each_backward_fade() -> None:
+    play = Play()
+    play.amp = 1024.0
+    for _ in range(2):
+        for _ in range(3):
+            play.backward(term(8, 1 / 3))
+            play.unscale()
+        play.step(source="scaler.step(optimizer)")
+        play.zero()
+    (finding,) = av.check(play.ledger).findings
+    assert finding.rule == "backward-after-unscale" and finding.times == 2 and not finding.cure
+    assert "1024 times as large as those before it, which are divided again" in finding.cause
 
 
 @case("backward-after-unscale", lambda: _unscaled(early=False))

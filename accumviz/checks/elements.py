@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from accumviz.checks.cures import summed
@@ -10,8 +11,8 @@ from accumviz.checks.evidence import Case, Part, near
 from accumviz.checks.report import Finding
 from accumviz.checks.tails import on_top, restarted
 
-# Where elements count up to twice as much as others, less of the weight is misplaced than this, whatever the mixture.
-_MUCH = 0.2
+# The most that is misplaced where no element counts more than twice as much as another: with √2 times as many of one.
+_MUCH = 3 - 2 * math.sqrt(2)
 
 
 def token_mean_of_means(case: Case) -> Iterator[Finding]:
@@ -38,7 +39,7 @@ def token_mean_of_means(case: Case) -> Iterator[Finding]:
         each = [weight / n for weight, n in zip(worst.weights, worst.sizes, strict=True)]
         yield case.of_part(
             "token-mean-of-means",
-            "note" if weighted or not inside else "error" if _misplaced(worst) >= _MUCH else "warning",
+            "note" if weighted or not inside else "error" if _misplaced(worst) > _MUCH else "warning",
             worst,
             event=low,
             evidence={

@@ -81,17 +81,17 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
     unscales = case.at("unscale")
     for loop in case.loops:
         scaled = set(_scaled(case, loop).tolist())
-        found: list[tuple[int, int, int]] = []
+        found: list[tuple[int, list[int], int]] = []
         for step, backwards in loop.windows.items() if scaled else ():
             if len(backwards) < 2:
                 continue
             mine = [e for e in loop.within(unscales, backwards[0], step).tolist() if loop.changed_by(e)]
-            late = [b for b in backwards if mine and b > mine[-1] and b in scaled]
+            late = [b for b in backwards if mine and b > mine[0] and b in scaled]
             if late:
-                found.append((late[0], mine[-1], step))
+                found.append((late[0], mine, step))
         if not found:
             continue
-        b, unscale, step = found[0]
+        b, (unscale, *again), step = found[0]
         scale = number(case.ledger[b].details.get("amp_scale"))
         way = alone(*(case.ledger[e] for e in (unscale, step, b)))
         yield case.finding(
@@ -102,9 +102,11 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
             evidence={"event of the unscale": unscale, "event of the backward after it": b, "scale": scale},
             cause=(
                 f"Backward {b} comes after `unscale_`: its contribution enters the step {scale:g} times as large as "
-                "the others."
+                "those before it"
+                + (", which are divided again with it. Once, before the step, is enough." if again else ".")
             ),
-            cure=before(way.at, way.step),
+            # An `update` that stands between two of them belongs to the step as well.
+            cure="" if again else before(way.at, way.step),
             times=len(found),
             optimizer=loop.optimizer,
             at=way.at,
