@@ -1310,15 +1310,6 @@ def loop(model, optimizer):
 """
 
 
-def test_the_cure_of_a_tail_does_not_step_twice_where_its_diff_stands(tmp_path: Path) -> None:
-    (finding,) = serious(judged(TAIL, tmp_path, 10))
-    after = applied(finding.cure, TAIL)
-    report = judged(after.replace("micro_batches_left", "0"), tmp_path, 10)
-    assert [f.rule for f in serious(report)] == [finding.rule]
-    with pytest.raises(NameError, match="micro_batches_left"):
-        judged(after, tmp_path, 10)
-
-
 @pytest.mark.parametrize("many", [10, 11, 12])
 @pytest.mark.parametrize("how", ["dropped", "carried"])
 @pytest.mark.parametrize("scaled", [True, False])
