@@ -1197,6 +1197,25 @@ def _a_line_down_to_nothing_over_all_micro_batches() -> Iterator[tuple[Any, ...]
     yield from _by_the_micro_batch(lambda of, n: torch.optim.lr_scheduler.LambdaLR(of, lambda step: 1 - step / n))
 
 
+@healthy
+def _a_model_that_learns_from_an_attack_on_its_embedding_as_well() -> Iterator[tuple[Any, ...]]:
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Flatten(), nn.Linear(96, 5))
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for _ in range(8):
+        words, y = torch.randint(0, 20, (4, 6)), torch.randint(0, 5, (4,))
+        F.cross_entropy(model(words), y).backward()
+        table = model[0].weight
+        kept = table.detach().clone()
+        with torch.no_grad():
+            table += table.grad / table.grad.norm()
+        F.cross_entropy(model(words), y).backward()
+        with torch.no_grad():
+            table.copy_(kept)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_healthy_loop_is_not_frightened(name: str) -> None:
     torch.manual_seed(0)

@@ -262,11 +262,13 @@ def _momentum(case: Case, loop: Loop, twice: list[int]) -> float:
 def ascent_gradient_kept(case: Case) -> Iterator[Finding]:
     """Backwards between which the weights were moved by hand, as SAM does, and the step takes all of them.
 
-    Of each place undivided, in every window. Where a half of each is taken, somebody means both.
+    Of each place undivided, in every window. Where a half of each is taken, somebody means both; and where one layer
+    was moved alone, against which a model learns to hold.
     """
+    moved = case.events.detail("last_moved", default=False)
     for loop in case.loops:
-        windows = [(step, _places(case, backwards)) for step, backwards in loop.windows.items() if backwards]
-        # It is the first parameter's weights that were looked at.
+        windows = [(step, _places(case, backwards, moved)) for step, backwards in loop.windows.items() if backwards]
+        # It is the first parameter's weights that were looked at, and the last one's.
         if (
             len(windows) < 2
             or 0 not in loop.columns
@@ -300,11 +302,11 @@ def ascent_gradient_kept(case: Case) -> Iterator[Finding]:
         )
 
 
-def _places(case: Case, backwards: list[int]) -> list[list[int]]:
+def _places(case: Case, backwards: list[int], moved: np.ndarray) -> list[list[int]]:
     """A window's backwards by where the weights were; none where they were moved before the first one."""
     found: list[list[int]] = [] if case.moved[backwards[0]] else [[]]
     for b in backwards if found else ():
-        found += [[]] * bool(case.moved[b])
+        found += [[]] * bool(moved[b])
         found[-1] = [*found[-1], b]
     return found
 

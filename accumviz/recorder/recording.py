@@ -92,7 +92,7 @@ class Recording:
         # Whether this step's `.grad` is compared with what the last row says of it; and whether it ever differed.
         self._closely, self._unseen, self._stepped = True, False, 0
         self._told: Row | None = None
-        self._stood = -1  # the version of the first leaf's weights, as last seen
+        self._stood = (-1, -1)  # the versions of the first leaf's weights and of the last one's, as last seen
         self._failure, self._failures = "", len(sessions.failures)
         self._notes: list[str] = []
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
@@ -324,9 +324,11 @@ class Recording:
             self._sites.find(frame), perf_counter() - self._rows.start, within, bytes(leaves.present), thread
         )
         describe_root(running, args, kwargs)
-        if leaves.tensors and leaves.tensors[0]._version != self._stood:
-            self._stood = leaves.tensors[0]._version
+        stood, self._stood = self._stood, self._standing()
+        if stood[0] != self._stood[0]:
             running.details["moved"] = True  # by a hand: after a step we look again
+            if stood[1] != self._stood[1]:
+                running.details["last_moved"] = True
         if self._sketches is not None:
             self._sketches.describe(running, running.nodes, leaves.wire)
         if running.late:
@@ -624,6 +626,11 @@ class Recording:
         row.present = bytes(self._leaves.present)
         self._finish(row)
 
+    def _standing(self) -> tuple[int, int]:
+        ends = (self._leaves.tensors[0], self._leaves.tensors[-1]) if self._leaves.tensors else ()
+        first, last = (-1 if leaf.is_inference() else leaf._version for leaf in ends) if ends else (-1, -1)
+        return first, last
+
     def _weigh(self, row: Row) -> None:
         """The weights after a step; and at the first event, so that it is known where they began."""
         self._unmoved = False
@@ -639,7 +646,7 @@ class Recording:
             self._tell_lost()
 
     def _look_at_weights(self) -> None:
-        self._stood = self._leaves.tensors[0]._version if self._leaves.tensors else -1
+        self._stood = self._standing()
 
     def _changed_unseen(self, only: int | None = None) -> bool:
         """Whether a `.grad` was changed through `.data`, which counts no version: whoever does, does it each time."""
