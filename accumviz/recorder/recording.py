@@ -92,6 +92,10 @@ class Recording:
         # Whether this step's `.grad` is compared with what the last row says of it; and whether it ever differed.
         self._closely, self._unseen, self._stepped = True, False, 0
         self._told: Row | None = None
+        # What FSDP gathers comes after all others, and is no tensor.
+        self._last = max(
+            (i for i, leaf in enumerate(self._leaves.tensors) if isinstance(leaf, torch.Tensor)), default=0
+        )
         self._stood = (-1, -1)  # the versions of the first leaf's weights and of the last one's, as last seen
         self._failure, self._failures = "", len(sessions.failures)
         self._notes: list[str] = []
@@ -627,9 +631,11 @@ class Recording:
         self._finish(row)
 
     def _standing(self) -> tuple[int, int]:
-        ends = (self._leaves.tensors[0], self._leaves.tensors[-1]) if self._leaves.tensors else ()
-        first, last = (-1 if leaf.is_inference() else leaf._version for leaf in ends) if ends else (-1, -1)
-        return first, last
+        if not self._leaves.tensors:
+            return -1, -1
+        first, last = self._leaves.tensors[0], self._leaves.tensors[self._last]
+        # A tensor made for inference counts no versions.
+        return -1 if first.is_inference() else first._version, -1 if last.is_inference() else last._version
 
     def _weigh(self, row: Row) -> None:
         """The weights after a step; and at the first event, so that it is known where they began."""
