@@ -452,6 +452,10 @@ def fused(mistake: str) -> Recording:
     return recording
 
 
+def test_what_an_earlier_step_has_unscaled_and_left_is_told_as_left_and_nothing_else() -> None:
+    assert [finding.rule for finding in av.check(batches("missing-zero-grad", amp=True)).findings] == ["missing-zero-grad"]
+
+
 @pytest.mark.parametrize(
     "mistake", ["", "loss-not-divided", "clip-scaled-grads", "bypass-scaler-step", "missing-zero-grad"]
 )

@@ -82,10 +82,13 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
     for loop in case.loops:
         scaled = set(_scaled(case, loop).tolist())
         found: list[tuple[int, list[int], int]] = []
+        before_it = -1
         for step, backwards in loop.windows.items() if scaled else ():
+            # What an earlier step has unscaled and left is another mistake.
+            begins, before_it = max(backwards[:1] + [before_it]), step
             if len(backwards) < 2:
                 continue
-            mine = [e for e in loop.within(unscales, backwards[0], step).tolist() if loop.changed_by(e)]
+            mine = [e for e in loop.within(unscales, begins, step).tolist() if loop.changed_by(e)]
             late = [b for b in backwards if mine and b > mine[0] and b in scaled]
             if late:
                 found.append((late[0], mine, step))
