@@ -85,7 +85,7 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
         before_it = -1
         for step, backwards in loop.windows.items() if scaled else ():
             # What an earlier step has unscaled and left is another mistake.
-            begins, before_it = max(backwards[:1] + [before_it]), step
+            begins, before_it = max([*backwards[:1], before_it]), step
             if len(backwards) < 2:
                 continue
             mine = [e for e in loop.within(unscales, begins, step).tolist() if loop.changed_by(e)]
