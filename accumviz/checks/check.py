@@ -20,6 +20,8 @@ _Owner = tuple[int | None, int] | None
 
 _SHARES = "shares"
 _MEMORY = "memory"
+# What a recording's notes say of training that it could not see.
+_LACKING = ("CUDA graph", "not recorded")
 
 
 class Rule(NamedTuple):
@@ -225,9 +227,9 @@ def _no_verdict(case: Case) -> str:
     ledger = case.ledger
     if _cut_short(ledger):
         return _cut_short(ledger)
-    captured = [note for note in case.listed("notes") if "CUDA graph" in str(note)]
-    if captured:
-        return f"part of the training is not in the ledger: {captured[0]}"
+    lacking = [str(note) for note in case.listed("notes") if any(words in str(note) for words in _LACKING)]
+    if lacking:
+        return f"part of the training is not in the ledger: {lacking[0]}"
     shares = case.shares
     if not case.loops:
         return "no parameter that was recorded belongs to an optimizer that stepped"

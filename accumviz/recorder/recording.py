@@ -38,6 +38,7 @@ _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
     "only the .grad that a replay leaves; to see every event, record the loop before it is captured"
 )
+_GROWN = "`{name}` got parameters that are not recorded, because they were not there before: what they get is not seen"
 _MANY = (list, tuple)
 # What counts no version is looked for before so many steps, and then in one of so many: it costs a small step 2 %.
 _CLOSELY, _SELDOM = 32, 17
@@ -214,6 +215,7 @@ class Recording:
         """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
         try:
             self._known = self._parameters()
+            self._notes += [_GROWN.format(name=name) for name in dict.fromkeys(self._optimizers.grown())]
             self._norms.close()
         finally:
             self._steps.clear()

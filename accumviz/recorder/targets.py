@@ -57,6 +57,8 @@ class Optimizers:
         self.settings: list[dict[str, Any]] = []
         # Of each, the leaves that it had when it was last seen.
         self._leaves: list[list[int]] = []
+        # Of each, how many parameters it had that are not recorded, when it was met.
+        self._others: list[int] = []
         self._owned = owned
         # Every object met, the wrapped ones too, by id.
         self._met: dict[int, tuple[Callable[[], Any], int]] = {}
@@ -76,6 +78,7 @@ class Optimizers:
         if index == len(self.names):
             self.names.append(self._name(optimizer, frame))
             self._leaves.append(self._owned(optimizer))
+            self._others.append(self._unrecorded(optimizer))
             self.settings.append(settings(optimizer))
         self._met[id(optimizer)] = _weak(optimizer), index
         return index
@@ -87,6 +90,16 @@ class Optimizers:
             if optimizer is not None:
                 self._leaves[index] = self._owned(optimizer)
         return self._leaves
+
+    def grown(self) -> Iterator[str]:
+        """The names of those that have got parameters since they were met, of which nothing is recorded."""
+        for known, index in self._met.values():
+            optimizer = known()
+            if optimizer is not None and self._unrecorded(optimizer) > self._others[index]:
+                yield self.names[index]
+
+    def _unrecorded(self, optimizer: Any) -> int:
+        return sum(1 for _ in parameters(optimizer)) - len(self._owned(optimizer))
 
     def _name(self, optimizer: Any, frame: FrameType | None) -> str:
         """The callers' own name for it, else its class, kept apart from those already taken."""

@@ -959,3 +959,33 @@ def test_of_a_leaf_whose_size_changes_the_norm_is_told_and_no_other_leaf_is_touc
     assert np.isnan(ledger.values("w")[3]).all()
     assert ledger.values("other")[[0, 3]].tolist() == [[1, 1], [1, 1]]
     assert av.check(ledger).healthy
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_parameters_that_an_optimizer_gets_later_are_recorded_or_said_to_be_missing(recorded: bool) -> None:
+    model, head = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with av.record(model, *[head] * recorded, optimizer) as recording:
+        for step in range(4):
+            if step == 2:
+                optimizer.add_param_group({"params": list(head.parameters())})
+            out = model(torch.randn(4, 3))
+            (head(out) if step > 1 else out).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    report, notes = av.check(recording), recording.ledger.meta.get("notes", [])
+    if recorded:
+        assert (report.healthy, notes) == (True, [])
+    else:
+        assert not report.healthy
+        assert "`optimizer` got parameters that are not recorded" in report.reason
+        assert notes[0] in report.reason
+
+
+def test_what_an_optimizer_had_beside_the_model_that_is_recorded_is_no_news() -> None:
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+    with av.record(model, optimizer) as recording:
+        (model(torch.randn(4, 3)) + other(torch.randn(4, 3))).square().mean().backward()
+        optimizer.step()
+    assert "notes" not in recording.ledger.meta
