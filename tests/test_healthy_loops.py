@@ -690,36 +690,30 @@ def _sharpness_aware_minimisation() -> Iterator[tuple[Any, ...]]:
         optimizer.zero_grad()
 
 
-@healthy
-def _a_window_that_grows_inside_an_epoch() -> Iterator[tuple[Any, ...]]:
+def _windows_of(length: Callable[[int], int]) -> Iterator[tuple[Any, ...]]:
+    """Windows inside one epoch, each as long as its micro-batches' number says."""
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
     yield model, optimizer
     gathered = 0
     for i, (x, y) in enumerate(loader(56)):
-        many = 1 if i < 4 else 2 if i < 12 else 4
+        many = length(i)
         (F.cross_entropy(model(x), y) / many).backward()
         gathered += 1
         if gathered == many:
             optimizer.step()
             optimizer.zero_grad()
             gathered = 0
+
+
+@healthy
+def _a_window_that_grows_inside_an_epoch() -> Iterator[tuple[Any, ...]]:
+    yield from _windows_of(lambda i: 1 if i < 4 else 2 if i < 12 else 4)
 
 
 @healthy
 def _a_window_that_shrinks_inside_an_epoch() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    gathered = 0
-    for i, (x, y) in enumerate(loader(56)):
-        many = 4 if i < 16 else 2 if i < 24 else 1
-        (F.cross_entropy(model(x), y) / many).backward()
-        gathered += 1
-        if gathered == many:
-            optimizer.step()
-            optimizer.zero_grad()
-            gathered = 0
+    yield from _windows_of(lambda i: 4 if i < 16 else 2 if i < 24 else 1)
 
 
 @healthy

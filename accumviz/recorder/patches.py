@@ -41,8 +41,8 @@ def enter(observer: Observer) -> None:
 def _install(session: Session) -> None:
     _leave_to_python()
     sessions.wrap(torch, "compile", _compiling, session)
-    sessions.wrap(torch.cuda.CUDAGraph, "replay", _replaying, session)
-    sessions.wrap(getattr(torch.distributed, "Work", None), "wait", _waiting, session)
+    sessions.wrap(torch.cuda.CUDAGraph, "replay", functools.partial(_afterwards, "replayed"), session)
+    sessions.wrap(getattr(torch.distributed, "Work", None), "wait", functools.partial(_afterwards, "waited"), session)
     # A hook of the module's own would be copied and pickled with it; its `forward` may have been bound before.
     replica = torch.nn.parallel.DistributedDataParallel
     sessions.wrap(replica, "_pre_forward" if hasattr(replica, "_pre_forward") else "forward", _forwarding, session)
@@ -472,11 +472,13 @@ def _compiling(original: Callable[..., Any], session: Session) -> Callable[..., 
     return compile
 
 
-def _replaying(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    def replay(*args: Any, **kwargs: Any) -> Any:
+def _afterwards(told: str, original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """A method after which observers are told of it: on what it was called, and where."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         try:
-            sessions.tell(sessions.told(session), "replayed", sys._getframe(1))
+            sessions.tell(sessions.told(session), told, args[0], sys._getframe(1))
         except Exception as failure:
             sessions.failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
@@ -484,22 +486,7 @@ def _replaying(original: Callable[..., Any], session: Session) -> Callable[..., 
                 sessions.failures.pop()
         return result
 
-    return replay
-
-
-def _waiting(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    def wait(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        try:
-            sessions.tell(sessions.told(session), "waited", args[0])
-        except Exception as failure:
-            sessions.failures.append(type(failure).__name__)
-            with contextlib.suppress(Exception):
-                sessions.fail(failure)
-                sessions.failures.pop()
-        return result
-
-    return wait
+    return call
 
 
 def _forwarding(original: Callable[..., Any], session: Session) -> Callable[..., Any]:

@@ -504,7 +504,7 @@ class Recording:
                 self._notes.append(said)
                 self._say(f"accumviz: {said}")
 
-    def replayed(self, frame: FrameType) -> None:
+    def replayed(self, graph: Any, frame: FrameType) -> None:
         """A captured graph ran, without a version's telling so."""
         self._edits()
         if self._in_graphs:
@@ -514,7 +514,7 @@ class Recording:
         """A model that DDP replicates is called."""
         self._collectives.forwards(module, frame)
 
-    def waited(self, work: Any) -> None:
+    def waited(self, work: Any, frame: FrameType) -> None:
         """Somebody has waited for a collective."""
         self._collectives.waited(work)
 
