@@ -259,15 +259,17 @@ def fsdp2_zero_keeps_unsharded(case: Case) -> Iterator[Finding]:
 def _kept_for_other_groups(case: Case, loop: Loop) -> Iterator[Finding]:
     """Steps that run while what is averaged in each group of ranks waits there for the other groups."""
     ledger, shard_of = case.ledger, shards_of(case.ledger)
+    wholes = [p for p in loop.columns.tolist() if p in shard_of]
+    if not wholes:
+        return
     waits: np.ndarray = np.ones(loop.backwards.size, bool)
     ends = np.append(loop.steps, len(case.events))[np.searchsorted(loop.steps, loop.backwards)]
-    wholes = [p for p in loop.columns.tolist() if p in shard_of]
+    scattering = np.append(scatters(ledger), False)
     for p in wholes:
         taken = ledger.fates.erased[loop.backwards, p]
         there = brought(ledger, shard_of[p], taken)
-        scattered = np.append(scatters(ledger), False)[taken]
-        waits &= ~case.contributed[loop.backwards, p] | (scattered & ((there < 0) | (there > ends)))
-    found = np.unique(ends[waits & (ends < len(case.events))]) if wholes else loop.steps[:0]
+        waits &= ~case.contributed[loop.backwards, p] | (scattering[taken] & ((there < 0) | (there > ends)))
+    found = np.unique(ends[waits & (ends < len(case.events))])
     # What an epoch leaves over is told as what it is.
     if found.size < 2 or 2 * found.size <= loop.steps.size:
         return
