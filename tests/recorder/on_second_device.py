@@ -240,9 +240,12 @@ def what_comes_before_another_threads_backward_has_begun_is_not_given_to_that_on
         y.sum().backward()
         other.join()
     ledger = recording.ledger
-    assert ((ledger.state & CONTRIBUTED) > 0).tolist() == [[True, False], [False, True]]
-    assert ledger.values("first", "contribution")[0].tolist() == [2, 2]
-    assert ledger.values("second", "contribution")[1].tolist() == [4, 4]
+    # Both end on the device at nearly one moment: which thread wakes first, and is told first, is its own matter.
+    by = {event.label: n for n, event in enumerate(ledger)}
+    events = [by["y.sum()"], by["(second * second).sum()"]]
+    assert ((ledger.state[events] & CONTRIBUTED) > 0).tolist() == [[True, False], [False, True]]
+    assert ledger.values("first", "contribution")[events[0]].tolist() == [2, 2]
+    assert ledger.values("second", "contribution")[events[1]].tolist() == [4, 4]
 
 
 def leaves_on_two_devices_lose_nothing_to_each_others_threads() -> None:
