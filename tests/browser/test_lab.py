@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import nbformat
 import pytest
@@ -56,9 +57,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     homes = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     for home in homes.values():
         Path(home).mkdir()
-    tracker = folder / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
-    tracker.parent.mkdir(parents=True)
-    tracker.write_text('{"windowingMode": "none"}')  # else a cell that is out of sight is not in the page
+    settings = {
+        "notebook-extension/tracker": {"windowingMode": "none"},  # else a cell that is out of sight is not in the page
+        "docmanager-extension/plugin": {"autosave": False},  # else a page may be loaded while its file is written
+    }
+    for name, values in settings.items():
+        chosen = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        chosen.parent.mkdir(parents=True)
+        chosen.write_text(json.dumps(values))
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", f"--IdentityProvider.token={TOKEN}"]
     command += [f"--ServerApp.root_dir={folder}", "--allow-root", f"--LabApp.workspaces_dir={folder / 'workspaces'}"]
     command += [f"--LabApp.user_settings_dir={folder / 'settings'}", "--LabApp.news_url=None"]
@@ -87,13 +93,18 @@ def address(server: subprocess.Popen[bytes], folder: Path) -> str:
 SAVED = """async () => {
     const answer = await fetch("/api/contents/run.ipynb");
     const { content } = await answer.json();
-    return answer.ok && content.cells.every(cell => cell.cell_type !== "code" || cell.outputs.length);
+    return answer.ok && content.cells.every(cell => cell.cell_type !== "code" || cell.outputs.length > 0);
 }"""
 
 
 def choose(page: Any, menu: str, item: str) -> None:
     page.locator(".lm-MenuBar-item", has_text=menu).first.click()
     page.get_by_role("menuitem", name=item).first.click()
+
+
+def is_to(method: str, end: str) -> Callable[[Any], bool]:
+    """Whether a response answers such a request."""
+    return lambda response: response.request.method == method and urlsplit(response.url).path.endswith(end)
 
 
 def figure(explorer: Any, name: str) -> str:
@@ -145,11 +156,15 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
 
     ask_for_arrangements_and_values_that_no_lab_brings(page, *(Loops(outputs.nth(n)) for n in (4, 5)))
 
-    choose(page, "File", "Save Notebook")
-    page.wait_for_function(SAVED, timeout=60_000)
-    choose(page, "Kernel", "Restart Kernel…")
-    page.locator(".jp-Dialog .jp-mod-accept").click()
-    page.locator(".jp-Dialog").wait_for(state="detached")
+    # To ask for the file while it is written would undo that: the server takes half a notebook for a broken one, and
+    # puts back what was there before.
+    with page.expect_response(is_to("PUT", "/api/contents/run.ipynb"), timeout=60_000) as saved:
+        choose(page, "File", "Save Notebook")
+    assert saved.value.ok and page.evaluate(SAVED)
+    with page.expect_response(is_to("POST", "/restart"), timeout=60_000) as restarted:
+        choose(page, "Kernel", "Restart Kernel…")
+        page.locator(".jp-Dialog .jp-mod-accept").click()
+    assert restarted.value.ok
     page.reload()
     still = page.locator(".jp-Notebook .jp-Cell").nth(0).locator(".av-explorer")
     still.locator(".av-figures td").first.wait_for(timeout=60_000)
