@@ -120,11 +120,13 @@ class Contributions:
         `owner` is whose `.grad` the caller is about to use: that of others is looked at by their own threads.
         """
         if not self._theirs and get_ident() == self.opener:
-            return self.leaves.update(into=into)
+            changed = self.leaves.update(into=into)
+            # Another thread may have reached its first leaf while we looked.
+            return [i for i in changed if i not in self._theirs] if self._theirs else changed
         owned = () if owner is None or not self.shared else self.leaves.owned(owner)
         theirs = self._theirs.copy()
         changed = self.leaves.update(self._unreached({*self._mine(), *owned}), into=into)
-        # Another thread may have reached its first leaf while we looked.
+        # As above, or one more of its leaves.
         return [i for i in self._unreached(changed) if i in owned or self._theirs.get(i) == theirs.get(i)]
 
     def _unreached(self, leaves: Iterable[int]) -> list[int]:

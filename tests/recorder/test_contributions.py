@@ -423,6 +423,40 @@ def test_another_threads_first_backward_takes_nothing_from_one_that_ends(
     _told_apart(recording)
 
 
+def test_what_another_threads_first_backward_brings_while_one_looks_is_not_given_to_the_one_that_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = (torch.full((1,), n, requires_grad=True) for n in (1.0, 2.0))
+    brought, looked, main = threading.Event(), threading.Event(), threading.main_thread()
+    update, end = leaves.Leaves.update, contributions.Contributions.end
+    other = threading.Thread(target=lambda: (second * second).sum().backward())
+
+    def looks(self: Any, *args: Any, **kwargs: Any) -> list[int]:
+        if other.ident or threading.current_thread() is not main or first.grad is None:
+            return update(self, *args, **kwargs)
+        other.start()
+        assert brought.wait(60)
+        try:
+            return update(self, *args, **kwargs)
+        finally:
+            looked.set()
+
+    def ends(self: Any, running: Backward) -> bool:
+        if threading.current_thread() is other:
+            brought.set()
+            assert looked.wait(60)
+        return end(self, running)
+
+    with av.record({"first": first, "second": second}) as recording:
+        loss = (first * first).sum()
+        monkeypatch.setattr(leaves.Leaves, "update", looks)
+        monkeypatch.setattr(contributions.Contributions, "end", ends)
+        loss.backward()
+        other.join()
+    assert "stopped" not in recording.ledger.meta
+    _told_apart(recording)
+
+
 def test_what_another_thread_differentiates_meanwhile_is_no_contribution() -> None:
     first = torch.ones(1, requires_grad=True)
     with av.record({"first": first}) as recording:
