@@ -70,6 +70,8 @@ class Buffer:
         self._wire, self._allocated, self._about, self._whole_sources = wire, allocated, about, sources
         self.start = time.perf_counter()
         self.pending: list[Row] = []
+        self.shared = False  # whether several threads tell events
+        self.present: bytes | bytearray = bytes(len(sizes))  # the PRESENT bits after the last row that is away
         self.lost = ""  # why there is no file any more
         self._count, self._sizes = len(sizes), sizes
         ends = np.cumsum([sizes[p] for p in small]).tolist()
@@ -173,16 +175,30 @@ class Buffer:
                     if row.sent > there:
                         break
                 ready += 1
+            if self.shared:
+                self._carry(pending[:ready])
             moved = 0
             try:
                 for row in pending[:ready]:
                     self._put(row, self._away + moved)
                     moved += 1
             finally:
+                self.present = pending[moved - 1].present if moved else self.present
                 del pending[:moved]  # another thread may have added some meanwhile
                 self._away += moved
             if self._writer is not None:
                 self._write_soon()
+
+    def _carry(self, rows: list[Row]) -> None:
+        """Have each row say what is present of the leaves that it changed, and of others what the row before it says.
+
+        When a row looked at the leaves of other threads, theirs may not have been told, or have gone on.
+        """
+        present = bytearray(self.present)
+        for row in rows:
+            for i in row.changed:
+                present[i] = row.present[i]
+            row.present = bytes(present)
 
     def _worth_asking(self) -> bool:
         """Whether to ask a device what has arrived: for many events at once, or because a file waits for them."""

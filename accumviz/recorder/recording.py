@@ -180,6 +180,7 @@ class Recording:
     def _open(self) -> None:
         self._rows.start = perf_counter()
         self._leaves.update()
+        self._rows.present = bytes(self._leaves.present)
         self._look_at_weights()
         devices = self._leaves.devices()
         self._leaves.wire.open(devices)
@@ -524,7 +525,9 @@ class Recording:
         """Tell what changed since the last event; `closely`: without a new version, too; `by_hook`: where it ran."""
         contributions = self._contributions
         mine = get_ident() == contributions.opener
-        if mine and self._early is not None:
+        if not mine:
+            self._rows.shared = True
+        elif self._early is not None:
             self._rows.finish(self._early)
             self._early = None
         changed = contributions.look(owner)

@@ -17,10 +17,12 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 import accumviz as av
-from accumviz.ledger import CONTRIBUTED
+from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.recorder import contributions, leaves, near
+from accumviz.recorder import recording as recordings
 from accumviz.recorder.callsite import CallSite
 from accumviz.recorder.rows import Backward
 
@@ -455,6 +457,84 @@ def test_what_another_threads_first_backward_brings_while_one_looks_is_not_given
         other.join()
     assert "stopped" not in recording.ledger.meta
     _told_apart(recording)
+
+
+def _each_is_used_by_its_own(recording: Any) -> None:
+    """Each contribution by the next step of its own optimizer, which uses nothing else; its `zero_grad` erases it."""
+    ledger = recording.ledger
+    assert "stopped" not in ledger.meta
+    born, leaf = np.nonzero(ledger.state & CONTRIBUTED)
+    assert len(born) == len(ledger.of("backward")) > 0
+    steps = [(event.index, event.details["optimizer_index"]) for event in ledger.of("step")]
+    changed = [(event.index, np.flatnonzero(ledger.state[event.index] & CHANGED)) for event in ledger.of("zero_grad")]
+    for event, p in zip(born, leaf, strict=True):
+        [owner] = ledger.parameters[p].optimizers
+        assert ledger.fates.consumed[event, p] == next(n for n, index in steps if n > event and index == owner)
+        assert ledger.fates.erased[event, p] == next((n for n, found in changed if n > event and p in found), -1)
+    assert [(row.share, row.unknown) for row in ledger.shares()] == [(1, "")] * len(born)
+
+
+@pytest.mark.parametrize("begun", ["finish"])
+@pytest.mark.parametrize("copied", ["before", "after"])
+def test_what_another_threads_step_saw_of_leaves_that_it_does_not_read_says_nothing_of_them(
+    begun: str, copied: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (torch.full((1,), n, requires_grad=True) for n in (1.0, 2.0))
+    optimizers = [torch.optim.SGD([leaf], 0.1) for leaf in (first, second)]
+    brought, ends, looks, over = (threading.Event() for _ in range(4))
+    original, main = getattr(contributions.Contributions, begun), threading.main_thread()
+
+    def trains() -> None:
+        (second * second).sum().backward()
+        brought.set()
+        assert ends.wait(60)
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+
+    def ending(self: Any, running: Backward) -> Any:
+        if threading.current_thread() is main:
+            ends.set()
+            assert looks.wait(60)
+        return original(self, running)
+
+    def copy(present: bytearray) -> bytes:
+        early = bytes(present)
+        if threading.current_thread() is not other or not ends.is_set():
+            return early
+        looks.set()
+        assert over.wait(60)
+        return early if copied == "before" else bytes(present)
+
+    other = threading.Thread(target=trains)
+    with av.record(first, second, *optimizers) as recording:
+        other.start()
+        assert brought.wait(60)
+        monkeypatch.setattr(contributions.Contributions, begun, ending)
+        monkeypatch.setattr(recordings, "bytes", copy, raising=False)
+        (first * first).sum().backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        over.set()
+        other.join()
+    _each_is_used_by_its_own(recording)
+
+
+@pytest.mark.parametrize("put_away", [False, True])
+def test_data_that_another_thread_loads_while_a_backward_runs_takes_nothing_from_it(put_away: bool) -> None:
+    first, kept = (torch.ones(1, requires_grad=True) for _ in range(2))
+    optimizer = torch.optim.SGD([first], 0.1)
+    kept.grad = None if put_away else torch.ones(1)
+    with av.record(optimizer, first=first, kept=kept) as recording:
+        if put_away:
+            kept.grad = torch.ones(1)
+            assert len(recording.ledger) == 1
+        y = first * first
+        y.register_hook(lambda _: _beside(lambda: list(DataLoader([0.0]))))  # type: ignore[arg-type]
+        y.sum().backward()
+        optimizer.step()
+    assert recording.ledger.of("loader")
+    assert (recording.ledger.state[:, 1] & PRESENT).all()
+    _each_is_used_by_its_own(recording)
 
 
 def test_what_another_thread_differentiates_meanwhile_is_no_contribution() -> None:
