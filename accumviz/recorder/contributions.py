@@ -137,7 +137,8 @@ class Contributions:
 
     def changed(self, owner: Any) -> list[int]:
         """The leaves whose `.grad` the call that just ended has changed, of this owner's where threads train."""
-        return self.leaves.update(self.leaves.owned(owner) if self.shared else None)
+        alone = not self.shared and get_ident() == self.opener  # as in `_mine`: a thread may zero before it trains
+        return self.leaves.update(None if alone else self.leaves.owned(owner))
 
     def prepare(self) -> None:
         """See to it that our hooks are where a backward needs them."""

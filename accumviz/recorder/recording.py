@@ -531,7 +531,7 @@ class Recording:
             self._rows.finish(self._early)
             self._early = None
         changed = contributions.look(owner)
-        if closely and not changed and (self._told or self._collectives.told) and self._changed_unseen():
+        if closely and mine and not changed and (self._told or self._collectives.told) and self._changed_unseen():
             changed = [i for i, there in enumerate(self._leaves.present) if there]
         if mine and self._collectives.manual:
             changed = self._collectives.claim(changed)

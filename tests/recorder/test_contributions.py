@@ -519,6 +519,27 @@ def test_what_another_threads_step_saw_of_leaves_that_it_does_not_read_says_noth
     _each_is_used_by_its_own(recording)
 
 
+@pytest.mark.parametrize("call", ["step", "zero_grad"])
+def test_a_thread_that_has_brought_nothing_yet_says_nothing_of_leaves_that_it_does_not_train(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (torch.full((1,), n, requires_grad=True) for n in (1.0, 2.0))
+    optimizers = [torch.optim.SGD([leaf], 0.1) for leaf in (first, second)]
+    end = contributions.Contributions.end
+
+    def ends(self: Any, running: Backward) -> bool:
+        _beside(getattr(optimizers[1], call))
+        return end(self, running)
+
+    with av.record(first, second, *optimizers) as recording:
+        monkeypatch.setattr(contributions.Contributions, "end", ends)
+        for _ in range(2):
+            (first * first).sum().backward()
+        optimizers[0].step()
+    assert not recording.ledger.of("edit")
+    _each_is_used_by_its_own(recording)
+
+
 @pytest.mark.parametrize("put_away", [False, True])
 def test_data_that_another_thread_loads_while_a_backward_runs_takes_nothing_from_it(put_away: bool) -> None:
     first, kept = (torch.ones(1, requires_grad=True) for _ in range(2))
