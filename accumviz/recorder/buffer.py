@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,13 @@ class Buffer:
 
     # --- from rows to columns ------------------------------------------------------------------
 
-    def begin(self, kind: str, label: str, site: CallSite, within: str, details: dict[str, Any]) -> Row:
+    def begin(
+        self, kind: str, label: str, site: CallSite, within: str, details: dict[str, Any], changed: Sequence[int] = ()
+    ) -> Row:
         """A new event, which takes its place when it begins to take effect."""
         row = Row(kind, label, site, time.perf_counter() - self.start, within, details)
+        if changed:
+            row.changed = changed
         self.pending.append(row)
         return row
 

@@ -400,7 +400,8 @@ class Recording:
             used = {*row.changed, *(row.met if type(row) is Backward else ())}
             if row.kind == "step":
                 used.update(self._optimizers.leaves()[row.details["optimizer_index"]])
-            if not (row.done or adds) or not reached.isdisjoint(used):
+            # What a collective has changed is known once it is over.
+            if (row.kind == "sync" and not row.done) or not reached.isdisjoint(used):
                 return True
         return False
 
@@ -552,8 +553,9 @@ class Recording:
         if row is None or any(i in row.changed or i in told for i in changed):
             if row is not None:
                 self._rows.finish(row)
-            row = self._early = self._rows.begin("edit", "", CallSite(), "", {})
-        row.changed = [*row.changed, *changed]
+            row = self._early = self._rows.begin("edit", "", CallSite(), "", {}, changed)
+        else:
+            row.changed = [*row.changed, *changed]
         self._leaves.read(row, changed)
         row.present = bytes(self._leaves.present)
 
@@ -614,7 +616,7 @@ class Recording:
     ) -> None:
         """Add an event; `plain` says that none of its details is a tensor that is still to be read."""
         within = self._within() if self._contributions.open or (self._steps and kind != "step") else ""
-        row = self._rows.begin(kind, label, site, within, details)
+        row = self._rows.begin(kind, label, site, within, details, changed)
         if not plain:
             for name in [name for name, value in details.items() if isinstance(value, torch.Tensor)]:
                 row.take(("detail", name), details.pop(name))
@@ -623,7 +625,6 @@ class Recording:
                     details["lr"][group] = None
                     row.take(("lr", group), value)
         if changed:
-            row.changed = changed
             (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
         if (kind == "step" or self._unmoved) and self._leaves.small:
             self._weigh(row)

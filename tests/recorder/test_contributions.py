@@ -474,7 +474,7 @@ def _each_is_used_by_its_own(recording: Any) -> None:
     assert [(row.share, row.unknown) for row in ledger.shares()] == [(1, "")] * len(born)
 
 
-@pytest.mark.parametrize("begun", ["finish"])
+@pytest.mark.parametrize("begun", ["end", "finish"])
 @pytest.mark.parametrize("copied", ["before", "after"])
 def test_what_another_threads_step_saw_of_leaves_that_it_does_not_read_says_nothing_of_them(
     begun: str, copied: str, monkeypatch: pytest.MonkeyPatch
