@@ -852,3 +852,43 @@ def test_what_a_step_used_from_before_the_recording_is_in_no_share_and_said(what
 def test_where_no_step_used_anything_from_before_nothing_is_said_of_it(what: str) -> None:
     report = av.check(before_it_began(what))
     assert not any("before the recording" in why for why in report.unjudged.values()), report
+
+
+def with_another(what: str) -> av.Ledger:
+    """Two windows of a model that is recorded, and something trained beside it or after it that is not."""
+    torch.manual_seed(0)
+    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    optimizer, others = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, other))
+
+    def window(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(2):
+            (model(torch.randn(4, 3)).square().mean() / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with av.record(model, optimizer) as recording:
+        for _ in range(2):
+            window(model, optimizer)
+        if what == "made anew":
+            window(other, others)
+        elif what == "differentiated, and not trained":
+            other(torch.randn(4, 3)).square().mean().backward()
+        elif what == "trained on the same backwards":
+            (model(torch.randn(4, 3)) + other(torch.randn(4, 3))).mean().backward()
+            others.step()
+            optimizer.zero_grad()
+    return recording.ledger
+
+
+def test_what_trained_a_model_that_is_not_recorded_is_not_judged_and_said() -> None:
+    ledger = with_another("made anew")
+    assert ledger.meta["steps_elsewhere"] is True
+    report = av.check(ledger)
+    assert "2 of 6 backwards reached no parameter that is recorded" in report.unjudged["loss-not-divided"], report
+    assert "2 of 6 backwards" in str(report)
+
+
+@pytest.mark.parametrize("what", ["nothing", "differentiated, and not trained", "trained on the same backwards"])
+def test_where_every_backward_of_a_training_is_recorded_nothing_is_said_of_others(what: str) -> None:
+    report = av.check(with_another(what))
+    assert not any("reached no parameter" in why for why in report.unjudged.values()), report

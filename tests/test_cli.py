@@ -283,6 +283,17 @@ def test_what_a_script_sets_before_it_imports_torch_counts(tmp_path: Path) -> No
     assert ran(tmp_path, "-m", "accumviz", "run", "late.py")[0] == 0
 
 
+def test_a_script_is_recorded_where_torch_was_there_before_it_began(tmp_path: Path) -> None:
+    """As in an environment whose `sitecustomize` imports it."""
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "sitecustomize.py").write_text("if True:" + LIGHT.replace("\n", "\n    "))
+    (tmp_path / "train.py").write_text(HEAD + "m, o = make()\ntrain(m, o)\n")
+    paths = os.pathsep.join([str(tmp_path / "before"), str(ROOT)])
+    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "--check", "train.py", PYTHONPATH=paths)
+    assert code == 0
+    assert "Report: healthy" in err, err
+
+
 UNDIVIDED = LIGHT + HEAD.replace(" / 2", "") + SCRIPTS["plain"]
 
 

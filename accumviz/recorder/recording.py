@@ -100,6 +100,7 @@ class Recording:
         self._stood = (-1, -1)  # the versions of the first leaf's weights and of the last one's, as last seen
         self._failure, self._failures = "", len(sessions.failures)
         self._notes: list[str] = []
+        self._elsewhere = False  # whether an optimizer stepped of whose parameters none is recorded
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
         self._capturing: CallSite | None = None
         self._in_graphs: dict[int, None] = {}
@@ -407,6 +408,7 @@ class Recording:
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         if not self._leaves.owns(optimizer):
+            self._elsewhere = True
             return
         index, thread = self._optimizers.meet(optimizer, frame), get_ident()
         steps = self._steps
@@ -706,6 +708,8 @@ class Recording:
             meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
         if self._sketch:
             meta["sketch"] = self._sketch
+        if self._elsewhere:
+            meta["steps_elsewhere"] = True
         if self._norms.counted:
             meta["batch_norms"] = dict(self._norms.counted)
         if self._notes:

@@ -149,7 +149,10 @@ def run(
             return 0
 
     _strip_in_threads()
-    sys.meta_path.insert(0, _OnImport(looking.begin))
+    if "torch" in sys.modules:  # by what Python itself runs as it begins, such as a `sitecustomize`
+        looking.begin()
+    else:
+        sys.meta_path.insert(0, _OnImport(looking.begin))
     try:
         script.run()
     except SystemExit as error:
