@@ -258,8 +258,8 @@ def _unjudged(case: Case) -> dict[str, str]:
     astray = case.backward & ~case.contributed.any(axis=1)
     if astray.any() and case.ledger.meta.get("steps_elsewhere"):
         lacking.append(
-            f"{int(astray.sum())} of {int(case.backward.sum())} backwards reached no parameter that is recorded, and an "
-            "optimizer stepped that is not recorded: what they trained is in no share"
+            f"{int(astray.sum())} of {int(case.backward.sum())} backwards reached no parameter that is recorded, and "
+            "an optimizer stepped that is not recorded: what they trained is in no share"
         )
     from_before = inherited(case.ledger)
     if (from_before >= 0).any():
