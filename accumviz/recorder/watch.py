@@ -65,10 +65,12 @@ class Watch:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - its name in torch
             original(optimizer, *args, **kwargs)
             try:
-                if not self._closed:
-                    self._optimizers = [known for known in self._optimizers if known() is not None]
-                    self._optimizers.append(weakref.ref(optimizer))
-                    self._arm()
+                # While another thread opens a recording, it is armed still, and will not be when that is open.
+                with self._lock:
+                    if not self._closed:
+                        self._optimizers = [known for known in self._optimizers if known() is not None]
+                        self._optimizers.append(weakref.ref(optimizer))
+                        self._arm()
             except Exception as error:
                 self._fail(error)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import accumviz as av
+from accumviz.recorder import watch as watching
 from accumviz.recorder.watch import Found, Watch
 
 Step = Callable[[int], None]
@@ -96,3 +99,28 @@ def test_a_right_loop_is_recorded_from_its_first_backward_and_healthy(made: Call
     assert len(ledger.of("backward")) == 8
     assert {round(share.share, 6) for share in ledger.shares()} == {0.25}
     assert av.check(ledger).healthy, str(av.check(ledger))
+
+
+def test_a_model_that_another_thread_makes_while_a_recording_opens_has_one_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def trained() -> None:
+        step = _differentiated_in_one_line()
+        for i in range(8):
+            step(i)
+
+    other, living = threading.Thread(target=trained), watching._living
+
+    def meanwhile() -> Any:
+        if other.ident is None:
+            other.start()
+            other.join(0.3)  # so long as it is free to run
+        return living()
+
+    monkeypatch.setattr(watching, "_living", meanwhile)
+    found: list[Found] = []
+    with watched(found):
+        trained()
+        other.join()
+    assert [len(recorded.recording.ledger.of("step")) for recorded in found] == [2, 2]
+    assert all(av.check(recorded.recording.ledger).healthy for recorded in found)
