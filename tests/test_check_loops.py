@@ -402,6 +402,46 @@ def test_other_loops_with_a_mistake_and_without(mistake: Any, cured: Any, rule: 
     assert report.findings == () and report.healthy, report
 
 
+def closures(optimizer: torch.optim.Optimizer, model: nn.Module, zeroed: str, micro_batches: int = 1) -> Recording:
+    """Five steps that call a closure of so many backwards; it is zeroed at its beginning, below the step, or never."""
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+
+    def closure() -> torch.Tensor:
+        if zeroed == "in the closure":
+            optimizer.zero_grad()
+        losses = [F.mse_loss(model(x), y) / micro_batches for _ in range(micro_batches)]
+        for loss in losses:
+            loss.backward()
+        return torch.stack(losses).sum()
+
+    with av.record(model, optimizer) as recording:
+        for _ in range(5):
+            optimizer.step(closure)  # type: ignore[arg-type]
+            if zeroed == "below":
+                optimizer.zero_grad()
+    return recording
+
+
+@pytest.mark.parametrize("kind", ["SGD", "LBFGS", "LBFGS with a line search"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_closure_that_never_zeroes_is_found_and_one_that_does_is_not(kind: str, micro_batches: int) -> None:
+    def recorded(zeroed: str) -> Recording:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        search = "strong_wolfe" if "search" in kind else None
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        if kind != "SGD":
+            optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, line_search_fn=search)
+        return closures(optimizer, model, zeroed, micro_batches)
+
+    (found,) = av.check(recorded("never")).findings
+    assert (found.rule, found.severity, found.cure) == ("missing-zero-grad", "error", "")
+    assert found.source.startswith("optimizer.step(closure)") and "closure" in found.cause
+    for right in ("in the closure", *["below"] * (kind == "SGD")):
+        report = av.check(recorded(right))
+        assert report.healthy and not report.findings, report
+
+
 def test_the_cure_of_a_sum_that_keeps_all_graphs_is_no_second_walk_through_a_freed_one() -> None:
     def summed(*, detached: bool) -> Any:
         weight = torch.tensor(1.0, requires_grad=True)

@@ -305,6 +305,8 @@ def zeroing(step: Event) -> str:
 
     >>> zeroing(Event(0, "step", source="scaler.step(optimizer)")), zeroing(Event(0, "step", source="self.opt.step()"))
     ('optimizer.zero_grad()', 'self.opt.zero_grad()')
+    >>> zeroing(Event(0, "step", "opt", source="self.opt.step(closure)"))
+    'self.opt.zero_grad()'
     """
     return f"{_stepped(step)}.zero_grad()"
 
@@ -313,6 +315,9 @@ def _stepped(step: Event) -> str:
     """The name of the optimizer in the line of its step."""
     given = re.search(r"\.step\(\s*([A-Za-z_][\w.\[\]]*)\s*\)", step.source)
     own = re.search(r"([A-Za-z_][\w.\[\]]*)\.step\(", step.source)
+    # A scaler is given the optimizer, and an optimizer a closure.
+    if own and own[1].split(".")[-1] == step.label.partition("#")[0].split(".")[-1]:
+        return own[1]
     return given[1] if given else own[1] if own else "optimizer"
 
 
@@ -323,7 +328,7 @@ def _stepping(step: Event) -> str:
     ('scaler', '')
     """
     found = re.search(r"([A-Za-z_][\w.\[\]]*)\.step\(\s*[A-Za-z_]", step.source)
-    return found[1] if found else ""
+    return found[1] if found and found[1] != _stepped(step) else ""
 
 
 # A step after the loop would read what each rank has by itself: no line there mends it.

@@ -208,12 +208,12 @@ def missing_zero_grad(case: Case) -> Iterator[Finding]:
     inside = case.events.where("within", "step")
     for loop in case.loops:
         times = Counter(loop.read.tolist())
-        twice = [b for b, many in times.items() if many > 1 and not inside[b]]
+        twice = [b for b, many in times.items() if many > 1]
         if not twice:
             continue
         first = twice[0]
         steps = loop.read_step[loop.read == first].tolist()
-        step = case.ledger[steps[0]]
+        step, closure = case.ledger[steps[0]], bool(inside[twice].any())
         kept = _momentum(case, loop, twice)
         if kept:
             yield case.finding(
@@ -239,9 +239,15 @@ def missing_zero_grad(case: Case) -> Iterator[Finding]:
             cause=(
                 f"The contribution of backward {first} is still in `.grad` after the step that used it, and is used "
                 f"by {len(steps) - 1} more."
+                + (" The step calls a closure: it has to zero before its first backward." if closure else "")
             ),
-            # Below the step, another one's losses may still come before the next window.
-            cure=cleared(case, loop, leaks) if (leaks := leaked(case, loop)) else added(step, zeroing(step)),
+            # Below the step, another one's losses may still come before the next window; and a step may call its
+            # closure several times, of which no line here is sure to be the first.
+            cure=""
+            if closure
+            else cleared(case, loop, leaks)
+            if (leaks := leaked(case, loop))
+            else added(step, zeroing(step)),
             times=len(twice),
             optimizer=loop.optimizer,
         )
