@@ -932,3 +932,37 @@ def test_what_trained_a_model_that_is_not_recorded_is_not_judged_and_said() -> N
 def test_where_every_backward_of_a_training_is_recorded_nothing_is_said_of_others(what: str) -> None:
     report = av.check(with_another(what))
     assert not any("reached no parameter" in why for why in report.unjudged.values()), report
+
+
+class Called:
+    """What a trainer calls by its name, beside others."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self.optimizer, self.batches = optimizer, 0
+
+    def on_batch(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        self.batches += 1
+
+
+def test_a_line_that_runs_all_callbacks_is_not_taken_away_for_one_that_zeroes() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    callbacks = [Called(None), Called(optimizer)]
+
+    def call(name: str) -> None:
+        for callback in callbacks:
+            getattr(callback, name)()
+
+    with av.record(model, optimizer) as recording:
+        for i in range(8):
+            call("on_batch")
+            (model(torch.randn(4, 3)).square().mean() / 4).backward()
+            if (i + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    (found,) = av.check(recording).findings
+    assert (found.rule, found.source, found.cure) == ("zero-grad-inside-window", 'call("on_batch")', "")
+    assert "self.optimizer.zero_grad()" in str(found)

@@ -14,6 +14,9 @@ from accumviz.checks.report import Finding
 from accumviz.checks.windows import lost_inside
 from accumviz.gains import number
 
+# A loss that was left out, because it was not finite, has left no trace.
+_FIRST = " It is the first one: the loop's counter begins too late, or a micro-batch was left out."
+
 
 def tail_dropped(case: Case) -> Iterator[Finding]:
     """Micro-batches at the end of a loader that no step ever consumed."""
@@ -117,7 +120,7 @@ def partial_window_underscaled(case: Case) -> Iterator[Finding]:
             cause=(
                 f"The window holds {many} micro-batch{'' if many == 1 else 'es'}, and each was divided by "
                 f"{whole.many}: its step reads {part.least * many:.3g} of the mean gradient."
-                + (" It is the first one: the loop's counter begins too late." if first else "")
+                + (_FIRST if first else "")
             ),
             # A library that calls backward has divided it; and it is not the division that is wrong in the first.
             cure=""

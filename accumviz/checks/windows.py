@@ -62,6 +62,8 @@ def _zeroed_after(case: Case, loop: Loop, way: Way, steps: list[int]) -> str:
     """The cure that zeroes after these steps, and not where it is done now."""
     if way.at.line == way.step.line and way.at.file == way.step.file:
         return ""
+    if (way.at.file, way.at.line) in [frame[:2] for frame in way.at.frames[2:]]:
+        return ""  # what stands between may call others as well, as what runs all callbacks does
     if _zeroed_anyway(case, loop, way.at):
         return removed(way.at)
     if not set(case.sites[list(loop.lost_here)].tolist()) <= set(case.sites[loop.read].tolist()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import weakref
@@ -56,6 +57,7 @@ class Watch:
         self._armed, self._busy, self._closed = False, False, False
         self._lock = threading.RLock()
         self._undo: list[Callable[[], None]] = []
+        _watching.add(self)
         _wrap(torch.optim.Optimizer, "__init__", self._making, [])
         self._arm()
 
@@ -285,3 +287,16 @@ def _called(module: Any, frame: FrameType | None) -> str:
         found, frame = variable(frame, module), frame.f_back
         name = found if found not in ("", "self") else name
     return name
+
+
+# In a forked process, a thread that was opening a recording is gone, and its lock with it.
+_watching: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for watch in list(_watching):
+        watch._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

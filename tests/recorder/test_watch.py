@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -124,3 +127,37 @@ def test_a_model_that_another_thread_makes_while_a_recording_opens_has_one_of_it
         other.join()
     assert [len(recorded.recording.ledger.of("step")) for recorded in found] == [2, 2]
     assert all(av.check(recorded.recording.ledger).healthy for recorded in found)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_makes_an_optimizer_while_its_parent_was_opening_a_recording() -> None:
+    watch = Watch(None, [], [])
+    try:
+        held, done = threading.Event(), threading.Event()
+
+        def holding() -> None:
+            with watch._lock:
+                held.set()
+                done.wait(20)
+
+        other = threading.Thread(target=holding)
+        other.start()
+        assert held.wait(20)
+        child = os.fork()
+        if child == 0:
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+            os._exit(0)
+        done.set()
+        other.join()
+        ended = 0
+        for _ in range(500):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.01)
+        else:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert ended and os.waitstatus_to_exitcode(status) == 0
+    finally:
+        watch.close("exit")
