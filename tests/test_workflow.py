@@ -98,11 +98,12 @@ def test_only_the_job_that_publishes_may_write_and_it_runs_no_code_of_the_reposi
     assert {name: job["permissions"] for name, job in JOBS.items()} == {
         "test": {"contents": "read"},
         "oldest": {"contents": "read"},
+        "newest": {"contents": "read"},
         "publish": {"contents": "write"},
     }
     assert [step["uses"] for step in JOBS["publish"]["steps"] if "checkout" in step.get("uses", "")] == []
     checkouts = [step for step in STEPS if "actions/checkout@" in step.get("uses", "")]
-    assert [step["with"]["persist-credentials"] for step in checkouts] == [False, False]
+    assert [step["with"]["persist-credentials"] for step in checkouts] == [False] * 3
     assert "secrets." not in TEXT
 
 
