@@ -255,8 +255,7 @@ def _unjudged(case: Case) -> dict[str, str]:
     found: dict[str, str] = {}
     unknown = case.shares.unknown[case.once] > 0
     lacking = [f"{int(unknown.sum())} of {unknown.size} shares are unknown: {_most(case)}"] if unknown.any() else []
-    astray = case.backward & ~case.contributed.any(axis=1)
-    if astray.any() and case.ledger.meta.get("steps_elsewhere"):
+    if case.ledger.meta.get("steps_elsewhere") and (astray := case.backward & ~case.contributed.any(axis=1)).any():
         lacking.append(
             f"{int(astray.sum())} of {int(case.backward.sum())} backwards reached no parameter that is recorded, and "
             "an optimizer stepped that is not recorded: what they trained is in no share"

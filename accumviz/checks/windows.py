@@ -243,16 +243,17 @@ def missing_zero_grad(case: Case) -> Iterator[Finding]:
                 f"by {len(steps) - 1} more."
                 + (" The step calls a closure: it has to zero before its first backward." if closure else "")
             ),
-            # Below the step, another one's losses may still come before the next window; and a step may call its
-            # closure several times, of which no line here is sure to be the first.
-            cure=""
-            if closure
-            else cleared(case, loop, leaks)
-            if (leaks := leaked(case, loop))
-            else added(step, zeroing(step)),
+            # A step may call its closure several times, of which no line here is sure to be the first.
+            cure="" if closure else _zeroed_below(case, loop, step),
             times=len(twice),
             optimizer=loop.optimizer,
         )
+
+
+def _zeroed_below(case: Case, loop: Loop, step: Event) -> str:
+    """The cure that zeroes below a step; before the next window, where another one's losses may come until then."""
+    leaks = leaked(case, loop)
+    return cleared(case, loop, leaks) if leaks else added(step, zeroing(step))
 
 
 def _momentum(case: Case, loop: Loop, twice: list[int]) -> float:

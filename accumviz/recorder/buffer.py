@@ -70,7 +70,7 @@ class Buffer:
         self._wire, self._allocated, self._about, self._whole_sources = wire, allocated, about, sources
         self.start = time.perf_counter()
         self.pending: list[Row] = []
-        self.shared = False  # whether several threads tell events
+        self.by_threads = False  # whether several tell events, be it only that they load data
         self.present: bytes | bytearray = bytes(len(sizes))  # the PRESENT bits after the last row that is away
         self.lost = ""  # why there is no file any more
         self._count, self._sizes = len(sizes), sizes
@@ -179,7 +179,7 @@ class Buffer:
                     if row.sent > there:
                         break
                 ready += 1
-            if self.shared:
+            if self.by_threads:
                 self._carry(pending[:ready])
             moved = 0
             try:

@@ -529,7 +529,7 @@ class Recording:
         contributions = self._contributions
         mine = get_ident() == contributions.opener
         if not mine:
-            self._rows.shared = True
+            self._rows.by_threads = True
         elif self._early is not None:
             self._rows.finish(self._early)
             self._early = None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -140,24 +139,19 @@ def test_a_forked_process_makes_an_optimizer_while_its_parent_was_opening_a_reco
                 held.set()
                 done.wait(20)
 
+        def made() -> None:
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
         other = threading.Thread(target=holding)
         other.start()
         assert held.wait(20)
-        child = os.fork()
-        if child == 0:
-            torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-            os._exit(0)
+        child = multiprocessing.get_context("fork").Process(target=made)
+        child.start()
         done.set()
         other.join()
-        ended = 0
-        for _ in range(500):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                break
-            time.sleep(0.01)
-        else:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        assert ended and os.waitstatus_to_exitcode(status) == 0
+        child.join(5)
+        child.kill()
+        child.join()
+        assert child.exitcode == 0
     finally:
         watch.close("exit")
