@@ -11,19 +11,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from accumviz.book.distribute import distribute as distribute
+    from accumviz.book.explore import explore as explore
     from accumviz.book.lab import lab as lab
     from accumviz.book.measure import measure as measure
     from accumviz.book.predict import predict as predict
     from accumviz.checks.check import check as check
     from accumviz.checks.compare import compare as compare
     from accumviz.expectation import expect as expect
-    from accumviz.format.load import load as load
-    from accumviz.graph import Graph as Graph
-    from accumviz.ledger import Ledger as Ledger
-    from accumviz.recorder.distribute import distribute as distribute
+    from accumviz.graph.graph import Graph as Graph
+    from accumviz.graph.load import load as load
+    from accumviz.graph.trace import trace as trace
+    from accumviz.ledger.ledger import Ledger as Ledger
     from accumviz.recorder.record import record as record
-    from accumviz.recorder.trace import trace as trace
-    from accumviz.views.explore import explore as explore
     from accumviz.views.player import play as play
     from accumviz.views.timeline import timeline as timeline
 
@@ -31,21 +31,21 @@ __version__ = "0.1.0"
 
 # verb -> module: loaded on first use, so that looking at a ledger brings in neither torch nor matplotlib
 _HOME = {
-    "Graph": "accumviz.graph",
-    "Ledger": "accumviz.ledger",
+    "Graph": "accumviz.graph.graph",
+    "Ledger": "accumviz.ledger.ledger",
     "check": "accumviz.checks.check",
     "compare": "accumviz.checks.compare",
-    "distribute": "accumviz.recorder.distribute",
+    "distribute": "accumviz.book.distribute",
     "expect": "accumviz.expectation",
-    "explore": "accumviz.views.explore",
+    "explore": "accumviz.book.explore",
     "lab": "accumviz.book.lab",
-    "load": "accumviz.format.load",
+    "load": "accumviz.graph.load",
     "measure": "accumviz.book.measure",
     "play": "accumviz.views.player",
     "predict": "accumviz.book.predict",
     "record": "accumviz.recorder.record",
     "timeline": "accumviz.views.timeline",
-    "trace": "accumviz.recorder.trace",
+    "trace": "accumviz.graph.trace",
 }
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one list of public names
 
@@ -54,7 +54,9 @@ if not TYPE_CHECKING:  # a type checker that saw it would take every name for a 
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
-            raise AttributeError(f"module 'accumviz' has no attribute {name!r}; it has {', '.join(__all__)}")
+            raise AttributeError(
+                f"module 'accumviz' has no attribute {name!r}; it has {', '.join(__all__)}"
+            )
         value = getattr(import_module(_HOME[name]), name)
         globals()[name] = value
         return value

@@ -31,7 +31,11 @@ def main(arguments: list[str] | None = None) -> None:
     own, script = _apart(sys.argv[1:] if arguments is None else arguments)
     asked, unknown = parser.parse_known_args(own)
     if unknown:
-        told = "; the script's own options stand after its name" if asked.do is _run else ""
+        told = (
+            "; the script's own options stand after its name"
+            if asked.do is _run
+            else ""
+        )
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{told}")
     asked.script = script
     with suppress(AttributeError):  # a stream that somebody put there instead
@@ -48,7 +52,11 @@ def _apart(arguments: list[str]) -> tuple[list[str], list[str]]:
     at = len(arguments)
     if arguments[:1] == ["run"]:
         at = 1
-        while at < len(arguments) and arguments[at].startswith("-") and not arguments[at].startswith("-m"):
+        while (
+            at < len(arguments)
+            and arguments[at].startswith("-")
+            and not arguments[at].startswith("-m")
+        ):
             if arguments[at] == "--":
                 return arguments[:at], arguments[at + 1 :]
             at += 2 if arguments[at] in _VALUED else 1
@@ -56,47 +64,114 @@ def _apart(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("accumviz", description="What every backward() does to every .grad.")
-    parser.add_argument("--version", action="version", version=f"accumviz {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="run | check | compare | view | export")
+    parser = argparse.ArgumentParser(
+        "accumviz", description="What every backward() does to every .grad."
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"accumviz {__version__}"
+    )
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="run | check | compare | view | export"
+    )
 
-    def command(name: str, do: Callable[[Any], None], about: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    def command(
+        name: str, do: Callable[[Any], None], about: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name, help=about, description=about, allow_abbrev=False
+        )
         added.set_defaults(do=do)
         return added
 
     run = command("run", _run, "Run a script as python would, and record its training.")
     run.usage = "accumviz run [options] (-m MODULE | SCRIPT) [ARGUMENT ...]"
-    run.add_argument("--check", action="store_true", help="print at the end what is wrong with the loop (stderr)")
-    run.add_argument("--out", type=Path, metavar="FILE", help="the ledger's file (SCRIPT.ledger, in this folder)")
-    run.add_argument("-q", "--quiet", action="store_true", help="show no progress, also on a terminal")
     run.add_argument(
-        "--sketch", type=_count, default=0, metavar="N", help="keep N sums of each large gradient, for `compare`"
+        "--check",
+        action="store_true",
+        help="print at the end what is wrong with the loop (stderr)",
+    )
+    run.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the ledger's file (SCRIPT.ledger, in this folder)",
+    )
+    run.add_argument(
+        "-q",
+        "--quiet",
+        action="store_true",
+        help="show no progress, also on a terminal",
+    )
+    run.add_argument(
+        "--sketch",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="keep N sums of each large gradient, for `compare`",
     )
     _judging(run)
     # For the help alone: what stands from here on is the script's.
-    run.add_argument("-m", action="store_true", help="run a module, MODULE, as python -m does")
+    run.add_argument(
+        "-m", action="store_true", help="run a module, MODULE, as python -m does"
+    )
 
-    check = command("check", _check, "Say what is wrong with the training in these files.")
-    check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
+    check = command(
+        "check", _check, "Say what is wrong with the training in these files."
+    )
+    check.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="a ledger; of several ranks, all of them",
+    )
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     _judging(check)
 
-    compare = command("compare", _compare, "Say how far the gradients of two recordings are apart, and why.")
+    compare = command(
+        "compare",
+        _compare,
+        "Say how far the gradients of two recordings are apart, and why.",
+    )
     compare.add_argument("a", type=Path, metavar="A", help="a ledger")
-    compare.add_argument("b", type=Path, metavar="B", help="the ledger that the error is relative to")
-    compare.add_argument("--json", action="store_true", help="print the comparison as JSON")
-    compare.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as a page")
+    compare.add_argument(
+        "b", type=Path, metavar="B", help="the ledger that the error is relative to"
+    )
+    compare.add_argument(
+        "--json", action="store_true", help="print the comparison as JSON"
+    )
+    compare.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the comparison as a page"
+    )
 
     view = command("view", _view, "Open the player of a ledger in the browser.")
-    view.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
-    view.add_argument("--no-open", action="store_true", help="write the page, and print its path")
+    view.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="a ledger; of several ranks, all of them",
+    )
+    view.add_argument(
+        "--no-open", action="store_true", help="write the page, and print its path"
+    )
 
     export = command("export", _export, "Write a ledger in another format.")
-    export.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a ledger; of several ranks, all of them")
-    export.add_argument("--to", required=True, choices=("csv", "json", "perfetto", "tensorboard"))
     export.add_argument(
-        "--out", type=Path, metavar="FILE", help="write to a file that is not there yet (of tensorboard, a folder)"
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="a ledger; of several ranks, all of them",
+    )
+    export.add_argument(
+        "--to", required=True, choices=("csv", "json", "perfetto", "tensorboard")
+    )
+    export.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write to a file that is not there yet (of tensorboard, a folder)",
     )
     return parser
 
@@ -109,7 +184,9 @@ def _count(text: str) -> int:
 
 
 def _judging(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the report as a page"
+    )
     parser.add_argument(
         "--fail-on",
         choices=tuple(_WORSE),
@@ -148,8 +225,8 @@ def _say(said: object) -> None:
 
 def _read(files: list[Path]) -> Iterator[Any]:
     """What is in each file, one after the other; of several, the ledger of each rank once."""
-    from accumviz.format.load import LedgerFileError, load
-    from accumviz.ledger import Ledger
+    from accumviz.graph.load import LedgerFileError, load
+    from accumviz.ledger.ledger import Ledger
 
     ranks: list[int] = []
     most = 0
@@ -159,14 +236,22 @@ def _read(files: list[Path]) -> Iterator[Any]:
         except LedgerFileError as error:
             _fail(error)
         except OSError as error:
-            _fail(f"cannot read {str(error.filename or file)!r}: {error.strerror or error}")
+            _fail(
+                f"cannot read {str(error.filename or file)!r}: {error.strerror or error}"
+            )
         if len(files) > 1:
             if not isinstance(found, Ledger):
-                _fail(f"{str(file)!r} holds a graph; expected the ledgers of several ranks")
+                _fail(
+                    f"{str(file)!r} holds a graph; expected the ledgers of several ranks"
+                )
             if "rank" not in found.meta:
-                _fail(f"{str(file)!r} is no rank's ledger; expected one file, or those of the ranks of one run")
+                _fail(
+                    f"{str(file)!r} is no rank's ledger; expected one file, or those of the ranks of one run"
+                )
             if found.meta["rank"] in ranks:
-                _fail(f"{str(file)!r} is of rank {found.meta['rank']}, as another file is; expected each rank once")
+                _fail(
+                    f"{str(file)!r} is of rank {found.meta['rank']}, as another file is; expected each rank once"
+                )
         if "rank" in getattr(found, "meta", {}):
             ranks.append(int(found.meta["rank"]))
             most = max(most, int(found.meta.get("ranks", 0)))
@@ -180,7 +265,7 @@ def _read(files: list[Path]) -> Iterator[Any]:
 
 def _load(files: list[Path]) -> Any:
     """The ledger in a file, or that of all ranks in theirs; a graph only where it is alone."""
-    from accumviz.ledger import Ledger
+    from accumviz.ledger.ledger import Ledger
 
     found = list(_read(files))
     return found[0] if len(found) == 1 else Ledger.merge(found)
@@ -188,7 +273,7 @@ def _load(files: list[Path]) -> Any:
 
 def _check(asked: Any) -> None:
     from accumviz.checks.check import check, check_ranks
-    from accumviz.ledger import Ledger
+    from accumviz.ledger.ledger import Ledger
 
     if len(asked.files) > 1:
         report = check_ranks(_read(asked.files))
@@ -206,7 +291,7 @@ def _check(asked: Any) -> None:
 
 def _compare(asked: Any) -> None:
     from accumviz.checks.compare import compare
-    from accumviz.ledger import Ledger
+    from accumviz.ledger.ledger import Ledger
 
     found = [_load([file]) for file in (asked.a, asked.b)]
     for file, ledger in zip((asked.a, asked.b), found, strict=True):
@@ -241,12 +326,22 @@ def _standing(report: Report) -> Report:
 
     gone = [finding for finding in report.findings if not stands(finding.cure, text)]
     for file in sorted({finding.file for finding in gone}):
-        print(f"accumviz: {file} is not as it was recorded: cures of lines that changed are left out", file=sys.stderr)
-    return replace(report, findings=tuple(replace(f, cure="") if f in gone else f for f in report.findings))
+        print(
+            f"accumviz: {file} is not as it was recorded: cures of lines that changed are left out",
+            file=sys.stderr,
+        )
+    return replace(
+        report,
+        findings=tuple(
+            replace(f, cure="") if f in gone else f for f in report.findings
+        ),
+    )
 
 
 def _fails(report: Any, severity: str | None) -> bool:
-    return severity is not None and any(finding.severity in _WORSE[severity] for finding in report.findings)
+    return severity is not None and any(
+        finding.severity in _WORSE[severity] for finding in report.findings
+    )
 
 
 def _view(asked: Any) -> None:
@@ -266,14 +361,16 @@ def _view(asked: Any) -> None:
 
 def _export(asked: Any) -> None:
     from accumviz import export
-    from accumviz.ledger import Ledger
+    from accumviz.ledger.ledger import Ledger
 
     ledger = _load(asked.files)
     if not isinstance(ledger, Ledger):
         _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
     if asked.to == "tensorboard":
         if asked.out is None:
-            _fail("export --to tensorboard writes a folder; name it with --out, for instance --out runs/train")
+            _fail(
+                "export --to tensorboard writes a folder; name it with --out, for instance --out runs/train"
+            )
         try:
             export.to_tensorboard(ledger, asked.out)
         except ImportError as error:
@@ -281,13 +378,19 @@ def _export(asked: Any) -> None:
         except OSError as error:
             _fail(f"cannot write {str(asked.out)!r}: {error.strerror or error}")
         return
-    write = {"csv": export.to_csv, "json": export.to_json, "perfetto": export.to_perfetto}[asked.to]
+    write = {
+        "csv": export.to_csv,
+        "json": export.to_json,
+        "perfetto": export.to_perfetto,
+    }[asked.to]
     if asked.out is None:
         with _writing():
             write(ledger, sys.stdout)
         return
     try:
-        with asked.out.open("x", encoding="utf-8", errors="replace", newline="") as file:
+        with asked.out.open(
+            "x", encoding="utf-8", errors="replace", newline=""
+        ) as file:
             write(ledger, file)
     except OSError as error:
         _fail(f"cannot write {str(asked.out)!r}: {error.strerror or error}")
@@ -304,11 +407,15 @@ def _run(asked: Any) -> None:
     if module:
         command = [command[0][2:], *command[1:]] if command[0] != "-m" else command[1:]
     if not command:
-        _fail("run was given no script; expected accumviz run [options] train.py, or accumviz run -m package.module")
+        _fail(
+            "run was given no script; expected accumviz run [options] train.py, or accumviz run -m package.module"
+        )
     path = _place(asked.out, command[0], module=module)
     page = None if asked.html is None else asked.html.absolute()
     if page is not None and not page.parent.is_dir():
-        _fail(f"{str(asked.html)!r} cannot be written: there is no folder {str(page.parent)!r}")
+        _fail(
+            f"{str(asked.html)!r} cannot be written: there is no folder {str(page.parent)!r}"
+        )
     if page is not None and page.is_dir():
         _fail(f"{str(asked.html)!r} cannot be written: it is a folder")
     judged = asked.check or page is not None or asked.fail_on is not None
@@ -319,7 +426,13 @@ def _run(asked: Any) -> None:
     # Of several ranks on one terminal, one is enough.
     quiet = asked.quiet or os.environ.get("RANK", "0") != "0"
     try:
-        run(Script(command[0], command[1:], module=module), path, finish, sketch=asked.sketch, quiet=quiet)
+        run(
+            Script(command[0], command[1:], module=module),
+            path,
+            finish,
+            sketch=asked.sketch,
+            quiet=quiet,
+        )
     except CannotRunError as error:
         _fail(error)
 
@@ -327,7 +440,11 @@ def _run(asked: Any) -> None:
 def _place(given: Path | None, name: str, *, module: bool) -> Path:
     """Where the ledger goes, whatever folder the script changes to; a file that was asked for may not be there."""
     rank = os.environ.get("RANK", "")
-    ranked = f".rank{rank}" if rank.isdigit() and os.environ.get("WORLD_SIZE", "").isdigit() else ""
+    ranked = (
+        f".rank{rank}"
+        if rank.isdigit() and os.environ.get("WORLD_SIZE", "").isdigit()
+        else ""
+    )
 
     def taken(path: Path) -> bool:
         return path.with_name(f"{path.stem}{ranked}{path.suffix}").exists()
@@ -337,14 +454,26 @@ def _place(given: Path | None, name: str, *, module: bool) -> Path:
         if taken(path):
             _fail(f"{str(given)!r} exists already; pass another name with --out")
         if not path.parent.is_dir():
-            _fail(f"{str(given)!r} cannot be written: there is no folder {str(path.parent)!r}")
+            _fail(
+                f"{str(given)!r} cannot be written: there is no folder {str(path.parent)!r}"
+            )
         return path
     stem = name if module else (Path(name).resolve().stem or "run")
-    names = (Path.cwd() / f"{stem}{'' if n == 1 else f'-{n}'}.ledger" for n in range(1, 100_000))
+    names = (
+        Path.cwd() / f"{stem}{'' if n == 1 else f'-{n}'}.ledger"
+        for n in range(1, 100_000)
+    )
     return next(path for path in names if not taken(path))
 
 
-def _finish(recordings: list[Any], notes: list[str], page: Path | None, fail_on: str | None, *, judged: bool) -> int:
+def _finish(
+    recordings: list[Any],
+    notes: list[str],
+    page: Path | None,
+    fail_on: str | None,
+    *,
+    judged: bool,
+) -> int:
     """Say on stderr what was recorded, and what is wrong with it; the exit code for a script that ended well."""
     from accumviz.checks.check import check
 
@@ -353,7 +482,11 @@ def _finish(recordings: list[Any], notes: list[str], page: Path | None, fail_on:
 
     code = 0
     for n, found in enumerate(recordings):
-        where = f" → {_shown(found.file)}" if found.file is not None and found.file.exists() else ""
+        where = (
+            f" → {_shown(found.file)}"
+            if found.file is not None and found.file.exists()
+            else ""
+        )
         say(f"accumviz: {found.counted}{where}")
         if not judged:
             continue
@@ -362,20 +495,30 @@ def _finish(recordings: list[Any], notes: list[str], page: Path | None, fail_on:
         rank = ledger.meta.get("rank")
         if rank:
             # What the ranks have in common would stand on the terminal once for each.
-            rules = ", ".join(dict.fromkeys(finding.rule for finding in report.findings))
+            rules = ", ".join(
+                dict.fromkeys(finding.rule for finding in report.findings)
+            )
             say(f"accumviz: rank {rank}: {rules or report.verdict}")
         else:
             say(report.text(color=_colored()))
         if page is not None:
             try:
-                _page(report, page.with_stem(f"{page.stem}.model{n + 1}") if n else page)
+                _page(
+                    report, page.with_stem(f"{page.stem}.model{n + 1}") if n else page
+                )
             except SystemExit:  # it was said; the rest is to be said, too
                 code = code or _MISUSED
         if _fails(report, fail_on):
             code = _FAILED
         if rank == 0:
-            files = "with the files of all ranks" if found.file is None else _shown(_of_all_ranks(found.file))
-            say(f"  This is rank 0; all ranks are judged together by: accumviz check {files}")
+            files = (
+                "with the files of all ranks"
+                if found.file is None
+                else _shown(_of_all_ranks(found.file))
+            )
+            say(
+                f"  This is rank 0; all ranks are judged together by: accumviz check {files}"
+            )
     if judged and not recordings and not notes:
         notes = ["nothing was recorded: this process did not import torch"]
     for note in notes:

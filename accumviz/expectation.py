@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accumviz import given
+from accumviz import arguments
 from accumviz.checks.check import check
 from accumviz.checks.report import Report, told
-from accumviz.gains import number
-from accumviz.ledger import Ledger
-from accumviz.shares import Shares
+from accumviz.ledger.gains import number
+from accumviz.ledger.ledger import Ledger
+from accumviz.ledger.shares import Shares
 
 if TYPE_CHECKING:
     from accumviz.recorder.recording import Recording
@@ -28,7 +28,9 @@ class Expectation:
     `recording` is the recording, `ledger` what it holds, `report` what `check` says of it.
     """
 
-    def __init__(self, recording: Recording, wanted: dict[str, Any], fail_on: str | None) -> None:
+    def __init__(
+        self, recording: Recording, wanted: dict[str, Any], fail_on: str | None
+    ) -> None:
         self.recording, self._wanted, self._fail_on = recording, wanted, fail_on
 
     @property
@@ -46,14 +48,21 @@ class Expectation:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.recording.__exit__(kind, error, trace)
         if error is not None:  # what went wrong in the block is what there is to say
             return
         ledger, report = self.ledger, self.report
         said = list(_unmet(ledger, report, **self._wanted))
-        wrong = [finding for finding in report.findings if finding.severity in _FAIL_ON[self._fail_on]]
+        wrong = [
+            finding
+            for finding in report.findings
+            if finding.severity in _FAIL_ON[self._fail_on]
+        ]
         if report.verdict == "no verdict":
             said.insert(0, f"there is no verdict: {report.reason}")
         if said or wrong:
@@ -102,11 +111,19 @@ def expect(
     wanted: dict[str, Any] = {"complete": complete}
     for name, value, said in (
         ("accumulates", accumulates, "how many backwards each step consumes"),
-        ("syncs_per_window", syncs_per_window, "how many backwards between two steps exchange gradients"),
+        (
+            "syncs_per_window",
+            syncs_per_window,
+            "how many backwards between two steps exchange gradients",
+        ),
         ("steps", steps, "how often the optimizers step"),
     ):
-        wanted[name] = None if value is None else given.whole(name, value, said, least=name != "syncs_per_window")
-    given.flag("complete", complete)
+        wanted[name] = (
+            None
+            if value is None
+            else arguments.whole(name, value, said, least=name != "syncs_per_window")
+        )
+    arguments.flag("complete", complete)
     for name, group in record.items():
         meant = difflib.get_close_matches(name, (*wanted, "fail_on"), n=1)
         if meant and isinstance(group, int | float | str | None):
@@ -115,7 +132,9 @@ def expect(
                 "or what record(...) takes"
             )
     if fail_on not in _FAIL_ON:
-        raise ValueError(f"fail_on={fail_on!r:.80}; expected 'error', 'warning' or None")
+        raise ValueError(
+            f"fail_on={fail_on!r:.80}; expected 'error', 'warning' or None"
+        )
     return Expectation(recording(*objects, **record), wanted, fail_on)
 
 
@@ -136,7 +155,8 @@ def _unmet(
             (
                 f"the step at event {window.step} consumes {len(window.backwards)} backwards, expected {accumulates}"
                 for i, window in enumerate(windows)
-                if len(window.backwards) != accumulates and not _tail(ledger, i, accumulates)
+                if len(window.backwards) != accumulates
+                and not _tail(ledger, i, accumulates)
             )
         )
     if complete:
@@ -160,22 +180,33 @@ def _tail(ledger: Ledger, i: int, accumulates: int) -> bool:
     """Whether a window is short because an epoch, or the recording, was over."""
     windows = ledger.windows()
     window = windows[i]
-    if not 0 < len(window.backwards) < accumulates or all(len(w.backwards) != accumulates for w in windows):
+    if not 0 < len(window.backwards) < accumulates or all(
+        len(w.backwards) != accumulates for w in windows
+    ):
         return False
     own = [w.step for w in windows if w.optimizer == window.optimizer]
     if window.step == own[-1]:
         return True
     ends = [e.index for e in ledger.of("loader") if e.details.get("what") == "ends"]
-    until = min(b for w in windows if w.step > window.step for b in [*w.backwards, w.step] if b > window.step)
+    until = min(
+        b
+        for w in windows
+        if w.step > window.step
+        for b in [*w.backwards, w.step]
+        if b > window.step
+    )
     return any(window.backwards[-1] < end < until for end in ends)
 
 
 def _incomplete(ledger: Ledger) -> Iterator[str]:
     """The steps whose shares do not add up to 1; with several objectives, to what they mostly do."""
     shares = ledger.shares()
-    several = len({(int(o), int(n)) for o, n in zip(shares.optimizer, shares.objective, strict=True)}) > len(
-        set(shares.optimizer.tolist())
-    )
+    several = len(
+        {
+            (int(o), int(n))
+            for o, n in zip(shares.optimizer, shares.objective, strict=True)
+        }
+    ) > len(set(shares.optimizer.tolist()))
     usual: dict[tuple[int, int], float] = {}
     for step in np.unique(shares.step).tolist():
         rows = shares.of(step)
@@ -183,10 +214,16 @@ def _incomplete(ledger: Ledger) -> Iterator[str]:
             here = rows.take(rows.objective == objective)
             # A clip shortens what is complete.
             factor = np.where(here.erased, 0.0, here.clipped)
-            weights = np.divide(here.share, factor, out=np.zeros(len(here)), where=factor > 0)
-            total = abs(float(weights.sum()))  # what is maximised has a minus before it, and weighs as much
+            weights = np.divide(
+                here.share, factor, out=np.zeros(len(here)), where=factor > 0
+            )
+            total = abs(
+                float(weights.sum())
+            )  # what is maximised has a minus before it, and weighs as much
             # Half a square is whole, and so is a mean of what was divided.
-            whole = total if several else abs(float((weights / _own(ledger, here)).sum()))
+            whole = (
+                total if several else abs(float((weights / _own(ledger, here)).sum()))
+            )
             key = int(here.optimizer[0]), objective
             right = usual.setdefault(key, total) if several else 1.0
             if np.isnan(total):

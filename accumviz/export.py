@@ -11,9 +11,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from accumviz.events import CHANGED, PRESENT, Event
-from accumviz.ledger import Ledger
-from accumviz.lifecycle import steps_of
+from accumviz.ledger.events import CHANGED, PRESENT, Event
+from accumviz.ledger.ledger import Ledger
+from accumviz.ledger.lifecycle import steps_of
 from accumviz.show import encoded
 
 _TEXTS = ("kind", "label", "file", "line", "source", "within")
@@ -30,18 +30,42 @@ def to_csv(ledger: Ledger, file: TextIO) -> None:
     event,rank,kind,label,file,line,source,within,time,loss,scale,...,grad,present,changed,consumed_by,erased_by
     """
     rows = csv.writer(file, lineterminator="\n")
-    results = ("parameter", "contribution", "grad", "present", "changed", "consumed_by", "erased_by")
+    results = (
+        "parameter",
+        "contribution",
+        "grad",
+        "present",
+        "changed",
+        "consumed_by",
+        "erased_by",
+    )
     rows.writerow(("event", "rank", *_TEXTS, *_NUMBERS, *results))
     consumed, erased = ledger.fates.consumed, ledger.fates.erased
     for event in ledger:
         e = event.index
-        about = [e, "" if event.rank is None else event.rank, *(getattr(event, name) for name in _TEXTS)]
+        about = [
+            e,
+            "" if event.rank is None else event.rank,
+            *(getattr(event, name) for name in _TEXTS),
+        ]
         about += [_blank(getattr(event, name)) for name in _NUMBERS]
         for p, parameter in enumerate(ledger.parameters):
             state = int(ledger.state[e, p])
-            norms = _blank(float(ledger.contribution[e, p])), _blank(float(ledger.grad[e, p]))
+            norms = (
+                _blank(float(ledger.contribution[e, p])),
+                _blank(float(ledger.grad[e, p])),
+            )
             fate = (_event(int(consumed[e, p])), _event(int(erased[e, p])))
-            rows.writerow((*about, parameter.name, *norms, bool(state & PRESENT), bool(state & CHANGED), *fate))
+            rows.writerow(
+                (
+                    *about,
+                    parameter.name,
+                    *norms,
+                    bool(state & PRESENT),
+                    bool(state & CHANGED),
+                    *fate,
+                )
+            )
 
 
 def to_json(ledger: Ledger, file: TextIO) -> None:
@@ -57,7 +81,13 @@ def to_json(ledger: Ledger, file: TextIO) -> None:
     ]}
     """
     parameters = [
-        {"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "device": p.device, "optimizers": list(p.optimizers)}
+        {
+            "name": p.name,
+            "shape": list(p.shape),
+            "dtype": p.dtype,
+            "device": p.device,
+            "optimizers": list(p.optimizers),
+        }
         for p in ledger.parameters
     ]
     head = f'"complete": {json.dumps(ledger.complete)}, "meta": {_dumps(ledger.meta)}'
@@ -65,11 +95,18 @@ def to_json(ledger: Ledger, file: TextIO) -> None:
     for event in ledger:
         file.write(",\n" if event.index else "\n")
         row: dict[str, Any] = {"event": event.index, "rank": event.rank}
-        row |= {name: getattr(event, name) for name in (*_TEXTS, *_NUMBERS)} | {"details": dict(event.details)}
-        for name, norms in (("contribution", ledger.contribution), ("grad", ledger.grad)):
+        row |= {name: getattr(event, name) for name in (*_TEXTS, *_NUMBERS)} | {
+            "details": dict(event.details)
+        }
+        for name, norms in (
+            ("contribution", ledger.contribution),
+            ("grad", ledger.grad),
+        ):
             known = enumerate(ledger.parameters)
             row[name] = {
-                p.name: float(norms[event.index, i]) for i, p in known if not math.isnan(norms[event.index, i])
+                p.name: float(norms[event.index, i])
+                for i, p in known
+                if not math.isnan(norms[event.index, i])
             }
         file.write(_dumps(row))
     file.write("\n]}\n")
@@ -84,7 +121,9 @@ def to_perfetto(ledger: Ledger, file: TextIO) -> None:
     ]}
     """
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-    file.writelines((",\n" if n else "\n") + _dumps(row) for n, row in enumerate(_trace(ledger)))
+    file.writelines(
+        (",\n" if n else "\n") + _dumps(row) for n, row in enumerate(_trace(ledger))
+    )
     file.write("\n]}\n")
 
 
@@ -100,13 +139,20 @@ def to_tensorboard(ledger: Ledger, folder: Path) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as missing:
-        raise ImportError("export --to tensorboard needs tensorboard: pip install tensorboard") from missing
+        raise ImportError(
+            "export --to tensorboard needs tensorboard: pip install tensorboard"
+        ) from missing
     folder.mkdir(parents=True, exist_ok=True)
     writer = EventFileWriter(str(folder))
     try:
         for time, step, scalars in _scalars(ledger):
-            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-            writer.add_event(Entry(wall_time=time, step=step, summary=Summary(value=values)))
+            values = [
+                Summary.Value(tag=tag, simple_value=value)
+                for tag, value in scalars.items()
+            ]
+            writer.add_event(
+                Entry(wall_time=time, step=step, summary=Summary(value=values))
+            )
     finally:
         writer.close()
 
@@ -115,13 +161,22 @@ def _scalars(ledger: Ledger) -> Iterator[tuple[float, int, dict[str, float]]]:
     """For each step that changed weights its time, its number among its optimizer's, and its scalars."""
     shares, names = ledger.shares(), ledger.meta.get("optimizers", ())
     for optimizer in sorted({o for p in ledger.parameters for o in p.optimizers}):
-        name = str(names[optimizer]) if optimizer < len(names) else f"optimizer {optimizer}"
-        columns = [i for i, p in enumerate(ledger.parameters) if optimizer in p.optimizers]
+        name = (
+            str(names[optimizer])
+            if optimizer < len(names)
+            else f"optimizer {optimizer}"
+        )
+        columns = [
+            i for i, p in enumerate(ledger.parameters) if optimizer in p.optimizers
+        ]
         for number, step in enumerate(steps_of(ledger, (optimizer,)).tolist()):
             event = ledger[step]
             rates = event.details.get("lr") or ()
             several = len(rates) > 1
-            found = {f"learning rate/{name}{f'/group {g}' * several}": float(rate) for g, rate in enumerate(rates)}
+            found = {
+                f"learning rate/{name}{f'/group {g}' * several}": float(rate)
+                for g, rate in enumerate(rates)
+            }
             norms = ledger.grad[step, columns].astype(float)
             found[f"gradient norm/{name}"] = math.sqrt(float(np.nansum(norms**2)))
             found |= {
@@ -134,10 +189,16 @@ def _scalars(ledger: Ledger) -> Iterator[tuple[float, int, dict[str, float]]]:
             for objective in np.unique(rows.objective).tolist():
                 known = rows.share[rows.objective == objective]
                 if not np.isnan(known).any():
-                    found[f"sum of shares/{shares.objectives[objective]}"] = float(known.sum())
+                    found[f"sum of shares/{shares.objectives[objective]}"] = float(
+                        known.sum()
+                    )
             if rows.clipped.size and (rows.clipped != 1).any():
                 found[f"clip factor/{name}"] = float(rows.clipped[-1])
-            scale = ledger[int(rows.backward[-1])].details.get("amp_scale") if len(rows) else None
+            scale = (
+                ledger[int(rows.backward[-1])].details.get("amp_scale")
+                if len(rows)
+                else None
+            )
             if isinstance(scale, int | float):
                 found[f"loss scale/{name}"] = float(scale)
             yield event.time, number, found
@@ -148,24 +209,47 @@ def _trace(ledger: Ledger) -> Iterator[dict[str, Any]]:
     for event in ledger:
         process = event.rank or 0
         if not any(known == process for known, _ in tracks):
-            yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": f"rank {process}"}}
+            yield {
+                "ph": "M",
+                "pid": process,
+                "name": "process_name",
+                "args": {"name": f"rank {process}"},
+            }
         track = tracks.get((process, event.kind))
         if track is None:
             track = tracks[process, event.kind] = len(tracks)
             about = {"ph": "M", "pid": process, "tid": track, "name": "thread_name"}
             yield about | {"args": {"name": event.kind}}
         at = {"pid": process, "tid": track, "ts": round(event.time * 1e6, 3)}
-        yield at | {"ph": "i", "s": "t", "name": event.label or event.kind, "cat": event.kind, "args": _told(event)}
+        yield at | {
+            "ph": "i",
+            "s": "t",
+            "name": event.label or event.kind,
+            "cat": event.kind,
+            "args": _told(event),
+        }
         if event.kind == "backward" and math.isfinite(event.loss):
-            counter = {"ph": "C", "pid": process, "ts": at["ts"], "name": f"loss: {event.label}"}
+            counter = {
+                "ph": "C",
+                "pid": process,
+                "ts": at["ts"],
+                "name": f"loss: {event.label}",
+            }
             yield counter | {"args": {"loss": event.loss}}
 
 
 def _told(event: Event) -> dict[str, Any]:
-    numbers = {name: getattr(event, name) for name in _NUMBERS[1:] if not math.isnan(getattr(event, name))}
-    return {"event": event.index, "line": f"{event.file}:{event.line}", "source": event.source, **numbers} | dict(
-        event.details
-    )
+    numbers = {
+        name: getattr(event, name)
+        for name in _NUMBERS[1:]
+        if not math.isnan(getattr(event, name))
+    }
+    return {
+        "event": event.index,
+        "line": f"{event.file}:{event.line}",
+        "source": event.source,
+        **numbers,
+    } | dict(event.details)
 
 
 def _blank(value: float) -> float | str:

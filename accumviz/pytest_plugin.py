@@ -35,6 +35,8 @@ def expect_of_training() -> Callable[..., AbstractContextManager[Expectation]]:
             told = str(unmet)
         else:
             return
-        pytest.fail(told, pytrace=False)  # outside: inside, it would be shown as what came of the other one
+        pytest.fail(
+            told, pytrace=False
+        )  # outside: inside, it would be shown as what came of the other one
 
     return expect

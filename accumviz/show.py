@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from accumviz import given
+from accumviz import arguments
 
 # class name -> module of the view, and its function for each form; resolved only when somebody asks.
 VIEWS = {
@@ -42,7 +42,10 @@ def literal(text: str, *, keep: str = "") -> str:
     >>> literal("a\\tb\\u202ec")
     'a b�c'
     """
-    return "".join(c if c.isprintable() or c in keep else " " if c.isspace() else "�" for c in str(text))
+    return "".join(
+        c if c.isprintable() or c in keep else " " if c.isspace() else "�"
+        for c in str(text)
+    )
 
 
 def escape(text: str, *, keep: str = "") -> str:
@@ -95,8 +98,13 @@ def marked(text: str, *, veiled: bool = False) -> str:
     """
     # Printable throughout, so that no character turns the direction of what follows.
     parts = re.split(r"`([^`]+)`", typeset(literal(text)))
-    parts = ["".join(f"&#{ord(c)};" for c in part) if veiled else html.escape(part) for part in parts]
-    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
+    parts = [
+        "".join(f"&#{ord(c)};" for c in part) if veiled else html.escape(part)
+        for part in parts
+    ]
+    return "".join(
+        f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)
+    )
 
 
 def encoded(value: float) -> float | str:
@@ -121,26 +129,36 @@ def decoded(value: Any) -> Any:
 
 def save_page(path: str | Path, title: str, content: str) -> None:
     """Write HTML as one page that any browser opens, on a light and on a dark ground."""
-    given.file("path", path)
+    arguments.file("path", path)
     head = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_PAGE}</style></head>"
     )
-    Path(path).write_text(f"{head}<body><main><h1>{title}</h1>{content}</main></body></html>", "utf-8", "replace")
+    Path(path).write_text(
+        f"{head}<body><main><h1>{title}</h1>{content}</main></body></html>",
+        "utf-8",
+        "replace",
+    )
 
 
 def check_page_name(path: str | Path) -> None:
     """Raise `ValueError` for a name that does not end in `.html`."""
-    given.file("path", path)
+    arguments.file("path", path)
     if Path(path).suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"save({str(path)!r}); this is saved as a page: expected a name that ends in .html")
+        raise ValueError(
+            f"save({str(path)!r}); this is saved as a page: expected a name that ends in .html"
+        )
 
 
 def shown(what: Any, form: str) -> str:
     """What the view of some data makes of it: the data modules know no view, so the pairing stands here."""
     # What somebody derived from one of our classes is shown as ours is, whatever its own name.
-    ours = (kind.__name__ for kind in type(what).__mro__ if kind.__module__.startswith("accumviz."))
+    ours = (
+        kind.__name__
+        for kind in type(what).__mro__
+        if kind.__module__.startswith("accumviz.")
+    )
     module, functions = VIEWS[next(name for name in ours if name in VIEWS)]
     text: str = getattr(import_module(module), functions[form])(what)
     return text
@@ -149,7 +167,9 @@ def shown(what: Any, form: str) -> str:
 class Displayed:
     """Something a notebook shows as static, self-contained HTML, with its `repr` as the text fallback."""
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> dict[str, str]:
         bundle = {"text/plain": repr(self)}
         try:
             bundle["text/html"] = self.to_html()

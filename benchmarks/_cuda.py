@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 from accumviz.recorder.contributions import _BULK_BYTES_ON_DEVICE
 from accumviz.recorder.record import record
 

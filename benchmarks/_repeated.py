@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import accumviz as av
-from accumviz.events import CODES, Events
-from accumviz.ledger import Ledger
+from accumviz.ledger.events import CODES, Events
+from accumviz.ledger.ledger import Ledger
 from benchmarks.record import transformer
 
 _STEPS = 40

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from accumviz.graph.trace import modules, trace
 from accumviz.recorder.memory import saved_bytes
-from accumviz.recorder.trace import modules, trace
 from accumviz.views.graph import to_svg
 from accumviz.views.graphviz import graphviz
 

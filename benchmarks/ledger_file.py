@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import accumviz as av
-from accumviz.events import CODES, NUMBERS, Events
-from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger.events import CODES, NUMBERS, Events
+from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views.timeline import timeline
 
 CYCLE = ("zero_grad", "backward", "backward", "backward", "backward", "step")
@@ -67,7 +67,7 @@ def tiled(ledger: Ledger, times: int) -> Ledger:
 # VmHWM and not ru_maxrss, which a process takes over from the one that started it.
 _OPEN = """
 import re, sys, time, pathlib
-import accumviz as av, accumviz.ledger, accumviz.format.load
+import accumviz as av, accumviz.ledger.ledger, accumviz.graph.load
 most = lambda: int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 before, start = most(), time.process_time()
 ledger = av.load(sys.argv[1])

@@ -100,7 +100,7 @@ def _measure(path: str, some: int, many: int, read: bool) -> dict[str, float]:
     import torch
 
     import accumviz as av
-    import accumviz.format.ledger
+    import accumviz.ledger.file
 
     torch.set_num_threads(1)
     model, optimizer, steps = _loop()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import accumviz as av
-from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 
 
 def never_zeroed(events: int, parameters: int = 4) -> Ledger:

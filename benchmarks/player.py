@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.graph import Edge, Graph, Node, Saved
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.graph.graph import Edge, Graph, Node, Saved
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views.player import Player, play
 from tests.book.pace import clocked, pace, worked
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.events import CHANGED
-from accumviz.ledger import Ledger, Parameter
+from accumviz.ledger.events import CHANGED
+from accumviz.ledger.ledger import Ledger, Parameter
 
 LINES = {
     "backward": "loss.backward()",

@@ -212,7 +212,7 @@ def _shape(data: bytes, rng: random.Random) -> bytes:
 def show(found: Any, drawn: bool) -> None:
     """Ask everything of it that a reader would."""
     import accumviz as av
-    from accumviz.graph import Graph
+    from accumviz.graph.graph import Graph
 
     repr(found)
     if isinstance(found, Graph):
@@ -230,7 +230,7 @@ def show(found: Any, drawn: bool) -> None:
 def run(paths: list[str], start: int, count: int, drawn_every: int) -> Counter[str]:
     """Open mutants of these files in turn; anything but the documented error is printed and counted."""
     import accumviz as av
-    from accumviz.format.container import LedgerFileError
+    from accumviz.ledger.container import LedgerFileError
 
     ends: Counter[str] = Counter()
     whole = [Path(path).read_bytes() for path in paths]

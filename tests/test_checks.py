@@ -19,7 +19,7 @@ import accumviz as av
 from accumviz.checks import report as reports
 from accumviz.checks.check import RULES, check_ranks
 from accumviz.checks.report import CHAPTERS
-from accumviz.ledger import KINDS, Ledger, Parameter
+from accumviz.ledger.ledger import KINDS, Ledger, Parameter
 from tests.by_hand import Play, term, windows
 from tests.thorough import examples
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.nn.parallel import DistributedDataParallel
 
 import accumviz as av
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 
 DATA = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 import accumviz as av
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 
 BLOCKS, WIDTH, BATCH = 6, 32, 256
 SAMPLES = (4.0, 2.0)

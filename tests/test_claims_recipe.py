@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import accumviz as av
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 
 
 def weight() -> torch.Tensor:

@@ -16,7 +16,7 @@ import pytest
 
 import accumviz as av
 from accumviz.cli import main
-from accumviz.events import Parameter
+from accumviz.ledger.events import Parameter
 from tests.conftest import ROOT
 from tests.light import LIGHT
 
@@ -383,7 +383,7 @@ def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
     assert "incomplete" in out
     newer = tmp_path / "newer.ledger"
     with monkeypatch.context() as later:
-        later.setattr("accumviz.format.writer.FORMAT", 99)
+        later.setattr("accumviz.ledger.writer.FORMAT", 99)
         ledger().save(newer)
     (tmp_path / "text.ledger").write_text("no ledger")
     for bad in (newer, tmp_path / "text.ledger", tmp_path / "none.ledger", tmp_path):

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import accumviz as av
 from accumviz.checks.comparison import Comparison
 from accumviz.checks.distance import Side, between, total
-from accumviz.format import ledger as ledgerfile
-from accumviz.format.container import LedgerFileError
-from accumviz.format.writer import Writer
-from accumviz.ledger import Ledger, Parameter
+from accumviz.ledger import file as ledgerfile
+from accumviz.ledger.container import LedgerFileError
+from accumviz.ledger.ledger import Ledger, Parameter
+from accumviz.ledger.writer import Writer
 from accumviz.recorder.sketches import Sums
 
 SIZES = (3, 5, 2, 6)

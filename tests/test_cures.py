@@ -20,7 +20,7 @@ import accumviz as av
 from accumviz.checks.cures import flushed
 from accumviz.checks.diffs import placed
 from accumviz.checks.report import Finding, Report
-from accumviz.events import Event
+from accumviz.ledger.events import Event
 from tests.by_hand import windows
 
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import accumviz as av
 from accumviz.checks.report import Finding
-from accumviz.ledger import CONTRIBUTED, Ledger
+from accumviz.ledger.ledger import CONTRIBUTED, Ledger
 from tests.test_cures import applied, changed
 
 # Windows of two, and one that is left over.

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import accumviz as av
 from accumviz.checks.report import Finding
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 
 # ---------------------------------------------------------------- what the loops import
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import accumviz as av
-from accumviz.graph import Graph
-from accumviz.ledger import Ledger, Parameter
+from accumviz.graph.graph import Graph
+from accumviz.ledger.ledger import Ledger, Parameter
 from tests.toys import W, chain, toy
 
 w = torch.nn.Parameter(torch.tensor([1.0]))

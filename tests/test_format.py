@@ -23,12 +23,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accumviz as av
-from accumviz.format import container
-from accumviz.format import ledger as ledgerfile
-from accumviz.format import writer as writing
-from accumviz.format.container import LedgerFileError
-from accumviz.format.writer import Writer
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Events, Ledger, Parameter
+from accumviz.ledger import container
+from accumviz.ledger import file as ledgerfile
+from accumviz.ledger import writer as writing
+from accumviz.ledger.container import LedgerFileError
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Events, Ledger, Parameter
+from accumviz.ledger.writer import Writer
 from tests.thorough import examples
 from tests.toys import chain
 
@@ -414,7 +414,7 @@ def test_a_second_writer_of_a_file_is_refused_and_the_first_is_unharmed(
 @pytest.mark.skipif(writing.fcntl is None, reason="this system has no locks of files")
 def test_a_writer_of_another_process_is_refused_too(ledger: Ledger, tmp_path: Path) -> None:
     path = tmp_path / "x.ledger"
-    script = f"from accumviz.format.writer import Writer; Writer({str(path)!r}, 'ledger', overwrite=True).open()"
+    script = f"from accumviz.ledger.writer import Writer; Writer({str(path)!r}, 'ledger', overwrite=True).open()"
     with Writer(path, "ledger") as first:
         first.append(ledgerfile.header(ledger))
         done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)

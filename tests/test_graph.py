@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accumviz.format.container import LedgerFileError
-from accumviz.graph import Edge, Graph, Node, Saved
-from accumviz.nodes import in_order
+from accumviz.graph.graph import Edge, Graph, Node, Saved
+from accumviz.graph.nodes import in_order
+from accumviz.ledger.container import LedgerFileError
 from tests.thorough import examples
 
 CHAIN = Graph(
@@ -191,7 +191,7 @@ def test_the_repr_is_a_table_with_the_notes_below() -> None:
 
 def test_a_graph_needs_neither_torch_nor_a_layout_engine() -> None:
     code = (
-        "import sys, accumviz, accumviz.graph, accumviz.views.graph;"
+        "import sys, accumviz, accumviz.graph.graph, accumviz.views.graph;"
         "bad = {'torch', 'pygraphviz', 'matplotlib'} & set(sys.modules); assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)

@@ -18,9 +18,9 @@ import accumviz as av
 from accumviz.book import gan
 from accumviz.book.accumulation import INPUTS, LOOP
 from accumviz.book.lab import LOOPS
+from accumviz.book.lab_page import Lab, Made
 from accumviz.book.loops import Loop
 from accumviz.checks.check import RULES
-from accumviz.views.lab import Lab, Made
 from accumviz.views.payload import encode, ledger_data
 from tests.conftest import ROOT
 

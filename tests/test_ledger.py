@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accumviz as av
-from accumviz.format.container import LedgerFileError
-from accumviz.graph import Graph, Node
-from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Events, Ledger, Parameter
+from accumviz.graph.graph import Graph, Node
+from accumviz.ledger.container import LedgerFileError
+from accumviz.ledger.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Events, Ledger, Parameter
 from tests.thorough import examples
 
 W = Parameter("w", (1,), optimizers=(0,))

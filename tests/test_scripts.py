@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import payload
 from tests.conftest import missing
 from tests.js import scripts

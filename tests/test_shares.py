@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accumviz as av
-from accumviz.events import CHANGED, CONTRIBUTED, PRESENT, Events
-from accumviz.ledger import Ledger, Parameter
+from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT, Events
+from accumviz.ledger.ledger import Ledger, Parameter
 from tests.by_hand import Play, term, windows
 from tests.thorough import examples
 

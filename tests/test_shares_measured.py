@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import accumviz as av
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 from tests.thorough import examples
 
 SAMPLES, FEATURES, CLASSES = 10, 20, 3

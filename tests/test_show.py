@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import accumviz as av
 from accumviz.book.measurements import Measured, Measurement
-from accumviz.graph import Graph, Node
-from accumviz.ledger import Ledger, Parameter
+from accumviz.graph.graph import Graph, Node
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.show import decoded, encoded, escape, literal, marked
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.graph import Edge, Graph, Node, Saved
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.graph.graph import Edge, Graph, Node, Saved
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 
 W = Parameter("w", (1,), optimizers=(0,))
 CODE = "for sample in x:\n    loss = f(sample)  # one\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()\n"

@@ -51,8 +51,8 @@ class Verbs(SphinxDirective):
 def summaries(lines: Iterable[str]) -> list[str]:
     """What a block of the page describes, each with the first sentence of its docstring, for a page without autodoc.
 
-    >>> summaries([".. autoclass:: accumviz.ledger.Parameter", "   :members:"])
-    ['- `accumviz.ledger.Parameter`: A recorded leaf: its name, shape, dtype and the optimizers that own it (indices).']
+    >>> summaries([".. autoclass:: accumviz.ledger.ledger.Parameter", "   :members:"])
+    ['- `accumviz.ledger.ledger.Parameter`: A recorded leaf: ...']
     """
     names: list[str] = []
     for kind, argument in DESCRIBED.findall("\n".join(lines)):

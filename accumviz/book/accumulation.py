@@ -6,7 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from accumviz.book.loops import LEARNING_RATE, NOWHERE, Axis, K, Loop, Other, Row, movable
+from accumviz.book.loops import (
+    LEARNING_RATE,
+    NOWHERE,
+    Axis,
+    K,
+    Loop,
+    Other,
+    Row,
+    movable,
+)
 
 # Fourteen samples, in micro-batches of two, or of one to three: two windows of three, and one left over.
 SIZES = {"equal": (2,) * 7, "unequal": (3, 1, 2, 2, 1, 2, 3)}
@@ -17,10 +26,16 @@ def _sizes(value: Any) -> tuple[int, ...]:
     whole = sum(SIZES["equal"])
     fits = isinstance(value, Iterable)
     sizes = tuple(value) if fits else ()
-    if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
-        raise TypeError(f"sizes={value!r:.80}; expected 'equal', 'unequal', or numbers of samples, as in [4, 4, 6]")
+    if not sizes or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes
+    ):
+        raise TypeError(
+            f"sizes={value!r:.80}; expected 'equal', 'unequal', or numbers of samples, as in [4, 4, 6]"
+        )
     if sum(sizes) != whole:
-        raise ValueError(f"sizes={value!r:.80} are {sum(sizes)} samples; there are {whole}: let them add up to {whole}")
+        raise ValueError(
+            f"sizes={value!r:.80} are {sum(sizes)} samples; there are {whole}: let them add up to {whole}"
+        )
     return sizes
 
 
@@ -45,19 +60,32 @@ _AXES = (
     Axis(
         "step",
         "step",
-        {"micro-batch": "in every micro-batch", "window": "after K micro-batches", "epoch": "after the loop"},
+        {
+            "micro-batch": "in every micro-batch",
+            "window": "after K micro-batches",
+            "epoch": "after the loop",
+        },
         "optimizer.step()",
     ),
     Axis(
         "clip",
         "clip",
-        {"backward": "after every backward", "step": "above the step", NOWHERE: "nowhere"},
+        {
+            "backward": "after every backward",
+            "step": "above the step",
+            NOWHERE: "nowhere",
+        },
         "nn.utils.clip_grad_norm_(w, 4)",
     ),
     Axis(
         "divide",
         "each loss is divided by",
-        {"window": "the window’s length", "K": "K", "nothing": "nothing", "samples": "the window’s samples"},
+        {
+            "window": "the window’s length",
+            "K": "K",
+            "nothing": "nothing",
+            "samples": "the window’s samples",
+        },
     ),
     Axis("k", "K", {3: "3", 2: "2", 1: "1"}, other=K),
     Axis(
@@ -66,7 +94,11 @@ _AXES = (
         {"equal": "equal", "unequal": "unequal"},
         other=Other(_sizes, _typed_sizes, "numbers of samples, as in 7, 7", "4, 4, 6"),
     ),
-    Axis("tail", "the last, shorter window", {"step": "gets a step", "carry": "is carried on", "drop": "is dropped"}),
+    Axis(
+        "tail",
+        "the last, shorter window",
+        {"step": "gets a step", "carry": "is carried on", "drop": "is dropped"},
+    ),
     Axis("lr", "learning rate", {0.05: "0.05"}, other=LEARNING_RATE),
 )
 _RIGHT: dict[str, Any] = {
@@ -85,7 +117,11 @@ _WINDOW = {
     "epoch": "len(loader)",
     "micro-batch": "1",
 }
-_SAMPLES = {"window": "sum(sizes[i // K * K :][:K])", "epoch": "sum(sizes)", "micro-batch": "len(x)"}
+_SAMPLES = {
+    "window": "sum(sizes[i // K * K :][:K])",
+    "epoch": "sum(sizes)",
+    "micro-batch": "len(x)",
+}
 
 
 def _rows(choice: Mapping[str, Any]) -> Iterator[Row]:
@@ -94,7 +130,10 @@ def _rows(choice: Mapping[str, Any]) -> Iterator[Row]:
     chosen = choice["sizes"]
     sizes = SIZES[chosen] if isinstance(chosen, str) else chosen
     inside = step == "window"
-    divisor = {"window": _WINDOW if tail == "step" else _WINDOW | {"window": "K"}, "samples": _SAMPLES}.get(divide)
+    divisor = {
+        "window": _WINDOW if tail == "step" else _WINDOW | {"window": "K"},
+        "samples": _SAMPLES,
+    }.get(divide)
     counted = inside or (divisor is not None and "i //" in divisor[step])
     if divide == "K" or inside:
         yield Row(0, f"K = {choice['k']}", "k")
@@ -102,7 +141,9 @@ def _rows(choice: Mapping[str, Any]) -> Iterator[Row]:
     yield Row(0, "loader = batches_of(sizes)")
     yield Row(0, "for epoch in range(2):")
     yield _zero(choice, "epoch", 1)
-    yield Row(1, "for i, (x, y) in enumerate(loader):" if counted else "for x, y in loader:")
+    yield Row(
+        1, "for i, (x, y) in enumerate(loader):" if counted else "for x, y in loader:"
+    )
     yield _zero(choice, "micro-batch", 2)
     if divisor is not None:
         yield Row(2, f"{divide} = {divisor[step]}", "divide")
@@ -129,7 +170,11 @@ def _step(choice: Mapping[str, Any], where: str, depth: int) -> Iterator[Row]:
         yield Row(depth, "", "step", where)
         return
     # Above a step in every micro-batch is below backward, too: the two are one place.
-    above = "backward" if where == "micro-batch" and choice["zero_grad"] == "backward" else "before"
+    above = (
+        "backward"
+        if where == "micro-batch" and choice["zero_grad"] == "backward"
+        else "before"
+    )
     yield _zero(choice, above, depth)
     yield movable(_CLIP, choice, "step", depth)
     yield Row(depth, "optimizer.step()", "step", where)
@@ -148,7 +193,12 @@ def _begin(choice: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     w = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=choice["lr"])
     recording = av.record({"w": w}, optimizer, sources=True, memory=False)
-    return recording, {"w": w, "optimizer": optimizer, "nn": torch.nn, "batches_of": _batches_of}
+    return recording, {
+        "w": w,
+        "optimizer": optimizer,
+        "nn": torch.nn,
+        "batches_of": _batches_of,
+    }
 
 
 def _batches_of(sizes: list[int]) -> Any:
@@ -158,7 +208,9 @@ def _batches_of(sizes: list[int]) -> Any:
     x = torch.tensor(INPUTS)
     ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     batches = [list(range(a, b)) for a, b in pairwise(ends)]
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, 2 * x), batch_sampler=batches)
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(x, 2 * x), batch_sampler=batches
+    )
 
 
 def _loss(w: float) -> float:

@@ -64,7 +64,10 @@ def measured_html(measured: Measured) -> str:
     """
     runs = measured.runs
     together = all(run.gpu for run in runs.values())
-    tables = "".join(_table(measured, group) for group in ([runs] if together else [{t: r} for t, r in runs.items()]))
+    tables = "".join(
+        _table(measured, group)
+        for group in ([runs] if together else [{t: r} for t, r in runs.items()])
+    )
     return (
         f'<div class="accumviz av-measured"><style>{style.CSS}{_CSS}</style>{_chips(measured)}'
         f'<div class="av-scroll" tabindex="0" role="group" aria-label="measured">{tables}</div>'
@@ -74,9 +77,15 @@ def measured_html(measured: Measured) -> str:
 
 def _table(measured: Measured, runs: dict[str, Measurement]) -> str:
     """One table for runs that share a measure."""
-    labels = [label for label in _labels(measured.here) if label[1] in ("", *_seen(runs.values()))]
+    labels = [
+        label
+        for label in _labels(measured.here)
+        if label[1] in ("", *_seen(runs.values()))
+    ]
     head, cells = (_bars if measured.here.single else _curves)(measured, runs, labels)
-    rows = "".join(f"<tr>{_heads(label, labels)}{cells[label]}</tr>" for label in labels)
+    rows = "".join(
+        f"<tr>{_heads(label, labels)}{cells[label]}</tr>" for label in labels
+    )
     return f"<table><thead><tr>{_corner(measured.here)}{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
@@ -92,7 +101,14 @@ def amount(value: float, unit: str) -> str:
         return style.size(value)
     if unit != "s" or not math.isfinite(value):
         return f"{style.number(value, 3)} {unit}".rstrip()
-    factor, name = next(((f, n) for f, n in ((1, "s"), (1e3, "ms"), (1e6, "µs")) if abs(value) * f >= 1), (1e9, "ns"))
+    factor, name = next(
+        (
+            (f, n)
+            for f, n in ((1, "s"), (1e3, "ms"), (1e6, "µs"))
+            if abs(value) * f >= 1
+        ),
+        (1e9, "ns"),
+    )
     return f"{style.number(value * factor, 3)} {name}"
 
 
@@ -106,7 +122,11 @@ def _key(title: str) -> str:
 def _called(measured: Measured, title: str) -> str:
     """What tells a run from the other one: its device, unless both were made on the same."""
     runs = measured.runs
-    return runs[title].device if len({run.device for run in runs.values()}) == len(runs) else title
+    return (
+        runs[title].device
+        if len({run.device for run in runs.values()}) == len(runs)
+        else title
+    )
 
 
 def _labels(run: Measurement) -> list[tuple[str, str]]:
@@ -125,12 +145,19 @@ def _heads(label: tuple[str, str], labels: list[tuple[str, str]]) -> str:
     if not name:
         return f'<th scope="row">{marked(row)}</th>'
     names = [series for other, series in labels if other == row]
-    first = f'<th scope="rowgroup" rowspan="{len(names)}">{marked(row)}</th>' if name == names[0] else ""
+    first = (
+        f'<th scope="rowgroup" rowspan="{len(names)}">{marked(row)}</th>'
+        if name == names[0]
+        else ""
+    )
     return f'{first}<th class="av-quiet" scope="row">{marked(name)}</th>'
 
 
 def _most(cells: Iterable[list[float]]) -> float:
-    return max((abs(x) for cell in cells for x in cell if math.isfinite(x)), default=0.0) or 1.0
+    return (
+        max((abs(x) for cell in cells for x in cell if math.isfinite(x)), default=0.0)
+        or 1.0
+    )
 
 
 def _bars(
@@ -138,24 +165,41 @@ def _bars(
 ) -> tuple[str, dict[tuple[str, str], str]]:
     """The columns of runs that share a measure: their numbers, and one bar for each."""
     head, body = "", dict.fromkeys(labels, "")
-    cells = {label: {title: run.rows()[label[0]][label[1]][0] for title, run in runs.items()} for label in labels}
+    cells = {
+        label: {title: run.rows()[label[0]][label[1]][0] for title, run in runs.items()}
+        for label in labels
+    }
     most = _most(list(each.values()) for each in cells.values())
     against = measured.here.flat and len(labels) > 1
     for title in runs:
-        ratio = f'<th class="av-n" scope="col">× “{marked(labels[0][0])}”</th>' if against else ""
+        ratio = (
+            f'<th class="av-n" scope="col">× “{marked(labels[0][0])}”</th>'
+            if against
+            else ""
+        )
         head += f'<th class="av-n" scope="col">{escape(_called(measured, title))}</th>{ratio}'
         for label in labels:
             value, first = cells[label][title], cells[labels[0]][title]
-            body[label] += f'<td class="av-n">{escape(amount(value, measured.unit))}</td>'
-            times = style.number(value / first, 3) if math.isfinite(first) and first else "–"
+            body[label] += (
+                f'<td class="av-n">{escape(amount(value, measured.unit))}</td>'
+            )
+            times = (
+                style.number(value / first, 3)
+                if math.isfinite(first) and first
+                else "–"
+            )
             body[label] += f'<td class="av-n av-quiet">{times}</td>' if against else ""
     for label in labels:
         drawn = ""
         for i, (title, value) in enumerate(cells[label].items()):
             share = 0.0 if math.isnan(value) else min(abs(value) / most, 1.0)
-            place = f'y="{i * _THICK}" width="{share * _WIDE:.1f}" height="{_THICK - 2}"'
+            place = (
+                f'y="{i * _THICK}" width="{share * _WIDE:.1f}" height="{_THICK - 2}"'
+            )
             drawn += f'<rect x="0" {place} fill="{_COLOR[title]}"/>' if share else ""
-        bars = _svg(drawn, _THICK * len(runs) - 2, _WIDE).replace(">", ' class="av-bar" preserveAspectRatio="none">', 1)
+        bars = _svg(drawn, _THICK * len(runs) - 2, _WIDE).replace(
+            ">", ' class="av-bar" preserveAspectRatio="none">', 1
+        )
         body[label] += f"<td>{bars}</td>"
     return f"{head}<td></td>", body
 
@@ -166,14 +210,27 @@ def _curves(
     """The columns of runs that share a measure: one drawing for each row, and how far each series goes."""
     series, titles = _seen(runs.values()), list(runs)
     rows = {title: run.rows() for title, run in runs.items()}
-    most = _most(row[name] for table in rows.values() for row in table.values() for name in series)
-    lengths = {len(row[name]) for table in rows.values() for row in table.values() for name in series}
+    most = _most(
+        row[name]
+        for table in rows.values()
+        for row in table.values()
+        for name in series
+    )
+    lengths = {
+        len(row[name])
+        for table in rows.values()
+        for row in table.values()
+        for name in series
+    }
     # What stands for an axis: all rows of a table share it.
     axis = f"0 to {amount(most, measured.unit)}" + (
         f", over {counted(lengths.pop(), 'value')}" if len(lengths) == 1 else ""
     )
     called = escape(" and ".join(_called(measured, title) for title in titles))
-    head, body = f'<th scope="col">{called}<span class="av-each">{escape(axis)}</span></th>', {}
+    head, body = (
+        f'<th scope="col">{called}<span class="av-each">{escape(axis)}</span></th>',
+        {},
+    )
     for i, name in enumerate(series):
         key = _svg(_level([1.0], 1.0, i, "currentColor", 18, 10), 10, 18)
         head += f'<th class="av-n" scope="col">{key}{marked(name)}, at most</th>'
@@ -185,7 +242,15 @@ def _curves(
             each = ""
             for title in titles:
                 filled = title == titles[0]
-                drawn += _level(cells[title][name], most, i, _COLOR[title], _WIDE, _HIGH, filled=filled)
+                drawn += _level(
+                    cells[title][name],
+                    most,
+                    i,
+                    _COLOR[title],
+                    _WIDE,
+                    _HIGH,
+                    filled=filled,
+                )
                 key = _key(title) if len(titles) > 1 else ""
                 most_here = escape(amount(_highest(cells[title][name]), measured.unit))
                 each += f'<span class="av-each">{key}{most_here}</span>'
@@ -200,7 +265,9 @@ def _seen(runs: Iterable[Measurement]) -> list[str]:
     for run in runs:
         for row in run.rows().values():
             for name, cell in row.items():
-                found[name] = found.get(name, False) or not all(math.isnan(x) for x in cell)
+                found[name] = found.get(name, False) or not all(
+                    math.isnan(x) for x in cell
+                )
     return [name for name, there in found.items() if there]
 
 
@@ -209,7 +276,14 @@ def _highest(cell: list[float]) -> float:
 
 
 def _level(
-    cell: list[float], most: float, which: int, color: str, wide: float, high: float, *, filled: bool = True
+    cell: list[float],
+    most: float,
+    which: int,
+    color: str,
+    wide: float,
+    high: float,
+    *,
+    filled: bool = True,
 ) -> str:
     """One series as levels, one for each number: the first filled, the others lines; gaps where there is none."""
     step = wide / len(cell)
@@ -252,9 +326,15 @@ def _chips(measured: Measured) -> str:
 def _remarks(measured: Measured) -> str:
     told = ""
     for title, run in measured.runs.items():
-        missing = [name for name in next(iter(run.names().values())) if name not in _seen([run])]
+        missing = [
+            name
+            for name in next(iter(run.names().values()))
+            if name not in _seen([run])
+        ]
         said = [measured.says(run.values)] if measured.says else []
-        said += [f"Not measured on this device: {', '.join(missing)}."] if missing else []
+        said += (
+            [f"Not measured on this device: {', '.join(missing)}."] if missing else []
+        )
         if said:
             told += f"<p><b>{escape(_called(measured, title))}:</b> {marked(' '.join(said))}</p>"
     return told
@@ -270,6 +350,10 @@ def _in_words(measured: Measured) -> str:
             for name in _seen([run]):
                 cell = series[name]
                 told = ", ".join(amount(x, measured.unit) for x in cell[:_MOST_TOLD])
-                told += f", and {len(cell) - _MOST_TOLD} more" if len(cell) > _MOST_TOLD else ""
+                told += (
+                    f", and {len(cell) - _MOST_TOLD} more"
+                    if len(cell) > _MOST_TOLD
+                    else ""
+                )
                 items += f"<li>{escape(f'{title}, {row}, {name}: {told}')}</li>"
     return f"<details><summary>In words</summary><ul>{items}</ul></details>"

@@ -8,7 +8,7 @@ from typing import Any
 
 from accumviz.book.loops import LEARNING_RATE, NOWHERE, Axis, K, Loop, Row, movable
 from accumviz.checks.report import Report
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 
 _PLACES = {
     "round": "at the top of the round",
@@ -26,14 +26,20 @@ _MOST = 20
 def _few(value: Any) -> int:
     k = int(K.take(value))
     if k > _MOST:
-        raise ValueError(f"k={value!r:.40}; expected at most {_MOST} micro-batches of each player, as in k=3")
+        raise ValueError(
+            f"k={value!r:.40}; expected at most {_MOST} micro-batches of each player, as in k=3"
+        )
     return k
 
 
 _AXES = (
     _ZERO_D,
     _ZERO_G,
-    Axis("first", "who begins", {"D": "the discriminator", "G": "the generator", "turns": "they take turns"}),
+    Axis(
+        "first",
+        "who begins",
+        {"D": "the discriminator", "G": "the generator", "turns": "they take turns"},
+    ),
     Axis("detach", "the fake is detached", {"yes": "yes", "no": "no"}),
     Axis("freeze", "D is frozen while G trains", {"no": "no", "yes": "yes"}),
     Axis("k", "K", {2: "2", 4: "4", 1: "1"}, other=replace(K, take=_few)),
@@ -106,7 +112,13 @@ def _micro_batch(choice: Mapping[str, Any], player: str) -> Iterator[Row]:
     if player == "D":
         yield Row(2, f"real_loss = (1 - d * real).square().mean(){by}", "divide")
         yield Row(2, "real_loss.backward()")
-        yield Row(2, "fake = (g * noise).detach()" if choice["detach"] == "yes" else "fake = g * noise", "detach")
+        yield Row(
+            2,
+            "fake = (g * noise).detach()"
+            if choice["detach"] == "yes"
+            else "fake = g * noise",
+            "detach",
+        )
         yield Row(2, f"fake_loss = (d * fake).square().mean(){by}", "divide")
         yield Row(2, "fake_loss.backward()")
         return
@@ -133,7 +145,14 @@ def _begin(choice: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     d = torch.tensor([0.25], requires_grad=True)
     g_opt, d_opt = (torch.optim.SGD([w], lr=choice["lr"]) for w in (g, d))
     recording = av.record({"g": g, "d": d}, g_opt, d_opt, sources=True, memory=False)
-    return recording, {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 2.0}
+    return recording, {
+        "g": g,
+        "d": d,
+        "g_opt": g_opt,
+        "d_opt": d_opt,
+        "noise": 1.0,
+        "real": 2.0,
+    }
 
 
 def _remark(ledger: Ledger, report: Report) -> str:
@@ -143,16 +162,27 @@ def _remark(ledger: Ledger, report: Report) -> str:
     """
     optimizers = ledger.meta["optimizers"]
     mistakes = [finding for finding in report.findings if finding.severity != "note"]
-    named = {(finding.rule, optimizers[finding.optimizer]) for finding in mistakes if finding.optimizer is not None}
+    named = {
+        (finding.rule, optimizers[finding.optimizer])
+        for finding in mistakes
+        if finding.optimizer is not None
+    }
     steps_of = {window.step: window.optimizer for window in ledger.windows()}
     leaks: dict[tuple[str, str], set[int]] = {}
     for row in ledger.shares():
         label, optimizer = ledger[row.backward].label, steps_of[row.step]
-        if _OWN[label] != optimizer and row.share and ("gan-gradient-leak", optimizer) not in named:
+        if (
+            _OWN[label] != optimizer
+            and row.share
+            and ("gan-gradient-leak", optimizer) not in named
+        ):
             leaks.setdefault((label, optimizer), set()).add(row.step)
     if not leaks:
         return ""
-    told = ", and ".join(f"{label} weighs in {_steps(steps)} of {owner}" for (label, owner), steps in leaks.items())
+    told = ", and ".join(
+        f"{label} weighs in {_steps(steps)} of {owner}"
+        for (label, owner), steps in leaks.items()
+    )
     return (
         f"The shares show what `check` counts as no mistake: {told}. A ledger does not say that two optimizers belong "
         "to opponents."

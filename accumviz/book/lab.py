@@ -8,8 +8,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from accumviz.book import accumulation, gan
+from accumviz.book.lab_page import Lab, Made, Offer
 from accumviz.book.loops import Loop, written
-from accumviz.views.lab import Lab, Made, Offer
 
 # A name of its own: what the events of an arrangement show is the text that ran, not a file's.
 _FILE = "loop.py"
@@ -19,7 +19,12 @@ LOOPS = {"accumulation": accumulation.LOOP, "gan": gan.LOOP}
 _recorded: WeakValueDictionary[Any, Made] = WeakValueDictionary()
 
 
-def lab(start: Mapping[str, Any] | None = None, *, loop: str = "accumulation", task: str = "") -> Lab:
+def lab(
+    start: Mapping[str, Any] | None = None,
+    *,
+    loop: str = "accumulation",
+    task: str = "",
+) -> Lab:
     """Let the reader rearrange a training loop and see what follows: recorded, every arrangement of it.
 
     `start` says how the loop that is shown first differs from the right one. Of `"accumulation"`, one
@@ -52,7 +57,9 @@ def lab(start: Mapping[str, Any] | None = None, *, loop: str = "accumulation", t
     if task not in _TASKS:
         raise ValueError(f"task={task!r:.80}; expected 'repair', or nothing")
     if not isinstance(loop, str) or loop not in LOOPS:
-        raise ValueError(f"loop={loop!r:.80}; expected one of {', '.join(map(repr, LOOPS))}")
+        raise ValueError(
+            f"loop={loop!r:.80}; expected one of {', '.join(map(repr, LOOPS))}"
+        )
     of = LOOPS[loop]
     first = of.checked(start)
     grid = list(of.near(first))
@@ -60,7 +67,9 @@ def lab(start: Mapping[str, Any] | None = None, *, loop: str = "accumulation", t
     texts = [(of.text(choice), choice["lr"]) for choice in grid]
     runs = {texts[0]: _once(of, first)}
     if task == "repair" and runs[texts[0]].right:
-        raise ValueError(f"the start {dict(start or {})} is healthy; expected one with a mistake to repair")
+        raise ValueError(
+            f"the start {dict(start or {})} is healthy; expected one with a mistake to repair"
+        )
     for choice, text in zip(grid, texts, strict=True):
         if text not in runs:
             runs[text] = _once(of, choice)
@@ -77,10 +86,13 @@ def lab(start: Mapping[str, Any] | None = None, *, loop: str = "accumulation", t
         for axis in axes
     ]
     known = {
-        tuple(written(choice[axis.name]) for axis in axes): runs[text] for choice, text in zip(grid, texts, strict=True)
+        tuple(written(choice[axis.name]) for axis in axes): runs[text]
+        for choice, text in zip(grid, texts, strict=True)
     }
     begin = tuple(written(first[axis.name]) for axis in axes)
-    return Lab(offers, begin, known, task, lambda told: made(of, of.read(told)), of.loss)
+    return Lab(
+        offers, begin, known, task, lambda told: made(of, of.read(told)), of.loss
+    )
 
 
 def _once(loop: Loop, choice: Mapping[str, Any]) -> Made:
@@ -103,4 +115,6 @@ def made(loop: Loop, choice: Mapping[str, Any]) -> Made:
         exec(code, names)  # noqa: S102 - the text is ours: choices are checked before it is written
     ledger = recording.ledger
     report = av.check(ledger)
-    return Made(tuple(loop.rows(choice)), text, ledger, report, loop.remark(ledger, report))
+    return Made(
+        tuple(loop.rows(choice)), text, ledger, report, loop.remark(ledger, report)
+    )

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
-from accumviz import given
+from accumviz import arguments
 from accumviz.checks.report import Report
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 
 NOWHERE = "nowhere"
 # So many choices may differ from the start at once.
@@ -76,9 +76,13 @@ class Loop:
 
     def text(self, choice: Mapping[str, Any]) -> str:
         """The source of the loop of a choice."""
-        return "".join(f"{'    ' * row.depth}{row.text}\n" for row in self.rows(choice) if row.text)
+        return "".join(
+            f"{'    ' * row.depth}{row.text}\n" for row in self.rows(choice) if row.text
+        )
 
-    def checked(self, choice: Mapping[str, Any] | None, argument: str = "start") -> dict[str, Any]:
+    def checked(
+        self, choice: Mapping[str, Any] | None, argument: str = "start"
+    ) -> dict[str, Any]:
         """Complete a choice from one that names what differs from the right loop.
 
         Values outside the lists are taken where they mean something. Raises `TypeError` and
@@ -91,7 +95,9 @@ class Loop:
         whole = dict(self.right)
         for name, value in (choice or {}).items():
             if name not in whole:
-                raise ValueError(f"{argument} names {name!r:.80}; the choices are {', '.join(whole)}")
+                raise ValueError(
+                    f"{argument} names {name!r:.80}; the choices are {', '.join(whole)}"
+                )
             axis = self.axis(name)
             if axis.other is not None and not isinstance(value, str):
                 whole[name] = axis.other.take(value)
@@ -99,7 +105,9 @@ class Loop:
                 whole[name] = value
             else:
                 offered = ", ".join(map(repr, axis.values))
-                raise ValueError(f"{argument} has {name}={value!r:.80}; expected one of {offered}")
+                raise ValueError(
+                    f"{argument} has {name}={value!r:.80}; expected one of {offered}"
+                )
         return whole
 
     def read(self, told: Mapping[str, str], argument: str = "this") -> dict[str, Any]:
@@ -107,7 +115,9 @@ class Loop:
         choice: dict[str, Any] = {}
         for name, text in told.items():
             if name not in self.right:
-                raise ValueError(f"{name!r:.80} is no choice; expected {', '.join(self.right)}")
+                raise ValueError(
+                    f"{name!r:.80} is no choice; expected {', '.join(self.right)}"
+                )
             axis = self.axis(name)
             listed = {written(value): value for value in axis.values}
             if text in listed or axis.other is None:
@@ -116,7 +126,9 @@ class Loop:
             try:
                 choice[name] = axis.other.read(text)
             except ValueError:
-                raise ValueError(f"{name}={text!r:.40}; expected {axis.other.wanted}") from None
+                raise ValueError(
+                    f"{name}={text!r:.40}; expected {axis.other.wanted}"
+                ) from None
         return self.checked(choice, argument)
 
     def axes_from(self, start: Mapping[str, Any]) -> tuple[Axis, ...]:
@@ -125,12 +137,21 @@ class Loop:
         for axis in self.axes:
             own = start[axis.name]
             others = dict(axis.values) if len(axis.values) > 1 else {}
-            found.append(axis if own in axis.values else replace(axis, values={own: written(own)} | others))
+            found.append(
+                axis
+                if own in axis.values
+                else replace(axis, values={own: written(own)} | others)
+            )
         return tuple(found)
 
-    def near(self, start: Mapping[str, Any], reach: int = REACH) -> Iterator[dict[str, Any]]:
+    def near(
+        self, start: Mapping[str, Any], reach: int = REACH
+    ) -> Iterator[dict[str, Any]]:
         """Every choice that differs from the start in at most `reach` places, the start first."""
-        offered = {axis.name: [v for v in axis.values if v != start[axis.name]] for axis in self.axes_from(start)}
+        offered = {
+            axis.name: [v for v in axis.values if v != start[axis.name]]
+            for axis in self.axes_from(start)
+        }
         for size in range(reach + 1):
             for names in combinations(offered, size):
                 for values in product(*(offered[name] for name in names)):
@@ -152,12 +173,18 @@ def written(value: Any) -> str:
 
 
 def _k(value: Any) -> int:
-    return given.whole("k", value, "how many micro-batches a window has", least=1)
+    return arguments.whole("k", value, "how many micro-batches a window has", least=1)
 
 
 def _lr(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 10:
-        raise ValueError(f"lr={value!r:.80}; expected a learning rate above 0, at most 10, as in 0.05")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 < value <= 10
+    ):
+        raise ValueError(
+            f"lr={value!r:.80}; expected a learning rate above 0, at most 10, as in 0.05"
+        )
     return float(value)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accumviz import given
+from accumviz import arguments
 from accumviz.book import measurements
 from accumviz.book.measurements import NAME, Measured, Measurement, RecordingFileError
 
@@ -48,21 +48,29 @@ def measure(
     {'bytes': 256.0}
     """
     if not callable(f):
-        raise TypeError(f"measure() was given {given.a(f)}; expected a function of a device that returns numbers")
+        raise TypeError(
+            f"measure() was given {arguments.a(f)}; expected a function of a device that returns numbers"
+        )
     if says is not None and not callable(says):
-        raise TypeError(f"says is {given.a(says)}; expected a function that makes a sentence of what was measured")
+        raise TypeError(
+            f"says is {arguments.a(says)}; expected a function that makes a sentence of what was measured"
+        )
     if not isinstance(unit, str):
         raise TypeError(f"unit={unit!r:.80}; expected a text such as 's' or 'bytes'")
     for which, settings in (("cpu", cpu), ("cuda", cuda)):
         if settings is not None and not isinstance(settings, Mapping):
-            raise TypeError(f"{which}={settings!r:.80}; expected arguments by name, as in {which}={{'samples': 64}}")
+            raise TypeError(
+                f"{which}={settings!r:.80}; expected arguments by name, as in {which}={{'samples': 64}}"
+            )
     path, key = _place(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     into = os.environ.get(FOLDER)
     if into and (missing := why_no_gpu()):
         raise RuntimeError(missing)
     passed = dict((cpu if device == "cpu" else cuda) or {})
-    values = measurements.checked(f(device, **passed), f"what {getattr(f, '__name__', 'f')}({device!r}) returned")
+    values = measurements.checked(
+        f(device, **passed), f"what {getattr(f, '__name__', 'f')}({device!r}) returned"
+    )
     here = Measurement(values, **_made(device), settings=passed)
     if into:
         target = Path(into, path.name)
@@ -97,13 +105,25 @@ def _place(name: str) -> tuple[Path, str]:
 def _made(device: str) -> dict[str, str]:
     made = {"torch": str(torch.__version__)}
     if device == "cuda":
-        made |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda or torch.version.hip)}
+        made |= {
+            "gpu": torch.cuda.get_device_name(),
+            "cuda": str(torch.version.cuda or torch.version.hip),
+        }
     if os.environ.get(FOLDER):
-        made |= {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": os.environ.get(COMMIT, "")}
+        made |= {
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "commit": os.environ.get(COMMIT, ""),
+        }
     return made
 
 
-def _compare(name: str, path: Path, recorded: Measurement, here: Measurement, settings: dict[str, float]) -> None:
+def _compare(
+    name: str,
+    path: Path,
+    recorded: Measurement,
+    here: Measurement,
+    settings: dict[str, float],
+) -> None:
     """A recording of other rows, or made with other settings, is of a cell that has changed since."""
     for what, then, now in (
         ("rows", recorded.names(), here.names()),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accumviz import given
+from accumviz import arguments
 from accumviz.show import Displayed, decoded, encoded, save_page
 
 FORMAT = 1
@@ -23,7 +23,13 @@ NAME = re.compile(r"([a-z0-9_]+)/([a-z0-9_]+)")
 _FORMS = "{label: number}, {row: {series: number}} or {row: {series: [numbers]}}"
 _FIELDS = ("gpu", "torch", "cuda", "date", "commit")
 # More than a figure can show, and less than would fill a page or a memory.
-_MOST_BYTES, _MOST_NAMES, _MOST_SERIES, _MOST_NUMBERS, _LONGEST = 1 << 20, 64, 4, 4096, 120
+_MOST_BYTES, _MOST_NAMES, _MOST_SERIES, _MOST_NUMBERS, _LONGEST = (
+    1 << 20,
+    64,
+    4,
+    4096,
+    120,
+)
 
 
 class RecordingFileError(ValueError):
@@ -61,7 +67,11 @@ class Measurement:
     @property
     def single(self) -> bool:
         """Whether every series is one number."""
-        return all(len(cell) == 1 for series in self.rows().values() for cell in series.values())
+        return all(
+            len(cell) == 1
+            for series in self.rows().values()
+            for cell in series.values()
+        )
 
     def rows(self) -> dict[str, dict[str, list[float]]]:
         """The numbers in one form, whichever they were given in: rows of series of numbers.
@@ -69,9 +79,15 @@ class Measurement:
         >>> Measurement({"full batch": 2.0}).rows()
         {'full batch': {'': [2.0]}}
         """
-        table = {row: given if isinstance(given, Mapping) else {"": given} for row, given in self.values.items()}
+        table = {
+            row: given if isinstance(given, Mapping) else {"": given}
+            for row, given in self.values.items()
+        }
         return {
-            row: {name: cell if isinstance(cell, list) else [cell] for name, cell in series.items()}
+            row: {
+                name: cell if isinstance(cell, list) else [cell]
+                for name, cell in series.items()
+            }
             for row, series in table.items()
         }
 
@@ -96,7 +112,11 @@ class Measured(Displayed):
     @property
     def runs(self) -> dict[str, Measurement]:
         """The runs in the order in which they are shown: what was recorded on a GPU stands in front."""
-        return {"this run": self.here} if self.recorded is None else {"recorded": self.recorded, "this run": self.here}
+        return (
+            {"this run": self.here}
+            if self.recorded is None
+            else {"recorded": self.recorded, "this run": self.here}
+        )
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained page that any browser opens."""
@@ -109,9 +129,17 @@ class Measured(Displayed):
             for row, series in run.rows().items():
                 for name, cell in series.items():
                     most = max((x for x in cell if not math.isnan(x)), default=math.nan)
-                    what = "not measured" if math.isnan(most) else f"{most:.4g} {self.unit}".rstrip()
-                    at_most = "at most " if len(cell) > 1 and not math.isnan(most) else ""
-                    lines.append(f"    {' / '.join(filter(None, (row, name))):28} {at_most}{what}")
+                    what = (
+                        "not measured"
+                        if math.isnan(most)
+                        else f"{most:.4g} {self.unit}".rstrip()
+                    )
+                    at_most = (
+                        "at most " if len(cell) > 1 and not math.isnan(most) else ""
+                    )
+                    lines.append(
+                        f"    {' / '.join(filter(None, (row, name))):28} {at_most}{what}"
+                    )
         return "\n".join(lines)
 
 
@@ -121,8 +149,15 @@ def provenance(run: Measurement) -> list[str]:
     >>> provenance(Measurement({}, torch="2.13.0", settings={"width": 64}))
     ['CPU', 'torch 2.13.0', 'width 64']
     """
-    known = [("CUDA", run.cuda), ("torch", run.torch), ("", run.date), ("commit", run.commit[:7])]
-    known += [(name.replace("_", " "), f"{value:g}") for name, value in run.settings.items()]
+    known = [
+        ("CUDA", run.cuda),
+        ("torch", run.torch),
+        ("", run.date),
+        ("commit", run.commit[:7]),
+    ]
+    known += [
+        (name.replace("_", " "), f"{value:g}") for name, value in run.settings.items()
+    ]
     return [run.device, *(f"{name} {value}".strip() for name, value in known if value)]
 
 
@@ -135,24 +170,47 @@ def checked(values: Any, source: str) -> dict[str, Any]:
     {'full batch': 2.0}
     """
     if not isinstance(values, Mapping):
-        raise TypeError(f"{source} is {given.a(values)}; expected {_FORMS}")
-    kinds = {_kind(cell) for row in values.values() for cell in (row.values() if _table(row) else [row])}
-    if not values or len(kinds) != 1 or len({_table(row) for row in values.values()}) != 1:
-        raise ValueError(f"{source} is {_shown(values)}; expected one of {_FORMS}, the same form throughout")
+        raise TypeError(f"{source} is {arguments.a(values)}; expected {_FORMS}")
+    kinds = {
+        _kind(cell)
+        for row in values.values()
+        for cell in (row.values() if _table(row) else [row])
+    }
+    if (
+        not values
+        or len(kinds) != 1
+        or len({_table(row) for row in values.values()}) != 1
+    ):
+        raise ValueError(
+            f"{source} is {_shown(values)}; expected one of {_FORMS}, the same form throughout"
+        )
     if len(values) > _MOST_NAMES:
-        raise ValueError(f"{source} has {len(values)} rows; expected at most {_MOST_NAMES}")
+        raise ValueError(
+            f"{source} has {len(values)} rows; expected at most {_MOST_NAMES}"
+        )
     rows = {_name(row, source): given for row, given in values.items()}
     if not _table(next(iter(values.values()))):
         if "list" in kinds:
-            raise TypeError(f"{source} is {_shown(values)}; expected {_FORMS}: a list belongs to a series")
-        return {row: _number(given, f"{source}[{row!r}]") for row, given in rows.items()}
+            raise TypeError(
+                f"{source} is {_shown(values)}; expected {_FORMS}: a list belongs to a series"
+            )
+        return {
+            row: _number(given, f"{source}[{row!r}]") for row, given in rows.items()
+        }
     plain: dict[str, Any] = {}
     for row, series in rows.items():
-        plain[row] = {_name(name, source): _cell(cell, f"{source}[{row!r}][{name!r}]") for name, cell in series.items()}
+        plain[row] = {
+            _name(name, source): _cell(cell, f"{source}[{row!r}][{name!r}]")
+            for name, cell in series.items()
+        }
         if plain[row].keys() != next(iter(plain.values())).keys() or not series:
-            raise ValueError(f"{source}: row {row!r} has the series {list(series)}; expected the same in every row")
+            raise ValueError(
+                f"{source}: row {row!r} has the series {list(series)}; expected the same in every row"
+            )
     if len(next(iter(plain.values()))) > _MOST_SERIES:
-        raise ValueError(f"{source} has {len(next(iter(plain.values())))} series; expected at most {_MOST_SERIES}")
+        raise ValueError(
+            f"{source} has {len(next(iter(plain.values())))} series; expected at most {_MOST_SERIES}"
+        )
     return plain
 
 
@@ -171,7 +229,9 @@ def _shown(values: Any) -> str:
 
 def _name(name: Any, source: str) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST:
-        raise TypeError(f"{source} has the name {_shown(name)}; expected a text of 1 to {_LONGEST} characters")
+        raise TypeError(
+            f"{source} has the name {_shown(name)}; expected a text of 1 to {_LONGEST} characters"
+        )
     return name
 
 
@@ -179,17 +239,23 @@ def _cell(cell: Any, source: str) -> float | list[float]:
     if _kind(cell) == "number":
         return _number(cell, source)
     if not 0 < len(cell) <= _MOST_NUMBERS:
-        raise ValueError(f"{source} has {len(cell)} numbers; expected 1 to {_MOST_NUMBERS}")
+        raise ValueError(
+            f"{source} has {len(cell)} numbers; expected 1 to {_MOST_NUMBERS}"
+        )
     return [_number(x, source) for x in cell]
 
 
 def _number(value: Any, source: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{source} is {_shown(value)}; expected a number (of a tensor, take .item())")
+        raise TypeError(
+            f"{source} is {_shown(value)}; expected a number (of a tensor, take .item())"
+        )
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{source} has {len(str(value))} digits; expected a number that a float can hold") from None
+        raise ValueError(
+            f"{source} has {len(str(value))} digits; expected a number that a float can hold"
+        ) from None
 
 
 def read(path: str | Path) -> dict[str, Measurement]:
@@ -204,7 +270,9 @@ def read(path: str | Path) -> dict[str, Measurement]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise RecordingFileError(f"cannot open {str(path)!r}: {error.strerror or error}") from error
+        raise RecordingFileError(
+            f"cannot open {str(path)!r}: {error.strerror or error}"
+        ) from error
     try:
         if len(data) > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
@@ -212,7 +280,9 @@ def read(path: str | Path) -> dict[str, Measurement]:
         if not isinstance(content, dict) or not isinstance(content.get("runs"), dict):
             raise TypeError('it is no JSON object with "format" and "runs"')
         if content.get("format") != FORMAT or isinstance(content["format"], bool):
-            raise ValueError(f"its format is {_shown(content.get('format'))}, this accumviz reads {FORMAT}")
+            raise ValueError(
+                f"its format is {_shown(content.get('format'))}, this accumviz reads {FORMAT}"
+            )
         return {name: _run(name, given) for name, given in content["runs"].items()}
     except (ValueError, TypeError, RecursionError) as error:
         raise RecordingFileError(
@@ -227,21 +297,41 @@ def _no_constant(text: str) -> None:
 
 def _run(name: str, given: Any) -> Measurement:
     if not re.fullmatch(r"[a-z0-9_]+", name) or not isinstance(given, dict):
-        raise TypeError(f"the run {_shown(name)} is {_shown(given)}; expected an object under a plain name")
+        raise TypeError(
+            f"the run {_shown(name)} is {_shown(given)}; expected an object under a plain name"
+        )
     unknown = [key for key in given if key not in (*_FIELDS, "settings", "values")]
-    texts = {key: text for key in _FIELDS if isinstance(text := given.get(key), str) and 0 < len(text) <= _LONGEST}
+    texts = {
+        key: text
+        for key in _FIELDS
+        if isinstance(text := given.get(key), str) and 0 < len(text) <= _LONGEST
+    }
     wrong = [key for key in _FIELDS if key not in texts]
     if unknown or wrong:
-        raise TypeError(f"the run {name!r} has a {'strange' if unknown else 'missing'} {(unknown or wrong)[0]!r}")
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", texts["date"]) or not re.fullmatch(r"[0-9a-f]{7,64}", texts["commit"]):
+        raise TypeError(
+            f"the run {name!r} has a {'strange' if unknown else 'missing'} {(unknown or wrong)[0]!r}"
+        )
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", texts["date"]) or not re.fullmatch(
+        r"[0-9a-f]{7,64}", texts["commit"]
+    ):
         shown = f"the date {texts['date']!r} and the commit {texts['commit']!r}"
-        raise ValueError(f"the run {name!r} has {shown}; expected a date (2026-11-21) and a commit's hash")
+        raise ValueError(
+            f"the run {name!r} has {shown}; expected a date (2026-11-21) and a commit's hash"
+        )
     settings = given.get("settings", {})
     if settings:
         settings = checked(settings, f"the settings of {name!r}")
-    if not isinstance(settings, dict) or any(_table(value) for value in settings.values()):
-        raise TypeError(f"the settings of {name!r} are {_shown(settings)}; expected {{name: number}}")
-    return Measurement(checked(_each(given.get("values"), decoded), f"the run {name!r}"), **texts, settings=settings)
+    if not isinstance(settings, dict) or any(
+        _table(value) for value in settings.values()
+    ):
+        raise TypeError(
+            f"the settings of {name!r} are {_shown(settings)}; expected {{name: number}}"
+        )
+    return Measurement(
+        checked(_each(given.get("values"), decoded), f"the run {name!r}"),
+        **texts,
+        settings=settings,
+    )
 
 
 def write(path: str | Path, runs: Mapping[str, Measurement]) -> None:
@@ -260,9 +350,16 @@ def write(path: str | Path, runs: Mapping[str, Measurement]) -> None:
     }
     for name, told in content.items():
         _run(name, told)
-    text = json.dumps({"format": FORMAT, "runs": content}, indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        {"format": FORMAT, "runs": content},
+        indent=1,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
     # Numbers of one series in one line, so that a new recording is a diff that can be read.
-    text = re.sub(r"\[[^\[\]{}]*\]", lambda series: re.sub(r"\s*\n\s*", " ", series[0]), text)
+    text = re.sub(
+        r"\[[^\[\]{}]*\]", lambda series: re.sub(r"\s*\n\s*", " ", series[0]), text
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -276,7 +373,11 @@ def _each(values: Any, convert: Callable[[Any], Any]) -> Any:
     """The same nest with each leaf converted; three deep at most."""
     if isinstance(values, Mapping):
         return {key: _each(value, convert) for key, value in values.items()}
-    return [convert(x) for x in values] if isinstance(values, list | tuple) else convert(values)
+    return (
+        [convert(x) for x in values]
+        if isinstance(values, list | tuple)
+        else convert(values)
+    )
 
 
 def _short(value: float) -> float | str:

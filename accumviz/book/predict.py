@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from accumviz import given
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, ledger_of
+from accumviz import arguments
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, ledger_of
 from accumviz.show import Displayed, literal, marked, save_page
 from accumviz.views import style
 
@@ -82,7 +82,7 @@ def predict(
     of `because` that is the right answer.
 
     >>> import accumviz as av
-    >>> from accumviz.ledger import Parameter
+    >>> from accumviz.ledger.ledger import Parameter
     >>> ledger = av.Ledger.build([Parameter("w", (1,))], [
     ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
     ...     dict(kind="backward", contribution={"w": -4}, grad={"w": -20}),
@@ -98,20 +98,41 @@ def predict(
     """
     for name, text in (("question", question), ("why", why), ("hint", hint)):
         if not isinstance(text, str):
-            raise TypeError(f"{name}={text!r}; expected a text, in which `code` stands in backticks")
+            raise TypeError(
+                f"{name}={text!r}; expected a text, in which `code` stands in backticks"
+            )
     if not question.strip():
-        raise ValueError("the question is empty; expected a text such as 'What is `w.grad` after the second backward?'")
-    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance={tolerance!r}; expected a share of the answer from 0 to below 1, as in 0.005")
-    if not (reveal is None or isinstance(reveal, str) or any(hasattr(reveal, name) for name in _REPRS)):
+        raise ValueError(
+            "the question is empty; expected a text such as 'What is `w.grad` after the second backward?'"
+        )
+    if (
+        isinstance(tolerance, bool)
+        or not isinstance(tolerance, (int, float))
+        or not 0 <= tolerance < 1
+    ):
+        raise ValueError(
+            f"tolerance={tolerance!r}; expected a share of the answer from 0 to below 1, as in 0.005"
+        )
+    if not (
+        reveal is None
+        or isinstance(reveal, str)
+        or any(hasattr(reveal, name) for name in _REPRS)
+    ):
         raise TypeError(
-            f"reveal is {given.a(reveal)}, which shows no HTML ({', '.join(_REPRS)}); "
+            f"reveal is {arguments.a(reveal)}, which shows no HTML ({', '.join(_REPRS)}); "
             "expected something like accumviz.timeline(ledger), or a text"
         )
     answer = _recorded(answer_from)
     offered = _offered(choices, answer, tolerance)
     return Prediction(
-        question, answer, offered, _reasons(because, answer, offered, tolerance), why, hint, reveal, float(tolerance)
+        question,
+        answer,
+        offered,
+        _reasons(because, answer, offered, tolerance),
+        why,
+        hint,
+        reveal,
+        float(tolerance),
     )
 
 
@@ -121,7 +142,9 @@ def _recorded(source: Any) -> Value:
     if callable(source) and not hasattr(source, "item"):
         source = source()
         if callable(source):
-            raise TypeError(f"answer_from returned {given.a(source)}; expected a function that returns a value")
+            raise TypeError(
+                f"answer_from returned {arguments.a(source)}; expected a function that returns a value"
+            )
         return _recorded(source)
     answer = _value(source, "answer_from")
     if isinstance(answer, float) and math.isnan(answer):
@@ -135,7 +158,11 @@ def _recorded(source: Any) -> Value:
 def _from_ledger(source: tuple[Any, ...]) -> Value:
     what: Any = source[3] if len(source) == 4 else "grad"
     ledger = ledger_of(source[0]) if source else None
-    if len(source) not in (3, 4) or ledger is None or what not in ("grad", "contribution"):
+    if (
+        len(source) not in (3, 4)
+        or ledger is None
+        or what not in ("grad", "contribution")
+    ):
         raise TypeError(
             f"answer_from is a tuple of {', '.join(type(part).__name__ for part in source) or 'nothing'}; expected "
             "(ledger, event, parameter), and perhaps 'contribution', as in (ledger, 1, 'w')"
@@ -150,7 +177,10 @@ def _from_ledger(source: tuple[Any, ...]) -> Value:
         ) from None
     if not ledger.state[row, column] & (PRESENT if what == "grad" else CONTRIBUTED):
         return None
-    return _value(ledger.values(column, what)[row], f"{what} of {ledger.parameters[column].name!r}")
+    return _value(
+        ledger.values(column, what)[row],
+        f"{what} of {ledger.parameters[column].name!r}",
+    )
 
 
 def _value(source: Any, name: str) -> Value:
@@ -163,19 +193,23 @@ def _value(source: Any, name: str) -> Value:
     except (TypeError, ValueError, RuntimeError):
         shape = f" of shape {tuple(source.shape)}" if hasattr(source, "shape") else ""
         raise TypeError(
-            f"{name} is {given.a(source)}{shape}; expected one number, None, a bool or one of the choices: "
+            f"{name} is {arguments.a(source)}{shape}; expected one number, None, a bool or one of the choices: "
             "pick one element, as in ledger.values('w')[1][0]"
         ) from None
 
 
-def _offered(choices: Iterable[Any] | None, answer: Value, tolerance: float) -> tuple[Value, ...]:
+def _offered(
+    choices: Iterable[Any] | None, answer: Value, tolerance: float
+) -> tuple[Value, ...]:
     if choices is None:
         if isinstance(answer, str):
-            raise ValueError(f"the answer is the text {answer!r}; expected choices=[...] with it among them")
+            raise ValueError(
+                f"the answer is the text {answer!r}; expected choices=[...] with it among them"
+            )
         return (True, False) if isinstance(answer, bool) else ()
     if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable):
         raise TypeError(
-            f"choices={choices!r:.80} is {given.a(choices)}; expected a list of answers, as in choices=[0, 1]"
+            f"choices={choices!r:.80} is {arguments.a(choices)}; expected a list of answers, as in choices=[0, 1]"
         )
     offered = tuple(_value(choice, "a choice") for choice in choices)
     if len({_said(choice) for choice in offered}) < max(2, len(offered)):
@@ -192,14 +226,21 @@ def _offered(choices: Iterable[Any] | None, answer: Value, tolerance: float) -> 
 
 
 def _reasons(
-    because: Mapping[Any, str] | None, answer: Value, offered: tuple[Value, ...], tolerance: float
+    because: Mapping[Any, str] | None,
+    answer: Value,
+    offered: tuple[Value, ...],
+    tolerance: float,
 ) -> tuple[tuple[Value, str], ...]:
     if because is not None and not isinstance(because, Mapping):
-        raise TypeError(f"because is {given.a(because)}; expected {{wrong answer: what lies behind it}}")
+        raise TypeError(
+            f"because is {arguments.a(because)}; expected {{wrong answer: what lies behind it}}"
+        )
     reasons: list[tuple[Value, str]] = []
     for key, text in (because or {}).items():
         if not isinstance(text, str) or not text.strip():
-            raise TypeError(f"because[{key!r}] is {text!r}; expected a text that names the misconception")
+            raise TypeError(
+                f"because[{key!r}] is {text!r}; expected a text that names the misconception"
+            )
         value = _value(key, "a key of because")
         if _same(value, answer, tolerance):
             raise ValueError(
@@ -207,18 +248,28 @@ def _reasons(
                 "`why` explains the right one"
             )
         if offered and not any(_same(value, choice, tolerance) for choice in offered):
-            raise ValueError(f"because has the key {key!r}, which is no choice: {', '.join(map(_said, offered))}")
+            raise ValueError(
+                f"because has the key {key!r}, which is no choice: {', '.join(map(_said, offered))}"
+            )
         if not offered and isinstance(value, (bool, str)):
-            raise ValueError(f"because has the key {key!r}; expected a number or None, as the answer is one")
+            raise ValueError(
+                f"because has the key {key!r}; expected a number or None, as the answer is one"
+            )
         if any(_same(value, earlier, tolerance) for earlier, _ in reasons):
-            raise ValueError(f"because has {key!r} and another key within the tolerance of {tolerance:g}; keep one")
+            raise ValueError(
+                f"because has {key!r} and another key within the tolerance of {tolerance:g}; keep one"
+            )
         reasons.append((value, text))
     return tuple(reasons)
 
 
 def _same(said: Value, answer: Value, tolerance: float) -> bool:
     """Whether an answer counts as another one; the page's script decides in the same way."""
-    if type(said) is not type(answer) or not isinstance(said, float) or not isinstance(answer, float):
+    if (
+        type(said) is not type(answer)
+        or not isinstance(said, float)
+        or not isinstance(answer, float)
+    ):
         return type(said) is type(answer) and said == answer
     if not math.isfinite(answer) or not math.isfinite(said):
         return said == answer or (math.isnan(said) and math.isnan(answer))
@@ -243,7 +294,11 @@ def prediction_html(prediction: Prediction) -> str:
     """
     p = prediction
     offered = "".join(f"<li>{marked(_said(choice))}</li>" for choice in p.choices)
-    hint = f'<details class="av-hint"><summary>Hint</summary><p>{marked(p.hint)}</p></details>' if p.hint else ""
+    hint = (
+        f'<details class="av-hint"><summary>Hint</summary><p>{marked(p.hint)}</p></details>'
+        if p.hint
+        else ""
+    )
     others = "".join(
         f'<tr><th scope="row">{marked(_said(value), veiled=True)}</th><td>{marked(text, veiled=True)}</td></tr>'
         for value, text in p.because
@@ -253,7 +308,9 @@ def prediction_html(prediction: Prediction) -> str:
         others = f'<table class="av-others"><thead>{head}</thead><tbody>{others}</tbody></table>'
     recorded = f"Recorded: <b>{marked(_said(p.answer), veiled=True)}</b>"
     recorded += f"<br>{marked(p.why, veiled=True)}" if p.why else ""
-    figure = "" if p.reveal is None else f'<div class="av-shown">{_figure(p.reveal)}</div>'
+    figure = (
+        "" if p.reveal is None else f'<div class="av-shown">{_figure(p.reveal)}</div>'
+    )
     css, script = style.static("predict.css"), style.static("predict.js")
     return (
         f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><script>{_SHUT}</script>'
@@ -269,14 +326,27 @@ def prediction_html(prediction: Prediction) -> str:
 def _payload(p: Prediction) -> str:
     """What the script grades with, in a form that no eye reads in passing; the words stand in the fold already."""
     if p.choices:
-        right = next(i for i, choice in enumerate(p.choices) if _same(choice, p.answer, p.tolerance))
+        right = next(
+            i
+            for i, choice in enumerate(p.choices)
+            if _same(choice, p.answer, p.tolerance)
+        )
         keys = [
-            next(i for i, choice in enumerate(p.choices) if _same(value, choice, p.tolerance)) for value, _ in p.because
+            next(
+                i
+                for i, choice in enumerate(p.choices)
+                if _same(value, choice, p.tolerance)
+            )
+            for value, _ in p.because
         ]
         answer: dict[str, Any] = {"right": right, "keys": keys}
     else:
         # As texts: JSON has no NaN, and the script reads them as it reads what the reader types.
-        answer = {"right": str(p.answer), "keys": [str(value) for value, _ in p.because], "tolerance": p.tolerance}
+        answer = {
+            "right": str(p.answer),
+            "keys": [str(value) for value, _ in p.because],
+            "tolerance": p.tolerance,
+        }
     told = json.dumps([p.question, [_said(choice) for choice in p.choices], answer])
     answer["id"] = hashlib.sha256(told.encode()).hexdigest()[:16]
     return base64.b64encode(json.dumps(answer).encode()).decode()
@@ -290,7 +360,9 @@ def _figure(reveal: Any) -> str:
         bundle = reveal._repr_mimebundle_()
         bundle = bundle[0] if isinstance(bundle, tuple) else bundle or {}
     for mime, method in (("text/html", "_repr_html_"), ("image/svg+xml", "_repr_svg_")):
-        shown = bundle.get(mime) or (getattr(reveal, method)() if hasattr(reveal, method) else None)
+        shown = bundle.get(mime) or (
+            getattr(reveal, method)() if hasattr(reveal, method) else None
+        )
         if shown:
             return str(shown)
     text = literal(bundle.get("text/plain", "")) or "a figure"

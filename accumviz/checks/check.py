@@ -9,11 +9,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks import divisors, elements, mixing, networks, order, owners, precision, ranks, tails, windows, world
-from accumviz.checks.evidence import Case
+from accumviz.checks import (
+    across_ranks,
+    batch_coupling,
+    distributed,
+    divisors,
+    epoch_end,
+    multi_model,
+    order,
+    ownership,
+    precision,
+    token_weights,
+    windows,
+)
+from accumviz.checks.analysis import Case
 from accumviz.checks.report import SEVERITIES, Finding, Report
-from accumviz.ledger import Ledger, Recorded, recorded
-from accumviz.lifecycle import inherited
+from accumviz.ledger.ledger import Ledger, Recorded, recorded
+from accumviz.ledger.lifecycle import inherited
 
 # The rank and the number of an optimizer: of several files each counts its own.
 _Owner = tuple[int | None, int] | None
@@ -34,12 +46,12 @@ class Rule(NamedTuple):
     find: Callable[[Case], Iterator[Finding]] | None
     explains: tuple[str, ...] = ()
     needs: str = ""
-    compare: Callable[[world.Compared], Iterator[Finding]] | None = None
+    compare: Callable[[across_ranks.Compared], Iterator[Finding]] | None = None
 
 
 # Root causes stand before what follows from them.
 RULES = (
-    Rule("step-before-backward", networks.step_before_backward),
+    Rule("step-before-backward", multi_model.step_before_backward),
     Rule(
         "missing-zero-grad",
         windows.missing_zero_grad,
@@ -54,7 +66,12 @@ RULES = (
     Rule(
         "zero-before-step",
         windows.zero_before_step,
-        ("zero-grad-inside-window", "tail-dropped", "clip-on-the-wrong-side", "zero-tensor-drift"),
+        (
+            "zero-grad-inside-window",
+            "tail-dropped",
+            "clip-on-the-wrong-side",
+            "zero-tensor-drift",
+        ),
     ),
     Rule(
         "zero-grad-inside-window",
@@ -73,16 +90,28 @@ RULES = (
         precision.backward_after_unscale,
         ("clip-per-micro-batch", "clip-scaled-grads", "nonfinite-micro-batch"),
     ),
-    Rule("bypass-scaler-step", precision.bypass_scaler_step, ("clip-scaled-grads", "nonfinite-micro-batch")),
+    Rule(
+        "bypass-scaler-step",
+        precision.bypass_scaler_step,
+        ("clip-scaled-grads", "nonfinite-micro-batch"),
+    ),
     Rule("nonfinite-micro-batch", precision.nonfinite_micro_batch),
     Rule("clip-scaled-grads", precision.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule("clip-per-micro-batch", order.clip_per_micro_batch),
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),
-    Rule("gan-gradient-leak", networks.gan_gradient_leak, ("tail-dropped", "leftover-carried", "loss-not-divided")),
-    Rule("window-collapses-at-end", tails.window_collapses_at_end, ("partial-window-underscaled",)),
+    Rule(
+        "gan-gradient-leak",
+        multi_model.gan_gradient_leak,
+        ("tail-dropped", "leftover-carried", "loss-not-divided"),
+    ),
+    Rule(
+        "window-collapses-at-end",
+        epoch_end.window_collapses_at_end,
+        ("partial-window-underscaled",),
+    ),
     Rule(
         "fsdp2-zero-keeps-unsharded",
-        ranks.fsdp2_zero_keeps_unsharded,
+        distributed.fsdp2_zero_keeps_unsharded,
         (
             "leftover-carried",
             "tail-dropped",
@@ -91,34 +120,64 @@ RULES = (
             "parameter-outside-or-twice",
         ),
     ),
-    Rule("leftover-carried", tails.leftover_carried, ("tail-dropped",), _SHARES),
-    Rule("double-division", divisors.double_division, ("partial-window-underscaled",), _SHARES),
-    Rule("wrong-divisor", divisors.wrong_divisor, (), _SHARES, world.divided_by_ranks),
-    Rule("partial-window-underscaled", tails.partial_window_underscaled, ("tail-dropped",), _SHARES),
-    Rule("tail-dropped", tails.tail_dropped),
-    Rule("token-mean-of-means", elements.token_mean_of_means, ("rank-token-weight", "loss-not-divided"), _SHARES),
-    Rule("ascent-gradient-kept", windows.ascent_gradient_kept, ("loss-not-divided",), _SHARES),
+    Rule("leftover-carried", epoch_end.leftover_carried, ("tail-dropped",), _SHARES),
+    Rule(
+        "double-division",
+        divisors.double_division,
+        ("partial-window-underscaled",),
+        _SHARES,
+    ),
+    Rule(
+        "wrong-divisor",
+        divisors.wrong_divisor,
+        (),
+        _SHARES,
+        across_ranks.divided_by_ranks,
+    ),
+    Rule(
+        "partial-window-underscaled",
+        epoch_end.partial_window_underscaled,
+        ("tail-dropped",),
+        _SHARES,
+    ),
+    Rule("tail-dropped", epoch_end.tail_dropped),
+    Rule(
+        "token-mean-of-means",
+        token_weights.token_mean_of_means,
+        ("rank-token-weight", "loss-not-divided"),
+        _SHARES,
+    ),
+    Rule(
+        "ascent-gradient-kept",
+        windows.ascent_gradient_kept,
+        ("loss-not-divided",),
+        _SHARES,
+    ),
     Rule("loss-not-divided", divisors.loss_not_divided, needs=_SHARES),
-    Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch, ("scheduler-on-skipped-step",)),
+    Rule(
+        "scheduler-per-micro-batch",
+        order.scheduler_per_micro_batch,
+        ("scheduler-on-skipped-step",),
+    ),
     Rule("scheduler-on-skipped-step", precision.scheduler_on_skipped_step),
     Rule(
         "ddp-unsynced-step",
         order.averaged_after_the_step,
         ("no-sync-excludes-forward", "uneven-rank-backwards", "rank-token-weight"),
-        compare=world.ddp_unsynced_step,
+        compare=across_ranks.ddp_unsynced_step,
     ),
-    Rule("uneven-rank-backwards", None, compare=world.uneven_rank_backwards),
-    Rule("no-sync-excludes-forward", ranks.no_sync_excludes_forward),
-    Rule("rank-token-weight", None, (), _SHARES, world.rank_token_weight),
-    Rule("fsdp-no-sync-memory", ranks.fsdp_no_sync_memory),
-    Rule("graph-retained", networks.graph_retained, needs=_MEMORY),
+    Rule("uneven-rank-backwards", None, compare=across_ranks.uneven_rank_backwards),
+    Rule("no-sync-excludes-forward", distributed.no_sync_excludes_forward),
+    Rule("rank-token-weight", None, (), _SHARES, across_ranks.rank_token_weight),
+    Rule("fsdp-no-sync-memory", distributed.fsdp_no_sync_memory),
+    Rule("graph-retained", multi_model.graph_retained, needs=_MEMORY),
     Rule("low-precision-accumulation", precision.low_precision_accumulation),
-    Rule("zero-tensor-drift", networks.zero_tensor_drift),
-    Rule("parameter-outside-or-twice", owners.parameter_outside_or_twice),
-    Rule("fsdp1-local-clip", ranks.fsdp1_local_clip),
-    Rule("ddp-static-graph-no-sync", ranks.ddp_static_graph_no_sync),
-    Rule("micro-batch-side-effects", mixing.micro_batch_side_effects),
-    Rule("contrastive-accumulation", mixing.contrastive_accumulation),
+    Rule("zero-tensor-drift", multi_model.zero_tensor_drift),
+    Rule("parameter-outside-or-twice", ownership.parameter_outside_or_twice),
+    Rule("fsdp1-local-clip", distributed.fsdp1_local_clip),
+    Rule("ddp-static-graph-no-sync", distributed.ddp_static_graph_no_sync),
+    Rule("micro-batch-side-effects", batch_coupling.micro_batch_side_effects),
+    Rule("contrastive-accumulation", batch_coupling.contrastive_accumulation),
 )
 
 
@@ -128,7 +187,7 @@ def check(recording: Ledger | Recorded) -> Report:
     `recording` is what `record` gave, or a ledger. The report has findings, each with its line, its
     numbers and its cure; or it says that the loop is healthy; or that nobody can tell, and why.
 
-    >>> from accumviz.ledger import Ledger, Parameter
+    >>> from accumviz.ledger.ledger import Ledger, Parameter
     >>> row = dict(kind="backward", label="loss", contribution={"w": 1.0}, grad={"w": 1.0})
     >>> check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], [row])).reason
     'no optimizer stepped while it was recorded'
@@ -160,10 +219,14 @@ def check_ranks(ledgers: Iterable[Ledger]) -> Report:
             whose.setdefault(one.reason, []).append(one.rank)
     alike = len(whose) == 1 and len(next(iter(whose.values()))) == len(judged)
     reasons = [
-        why if alike else f"rank{'s' * (len(them) > 1)} {', '.join(map(str, them))}: {why}"
+        why
+        if alike
+        else f"rank{'s' * (len(them) > 1)} {', '.join(map(str, them))}: {why}"
         for why, them in whose.items()
     ]
-    return Report(tuple(_one_for_each_cause(judged)), "; ".join(reasons), unjudged, counts)
+    return Report(
+        tuple(_one_for_each_cause(judged)), "; ".join(reasons), unjudged, counts
+    )
 
 
 class _Judged(NamedTuple):
@@ -171,37 +234,66 @@ class _Judged(NamedTuple):
 
     rank: int | None
     found: dict[str, list[Finding]]
-    facts: world.Facts | None
+    facts: across_ranks.Facts | None
     reason: str
     unjudged: dict[str, str]
     counts: dict[str, int]
 
 
 def _judge(ledger: Ledger, rank: int | None) -> _Judged:
-    kinds = {kind: int(ledger.columns.where("kind", kind).sum()) for kind in ("backward", "step")}
-    counts = {"events": len(ledger), "backwards": kinds["backward"], "steps": kinds["step"]}
+    kinds = {
+        kind: int(ledger.columns.where("kind", kind).sum())
+        for kind in ("backward", "step")
+    }
+    counts = {
+        "events": len(ledger),
+        "backwards": kinds["backward"],
+        "steps": kinds["step"],
+    }
     reason = _nothing_to_judge(ledger, kinds)
     if reason:
         # What stops a script in its first window is found all the same.
-        early = ranks.ddp_static_graph_no_sync(Case(ledger)) if kinds["backward"] else ()
+        early = (
+            distributed.ddp_static_graph_no_sync(Case(ledger))
+            if kinds["backward"]
+            else ()
+        )
         stopped = [replace(finding, rank=rank) for finding in early]
-        facts = world.facts(Case(ledger), rank) if kinds["backward"] else None
-        return _Judged(rank, {"ddp-static-graph-no-sync": stopped}, facts, reason, {}, counts)
+        facts = across_ranks.facts(Case(ledger), rank) if kinds["backward"] else None
+        return _Judged(
+            rank, {"ddp-static-graph-no-sync": stopped}, facts, reason, {}, counts
+        )
     case = Case(ledger)
     found: dict[str, list[Finding]] = {}
     explained: list[tuple[str, _Owner]] = []
     for rule in RULES:
-        mine = [] if rule.find is None else [f for f in rule.find(case) if not _explained(explained, f)]
+        mine = (
+            []
+            if rule.find is None
+            else [f for f in rule.find(case) if not _explained(explained, f)]
+        )
         found[rule.name] = [replace(finding, rank=rank) for finding in mine]
         serious = [finding for finding in mine if finding.severity != "note"]
-        explained += [(name, _owner(finding)) for finding in serious for name in rule.explains]
-    return _Judged(rank, found, world.facts(case, rank), _no_verdict(case), _unjudged(case), counts)
+        explained += [
+            (name, _owner(finding)) for finding in serious for name in rule.explains
+        ]
+    return _Judged(
+        rank,
+        found,
+        across_ranks.facts(case, rank),
+        _no_verdict(case),
+        _unjudged(case),
+        counts,
+    )
 
 
 def _explained(explained: list[tuple[str, _Owner]], finding: Finding) -> bool:
     """Whether another finding has said why: of the same optimizer, or of one of which nobody knows."""
     owner = _owner(finding)
-    return any(name == finding.rule and (None in (o, owner) or o == owner) for name, o in explained)
+    return any(
+        name == finding.rule and (None in (o, owner) or o == owner)
+        for name, o in explained
+    )
 
 
 def _nothing_to_judge(ledger: Ledger, kinds: dict[str, int]) -> str:
@@ -219,7 +311,11 @@ def _nothing_to_judge(ledger: Ledger, kinds: dict[str, int]) -> str:
 def _cut_short(ledger: Ledger) -> str:
     if "stopped" in ledger.meta:
         return f"the recording stopped before its end: {ledger.meta['stopped']}"
-    return "" if ledger.complete else "the ledger is incomplete: its process ended before the recording was closed"
+    return (
+        ""
+        if ledger.complete
+        else "the ledger is incomplete: its process ended before the recording was closed"
+    )
 
 
 def _no_verdict(case: Case) -> str:
@@ -227,7 +323,11 @@ def _no_verdict(case: Case) -> str:
     ledger = case.ledger
     if _cut_short(ledger):
         return _cut_short(ledger)
-    lacking = [str(note) for note in case.listed("notes") if any(words in str(note) for words in _LACKING)]
+    lacking = [
+        str(note)
+        for note in case.listed("notes")
+        if any(words in str(note) for words in _LACKING)
+    ]
     if lacking:
         return f"part of the training is not in the ledger: {lacking[0]}"
     shares = case.shares
@@ -237,7 +337,10 @@ def _no_verdict(case: Case) -> str:
     if unknown.size and (unknown > 0).all():
         return f"what the micro-batches weigh is not known: {_most(case)}"
     last = {case.ranks[b]: b for b in case.at("backward").tolist()}
-    errors = [str(ledger[b].details.get("error") or "KeyboardInterrupt") for b in last.values()]
+    errors = [
+        str(ledger[b].details.get("error") or "KeyboardInterrupt")
+        for b in last.values()
+    ]
     # Who stops a script stops it anywhere.
     raised = [error for error in errors if not error.startswith("KeyboardInterrupt")]
     return f"the last backward raised an error: {raised[0]}" if raised else ""
@@ -254,8 +357,15 @@ def _unjudged(case: Case) -> dict[str, str]:
     """The rules that lacked something, and what."""
     found: dict[str, str] = {}
     unknown = case.shares.unknown[case.once] > 0
-    lacking = [f"{int(unknown.sum())} of {unknown.size} shares are unknown: {_most(case)}"] if unknown.any() else []
-    if case.ledger.meta.get("steps_elsewhere") and (astray := case.backward & ~case.contributed.any(axis=1)).any():
+    lacking = (
+        [f"{int(unknown.sum())} of {unknown.size} shares are unknown: {_most(case)}"]
+        if unknown.any()
+        else []
+    )
+    if (
+        case.ledger.meta.get("steps_elsewhere")
+        and (astray := case.backward & ~case.contributed.any(axis=1)).any()
+    ):
         lacking.append(
             f"{int(astray.sum())} of {int(case.backward.sum())} backwards reached no parameter that is recorded, and "
             "an optimizer stepped that is not recorded: what they trained is in no share"
@@ -269,7 +379,10 @@ def _unjudged(case: Case) -> dict[str, str]:
     for rule in RULES:
         if rule.needs == _SHARES and lacking:
             found[rule.name] = "; ".join(lacking)
-        elif rule.needs == _MEMORY and np.isnan(case.events.column("saved_after")[case.backward]).all():
+        elif (
+            rule.needs == _MEMORY
+            and np.isnan(case.events.column("saved_after")[case.backward]).all()
+        ):
             found[rule.name] = "saved bytes were not measured: record(..., memory=True)"
     return found
 
@@ -277,14 +390,24 @@ def _unjudged(case: Case) -> dict[str, str]:
 def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
     found: dict[tuple[str, str, int, str], Finding] = {}
     explained: list[tuple[str, _Owner]] = []
-    between: list[tuple[str, _Owner]] = []  # by what only a comparison of ranks can find
+    between: list[
+        tuple[str, _Owner]
+    ] = []  # by what only a comparison of ranks can find
     facts = [one.facts for one in judged if one.facts is not None]
-    compared = world.Compared(facts) if facts else None
+    compared = across_ranks.Compared(facts) if facts else None
     for rule in RULES:
-        mine = [f for one in judged for f in one.found.get(rule.name, ()) if not _explained(between, f)]
+        mine = [
+            f
+            for one in judged
+            for f in one.found.get(rule.name, ())
+            if not _explained(between, f)
+        ]
         if rule.compare is not None and compared is not None:
             # In one ledger the optimizers of all ranks are numbered through.
-            apart = [f if judged[0].rank is not None else replace(f, rank=None) for f in rule.compare(compared)]
+            apart = [
+                f if judged[0].rank is not None else replace(f, rank=None)
+                for f in rule.compare(compared)
+            ]
             apart = [f for f in apart if not _explained(explained, f)]
             between += [(name, _owner(f)) for f in apart for name in rule.explains]
             mine += apart
@@ -297,7 +420,9 @@ def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
             found[key] = finding
             if finding.severity != "note":
                 explained += [(name, _owner(finding)) for name in rule.explains]
-    return sorted(found.values(), key=lambda finding: SEVERITIES.index(finding.severity))
+    return sorted(
+        found.values(), key=lambda finding: SEVERITIES.index(finding.severity)
+    )
 
 
 def _owner(finding: Finding) -> _Owner:

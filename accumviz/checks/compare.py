@@ -11,8 +11,8 @@ import numpy as np
 from accumviz.checks.causes import ROUNDING, Case, Window, factor, find
 from accumviz.checks.comparison import Compared, Comparison, Parting, percent
 from accumviz.checks.distance import between, contributed, known, side, total
-from accumviz.events import CHANGED, CONTRIBUTED, PRESENT
-from accumviz.ledger import Ledger, Recorded, recorded
+from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT
+from accumviz.ledger.ledger import Ledger, Recorded, recorded
 
 _TOLD = ("backward", "zero_grad", "unscale", "clip", "sync", "edit", "step")
 
@@ -52,7 +52,11 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
         found = _at(a, b, step, other, optimizer, name, columns)
         if first is None and _apart(found, a, b, columns):
             first = place
-        steps.append(found if first is None or place == first else found._replace(note="the weights differ by now"))
+        steps.append(
+            found
+            if first is None or place == first
+            else found._replace(note="the weights differ by now")
+        )
     notes += _sketching(a, b, steps)
     if first is None:
         return Comparison(tuple(steps), None, missing=missing, notes=notes)
@@ -60,30 +64,46 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
     before = tuple(step for step in steps[:first] if step.optimizer == pair.optimizer)
     names = [part.name for part in pair.parameters]
     windows = [
-        Window(x, step, [x.index(name) for name in names], _consumed(x, step, optimizer))
+        Window(
+            x, step, [x.index(name) for name in names], _consumed(x, step, optimizer)
+        )
         for x, step in ((a, pair.a), (b, pair.b))
     ]
     case = Case(windows[0], windows[1], pair, first, before)
     causes = find(case)
     named = {cause.name for cause in causes}
     ruled, undecided = (
-        {name: why for name, why in found.items() if name not in named} for found in (case.ruled_out, case.undecided)
+        {name: why for name, why in found.items() if name not in named}
+        for found in (case.ruled_out, case.undecided)
     )
     parting = _parting(a, b, windows, columns, case.rounding)
-    return Comparison(tuple(steps), first, parting, causes, ruled, undecided, missing, notes)
+    return Comparison(
+        tuple(steps), first, parting, causes, ruled, undecided, missing, notes
+    )
 
 
-def _columns(a: Ledger, b: Ledger) -> tuple[list[tuple[str, int, int]], tuple[str, ...]]:
+def _columns(
+    a: Ledger, b: Ledger
+) -> tuple[list[tuple[str, int, int]], tuple[str, ...]]:
     """The parameters that both have, by name and column; and those that one lacks, or has in another shape."""
-    mine, theirs = ({p.name: i for i, p in enumerate(x.parameters) if not p.unsharded_of} for x in (a, b))
+    mine, theirs = (
+        {p.name: i for i, p in enumerate(x.parameters) if not p.unsharded_of}
+        for x in (a, b)
+    )
     both = [(name, i, theirs[name]) for name, i in mine.items() if name in theirs]
-    alike = [(name, i, j) for name, i, j in both if a.parameters[i].shape == b.parameters[j].shape]
+    alike = [
+        (name, i, j)
+        for name, i, j in both
+        if a.parameters[i].shape == b.parameters[j].shape
+    ]
     if not alike:
         raise ValueError(
             f"compare() found no parameter that both have: a has {_some(mine)}, b has {_some(theirs)}; expected two "
             "recordings of one model, recorded in the same way, as in record(model, optimizer)"
         )
-    missing = [f"{name} (a)" for name in mine if name not in theirs] + [f"{n} (b)" for n in theirs if n not in mine]
+    missing = [f"{name} (a)" for name in mine if name not in theirs] + [
+        f"{n} (b)" for n in theirs if n not in mine
+    ]
     shapes = [
         f"{name} (shape {a.parameters[i].shape} in a, {b.parameters[j].shape} in b)"
         for name, i, j in both
@@ -103,7 +123,10 @@ def _pairs(a: Ledger, b: Ledger) -> tuple[list[_Pair], tuple[str, ...]]:
     """Which step belongs to which: the first of an optimizer to the first, and so on; -1: all optimizers."""
     steps = [_steps(x) for x in (a, b)]
     if not (steps[0] and steps[1]):
-        ends = [min((s[0] for s in of.values()), default=_end(x)) for of, x in zip(steps, (a, b), strict=True)]
+        ends = [
+            min((s[0] for s in of.values()), default=_end(x))
+            for of, x in zip(steps, (a, b), strict=True)
+        ]
         if min(ends) < 0:
             raise ValueError(
                 f"compare() found no gradient in {'a' if ends[0] < 0 else 'b'}: it has neither a step nor a backward; "
@@ -111,15 +134,22 @@ def _pairs(a: Ledger, b: Ledger) -> tuple[list[_Pair], tuple[str, ...]]:
             )
         optimizer = next(iter(steps[0] or steps[1]), -1)
         note = "one of them has no step: what its `.grad` holds at its end is compared with the first step of the other"
-        return [(ends[0], ends[1], optimizer, "")], (note,) if steps[0] or steps[1] else ()
+        return [(ends[0], ends[1], optimizer, "")], (note,) if steps[0] or steps[
+            1
+        ] else ()
     notes = []
     found: list[_Pair] = []
     for optimizer in sorted(steps[0].keys() | steps[1].keys()):
         mine, theirs = steps[0].get(optimizer, []), steps[1].get(optimizer, [])
         name = a[mine[0]].label if mine else ""
-        found += [(step, other, optimizer, name) for step, other in zip(mine, theirs, strict=False)]
+        found += [
+            (step, other, optimizer, name)
+            for step, other in zip(mine, theirs, strict=False)
+        ]
         if len(mine) != len(theirs):
-            notes.append(f"steps of optimizer {optimizer}: {len(mine)} in a, {len(theirs)} in b")
+            notes.append(
+                f"steps of optimizer {optimizer}: {len(mine)} in a, {len(theirs)} in b"
+            )
     return sorted(found), tuple(notes)
 
 
@@ -138,50 +168,91 @@ def _end(ledger: Ledger) -> int:
 
 
 def _at(
-    a: Ledger, b: Ledger, step: int, other: int, optimizer: int, name: str, columns: list[tuple[str, int, int]]
+    a: Ledger,
+    b: Ledger,
+    step: int,
+    other: int,
+    optimizer: int,
+    name: str,
+    columns: list[tuple[str, int, int]],
 ) -> Compared:
     """How far what two steps read is apart."""
     parts = []
     owned = [any(optimizer in p.optimizers for p in x.parameters) for x in (a, b)]
     for label, i, j in columns:
         mine, theirs = (
-            not has or optimizer in x.parameters[p].optimizers for x, p, has in ((a, i, owned[0]), (b, j, owned[1]))
+            not has or optimizer in x.parameters[p].optimizers
+            for x, p, has in ((a, i, owned[0]), (b, j, owned[1]))
         )
         if mine or theirs:
-            here, there = side(a, i, step if mine else -1), side(b, j, other if theirs else -1)
+            here, there = (
+                side(a, i, step if mine else -1),
+                side(b, j, other if theirs else -1),
+            )
             parts.append(between(label, here, there))
     skipped = [x[event].skipped for x, event in ((a, step), (b, other))]
     if all(skipped):
         return Compared(step, other, name, 0.0, 0.0, 0.0, (), "both were skipped")
     notes = [f"{'ab'[skipped.index(True)]}'s step was skipped"] if any(skipped) else []
-    wrong = sorted({side for part in parts if part.how == "not finite" for side in part.side})
+    wrong = sorted(
+        {side for part in parts if part.how == "not finite" for side in part.side}
+    )
     if wrong:
-        notes.append("neither gradient is finite" if len(wrong) == 2 else f"{wrong[0]}'s gradient is not finite")
+        notes.append(
+            "neither gradient is finite"
+            if len(wrong) == 2
+            else f"{wrong[0]}'s gradient is not finite"
+        )
     found = total(parts)
-    return Compared(step, other, name, found.relative, found.uncertainty, found.at_least, found.parts, "; ".join(notes))
+    return Compared(
+        step,
+        other,
+        name,
+        found.relative,
+        found.uncertainty,
+        found.at_least,
+        found.parts,
+        "; ".join(notes),
+    )
 
 
-def _apart(pair: Compared, a: Ledger, b: Ledger, columns: list[tuple[str, int, int]]) -> bool:
+def _apart(
+    pair: Compared, a: Ledger, b: Ledger, columns: list[tuple[str, int, int]]
+) -> bool:
     """Whether two steps differ by more than rounding, that of the coarser of the two."""
     dtypes = {x.parameters[p].dtype for _, i, j in columns for x, p in ((a, i), (b, j))}
     rounding = max(ROUNDING.get(dtype, 1e-4) for dtype in dtypes)
     if "was skipped" in pair.note:
         return True
-    return pair.relative > rounding if not math.isnan(pair.relative) else pair.at_least > rounding
+    return (
+        pair.relative > rounding
+        if not math.isnan(pair.relative)
+        else pair.at_least > rounding
+    )
 
 
 def _sketching(a: Ledger, b: Ledger, steps: Sequence[Compared]) -> tuple[str, ...]:
     """Why elements could not be compared, where they could not."""
-    unknown = sorted({part.name for pair in steps for part in pair.parameters if part.how == "norms"})
+    unknown = sorted(
+        {part.name for pair in steps for part in pair.parameters if part.how == "norms"}
+    )
     if not unknown:
         return ()
     asked = [x.meta.get("sketch", 0) for x in (a, b)]
     names = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
     said = f"of {len(unknown)} parameters ({names}) only norms can be compared"
     if asked[0] == asked[1] > 0:
-        return (f"{said}, though both were recorded with sketch={asked[0]}: not all of them have comparable sums",)
-    why = f"a was recorded with sketch={asked[0]}, b with sketch={asked[1]}; " if asked[0] != asked[1] else ""
-    return (f"{said}: {why}record both with the same sketch=N (accumviz run --sketch N)",)
+        return (
+            f"{said}, though both were recorded with sketch={asked[0]}: not all of them have comparable sums",
+        )
+    why = (
+        f"a was recorded with sketch={asked[0]}, b with sketch={asked[1]}; "
+        if asked[0] != asked[1]
+        else ""
+    )
+    return (
+        f"{said}: {why}record both with the same sketch=N (accumviz run --sketch N)",
+    )
 
 
 def _consumed(ledger: Ledger, step: int, optimizer: int) -> list[int]:
@@ -197,7 +268,11 @@ def _consumed(ledger: Ledger, step: int, optimizer: int) -> list[int]:
 
 
 def _parting(
-    a: Ledger, b: Ledger, windows: list[Window], columns: list[tuple[str, int, int]], rounding: float
+    a: Ledger,
+    b: Ledger,
+    windows: list[Window],
+    columns: list[tuple[str, int, int]],
+    rounding: float,
 ) -> Parting:
     """The first events of two windows that differ."""
     events = [[e for e in _span(window) if _does(window, e)] for window in windows]
@@ -205,18 +280,26 @@ def _parting(
     ends = a[windows[0].step], b[windows[1].step]
     if counts[0] != counts[1]:
         many = f"{counts[0]} backward{'s' * (counts[0] != 1)}"
-        return Parting(*ends, f"the step: a has {many} in this window, b has {counts[1]}")
+        return Parting(
+            *ends, f"the step: a has {many} in this window, b has {counts[1]}"
+        )
     number = 0
     for one, other in zip_longest(*events):
         if one is None or other is None:
             break
         here, there = a[one], b[other]
         if here.kind != there.kind:
-            return Parting(here, there, f"a has a {here.kind} where b has a {there.kind}")
+            return Parting(
+                here, there, f"a has a {here.kind} where b has a {there.kind}"
+            )
         number += here.kind == "backward"
         said = _differs(a, b, one, other, columns, rounding, here.kind)
         if said:
-            what = f"backward {number} of the window" if here.kind == "backward" else f"a {here.kind}"
+            what = (
+                f"backward {number} of the window"
+                if here.kind == "backward"
+                else f"a {here.kind}"
+            )
             return Parting(here, there, f"{what}: {said}")
     return Parting(*ends, "the step itself")
 
@@ -236,7 +319,13 @@ def _does(window: Window, event: int) -> bool:
 
 
 def _differs(
-    a: Ledger, b: Ledger, one: int, other: int, columns: list[tuple[str, int, int]], rounding: float, kind: str
+    a: Ledger,
+    b: Ledger,
+    one: int,
+    other: int,
+    columns: list[tuple[str, int, int]],
+    rounding: float,
+    kind: str,
 ) -> str:
     """In what two events differ: what they add (a backward), or what they leave."""
     adds = kind == "backward"
@@ -255,14 +344,24 @@ def _differs(
             mine.append(x)
             theirs.append(y)
             continue
-        sizes = [float(getattr(ledger, norms)[e, p]) for ledger, e, p in ((a, one, i), (b, other, j))]
+        sizes = [
+            float(getattr(ledger, norms)[e, p])
+            for ledger, e, p in ((a, one, i), (b, other, j))
+        ]
         apart, squared = apart + (sizes[0] - sizes[1]) ** 2, squared + sizes[1] ** 2
     x, y = (np.concatenate(parts or [np.zeros(0)]) for parts in (mine, theirs))
     what = "adds" if adds else "leaves"
-    wrong = [letter for letter, elements in (("a", x), ("b", y)) if not np.isfinite(elements).all()]
+    wrong = [
+        letter
+        for letter, elements in (("a", x), ("b", y))
+        if not np.isfinite(elements).all()
+    ]
     if wrong:
         return f"what {' and '.join(wrong)} {what if len(wrong) == 1 else what[:-1]} is not finite"
-    apart, squared = apart + float(np.square(x - y).sum()), squared + float(np.square(y).sum())
+    apart, squared = (
+        apart + float(np.square(x - y).sum()),
+        squared + float(np.square(y).sum()),
+    )
     by = math.sqrt(apart / squared) if squared else math.inf if apart else 0.0
     if by <= min(rounding, 2e-3) / 2:
         return ""

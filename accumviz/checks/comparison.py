@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accumviz import given
+from accumviz import arguments
 from accumviz.checks.distance import Part
 from accumviz.checks.report import plain, told
-from accumviz.events import Event
+from accumviz.ledger.events import Event
 from accumviz.show import Displayed, literal, save_page
 
 _LISTED = 8
@@ -78,7 +78,12 @@ class Comparison(Displayed):
         """The pair of steps that counts: the first that differs, else one that is not known, or differs most."""
         if self.first is not None:
             return self.steps[self.first]
-        return max(self.steps, key=lambda pair: [math.isnan(x) or x for x in (pair.relative, pair.at_least)])
+        return max(
+            self.steps,
+            key=lambda pair: [
+                math.isnan(x) or x for x in (pair.relative, pair.at_least)
+            ],
+        )
 
     @property
     def relative(self) -> float:
@@ -97,7 +102,11 @@ class Comparison(Displayed):
             return "apart"
         if any(math.isnan(pair.relative) for pair in self.steps):
             return "not known"
-        return "equal" if all(pair.relative == pair.uncertainty == 0 for pair in self.steps) else "equal to rounding"
+        return (
+            "equal"
+            if all(pair.relative == pair.uncertainty == 0 for pair in self.steps)
+            else "equal to rounding"
+        )
 
     def __str__(self) -> str:
         return self.text()
@@ -111,23 +120,45 @@ class Comparison(Displayed):
         for cause in self.causes:
             lines += [f"  cause: {cause.name}. {literal(cause.said)}"]
             if cause.evidence:
-                lines.append("    " + "; ".join(f"{name}: {told(value)}" for name, value in cause.evidence.items()))
+                lines.append(
+                    "    "
+                    + "; ".join(
+                        f"{name}: {told(value)}"
+                        for name, value in cause.evidence.items()
+                    )
+                )
         if self.first is not None and not self.causes:
             lines.append("  cause: not named")
         if self.parting is not None:
             lines.append(f"  they part at: {literal(self.parting.said)}")
-            lines += [f"    {letter}: {place(event)}" for letter, event in zip("ab", self.parting[:2], strict=True)]
+            lines += [
+                f"    {letter}: {place(event)}"
+                for letter, event in zip("ab", self.parting[:2], strict=True)
+            ]
         if len(self.steps) > 1:
             lines += ["", "  event of a  event of b  error"]
-            lines += [f"  {p.a:>10}  {p.b:>10}  {error(p)}{_noted(p.note)}" for p in self.steps[:_LISTED]]
+            lines += [
+                f"  {p.a:>10}  {p.b:>10}  {error(p)}{_noted(p.note)}"
+                for p in self.steps[:_LISTED]
+            ]
             if len(self.steps) > _LISTED:
                 lines.append(f"  … {len(self.steps) - _LISTED} more")
         if self.first is not None:
             lines += ["", "  of it, by parameter:"]
-            lines += [f"  {share:>7}  {literal(name)}: {said}" for share, name, said in self.by_parameter()]
-        for head, causes in (("not the cause", self.ruled_out), ("perhaps a cause", self.undecided)):
+            lines += [
+                f"  {share:>7}  {literal(name)}: {said}"
+                for share, name, said in self.by_parameter()
+            ]
+        for head, causes in (
+            ("not the cause", self.ruled_out),
+            ("perhaps a cause", self.undecided),
+        ):
             if causes:
-                lines += ["", f"  {head}:", *(f"    {name}: {literal(why)}" for name, why in causes.items())]
+                lines += [
+                    "",
+                    f"  {head}:",
+                    *(f"    {name}: {literal(why)}" for name, why in causes.items()),
+                ]
         if self.missing:
             lines += ["", f"  only in one of them: {literal(told(list(self.missing)))}"]
         return "\n".join(lines + [f"  note: {literal(note)}" for note in self.notes])
@@ -143,18 +174,33 @@ class Comparison(Displayed):
 
     def by_parameter(self) -> list[tuple[str, str, str]]:
         """Of the step that counts, each parameter's share of the squared error, its name, and its own error."""
-        parts = sorted(self.step.parameters, key=lambda part: -(part.least if part.how == "norms" else part.squared))
+        parts = sorted(
+            self.step.parameters,
+            key=lambda part: -(part.least if part.how == "norms" else part.squared),
+        )
         whole = sum(part.squared for part in parts if not math.isnan(part.squared))
         shown = []
         for part in parts[:_LISTED]:
-            share = "?" if math.isnan(part.squared) or not whole else f"{100 * part.squared / whole:.0f} %"
-            only = f"only {part.side} has a gradient" if part.how == "one" else error_of(part)
+            share = (
+                "?"
+                if math.isnan(part.squared) or not whole
+                else f"{100 * part.squared / whole:.0f} %"
+            )
+            only = (
+                f"only {part.side} has a gradient"
+                if part.how == "one"
+                else error_of(part)
+            )
             shown.append((share, part.name, only))
         return shown
 
     def to_json(self) -> str:
         """The comparison for machines: one JSON object, with NaN and the infinities by name."""
-        pairs = [pair._asdict() | {"parameters": [part._asdict() for part in pair.parameters]} for pair in self.steps]
+        pairs = [
+            pair._asdict()
+            | {"parameters": [part._asdict() for part in pair.parameters]}
+            for pair in self.steps
+        ]
         part = self.parting
         whole = {
             "verdict": self.verdict,
@@ -162,7 +208,9 @@ class Comparison(Displayed):
             "uncertainty": self.uncertainty,
             "first": self.first,
             "steps": pairs,
-            "parting": None if part is None else {"a": asdict(part.a), "b": asdict(part.b), "said": part.said},
+            "parting": None
+            if part is None
+            else {"a": asdict(part.a), "b": asdict(part.b), "said": part.said},
             "causes": [cause._asdict() for cause in self.causes],
             "ruled_out": dict(self.ruled_out),
             "undecided": dict(self.undecided),
@@ -173,7 +221,7 @@ class Comparison(Displayed):
 
     def save(self, path: str | Path) -> None:
         """Write it: a page (`.html`), JSON (`.json`) or, under any other name, text."""
-        given.file("path", path)
+        arguments.file("path", path)
         suffix = Path(path).suffix.lower()
         if suffix in (".html", ".htm"):
             save_page(path, "Comparison", self.to_html())
@@ -185,7 +233,9 @@ class Comparison(Displayed):
 def error(pair: Compared) -> str:
     """A relative error with what it may be off by."""
     if not math.isnan(pair.relative):
-        return percent(pair.relative) + (f" ± {percent(pair.uncertainty)}" if pair.uncertainty else "")
+        return percent(pair.relative) + (
+            f" ± {percent(pair.uncertainty)}" if pair.uncertainty else ""
+        )
     if math.isnan(pair.at_least):
         return "not known"
     return f"at least {percent(pair.at_least)} (from norms)"
@@ -197,7 +247,9 @@ def error_of(part: Part) -> str:
         return f"not known ({part.how} only)"
     if part.how == "not finite":
         return f"not finite in {' and '.join(part.side)}"
-    return percent(part.relative) + (f" ± {percent(part.uncertainty)}" if part.uncertainty else "")
+    return percent(part.relative) + (
+        f" ± {percent(part.uncertainty)}" if part.uncertainty else ""
+    )
 
 
 def percent(number: float) -> str:
@@ -208,12 +260,21 @@ def percent(number: float) -> str:
     """
     if not math.isfinite(number):
         return "infinitely far" if number > 0 else "not known"
-    return f"{100 * number:.3g} %".replace("e-0", "e−").replace("e-", "e−").replace("e+0", "e").replace("e+", "e")
+    return (
+        f"{100 * number:.3g} %".replace("e-0", "e−")
+        .replace("e-", "e−")
+        .replace("e+0", "e")
+        .replace("e+", "e")
+    )
 
 
 def place(event: Event) -> str:
     """Where an event stands."""
-    where = f" {literal(event.file)}:{event.line}  {literal(event.source)}" if event.file else ""
+    where = (
+        f" {literal(event.file)}:{event.line}  {literal(event.source)}"
+        if event.file
+        else ""
+    )
     return f"event {event.index}, {event.kind}{where}"
 
 

@@ -8,14 +8,24 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from accumviz.checks.diffs import BEHIND_LOOP
-from accumviz.events import Event
+from accumviz.ledger.events import Event
 
 # Its steps stand in the user's loop, and step at the end of a window only.
 _PACED = "accelerate/"
 # With these words begins a line that is a part of a block.
-_BLOCK = re.compile(r"(async|class|def|elif|else|except|finally|for|if|try|while|with)\b|case (?!=)")
+_BLOCK = re.compile(
+    r"(async|class|def|elif|else|except|finally|for|if|try|while|with)\b|case (?!=)"
+)
 # What is called in these is called at times only, several times or later.
-_CHOOSING = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_CHOOSING = (
+    ast.IfExp,
+    ast.BoolOp,
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
 
 
 def _theirs(event: Event) -> bool:
@@ -33,24 +43,37 @@ def _simple(event: Event) -> bool:
 
 def _head(event: Event) -> bool:
     """Whether a line that is no program by itself begins a block, or goes on with one, as `else: step()` does."""
-    return event.source.partition("#")[0].rstrip().endswith(":") or bool(_BLOCK.match(event.source))
+    return event.source.partition("#")[0].rstrip().endswith(":") or bool(
+        _BLOCK.match(event.source)
+    )
 
 
 def _open(event: Event) -> bool:
     """Whether its line begins a block and ends it, or does something at times only: what stands below is outside."""
     tree = _parsed(event.source)
-    return _head(event) if tree is None else any(hasattr(each, "body") for each in tree.body) or _chosen(event, tree)
+    return (
+        _head(event)
+        if tree is None
+        else any(hasattr(each, "body") for each in tree.body) or _chosen(event, tree)
+    )
 
 
 def _chosen(event: Event, tree: ast.Module) -> bool:
     """Whether an expression says when the event's call is made, as `step() if last else None` does."""
     mine = _calls(tree, event.kind) or _calls(tree)
-    return any(isinstance(each, _CHOOSING) and set(mine) & set(_calls(each)) for each in ast.walk(tree))
+    return any(
+        isinstance(each, _CHOOSING) and set(mine) & set(_calls(each))
+        for each in ast.walk(tree)
+    )
 
 
 def _calls(tree: ast.AST, name: str = "") -> list[ast.Call]:
     """The calls of what has this in its name."""
-    return [each for each in ast.walk(tree) if isinstance(each, ast.Call) and name in _name(each.func)]
+    return [
+        each
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Call) and name in _name(each.func)
+    ]
 
 
 def _spot(event: Event) -> int | None:
@@ -58,10 +81,14 @@ def _spot(event: Event) -> int | None:
     tree = _parsed(event.source)
     if tree is None or not tree.body or _chosen(event, tree):
         return None
-    body = tree.body[0].body if isinstance(tree.body[0], ast.If | ast.With) else tree.body
+    body = (
+        tree.body[0].body if isinstance(tree.body[0], ast.If | ast.With) else tree.body
+    )
     first = min((call.col_offset for call in _calls(tree, event.kind)), default=-1)
     # Behind another backward, it may be the second such call that is meant.
-    if any(hasattr(each, "body") for each in body) or any(b.col_offset > first for b in _calls(tree, "backward")):
+    if any(hasattr(each, "body") for each in body) or any(
+        b.col_offset > first for b in _calls(tree, "backward")
+    ):
         return None
     found = [each.col_offset for each in body if each.col_offset <= first]
     return _column(event.source, found[-1]) if found else None
@@ -116,7 +143,13 @@ def removed(event: Event) -> str:
 
 def moved(event: Event, after: Event, meaning: str = "") -> str:
     """The cure that puts this line below the other one, or what means the same there."""
-    if not event.source or not after.source or after.via.startswith(_PACED) or not _simple(event) or _open(after):
+    if (
+        not event.source
+        or not after.source
+        or after.via.startswith(_PACED)
+        or not _simple(event)
+        or _open(after)
+    ):
         return ""
     if _theirs(after):
         return removed(event)
@@ -158,7 +191,11 @@ class _Loss(NamedTuple):
         enclosed = before.rstrip().endswith("(") and after.lstrip().startswith(")")
         if whole and enclosed and not re.search(r"[\w\])]\s*\($", before):
             return before.rstrip()[:-1] + text + after.lstrip()[1:]
-        return f"{before}({text}){after}" if self.called and not whole and not enclosed else before + text + after
+        return (
+            f"{before}({text}){after}"
+            if self.called and not whole and not enclosed
+            else before + text + after
+        )
 
 
 def _loss(event: Event) -> _Loss | None:
@@ -167,12 +204,22 @@ def _loss(event: Event) -> _Loss | None:
     tree = _parsed(line)
     if tree is None or not event.label:
         return None
-    named = [(node, called) for node, called in _arguments(tree) if event.label in _labels(node)]
-    found = [(_inside(node), called and _inside(node) is node) for node, called in named]
+    named = [
+        (node, called)
+        for node, called in _arguments(tree)
+        if event.label in _labels(node)
+    ]
+    found = [
+        (_inside(node), called and _inside(node) is node) for node, called in named
+    ]
     if len(found) != 1:
         return None
     node, called = found[0]
-    if node.end_lineno != 1 or node.end_col_offset is None or isinstance(node, ast.List | ast.Tuple | ast.Starred):
+    if (
+        node.end_lineno != 1
+        or node.end_col_offset is None
+        or isinstance(node, ast.List | ast.Tuple | ast.Starred)
+    ):
         return None
     if any(isinstance(part, ast.IfExp | ast.BoolOp) for part in ast.walk(node)):
         return None  # what is divided on one way only
@@ -192,14 +239,25 @@ def _arguments(tree: ast.Module) -> Iterator[tuple[ast.expr, bool]]:
             continue
         if isinstance(call.func, ast.Attribute):
             yield call.func.value, True
-        yield from ((value, False) for value in (*call.args, *(keyword.value for keyword in call.keywords)))
+        yield from (
+            (value, False)
+            for value in (*call.args, *(keyword.value for keyword in call.keywords))
+        )
 
 
 def _inside(node: ast.expr) -> ast.expr:
     """What a gradient scaler is given, and the one thing in a list; anything else itself."""
-    if isinstance(node, ast.Call) and _name(node.func) == "scale" and len(node.args) == 1:
+    if (
+        isinstance(node, ast.Call)
+        and _name(node.func) == "scale"
+        and len(node.args) == 1
+    ):
         return node.args[0]
-    return node.elts[0] if isinstance(node, ast.List | ast.Tuple) and len(node.elts) == 1 else node
+    return (
+        node.elts[0]
+        if isinstance(node, ast.List | ast.Tuple) and len(node.elts) == 1
+        else node
+    )
 
 
 def _labels(node: ast.expr) -> tuple[str, str]:
@@ -207,7 +265,9 @@ def _labels(node: ast.expr) -> tuple[str, str]:
 
 
 def _name(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+    return (
+        function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+    )
 
 
 def _parsed(line: str) -> ast.Module | None:
@@ -224,13 +284,25 @@ def _by(loss: _Loss, node: ast.expr, by: str) -> str:
     """A part of the loss, divided."""
     text = loss.part(node)
     product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div)
-    return f"{text} / {by}" if product or isinstance(node, (*_TIGHT, ast.UnaryOp)) else f"({text}) / {by}"
+    return (
+        f"{text} / {by}"
+        if product or isinstance(node, (*_TIGHT, ast.UnaryOp))
+        else f"({text}) / {by}"
+    )
 
 
 def _quotient(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     """What is divided and by what, where that is the last thing done."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "div":
-        return (node.func.value, node.args[0]) if len(node.args) == 1 and not node.keywords else None
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "div"
+    ):
+        return (
+            (node.func.value, node.args[0])
+            if len(node.args) == 1 and not node.keywords
+            else None
+        )
     division = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
     return (node.left, node.right) if division and isinstance(node, ast.BinOp) else None
 
@@ -264,7 +336,10 @@ def divided_by_another(event: Event, many: int, by: str) -> str:
     if quotient and _may_be(quotient[1], many):
         return replaced(event, loss.put(_by(loss, quotient[0], by)))
     # It was divided before this line, or multiplied by what is as good.
-    return replaced(event, loss.put(_by(loss, loss.node, by).replace(f" / {by}", f" * {many} / {by}")))
+    return replaced(
+        event,
+        loss.put(_by(loss, loss.node, by).replace(f" / {by}", f" * {many} / {by}")),
+    )
 
 
 def undivided(event: Event, many: int) -> str:
@@ -277,7 +352,9 @@ def undivided(event: Event, many: int) -> str:
     quotient = _quotient(loss.node) if loss else None
     if loss is None or quotient is None or not _may_be(quotient[1], many):
         return ""
-    return replaced(event, loss.put(loss.part(quotient[0]), whole=isinstance(quotient[0], _TIGHT)))
+    return replaced(
+        event, loss.put(loss.part(quotient[0]), whole=isinstance(quotient[0], _TIGHT))
+    )
 
 
 def summed(event: Event, by: str, about: str, *, sums: bool) -> str:
@@ -296,7 +373,11 @@ def summed(event: Event, by: str, about: str, *, sums: bool) -> str:
         node = quotient[0]
     if isinstance(node, ast.BinOp):  # which of its factors was the divisor is not known
         return ""
-    said = f"# {about}" if sums else f'# {loss.part(node)} with reduction="sum", undivided; {about}'
+    said = (
+        f"# {about}"
+        if sums
+        else f'# {loss.part(node)} with reduction="sum", undivided; {about}'
+    )
     return replaced(event, said, loss.put(_by(loss, node, by)))
 
 
@@ -333,7 +414,8 @@ def _stepping(step: Event) -> str:
 
 # A step after the loop would read what each rank has by itself: no line there mends it.
 UNAVERAGED = (
-    " What was left is not averaged over the ranks: the last micro-batch of an epoch has to synchronise, and step."
+    " What was left is not averaged over the ranks: the last micro-batch of an epoch "
+    "has to synchronise, and step."
 )
 
 
@@ -355,7 +437,13 @@ def flushed(step: Event, divided_by: int) -> str:
 
 def before(at: Event, end: Event) -> str:
     """The cure that takes a line from where it stands, and puts it above the step's."""
-    if not at.source or not end.source or at.line == end.line or end.via.startswith(_PACED) or not _simple(at):
+    if (
+        not at.source
+        or not end.source
+        or at.line == end.line
+        or end.via.startswith(_PACED)
+        or not _simple(at)
+    ):
         return ""
     if _theirs(end):
         return removed(at)
@@ -367,7 +455,9 @@ def taken_over(step: Event, scaler: str, *, updated: bool) -> str:
     """The cure that lets a scaler take a step, and update itself behind it where it is `updated` nowhere."""
     own, takes = r"([A-Za-z_][\w.\[\]]*)\.step\(\s*\)", rf"{scaler}.step(\1)"
     alone = _simple(step) and not _open(step)
-    if not re.search(own, step.source) or not (updated or alone or _spot(step) is not None):
+    if not re.search(own, step.source) or not (
+        updated or alone or _spot(step) is not None
+    ):
         return ""
     within = "" if updated or alone else f"; {scaler}.update()"
     below = [f"{scaler}.update()"] if alone and not updated else []
@@ -382,5 +472,12 @@ def guarded(schedule: Event, step: Event) -> str:
     noted = inserted(step, f"scale_before_update = {scaler}.get_scale()")
     if not noted:
         return ""
-    asked = replaced(schedule, f"if {scaler}.get_scale() >= scale_before_update:", f"    {schedule.source}")
-    return f"{noted}{_elsewhere(step, schedule)}\n" + asked.partition("\n")[2].partition("\n")[2]
+    asked = replaced(
+        schedule,
+        f"if {scaler}.get_scale() >= scale_before_update:",
+        f"    {schedule.source}",
+    )
+    return (
+        f"{noted}{_elsewhere(step, schedule)}\n"
+        + asked.partition("\n")[2].partition("\n")[2]
+    )

@@ -51,22 +51,41 @@ def placed(cure: str, sources: Mapping[str, str]) -> str:
     """
     hunks = _hunks(cure)
     ends = {hunk.file: "\r" * ("\r\n" in sources.get(hunk.file, "")) for hunk in hunks}
-    texts = {file: sources.get(file, "").replace("\r\n", "\n").split("\n") for file in ends}
+    texts = {
+        file: sources.get(file, "").replace("\r\n", "\n").split("\n") for file in ends
+    }
     stand = [_statement(texts[hunk.file], hunk) for hunk in hunks]
     if not all(stand):
-        there = all(hunk.line <= len(texts[hunk.file]) and texts[hunk.file][hunk.line - 1].strip() for hunk in hunks)
+        there = all(
+            hunk.line <= len(texts[hunk.file])
+            and texts[hunk.file][hunk.line - 1].strip()
+            for hunk in hunks
+        )
         return "" if there else cure
     # What is moved is written as it stands, not as its one row tells it.
-    whole = {_old(hunk): rows for hunk, rows in zip(hunks, stand, strict=True) if hunk.rows[0][0] == "-"}
+    whole = {
+        _old(hunk): rows
+        for hunk, rows in zip(hunks, stand, strict=True)
+        if hunk.rows[0][0] == "-"
+    }
     edits = [
-        _behind(h, texts[h.file]) if h.behind else _Edit(h.file, h.line, len(rows), _rows(h, rows, whole))
+        _behind(h, texts[h.file])
+        if h.behind
+        else _Edit(h.file, h.line, len(rows), _rows(h, rows, whole))
         for h, rows in zip(hunks, stand, strict=True)
     ]
     if not all(edit.rows for edit in edits):
         return ""
     for found in (edits, [edit.leaving_pass() for edit in edits]):
-        if not any(_reads(text) and not _reads(_after(text, found, file)) for file, text in texts.items()):
-            return "\n".join(row for file in texts for row in _written(found, file, ends[file], texts[file]))
+        if not any(
+            _reads(text) and not _reads(_after(text, found, file))
+            for file, text in texts.items()
+        ):
+            return "\n".join(
+                row
+                for file in texts
+                for row in _written(found, file, ends[file], texts[file])
+            )
     return ""
 
 
@@ -82,7 +101,9 @@ def stands(cure: str, text: Callable[[str], str | None]) -> bool:
     for hunk in _hunks(cure):
         told = [row[1:].strip() for row in hunk.rows if row[0] in "- "]
         now = text(hunk.file)
-        if now is not None and told != [line.strip() for line in now.split("\n")[hunk.line - 1 :][: len(told)]]:
+        if now is not None and told != [
+            line.strip() for line in now.split("\n")[hunk.line - 1 :][: len(told)]
+        ]:
             return False
     return True
 
@@ -110,20 +131,28 @@ class _Edit(NamedTuple):
 def _after(text: Sequence[str], edits: Sequence[_Edit], file: str) -> list[str]:
     """The lines of a file after its edits."""
     lines = list(text)
-    for edit in sorted((edit for edit in edits if edit.file == file), key=lambda edit: -edit.line):
+    for edit in sorted(
+        (edit for edit in edits if edit.file == file), key=lambda edit: -edit.line
+    ):
         lines[edit.line - 1 : edit.line - 1 + edit.length] = edit.put
     return lines
 
 
-def _written(edits: Sequence[_Edit], file: str, end: str, text: Sequence[str]) -> Iterator[str]:
+def _written(
+    edits: Sequence[_Edit], file: str, end: str, text: Sequence[str]
+) -> Iterator[str]:
     """The diff of one file; only its lines end as the file's do, for patch takes such an end off a diff's heads."""
     # Without a tab, patch takes the first word for the name.
     yield from (f"{sign} {file}" + "\t" * (" " in file) for sign in ("---", "+++"))
     offset = 0
-    for edit in sorted((edit for edit in edits if edit.file == file), key=lambda edit: edit.line):
+    for edit in sorted(
+        (edit for edit in edits if edit.file == file), key=lambda edit: edit.line
+    ):
         yield f"@@ -{_range(edit.line, edit.length)} +{_range(edit.line + offset, len(edit.put))} @@"
         last = bool(text[-1]) and edit.line - 1 + edit.length == len(text)
-        yield from _endless(edit.rows, end) if last else (row + end for row in edit.rows)
+        yield from (
+            _endless(edit.rows, end) if last else (row + end for row in edit.rows)
+        )
         offset += len(edit.put) - edit.length
 
 
@@ -145,7 +174,14 @@ def _hunks(cure: str) -> list[_Hunk]:
         if row.startswith("--- "):
             file = row[4:].rstrip("\t")
         elif row.startswith("@@"):
-            found.append(_Hunk(file, int(re.split(r"[ ,]", row)[1][1:]), [], row.endswith(BEHIND_LOOP)))
+            found.append(
+                _Hunk(
+                    file,
+                    int(re.split(r"[ ,]", row)[1][1:]),
+                    [],
+                    row.endswith(BEHIND_LOOP),
+                )
+            )
         elif not row.startswith("+++ "):
             found[-1].rows.append(row)
     return found
@@ -168,12 +204,16 @@ def _statement(text: Sequence[str], hunk: _Hunk) -> list[str]:
         tree = _parsed(lines)
         if tree is not None:
             one = len(tree.body) == 1 and not hasattr(tree.body[0], "body")
-            begins = "".join(" ".join(lines).split()).startswith("".join(told.rstrip("…").split())[:20])
+            begins = "".join(" ".join(lines).split()).startswith(
+                "".join(told.rstrip("…").split())[:20]
+            )
             return lines if one and begins else []
     return []
 
 
-def _rows(hunk: _Hunk, stands: Sequence[str], whole: Mapping[str, list[str]]) -> list[str]:
+def _rows(
+    hunk: _Hunk, stands: Sequence[str], whole: Mapping[str, list[str]]
+) -> list[str]:
     indent = stands[0][: len(stands[0]) - len(stands[0].lstrip())]
     found: list[str] = []
     for row in hunk.rows:
@@ -181,7 +221,9 @@ def _rows(hunk: _Hunk, stands: Sequence[str], whole: Mapping[str, list[str]]) ->
             found += [row[0] + line for line in stands]
         else:
             moved = whole.get(row[1:])
-            lines = textwrap.dedent("\n".join(moved)).split("\n") if moved else [row[1:]]
+            lines = (
+                textwrap.dedent("\n".join(moved)).split("\n") if moved else [row[1:]]
+            )
             found += [f"+{indent}{line}" for line in lines]
     return found
 
@@ -189,11 +231,22 @@ def _rows(hunk: _Hunk, stands: Sequence[str], whole: Mapping[str, list[str]]) ->
 def _behind(hunk: _Hunk, text: Sequence[str]) -> _Edit:
     """The edit that puts a hunk's new rows behind the innermost loop with a backward around its statement, or none."""
     tree = syntax("\n".join(text))
-    around = [] if tree is None else [node for node in ast.walk(tree) if hunk.line in _extent(node)]
-    loops = [node for node in around if isinstance(node, ast.For | ast.While) and _runs_backward(node)]
+    around = (
+        []
+        if tree is None
+        else [node for node in ast.walk(tree) if hunk.line in _extent(node)]
+    )
+    loops = [
+        node
+        for node in around
+        if isinstance(node, ast.For | ast.While) and _runs_backward(node)
+    ]
     loop = max(loops, key=lambda node: node.lineno, default=None)
     # What is defined inside the loop has names of its own.
-    inside = loop and any(isinstance(node, ast.FunctionDef) and node.lineno > loop.lineno for node in around)
+    inside = loop and any(
+        isinstance(node, ast.FunctionDef) and node.lineno > loop.lineno
+        for node in around
+    )
     if loop is None or inside or _HOLE in "\n".join(text[i - 1] for i in _extent(loop)):
         return _Edit(hunk.file, hunk.line, 0, [])
     last = _extent(loop)[-1]
@@ -209,12 +262,17 @@ def _extent(node: ast.AST) -> range:
 
 
 def _runs_backward(loop: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Attribute) and "backward" in node.attr for node in ast.walk(loop))
+    return any(
+        isinstance(node, ast.Attribute) and "backward" in node.attr
+        for node in ast.walk(loop)
+    )
 
 
 def _range(line: int, length: int) -> str:
     """Lines as a hunk's head tells them: of none, the one before."""
-    return f"{line}" if length == 1 else f"{line},{length}" if length else f"{line - 1},0"
+    return (
+        f"{line}" if length == 1 else f"{line},{length}" if length else f"{line - 1},0"
+    )
 
 
 def _parsed(lines: Sequence[str]) -> ast.Module | None:

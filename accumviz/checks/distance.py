@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.events import CHANGED, PRESENT
-from accumviz.ledger import Ledger
+from accumviz.ledger.events import CHANGED, PRESENT
+from accumviz.ledger.ledger import Ledger
 
 # Norms are kept in single precision: what two of them differ by below this, rounding may have done.
 _ROUNDED = 4e-7
@@ -44,7 +44,9 @@ class Part(NamedTuple):
     @property
     def uncertainty(self) -> float:
         """How much that may be off: three standard errors."""
-        return _uncertainty(self.squared, self.variance, self.least, self.most, self.size)
+        return _uncertainty(
+            self.squared, self.variance, self.least, self.most, self.size
+        )
 
 
 class Distance(NamedTuple):
@@ -67,40 +69,64 @@ def over(squared: float, size: float) -> float:
     return math.inf if squared > 0 else 0.0
 
 
-def _uncertainty(squared: float, variance: float, least: float, most: float, size: float) -> float:
+def _uncertainty(
+    squared: float, variance: float, least: float, most: float, size: float
+) -> float:
     if math.isnan(squared) or not size > 0:
         return math.nan if math.isnan(squared) else 0.0
     off = 3 * math.sqrt(variance)
     middle = math.sqrt(squared)
-    high, low = math.sqrt(min(squared + off, max(most, squared))), math.sqrt(max(squared - off, min(least, squared)))
+    high, low = (
+        math.sqrt(min(squared + off, max(most, squared))),
+        math.sqrt(max(squared - off, min(least, squared))),
+    )
     return max(high - middle, middle - low) / math.sqrt(size)
 
 
 def total(parts: Sequence[Part]) -> Distance:
     """The distance of the whole, from that of each parameter."""
     size = math.fsum(part.size for part in parts)
-    least = math.fsum(part.least if part.how == "norms" else part.squared for part in parts)
+    least = math.fsum(
+        part.least if part.how == "norms" else part.squared for part in parts
+    )
     if any(math.isnan(part.squared) for part in parts):
-        return Distance(math.nan, math.nan, over(least, size) if math.isfinite(least) else math.nan, tuple(parts))
+        return Distance(
+            math.nan,
+            math.nan,
+            over(least, size) if math.isfinite(least) else math.nan,
+            tuple(parts),
+        )
     squared = math.fsum(part.squared for part in parts)
     variance = math.fsum(part.variance for part in parts)
-    low, high = (math.fsum(getattr(part, which) for part in parts) for which in ("least", "most"))
+    low, high = (
+        math.fsum(getattr(part, which) for part in parts) for which in ("least", "most")
+    )
     uncertainty = _uncertainty(squared, variance, low, high, size)
     relative = over(squared, size)
-    return Distance(relative, uncertainty, max(relative - uncertainty, 0.0), tuple(parts))
+    return Distance(
+        relative, uncertainty, max(relative - uncertainty, 0.0), tuple(parts)
+    )
 
 
 def between(name: str, a: Side, b: Side) -> Part:
     """The distance of two gradients of one parameter."""
-    wrong = "".join(x for x, y in (("a", a.norm), ("b", b.norm)) if y is not None and not math.isfinite(y))
+    wrong = "".join(
+        x
+        for x, y in (("a", a.norm), ("b", b.norm))
+        if y is not None and not math.isfinite(y)
+    )
     if wrong:
-        return Part(name, math.nan, math.nan, math.nan, math.nan, math.nan, "not finite", wrong)
+        return Part(
+            name, math.nan, math.nan, math.nan, math.nan, math.nan, "not finite", wrong
+        )
     if a.norm is None or b.norm is None:
         there = b.norm if a.norm is None else a.norm
         squared = 0.0 if there is None else there**2
         size = 0.0 if b.norm is None else squared
         side = "" if there is None or not squared else "b" if a.norm is None else "a"
-        return Part(name, squared, 0.0, squared, squared, size, "one" if side else "exact", side)
+        return Part(
+            name, squared, 0.0, squared, squared, size, "one" if side else "exact", side
+        )
     least = max(abs(a.norm - b.norm) - _ROUNDED * max(a.norm, b.norm), 0.0) ** 2
     most, size = (a.norm + b.norm) ** 2, b.norm**2
     if a.elements is None or b.elements is None or len(a.elements) != len(b.elements):
@@ -109,14 +135,32 @@ def between(name: str, a: Side, b: Side) -> Part:
         apart = np.square(a.elements - b.elements)
         if len(a.elements) == a.many:
             squared = float(apart.sum())
-            return Part(name, squared, 0.0, squared, squared, float(np.square(b.elements).sum()), "exact")
+            return Part(
+                name,
+                squared,
+                0.0,
+                squared,
+                squared,
+                float(np.square(b.elements).sum()),
+                "exact",
+            )
         weight = np.square(a.elements) + np.square(b.elements)
     squared, variance = estimate(apart, weight, a.norm, b.norm)
     squared = min(max(squared, least), most) if math.isfinite(squared) else squared
-    return Part(name, squared, variance, least, most, size, "sketched" if math.isfinite(squared) else "norms")
+    return Part(
+        name,
+        squared,
+        variance,
+        least,
+        most,
+        size,
+        "sketched" if math.isfinite(squared) else "norms",
+    )
 
 
-def estimate(apart: np.ndarray, weight: np.ndarray, a: float, b: float) -> tuple[float, float]:
+def estimate(
+    apart: np.ndarray, weight: np.ndarray, a: float, b: float
+) -> tuple[float, float]:
     """‖a − b‖² and its variance, from (aᵢ − bᵢ)² and aᵢ² + bᵢ² of the sums of two sketches, and from both norms.
 
     Of what the two norms say together, (aᵢ − bᵢ)² / (aᵢ² + bᵢ²) is the share that lies apart: a number between 0 and
@@ -129,7 +173,9 @@ def estimate(apart: np.ndarray, weight: np.ndarray, a: float, b: float) -> tuple
     left = apart - share * weight
     # As many sums as carry the weight: what a few agree on says little of the others.
     carrying = seen**2 / float(np.square(weight).sum())
-    return whole * share, (whole / seen) ** 2 * float(np.square(left).sum()) * (1 + 8 / carrying)
+    return whole * share, (whole / seen) ** 2 * float(np.square(left).sum()) * (
+        1 + 8 / carrying
+    )
 
 
 class Side(NamedTuple):
@@ -179,7 +225,11 @@ def contributed(ledger: Ledger, p: int, backward: int) -> np.ndarray | None:
     if after is None or not ledger.state[backward, p] & PRESENT:
         return None
     inside = backward + 1
-    while inside < len(ledger) and ledger.columns.tables["within"][ledger.columns.codes[inside, 5]] == "backward":
+    while (
+        inside < len(ledger)
+        and ledger.columns.tables["within"][ledger.columns.codes[inside, 5]]
+        == "backward"
+    ):
         if ledger.state[inside, p] & CHANGED:  # a collective has averaged it in between
             return None
         inside += 1

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from accumviz.checks.analysis import Case, Loop, Part, near, reduces
 from accumviz.checks.cures import before, moved
-from accumviz.checks.evidence import Case, Loop, Part, near, reduces
 from accumviz.checks.report import Finding
 from accumviz.checks.ways import alone
-from accumviz.events import Event
-from accumviz.gains import SAME, SAME_IN_HALF, number
+from accumviz.ledger.events import Event
+from accumviz.ledger.gains import SAME, SAME_IN_HALF, number
 
 
 def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
@@ -25,14 +25,27 @@ def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
         found: list[tuple[int, int, float]] = []
         for step, backwards in loop.windows.items():
             at = int(loop.steps.searchsorted(step))
-            since = max(backwards[0], int(loop.steps[at - 1]) if at else -1) if backwards else step
-            between = loop.within(clips, since, backwards[-1]) if len(backwards) > 1 else clips[:0]
+            since = (
+                max(backwards[0], int(loop.steps[at - 1]) if at else -1)
+                if backwards
+                else step
+            )
+            between = (
+                loop.within(clips, since, backwards[-1])
+                if len(backwards) > 1
+                else clips[:0]
+            )
             cut = [(int(e), reduces(case, loop, int(e))) for e in between]
             found += [(e, step, factor) for e, factor in cut if factor < 1 - SAME]
         if not found:
             continue
         clip, step, _ = found[0]
-        way = alone(*(case.ledger[e] for e in (clip, step, loop.windows[step][0], loop.windows[step][-1])))
+        way = alone(
+            *(
+                case.ledger[e]
+                for e in (clip, step, loop.windows[step][0], loop.windows[step][-1])
+            )
+        )
         rows = case.shares.of(step)
         rows = rows.take((rows.optimizer == loop.optimizer) & ~rows.erased)
         yield case.finding(
@@ -41,7 +54,9 @@ def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
             clip,
             step=step,
             evidence={
-                "clips between them multiply by": [factor for _, own, factor in found if own == step],
+                "clips between them multiply by": [
+                    factor for _, own, factor in found if own == step
+                ],
                 "left of each backward": rows.clipped.tolist(),
             },
             cause=(
@@ -57,7 +72,9 @@ def clip_per_micro_batch(case: Case) -> Iterator[Finding]:
         yield from _shortened_by_hand(case, windows)
 
 
-def _shortened_by_hand(case: Case, found: list[tuple[Part, list[float]]]) -> Iterator[Finding]:
+def _shortened_by_hand(
+    case: Case, found: list[tuple[Part, list[float]]]
+) -> Iterator[Finding]:
     """Likewise, by code of the user's own: by another factor each time, so that it is no decay that is meant."""
     ratios = [ratio for _, own in found for ratio in own]
     if max(ratios) < 1 + SAME_IN_HALF or near(min(ratios), max(ratios), SAME_IN_HALF):
@@ -80,12 +97,20 @@ def clip_on_the_wrong_side(case: Case) -> Iterator[Finding]:
     """A clip of gradients that the step has already read."""
     found: dict[int, list[int]] = {}
     owners: dict[int, Loop] = {}
-    clips = [clip for clip in case.at("clip").tolist() if any(_used_up(loop, clip) for loop in case.loops)]
+    clips = [
+        clip
+        for clip in case.at("clip").tolist()
+        if any(_used_up(loop, clip) for loop in case.loops)
+    ]
     for clip in clips:
         event = case.ledger[clip]
-        if event.details.get("by") != "value" and not math.isfinite(number(event.details.get("max_norm", 0.0))):
+        if event.details.get("by") != "value" and not math.isfinite(
+            number(event.details.get("max_norm", 0.0))
+        ):
             continue  # a clip to infinity measures, and changes nothing
-        here = [loop for loop in case.loops if loop.rank == event.rank or event.rank is None]
+        here = [
+            loop for loop in case.loops if loop.rank == event.rank or event.rank is None
+        ]
         concerned = [loop for loop in here if loop.changed_by(clip)]
         if concerned:
             late = [loop for loop in concerned if _used_up(loop, clip)]
@@ -98,13 +123,26 @@ def clip_on_the_wrong_side(case: Case) -> Iterator[Finding]:
     for optimizer, clips in found.items():
         loop, clip = owners[optimizer], clips[0]
         step = int(loop.steps[loop.steps < clip][-1])
-        way = alone(*(case.ledger[e] for e in (clip, step, *loop.backwards[loop.backwards < step][-1:].tolist())))
+        way = alone(
+            *(
+                case.ledger[e]
+                for e in (
+                    clip,
+                    step,
+                    *loop.backwards[loop.backwards < step][-1:].tolist(),
+                )
+            )
+        )
         yield case.finding(
             "clip-on-the-wrong-side",
             "error",
             clip,
             step=step,
-            evidence={"event of the step": step, "event of the clip": clip, "backwards between them": 0},
+            evidence={
+                "event of the step": step,
+                "event of the clip": clip,
+                "backwards between them": 0,
+            },
             cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
             cure=before(way.at, way.step),
             times=len(clips),
@@ -116,12 +154,19 @@ def clip_on_the_wrong_side(case: Case) -> Iterator[Finding]:
 
 def _clipped_apart(case: Case) -> Iterator[Finding]:
     """A clip of what one rank has, before the gradients of all ranks are reduced by hand."""
-    reduced = np.flatnonzero(np.isin(case.events.detail("reduction", "").astype(str), ("sum", "avg")))
+    reduced = np.flatnonzero(
+        np.isin(case.events.detail("reduction", "").astype(str), ("sum", "avg"))
+    )
     for loop in case.loops if reduced.size else ():
         found = []
         for clip in loop.changing(case.at("clip")).tolist():
-            following = [int(at[at > clip].min(initial=len(case.ledger))) for at in (loop.steps, loop.backwards)]
-            after = loop.changing(reduced[(reduced > clip) & (reduced < min(following))])
+            following = [
+                int(at[at > clip].min(initial=len(case.ledger)))
+                for at in (loop.steps, loop.backwards)
+            ]
+            after = loop.changing(
+                reduced[(reduced > clip) & (reduced < min(following))]
+            )
             if after.size and reduces(case, loop, clip) < 1 - SAME:
                 found.append((clip, following[0], int(after[0])))
         for clip, step, sync in found[:1]:
@@ -146,7 +191,9 @@ def _used_up(loop: Loop, event: int) -> bool:
     if not before:
         return False
     since = int(loop.steps[before - 1])
-    return bool(loop.backwards.searchsorted(since) == loop.backwards.searchsorted(event))
+    return bool(
+        loop.backwards.searchsorted(since) == loop.backwards.searchsorted(event)
+    )
 
 
 def averaged_after_the_step(case: Case) -> Iterator[Finding]:
@@ -154,12 +201,21 @@ def averaged_after_the_step(case: Case) -> Iterator[Finding]:
     syncs = case.at("sync")
     for loop in case.loops if syncs.size and case.ledger.meta.get("ranks") != 1 else ():
         mine = loop.changing(syncs).tolist()
-        late = {int(loop.steps[loop.steps < e][-1]): e for e in reversed(mine) if _used_up(loop, e)}
+        late = {
+            int(loop.steps[loop.steps < e][-1]): e
+            for e in reversed(mine)
+            if _used_up(loop, e)
+        }
         windows = [step for step, backwards in loop.windows.items() if backwards]
         steps = [step for step in windows if step in late]
         # What is not zeroed afterwards is read by the next step, and after the last one nothing may be left to do.
         kept = len(set(loop.read.tolist())) < loop.read.size
-        if len(steps) < 2 or kept or set(windows[:-1]) - set(steps) or not all(_used_up(loop, e) for e in mine):
+        if (
+            len(steps) < 2
+            or kept
+            or set(windows[:-1]) - set(steps)
+            or not all(_used_up(loop, e) for e in mine)
+        ):
             continue
         step, sync = steps[0], late[steps[0]]
         way = alone(*(case.ledger[e] for e in (sync, step, loop.windows[step][-1])))
@@ -168,7 +224,11 @@ def averaged_after_the_step(case: Case) -> Iterator[Finding]:
             "error",
             sync,
             step=step,
-            evidence={"event of the step": step, "event of the collective": sync, "backwards between them": 0},
+            evidence={
+                "event of the step": step,
+                "event of the collective": sync,
+                "backwards between them": 0,
+            },
             cause=(
                 "The gradients are averaged over the ranks after the step, which has read what each rank had for "
                 "itself: it has no effect."
@@ -240,7 +300,9 @@ def _arrives(rates: list[float]) -> bool:
     fall = rates[-1 - rates[::-1].index(highest) :] if highest in rates else []
     falls = len(fall) > 2 and all(later < early for early, later in pairwise(fall))
     middle = fall[len(fall) // 2] if falls else 0.0
-    return falls and fall[-1] < 0.01 * highest and middle * middle > 4 * highest * fall[-1]
+    return (
+        falls and fall[-1] < 0.01 * highest and middle * middle > 4 * highest * fall[-1]
+    )
 
 
 def _is_told_where(event: Event) -> bool:

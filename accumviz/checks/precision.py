@@ -7,17 +7,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from accumviz.checks.analysis import Case, Loop, near, reduces
 from accumviz.checks.cures import before, guarded, inserted, taken_over
-from accumviz.checks.evidence import Case, Loop, near, reduces
 from accumviz.checks.report import Finding
 from accumviz.checks.ways import alone
-from accumviz.events import CONTRIBUTED
-from accumviz.gains import SAME, SAME_IN_HALF, number
+from accumviz.ledger.events import CONTRIBUTED
+from accumviz.ledger.gains import SAME, SAME_IN_HALF, number
 
 
 def _scaled(case: Case, loop: Loop) -> np.ndarray:
     """This optimizer's backwards whose loss the scaler had multiplied by something else than 1."""
-    found: np.ndarray = loop.backwards[case.events.detail("amp_scale", 1.0)[loop.backwards] != 1]
+    found: np.ndarray = loop.backwards[
+        case.events.detail("amp_scale", 1.0)[loop.backwards] != 1
+    ]
     return found
 
 
@@ -33,10 +35,17 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
             since = int(ends[at - 1]) if at else -1
             there = scaled[(scaled > since) & (scaled < clip)]
             unscaled = loop.changing(loop.within(unscales, since, clip)).size
-            if not there.size or unscaled or not loop.changed_by(clip) or reduces(case, loop, clip) >= 1 - SAME:
+            if (
+                not there.size
+                or unscaled
+                or not loop.changed_by(clip)
+                or reduces(case, loop, clip) >= 1 - SAME
+            ):
                 continue
             # A limit may be as many times larger; or it was a hand that unscaled.
-            if "get_scale" in case.ledger[clip].source or _divided(case, loop, edits, int(there[-1]), clip):
+            if "get_scale" in case.ledger[clip].source or _divided(
+                case, loop, edits, int(there[-1]), clip
+            ):
                 continue
             found.append((clip, int(ends[at]) if at < ends.size else -1))
         if not found:
@@ -45,10 +54,21 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
         event = case.ledger[clip]
         scale = float(case.events.detail("amp_scale", 1.0)[scaled[scaled < clip][-1]])
         step_line = case.ledger[step] if step >= 0 else None
-        found_line = re.search(r"([\w.]+)\.step\(\s*([\w.]+)", step_line.source) if step_line else None
-        line = f"{found_line[1]}.unscale_({found_line[2]})" if found_line else "scaler.unscale_(optimizer)"
+        found_line = (
+            re.search(r"([\w.]+)\.step\(\s*([\w.]+)", step_line.source)
+            if step_line
+            else None
+        )
+        line = (
+            f"{found_line[1]}.unscale_({found_line[2]})"
+            if found_line
+            else "scaler.unscale_(optimizer)"
+        )
         # What is clipped more than once in a window cannot be unscaled each time.
-        once = sum(end == step and case.sites[c] == case.sites[clip] for c, end in found) == 1
+        once = (
+            sum(end == step and case.sites[c] == case.sites[clip] for c, end in found)
+            == 1
+        )
         yield case.finding(
             "clip-scaled-grads",
             "error",
@@ -56,7 +76,9 @@ def clip_scaled_grads(case: Case) -> Iterator[Finding]:
             step=step if step >= 0 else None,
             evidence={
                 "scale": scale,
-                "max_norm": event.details.get("max_norm", event.details.get("clip_value", "?")),
+                "max_norm": event.details.get(
+                    "max_norm", event.details.get("clip_value", "?")
+                ),
                 "the clip multiplies by": reduces(case, loop, clip),
             },
             cause=(
@@ -73,7 +95,9 @@ def _divided(case: Case, loop: Loop, edits: np.ndarray, scaled: int, clip: int) 
     """Whether a hand has divided by the scale, between a backward and a clip."""
     scale = number(case.ledger[scaled].details.get("amp_scale"))
     between = loop.changing(loop.within(edits, scaled, clip)).tolist()
-    return any(near(reduces(case, loop, edit) * scale, 1.0, SAME_IN_HALF) for edit in between)
+    return any(
+        near(reduces(case, loop, edit) * scale, 1.0, SAME_IN_HALF) for edit in between
+    )
 
 
 def backward_after_unscale(case: Case) -> Iterator[Finding]:
@@ -88,7 +112,11 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
             begins, before_it = max([*backwards[:1], before_it]), step
             if len(backwards) < 2:
                 continue
-            mine = [e for e in loop.within(unscales, begins, step).tolist() if loop.changed_by(e)]
+            mine = [
+                e
+                for e in loop.within(unscales, begins, step).tolist()
+                if loop.changed_by(e)
+            ]
             late = [b for b in backwards if mine and b > mine[0] and b in scaled]
             if late:
                 found.append((late[0], mine, step))
@@ -102,11 +130,19 @@ def backward_after_unscale(case: Case) -> Iterator[Finding]:
             "error",
             unscale,
             step=step,
-            evidence={"event of the unscale": unscale, "event of the backward after it": b, "scale": scale},
+            evidence={
+                "event of the unscale": unscale,
+                "event of the backward after it": b,
+                "scale": scale,
+            },
             cause=(
                 f"Backward {b} comes after `unscale_`: its contribution enters the step {scale:g} times as large as "
                 "those before it"
-                + (", which are divided again with it. Once, before the step, is enough." if again else ".")
+                + (
+                    ", which are divided again with it. Once, before the step, is enough."
+                    if again
+                    else "."
+                )
             ),
             # An `update` that stands between two of them belongs to the step as well.
             cure="" if again else before(way.at, way.step),
@@ -128,12 +164,23 @@ def bypass_scaler_step(case: Case) -> Iterator[Finding]:
             event = case.ledger[step]
             # `scaler.step(optimizer)`: an optimizer that is handed over may do the division itself. A fused one did.
             handed = re.search(r"\.step\(\s*(?!closure\b)[A-Za-z_]", event.source)
-            if not backwards or not event.source or handed or "amp_scale" in event.details:
+            if (
+                not backwards
+                or not event.source
+                or handed
+                or "amp_scale" in event.details
+            ):
                 continue
-            if any(loop.changed_by(e) for e in loop.within(unscales, backwards[0], step).tolist()):
+            if any(
+                loop.changed_by(e)
+                for e in loop.within(unscales, backwards[0], step).tolist()
+            ):
                 continue
             # Of what a hand has divided by the scale, it is known what became of it.
-            if np.isin(backwards, scaled).any() and case.shares.of(step).lost_sight.any():
+            if (
+                np.isin(backwards, scaled).any()
+                and case.shares.of(step).lost_sight.any()
+            ):
                 found.append((step, backwards[0]))
         if not found:
             continue
@@ -149,7 +196,11 @@ def bypass_scaler_step(case: Case) -> Iterator[Finding]:
             step=step,
             evidence={"scale": scale, "steps": len(found)},
             cause=f"The optimizer steps by itself, on gradients that are still {scale:g} times too large.",
-            cure=taken_over(event, scaler, updated=scaler in case.scripts.called_on("update", event.file)),
+            cure=taken_over(
+                event,
+                scaler,
+                updated=scaler in case.scripts.called_on("update", event.file),
+            ),
             times=len(found),
             optimizer=loop.optimizer,
         )
@@ -198,9 +249,20 @@ def nonfinite_micro_batch(case: Case) -> Iterator[Finding]:
         odd = np.asarray(np.any(reached, axis=1))
         if not odd.any():
             continue
-        consumed = sorted({(b, s) for s, b in zip(loop.read_step.tolist(), loop.read.tolist(), strict=True)})
+        consumed = sorted(
+            {
+                (b, s)
+                for s, b in zip(
+                    loop.read_step.tolist(), loop.read.tolist(), strict=True
+                )
+            }
+        )
         for b, step in consumed:
-            if bool(odd[b]) and not unmeasured[b] and not bool(np.isfinite(case.ledger.grad[step, loop.columns]).all()):
+            if (
+                bool(odd[b])
+                and not unmeasured[b]
+                and not bool(np.isfinite(case.ledger.grad[step, loop.columns]).all())
+            ):
                 found.append((b, step))
         if not found:
             continue
@@ -213,7 +275,9 @@ def nonfinite_micro_batch(case: Case) -> Iterator[Finding]:
             step=step,
             evidence={
                 "loss": case.ledger[b].loss,
-                "parameters": [case.ledger.parameters[p].name for p in columns[:4].tolist()],
+                "parameters": [
+                    case.ledger.parameters[p].name for p in columns[:4].tolist()
+                ],
             },
             cause="A contribution is infinite or NaN, and the step consumed it: so are the weights from then on.",
             times=len({b for b, _ in found}),
@@ -225,13 +289,19 @@ def low_precision_accumulation(case: Case) -> Iterator[Finding]:
     """Sums in half precision that contributions leave as they were."""
     ledger = case.ledger
     for loop in case.loops:
-        half = [p for p in loop.columns.tolist() if ledger.parameters[p].dtype in ("bfloat16", "float16")]
+        half = [
+            p
+            for p in loop.columns.tolist()
+            if ledger.parameters[p].dtype in ("bfloat16", "float16")
+        ]
         lost = added = 0
         first = -1
         for p in half:
             born = np.flatnonzero(ledger.state[:, p] & CONTRIBUTED)
             born = born[(born > 0)]
-            born = born[np.isfinite(ledger.grad[born - 1, p]) & (ledger.grad[born - 1, p] > 0)]
+            born = born[
+                np.isfinite(ledger.grad[born - 1, p]) & (ledger.grad[born - 1, p] > 0)
+            ]
             if not born.size:
                 continue
             if p in ledger.exact:
@@ -240,7 +310,9 @@ def low_precision_accumulation(case: Case) -> Iterator[Finding]:
                 same = some & (grad[born] == grad[born - 1])
             else:
                 some = (ledger.contribution[born, p] > 0)[:, None]
-                same = some & (ledger.grad[born, p] == ledger.grad[born - 1, p])[:, None]
+                same = (
+                    some & (ledger.grad[born, p] == ledger.grad[born - 1, p])[:, None]
+                )
             lost, added = lost + int(same.sum()), added + int(some.sum())
             if first < 0 and same.any():
                 first = int(born[same.any(axis=1)][0])

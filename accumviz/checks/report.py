@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accumviz import given
+from accumviz import arguments
 from accumviz.show import Displayed, encoded, literal, save_page
 
 # The section of the book about each rule: file and label.
@@ -55,7 +55,15 @@ CHAPTERS = {
 }
 
 SEVERITIES = ("error", "warning", "note")
-_COLORS = {"error": "31", "warning": "33", "note": "36", "healthy": "32", "no verdict": "35", "-": "31", "+": "32"}
+_COLORS = {
+    "error": "31",
+    "warning": "33",
+    "note": "36",
+    "healthy": "32",
+    "no verdict": "35",
+    "-": "31",
+    "+": "32",
+}
 
 
 @dataclass(frozen=True)
@@ -125,9 +133,14 @@ class Report(Displayed):
             return f"\x1b[{_COLORS[what]}m{text}\x1b[0m" if color else text
 
         looked = ", ".join(
-            f"{many:,} {what if many != 1 else what.removesuffix('s')}" for what, many in self.counts.items()
+            f"{many:,} {what if many != 1 else what.removesuffix('s')}"
+            for what, many in self.counts.items()
         )
-        head = paint(self.verdict, self.verdict) if self.verdict in _COLORS else _counted(self.findings)
+        head = (
+            paint(self.verdict, self.verdict)
+            if self.verdict in _COLORS
+            else _counted(self.findings)
+        )
         lines = [f"Report: {head}" + (f" ({looked})" if looked else "")]
         if self.reason:
             lines.append(f"  {literal(self.reason)}")
@@ -135,24 +148,41 @@ class Report(Displayed):
             times = f", {finding.times} times" if finding.times > 1 else ""
             where = "" if finding.rank is None else f"  rank {finding.rank}"
             where += "" if finding.step is None else f"  at event {finding.step}"
-            lines += ["", f"{paint(finding.severity, finding.severity)}  {finding.rule}{where}{times}"]
+            lines += [
+                "",
+                f"{paint(finding.severity, finding.severity)}  {finding.rule}{where}{times}",
+            ]
             if finding.file or finding.line:
-                lines.append(f"  {literal(finding.file)}:{finding.line}  {literal(finding.source)}")
+                lines.append(
+                    f"  {literal(finding.file)}:{finding.line}  {literal(finding.source)}"
+                )
             lines.append(f"  {literal(finding.cause)}")
-            lines.append("  " + "; ".join(f"{name}: {told(value)}" for name, value in finding.evidence.items()))
+            lines.append(
+                "  "
+                + "; ".join(
+                    f"{name}: {told(value)}" for name, value in finding.evidence.items()
+                )
+            )
             for line in finding.cure.split("\n") if finding.cure else ():
                 # A diff has the file's own tabs and ends; elsewhere, an end has a terminal write over what it showed.
-                row = literal(line.removesuffix("\r"), keep="\t") + "\r" * line.endswith("\r")
+                row = literal(
+                    line.removesuffix("\r"), keep="\t"
+                ) + "\r" * line.endswith("\r")
                 # Of an indented diff, patch takes such a row for what it is only where nothing stands before it.
                 indent = "" if row.startswith("\\") else "    "
-                lines.append(indent + (paint(row, line[0]) if line[:1] in "+-" and line else row))
+                lines.append(
+                    indent + (paint(row, line[0]) if line[:1] in "+-" and line else row)
+                )
             lines.append(f"  Read: {finding.chapter}")
         if self.unjudged:
             lines += ["", "Not judged:"]
             why: dict[str, list[str]] = {}
             for rule, reason in self.unjudged.items():
                 why.setdefault(reason, []).append(rule)
-            lines += [f"  {', '.join(rules)}: {literal(reason)}" for reason, rules in why.items()]
+            lines += [
+                f"  {', '.join(rules)}: {literal(reason)}"
+                for reason, rules in why.items()
+            ]
         return "\n".join(lines)
 
     def to_json(self) -> str:
@@ -168,7 +198,7 @@ class Report(Displayed):
 
     def save(self, path: str | Path) -> None:
         """Write it: a page (`.html`), JSON (`.json`) or, under any other name, text."""
-        given.file("path", path)
+        arguments.file("path", path)
         suffix = Path(path).suffix.lower()
         if suffix in (".html", ".htm"):
             save_page(path, "Report", self.to_html())
@@ -192,8 +222,13 @@ def told(value: Any) -> str:
 
 
 def _counted(findings: tuple[Finding, ...]) -> str:
-    counts = ((sum(f.severity == severity for f in findings), severity) for severity in SEVERITIES)
-    return ", ".join(f"{many} {severity}{'s' * (many != 1)}" for many, severity in counts if many)
+    counts = (
+        (sum(f.severity == severity for f in findings), severity)
+        for severity in SEVERITIES
+    )
+    return ", ".join(
+        f"{many} {severity}{'s' * (many != 1)}" for many, severity in counts if many
+    )
 
 
 def _terminal() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from accumviz.events import Event
+from accumviz.ledger.events import Event
 
 # So many of the user's frames are kept at most: of longer ways the beginning is not known.
 _KEPT = 4
@@ -44,20 +44,30 @@ def alone(event: Event, step: Event, *others: Event) -> Way:
     if not meets:  # one line does it all, or there is none
         return Way(event, step, together=True)
     at, inside = _at(event, meets - 1), found[0]
-    place = inside[1] if inside and inside[0] == meets else 0 if any(found) else len(ways[0])
+    place = (
+        inside[1]
+        if inside and inside[0] == meets
+        else 0
+        if any(found)
+        else len(ways[0])
+    )
     if not place or ways[0][place - 1][0] != at.file:
         return Way(at, step, together=False)
     return Way(at, _at(step, place - 1), together=True)
 
 
-def _meeting(own: list[tuple[str, int]], other: list[tuple[str, int]]) -> tuple[int, int] | None:
+def _meeting(
+    own: list[tuple[str, int]], other: list[tuple[str, int]]
+) -> tuple[int, int] | None:
     """The places of the innermost line that both ways have, and all around it; None where they have none.
 
     One line alone may be a wrapper's, which calls whatever it was given.
     """
     for i, frame in enumerate(own):
         for j, their in enumerate(other):
-            if frame == their and all(a == b for a, b in zip(own[i:], other[j:], strict=False)):
+            if frame == their and all(
+                a == b for a, b in zip(own[i:], other[j:], strict=False)
+            ):
                 return i, j
     return None
 

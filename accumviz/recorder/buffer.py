@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.events import CODES, PRESENT, TABLES, Events, Parameter
-from accumviz.format import ledger as ledgerfile
-from accumviz.format import sketches
-from accumviz.format.writer import Writer
-from accumviz.graph import Graph
-from accumviz.ledger import Ledger
+from accumviz.graph.graph import Graph
+from accumviz.ledger import file as ledgerfile
+from accumviz.ledger import sketches
+from accumviz.ledger.events import CODES, PRESENT, TABLES, Events, Parameter
+from accumviz.ledger.ledger import Ledger
+from accumviz.ledger.writer import Writer
 from accumviz.recorder.callsite import CallSite
 from accumviz.recorder.memory import Allocated
 from accumviz.recorder.rows import Backward, Columns, Row, Shape
@@ -67,20 +67,35 @@ class Buffer:
         overwrite: bool = False,
         sources: bool = False,
     ) -> None:
-        self._wire, self._allocated, self._about, self._whole_sources = wire, allocated, about, sources
+        self._wire, self._allocated, self._about, self._whole_sources = (
+            wire,
+            allocated,
+            about,
+            sources,
+        )
         self.start = time.perf_counter()
         self.pending: list[Row] = []
-        self.by_threads = False  # whether several tell events, be it only that they load data
-        self.present: bytes | bytearray = bytes(len(sizes))  # the PRESENT bits after the last row that is away
+        self.by_threads = (
+            False  # whether several tell events, be it only that they load data
+        )
+        self.present: bytes | bytearray = bytes(
+            len(sizes)
+        )  # the PRESENT bits after the last row that is away
         self.lost = ""  # why there is no file any more
         self._count, self._sizes = len(sizes), sizes
         ends = np.cumsum([sizes[p] for p in small]).tolist()
-        self._slices = {p: slice(end - sizes[p], end) for p, end in zip(small, ends, strict=True)}
+        self._slices = {
+            p: slice(end - sizes[p], end) for p, end in zip(small, ends, strict=True)
+        }
         self._elements = ends[-1] if ends else 0
         self._away = 0  # rows that are in columns
         self._bulk = max(64, min(_EVENTS, _NUMBERS // max(self._count, 1)))
-        self._writer = None if path is None else Writer(path, "ledger", overwrite=overwrite)
-        self._least = _TOGETHER if path is None else 0  # with fewer rows nothing is to be done
+        self._writer = (
+            None if path is None else Writer(path, "ledger", overwrite=overwrite)
+        )
+        self._least = (
+            _TOGETHER if path is None else 0
+        )  # with fewer rows nothing is to be done
         self._graphs: dict[int, tuple[Graph, Callable[[Graph], Graph] | None]] = {}
         self._chunks: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []
         self._bytes, self._room = 0, float(ROOM)
@@ -96,12 +111,20 @@ class Buffer:
         # By file: the lines that events stand on, and those that these need; and its text, until they are written.
         self._lines: dict[str, tuple[set[int], set[int]]] = {}
         self._texts: dict[str, str] = {}
-        self._ends: dict[str, tuple[str, str]] = {}  # of the lines of each file, and of its last
+        self._ends: dict[
+            str, tuple[str, str]
+        ] = {}  # of the lines of each file, and of its last
         # By line, kind and how many leaves are alike, the last event's label, whereabouts and details, and the codes
         # that these became; what it filled, and the shape that this became.
-        self._last: dict[tuple[int, str, int], tuple[tuple[Any, ...], bytes, tuple[Any, ...], Shape]] = {}
-        self._met: dict[int, CallSite] = {}  # lines whose text was looked for since the last chunk
-        self._begin(np.full(self._count, np.nan, np.float32), np.full(self._elements, np.nan))
+        self._last: dict[
+            tuple[int, str, int], tuple[tuple[Any, ...], bytes, tuple[Any, ...], Shape]
+        ] = {}
+        self._met: dict[
+            int, CallSite
+        ] = {}  # lines whose text was looked for since the last chunk
+        self._begin(
+            np.full(self._count, np.nan, np.float32), np.full(self._elements, np.nan)
+        )
         _alive.add(self)
 
     def _begin(self, grad: np.ndarray, exact_grad: np.ndarray) -> None:
@@ -118,7 +141,13 @@ class Buffer:
     # --- from rows to columns ------------------------------------------------------------------
 
     def begin(
-        self, kind: str, label: str, site: CallSite, within: str, details: dict[str, Any], changed: Sequence[int] = ()
+        self,
+        kind: str,
+        label: str,
+        site: CallSite,
+        within: str,
+        details: dict[str, Any],
+        changed: Sequence[int] = (),
     ) -> Row:
         """A new event, which takes its place when it begins to take effect."""
         row = Row(kind, label, site, time.perf_counter() - self.start, within, details)
@@ -155,12 +184,20 @@ class Buffer:
         pending = self.pending
         if not wait:
             in_memory = self._writer is None or self._temporary
-            if (in_memory and len(pending) < min(_TOGETHER, self._bulk)) or not pending or not pending[0].done:
+            if (
+                (in_memory and len(pending) < min(_TOGETHER, self._bulk))
+                or not pending
+                or not pending[0].done
+            ):
                 return
             if pending[0].sent:
                 if not self._worth_asking():
                     return
-            elif not in_memory and len(pending) < _TOGETHER and time.monotonic() - self._since < _SECONDS:
+            elif (
+                not in_memory
+                and len(pending) < _TOGETHER
+                and time.monotonic() - self._since < _SECONDS
+            ):
                 self._flush_later()
                 return
         self._put_away(wait=wait)
@@ -207,7 +244,11 @@ class Buffer:
     def _worth_asking(self) -> bool:
         """Whether to ask a device what has arrived: for many events at once, or because a file waits for them."""
         if len(self.pending) < self._bulk:
-            if self._writer is None or self._temporary or time.monotonic() - self._asked < _SECONDS:
+            if (
+                self._writer is None
+                or self._temporary
+                or time.monotonic() - self._asked < _SECONDS
+            ):
                 return False
             self._asked = time.monotonic()
         return True
@@ -216,7 +257,10 @@ class Buffer:
         """Write by count and by time, also when no event comes: a loop that pauses loses no more than one that runs."""
         if self._temporary or not self._columns.rows:
             return
-        if self._columns.rows >= _FILE_EVENTS or time.monotonic() - self._since > _SECONDS:
+        if (
+            self._columns.rows >= _FILE_EVENTS
+            or time.monotonic() - self._since > _SECONDS
+        ):
             self._close_columns()
         else:
             self._flush_later()
@@ -250,7 +294,14 @@ class Buffer:
         said = site, row.label, row.within, row.details
         # A window's first backward, which finds no `.grad`, has another shape than those after it.
         key = id(site), row.kind, len(row.alike)
-        filled = row.present, row.changed, row.contributed, row.alike, row.unmeasured, row.targets
+        filled = (
+            row.present,
+            row.changed,
+            row.contributed,
+            row.alike,
+            row.unmeasured,
+            row.targets,
+        )
         known = self._last.get(key)
         if known is None or known[0] != said:
             known = self._last[key] = said, self._codes(row), filled, columns.shape(row)
@@ -273,7 +324,9 @@ class Buffer:
                 if site.file not in self._ends:
                     self._ends[site.file] = ends(site.path)
                 end, last = self._ends[site.file]
-                self._texts[site.file] = text and text.removesuffix("\n").replace("\n", end) + last
+                self._texts[site.file] = (
+                    text and text.removesuffix("\n").replace("\n", end) + last
+                )
 
     def _codes(self, row: Row) -> bytes:
         tables, site = self._tables, row.site
@@ -294,7 +347,10 @@ class Buffer:
     def _detailed(self, details: dict[str, Any]) -> str:
         if not details:
             return "{}"
-        return json.dumps({name: _plain(value) for name, value in details.items()}, separators=(",", ":"))
+        return json.dumps(
+            {name: _plain(value) for name, value in details.items()},
+            separators=(",", ":"),
+        )
 
     def expect(self, running: Backward, touched: Iterable[int]) -> None:
         """In rows that happened while this backward ran, what it had yet to bring counts as there already.
@@ -307,16 +363,22 @@ class Buffer:
     def _expect(self, running: Backward, touched: Iterable[int]) -> None:
         position = self.pending.index(running)
         last = len(self)
-        arrivals = sorted((running.settled.get(i, last), i) for i in touched if not running.had[i])
+        arrivals = sorted(
+            (running.settled.get(i, last), i) for i in touched if not running.had[i]
+        )
         missing, arrived = bytearray(self._count), 0
         for _, i in arrivals:
             missing[i] = PRESENT
-        for number, row in enumerate(self.pending[position + 1 :], self._away + position + 1):
+        for number, row in enumerate(
+            self.pending[position + 1 :], self._away + position + 1
+        ):
             while arrived < len(arrivals) and arrivals[arrived][0] <= number:
                 missing[arrivals[arrived][1]] = 0
                 arrived += 1
             if row.within == "backward" and row.done:
-                both = int.from_bytes(row.present, "little") | int.from_bytes(missing, "little")
+                both = int.from_bytes(row.present, "little") | int.from_bytes(
+                    missing, "little"
+                )
                 row.present = both.to_bytes(self._count, "little")
 
     # --- from columns to chunks ----------------------------------------------------------------
@@ -328,24 +390,36 @@ class Buffer:
         self._begin(grad, exact_grad)
         self._keep(head, arrays)
 
-    def _chunk(self) -> tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    def _chunk(
+        self,
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """The open columns as a chunk, and what `.grad` is after its last event."""
         columns, rows = self._columns, self._columns.rows
-        (measured, state, contribution, exact, grad, exact_grad), weighed, sketched = columns.arrays()
+        (measured, state, contribution, exact, grad, exact_grad), weighed, sketched = (
+            columns.arrays()
+        )
         events = Events(
             np.frombuffer(columns.codes, np.int32).reshape(rows, len(CODES)),
             measured,
             {name: tuple(table) for name, table in self._tables.items()},
         )
-        elements = {p: (exact[:, where], exact_grad[1:, where]) for p, where in self._slices.items()}
-        head, arrays = ledgerfile.pack(events, contribution, grad[1:], state, elements, weighed)
+        elements = {
+            p: (exact[:, where], exact_grad[1:, where])
+            for p, where in self._slices.items()
+        }
+        head, arrays = ledgerfile.pack(
+            events, contribution, grad[1:], state, elements, weighed
+        )
         arrays |= sketches.pack(*sketched)
         return head, arrays, grad[-1].copy(), exact_grad[-1].copy()
 
     def _news(self) -> dict[str, Any]:
         """What a chunk says beside its events: code that was not shown yet, and what has changed since."""
         news: dict[str, Any] = {}
-        texts, self._texts = self._texts, {}  # the training may meet a new line meanwhile
+        texts, self._texts = (
+            self._texts,
+            {},
+        )  # the training may meet a new line meanwhile
         if texts:
             news["sources"] = {
                 file: text if self._whole_sources else only(text, self._lines[file][1])
@@ -367,7 +441,9 @@ class Buffer:
             if len(said[0]) == self._count:
                 return said
         # It failed while the parameters were let go, or before anything was known of them.
-        unknown = [Parameter(f"parameter {n}", (size,)) for n, size in enumerate(self._sizes)]
+        unknown = [
+            Parameter(f"parameter {n}", (size,)) for n, size in enumerate(self._sizes)
+        ]
         return self._said or (unknown, {"stopped": "it did not begin"})
 
     # --- from chunks to a file -----------------------------------------------------------------
@@ -381,7 +457,9 @@ class Buffer:
             self._writer.open()
             self._writer.append(ledgerfile.described(*self._said))
         except OSError as error:
-            if error.errno not in _FULL:  # a name that cannot be: whoever passed it is told
+            if (
+                error.errno not in _FULL
+            ):  # a name that cannot be: whoever passed it is told
                 raise
             self._lose(error)
         except Exception:
@@ -398,7 +476,9 @@ class Buffer:
             else:
                 if self._writer.can_be_read:
                     return
-        self._chunks.append((head, {name: np.array(array) for name, array in arrays.items()}))
+        self._chunks.append(
+            (head, {name: np.array(array) for name, array in arrays.items()})
+        )
         self._bytes += sum(array.nbytes for array in arrays.values())
         if self._bytes > self._room and self._writer is None:
             self._spill()
@@ -448,14 +528,23 @@ class Buffer:
             if self._ledger is None or self._ledger[0] != about:
                 if self._columns.rows:
                     self._close_columns()
-                writers = self._written if self._writer is None else [*self._written, self._writer]
+                writers = (
+                    self._written
+                    if self._writer is None
+                    else [*self._written, self._writer]
+                )
                 parts = [writer.read() for writer in writers if writer.can_be_read]
                 described: list[tuple[dict[str, Any], dict[str, np.ndarray]]]
                 described = [(ledgerfile.described(parameters, meta | self._end), {})]
                 chunks = self._chunks
                 if not self._away:  # even without events a ledger has its columns
                     head, arrays, *_ = self._chunk()
-                    chunks = [(head, {name: np.array(array) for name, array in arrays.items()})]
+                    chunks = [
+                        (
+                            head,
+                            {name: np.array(array) for name, array in arrays.items()},
+                        )
+                    ]
                 whole = ledgerfile.Parts(described, *parts, chunks, described)
                 self._ledger = about, Ledger.of_arrays(ledgerfile.decode(whole))
             return self._ledger[1]
@@ -515,7 +604,11 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return value
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)[:200]
+    return (
+        value
+        if value is None or isinstance(value, bool | int | float | str)
+        else repr(value)[:200]
+    )
 
 
 def _flush(buffer: weakref.ref[Buffer]) -> None:
@@ -532,7 +625,11 @@ _forking = threading.local()
 
 def _before_fork() -> None:
     # The lock is held for as long as a write takes; a disk that hangs may not hang the user's fork.
-    _forking.locks = [buffer._lock for buffer in list(_alive) if buffer._lock.acquire(timeout=_LONGEST_WRITE)]
+    _forking.locks = [
+        buffer._lock
+        for buffer in list(_alive)
+        if buffer._lock.acquire(timeout=_LONGEST_WRITE)
+    ]
 
 
 def _after_fork() -> None:
@@ -548,4 +645,6 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child
+    )

@@ -17,10 +17,19 @@ from typing import Any
 from accumviz.recorder.sources import parsed
 
 # Another environment's, which was put on the path, are libraries as well.
-_BORROWED = {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
+_BORROWED = {
+    path
+    for path in sys.path
+    if os.path.basename(path) in ("site-packages", "dist-packages")
+}
 _LIBRARIES = tuple(
     os.path.normcase(path) + os.sep
-    for path in {*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib"), *_BORROWED}
+    for path in {
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        sysconfig.get_path("stdlib"),
+        *_BORROWED,
+    }
 )
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD = os.path.normcase(sysconfig.get_path("stdlib")) + os.sep
@@ -100,7 +109,9 @@ class CallSites:
             below, frame = frame, frame.f_back
         return _describe(fallback, None) if fallback is not None else CallSite()
 
-    def _find(self, first: FrameType, frame: FrameType, below: FrameType | None) -> CallSite:
+    def _find(
+        self, first: FrameType, frame: FrameType, below: FrameType | None
+    ) -> CallSite:
         """The line of a frame that is the user's, with those from which it was called; and through which library."""
         users, way = self._way(frame)
         through = self._through(first, frame)
@@ -117,10 +128,15 @@ class CallSites:
             site = place.sites[key] = replace(here, frames=frames, via=_via(through))
         if len(self._chains) > _MOST:
             self._chains.clear()
-        self._chains[id(first.f_code) + first.f_lasti] = (*_between(first, frame), *way), site
+        self._chains[id(first.f_code) + first.f_lasti] = (
+            (*_between(first, frame), *way),
+            site,
+        )
         return site
 
-    def _way(self, frame: FrameType) -> tuple[list[FrameType], tuple[tuple[CodeType, int], ...]]:
+    def _way(
+        self, frame: FrameType
+    ) -> tuple[list[FrameType], tuple[tuple[CodeType, int], ...]]:
         """The user's frames around this one, and every place on the way to the last of them.
 
         Around a module's own code there is only what runs it.
@@ -129,7 +145,12 @@ class CallSites:
         way: list[tuple[CodeType, int]] = []
         between, last = 0, 0
         module, outer = frame.f_code.co_name == "<module>", frame.f_back
-        while outer is not None and not module and between < _BETWEEN and len(users) < _FRAMES - 1:
+        while (
+            outer is not None
+            and not module
+            and between < _BETWEEN
+            and len(users) < _FRAMES - 1
+        ):
             way.append((outer.f_code, outer.f_lasti))
             if self._distance(outer):
                 between += 1
@@ -140,7 +161,9 @@ class CallSites:
             outer = outer.f_back
         return users, tuple(way[: max(last, 1)])
 
-    def _through(self, frame: FrameType | None, user: FrameType) -> list[tuple[FrameType, str]]:
+    def _through(
+        self, frame: FrameType | None, user: FrameType
+    ) -> list[tuple[FrameType, str]]:
         """The frames of libraries between what happened and the user's line, innermost first, and their files."""
         found: list[tuple[FrameType, str]] = []
         while frame is not None and frame is not user:
@@ -178,7 +201,9 @@ class CallSites:
         if path.startswith(_HERE) or name == "torch" or name.startswith("torch."):
             known = 2
         else:
-            known = int(path.startswith(_LIBRARIES) or code.co_filename.startswith("<frozen"))
+            known = int(
+                path.startswith(_LIBRARIES) or code.co_filename.startswith("<frozen")
+            )
         self._mine[id(code)] = known
         return known
 
@@ -194,8 +219,14 @@ def _between(first: FrameType, last: FrameType) -> Iterator[tuple[CodeType, int]
 def _package(path: str) -> str:
     """A library's file below where libraries are, as `transformers/trainer.py`; empty for the standard library's."""
     path = os.path.normcase(os.path.abspath(path))
-    deepest = max((place for place in _LIBRARIES if path.startswith(place)), key=len, default=_STANDARD)
-    return "" if deepest == _STANDARD else path.removeprefix(deepest).replace(os.sep, "/")
+    deepest = max(
+        (place for place in _LIBRARIES if path.startswith(place)),
+        key=len,
+        default=_STANDARD,
+    )
+    return (
+        "" if deepest == _STANDARD else path.removeprefix(deepest).replace(os.sep, "/")
+    )
 
 
 def _via(through: list[tuple[FrameType, str]]) -> str:
@@ -203,7 +234,11 @@ def _via(through: list[tuple[FrameType, str]]) -> str:
     if not through:
         return ""
     called = through[-1][1].partition("/")[0]
-    return next(f"{path}:{frame.f_lineno}" for frame, path in through if path.partition("/")[0] == called)
+    return next(
+        f"{path}:{frame.f_lineno}"
+        for frame, path in through
+        if path.partition("/")[0] == called
+    )
 
 
 def _line(frame: FrameType) -> tuple[str, int, str]:
@@ -230,7 +265,9 @@ def _describe(frame: FrameType, below: FrameType | None) -> CallSite:
 
 def _call(frame: FrameType, lines: list[str]) -> ast.Call | None:
     """The call that the frame is making now. Where a call starts is told apart by no position, its end is."""
-    _, line, _, column = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    _, line, _, column = next(
+        islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    )
     tree = parsed("".join(lines))
     return None if tree is None else next(_ending(tree, line, column), None)
 
@@ -240,9 +277,16 @@ def _ending(tree: ast.AST, line: int | None, column: int | None) -> Iterator[ast
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (line, column):
+        if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (
+            line,
+            column,
+        ):
             yield node
-        if not isinstance(node, ast.stmt) or line is None or _first_line(node) <= line <= (node.end_lineno or line):
+        if (
+            not isinstance(node, ast.stmt)
+            or line is None
+            or _first_line(node) <= line <= (node.end_lineno or line)
+        ):
             waiting.extend(ast.iter_child_nodes(node))
 
 
@@ -254,7 +298,10 @@ def _first_line(statement: ast.stmt) -> int:
 def _subject(call: ast.Call, method: bool) -> str:
     """What the call is about: `loss` in `loss.backward()` and in `accelerator.backward(loss)`."""
     if not method and "backward" in ast.unparse(call.func):
-        for value in (*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "tensors")):
+        for value in (
+            *call.args,
+            *(keyword.value for keyword in call.keywords if keyword.arg == "tensors"),
+        ):
             return ast.unparse(value)
     return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
@@ -269,8 +316,18 @@ def _cell(shell: Any, path: str) -> str:
     if hasattr(shell.compile, "format_code_name"):
         kind, name = shell.compile.format_code_name(path) or ("", "")
         return str(name) if kind == "Cell" else path * bool(kind)
-    text, cells = "".join(linecache.getlines(path)).rstrip(), shell.user_ns.get("In", [])
-    return next((f"In[{n}]" for n in reversed(range(1, len(cells))) if cells[n].rstrip() == text), "")
+    text, cells = (
+        "".join(linecache.getlines(path)).rstrip(),
+        shell.user_ns.get("In", []),
+    )
+    return next(
+        (
+            f"In[{n}]"
+            for n in reversed(range(1, len(cells)))
+            if cells[n].rstrip() == text
+        ),
+        "",
+    )
 
 
 def readable(path: str) -> str:
@@ -299,7 +356,11 @@ def variables(frame: FrameType) -> list[tuple[str, Any]]:
     pairs = [(name, found[name]) for name in order if not name.startswith("_")]
     # Before Python 3.13 the frame keeps this copy of its variables, which would hold a tensor alive
     # after its `del`; three references mean that nobody else has asked for it with locals().
-    if type(local) is dict and outer is not local and sys.getrefcount(local) <= _OWN_REFERENCES:
+    if (
+        type(local) is dict
+        and outer is not local
+        and sys.getrefcount(local) <= _OWN_REFERENCES
+    ):
         local.clear()
     return pairs
 

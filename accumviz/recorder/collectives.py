@@ -58,7 +58,11 @@ class Listener(Protocol):
 
     def failed(self, error: Exception) -> None: ...
     def collective(
-        self, op: str, whole: list[torch.Tensor], given: list[torch.Tensor], frame: FrameType
+        self,
+        op: str,
+        whole: list[torch.Tensor],
+        given: list[torch.Tensor],
+        frame: FrameType,
     ) -> Row | None: ...
     def launched(self, row: Row, work: Any) -> None: ...
 
@@ -77,7 +81,9 @@ def listen(listener: Listener) -> None:
             for name in _OPERATORS:
                 packet: Any = getattr(torch.ops.c10d, name, None)
                 for key in _KEYS if packet is not None else ():
-                    _library.impl(name, _kernel(name, packet.default), key, with_keyset=True)
+                    _library.impl(
+                        name, _kernel(name, packet.default), key, with_keyset=True
+                    )
         _listeners = (*_listeners, listener)
 
 
@@ -100,7 +106,9 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
         for listener in _listeners:
             try:
                 # A device's thread has no frame below this one.
-                row = listener.collective(op, _tensors(args[whole]), _tensors(args[0]), sys._getframe())
+                row = listener.collective(
+                    op, _tensors(args[whole]), _tensors(args[0]), sys._getframe()
+                )
                 if row is not None:
                     begun.append((listener, row))
             except Exception as error:
@@ -108,7 +116,9 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
                 with contextlib.suppress(Exception):
                     listener.failed(error)
                     sessions.failures.pop()
-        given = operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+        given = operator.redispatch(
+            keyset & torch._C._after_autograd_keyset, *args, **kwargs
+        )
         for listener, row in begun:
             try:
                 listener.launched(row, _work(given))
@@ -125,13 +135,21 @@ def _kernel(name: str, operator: Any) -> Callable[..., Any]:
 def _work(given: Any) -> Any:
     """What a collective is waited for by, the very object that Python is given; None where that is not known."""
     boxed = given[-1] if isinstance(given, list | tuple) else given
-    return dist.Work.unbox(boxed) if isinstance(boxed, torch.ScriptObject) and hasattr(dist.Work, "unbox") else None
+    return (
+        dist.Work.unbox(boxed)
+        if isinstance(boxed, torch.ScriptObject) and hasattr(dist.Work, "unbox")
+        else None
+    )
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
+    return (
+        [tensor for item in value for tensor in _tensors(item)]
+        if isinstance(value, list | tuple)
+        else []
+    )
 
 
 class Manual(NamedTuple):
@@ -155,13 +173,26 @@ class Collectives:
         failed: Callable[[Exception], None],
         edits: weakref.WeakMethod[Callable[[list[int]], None]],
     ) -> None:
-        self._contributions, self._sites, self.failed, self._edits = contributions, sites, failed, edits
+        self._contributions, self._sites, self.failed, self._edits = (
+            contributions,
+            sites,
+            failed,
+            edits,
+        )
         self._leaves = leaves = contributions.leaves
         named = leaves.named
         self._shards = named.shards
-        found = dict.fromkeys(part for module in named.wrapped for part in module.modules() if _replicates(part))
+        found = dict.fromkeys(
+            part
+            for module in named.wrapped
+            for part in module.modules()
+            if _replicates(part)
+        )
         self.replicas: list[Any] = list(found)
-        self._members = [[named.index.get(id(p), -1) for p in _synced(replica)] for replica in self.replicas]
+        self._members = [
+            [named.index.get(id(p), -1) for p in _synced(replica)]
+            for replica in self.replicas
+        ]
         # Of each, whether a forward has armed its all-reduce, the line of that or of the last one, and if a backward
         # since then has spent it.
         self._armed: list[tuple[bool, int, bool] | None] = [None] * len(self.replicas)
@@ -171,9 +202,18 @@ class Collectives:
         self._ranks = 1
         self._replicated = {i for members in self._members for i in members if i >= 0}
         # The leaves whose `.grad` is changed or taken away while the backward runs.
-        in_place = {i for n, members in enumerate(self._members) for i in members if _in_place(self.replicas[n])}
-        elsewhere = {i for i in self._replicated if leaves.tensors[i].device.type != "cpu"}
-        contributions.taken = (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
+        in_place = {
+            i
+            for n, members in enumerate(self._members)
+            for i in members
+            if _in_place(self.replicas[n])
+        }
+        elsewhere = {
+            i for i in self._replicated if leaves.tensors[i].device.type != "cpu"
+        }
+        contributions.taken = (
+            (in_place & self._replicated) | elsewhere | self._shards.wholes.keys()
+        )
         self.unhooked = set(contributions.taken)
         leaves.always |= self._replicated | contributions.taken
         self.manual: dict[Row, Manual] = {}
@@ -187,10 +227,15 @@ class Collectives:
 
     def forwards(self, module: torch.nn.Module, frame: FrameType) -> None:
         """Take note of a forward, if it is one that arms an all-reduce."""
-        n = next((n for n, replica in enumerate(self.replicas) if replica is module), -1)
+        n = next(
+            (n for n, replica in enumerate(self.replicas) if replica is module), -1
+        )
         if n < 0:
             return
-        armed, wanted = self._armed[n], bool(self.replicas[n].require_backward_grad_sync)
+        armed, wanted = (
+            self._armed[n],
+            bool(self.replicas[n].require_backward_grad_sync),
+        )
         # One without gradients changes nothing, and what is armed stays so until a backward.
         if torch.is_grad_enabled() and (wanted or armed is None or not armed[0]):
             self._armed[n] = wanted, self._sites.find(frame).line, False
@@ -217,7 +262,9 @@ class Collectives:
             leaf = tensor.leaf if isinstance(tensor, Whole) else tensor
             if leaf is not None and leaf.requires_grad:
                 self._leaves.know(leaf, i)
-                self._handles.append(leaf.register_post_accumulate_grad_hook(self._after(i)))
+                self._handles.append(
+                    leaf.register_post_accumulate_grad_hook(self._after(i))
+                )
                 self.unhooked.discard(i)
 
     def describe(self, details: dict[str, Any], reached: Set[int] | None) -> None:
@@ -228,16 +275,27 @@ class Collectives:
         for name in ("armed", "armed_line", "no_sync", "spent", "join"):
             details.pop(name, None)
         every = zip(self.replicas, self._armed, self._members, strict=True)
-        asked = [(r, armed) for r, armed, own in every if armed and (reached is None or not reached.isdisjoint(own))]
+        asked = [
+            (r, armed)
+            for r, armed, own in every
+            if armed and (reached is None or not reached.isdisjoint(own))
+        ]
         if not asked:
             return
         # One that is not armed is what the step lacks.
-        _, (armed, line, spent) = next((one for one in asked if not one[1][0]), asked[-1])
+        _, (armed, line, spent) = next(
+            (one for one in asked if not one[1][0]), asked[-1]
+        )
         details["armed"], details["armed_line"] = armed, line
-        details["no_sync"] = any(not replica.require_backward_grad_sync for replica, _ in asked)
+        details["no_sync"] = any(
+            not replica.require_backward_grad_sync for replica, _ in asked
+        )
         if spent:
             details["spent"] = True
-        if any(getattr(getattr(replica, "_join_config", None), "enable", False) for replica, _ in asked):
+        if any(
+            getattr(getattr(replica, "_join_config", None), "enable", False)
+            for replica, _ in asked
+        ):
             details["join"] = True
 
     def _after(self, i: int) -> Callable[[torch.Tensor], None]:
@@ -251,11 +309,15 @@ class Collectives:
                 running = collectives._contributions.running()
                 if running is not None:
                     leaves = collectives._leaves
-                    grad = leaves.tensors[i].grad  # asked for once: FSDP's sum in another dtype is made each time
+                    grad = (
+                        leaves.tensors[i].grad
+                    )  # asked for once: FSDP's sum in another dtype is made each time
                     if i in running.written:
                         collectives._contributions.edited(running, [i])
                     elif running.had[i]:
-                        leaves.reduce(running, "grad", [] if grad is None else [(i, grad)])
+                        leaves.reduce(
+                            running, "grad", [] if grad is None else [(i, grad)]
+                        )
                         running.read[i] = None
                     elif i not in running.unknown:
                         running.same[i] = None
@@ -269,7 +331,11 @@ class Collectives:
         return hook
 
     def collective(
-        self, op: str, whole: list[torch.Tensor], output: list[torch.Tensor], frame: FrameType
+        self,
+        op: str,
+        whole: list[torch.Tensor],
+        output: list[torch.Tensor],
+        frame: FrameType,
     ) -> Row | None:
         """Take note of a collective, if it moves gradients or sharded parameters that are recorded.
 
@@ -278,30 +344,53 @@ class Collectives:
         if sessions.capturing():
             return None
         contributions = self._contributions
-        running = contributions.running() if torch._C._current_graph_task_id() != -1 else None
+        running = (
+            contributions.running() if torch._C._current_graph_task_id() != -1 else None
+        )
         if running is not None and running.written:
             contributions.edited(running)
-        if running is not None and running.hot:  # once it is over, `.grad` is no longer what this backward made of it
+        if (
+            running is not None and running.hot
+        ):  # once it is over, `.grad` is no longer what this backward made of it
             contributions.reduce(running)
-        details: dict[str, Any] = {"op": op, "bytes": sum(t.numel() * t.element_size() for t in whole)}
+        details: dict[str, Any] = {
+            "op": op,
+            "bytes": sum(t.numel() * t.element_size() for t in whole),
+        }
         details["ranks"] = self._ranks
         moving = self._shards.moving(frame, self._ranks) if self._shards else None
         arriving: dict[int, torch.Tensor | None] = {}
         leaves: list[int] = []
         if moving is not None:
             moved, details["ranks"] = moving.units, moving.ranks
-            units = [self._shards.by_id[id(unit)] for unit in moved if id(unit) in self._shards.by_id]
+            units = [
+                self._shards.by_id[id(unit)]
+                for unit in moved
+                if id(unit) in self._shards.by_id
+            ]
             shards = [i for _, inside in units for i in inside]
             if op == "reduce-scatter":
                 leaves = [*(i for i, _ in units), *shards]
-                details |= {} if moving.divisor == moving.ranks else {"divisor": moving.divisor}
+                details |= (
+                    {}
+                    if moving.divisor == moving.ranks
+                    else {"divisor": moving.divisor}
+                )
             if op == "reduce-scatter" and not moving.waits:
                 new = pieces(moved, output[0]) if len(shards) == len(moved) else None
-                arriving = dict(zip(shards, new, strict=True)) if new else dict.fromkeys(shards)
+                arriving = (
+                    dict(zip(shards, new, strict=True))
+                    if new
+                    else dict.fromkeys(shards)
+                )
             concerned = shards
         elif op != "all-reduce":
             return None
-        elif running is not None and any(armed and armed[0] for armed in self._armed) and not self._hand(whole, frame):
+        elif (
+            running is not None
+            and any(armed and armed[0] for armed in self._armed)
+            and not self._hand(whole, frame)
+        ):
             concerned = leaves = self._bucket(whole, frame, running, details)
         else:
             return self._by_hand(whole, frame, running, details)
@@ -313,8 +402,14 @@ class Collectives:
             row = rows.begin("sync", running.label, running.site, "backward", details)
         else:
             row = rows.begin("sync", "", self._sites.find(frame), "", details)
-        if running is not None and (leaves or op == "all-reduce"):  # FSDP's between groups, of what is no `.grad` yet
-            sent = self._sent(whole, frame, leaves, details["ranks"]) if "by_comm_hook" in details else None
+        if running is not None and (
+            leaves or op == "all-reduce"
+        ):  # FSDP's between groups, of what is no `.grad` yet
+            sent = (
+                self._sent(whole, frame, leaves, details["ranks"])
+                if "by_comm_hook" in details
+                else None
+            )
             running.syncs = [*running.syncs, Sync(row, leaves, arriving, sent)]
             running.synced = {*running.synced, *leaves}
         else:
@@ -322,25 +417,48 @@ class Collectives:
             rows.finish(row)
         return None
 
-    def _sent(self, whole: list[torch.Tensor], frame: FrameType, leaves: list[int], ranks: int) -> Sent | None:
+    def _sent(
+        self, whole: list[torch.Tensor], frame: FrameType, leaves: list[int], ranks: int
+    ) -> Sent | None:
         """What a comm hook of the user's sends of the gradients in a bucket; None where that cannot be compared."""
-        grads, reduction = [self._leaves.tensors[i].grad for i in leaves], _reduction(frame, ranks)
+        grads, reduction = (
+            [self._leaves.tensors[i].grad for i in leaves],
+            _reduction(frame, ranks),
+        )
         # What is sent from where `.grad` is may have been divided there.
-        if reduction not in ("sum", "avg") or self._grads_in(whole) or (before := _length(grads)) is None:
+        if (
+            reduction not in ("sum", "avg")
+            or self._grads_in(whole)
+            or (before := _length(grads)) is None
+        ):
             return None
         sent = _length(whole)
-        factor = None if sent is None else sent / before / (ranks if reduction == "avg" else 1)
-        return None if factor is None else Sent(whole, [tensor._version for tensor in whole], factor)
+        factor = (
+            None
+            if sent is None
+            else sent / before / (ranks if reduction == "avg" else 1)
+        )
+        return (
+            None
+            if factor is None
+            else Sent(whole, [tensor._version for tensor in whole], factor)
+        )
 
     def _by_hand(
-        self, whole: list[torch.Tensor], frame: FrameType, running: Backward | None, details: dict[str, Any]
+        self,
+        whole: list[torch.Tensor],
+        frame: FrameType,
+        running: Backward | None,
+        details: dict[str, Any],
     ) -> Row | None:
         """The row of an all-reduce that no library began, if it reduces any `.grad`: what it gives is not there yet."""
         leaves = self._grads_in(whole)
         if not leaves:
             return None
         details["parameters"] = [self._leaves.named.names[i] for i in leaves]
-        details["reduction"] = _reduction(frame, self._ranks) if self._wholly(leaves, whole) else ""
+        details["reduction"] = (
+            _reduction(frame, self._ranks) if self._wholly(leaves, whole) else ""
+        )
         rows = self._contributions.rows
         if running is not None:
             self._contributions.settle(running)
@@ -357,7 +475,9 @@ class Collectives:
         leaves = self._grads_in(whole)
         if not leaves or not self._replicated.issuperset(leaves):
             return bool(leaves)
-        if any(getattr(replica, "_comm_hooks", ()) for replica in self.replicas):  # they call it as users do
+        if any(
+            getattr(replica, "_comm_hooks", ()) for replica in self.replicas
+        ):  # they call it as users do
             return False
         while frame is not None and frame.f_code is not _ALL_REDUCE:
             frame = frame.f_back
@@ -368,7 +488,9 @@ class Collectives:
         grads = [self._leaves.tensors[i].grad for i in leaves]
         # On a device, what is changed through `.data` is not seen: there it takes an edit to tell a sum.
         seen = all(grad is not None and grad.is_cpu for grad in grads)
-        return seen and sum(tensor.numel() for tensor in whole) >= sum(self._leaves.sizes[i] for i in leaves)
+        return seen and sum(tensor.numel() for tensor in whole) >= sum(
+            self._leaves.sizes[i] for i in leaves
+        )
 
     def launched(self, row: Row, work: Any) -> None:
         """The collective of this row is on its way."""
@@ -379,7 +501,9 @@ class Collectives:
         """Somebody has waited for a collective: what it gave is there, and nothing has been done with it."""
         if not self.manual:
             return
-        for row, known in list(self.manual.items()):  # other threads' come and go meanwhile
+        for row, known in list(
+            self.manual.items()
+        ):  # other threads' come and go meanwhile
             if known.work is work and known.thread == get_ident():
                 del self.manual[row]
                 self._over(row, known.leaves)
@@ -394,7 +518,11 @@ class Collectives:
         self._contributions.rows.finish(row)
 
     def _bucket(
-        self, whole: list[torch.Tensor], frame: FrameType, running: Backward, details: dict[str, Any]
+        self,
+        whole: list[torch.Tensor],
+        frame: FrameType,
+        running: Backward,
+        details: dict[str, Any],
     ) -> list[int]:
         """The leaves in the bucket that DDP reduces now.
 
@@ -410,16 +538,25 @@ class Collectives:
         count = sum(tensor.numel() for tensor in whole)
         arrived = [i for i in running.met if i in self._replicated]
         left = [i for i in arrived if i not in running.synced]
-        owner = next((n for n, members in enumerate(self._members) if set(left) & set(members)), -1)
+        owner = next(
+            (n for n, members in enumerate(self._members) if set(left) & set(members)),
+            -1,
+        )
         armed = self._armed[owner] if owner >= 0 else None
         if armed is None:
             return []
         details["armed_line"] = armed[1]
         details["ranks"] = dist.get_world_size(self.replicas[owner].process_group)
         if _own_comm_hook(self.replicas[owner]):
-            details["by_comm_hook"] = math.nan  # until it is known what the hook makes of the sum
+            details["by_comm_hook"] = (
+                math.nan
+            )  # until it is known what the hook makes of the sum
         mine = set(self._members[owner])
-        for order in (self._arrivals.get(owner, ()), arrived, self._members[owner][::-1]):
+        for order in (
+            self._arrivals.get(owner, ()),
+            arrived,
+            self._members[owner][::-1],
+        ):
             held, inside = 0, []
             for i in (i for i in order if i in mine and i not in running.synced):
                 if held >= count:
@@ -436,7 +573,12 @@ class Collectives:
         sent = {tensor.untyped_storage().data_ptr() for tensor in whole}
         grads = ((i, tensor.grad) for i, tensor in enumerate(self._leaves.tensors))
         plain = ((i, local(grad)) for i, grad in grads if grad is not None)
-        return [i for i, grad in plain if grad.layout is torch.strided and grad.untyped_storage().data_ptr() in sent]
+        return [
+            i
+            for i, grad in plain
+            if grad.layout is torch.strided
+            and grad.untyped_storage().data_ptr() in sent
+        ]
 
     def finish(self, running: Backward) -> None:
         """The backward is over: read what its collectives left in `.grad`."""
@@ -446,7 +588,9 @@ class Collectives:
             armed = self._armed[n]
             if armed is None or not running.synced & set(members):
                 continue
-            self._arrivals.setdefault(n, [i for i in running.met if i in self._replicated])
+            self._arrivals.setdefault(
+                n, [i for i in running.met if i in self._replicated]
+            )
             self._armed[n] = False, armed[1], True
         for i in running.synced:
             if i not in running.met:
@@ -454,20 +598,30 @@ class Collectives:
         running.present = bytes(present)
         for row, concerned, arriving, sent in running.syncs:
             row.changed = concerned
-            if sent is not None and [tensor._version for tensor in sent.tensors] == sent.versions:
-                gave, made = _length(sent.tensors), _length([leaves.tensors[i].grad for i in concerned])
+            if (
+                sent is not None
+                and [tensor._version for tensor in sent.tensors] == sent.versions
+            ):
+                gave, made = (
+                    _length(sent.tensors),
+                    _length([leaves.tensors[i].grad for i in concerned]),
+                )
                 if gave is not None and made is not None:
                     row.take(("detail", "by_comm_hook"), sent.factor * made / gave)
             row.contributed = [i for i in arriving if leaves.present[i]]
             leaves.read(row, concerned)
             for i in row.contributed:
                 new = arriving[i]
-                brought = new if new is not None or present[i] else leaves.tensors[i].grad
+                brought = (
+                    new if new is not None or present[i] else leaves.tensors[i].grad
+                )
                 if brought is None:
                     row.unmeasured = [*row.unmeasured, i]
                 else:
                     leaves.reduce(row, "contribution", [(i, brought.reshape(-1))])
-                    keep_for_stream([brought])  # what was scattered was made on a stream of its own
+                    keep_for_stream(
+                        [brought]
+                    )  # what was scattered was made on a stream of its own
             for i in concerned:
                 present[i] = leaves.present[i]
             row.present = bytes(present)
@@ -481,7 +635,11 @@ class Collectives:
         manual, self.manual = self.manual, {}
         for row, (concerned, work, _) in manual.items():
             row.details["reduction"] = ""
-            self._over(row, concerned, read=work is None or (not sessions.capturing() and work.is_completed()))
+            self._over(
+                row,
+                concerned,
+                read=work is None or (not sessions.capturing() and work.is_completed()),
+            )
         taken = {i for known in manual.values() for i in known.leaves}
         return [i for i in changed if i not in taken] if taken else changed
 
@@ -504,7 +662,10 @@ def _replicates(module: torch.nn.Module) -> bool:
 
 def _in_place(replica: Any) -> bool:
     """Whether DDP divides and reduces in `.grad` itself, or somebody's hook decides what becomes of it."""
-    return bool(getattr(replica, "gradient_as_bucket_view", True) or getattr(replica, "_comm_hooks", True))
+    return bool(
+        getattr(replica, "gradient_as_bucket_view", True)
+        or getattr(replica, "_comm_hooks", True)
+    )
 
 
 def _own_comm_hook(replica: Any) -> bool:
@@ -514,10 +675,16 @@ def _own_comm_hook(replica: Any) -> bool:
 
 def _length(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     """The norm of all of these together, where they lie; None where it cannot be read."""
-    found = [tensor.detach() for tensor in tensors if tensor is not None and readable(tensor)]
-    if len(found) < len(tensors) or any(tensor.layout is not torch.strided for tensor in found):
+    found = [
+        tensor.detach() for tensor in tensors if tensor is not None and readable(tensor)
+    ]
+    if len(found) < len(tensors) or any(
+        tensor.layout is not torch.strided for tensor in found
+    ):
         return None
-    lengths = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in found]
+    lengths = [
+        torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in found
+    ]
     whole: torch.Tensor = torch.linalg.vector_norm(torch.stack(lengths))
     return whole
 
@@ -526,4 +693,6 @@ def _synced(replica: Any) -> list[torch.Tensor]:
     """The parameters that DDP numbers, in its order."""
     ignored = set(getattr(replica, "parameters_to_ignore", ()))
     named = replica.module.named_parameters()
-    return [tensor for name, tensor in named if tensor.requires_grad and name not in ignored]
+    return [
+        tensor for name, tensor in named if tensor.requires_grad and name not in ignored
+    ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from accumviz.events import PRESENT
+from accumviz.ledger.events import PRESENT
 from accumviz.recorder import patches, sessions
 from accumviz.recorder.arrivals import follow, give
 from accumviz.recorder.buffer import Buffer
@@ -43,7 +43,9 @@ class Contributions:
     they read is there for that stream, and after the backward for the caller's.
     """
 
-    def __init__(self, leaves: Leaves, rows: Buffer, failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, leaves: Leaves, rows: Buffer, failed: Callable[[Exception], None]
+    ) -> None:
         self.leaves, self.rows = leaves, rows
         self.open: list[Backward] = []
         self.taken: set[int] = set()
@@ -51,17 +53,29 @@ class Contributions:
         self.told: dict[int, Row] = {}
         self._failed = failed
         # The thread that we were opened in; whether others call backward, too.
-        self.opener, self.shared, self._at_once = get_ident(), False, any(leaves.at_once)
+        self.opener, self.shared, self._at_once = (
+            get_ident(),
+            False,
+            any(leaves.at_once),
+        )
         # Not empty as long as no two threads call our hooks at once, and all leaves are on the CPU: when one hook
         # is called, what the hooks before it saw is in `.grad`. A list, because the hooks hold it.
         self._alone = [True]
-        self._theirs: dict[int, int] = {}  # the leaves that backwards of other threads reached last, and whose
+        self._theirs: dict[
+            int, int
+        ] = {}  # the leaves that backwards of other threads reached last, and whose
         self._lock = threading.RLock()
-        leaves.hook_of, leaves.written_of, leaves.around_of = self._hook_of, self._written_of, self._around_of
+        leaves.hook_of, leaves.written_of, leaves.around_of = (
+            self._hook_of,
+            self._written_of,
+            self._around_of,
+        )
 
     def begin(self, running: Backward) -> None:
         """This backward runs from now on."""
-        if self.shared and len(running.nodes) == running.details.get("roots", 1):  # a leaf comes before any tag
+        if self.shared and len(running.nodes) == running.details.get(
+            "roots", 1
+        ):  # a leaf comes before any tag
             running.tagged = True
             self._tag(running, running.nodes)
         running.hot, running.unhooked = bool(self._alone), self.leaves.unhooked
@@ -106,7 +120,9 @@ class Contributions:
             self._alone.clear()
             for running in self.open:
                 running.hot = False
-            self.leaves.written_of = self.leaves.around_of = None  # hooks may be called while their order changes
+            self.leaves.written_of = self.leaves.around_of = (
+                None  # hooks may be called while their order changes
+            )
         self.leaves.hook()
 
     def on_devices(self, devices: set[torch.device]) -> None:
@@ -114,7 +130,9 @@ class Contributions:
         if any(device.type != "cpu" for device in devices):
             self._alone.clear()
 
-    def look(self, owner: Any = None, *, into: list[tuple[int, torch.Tensor]] | None = None) -> list[int]:
+    def look(
+        self, owner: Any = None, *, into: list[tuple[int, torch.Tensor]] | None = None
+    ) -> list[int]:
         """The leaves whose `.grad` has changed since we looked last, by no other thread's backward.
 
         `owner` is whose `.grad` the caller is about to use: that of others is looked at by their own threads.
@@ -122,22 +140,41 @@ class Contributions:
         if not self._theirs and get_ident() == self.opener:
             changed = self.leaves.update(into=into)
             # Another thread may have reached its first leaf while we looked.
-            return [i for i in changed if i not in self._theirs] if self._theirs else changed
+            return (
+                [i for i in changed if i not in self._theirs]
+                if self._theirs
+                else changed
+            )
         owned = () if owner is None or not self.shared else self.leaves.owned(owner)
         theirs = self._theirs.copy()
-        changed = self.leaves.update(self._unreached({*self._mine(), *owned}), into=into)
+        changed = self.leaves.update(
+            self._unreached({*self._mine(), *owned}), into=into
+        )
         # As above, or one more of its leaves.
-        return [i for i in self._unreached(changed) if i in owned or self._theirs.get(i) == theirs.get(i)]
+        return [
+            i
+            for i in self._unreached(changed)
+            if i in owned or self._theirs.get(i) == theirs.get(i)
+        ]
 
     def _unreached(self, leaves: Iterable[int]) -> list[int]:
         """Those that no backward of another thread has reached of which the last was not said yet."""
-        thread, others = get_ident(), [row for row in self.rows.pending[:] if type(row) is Backward and not row.done]
+        thread, others = (
+            get_ident(),
+            [
+                row
+                for row in self.rows.pending[:]
+                if type(row) is Backward and not row.done
+            ],
+        )
         met = [running.met for running in others if running.thread != thread]
         return sorted(i for i in leaves if not any(i in reached for reached in met))
 
     def changed(self, owner: Any) -> list[int]:
         """The leaves whose `.grad` the call that just ended has changed, of this owner's where threads train."""
-        alone = not self.shared and get_ident() == self.opener  # as in `_mine`: a thread may zero before it trains
+        alone = (
+            not self.shared and get_ident() == self.opener
+        )  # as in `_mine`: a thread may zero before it trains
         return self.leaves.update(None if alone else self.leaves.owned(owner))
 
     def prepare(self) -> None:
@@ -157,7 +194,9 @@ class Contributions:
         `on_cpu` says that a leaf there was reached, which is on the thread that called backward, or on
         one that began another inside it.
         """
-        opened = self.open[::-1]  # a copy: other threads' backwards begin and end meanwhile
+        opened = self.open[
+            ::-1
+        ]  # a copy: other threads' backwards begin and end meanwhile
         if not opened:
             return None
         thread, task = get_ident(), _current_task()
@@ -167,18 +206,32 @@ class Contributions:
         if task == -1:
             return None
         # Not one whose task is known once it has begun: it has not, or this is another's.
-        return next((each for each in opened if not each.tagged and (each.whole or not on_cpu)), None)
+        return next(
+            (each for each in opened if not each.tagged and (each.whole or not on_cpu)),
+            None,
+        )
 
     def _hook_of(self, i: int) -> Hook:
         # The tensor holds its hook: one that held the recording would keep both alive for ever.
-        here, running_now, alone, elsewhere = weakref.ref(self), self.open, self._alone, patches.differentiating
-        tensor, taken, near = self.leaves.tensors[i], i in self.taken, self.leaves.at_once[i]
+        here, running_now, alone, elsewhere = (
+            weakref.ref(self),
+            self.open,
+            self._alone,
+            patches.differentiating,
+        )
+        tensor, taken, near = (
+            self.leaves.tensors[i],
+            i in self.taken,
+            self.leaves.at_once[i],
+        )
         size = self.leaves.sizes[i] * tensor.element_size()
         bulk = HOT if tensor.device.type == "cpu" else _BULK_BYTES_ON_DEVICE
 
         def hook(grad: torch.Tensor | None) -> None:
             contributions = here()
-            if contributions is None or not running_now or grad is None:  # autograd.grad writes no `.grad`
+            if (
+                contributions is None or not running_now or grad is None
+            ):  # autograd.grad writes no `.grad`
                 return
             try:
                 running = running_now[0]
@@ -190,11 +243,17 @@ class Contributions:
                     had = running.had[i]
                     if near:
                         if not had:
-                            if not contributions.leaves.tensors[i]._post_accumulate_grad_hooks:
+                            if not contributions.leaves.tensors[
+                                i
+                            ]._post_accumulate_grad_hooks:
                                 running.last, running.met[i] = i, None
                                 return
                         elif (found := length(grad, near)) is not None:
-                            running.last, running.met[i], running.came[i] = i, None, found
+                            running.last, running.met[i], running.came[i] = (
+                                i,
+                                None,
+                                found,
+                            )
                             return
                     if running.waiting > bulk:
                         contributions.reduce(running)
@@ -202,16 +261,24 @@ class Contributions:
                     running.met[i] = None
                     if had:
                         # Without a graph there is nothing to detach it from: a reference costs a fraction of a view.
-                        kept = grad.detach() if grad.requires_grad or type(grad) is not _TENSOR else grad
+                        kept = (
+                            grad.detach()
+                            if grad.requires_grad or type(grad) is not _TENSOR
+                            else grad
+                        )
                         running.held[i] = kept, kept._version
-                    elif contributions.leaves.tensors[i]._post_accumulate_grad_hooks:  # as in `freed_by_user`
+                    elif contributions.leaves.tensors[
+                        i
+                    ]._post_accumulate_grad_hooks:  # as in `freed_by_user`
                         # The reference keeps autograd from handing it on as `.grad`.
                         running.held[i] = grad, grad._version
                     else:
                         running.fresh[i] = None
                 elif not elsewhere or get_ident() not in elsewhere:
                     contributions._receive(i, grad, size, bulk)
-            except Exception as error:  # a hook that raises would end the user's backward
+            except (
+                Exception
+            ) as error:  # a hook that raises would end the user's backward
                 sessions.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     contributions._failed(error)
@@ -223,7 +290,9 @@ class Contributions:
         """Take note of what autograd is about to add to a leaf's `.grad`, whoever's backward it is."""
         with self._lock:
             running = self.running(on_cpu=grad.is_cpu)
-            if running is None:  # another thread's autograd.grad, or its backward from before we were opened
+            if (
+                running is None
+            ):  # another thread's autograd.grad, or its backward from before we were opened
                 return
             give(self.leaves, running, self.rows)
             if running.thread != self.opener:
@@ -231,8 +300,12 @@ class Contributions:
             elif i in self._theirs:
                 del self._theirs[i]
             for other in self.open if self.shared else ():
-                if other is not running and (i in other.fresh or (i == other.last and not other.had[i])):
-                    other.unknown[i] = None  # it would be read from `.grad`, to which this adds
+                if other is not running and (
+                    i in other.fresh or (i == other.last and not other.had[i])
+                ):
+                    other.unknown[i] = (
+                        None  # it would be read from `.grad`, to which this adds
+                    )
             if running.waiting > bulk and not running.whole:
                 # Another device's stream is none of this thread's.
                 self.reduce(running, grad.device)
@@ -249,7 +322,12 @@ class Contributions:
                 # Held, it would be copied and not be freed when it is scattered.
                 self.leaves.reduce(running, "contribution", [(i, grad.detach())])
                 running.settled[i] = len(self.rows)
-            elif running.had[i] or self.shared or i in self.taken or self.leaves.freed_by_user(i):
+            elif (
+                running.had[i]
+                or self.shared
+                or i in self.taken
+                or self.leaves.freed_by_user(i)
+            ):
                 # Detached where `.grad` is another tensor anyway; else the reference keeps it another tensor.
                 kept = grad.detach() if running.had[i] else grad
                 running.held[i] = kept, kept._version
@@ -266,7 +344,9 @@ class Contributions:
             running, grad = self.running(on_cpu=tensor.is_cpu), tensor.grad
             if running is None or grad is None or i not in running.met:
                 return
-            if i in running.read:  # in parts, and the hooks were called for each: as if there were none
+            if (
+                i in running.read
+            ):  # in parts, and the hooks were called for each: as if there were none
                 running.written.pop(i, None)
                 return
             self.leaves.reduce(running, "grad", [(i, grad)])
@@ -279,12 +359,18 @@ class Contributions:
         """Add to the row of what the user's hooks have made of `.grad` since it was written."""
         with self._lock:
             away = running.synced | self.taken
-            watched = [i for i in running.written if i not in away] if only is None else only
+            watched = (
+                [i for i in running.written if i not in away] if only is None else only
+            )
             leaves = self.leaves
             if found := [i for i in leaves.update(watched) if leaves.present[i]]:
                 if running.edit is None:
-                    running.edit = self.rows.begin("edit", "", running.site, "backward", {"by": "hook"})
-                running.edit.changed = list(dict.fromkeys((*running.edit.changed, *found)))
+                    running.edit = self.rows.begin(
+                        "edit", "", running.site, "backward", {"by": "hook"}
+                    )
+                running.edit.changed = list(
+                    dict.fromkeys((*running.edit.changed, *found))
+                )
                 running.written |= dict.fromkeys(found, True)
                 for i in found:
                     self.told.pop(i, None)
@@ -299,7 +385,11 @@ class Contributions:
             self.rows.finish(row)
 
     def _around_of(self, i: int) -> tuple[Hook, Hook]:
-        elsewhere, coming, came = patches.differentiating, Contributions._note_coming, Contributions._note_came
+        elsewhere, coming, came = (
+            patches.differentiating,
+            Contributions._note_coming,
+            Contributions._note_came,
+        )
         return self._noting(i, coming, elsewhere), self._noting(i, came, elsewhere)
 
     def _noting(self, i: int, note: _Note, elsewhere: Container[int]) -> Hook:
@@ -307,7 +397,12 @@ class Contributions:
 
         def hook(grad: torch.Tensor | None) -> None:
             contributions = here()
-            if contributions is None or not running_now or grad is None or get_ident() in elsewhere:
+            if (
+                contributions is None
+                or not running_now
+                or grad is None
+                or get_ident() in elsewhere
+            ):
                 return
             try:
                 note(contributions, i, grad)
@@ -330,8 +425,14 @@ class Contributions:
         """Take note of what the user's hooks made of what comes; where it came in parts, it is not known."""
         with self._lock:
             running = self.running(on_cpu=grad.is_cpu)
-            before, version = (None, 0) if running is None else running.coming.pop(i, (None, 0))
-            if running is None or before is None or (grad is before and grad._version == version):
+            before, version = (
+                (None, 0) if running is None else running.coming.pop(i, (None, 0))
+            )
+            if (
+                running is None
+                or before is None
+                or (grad is before and grad._version == version)
+            ):
                 return
             running.scaled = running.scaled or {}
             known = before._version == version and i not in running.met
@@ -356,8 +457,14 @@ class Contributions:
     def settle(self, running: Backward) -> None:
         """Reduce what has reached leaves so far, while it is there to be read."""
         with self._lock:
-            unhooked = [i for i in self._arrived_unhooked(running) if i not in running.met]
-            arrived = [i for i in (*running.fresh, *running.held, *unhooked) if i not in running.settled]
+            unhooked = [
+                i for i in self._arrived_unhooked(running) if i not in running.met
+            ]
+            arrived = [
+                i
+                for i in (*running.fresh, *running.held, *unhooked)
+                if i not in running.settled
+            ]
             running.fresh |= dict.fromkeys(unhooked)
             running.met |= dict.fromkeys(unhooked)
             self.reduce(running)
@@ -371,7 +478,11 @@ class Contributions:
 
     def _arrived_unhooked(self, running: Backward) -> list[int]:
         had, tensors, theirs = running.had, self.leaves.tensors, self._theirs
-        return [i for i in running.unhooked if not had[i] and i not in theirs and tensors[i].grad is not None]
+        return [
+            i
+            for i in running.unhooked
+            if not had[i] and i not in theirs and tensors[i].grad is not None
+        ]
 
     def reduce(self, running: Backward, device: torch.device | None = None) -> None:
         """Reduce the contributions that have come (only those held on this device), and let go of them.
@@ -383,18 +494,30 @@ class Contributions:
         held, running.held, running.waiting = running.held, {}, 0
         fresh: dict[int, None] = {}
         if device is not None:
-            running.held = {i: both for i, both in held.items() if both[0].device != device}
+            running.held = {
+                i: both for i, both in held.items() if both[0].device != device
+            }
             held = {i: both for i, both in held.items() if both[0].device == device}
         else:
             fresh, running.fresh = running.fresh, {}
         if not held and not fresh:
             return
-        found = [(i, grad) for i, (grad, version) in held.items() if grad._version == version]
-        if len(found) < len(held):  # what an operation of the user's wrote into again is the next one's
-            running.unknown |= {i: None for i, (grad, version) in held.items() if grad._version != version}
+        found = [
+            (i, grad) for i, (grad, version) in held.items() if grad._version == version
+        ]
+        if len(found) < len(
+            held
+        ):  # what an operation of the user's wrote into again is the next one's
+            running.unknown |= {
+                i: None
+                for i, (grad, version) in held.items()
+                if grad._version != version
+            }
         came = [(i, tensors[i].grad) for i in fresh]
         for i, grad in came:
-            if grad is None:  # freed before we could read it: that something arrived is known, not how much
+            if (
+                grad is None
+            ):  # freed before we could read it: that something arrived is known, not how much
                 running.unknown[i] = None
             else:
                 found.append((i, grad))
@@ -414,7 +537,9 @@ class Contributions:
             leaves.saw(came)
         if running.streams and _raw_stream is not None:
             there = [grad for grad, _ in held.values()]
-            if running.streams != {_raw_stream(grad.get_device()) for grad in there if grad.is_cuda}:
+            if running.streams != {
+                _raw_stream(grad.get_device()) for grad in there if grad.is_cuda
+            }:
                 keep_for_stream(there)
         settled, count = running.settled, len(self.rows)
         for i in (*held, *fresh):
@@ -423,7 +548,11 @@ class Contributions:
     def disturbed(self, running: Backward, beside: Iterable[Backward]) -> bool:
         """Leave unread what a backward made of `.grad` that others add to; whether what it brought may be missed."""
         others = [other for other in (*beside, *self.open[:]) if other is not running]
-        if unsure := [i for i in running.contributed if any(i in each.met or _missed(each, i) for each in others)]:
+        if unsure := [
+            i
+            for i in running.contributed
+            if any(i in each.met or _missed(each, i) for each in others)
+        ]:
             self.leaves.leave_unread(running, unsure)
         return any(_missed(running, i) for i in self._theirs.copy())
 
@@ -449,7 +578,9 @@ class Contributions:
             return True
         if running.synced:
             changed = [i for i in changed if i not in running.synced]
-        fresh = [i for i in changed if not had[i] and leaves.present[i] and i not in met]
+        fresh = [
+            i for i in changed if not had[i] and leaves.present[i] and i not in met
+        ]
         fresh = [i for i in fresh if i in running.unhooked]
         if not met and not fresh and not mine:
             return False  # another thread's training, not of these parameters
@@ -462,10 +593,19 @@ class Contributions:
         self._tell_scaled(running)
         return True
 
-    def _finish_met(self, running: Backward, fresh: list[int], changed: list[int]) -> None:
+    def _finish_met(
+        self, running: Backward, fresh: list[int], changed: list[int]
+    ) -> None:
         """Where `.grad` is not just what this backward brought, or was changed while it ran, say what it is now."""
-        leaves, unknown, same, read = self.leaves, running.unknown, running.same, running.read
-        whole = len(same) + len(read) == len(running.met) and same.keys().isdisjoint(read)
+        leaves, unknown, same, read = (
+            self.leaves,
+            running.unknown,
+            running.same,
+            running.read,
+        )
+        whole = len(same) + len(read) == len(running.met) and same.keys().isdisjoint(
+            read
+        )
         if whole and running.hot and not changed and not unknown:
             # Each was read on its way, and is as it was then: nearly always.
             running.contributed = running.changed = list(running.met)
@@ -476,12 +616,19 @@ class Contributions:
         later = set(changed).difference(fresh)
         if not running.hot:  # what was not noted on the way looks changed now
             later -= running.same.keys() - running.read.keys()
-        alike = [i for i in running.same if i not in unknown and i not in later and i not in running.read]
+        alike = [
+            i
+            for i in running.same
+            if i not in unknown and i not in later and i not in running.read
+        ]
         running.contributed = touched
         running.changed = touched + [i for i in changed if i not in there]
         running.alike = alike + fresh
         known = set(running.alike) | running.read.keys() - later
-        leaves.read(running, [i for i in running.changed if i not in known and i not in running.synced])
+        leaves.read(
+            running,
+            [i for i in running.changed if i not in known and i not in running.synced],
+        )
         if unknown:
             running.unmeasured = list(unknown)
             running.details["unmeasured"] = [leaves.named.names[i] for i in unknown]

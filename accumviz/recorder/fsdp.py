@@ -112,7 +112,9 @@ class _Whole1(Whole):
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
-        super().__init__(tuple(handle.flat_param._unpadded_unsharded_size), handle.flat_param)
+        super().__init__(
+            tuple(handle.flat_param._unpadded_unsharded_size), handle.flat_param
+        )
 
     @property
     def leaf(self) -> torch.Tensor | None:
@@ -177,12 +179,22 @@ def units(module: nn.Module) -> Iterator[tuple[Any, Whole, list[torch.Tensor]]]:
     """What FSDP1 and FSDP2 shard in a module: its object for it, the whole, and the parameters that users see."""
     for part in module.modules():
         handle = getattr(part, "_handle", None)
-        if handle is not None and hasattr(handle, "flat_param") and handle.uses_sharded_strategy:
+        if (
+            handle is not None
+            and hasattr(handle, "flat_param")
+            and handle.uses_sharded_strategy
+        ):
             flat = handle.flat_param
-            yield handle, _Whole1(handle), list(flat._params) if handle._use_orig_params else [flat]
+            yield (
+                handle,
+                _Whole1(handle),
+                list(flat._params) if handle._use_orig_params else [flat],
+            )
         if "torch.distributed.fsdp" in sys.modules and hasattr(part, "_get_fsdp_state"):
             state = part._get_fsdp_state()  # type: ignore[operator]
-            groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+            groups = getattr(state, "_fsdp_param_groups", None) or [
+                getattr(state, "_fsdp_param_group", None)
+            ]
             for group in groups:
                 for param in group.fsdp_params if group is not None else ():
                     yield param, _Whole2(param), [param.sharded_param]
@@ -215,17 +227,24 @@ class Shards:
     def add(self, unit: Any, whole: int, shards: list[int], sizes: list[int]) -> None:
         """Note one unit's columns; the whole goes with the first shard of which this rank has any element."""
         self.by_id[id(unit)] = whole, shards
-        self.wholes[whole] = next((i for i, size in zip(shards, sizes, strict=True) if size), shards[0])
+        self.wholes[whole] = next(
+            (i for i, size in zip(shards, sizes, strict=True) if size), shards[0]
+        )
 
     def moving(self, frame: FrameType | None, ranks: int) -> Moving | None:
         """The objects that FSDP is gathering or scattering now, of so many ranks; None when it is not FSDP."""
         while frame is not None:
             variable = _MOVERS.get(frame.f_code.co_name)
-            if variable is not None and frame.f_globals.get("__name__", "").startswith(_FSDP):
+            if variable is not None and frame.f_globals.get("__name__", "").startswith(
+                _FSDP
+            ):
                 known = dict(variables(frame))
                 found = known.get(variable)
                 if found is not None:
-                    waits = known.get("all_reduce_group") is not None and known.get("all_reduce_grads") is False
+                    waits = (
+                        known.get("all_reduce_group") is not None
+                        and known.get("all_reduce_grads") is False
+                    )
                     units = list(found) if isinstance(found, list | tuple) else [found]
                     return Moving(units, waits, *_reduced(known, ranks))
             frame = frame.f_back
@@ -235,9 +254,17 @@ class Shards:
 def _reduced(known: dict[str, Any], ranks: int) -> tuple[int, float]:
     """Over how many ranks FSDP reduces, and what it divides their sum by, from the variables of what does it."""
     state = known.get("state")
-    names = ("reduce_scatter_group", "all_reduce_group", "reduce_scatter_comm", "all_reduce_hook")
+    names = (
+        "reduce_scatter_group",
+        "all_reduce_group",
+        "reduce_scatter_comm",
+        "all_reduce_hook",
+    )
     if state is not None:  # FSDP1
-        known, names = vars(state), ("process_group", "_inter_node_pg", "_comm_hook", "")
+        known, names = (
+            vars(state),
+            ("process_group", "_inter_node_pg", "_comm_hook", ""),
+        )
     *groups, first, second = map(known.get, names)
     sizes = [group.size() for group in groups if group is not None]
     ranks = math.prod(sizes) if sizes else ranks
@@ -288,7 +315,10 @@ class Norm:
     def __init__(self, total_norm: torch.Tensor) -> None:
         self._whole: torch.Tensor | None = None
         self._part: torch.Tensor | None = None
-        if all(placement.is_replicate() for placement in getattr(total_norm, "placements", ())):
+        if all(
+            placement.is_replicate()
+            for placement in getattr(total_norm, "placements", ())
+        ):
             self._whole = local(total_norm)
         else:
             self._part = local(total_norm)
@@ -317,7 +347,9 @@ def _watch(norm: Norm) -> None:
         if not _open:
             for module, name in _PARTIALS:
                 kind = getattr(sys.modules.get(module), name, None)
-                original = vars(kind).get("_reduce_value") if isinstance(kind, type) else None
+                original = (
+                    vars(kind).get("_reduce_value") if isinstance(kind, type) else None
+                )
                 if original is not None:
                     wrapper = _telling(original)
                     setattr(kind, "_reduce_value", wrapper)  # noqa: B010 - of a class that is looked up by its name
@@ -340,7 +372,9 @@ def _restore(kind: Any, wrapper: Any, original: Any) -> None:
 
 def _telling(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(original)
-    def _reduce_value(placement: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _reduce_value(
+        placement: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
         whole = original(placement, tensor, *args, **kwargs)
         with contextlib.suppress(Exception):
             for thread, norm in _open:

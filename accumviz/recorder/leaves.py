@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from accumviz.events import PRESENT, Parameter
+from accumviz.ledger.events import PRESENT, Parameter
 from accumviz.recorder import targets
 from accumviz.recorder.fsdp import local
 from accumviz.recorder.near import array_at, length, vdot
@@ -66,8 +66,13 @@ class Leaves:
         # As they are when the recording opens: what a leaf of another size holds is not known one by one.
         self._shapes = [tuple(local(tensor).shape) for tensor in self.tensors]
         self.sizes = [prod(shape) for shape in self._shapes]
-        bytes_ = sum(n * tensor.element_size() for n, tensor in zip(self.sizes, self.tensors, strict=True))
-        too_large = bytes_ > HOT and all(tensor.device.type == "cpu" for tensor in self.tensors)
+        bytes_ = sum(
+            n * tensor.element_size()
+            for n, tensor in zip(self.sizes, self.tensors, strict=True)
+        )
+        too_large = bytes_ > HOT and all(
+            tensor.device.type == "cpu" for tensor in self.tensors
+        )
         self._handles: dict[int, Any] = {}
         self._hooks: list[int | None] = [None] * count
         self._written: dict[int, Any] = {}
@@ -80,7 +85,9 @@ class Leaves:
         self._seen = [(i, tensor, None, 0) for i, tensor in enumerate(self.tensors)]
         self.small: dict[int, None] = {}
         # Of each leaf whose tensors are read where they lie, an array for each place where one was.
-        places: dict[int, dict[int, np.ndarray]] = {n: {} for n in self.sizes if 0 < n <= _NEAR}
+        places: dict[int, dict[int, np.ndarray]] = {
+            n: {} for n in self.sizes if 0 < n <= _NEAR
+        }
         # Where the weights of a small leaf were when it was last made sure that they can be read.
         self._weights_at: dict[int, int] = {}
         # Those of whom it is known that some of their tensors are recorded, by id.
@@ -96,9 +103,14 @@ class Leaves:
             if fits and tensor.is_floating_point():
                 total += size
                 self.small[i] = None
-        self._near = [None if i in self.small else places.get(n) for i, n in enumerate(self.sizes)]
+        self._near = [
+            None if i in self.small else places.get(n) for i, n in enumerate(self.sizes)
+        ]
         # How many elements those have of whose tensors each is read as it comes, because all are too large together.
-        self.at_once = [n if too_large and self._near[i] is not None else 0 for i, n in enumerate(self.sizes)]
+        self.at_once = [
+            n if too_large and self._near[i] is not None else 0
+            for i, n in enumerate(self.sizes)
+        ]
 
     def __len__(self) -> int:
         return len(self._all)
@@ -174,7 +186,10 @@ class Leaves:
         return bool(self.tensors[i]._post_accumulate_grad_hooks)
 
     def update(
-        self, only: Iterable[int] | None = None, *, into: list[tuple[int, torch.Tensor]] | None = None
+        self,
+        only: Iterable[int] | None = None,
+        *,
+        into: list[tuple[int, torch.Tensor]] | None = None,
     ) -> list[int]:
         """The leaves (or `only` these) whose `.grad` is not the tensor, or the version of it, that it was.
 
@@ -182,7 +197,9 @@ class Leaves:
         """
         found = []
         seen, present = self._seen, self.present
-        for i, tensor, known, version in seen if only is None else [seen[i] for i in only]:
+        for i, tensor, known, version in (
+            seen if only is None else [seen[i] for i in only]
+        ):
             grad = tensor.grad
             if grad is None:
                 if known is None:
@@ -218,7 +235,11 @@ class Leaves:
             else:
                 self._bare = made
                 return
-        if only is None and made == self._made and len(self._handles) == len(self.tensors):
+        if (
+            only is None
+            and made == self._made
+            and len(self._handles) == len(self.tensors)
+        ):
             there = list(map(_hooks, self.tensors))
             if all(there) and list(map(len, there)) == self._lengths:
                 return
@@ -228,7 +249,11 @@ class Leaves:
             after = tensor._post_accumulate_grad_hooks
             mine = tensor._backward_hooks
             needed = present[i] or hooks[i] is not None or i in always or after or mine
-            if needed and (not mine or next(reversed(mine)) != hooks[i] or (after and i not in self._written)):
+            if needed and (
+                not mine
+                or next(reversed(mine)) != hooks[i]
+                or (after and i not in self._written)
+            ):
                 bare.append(i)
         if bare:
             self._hook(bare)
@@ -250,20 +275,30 @@ class Leaves:
                 seen[i], present[i] = (i, tensors[i], ref(grad), grad._version), PRESENT
             else:
                 inner = local(grad)
-                seen[i], present[i] = (i, tensors[i], ref(inner), _version(grad, inner)), PRESENT
+                seen[i], present[i] = (
+                    (i, tensors[i], ref(inner), _version(grad, inner)),
+                    PRESENT,
+                )
 
     def arrived(self, i: int) -> float | None:
         """The norm of what a leaf's `.grad` has just become, if it can be read at once: then it is taken as seen."""
         grad: Any = (tensor := self.tensors[i]).grad
         found = length(grad, self.at_once[i])
         if found is not None:
-            self._seen[i], self.present[i] = (i, tensor, ref(grad), grad._version), PRESENT
+            self._seen[i], self.present[i] = (
+                (i, tensor, ref(grad), grad._version),
+                PRESENT,
+            )
         return found
 
     def let_go(self, tensors: Iterable[Any]) -> list[int]:
         """Hold no weak reference to these; returns the leaves whose `.grad` they are."""
         ids = {id(tensor) for tensor in tensors}
-        found = [i for i, _, known, _ in self._seen if known is not None and id(known()) in ids]
+        found = [
+            i
+            for i, _, known, _ in self._seen
+            if known is not None and id(known()) in ids
+        ]
         for i in found:
             self._seen[i] = (i, self.tensors[i], None, 0)
         return found
@@ -296,17 +331,29 @@ class Leaves:
     def sharded(self, owner: Any) -> list[int]:
         """Those of an owner's leaves whose `.grad` is a part of one: what changes many at once counts no version."""
         tensors = self.tensors
-        found = [(i, grad) for i in self.owned(owner) if (grad := tensors[i].grad) is not None]
-        return [i for i, grad in found if type(grad) is not _TENSOR and local(grad) is not grad]
+        found = [
+            (i, grad)
+            for i in self.owned(owner)
+            if (grad := tensors[i].grad) is not None
+        ]
+        return [
+            i
+            for i, grad in found
+            if type(grad) is not _TENSOR and local(grad) is not grad
+        ]
 
     def read(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
         if PRESENT not in self.present:
             return
-        found = [(i, grad) for i in indices if (grad := self.tensors[i].grad) is not None]
+        found = [
+            (i, grad) for i in indices if (grad := self.tensors[i].grad) is not None
+        ]
         self.reduce(row, what, found)
 
-    def reduce(self, row: Row, what: str, found: Iterable[tuple[int, torch.Tensor]]) -> None:
+    def reduce(
+        self, row: Row, what: str, found: Iterable[tuple[int, torch.Tensor]]
+    ) -> None:
         """Give a row these tensors, likewise."""
         small, near, sizes = self.small, self._near, self.sizes
         close: list[int] = []
@@ -317,9 +364,18 @@ class Leaves:
         alike = True
         for i, given in found:
             tensor = given
-            plain = type(given) is _TENSOR and given.is_cpu and given.dtype is _FLOAT and given.layout is _STRIDED
+            plain = (
+                type(given) is _TENSOR
+                and given.is_cpu
+                and given.dtype is _FLOAT
+                and given.layout is _STRIDED
+            )
             arrays = near[i] if plain else None
-            if arrays is not None and given.is_contiguous() and given.numel() == sizes[i]:
+            if (
+                arrays is not None
+                and given.is_contiguous()
+                and given.numel() == sizes[i]
+            ):
                 place = given.data_ptr()
                 if place:
                     array = arrays.get(place)
@@ -329,12 +385,23 @@ class Leaves:
                     lengths.append(sqrt(vdot(array, array)))
                     continue
             if not plain or given.is_nested:
-                if type(given) is not _TENSOR or given.is_meta or given.is_nested or given.is_quantized:
+                if (
+                    type(given) is not _TENSOR
+                    or given.is_meta
+                    or given.is_nested
+                    or given.is_quantized
+                ):
                     tensor = local(given)
-                    if not readable(tensor):  # that something is there is known, not how much
+                    if not readable(
+                        tensor
+                    ):  # that something is there is known, not how much
                         self.leave_unread(row, [i], what)
                         continue
-                plain = tensor.dtype is _FLOAT and tensor.is_cpu and tensor.layout is _STRIDED
+                plain = (
+                    tensor.dtype is _FLOAT
+                    and tensor.is_cpu
+                    and tensor.layout is _STRIDED
+                )
             if i in small:
                 row.take((f"exact {what}", i), tensor)
                 continue
@@ -367,14 +434,24 @@ class Leaves:
             if not (what.endswith("grad") or (fresh and what.endswith("contribution"))):
                 continue
             grad = self.tensors[i].grad
-            if type(grad) is not _TENSOR or not grad.is_cpu or grad.layout is not _STRIDED or not readable(grad):
+            if (
+                type(grad) is not _TENSOR
+                or not grad.is_cpu
+                or grad.layout is not _STRIDED
+                or not readable(grad)
+            ):
                 continue
             known = row.numbers[start : start + many]
             if i in self.small:
                 found = grad.tolist() if grad.dim() == 1 else grad.reshape(-1).tolist()
             else:
-                size = length(grad, self.sizes[i]) if self._near[i] is not None else None
-                found, known = [norms([i], [grad])[0][1][0].item() if size is None else size], [known[leaves.index(i)]]
+                size = (
+                    length(grad, self.sizes[i]) if self._near[i] is not None else None
+                )
+                found, known = (
+                    [norms([i], [grad])[0][1][0].item() if size is None else size],
+                    [known[leaves.index(i)]],
+                )
             return found == known or any(number != number for number in found)  # noqa: PLR0124 - what is no number
         return True
 
@@ -385,12 +462,18 @@ class Leaves:
             tensor = tensors[i]
             if type(tensor) not in PLAIN:
                 tensor = local(tensor)
-                if type(tensor) not in PLAIN:  # the whole that FSDP keeps, whose weights are the shards'
+                if (
+                    type(tensor) not in PLAIN
+                ):  # the whole that FSDP keeps, whose weights are the shards'
                     continue
             # Where it was when it was found readable, it still is: a storage that is let go is nowhere.
             if known.get(i) != tensor.data_ptr():
                 known.pop(i, None)
-                if not readable(tensor) or tensor.numel() != self.sizes[i] or not self._weigh(row, i, tensor):
+                if (
+                    not readable(tensor)
+                    or tensor.numel() != self.sizes[i]
+                    or not self._weigh(row, i, tensor)
+                ):
                     continue
                 known[i] = tensor.data_ptr()
             else:
@@ -401,7 +484,9 @@ class Leaves:
         row.take(("exact weight", i), tensor.detach())
         return tensor.is_cpu and tensor.dim() == 1 and tensor.layout is _STRIDED
 
-    def leave_unread(self, row: Row, indices: Iterable[int], what: str = "grad") -> None:
+    def leave_unread(
+        self, row: Row, indices: Iterable[int], what: str = "grad"
+    ) -> None:
         """Give a row for these leaves that the number is not known."""
         for i in indices:
             target = (f"exact {what}", i) if i in self.small else (what, [i])
@@ -415,13 +500,25 @@ class Leaves:
                 owners.setdefault(i, []).append(index)
         for whole, shard in self.named.shards.wholes.items():
             owners[whole] = owners.get(shard, [])
-        return [self._parameter(i, tensor, tuple(owners.get(i, ()))) for i, tensor in enumerate(self.tensors)]
+        return [
+            self._parameter(i, tensor, tuple(owners.get(i, ())))
+            for i, tensor in enumerate(self.tensors)
+        ]
 
-    def _parameter(self, i: int, tensor: torch.Tensor, optimizers: tuple[int, ...]) -> Parameter:
+    def _parameter(
+        self, i: int, tensor: torch.Tensor, optimizers: tuple[int, ...]
+    ) -> Parameter:
         """One of them: a file asks for all at each chunk, and they seldom change."""
         named, inner = self.named, tensor if type(tensor) in PLAIN else local(tensor)
         aliases, requires_grad = named.aliases[i], tensor.requires_grad
-        key = inner.shape, tensor.dtype, tensor.device, requires_grad, optimizers, len(aliases)
+        key = (
+            inner.shape,
+            tensor.dtype,
+            tensor.device,
+            requires_grad,
+            optimizers,
+            len(aliases),
+        )
         known = self._parameters.get(i)
         if known is None or known[0] != key:
             found = Parameter(
@@ -433,7 +530,9 @@ class Leaves:
                 aliases=tuple(aliases),
                 optimizers=optimizers,
                 requires_grad=requires_grad or i in named.shards.wholes,
-                unsharded_of=named.names[named.shards.wholes[i]] if i in named.shards.wholes else "",
+                unsharded_of=named.names[named.shards.wholes[i]]
+                if i in named.shards.wholes
+                else "",
             )
             known = self._parameters[i] = key, found
         return known[1]
@@ -441,7 +540,10 @@ class Leaves:
 
 def _users(hooks: Any) -> bool:
     """Whether any of these hooks is not one of ours."""
-    return not all((getattr(hook, "__module__", None) or "").startswith(__package__) for hook in hooks.values())
+    return not all(
+        (getattr(hook, "__module__", None) or "").startswith(__package__)
+        for hook in hooks.values()
+    )
 
 
 def _first(hooks: Any, number: int) -> None:

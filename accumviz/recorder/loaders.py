@@ -42,7 +42,9 @@ _of: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 def _known(loader: Any) -> _Known:
     known = _loaders.get(id(loader))
     if known is None or known.loader() is not loader:
-        for key in [key for key, other in list(_loaders.items()) if other.loader() is None]:
+        for key in [
+            key for key, other in list(_loaders.items()) if other.loader() is None
+        ]:
             del _loaders[key]
         known = _loaders[id(loader)] = _Known(loader)
     return known
@@ -82,8 +84,16 @@ def length(source: Any) -> int | None:
     3
     """
     try:
-        batches = source._index_sampler if source._dataset_kind == dataloader._DatasetKind.Map else None
-        if batches is None or type(batches) not in _PLAIN or type(getattr(batches, "sampler", batches)) not in _PLAIN:
+        batches = (
+            source._index_sampler
+            if source._dataset_kind == dataloader._DatasetKind.Map
+            else None
+        )
+        if (
+            batches is None
+            or type(batches) not in _PLAIN
+            or type(getattr(batches, "sampler", batches)) not in _PLAIN
+        ):
             return None
         return len(batches)
     except Exception:  # a data set without a length, or one whose length raises
@@ -113,7 +123,9 @@ def beginning(original: Callable[..., Any], session: Session) -> Callable[..., A
         if sessions.listening and session is sessions.current:
             try:
                 _begun(args[0], iterator)
-                sessions.tell(sessions.told(session), "loads", "begins", args[0], sys._getframe(1))
+                sessions.tell(
+                    sessions.told(session), "loads", "begins", args[0], sys._getframe(1)
+                )
             except Exception as failure:
                 sessions.failures.append(type(failure).__name__)
                 with contextlib.suppress(Exception):
@@ -133,7 +145,13 @@ def ending(original: Callable[..., Any], session: Session) -> Callable[..., Any]
         except StopIteration:
             if sessions.listening and session is sessions.current:
                 try:
-                    sessions.tell(sessions.told(session), "loads", "ends", args[0], sys._getframe(1))
+                    sessions.tell(
+                        sessions.told(session),
+                        "loads",
+                        "ends",
+                        args[0],
+                        sys._getframe(1),
+                    )
                 except Exception as failure:
                     sessions.failures.append(type(failure).__name__)
                     with contextlib.suppress(Exception):

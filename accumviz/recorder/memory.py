@@ -31,7 +31,9 @@ def slots(node: Any) -> tuple[str, ...]:
         if issubclass(kind, BackwardCFunction):
             # a class per user function, or per compilation: caching it would keep it alive for ever
             return _CUSTOM
-        names = _slots[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+        names = _slots[kind] = tuple(
+            name for name in dir(kind) if name.startswith("_raw_saved_")
+        )
     return names
 
 
@@ -42,7 +44,9 @@ def raw_saved(node: Any) -> list[tuple[str, Any]]:
         attr = slot.removeprefix("_raw_saved_")
         try:
             raw = getattr(node, slot)
-        except RuntimeError:  # a freed list of tensors raises where a freed tensor is only empty
+        except (
+            RuntimeError
+        ):  # a freed list of tensors raises where a freed tensor is only empty
             found.append((attr, None))
             continue
         if isinstance(raw, (tuple, list)):
@@ -83,7 +87,11 @@ def inputs_of_checkpoint(raw: Any) -> list[torch.Tensor]:
         if kept is None:
             saver = getattr(getattr(frame, "input_saver", None), "grad_fn", None)
             kept = [] if saver is None else [one for _, one in raw_saved(saver)]
-        found += [tensor for one in kept if isinstance(one, type(raw)) and (tensor := held(one)) is not None]
+        found += [
+            tensor
+            for one in kept
+            if isinstance(one, type(raw)) and (tensor := held(one)) is not None
+        ]
     return found
 
 
@@ -104,13 +112,19 @@ def storage(tensor: torch.Tensor) -> tuple[int, int]:
     """Return a key that equal storages share, and the storage's bytes."""
     try:
         return torch._C._storage_address(tensor), tensor.untyped_storage().nbytes()  # type: ignore[attr-defined]
-    except (NotImplementedError, RuntimeError):  # sparse and opaque layouts have no storage of their own
+    except (
+        NotImplementedError,
+        RuntimeError,
+    ):  # sparse and opaque layouts have no storage of their own
         pass
     try:
         if tensor.layout is torch.sparse_coo:
             parts = [tensor._indices(), tensor._values()]
         else:
-            parts = [tensor.values(), *(getattr(tensor, name)() for name in _INDICES[tensor.layout])]
+            parts = [
+                tensor.values(),
+                *(getattr(tensor, name)() for name in _INDICES[tensor.layout]),
+            ]
     except (RuntimeError, KeyError):
         return id(tensor), 0
     return storage(parts[-1])[0], sum(storage(part)[1] for part in parts)
@@ -128,7 +142,9 @@ _INDICES = {
 def is_parameter(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is a parameter or a view of one: it is there with or without the graph."""
     base = tensor._base if tensor._is_view() else tensor
-    return type(base) is torch.nn.Parameter or (base is not None and base.is_leaf and base.requires_grad)
+    return type(base) is torch.nn.Parameter or (
+        base is not None and base.is_leaf and base.requires_grad
+    )
 
 
 class _Dismantling:
@@ -156,7 +172,9 @@ def keep_deletable(order: list[Any], roots: list[Any]) -> None:
     if len(order) <= DEEP:
         return
     targets = {following for node in order for following, _ in node.next_functions}
-    tops = [root for root in roots if root not in targets]  # a lower root would hold itself alive
+    tops = [
+        root for root in roots if root not in targets
+    ]  # a lower root would hold itself alive
     held_by_caller = set(roots)
     dismantling = _Dismantling([node for node in order if node not in held_by_caller])
     for top in tops:
@@ -178,7 +196,9 @@ def saved_bytes(roots: Iterable[Any], limit: int | None = None) -> int | None:
     return None if storages is None else sum(storages.values())
 
 
-def saved_storages(roots: Iterable[Any], limit: int | None = None) -> dict[int, int] | None:
+def saved_storages(
+    roots: Iterable[Any], limit: int | None = None
+) -> dict[int, int] | None:
     """Map each storage that `saved_bytes` counts to its bytes (parameters to 0)."""
     if not READABLE:
         return None
@@ -206,7 +226,9 @@ def saved_storages(roots: Iterable[Any], limit: int | None = None) -> dict[int, 
                 if data is None:
                     continue
                 tensor = data if isinstance(data, torch.Tensor) else held(one)
-                for kept in (tensor,) if tensor is not None else inputs_of_checkpoint(one):
+                for kept in (
+                    (tensor,) if tensor is not None else inputs_of_checkpoint(one)
+                ):
                     try:
                         key = address(kept)
                     except (NotImplementedError, RuntimeError):
@@ -220,7 +242,9 @@ def saved_storages(roots: Iterable[Any], limit: int | None = None) -> dict[int, 
         if limit is not None and len(order) > limit:
             keep_deletable(order, tops)
             return None
-    for leaf in own:  # a hook that packs a detached tensor hides that it was a parameter
+    for (
+        leaf
+    ) in own:  # a hook that packs a detached tensor hides that it was a parameter
         key = storage(leaf)[0]
         if key in storages:
             storages[key] = 0
@@ -243,7 +267,10 @@ class _Budget:
     def begin(self) -> float | None:
         """When the measurement begins, for `end`; None where there is to be none."""
         now = time.perf_counter()
-        if not self._wanted and (self._wanted is False or self._spent > self.FREE + self.SHARE * (now - self._start)):
+        if not self._wanted and (
+            self._wanted is False
+            or self._spent > self.FREE + self.SHARE * (now - self._start)
+        ):
             return None
         return now
 
@@ -263,9 +290,17 @@ def _with_what_is_scaled(root: Any) -> Iterator[Any]:
     node = root
     while node is not None:
         yield node
-        below = [following for following, _ in node.next_functions if following is not None]
-        numbers = all(tensor is None or tensor.numel() == 1 for _, tensor in saved_tensors(node))
-        node = below[0] if len(below) == 1 and numbers and type(below[0]) is not _ACCUMULATE else None
+        below = [
+            following for following, _ in node.next_functions if following is not None
+        ]
+        numbers = all(
+            tensor is None or tensor.numel() == 1 for _, tensor in saved_tensors(node)
+        )
+        node = (
+            below[0]
+            if len(below) == 1 and numbers and type(below[0]) is not _ACCUMULATE
+            else None
+        )
 
 
 class Held:
@@ -284,7 +319,9 @@ class Held:
         if began is None:
             return None
         storages = saved_storages(nodes)
-        self._retained = [(mark, held) for mark, held in self._retained if mark() is not None]
+        self._retained = [
+            (mark, held) for mark, held in self._retained if mark() is not None
+        ]
         self._budget.end(began)
         return storages
 
@@ -299,7 +336,14 @@ class Held:
             union |= held
         return float(sum((union | storages).values()))
 
-    def after(self, nodes: Sequence[Any], storages: dict[int, int] | None, *, keeps: bool, failed: bool) -> float:
+    def after(
+        self,
+        nodes: Sequence[Any],
+        storages: dict[int, int] | None,
+        *,
+        keeps: bool,
+        failed: bool,
+    ) -> float:
         """Bytes alive once the backward is over; unknown when it failed half-way."""
         if storages is None or failed:
             return _UNKNOWN
@@ -330,7 +374,9 @@ class Allocated:
     def open(self, devices: Iterable[torch.device]) -> None:
         """Begin with what the allocator says now."""
         if self._wanted is not False:
-            self.devices = sorted(device.index or 0 for device in devices if device.type == "cuda")
+            self.devices = sorted(
+                device.index or 0 for device in devices if device.type == "cuda"
+            )
         self._peaks = {device: _counters(device)[1] for device in self.devices}
 
     def after(self) -> tuple[float, float]:
@@ -353,5 +399,9 @@ class Allocated:
 
 def _counters(device: int) -> tuple[int, int]:
     """Bytes allocated, and the most since the process began or the user reset the peak."""
-    found = torch.cuda.memory_stats_as_nested_dict(device).get("allocated_bytes", {}).get("all", {})
+    found = (
+        torch.cuda.memory_stats_as_nested_dict(device)
+        .get("allocated_bytes", {})
+        .get("all", {})
+    )
     return found.get("current", 0), found.get("peak", 0)

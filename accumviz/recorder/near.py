@@ -28,7 +28,12 @@ def length(tensor: Any, size: int) -> float | None:
     >>> length(torch.tensor([3.0, 4.0]), 2), length(torch.ones(2, dtype=torch.float64), 2), length(None, 2)
     (5.0, None, None)
     """
-    if type(tensor) is not _TENSOR or not tensor.is_cpu or tensor.dtype is not _FLOAT or tensor.layout is not _STRIDED:
+    if (
+        type(tensor) is not _TENSOR
+        or not tensor.is_cpu
+        or tensor.dtype is not _FLOAT
+        or tensor.layout is not _STRIDED
+    ):
         return None
     if tensor.is_contiguous() and tensor.numel() == size:
         place = tensor.data_ptr()

@@ -20,7 +20,10 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizers
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from accumviz.recorder import loaders, sessions
 from accumviz.recorder.fsdp import Norm
@@ -41,11 +44,26 @@ def enter(observer: Observer) -> None:
 def _install(session: Session) -> None:
     _leave_to_python()
     sessions.wrap(torch, "compile", _compiling, session)
-    sessions.wrap(torch.cuda.CUDAGraph, "replay", functools.partial(_afterwards, "replayed"), session)
-    sessions.wrap(getattr(torch.distributed, "Work", None), "wait", functools.partial(_afterwards, "waited"), session)
+    sessions.wrap(
+        torch.cuda.CUDAGraph,
+        "replay",
+        functools.partial(_afterwards, "replayed"),
+        session,
+    )
+    sessions.wrap(
+        getattr(torch.distributed, "Work", None),
+        "wait",
+        functools.partial(_afterwards, "waited"),
+        session,
+    )
     # A hook of the module's own would be copied and pickled with it; its `forward` may have been bound before.
     replica = torch.nn.parallel.DistributedDataParallel
-    sessions.wrap(replica, "_pre_forward" if hasattr(replica, "_pre_forward") else "forward", _forwarding, session)
+    sessions.wrap(
+        replica,
+        "_pre_forward" if hasattr(replica, "_pre_forward") else "forward",
+        _forwarding,
+        session,
+    )
     sessions.wrap(torch.autograd, "backward", _backward, session)
     # autograd.grad under any name it was imported by
     sessions.wrap(torch.autograd, "_engine_run_backward", _running, session)
@@ -63,8 +81,14 @@ def _install(session: Session) -> None:
     _meet(torch.optim.lr_scheduler.LRScheduler, session)
     sessions.wrap(torch.utils.data.DataLoader, "__iter__", loaders.beginning, session)
     sessions.wrap(loaders.Iterating, "__next__", loaders.ending, session)
-    sessions.undoing.append(register_optimizer_step_pre_hook(functools.partial(_step_begins, session)).remove)
-    sessions.undoing.append(register_optimizer_step_post_hook(functools.partial(_step_ends, session)).remove)
+    sessions.undoing.append(
+        register_optimizer_step_pre_hook(
+            functools.partial(_step_begins, session)
+        ).remove
+    )
+    sessions.undoing.append(
+        register_optimizer_step_post_hook(functools.partial(_step_ends, session)).remove
+    )
 
 
 def _schedulers(kind: type[Any]) -> list[type[Any]]:
@@ -87,7 +111,9 @@ def _meet(kind: type[Any], session: Session) -> None:
                     sessions.fail(failure)
                     sessions.failures.pop()
 
-    if "__init_subclass__" in vars(kind):  # another version's own: its classes are seen through super().step()
+    if "__init_subclass__" in vars(
+        kind
+    ):  # another version's own: its classes are seen through super().step()
         return
     kind.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment]
     sessions.undoing.append(functools.partial(delattr, kind, "__init_subclass__"))
@@ -99,7 +125,9 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not sessions.listening or session is not sessions.current:
             return original(*args, **kwargs)
-        if task() != -1:  # inside the engine (a reentrant checkpoint), it is part of the backward that is running
+        if (
+            task() != -1
+        ):  # inside the engine (a reentrant checkpoint), it is part of the backward that is running
             try:
                 sessions.tell(sessions.listening, "backward_nests", args, kwargs)
             except Exception as failure:
@@ -109,17 +137,24 @@ def _backward(original: Callable[..., Any], session: Session) -> Callable[..., A
                     sessions.failures.pop()
             return original(*args, **kwargs)
         inside, thread = sessions.inside["backward"], get_ident()
-        if thread in inside:  # once somebody has wrapped ours, it may be called again inside itself
+        if (
+            thread in inside
+        ):  # once somebody has wrapped ours, it may be called again inside itself
             return original(*args, **kwargs)
         if args and type(args[0]) is not torch.Tensor and isinstance(args[0], Iterator):
-            args = (tuple(args[0]), *args[1:])  # it can be read once, and torch has to read it
+            args = (
+                tuple(args[0]),
+                *args[1:],
+            )  # it can be read once, and torch has to read it
         begun: list[tuple[Observer, Any]] = []
         error = None
         try:
             frame = sys._getframe(1)
             for observer in sessions.told(session):
                 try:
-                    begun.append((observer, observer.backward_begins(frame, args, kwargs)))
+                    begun.append(
+                        (observer, observer.backward_begins(frame, args, kwargs))
+                    )
                 except BaseException as failure:
                     sessions.caught(observer, failure)
         except Exception as failure:
@@ -158,14 +193,21 @@ def _running(original: Callable[..., Any], session: Session) -> Callable[..., An
         if not sessions.listening or session is not sessions.current:
             return original(*args, **kwargs)
         thread, accumulates = get_ident(), kwargs.get("accumulate_grad", True)
-        if accumulates and thread not in sessions.inside["backward"] and task() == -1 and len(args) == 5:
+        if (
+            accumulates
+            and thread not in sessions.inside["backward"]
+            and task() == -1
+            and len(args) == 5
+        ):
             # torch.autograd.backward by a name that it was imported by before ours stood there
 
             def backward(*_: Any, **__: Any) -> Any:
                 return original(*args, **kwargs)
 
             roots, given, retain, create, inputs = args
-            return _backward(backward, session)(roots, given, retain, create, inputs=inputs or None)
+            return _backward(backward, session)(
+                roots, given, retain, create, inputs=inputs or None
+            )
         if accumulates or task() == -1:
             return original(*args, **kwargs)
         try:
@@ -189,7 +231,10 @@ def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> No
             except BaseException as failure:
                 sessions.caught(observer, failure)
         own = getattr(optimizer, "_optimizer_step_pre_hooks", None)
-        behind = getattr(next(reversed(_of_all.values()), None), "func", None) is not _step_begins
+        behind = (
+            getattr(next(reversed(_of_all.values()), None), "func", None)
+            is not _step_begins
+        )
         if own or (behind and own is not None):
             _follow(optimizer, own, session)
     except Exception as failure:
@@ -202,16 +247,28 @@ def _step_begins(session: Session, optimizer: Any, args: Any, kwargs: Any) -> No
 def _follow(optimizer: Any, own: Any, session: Session) -> None:
     """Have an optimizer's own hooks end with one of ours: torch calls them after those of all optimizers."""
     last: Any = next(reversed(own.values()), None)
-    if session is not sessions.current or (getattr(last, "func", None) is _step_prepared and last.args[0] is session):
+    if session is not sessions.current or (
+        getattr(last, "func", None) is _step_prepared and last.args[0] is session
+    ):
         return
-    for number in [number for number, hook in own.items() if getattr(hook, "func", None) is _step_prepared]:
+    for number in [
+        number
+        for number, hook in own.items()
+        if getattr(hook, "func", None) is _step_prepared
+    ]:
         del own[number]
-    sessions.undoing.append(optimizer.register_step_pre_hook(functools.partial(_step_prepared, session)).remove)
+    sessions.undoing.append(
+        optimizer.register_step_pre_hook(
+            functools.partial(_step_prepared, session)
+        ).remove
+    )
 
 
 def _step_prepared(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None:
     try:
-        sessions.tell(sessions.told(session), "step_prepared", optimizer, sys._getframe(1))
+        sessions.tell(
+            sessions.told(session), "step_prepared", optimizer, sys._getframe(1)
+        )
     except Exception as failure:
         sessions.failures.append(type(failure).__name__)
         with contextlib.suppress(Exception):
@@ -235,10 +292,14 @@ def _step_ends(session: Session, optimizer: Any, args: Any, kwargs: Any) -> None
 
 
 # From a call's arguments: whose `.grad` it changes (for the label), the tensors, and the event's details; or nothing.
-_Read = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, dict[str, Any]] | None]
+_Read = Callable[
+    [tuple[Any, ...], dict[str, Any]], tuple[Any, Any, dict[str, Any]] | None
+]
 
 
-def _observing(kind: str, original: Callable[..., Any], session: Session, read: _Read) -> Callable[..., Any]:
+def _observing(
+    kind: str, original: Callable[..., Any], session: Session, read: _Read
+) -> Callable[..., Any]:
     """Run a call that changes `.grad` in place, and tell those recordings whose tensors it may touch.
 
     Within zero_grad, clip and unscale, further calls of the same kind are the same event.
@@ -247,7 +308,11 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
     inside = sessions.inside[kind]
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not sessions.listening or session is not sessions.current or (thread := get_ident()) in inside:
+        if (
+            not sessions.listening
+            or session is not sessions.current
+            or (thread := get_ident()) in inside
+        ):
             return original(*args, **kwargs)
         if kind == "clip":  # what can be read once, torch has to read
             if args and isinstance(args[0], Iterator):
@@ -299,12 +364,17 @@ def _observing(kind: str, original: Callable[..., Any], session: Session, read: 
 
 def _ended(details: dict[str, Any]) -> dict[str, Any]:
     """Details with the norms that only the clip itself could tell; without those that it did not."""
-    ended = {name: value.end() if isinstance(value, Norm) else value for name, value in details.items()}
+    ended = {
+        name: value.end() if isinstance(value, Norm) else value
+        for name, value in details.items()
+    }
     return {name: value for name, value in ended.items() if value is not None}
 
 
 def _zeroing(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    def read(
+        args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
         to_none = args[1] if len(args) > 1 else kwargs.get("set_to_none", True)
         return args[0], args[0], {"set_to_none": bool(to_none)}
 
@@ -315,10 +385,14 @@ def _clipping(original: Callable[..., Any], session: Session) -> Callable[..., A
     value = original.__name__ == "clip_grad_value_"
     names = ("clip_value",) if value else ("max_norm", "total_norm")
 
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    def read(
+        args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
         given = args[0] if args else kwargs["parameters"]
         tensors = [given] if isinstance(given, torch.Tensor) else given
-        details = {"by": "value" if value else "norm"} | dict(zip(names, args[1:], strict=False))
+        details = {"by": "value" if value else "norm"} | dict(
+            zip(names, args[1:], strict=False)
+        )
         details |= {k: v for k, v in kwargs.items() if k in names}
         for name, number in details.items():
             if isinstance(number, torch.Tensor) and type(number) is not torch.Tensor:
@@ -344,7 +418,9 @@ def _scaling(original: Callable[..., Any], session: Session) -> Callable[..., An
 
 
 def _unscaling(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]] | None:
+    def read(
+        args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]] | None:
         optimizer = args[1] if len(args) > 1 else kwargs["optimizer"]
         if not getattr(args[0], "_enabled", True):  # switched off, it does nothing
             return None
@@ -353,7 +429,9 @@ def _unscaling(original: Callable[..., Any], session: Session) -> Callable[..., 
     return _observing("unscale", original, session, read)
 
 
-def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+def _maybe_stepping(
+    original: Callable[..., Any], session: Session
+) -> Callable[..., Any]:
     def maybe_step(*args: Any, **kwargs: Any) -> Any:
         thread = get_ident()
         try:
@@ -365,7 +443,9 @@ def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[
         if skipped and sessions.listening and session is sessions.current:
             try:
                 optimizer = args[1] if len(args) > 1 else kwargs["optimizer"]
-                sessions.tell(sessions.told(session), "step_skipped", optimizer, sys._getframe(1))
+                sessions.tell(
+                    sessions.told(session), "step_skipped", optimizer, sys._getframe(1)
+                )
             except Exception as failure:
                 sessions.failures.append(type(failure).__name__)
                 with contextlib.suppress(Exception):
@@ -379,7 +459,11 @@ def _maybe_stepping(original: Callable[..., Any], session: Session) -> Callable[
 def _scheduling(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     def step(*args: Any, **kwargs: Any) -> Any:
         inside = sessions.inside["schedule"]  # a scheduler made of others is one
-        if not sessions.listening or session is not sessions.current or (thread := get_ident()) in inside:
+        if (
+            not sessions.listening
+            or session is not sessions.current
+            or (thread := get_ident()) in inside
+        ):
             return original(*args, **kwargs)
         try:
             inside.add(thread)
@@ -418,7 +502,9 @@ def _swapping(original: Callable[..., Any], session: Session) -> Callable[..., A
         # It refuses tensors to which there are weak references, and we have one to each `.grad`.
         begun: list[tuple[Observer, Any]] = []
         try:
-            begun = sessions.tell(sessions.listening, "swap_begins", (*args, *kwargs.values()))
+            begun = sessions.tell(
+                sessions.listening, "swap_begins", (*args, *kwargs.values())
+            )
         except Exception as failure:
             sessions.failures.append(type(failure).__name__)
             with contextlib.suppress(Exception):
@@ -472,7 +558,9 @@ def _compiling(original: Callable[..., Any], session: Session) -> Callable[..., 
     return compile
 
 
-def _afterwards(told: str, original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+def _afterwards(
+    told: str, original: Callable[..., Any], session: Session
+) -> Callable[..., Any]:
     """A method after which observers are told of it: on what it was called, and where."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -493,7 +581,9 @@ def _forwarding(original: Callable[..., Any], session: Session) -> Callable[...,
     def prepare(*args: Any, **kwargs: Any) -> Any:
         if sessions.listening and session is sessions.current:
             try:
-                sessions.tell(sessions.told(session), "forwards", args[0], sys._getframe(1))
+                sessions.tell(
+                    sessions.told(session), "forwards", args[0], sys._getframe(1)
+                )
             except Exception as failure:
                 sessions.failures.append(type(failure).__name__)
                 with contextlib.suppress(Exception):

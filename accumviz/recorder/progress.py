@@ -28,7 +28,9 @@ class Progress:
             if self._stream.isatty() and os.environ.get("TERM") != "dumb":
                 for stream in (sys.stdout, sys.stderr):
                     self._hook(stream)
-                threading.Thread(target=self._draw, name="accumviz progress", daemon=True).start()
+                threading.Thread(
+                    target=self._draw, name="accumviz progress", daemon=True
+                ).start()
 
     def _hook(self, stream: Any) -> None:
         """Make room before the script writes; what it left unfinished, such as a bar of its own, stays as it is."""

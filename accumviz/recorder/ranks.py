@@ -72,7 +72,11 @@ def opened(recording: Any) -> None:
 def serve() -> None:
     """Start ranks when asked to, say how each ended, and end with the process that asks."""
     # DDP imports the compiler when it is made: a second for each rank, or once here.
-    for module in ("torch.distributed", "torch._dynamo", "accumviz.recorder.record") if _FORK else ():
+    for module in (
+        ("torch.distributed", "torch._dynamo", "accumviz.recorder.record")
+        if _FORK
+        else ()
+    ):
         importlib.import_module(module)
     children: dict[int, tuple[int, Path]] = {}
     waiting = b""
@@ -115,9 +119,14 @@ def _reap(children: dict[int, tuple[int, Path]]) -> None:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             del children[child]
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # what the rank itself had started
+            with contextlib.suppress(
+                ProcessLookupError, PermissionError
+            ):  # what the rank itself had started
                 os.killpg(child, signal.SIGKILL)
-            _write(folder / f"rank{rank}.exit", f"{os.waitstatus_to_exitcode(status)} {time.monotonic()}".encode())
+            _write(
+                folder / f"rank{rank}.exit",
+                f"{os.waitstatus_to_exitcode(status)} {time.monotonic()}".encode(),
+            )
 
 
 def _kill(children: dict[int, tuple[int, Path]]) -> None:
@@ -146,7 +155,9 @@ def begin(folder: str | Path, rank: int) -> None:
     _redirect(_folder / f"rank{rank}")
     os.chdir(asked["cwd"])
     os.environ |= asked["env"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    threading.Thread(target=_watch, args=(_folder, rank, os.getppid()), daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(_folder, rank, os.getppid()), daemon=True
+    ).start()
     code = 0
     try:
         import cloudpickle
@@ -156,7 +167,9 @@ def begin(folder: str | Path, rank: int) -> None:
     except BaseException as error:
         code = 1
         text = "".join(traceback.format_exception(type(error), error, _below(error)))
-        packed = pickle.dumps(("raised", f"{type(error).__name__}: {error}", text, time.monotonic()))
+        packed = pickle.dumps(
+            ("raised", f"{type(error).__name__}: {error}", text, time.monotonic())
+        )
     _write(_folder / f"rank{rank}.result", packed)
     _flush()
     os._exit(code)
@@ -166,7 +179,7 @@ def _run(folder: Path, rank: int, asked: dict[str, Any]) -> Any:
     import torch
     import torch.distributed as dist
 
-    from accumviz.recorder.parcels import unpack
+    from accumviz.recorder.pickling import unpack
 
     torch.set_num_threads(1)
     gpu = asked["gpu"]
@@ -185,7 +198,9 @@ def _run(folder: Path, rank: int, asked: dict[str, Any]) -> Any:
     )
     # Who is done early would hang up on those that still connect.
     (folder / f"rank{rank}.ready").touch()
-    while not all((folder / f"rank{other}.ready").exists() for other in range(asked["ranks"])):
+    while not all(
+        (folder / f"rank{other}.ready").exists() for other in range(asked["ranks"])
+    ):
         time.sleep(0.001)
     value = function(**kwargs)
     dist.destroy_process_group()
@@ -230,8 +245,12 @@ def _watch(folder: Path, rank: int, parent: int) -> None:
         if (folder / "stop").exists() and not (folder / f"rank{rank}.result").exists():
             frame = sys._current_frames().get(main or 0)
             calls = traceback.extract_stack(frame) if frame is not None else []
-            shown = [call for call in calls if call.filename not in (__file__, "<string>")]
-            text = "Traceback (most recent call last):\n" + "".join(traceback.format_list(shown))
+            shown = [
+                call for call in calls if call.filename not in (__file__, "<string>")
+            ]
+            text = "Traceback (most recent call last):\n" + "".join(
+                traceback.format_list(shown)
+            )
             _write(folder / f"rank{rank}.stack", text.encode())
             _flush()
             os._exit(1)

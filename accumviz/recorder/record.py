@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accumviz import given
+from accumviz import arguments
 from accumviz.recorder.recording import Recording
 from accumviz.recorder.targets import collect
 
@@ -97,13 +97,23 @@ def record(
     [-16.0, -20.0]
     """
     check()
-    exact = given.whole("exact", exact, "the largest number of elements to keep one by one")
-    sketch = given.whole("sketch", sketch, "how many sums of the elements of each larger gradient to keep")
-    given.flag("memory", memory, or_none=True)
-    for name, value in (("graphs", graphs), ("overwrite", overwrite), ("sources", sources)):
-        given.flag(name, value)
+    exact = arguments.whole(
+        "exact", exact, "the largest number of elements to keep one by one"
+    )
+    sketch = arguments.whole(
+        "sketch",
+        sketch,
+        "how many sums of the elements of each larger gradient to keep",
+    )
+    arguments.flag("memory", memory, or_none=True)
+    for name, value in (
+        ("graphs", graphs),
+        ("overwrite", overwrite),
+        ("sources", sources),
+    ):
+        arguments.flag(name, value)
     if path is not None:
-        given.file("path", path)
+        arguments.file("path", path)
     for name, value in groups.items():
         meant = difflib.get_close_matches(name, _OPTIONS, n=1)
         if meant and isinstance(value, int | float | str | Path | None):

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import torch
 
 from accumviz import __version__
-from accumviz.events import Parameter
-from accumviz.graph import Graph
-from accumviz.ledger import Ledger
+from accumviz.graph.graph import Graph
+from accumviz.graph.recorded import Graphs
+from accumviz.ledger.events import Parameter
+from accumviz.ledger.ledger import Ledger
 from accumviz.recorder import patches, ranks, sessions
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.callsite import CallSite, CallSites
 from accumviz.recorder.collectives import Collectives
 from accumviz.recorder.contributions import Contributions
-from accumviz.recorder.graphs import Graphs
 from accumviz.recorder.leaves import Leaves
 from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.memory import Allocated, Held
@@ -80,12 +80,18 @@ class Recording:
         sketch: int = 0,
     ) -> None:
         self._leaves = Leaves(named, exact)
-        self._sketches = Sketches(named, self._leaves.sizes, self._leaves.small, sketch) if sketch else None
+        self._sketches = (
+            Sketches(named, self._leaves.sizes, self._leaves.small, sketch)
+            if sketch
+            else None
+        )
         self._sketch = sketch
         self._optimizers = Optimizers(self._leaves.owned)
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
-        self._graphs = Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
+        self._graphs = (
+            Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
+        )
         self._norms = BatchNorms(named.modules)
         self._steps: list[_Step] = []
         self._entered = self._closed = False
@@ -95,12 +101,22 @@ class Recording:
         self._told: Row | None = None
         # What FSDP gathers comes after all others, and is no tensor.
         self._last = max(
-            (i for i, leaf in enumerate(self._leaves.tensors) if isinstance(leaf, torch.Tensor)), default=0
+            (
+                i
+                for i, leaf in enumerate(self._leaves.tensors)
+                if isinstance(leaf, torch.Tensor)
+            ),
+            default=0,
         )
-        self._stood = (-1, -1)  # the versions of the first leaf's weights and of the last one's, as last seen
+        self._stood = (
+            -1,
+            -1,
+        )  # the versions of the first leaf's weights and of the last one's, as last seen
         self._failure, self._failures = "", len(sessions.failures)
         self._notes: list[str] = []
-        self._elsewhere = False  # whether an optimizer stepped of whose parameters none is recorded
+        self._elsewhere = (
+            False  # whether an optimizer stepped of whose parameters none is recorded
+        )
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
         self._capturing: CallSite | None = None
         self._in_graphs: dict[int, None] = {}
@@ -119,8 +135,15 @@ class Recording:
         )
         failed = _telling(self)
         self._contributions = Contributions(self._leaves, self._rows, failed)
-        self._collectives = Collectives(self._contributions, self._sites, failed, weakref.WeakMethod(self.edits_before))
-        self._early: Row | None = None  # what was changed by hand before collectives by hand, as they come
+        self._collectives = Collectives(
+            self._contributions,
+            self._sites,
+            failed,
+            weakref.WeakMethod(self.edits_before),
+        )
+        self._early: Row | None = (
+            None  # what was changed by hand before collectives by hand, as they come
+        )
         for optimizer in named.optimizers:
             self._optimizers.meet(optimizer, frame)
 
@@ -131,7 +154,9 @@ class Recording:
         `OSError` when the file cannot be begun.
         """
         if self._entered:
-            raise RuntimeError("this recording has been used already; call record(...) again for a new one")
+            raise RuntimeError(
+                "this recording has been used already; call record(...) again for a new one"
+            )
         self._entered = True
         try:
             self._rows.open()
@@ -168,7 +193,10 @@ class Recording:
     __enter__ = start
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             self._close("closed" if error is None else sessions.said(error)[:500])
@@ -217,7 +245,10 @@ class Recording:
         """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
         try:
             self._known = self._parameters()
-            self._notes += [_GROWN.format(name=name) for name in dict.fromkeys(self._optimizers.grown())]
+            self._notes += [
+                _GROWN.format(name=name)
+                for name in dict.fromkeys(self._optimizers.grown())
+            ]
             self._norms.close()
         finally:
             self._steps.clear()
@@ -236,7 +267,9 @@ class Recording:
             self._contributions.reduce(running)
             self._contributions.end_edit(running)
             if running.met:
-                running.details["error"] = "the recording was closed while this backward ran"
+                running.details["error"] = (
+                    "the recording was closed while this backward ran"
+                )
                 running.contributed = running.changed = list(running.met)
                 running.alike = [i for i in running.same if i not in running.unknown]
                 running.present, running.done = bytes(self._leaves.present), True
@@ -271,9 +304,17 @@ class Recording:
         return self._rows.graphs()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open" if self._entered else "not entered: use it in a with statement"
+        state = (
+            "closed"
+            if self._closed
+            else "open"
+            if self._entered
+            else "not entered: use it in a with statement"
+        )
         state = f"stopped by {self._failure}" if self._failure else state
-        return f"Recording ({state}): {len(self._rows)} events × {self._size} parameters"
+        return (
+            f"Recording ({state}): {len(self._rows)} events × {self._size} parameters"
+        )
 
     # --- what watch tells us -------------------------------------------------------------------
 
@@ -295,7 +336,9 @@ class Recording:
             self._rows.close(stopped=self._failure)
         with contextlib.suppress(Exception):
             events = len(self._rows)
-            self._say(f"accumviz stopped recording after {events} events, training goes on: {self._failure}")
+            self._say(
+                f"accumviz stopped recording after {events} events, training goes on: {self._failure}"
+            )
 
     def forked(self) -> None:
         """In a forked process nothing is written to the parent's file."""
@@ -314,7 +357,9 @@ class Recording:
         except Warning:  # made an error by the user's filters, it would end the training that we must not disturb
             print(said, file=sys.stderr)
 
-    def backward_begins(self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Backward:
+    def backward_begins(
+        self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Backward:
         leaves = self._leaves
         contributions, within, thread = self._contributions, "", get_ident()
         if self._steps:
@@ -329,7 +374,11 @@ class Recording:
             contributions.share_with_threads()
             self._edits()
         running = Backward(
-            self._sites.find(frame), perf_counter() - self._rows.start, within, bytes(leaves.present), thread
+            self._sites.find(frame),
+            perf_counter() - self._rows.start,
+            within,
+            bytes(leaves.present),
+            thread,
         )
         describe_root(running, args, kwargs)
         stood, self._stood = self._stood, self._standing()
@@ -363,7 +412,9 @@ class Recording:
             return
         if running.storages is not None:
             failed = error is not None
-            running.after = self._memory.after(running.nodes, running.storages, keeps=running.keeps, failed=failed)
+            running.after = self._memory.after(
+                running.nodes, running.storages, keeps=running.keeps, failed=failed
+            )
             running.storages = None
         running.nodes = ()
         if error is not None:
@@ -373,10 +424,15 @@ class Recording:
         if not contributions.finish(running):
             self._rows.pending.remove(running)
             return
-        if contributions.shared and (contributions.disturbed(running, beside) | self._overlaps(running, meanwhile)):
+        if contributions.shared and (
+            contributions.disturbed(running, beside)
+            | self._overlaps(running, meanwhile)
+        ):
             running.details["overlapped"] = True
         if self._sketches is not None and running.changed:
-            kept = [i for i in running.changed if not running.written.get(i)]  # of others, `.grad` is what hooks made
+            kept = [
+                i for i in running.changed if not running.written.get(i)
+            ]  # of others, `.grad` is what hooks made
             self._sketches.take(running, kept, self._leaves.wire)
         if self._collectives.replicas:
             self._collectives.describe(running.details, {*running.met})
@@ -396,7 +452,11 @@ class Recording:
         reached, moved = {*running.contributed}, self._rows.pending[-1] is running
         for row in meanwhile:
             adds = type(row) is Backward
-            if row.within == "backward" or row.kind in ("schedule", "loader") or (adds and moved):
+            if (
+                row.within == "backward"
+                or row.kind in ("schedule", "loader")
+                or (adds and moved)
+            ):
                 continue
             used = {*row.changed, *(row.met if type(row) is Backward else ())}
             if row.kind == "step":
@@ -412,7 +472,9 @@ class Recording:
             return
         index, thread = self._optimizers.meet(optimizer, frame), get_ident()
         steps = self._steps
-        inner = bool(steps) and any(step.thread == thread and step.optimizer == index for step in steps)
+        inner = bool(steps) and any(
+            step.thread == thread and step.optimizer == index for step in steps
+        )
         if not inner:
             self._before_change(optimizer, closely=True)
         steps.append(_made(_Step, (index, id(frame), frame.f_code, thread, inner)))
@@ -427,7 +489,9 @@ class Recording:
         if steps and steps[-1].frame == number:
             step: _Step | None = steps.pop()
         else:
-            step = next((step for step in reversed(steps) if step.frame == number), None)
+            step = next(
+                (step for step in reversed(steps) if step.frame == number), None
+            )
             if step is not None:
                 steps.remove(step)
         if step is not None:
@@ -439,7 +503,12 @@ class Recording:
     def step_skipped(self, optimizer: Any, frame: FrameType) -> None:
         if self._leaves.owns(optimizer):
             self._before_change(optimizer)
-            self._step(self._optimizers.meet(optimizer, frame), optimizer, frame, {"skipped": True})
+            self._step(
+                self._optimizers.meet(optimizer, frame),
+                optimizer,
+                frame,
+                {"skipped": True},
+            )
 
     def scheduled(self, scheduler: Any, frame: FrameType) -> None:
         """A learning-rate scheduler has stepped."""
@@ -454,13 +523,26 @@ class Recording:
             "optimizer_index": index,
         }
         plain = _rates(optimizer, details)
-        self._emit("schedule", self._site(frame), called(scheduler, frame), details, [], plain=plain)
+        self._emit(
+            "schedule",
+            self._site(frame),
+            called(scheduler, frame),
+            details,
+            [],
+            plain=plain,
+        )
 
     def loads(self, what: str, source: Any, frame: FrameType) -> None:
         """A data loader begins, or its iterator ends."""
         if not self._closed:
             self._before_change(None)
-            self._emit("loader", self._site(frame), "", self._loaders.describe(what, source), [])
+            self._emit(
+                "loader",
+                self._site(frame),
+                "",
+                self._loaders.describe(what, source),
+                [],
+            )
 
     def change_begins(self, tensors: Any) -> bool:
         if not self._leaves.owns(tensors):
@@ -476,7 +558,9 @@ class Recording:
         if leaves:
             self._leaves.note(leaves)
 
-    def _before_change(self, owner: Any, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
+    def _before_change(
+        self, owner: Any, *, closely: bool = False, by_hook: FrameType | None = None
+    ) -> None:
         contributions = self._contributions
         running = contributions.running() if contributions.open else None
         if running is not None:
@@ -484,12 +568,23 @@ class Recording:
         else:
             self._edits(owner, closely=closely, by_hook=by_hook)
 
-    def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None:
+    def change_ends(
+        self,
+        kind: str,
+        frame: FrameType,
+        owner: Any,
+        tensors: Any,
+        details: dict[str, Any],
+    ) -> None:
         if self._closed:
             return
         changed = self._contributions.changed(tensors)
         if kind == "unscale":  # it does not bump versions
-            changed = [i for i in self._leaves.owned(owner) if self._leaves.tensors[i].grad is not None]
+            changed = [
+                i
+                for i in self._leaves.owned(owner)
+                if self._leaves.tensors[i].grad is not None
+            ]
         elif kind == "clip" and len(parts := self._leaves.sharded(tensors)):
             changed = sorted({*changed, *parts})
         site, label = self._site(frame), ""
@@ -503,7 +598,9 @@ class Recording:
         """A CUDA graph is being captured: nothing may be read, and nothing has happened yet."""
         if self._capturing is None:
             self._capturing = self._sites.find(frame)
-            said = _CAPTURED.format(place=f"{self._capturing.file}, line {self._capturing.line}")
+            said = _CAPTURED.format(
+                place=f"{self._capturing.file}, line {self._capturing.line}"
+            )
             if not self._notes:
                 self._notes.append(said)
                 self._say(f"accumviz: {said}")
@@ -512,7 +609,13 @@ class Recording:
         """A captured graph ran, without a version's telling so."""
         self._edits()
         if self._in_graphs:
-            self._emit("edit", self._sites.find(frame), "CUDA graph", {"replay": True}, list(self._in_graphs))
+            self._emit(
+                "edit",
+                self._sites.find(frame),
+                "CUDA graph",
+                {"replay": True},
+                list(self._in_graphs),
+            )
 
     def forwards(self, module: torch.nn.Module, frame: FrameType) -> None:
         """A model that DDP replicates is called."""
@@ -524,7 +627,13 @@ class Recording:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _edits(self, owner: Any = None, *, closely: bool = False, by_hook: FrameType | None = None) -> None:
+    def _edits(
+        self,
+        owner: Any = None,
+        *,
+        closely: bool = False,
+        by_hook: FrameType | None = None,
+    ) -> None:
         """Tell what changed since the last event; `closely`: without a new version, too; `by_hook`: where it ran."""
         contributions = self._contributions
         mine = get_ident() == contributions.opener
@@ -534,7 +643,13 @@ class Recording:
             self._rows.finish(self._early)
             self._early = None
         changed = contributions.look(owner)
-        if closely and mine and not changed and (self._told or self._collectives.told) and self._changed_unseen():
+        if (
+            closely
+            and mine
+            and not changed
+            and (self._told or self._collectives.told)
+            and self._changed_unseen()
+        ):
             changed = [i for i, there in enumerate(self._leaves.present) if there]
         if mine and self._collectives.manual:
             changed = self._collectives.claim(changed)
@@ -555,7 +670,9 @@ class Recording:
         if row is None or any(i in row.changed or i in told for i in changed):
             if row is not None:
                 self._rows.finish(row)
-            row = self._early = self._rows.begin("edit", "", CallSite(), "", {}, changed)
+            row = self._early = self._rows.begin(
+                "edit", "", CallSite(), "", {}, changed
+            )
         else:
             row.changed = [*row.changed, *changed]
         self._leaves.read(row, changed)
@@ -570,9 +687,13 @@ class Recording:
             self._emit("edit", CallSite(), "", {}, changed)
         else:
             self._in_graphs |= dict.fromkeys(changed)
-            self._emit("edit", capturing, "CUDA graph", {"captured": True}, changed, read=False)
+            self._emit(
+                "edit", capturing, "CUDA graph", {"captured": True}, changed, read=False
+            )
 
-    def _step(self, index: int, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
+    def _step(
+        self, index: int, optimizer: Any, frame: FrameType, details: dict[str, Any]
+    ) -> None:
         name = self._optimizers.names[index]
         details["optimizer"], details["optimizer_index"] = name, index
         self._look_at_weights()
@@ -582,12 +703,18 @@ class Recording:
         if isinstance(found, torch.Tensor):
             plain, details["found_inf"] = False, found
         self._stepped += 1
-        self._closely = self._unseen or self._stepped < _CLOSELY or not self._stepped % _SELDOM
+        self._closely = (
+            self._unseen or self._stepped < _CLOSELY or not self._stepped % _SELDOM
+        )
         changed = self._contributions.changed(optimizer)
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:  # unscaled inside the kernel, unseen by versions
             plain, details["amp_scale"] = False, scale
-            changed = [i for i in self._leaves.owned(optimizer) if self._leaves.tensors[i].grad is not None]
+            changed = [
+                i
+                for i in self._leaves.owned(optimizer)
+                if self._leaves.tensors[i].grad is not None
+            ]
         self._emit("step", self._site(frame), name, details, changed, plain=plain)
 
     def _site(self, frame: FrameType) -> CallSite:
@@ -617,10 +744,18 @@ class Recording:
         plain: bool = True,
     ) -> None:
         """Add an event; `plain` says that none of its details is a tensor that is still to be read."""
-        within = self._within() if self._contributions.open or (self._steps and kind != "step") else ""
+        within = (
+            self._within()
+            if self._contributions.open or (self._steps and kind != "step")
+            else ""
+        )
         row = self._rows.begin(kind, label, site, within, details, changed)
         if not plain:
-            for name in [name for name, value in details.items() if isinstance(value, torch.Tensor)]:
+            for name in [
+                name
+                for name, value in details.items()
+                if isinstance(value, torch.Tensor)
+            ]:
                 row.take(("detail", name), details.pop(name))
             for group, value in enumerate(details.get("lr", ())):
                 if isinstance(value, torch.Tensor):
@@ -631,7 +766,11 @@ class Recording:
         if (kind == "step" or self._unmoved) and self._leaves.small:
             self._weigh(row)
         if self._sketches is not None and (changed or kind == "step"):
-            read_by_it = self._optimizers.leaves()[details["optimizer_index"]] if kind == "step" else changed
+            read_by_it = (
+                self._optimizers.leaves()[details["optimizer_index"]]
+                if kind == "step"
+                else changed
+            )
             self._sketches.take(row, read_by_it, self._leaves.wire)
         if row.late:
             row.send(self._leaves.wire)
@@ -643,7 +782,10 @@ class Recording:
             return -1, -1
         first, last = self._leaves.tensors[0], self._leaves.tensors[self._last]
         # A tensor made for inference counts no versions.
-        return -1 if first.is_inference() else first._version, -1 if last.is_inference() else last._version
+        return (
+            -1 if first.is_inference() else first._version,
+            -1 if last.is_inference() else last._version,
+        )
 
     def _weigh(self, row: Row) -> None:
         """The weights after a step; and at the first event, so that it is known where they began."""
@@ -664,17 +806,37 @@ class Recording:
 
     def _changed_unseen(self, only: int | None = None) -> bool:
         """Whether a `.grad` was changed through `.data`, which counts no version: whoever does, does it each time."""
-        told, contributions, collectives = self._told, self._contributions, self._collectives
+        told, contributions, collectives = (
+            self._told,
+            self._contributions,
+            self._collectives,
+        )
         reduced = collectives.told
         if reduced and only in (None, *reduced):
             i = next(reversed(reduced)) if only is None else only
-            found = not contributions.shared and not reduced[i].host and not self._leaves.stands(reduced[i], i)
+            found = (
+                not contributions.shared
+                and not reduced[i].host
+                and not self._leaves.stands(reduced[i], i)
+            )
             self._unseen |= found
             return found
-        if told is None or told.host or told.within or told.written or contributions.shared or contributions.taken:
+        if (
+            told is None
+            or told.host
+            or told.within
+            or told.written
+            or contributions.shared
+            or contributions.taken
+        ):
             return False
         # What libraries do without a new version is no edit.
-        if collectives.replicas or collectives.manual or self._in_graphs or self._leaves.stands(told, only):
+        if (
+            collectives.replicas
+            or collectives.manual
+            or self._in_graphs
+            or self._leaves.stands(told, only)
+        ):
             return False
         self._unseen = True
         return True
@@ -687,7 +849,11 @@ class Recording:
             stack.add((id(frame), frame.f_code))
             frame = frame.f_back
         thread = get_ident()
-        for step in [s for s in self._steps if s.thread == thread and (s.frame, s.code) not in stack]:
+        for step in [
+            s
+            for s in self._steps
+            if s.thread == thread and (s.frame, s.code) not in stack
+        ]:
             self._steps.remove(step)  # other threads' come and go meanwhile
 
     def _about(self) -> tuple[list[Parameter], dict[str, Any]]:
@@ -695,7 +861,11 @@ class Recording:
         return self._parameters(), self._meta()
 
     def _parameters(self) -> list[Parameter]:
-        return self._leaves.parameters(self._optimizers.leaves()) if self._known is None else self._known
+        return (
+            self._leaves.parameters(self._optimizers.leaves())
+            if self._known is None
+            else self._known
+        )
 
     def _meta(self) -> dict[str, Any]:
         meta: dict[str, Any] = {

@@ -38,7 +38,9 @@ def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         _describe_root(row, args, kwargs)
 
 
-def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _describe_root(
+    row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     root = args[0] if args else kwargs.get("tensors", ())
     given = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
     retain = args[2] if len(args) > 2 else kwargs.get("retain_graph")
@@ -50,15 +52,24 @@ def _describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any])
         details |= {"retain_graph": True} if retain else {}
         details |= {"create_graph": True} if create else {}
     if inputs is not None:
-        details["inputs"] = len(inputs) if isinstance(inputs, list | tuple | dict) else 1
-    if type(root) is _TENSOR and root.is_cpu and root.numel() == 1 and type(loss := root.item()) is not complex:
+        details["inputs"] = (
+            len(inputs) if isinstance(inputs, list | tuple | dict) else 1
+        )
+    if (
+        type(root) is _TENSOR
+        and root.is_cpu
+        and root.numel() == 1
+        and type(loss := root.item()) is not complex
+    ):
         row.loss, node = loss, root.grad_fn
         if node is not None:
             _describe_node(row, node, given)
         else:
             unknown_root(row, LEAF_ITSELF)
         return
-    with torch._C.DisableTorchFunction():  # a subclass, or a mode, would be told of each question
+    with (
+        torch._C.DisableTorchFunction()
+    ):  # a subclass, or a mode, would be told of each question
         _describe_roots(row, root, given)
 
 
@@ -82,14 +93,19 @@ def _describe_roots(row: Backward, root: Any, given: Any) -> None:
     else:
         node = _node(root)
     if node is not None:
-        _describe_node(row, node, given, whole=isinstance(root, torch.Tensor) and root.numel() == 1)
+        _describe_node(
+            row, node, given, whole=isinstance(root, torch.Tensor) and root.numel() == 1
+        )
     else:
         unknown_root(row, LEAF_ITSELF)
 
 
 def _describe_each(row: Backward, roots: Any, given: Any) -> None:
     """Several losses at once are as good as their sum."""
-    whole = all(type(root) is _TENSOR and root.numel() == 1 and root.grad_fn is not None for root in roots)
+    whole = all(
+        type(root) is _TENSOR and root.numel() == 1 and root.grad_fn is not None
+        for root in roots
+    )
     if not roots or not whole or given is not None or patches.scalers:
         unknown_root(row, f"backward started from {len(roots)} roots at once")
         return
@@ -103,16 +119,24 @@ def _describe_node(row: Backward, node: Any, given: Any, *, whole: bool = True) 
     if name in SCALING:
         node, name, factor = _walk_scale(row, node, name)
     row.details["root"] = name
-    if not row.label:  # no source to read it from: the operation names it better than nothing
+    if (
+        not row.label
+    ):  # no source to read it from: the operation names it better than nothing
         row.label = name
-    value = number(given) if whole and given is not None and not is_scale(given) else None
+    value = (
+        number(given) if whole and given is not None and not is_scale(given) else None
+    )
     if isinstance(value, float):  # `loss.backward(torch.tensor(1 / K))`
         row.scale *= value
         factor = factor.times(value, 1)
     if given is not None and not isinstance(value, float):
         unknown_root(row, "backward was given a gradient to start from", name)
     elif not whole:
-        unknown_root(row, "backward started from several numbers, or from an edge of the graph", name)
+        unknown_root(
+            row,
+            "backward started from several numbers, or from an edge of the graph",
+            name,
+        )
     else:
         describe_terms(row, node, name, factor)
 
@@ -120,13 +144,19 @@ def _describe_node(row: Backward, node: Any, given: Any, *, whole: bool = True) 
 def starts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The nodes from which `torch.autograd.backward`, called with these, goes through the graph."""
     roots = args[0] if args else kwargs.get("tensors", ())
-    roots = roots if isinstance(roots, list | tuple) and not hasattr(roots, "node") else [roots]
+    roots = (
+        roots
+        if isinstance(roots, list | tuple) and not hasattr(roots, "node")
+        else [roots]
+    )
     return [node for node in map(_node, roots) if node is not None]
 
 
 def _node(root: Any) -> Any:
     # a tensor, or a GradientEdge
-    return root.grad_fn if isinstance(root, torch.Tensor) else getattr(root, "node", None)
+    return (
+        root.grad_fn if isinstance(root, torch.Tensor) else getattr(root, "node", None)
+    )
 
 
 def _walk_scale(row: Backward, node: Any, name: str) -> tuple[Any, str, Factor]:
@@ -147,7 +177,9 @@ def _walk_scale(row: Backward, node: Any, name: str) -> tuple[Any, str, Factor]:
             break
         amp = bool(patches.scalers) and is_scale(constant)
         if isinstance(value, torch.Tensor):
-            row.take(("detail", "amp_scale") if amp else ("scale", SCALING[name]), value)
+            row.take(
+                ("detail", "amp_scale") if amp else ("scale", SCALING[name]), value
+            )
         elif amp:
             row.details["amp_scale"] = value
         else:

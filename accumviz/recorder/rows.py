@@ -14,8 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from accumviz.events import CHANGED, CODES, CONTRIBUTED, NUMBERS, PRESENT, Weighed
-from accumviz.graph import Graph
+from accumviz.graph.graph import Graph
+from accumviz.ledger.events import (
+    CHANGED,
+    CODES,
+    CONTRIBUTED,
+    NUMBERS,
+    PRESENT,
+    Weighed,
+)
 from accumviz.recorder.callsite import CallSite
 from accumviz.recorder.transfer import Wire, numbers
 
@@ -68,7 +75,15 @@ class Row:
     done = False
     measured = False  # whether it has numbers beside its time
 
-    def __init__(self, kind: str, label: str, site: CallSite, time: float, within: str, details: dict[str, Any]):
+    def __init__(
+        self,
+        kind: str,
+        label: str,
+        site: CallSite,
+        time: float,
+        within: str,
+        details: dict[str, Any],
+    ):
         self.kind, self.label, self.site, self.time = kind, label, site, time
         self.within, self.details = within, details
         # Where numbers go, how many each time, and the numbers.
@@ -129,7 +144,10 @@ class Row:
             self.details["lr"][where] = value
         elif where == "found_inf":
             self.details |= {"skipped": True} if value else {}
-        elif where in ("by_hook", "by_comm_hook"):  # rounded as it is, each backward's own would be a text of its own
+        elif where in (
+            "by_hook",
+            "by_comm_hook",
+        ):  # rounded as it is, each backward's own would be a text of its own
             self.details[where] = float(f"{value:.6g}")
         else:
             self.details[where] = value
@@ -177,7 +195,9 @@ class Backward(Row):
 
     measured = True
     keeps = hot = whole = tagged = False
-    tasks: Set[int] = frozenset()  # the engine's numbers for it and those inside it, noted where it is tagged
+    tasks: Set[int] = (
+        frozenset()
+    )  # the engine's numbers for it and those inside it, noted where it is tagged
     tags: Sequence[Any] = ()
     unhooked: Mapping[int, None]
     streams: Set[int] = frozenset()  # on which contributions came
@@ -196,10 +216,24 @@ class Backward(Row):
     finish_graph: Callable[[], Graph] | None = None
     fill_graph: Callable[[Graph], Graph] | None = None
 
-    def __init__(self, site: CallSite, time: float, within: str, had: bytes, thread: int) -> None:
+    def __init__(
+        self, site: CallSite, time: float, within: str, had: bytes, thread: int
+    ) -> None:
         # With 30 attributes Python gives an object a dict of its own: what most have no need of is the class's.
-        self.kind, self.label, self.site, self.time, self.within = "backward", site.subject, site, time, within
-        self.details, self.targets, self.numbers, self.late, self.host = {}, [], [], [], []
+        self.kind, self.label, self.site, self.time, self.within = (
+            "backward",
+            site.subject,
+            site,
+            time,
+            within,
+        )
+        self.details, self.targets, self.numbers, self.late, self.host = (
+            {},
+            [],
+            [],
+            [],
+            [],
+        )
         self.had, self.thread = had, thread
         self.met: dict[int, None] = {}
         self.fresh: dict[int, None] = {}
@@ -255,7 +289,9 @@ def _together(places: Sequence[int]) -> slice | list[int]:
     return slice(places[0], places[-1] + 1) if side_by_side else list(places)
 
 
-def _put(whole: np.ndarray, rows: np.ndarray, places: slice | list[int], found: Any) -> None:
+def _put(
+    whole: np.ndarray, rows: np.ndarray, places: slice | list[int], found: Any
+) -> None:
     whole[rows if isinstance(places, slice) else rows[:, None], places] = found
 
 
@@ -266,7 +302,13 @@ class Columns:
     `.grad` was above the first row, and `exact_before` its elements.
     """
 
-    def __init__(self, count: int, slices: Mapping[int, slice], before: np.ndarray, exact_before: np.ndarray) -> None:
+    def __init__(
+        self,
+        count: int,
+        slices: Mapping[int, slice],
+        before: np.ndarray,
+        exact_before: np.ndarray,
+    ) -> None:
         self.rows = 0
         self.codes = bytearray()
         self._count, self._slices, self._elements = count, slices, len(exact_before)
@@ -277,7 +319,10 @@ class Columns:
 
     def shape(self, row: Row) -> Shape:
         """The shape of this row."""
-        where = tuple((what, i if isinstance(i, int) else tuple(i), n) for (what, i), n in row.targets)
+        where = tuple(
+            (what, i if isinstance(i, int) else tuple(i), n)
+            for (what, i), n in row.targets
+        )
         key = (
             *(bytes(row.present), tuple(row.changed), tuple(row.contributed)),
             *(tuple(row.alike), tuple(row.unmeasured), where),
@@ -287,14 +332,33 @@ class Columns:
             parts, stop = [], len(NUMBERS)
             for what, i, n in where:
                 leaves = (i,) if isinstance(i, int) else i
-                own = self._slices[i] if isinstance(i, int) and what != "sketch" else None
+                own = (
+                    self._slices[i] if isinstance(i, int) and what != "sketch" else None
+                )
                 places = leaves if own is None else range(own.start, own.stop)
                 resized = own is not None and n != len(places)
-                parts.append(Part(what, _together(leaves), _together(places), stop, stop + n, resized))
+                parts.append(
+                    Part(
+                        what,
+                        _together(leaves),
+                        _together(places),
+                        stop,
+                        stop + n,
+                        resized,
+                    )
+                )
                 stop += n
             number = len(self._shapes).to_bytes(4, sys.byteorder)
             packer = struct.Struct(f"{stop}d").pack
-            found = Shape(number, stop, packer, _state(row), parts, tuple(row.alike), tuple(row.unmeasured))
+            found = Shape(
+                number,
+                stop,
+                packer,
+                _state(row),
+                parts,
+                tuple(row.alike),
+                tuple(row.unmeasured),
+            )
             self._shapes[key] = found
         return found
 
@@ -302,7 +366,16 @@ class Columns:
         """Add this row; what is there of one that failed half-way is dropped by `cut`."""
         if row.measured:
             self._numbers += shape.pack(
-                *(row.time, row.loss, row.scale, row.before, row.after, row.allocated, row.peak), *row.numbers
+                *(
+                    row.time,
+                    row.loss,
+                    row.scale,
+                    row.before,
+                    row.after,
+                    row.allocated,
+                    row.peak,
+                ),
+                *row.numbers,
             )
         else:
             self._numbers += shape.pack(row.time, *_NO_NUMBERS, *row.numbers)
@@ -315,11 +388,16 @@ class Columns:
         rows = self.rows
         del self._which[4 * rows :], self.codes[rows * 4 * len(CODES) :]
         lengths = [shape.length for shape in self._shapes.values()]
-        del self._numbers[8 * sum(lengths[which] for which in memoryview(self._which).cast("i")) :]
+        del self._numbers[
+            8 * sum(lengths[which] for which in memoryview(self._which).cast("i")) :
+        ]
 
     def _groups(self) -> list[Group]:
         """Each shape, the rows that have it, and their numbers, a row each."""
-        which, flat = np.frombuffer(self._which, np.int32), np.frombuffer(self._numbers, np.float64)
+        which, flat = (
+            np.frombuffer(self._which, np.int32),
+            np.frombuffer(self._numbers, np.float64),
+        )
         shapes = list(self._shapes.values())
         lengths = np.array([shape.length for shape in shapes], np.int64)[which]
         heads = np.cumsum(lengths) - lengths
@@ -329,7 +407,9 @@ class Columns:
             for shape, at in zip(shapes, rows, strict=True)
         ]
 
-    def arrays(self) -> tuple[tuple[np.ndarray, ...], Weighed, tuple[np.ndarray, np.ndarray]]:
+    def arrays(
+        self,
+    ) -> tuple[tuple[np.ndarray, ...], Weighed, tuple[np.ndarray, np.ndarray]]:
         """Numbers, state, contribution, its elements, `.grad` and its elements, these two with what was before on top.
 
         With them, the weights of the small leaves after the rows that were given any, and the sketches.
@@ -337,13 +417,22 @@ class Columns:
         with np.errstate(over="ignore", invalid="ignore"):
             return self._arrays()
 
-    def _arrays(self) -> tuple[tuple[np.ndarray, ...], Weighed, tuple[np.ndarray, np.ndarray]]:
+    def _arrays(
+        self,
+    ) -> tuple[tuple[np.ndarray, ...], Weighed, tuple[np.ndarray, np.ndarray]]:
         count, rows = self._count, self.rows
-        measured, state = np.empty((rows, len(NUMBERS))), np.empty((rows, count), np.uint8)
+        measured, state = (
+            np.empty((rows, len(NUMBERS))),
+            np.empty((rows, count), np.uint8),
+        )
         contribution = np.full((rows, count), np.nan, np.float32)
         exact = np.full((rows, self._elements), np.nan)
-        grad = np.concatenate([self._before[None], np.full((rows, count), np.nan, np.float32)])
-        exact_grad = np.concatenate([self._exact_before[None], np.full((rows, self._elements), np.nan)])
+        grad = np.concatenate(
+            [self._before[None], np.full((rows, count), np.nan, np.float32)]
+        )
+        exact_grad = np.concatenate(
+            [self._exact_before[None], np.full((rows, self._elements), np.nan)]
+        )
         below, exact_below = grad[1:], exact_grad[1:]
         told = np.zeros((rows + 1, count), bool)
         flat = told[1:].reshape(-1)
@@ -355,12 +444,20 @@ class Columns:
         }
         groups = self._groups()
         for shape, at, found in groups:
-            measured[at], state[at] = found[:, : len(NUMBERS)], np.frombuffer(shape.state, np.uint8)
+            measured[at], state[at] = (
+                found[:, : len(NUMBERS)],
+                np.frombuffer(shape.state, np.uint8),
+            )
             for part in shape.parts:
                 numbers = found[:, part.start : part.stop]
                 if part.resized and part.what != "exact weight":
                     length = np.sqrt(np.square(numbers).sum(axis=1, keepdims=True))
-                    _put(wholes[part.what.removeprefix("exact ")], at, part.leaves, length)
+                    _put(
+                        wholes[part.what.removeprefix("exact ")],
+                        at,
+                        part.leaves,
+                        length,
+                    )
                 elif part.what in wholes:
                     _put(wholes[part.what], at, part.places, numbers)
                 if part.what in ("grad", "exact grad"):
@@ -379,7 +476,9 @@ class Columns:
             exact_below[same, where] = exact[same, where]
         # A `.grad` that nothing touched is what it was: fill each row from the last one that says.
         flat[alike] = True
-        last = np.maximum.accumulate(np.where(told, np.arange(rows + 1)[:, None], 0), axis=0)
+        last = np.maximum.accumulate(
+            np.where(told, np.arange(rows + 1)[:, None], 0), axis=0
+        )
         grad = grad[last, np.arange(count)]
         gone = np.concatenate([np.zeros((1, count), bool), (state & PRESENT) == 0])
         for p, where in self._slices.items():
@@ -387,10 +486,18 @@ class Columns:
             exact_grad[gone[:, p], where] = np.nan
         self._norms_of_small(exact_grad, grad)
         grad[gone] = np.nan
-        return (measured, state, contribution, exact, grad, exact_grad), self._weighed(groups), _sketched(groups)
+        return (
+            (measured, state, contribution, exact, grad, exact_grad),
+            self._weighed(groups),
+            _sketched(groups),
+        )
 
     def _weighed(self, groups: list[Group]) -> Weighed:
-        groups = [group for group in groups if any(part.what == "exact weight" for part in group[0].parts)]
+        groups = [
+            group
+            for group in groups
+            if any(part.what == "exact weight" for part in group[0].parts)
+        ]
         if not groups:
             return Weighed(np.zeros(0, np.int64), {})
         rows = np.sort(np.concatenate([at for _, at, _ in groups]))
@@ -398,12 +505,21 @@ class Columns:
         for shape, at, found in groups:
             for part in shape.parts:
                 if part.what == "exact weight" and not part.resized:
-                    _put(whole, np.searchsorted(rows, at), part.places, found[:, part.start : part.stop])
+                    _put(
+                        whole,
+                        np.searchsorted(rows, at),
+                        part.places,
+                        found[:, part.start : part.stop],
+                    )
         return Weighed(rows, {p: whole[:, where] for p, where in self._slices.items()})
 
     def _flat(self, sets: list[tuple[np.ndarray, Sequence[int]]]) -> np.ndarray:
         """The places of rows and leaves in an array of all of them, as if it were flat."""
-        places = [(at[:, None] * self._count + np.array(leaves, np.int64)).ravel() for at, leaves in sets if leaves]
+        places = [
+            (at[:, None] * self._count + np.array(leaves, np.int64)).ravel()
+            for at, leaves in sets
+            if leaves
+        ]
         return np.concatenate(places) if places else np.zeros(0, np.int64)
 
     def _norms_of_small(self, elements: np.ndarray, norms: np.ndarray) -> None:
@@ -422,9 +538,15 @@ def _sketched(groups: list[Group]) -> tuple[np.ndarray, np.ndarray]:
         for row, numbers in zip(at, rows, strict=True)
     ]
     found.sort(key=lambda one: one[0])
-    where = [(row, leaf.start, len(elements)) for row, leaf, elements in found if isinstance(leaf, slice)]
+    where = [
+        (row, leaf.start, len(elements))
+        for row, leaf, elements in found
+        if isinstance(leaf, slice)
+    ]
     elements = [elements for _, _, elements in found]
-    return np.array(where, np.int64).reshape(-1, 3).T, np.concatenate(elements) if elements else np.zeros(0)
+    return np.array(where, np.int64).reshape(-1, 3).T, np.concatenate(
+        elements
+    ) if elements else np.zeros(0)
 
 
 def _state(row: Row) -> bytes:

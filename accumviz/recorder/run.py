@@ -35,7 +35,9 @@ class Script:
     Raises `CannotRunError` where there is none.
     """
 
-    def __init__(self, name: str, arguments: list[str], *, module: bool = False) -> None:
+    def __init__(
+        self, name: str, arguments: list[str], *, module: bool = False
+    ) -> None:
         self.name, self.arguments, self.module = name, arguments, module
         self._spec: importlib.machinery.ModuleSpec | None = None
         self._text = b""
@@ -49,14 +51,18 @@ class Script:
             with io.open_code(self.path) as file:
                 self._text = file.read()
         except OSError as error:
-            raise CannotRunError(f"can't open file {self.path!r}: [Errno {error.errno}] {error.strerror}") from None
+            raise CannotRunError(
+                f"can't open file {self.path!r}: [Errno {error.errno}] {error.strerror}"
+            ) from None
 
     def run(self) -> None:
         """Run it as `__main__`; whatever it raises comes out."""
         sys.argv[:] = [self.name, *self.arguments]
         if not sys.flags.safe_path:
             place = str(Path.cwd()) if self.module else os.path.realpath(self.path)
-            sys.path[0] = place if self.module or self.folder else os.path.dirname(place)
+            sys.path[0] = (
+                place if self.module or self.folder else os.path.dirname(place)
+            )
         elif self.folder:
             sys.path.insert(0, os.path.realpath(self.path))
         main = types.ModuleType("__main__")
@@ -69,7 +75,9 @@ class Script:
         else:
             main.__file__ = self.path
             main.__dict__["__cached__"] = None
-            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", self.path)
+            main.__loader__ = importlib.machinery.SourceFileLoader(
+                "__main__", self.path
+            )
             # Ours is compiled with `annotations` from the future, which is no affair of the script's.
             code = compile(self._text, self.path, "exec", dont_inherit=True)
         exec(code, main.__dict__)  # noqa: S102 - the user asked for it
@@ -88,7 +96,11 @@ class Script:
             raise CannotRunError(missing if self.folder else f"{error}") from None
         if self.module:
             sys.argv[0] = code.co_filename
-        main.__file__, main.__spec__, main.__loader__ = code.co_filename, spec, spec.loader
+        main.__file__, main.__spec__, main.__loader__ = (
+            code.co_filename,
+            spec,
+            spec.loader,
+        )
         main.__package__ = spec.parent
         main.__dict__["__cached__"] = spec.cached
         return code  # type: ignore[no-any-return]
@@ -145,11 +157,16 @@ def run(
             ended = looking.close(error)
             return finish(looking.recordings, looking.notes, ended)
         except BaseException as failure:
-            print(f"accumviz: the report could not be made: {type(failure).__name__}: {failure}", file=sys.stderr)
+            print(
+                f"accumviz: the report could not be made: {type(failure).__name__}: {failure}",
+                file=sys.stderr,
+            )
             return 0
 
     _strip_in_threads()
-    if "torch" in sys.modules:  # by what Python itself runs as it begins, such as a `sitecustomize`
+    if (
+        "torch" in sys.modules
+    ):  # by what Python itself runs as it begins, such as a `sitecustomize`
         looking.begin()
     else:
         sys.meta_path.insert(0, _OnImport(looking.begin))
@@ -185,10 +202,14 @@ def run(
             raise SystemExit(code)
 
 
-def _after(end: Callable[[BaseException | None], int], error: BaseException | None) -> int:
+def _after(
+    end: Callable[[BaseException | None], int], error: BaseException | None
+) -> int:
     """End now; or, where threads still train, once they are done: then only the process can be ended with a code."""
     here = threading.current_thread()
-    if not any(thread is not here and not thread.daemon for thread in threading.enumerate()):
+    if not any(
+        thread is not here and not thread.daemon for thread in threading.enumerate()
+    ):
         return end(error)
     import atexit
 
@@ -225,9 +246,13 @@ class _Looking:
         try:
             from accumviz.recorder.watch import Watch
 
-            self._watch = Watch(self._path, self.recordings, self.notes, sketch=self._sketch)
+            self._watch = Watch(
+                self._path, self.recordings, self.notes, sketch=self._sketch
+            )
         except Exception as failure:
-            self.notes.append(f"nothing was recorded: {type(failure).__name__}: {failure}")
+            self.notes.append(
+                f"nothing was recorded: {type(failure).__name__}: {failure}"
+            )
 
     def told(self) -> str:
         """How far it is, in a line."""
@@ -235,7 +260,9 @@ class _Looking:
 
     def close(self, error: BaseException | None) -> str:
         ended = "exit"
-        if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0, False)):
+        if error is not None and not (
+            isinstance(error, SystemExit) and error.code in (None, 0, False)
+        ):
             try:
                 ended = f"{type(error).__name__}: {error}"[:500]
             except BaseException:
@@ -252,7 +279,12 @@ def _strip_in_threads() -> None:
     def told(raised: Any) -> None:
         with contextlib.suppress(Exception):
             _strip(raised.exc_value, whole=True)
-            shown = raised.exc_type, raised.exc_value, raised.exc_value.__traceback__, raised.thread
+            shown = (
+                raised.exc_type,
+                raised.exc_value,
+                raised.exc_value.__traceback__,
+                raised.thread,
+            )
             raised = threading.ExceptHookArgs(shown)
         hook(raised)
 
@@ -270,7 +302,11 @@ def _strip(error: BaseException, *, whole: bool = False) -> None:
         if at is None or id(at) in seen:
             continue
         seen.add(id(at))
-        todo += [at.__cause__, at.__context__, *(at.exceptions if isinstance(at, BaseExceptionGroup) else ())]
+        todo += [
+            at.__cause__,
+            at.__context__,
+            *(at.exceptions if isinstance(at, BaseExceptionGroup) else ()),
+        ]
         frames = []
         trace = at.__traceback__
         while trace is not None:
@@ -278,7 +314,9 @@ def _strip(error: BaseException, *, whole: bool = False) -> None:
             trace = trace.tb_next
         # What started the script stands before its first frame, and belongs to nobody.
         if at is error and not whole:
-            while frames and (_ours(frames[0]) or frames[0].tb_frame.f_globals is not script):
+            while frames and (
+                _ours(frames[0]) or frames[0].tb_frame.f_globals is not script
+            ):
                 del frames[0]
         rebuilt = None
         for f in reversed([f for f in frames if not _ours(f)]):

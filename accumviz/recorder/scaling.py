@@ -19,15 +19,25 @@ def scaling(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor | None:
     >>> scaling(torch.ones(2), torch.full((2,), 0.25)).tolist()[:2]
     [0.25, 0.0]
     """
-    if not (readable(before) and readable(after)) or before.shape != after.shape or before.device != after.device:
+    if (
+        not (readable(before) and readable(after))
+        or before.shape != after.shape
+        or before.device != after.device
+    ):
         return None
-    if before.layout is not torch.strided or after.layout is not torch.strided or not after.is_floating_point():
+    if (
+        before.layout is not torch.strided
+        or after.layout is not torch.strided
+        or not after.is_floating_point()
+    ):
         return None
     rough = _SAME_IN_HALF if {before.dtype, after.dtype} & {*_HALF} else _SAME
     if not before.numel():
         return torch.zeros(4, device=before.device)
     was, made = before.detach().float(), after.detach().float()
-    largest = torch.linalg.vector_norm(was, torch.inf).clamp(min=torch.finfo(torch.float32).tiny)
+    largest = torch.linalg.vector_norm(was, torch.inf).clamp(
+        min=torch.finfo(torch.float32).tiny
+    )
     unit = was / largest  # its square is neither too large nor too small for a number
     factor = (made / largest * unit).sum() / unit.square().sum()
     off = torch.linalg.vector_norm(made - factor * was) / torch.linalg.vector_norm(made)

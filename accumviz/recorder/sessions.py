@@ -26,7 +26,9 @@ class Observer(Protocol):
     def failed(self, error: BaseException) -> None: ...
     def stop(self, ended: str) -> None: ...
     def forked(self) -> None: ...
-    def backward_begins(self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def backward_begins(
+        self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
     def backward_ends(self, token: Any, error: BaseException | None) -> None: ...
     def backward_nests(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def step_begins(self, optimizer: Any, frame: FrameType) -> None: ...
@@ -36,7 +38,14 @@ class Observer(Protocol):
     def scheduled(self, scheduler: Any, frame: FrameType) -> None: ...
     def loads(self, what: str, source: Any, frame: FrameType) -> None: ...
     def change_begins(self, tensors: Any) -> bool: ...
-    def change_ends(self, kind: str, frame: FrameType, owner: Any, tensors: Any, details: dict[str, Any]) -> None: ...
+    def change_ends(
+        self,
+        kind: str,
+        frame: FrameType,
+        owner: Any,
+        tensors: Any,
+        details: dict[str, Any],
+    ) -> None: ...
     def captures(self, frame: FrameType) -> None: ...
     def replayed(self, graph: Any, frame: FrameType) -> None: ...
     def forwards(self, module: Any, frame: FrameType) -> None: ...
@@ -57,7 +66,9 @@ current: Session = object()
 _lock = threading.Lock()
 undoing: list[Callable[[], None]] = []
 # The threads that are in the middle of each, as sets: what `threading.local` keeps costs several times as much.
-inside: dict[str, set[int]] = {kind: set() for kind in ("backward", "zero_grad", "clip", "unscale", "schedule")}
+inside: dict[str, set[int]] = {
+    kind: set() for kind in ("backward", "zero_grad", "clip", "unscale", "schedule")
+}
 # Those in which a scaler was asked to step, and no optimizer has begun to.
 asked: set[int] = set()
 # What failed and could not be told to whom it concerned: recordings that are open then are not whole.
@@ -101,7 +112,11 @@ def _ended_by() -> str:
     """How the script ended: by an exception, whose text this is, or by itself."""
     # In an interactive session, what was raised last ended a line, and not the session.
     interactive = hasattr(sys, "ps1") or "IPython" in sys.modules
-    error = None if interactive else getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = (
+        None
+        if interactive
+        else getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    )
     return "exit" if error is None else said(error)[:500]
 
 
@@ -109,7 +124,10 @@ def _in_child() -> None:
     """A forked process goes on without our files, and without locks that some thread of its parent held."""
     global _lock  # noqa: PLW0603 - as above
     _lock = threading.Lock()
-    for threads in (*inside.values(), asked):  # this one's number stays, others' may be given out again
+    for threads in (
+        *inside.values(),
+        asked,
+    ):  # this one's number stays, others' may be given out again
         threads.intersection_update((get_ident(),))
     for observer in listening:
         tell((observer,), "forked")
@@ -126,7 +144,11 @@ _cuda: Any = torch.cuda
 def capturing() -> bool:
     """Whether what is done now goes into a CUDA graph instead of being done."""
     # The flag first: this is asked at every event, and whether we are in a fork only matters where there is a device.
-    return bool(_cuda._initialized and _cuda.is_initialized() and _cuda.is_current_stream_capturing())
+    return bool(
+        _cuda._initialized
+        and _cuda.is_initialized()
+        and _cuda.is_current_stream_capturing()
+    )
 
 
 def said(error: BaseException) -> str:
@@ -147,7 +169,9 @@ def told(session: Session) -> tuple[Observer, ...]:
     return observers
 
 
-def tell(observers: tuple[Observer, ...], what: str, *args: Any) -> list[tuple[Observer, Any]]:
+def tell(
+    observers: tuple[Observer, ...], what: str, *args: Any
+) -> list[tuple[Observer, Any]]:
     """Call this method of each; one that fails is told so, and heard no more.
 
     What every step passes calls the method itself: finding it by its name costs as much as the rest of the door.
@@ -196,14 +220,18 @@ def _uncounted(wrapper: Any) -> Any:
     That is said of the frames in which Python imports, which `warnings` knows by their file.
     """
     code = wrapper.__code__
-    wrapper.__code__ = code.replace(co_filename=f"{code.co_filename} (passed over as importlib._bootstrap is)")
+    wrapper.__code__ = code.replace(
+        co_filename=f"{code.co_filename} (passed over as importlib._bootstrap is)"
+    )
     return wrapper
 
 
 def wrap(owner: Any, name: str, around: Around, session: Session) -> None:
     """Put `around` what an owner has under this name, for this session."""
     original = getattr(owner, name, None)
-    if original is None:  # a private helper that another torch version lacks: the change is still seen as an edit
+    if (
+        original is None
+    ):  # a private helper that another torch version lacks: the change is still seen as an edit
         return
     wrapper = functools.update_wrapper(_uncounted(around(original, session)), original)
 

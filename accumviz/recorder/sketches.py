@@ -36,13 +36,19 @@ _U64 = np.uint64
 def _random(name: str, count: int) -> np.ndarray:
     """So many numbers of 64 bits; made here, because a library's generator may make others in its next version."""
     x = np.arange(count, dtype=_U64) + _U64(zlib.crc32(name.encode()) << 24)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):  # splitmix64
+    for shift, factor in (
+        (30, 0xBF58476D1CE4E5B9),
+        (27, 0x94D049BB133111EB),
+        (31, 1),
+    ):  # splitmix64
         x = (x ^ (x >> _U64(shift))) * _U64(factor)
     return x
 
 
 def _signs(name: str, count: int) -> torch.Tensor:
-    return torch.from_numpy((_random(name, count) >> _U64(63)).astype(np.float32) * 2 - 1)
+    return torch.from_numpy(
+        (_random(name, count) >> _U64(63)).astype(np.float32) * 2 - 1
+    )
 
 
 class Sums:
@@ -78,7 +84,9 @@ class Sums:
             block[:rest] += flat[many * wide :] * stacked[many]
         return (block * signs)[order].view(deep, self.count).sum(0)
 
-    def _block(self, deep: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _block(
+        self, deep: int, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         key = deep, like.device, like.dtype
         if key not in self._made:
             wide = deep * self.count
@@ -99,11 +107,17 @@ class Sketches:
     `sizes` are the leaves' numbers of elements, `small` those whose elements are kept anyway.
     """
 
-    def __init__(self, named: Named, sizes: list[int], small: Iterable[int], count: int) -> None:
+    def __init__(
+        self, named: Named, sizes: list[int], small: Iterable[int], count: int
+    ) -> None:
         self._named, self._sizes, self._sums = named, sizes, Sums(count)
         self._begun = False
         without = set(small) | set(named.shards.wholes)
-        self._large = {i for i, t in enumerate(named.tensors) if i not in without and t.is_floating_point()}
+        self._large = {
+            i
+            for i, t in enumerate(named.tensors)
+            if i not in without and t.is_floating_point()
+        }
 
     def take(self, row: Row, leaves: Iterable[int], wire: Wire) -> None:
         """Give a row the sketches of these leaves' `.grad` as they are now."""
@@ -116,9 +130,15 @@ class Sketches:
                 row.send(wire)
 
     def _of(self, i: int, tensor: torch.Tensor) -> torch.Tensor | None:
-        if not readable(tensor) or tensor.layout is not _STRIDED or tensor.numel() != self._sizes[i]:
+        if (
+            not readable(tensor)
+            or tensor.layout is not _STRIDED
+            or tensor.numel() != self._sizes[i]
+        ):
             return None
-        if torch.is_autocast_enabled(tensor.device.type):  # it would round what is summed up
+        if torch.is_autocast_enabled(
+            tensor.device.type
+        ):  # it would round what is summed up
             with torch.autocast(tensor.device.type, enabled=False):
                 return self._sums(tensor.detach())
         return self._sums(tensor.detach())
@@ -144,11 +164,19 @@ class Sketches:
         dtypes: set[str] = set()
         targets: list[torch.Tensor] = []
         for node in _walk(nodes):
-            dtypes.update(str(about.dtype).removeprefix("torch.") for about in node._input_metadata)
+            dtypes.update(
+                str(about.dtype).removeprefix("torch.")
+                for about in node._input_metadata
+            )
             targets += _targets(node)
         if len({found.device for found in targets}) == 1:
-            row.take(("detail", "targets"), torch.stack([_sum(found) for found in targets]))
-            row.take(("detail", "targets_squared"), torch.stack([_sum(found.square()) for found in targets]))
+            row.take(
+                ("detail", "targets"), torch.stack([_sum(found) for found in targets])
+            )
+            row.take(
+                ("detail", "targets_squared"),
+                torch.stack([_sum(found.square()) for found in targets]),
+            )
         row.details["dtypes"] = sorted(dtype for dtype in dtypes if "float" in dtype)
         if not self._begun:
             self._begun = True
@@ -169,19 +197,28 @@ class Sketches:
         parts = []
         for i, tensor in enumerate(self._named.tensors):
             weights = local(tensor) if i not in self._named.shards.wholes else None
-            if weights is None or not readable(weights) or weights.layout is not _STRIDED:
+            if (
+                weights is None
+                or not readable(weights)
+                or weights.layout is not _STRIDED
+            ):
                 continue
             if i not in self._large:
                 parts.append(weights.detach().flatten())
             elif (found := self._of(i, weights)) is not None:
                 parts.append(found)
         if parts and len({part.device for part in parts}) == 1:
-            row.take(("detail", "weights"), torch.stack([part.abs().float().square().sum() for part in parts]))
+            row.take(
+                ("detail", "weights"),
+                torch.stack([part.abs().float().square().sum() for part in parts]),
+            )
 
 
 def _drops(module: torch.nn.Module) -> bool:
     return bool(
-        module.p if isinstance(module, _DropoutNd) else isinstance(d := vars(module).get("dropout"), float) and d
+        module.p
+        if isinstance(module, _DropoutNd)
+        else isinstance(d := vars(module).get("dropout"), float) and d
     )
 
 
@@ -189,7 +226,12 @@ def _targets(node: Any) -> list[torch.Tensor]:
     """What a loss was compared with: the sum of it tells one batch from another."""
     raw = getattr(node, "_raw_saved_target", None)
     found = None if raw is None else held(raw)
-    if found is None or not readable(found) or found.numel() > _TARGETS or found.is_complex():
+    if (
+        found is None
+        or not readable(found)
+        or found.numel() > _TARGETS
+        or found.is_complex()
+    ):
         return []
     found = found.detach()
     ignored = getattr(node, "_saved_ignore_index", None)
@@ -197,7 +239,9 @@ def _targets(node: Any) -> list[torch.Tensor]:
 
 
 def _sum(found: torch.Tensor) -> torch.Tensor:
-    return found.sum(dtype=torch.float64 if found.device.type in ("cpu", "cuda") else torch.float32)
+    return found.sum(
+        dtype=torch.float64 if found.device.type in ("cpu", "cuda") else torch.float32
+    )
 
 
 def _walk(nodes: Iterable[Any]) -> Iterator[Any]:
@@ -205,6 +249,8 @@ def _walk(nodes: Iterable[Any]) -> Iterator[Any]:
     while work and len(seen) < _NODES:
         node = work.pop()
         yield node
-        fresh = [fn for fn, _ in node.next_functions if fn is not None and fn not in seen]
+        fresh = [
+            fn for fn, _ in node.next_functions if fn is not None and fn not in seen
+        ]
         seen.update(fresh)
         work += fresh

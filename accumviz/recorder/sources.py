@@ -57,8 +57,12 @@ def only(text: str, kept: Set[int]) -> str:
     """
     rows = text.split("\n")
     last = max((n for n in kept if n <= len(rows) and rows[n - 1].strip()), default=0)
-    found = "".join((rows[n - 1] if n in kept else "") + "\n" for n in range(1, last + 1))
-    return found[:-1] if last == len(rows) else found  # a file whose last line has no end
+    found = "".join(
+        (rows[n - 1] if n in kept else "") + "\n" for n in range(1, last + 1)
+    )
+    return (
+        found[:-1] if last == len(rows) else found
+    )  # a file whose last line has no end
 
 
 def parsed(text: str) -> ast.Module | None:
@@ -77,7 +81,9 @@ def _parse(text: str) -> ast.Module | None:
         if "\\" not in text:
             return ast.parse(text)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever wrote "\\d" has been told when it was run
+            warnings.simplefilter(
+                "ignore"
+            )  # whoever wrote "\\d" has been told when it was run
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
         return None
@@ -89,7 +95,11 @@ def _around(line: int) -> Iterable[int]:
 
 def _needs(tree: ast.Module, line: int) -> Iterator[int]:
     path = list(_path(tree, line))
-    functions = [node for node in path if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        node
+        for node in path
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     inside = path[path.index(functions[-1]) :] if functions else path
     for node in path:
         if isinstance(node, _DEFINITIONS):
@@ -106,7 +116,9 @@ def _path(tree: ast.AST, line: int) -> Iterator[ast.stmt]:
     at: ast.AST | None = tree
     while at is not None:
         # Only what does not end above the line is asked where it begins: a script has thousands of statements.
-        ends = (node for node in _statements(at) if (node.end_lineno or node.lineno) >= line)
+        ends = (
+            node for node in _statements(at) if (node.end_lineno or node.lineno) >= line
+        )
         at = next((node for node in ends if line in _lines(node)), None)
         if at is not None:
             yield at

@@ -18,7 +18,9 @@ class BatchNorms:
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
         self._layers: dict[str, tuple[weakref.ref[Any], _Count]] = {}
-        self._modules = {name if len(modules) > 1 else "": module for name, module in modules.items()}
+        self._modules = {
+            name if len(modules) > 1 else "": module for name, module in modules.items()
+        }
         self.counted: dict[str, int] = {}
 
     def open(self) -> None:
@@ -38,7 +40,11 @@ class BatchNorms:
                 continue
             more = now.batches - before.batches
             # A forward counts one: who writes a larger number there, as an average of weights does, has taken it over.
-            self.counted[name] = min(more, now.version - before.version) if now.buffer == before.buffer else more
+            self.counted[name] = (
+                min(more, now.version - before.version)
+                if now.buffer == before.buffer
+                else more
+            )
         self._layers.clear()
 
 

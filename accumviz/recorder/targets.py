@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from accumviz.given import a
+from accumviz.arguments import a
 from accumviz.recorder.callsite import variable
 from accumviz.recorder.fsdp import Shard, Shards, local, units
 from accumviz.recorder.transfer import readable
@@ -27,7 +27,11 @@ def is_optimizer(item: Any) -> bool:
     """Whether this steps like an optimizer: it is one, or wraps one and shows its groups."""
     if isinstance(item, torch.optim.Optimizer):
         return True
-    return not isinstance(item, torch.nn.Module | torch.Tensor) and callable(getattr(item, "step", None)) and _has(item)
+    return (
+        not isinstance(item, torch.nn.Module | torch.Tensor)
+        and callable(getattr(item, "step", None))
+        and _has(item)
+    )
 
 
 def _has(item: Any) -> bool:
@@ -38,7 +42,9 @@ def parameters(optimizer: Any) -> Iterator[Any]:
     """Its parameters; none where a wrapper cannot say."""
     try:
         groups = list(optimizer.param_groups)
-    except Exception:  # whatever a wrapper's property raises is no affair of the loop that we watch
+    except (
+        Exception
+    ):  # whatever a wrapper's property raises is no affair of the loop that we watch
         return
     for group in groups:
         yield from group["params"]
@@ -73,8 +79,13 @@ class Optimizers:
             return self._meet(optimizer, frame)
 
     def _meet(self, optimizer: Any, frame: FrameType | None) -> int:
-        self._met = {key: known for key, known in self._met.items() if known[0]() is not None}
-        index = next((i for known, i in self._met.values() if _one(known(), optimizer)), len(self.names))
+        self._met = {
+            key: known for key, known in self._met.items() if known[0]() is not None
+        }
+        index = next(
+            (i for known, i in self._met.values() if _one(known(), optimizer)),
+            len(self.names),
+        )
         if index == len(self.names):
             self.names.append(self._name(optimizer, frame))
             self._leaves.append(self._owned(optimizer))
@@ -85,7 +96,9 @@ class Optimizers:
 
     def leaves(self) -> list[list[int]]:
         """The leaves that each has, or had."""
-        for known, index in reversed(self._met.values()):  # of one and its wrapper, what was met first
+        for known, index in reversed(
+            self._met.values()
+        ):  # of one and its wrapper, what was met first
             optimizer = known()
             if optimizer is not None:
                 self._leaves[index] = self._owned(optimizer)
@@ -95,7 +108,10 @@ class Optimizers:
         """The names of those that have got parameters since they were met, of which nothing is recorded."""
         for known, index in self._met.values():
             optimizer = known()
-            if optimizer is not None and self._unrecorded(optimizer) > self._others[index]:
+            if (
+                optimizer is not None
+                and self._unrecorded(optimizer) > self._others[index]
+            ):
                 yield self.names[index]
 
     def _unrecorded(self, optimizer: Any) -> int:
@@ -106,7 +122,11 @@ class Optimizers:
         name = called(optimizer, frame)
         if name not in self.names:
             return name
-        return next(f"{name}#{n}" for n in range(2, len(self.names) + 3) if f"{name}#{n}" not in self.names)
+        return next(
+            f"{name}#{n}"
+            for n in range(2, len(self.names) + 3)
+            if f"{name}#{n}" not in self.names
+        )
 
     def forget(self) -> None:
         """Forget which optimizers there were; their names stay."""
@@ -146,7 +166,11 @@ def settings(optimizer: Any) -> dict[str, Any]:
         return found
     for name, value in group.items():
         plain = _plain(value)
-        if isinstance(name, str) and name not in ("params", "param_names", "class") and plain is not None:
+        if (
+            isinstance(name, str)
+            and name not in ("params", "param_names", "class")
+            and plain is not None
+        ):
             found[name] = plain
     return found
 
@@ -156,7 +180,11 @@ def _plain(value: Any) -> Any:
         many = [_plain(each) for each in value]
         return many if len(many) <= _FEW and None not in many else None
     if isinstance(value, torch.Tensor):
-        return float(value.item()) if readable(value) and value.is_cpu and value.numel() == 1 else None
+        return (
+            float(value.item())
+            if readable(value) and value.is_cpu and value.numel() == 1
+            else None
+        )
     return value if type(value) in (bool, int, float) else None
 
 
@@ -204,7 +232,13 @@ class Named:
 
     def forget(self) -> None:
         """Let go of everything but names."""
-        for held in (self.tensors, self.optimizers, self.modules, self.wrapped, self._index):
+        for held in (
+            self.tensors,
+            self.optimizers,
+            self.modules,
+            self.wrapped,
+            self._index,
+        ):
             held.clear()
         self.shards = Shards()
 
@@ -226,7 +260,11 @@ class Named:
                 "its .grad; pass the parameters it was computed from"
             )
         if name in self.names:
-            name = next(f"{name}#{n}" for n in range(2, len(self.names) + 3) if f"{name}#{n}" not in self.names)
+            name = next(
+                f"{name}#{n}"
+                for n in range(2, len(self.names) + 3)
+                if f"{name}#{n}" not in self.names
+            )
         self._index[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
         self.names.append(name)
@@ -234,7 +272,9 @@ class Named:
         self.aliases.append([])
 
 
-def collect(objects: tuple[Any, ...], groups: Mapping[str, Any], frame: FrameType | None) -> Named:
+def collect(
+    objects: tuple[Any, ...], groups: Mapping[str, Any], frame: FrameType | None
+) -> Named:
     """Name everything that was passed to `record`.
 
     Raises `TypeError` for something that holds no parameters, `ValueError` when nothing is
@@ -244,18 +284,31 @@ def collect(objects: tuple[Any, ...], groups: Mapping[str, Any], frame: FrameTyp
     modules = [item for item in objects if isinstance(item, torch.nn.Module)]
     # Optimizers last: a module knows better names for the same parameters.
     for item in sorted(objects, key=is_optimizer):
-        prefix = (variable(frame, item) or type(item).__name__) if len(modules) > 1 and item in modules else ""
+        prefix = (
+            (variable(frame, item) or type(item).__name__)
+            if len(modules) > 1 and item in modules
+            else ""
+        )
         _add(named, item, prefix, prefix, frame)
     for group, item in groups.items():
         _add(named, item, group, group, frame)
     for module in named.wrapped:
         _add_wholes(named, module)
     if not named.tensors:
-        got = ", ".join(type(item).__name__ for item in (*objects, *groups.values())) or "no arguments"
+        got = (
+            ", ".join(type(item).__name__ for item in (*objects, *groups.values()))
+            or "no arguments"
+        )
         raise ValueError(f"nothing to record in {got}; {_EXPECTED}")
-    lazy = [name for name, tensor in zip(named.names, named.tensors, strict=True) if is_lazy(tensor)]
+    lazy = [
+        name
+        for name, tensor in zip(named.names, named.tensors, strict=True)
+        if is_lazy(tensor)
+    ]
     if lazy:
-        raise ValueError(f"{', '.join(lazy[:3])} are made by the first forward; run one before you record")
+        raise ValueError(
+            f"{', '.join(lazy[:3])} are made by the first forward; run one before you record"
+        )
     if not any(tensor.requires_grad for tensor in named.tensors):
         raise ValueError(
             f"none of the {len(named.tensors)} tensors passed to record requires grad, so no backward will ever "
@@ -264,7 +317,9 @@ def collect(objects: tuple[Any, ...], groups: Mapping[str, Any], frame: FrameTyp
     return named
 
 
-def _add(named: Named, item: Any, prefix: str, group: str, frame: FrameType | None) -> None:
+def _add(
+    named: Named, item: Any, prefix: str, group: str, frame: FrameType | None
+) -> None:
     def join(name: str) -> str:
         return ".".join(part for part in (prefix, name) if part)
 
@@ -279,15 +334,23 @@ def _add(named: Named, item: Any, prefix: str, group: str, frame: FrameType | No
         named.optimizers.append(item)
         _add_optimizer(named, item, prefix, group, frame)
     elif isinstance(item, torch.Tensor):
-        named.add(join(variable(frame, item)) or f"tensor{len(named.tensors)}", item, group)
+        named.add(
+            join(variable(frame, item)) or f"tensor{len(named.tensors)}", item, group
+        )
     elif isinstance(item, Mapping):
         for name, value in item.items():
             if not isinstance(value, torch.Tensor):
-                raise TypeError(f"cannot record {name!r}, {a(value)}; expected a tensor in the dict")
+                raise TypeError(
+                    f"cannot record {name!r}, {a(value)}; expected a tensor in the dict"
+                )
             named.add(join(str(name)), value, group)
     elif isinstance(item, Iterable) and not isinstance(item, str | bytes):
         for n, value in enumerate(item):
-            if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+            if (
+                isinstance(value, tuple)
+                and len(value) == 2
+                and isinstance(value[0], str)
+            ):
                 _add(named, {value[0]: value[1]}, prefix, group, frame)
             elif isinstance(value, torch.Tensor):
                 named.add(join(variable(frame, value) or str(n)), value, group)
@@ -300,22 +363,32 @@ def _add(named: Named, item: Any, prefix: str, group: str, frame: FrameType | No
 def _add_wholes(named: Named, module: torch.nn.Module) -> None:
     """Beside the shards that FSDP shows, the whole gradients that it keeps until they are scattered."""
     for unit, whole, tensors in units(module):
-        shards = [named._index[id(tensor)] for tensor in tensors if id(tensor) in named._index]
+        shards = [
+            named._index[id(tensor)] for tensor in tensors if id(tensor) in named._index
+        ]
         if not shards or id(unit) in named.shards.by_id:
             continue
         if hasattr(unit, "flat_param"):
             for i in shards:
                 named.tensors[i] = Shard(named.tensors[i], unit)  # type: ignore[call-overload]
-        name = " … ".join(dict.fromkeys([named.names[shards[0]], named.names[shards[-1]]]))
+        name = " … ".join(
+            dict.fromkeys([named.names[shards[0]], named.names[shards[-1]]])
+        )
         named.add(f"{name} (unsharded)", whole, named.groups[shards[0]])
         sizes = [local(named.tensors[i]).numel() for i in shards]
         named.shards.add(unit, named._index[id(whole)], shards, sizes)
 
 
-def _add_optimizer(named: Named, optimizer: Any, prefix: str, group: str, frame: FrameType | None) -> None:
+def _add_optimizer(
+    named: Named, optimizer: Any, prefix: str, group: str, frame: FrameType | None
+) -> None:
     for g, options in enumerate(optimizer.param_groups):
         known = options.get("param_names")
         for n, tensor in enumerate(options["params"]):
-            name = known[n] if known else variable(frame, tensor) or f"group{g}.param{n}"
+            name = (
+                known[n] if known else variable(frame, tensor) or f"group{g}.param{n}"
+            )
             if id(tensor) not in named._index:
-                named.add(".".join(part for part in (prefix, name) if part), tensor, group)
+                named.add(
+                    ".".join(part for part in (prefix, name) if part), tensor, group
+                )

@@ -83,11 +83,15 @@ def operand(node: Any, name: str) -> Any:
     if name in _WITH_NUMBER:
         return getattr(node, "_saved_other", None)
     # A constant divided by a loss scales nothing.
-    for slot, position in (("_raw_saved_other", 0), ("_raw_saved_self", 1))[: 2 if SCALING[name] > 0 else 1]:
+    for slot, position in (("_raw_saved_other", 0), ("_raw_saved_self", 1))[
+        : 2 if SCALING[name] > 0 else 1
+    ]:
         if (
             len(functions) > position
             and functions[position][0] is not None
-            and all(fn is None for fn, _ in functions[:position] + functions[position + 1 :])
+            and all(
+                fn is None for fn, _ in functions[:position] + functions[position + 1 :]
+            )
         ):
             raw = getattr(node, slot, None)
             return None if raw is None else held(raw)
@@ -116,7 +120,9 @@ def is_scale(found: Any) -> bool:
     if not isinstance(found, torch.Tensor):
         return False
     scales = (getattr(scaler, "_scale", None) for scaler in patches.scalers)
-    return any(isinstance(s, torch.Tensor) and s.data_ptr() == found.data_ptr() for s in scales)
+    return any(
+        isinstance(s, torch.Tensor) and s.data_ptr() == found.data_ptr() for s in scales
+    )
 
 
 # --- the walk -------------------------------------------------------------------------------------
@@ -132,7 +138,13 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
             _add(row, terms, name, factor, reduction, elements, unknown)
         else:
             terms.append(
-                {"op": name, "reduction": reduction, "elements": elements, "factor": factor.known, "unknown": unknown}
+                {
+                    "op": name,
+                    "reduction": reduction,
+                    "elements": elements,
+                    "factor": factor.known,
+                    "unknown": unknown,
+                }
             )
             if factor is not ONE:
                 _tell(terms[-1], factor)
@@ -145,7 +157,15 @@ def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None
         visited += 1
         if len(terms) >= _TERMS or visited > _NODES:
             # What came so far stands; that there is more is the last thing said.
-            _add(row, terms, name, factor, "", None, f"the root adds up more than {_TERMS} losses")
+            _add(
+                row,
+                terms,
+                name,
+                factor,
+                "",
+                None,
+                f"the root adds up more than {_TERMS} losses",
+            )
             return
         read = _LOSSES.get(name)
         if read is not None:
@@ -173,12 +193,26 @@ def unknown_root(row: Row, why: str, op: str = "") -> None:
     row.details["terms"] = [_term(op, None, "", None, why)]
 
 
-def _term(op: str, factor: float | None, reduction: str, elements: float | None, unknown: str) -> dict[str, Any]:
-    return {"op": op, "reduction": reduction, "elements": elements, "factor": factor, "unknown": unknown}
+def _term(
+    op: str, factor: float | None, reduction: str, elements: float | None, unknown: str
+) -> dict[str, Any]:
+    return {
+        "op": op,
+        "reduction": reduction,
+        "elements": elements,
+        "factor": factor,
+        "unknown": unknown,
+    }
 
 
 def _add(
-    row: Row, terms: list[dict[str, Any]], op: str, factor: Factor, reduction: str, elements: Any, unknown: str = ""
+    row: Row,
+    terms: list[dict[str, Any]],
+    op: str,
+    factor: Factor,
+    reduction: str,
+    elements: Any,
+    unknown: str = "",
 ) -> None:
     known, late, lost = factor.known, factor.late, factor.unknown
     place = len(terms)
@@ -186,7 +220,9 @@ def _add(
         terms.append(_term(op, None if lost else known, reduction, 1, unknown or lost))
         row.take(("term", (place, "elements", 1)), elements)
     else:
-        terms.append(_term(op, None if lost else known, reduction, elements, unknown or lost))
+        terms.append(
+            _term(op, None if lost else known, reduction, elements, unknown or lost)
+        )
     if not lost:
         for power, constant in late:
             row.take(("term", (place, "factor", power)), constant)
@@ -201,7 +237,9 @@ def _tell(term: dict[str, Any], factor: Factor) -> None:
     if abs(factor.own) != 1:
         term["own"] = factor.own if math.isfinite(factor.own) else None
     if len(each) + len(late) > 1:
-        term["constants"] = None if late or not all(map(math.isfinite, each)) else list(each)
+        term["constants"] = (
+            None if late or not all(map(math.isfinite, each)) else list(each)
+        )
 
 
 Found = list[tuple[Any, Factor]] | str
@@ -214,7 +252,9 @@ def _why(node: Any, name: str) -> str:
     if "CompiledFunction" in name:
         return "it was computed inside torch.compile, which keeps one operation for all"
     if isinstance(node, BackwardCFunction):
-        return f"{name} is an operation written in Python, whose reduction cannot be read"
+        return (
+            f"{name} is an operation written in Python, whose reduction cannot be read"
+        )
     return f"{name} is no sum, no mean and no constant factor"
 
 
@@ -234,19 +274,31 @@ def _added(node: Any, factor: Factor) -> Found:
     """Both sides; the second has `alpha` before it."""
     alpha = getattr(node, "_saved_alpha", 1)
     signs = (1, alpha, 0)
-    return [(fn, factor.times(s, 1)) for (fn, _), s in zip(node.next_functions, signs, strict=False) if fn is not None]
+    return [
+        (fn, factor.times(s, 1))
+        for (fn, _), s in zip(node.next_functions, signs, strict=False)
+        if fn is not None
+    ]
 
 
 def _subtracted(node: Any, factor: Factor) -> Found:
     alpha = getattr(node, "_saved_alpha", 1)
     signs = (1, -alpha, 0)
-    return [(fn, factor.times(s, 1)) for (fn, _), s in zip(node.next_functions, signs, strict=False) if fn is not None]
+    return [
+        (fn, factor.times(s, 1))
+        for (fn, _), s in zip(node.next_functions, signs, strict=False)
+        if fn is not None
+    ]
 
 
 def _subtracted_from(node: Any, factor: Factor) -> Found:
     """`torch.rsub(a, b)`: b - alpha * a."""
     signs = (-getattr(node, "_saved_alpha", 1), 1, 0)
-    return [(fn, factor.times(s, 1)) for (fn, _), s in zip(node.next_functions, signs, strict=False) if fn is not None]
+    return [
+        (fn, factor.times(s, 1))
+        for (fn, _), s in zip(node.next_functions, signs, strict=False)
+        if fn is not None
+    ]
 
 
 def _negated(node: Any, factor: Factor) -> Found:
@@ -273,10 +325,24 @@ def _variants(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}Backward{n}" for name in names for n in range(4))
 
 
-_VIEWS = _variants("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias")
+_VIEWS = _variants(
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Squeeze",
+    "Unsqueeze",
+    "ToCopy",
+    "Clone",
+    "Alias",
+)
 _MOVES = _variants("Permute", "Transpose", "T")
 # What a learnt one is made of.
-_TEMPERATURES = (LEAF, "ExpBackward0", "SoftplusBackward0", *_variants("Clamp", "ClampMax", "ClampMin"))
+_TEMPERATURES = (
+    LEAF,
+    "ExpBackward0",
+    "SoftplusBackward0",
+    *_variants("Clamp", "ClampMax", "ClampMin"),
+)
 _TURNED = (*_VIEWS, *_MOVES, *_variants("Expand"), "DivBackward0")
 # What multiplies in three dimensions, and how many it holds in the first of them: one batch, or (0) each row.
 _PAIRS = {"BmmBackward0": 1, "MulBackward0": 0}
@@ -346,7 +412,14 @@ def _in_batch(node: Any) -> bool:
     for _ in range(_SCALINGS):
         if at is None or _multiplies(at, shape[0]):
             break
-        at = next((fn for fn, _ in at.next_functions if fn is not None and name_of(fn) not in _TEMPERATURES), None)
+        at = next(
+            (
+                fn
+                for fn, _ in at.next_functions
+                if fn is not None and name_of(fn) not in _TEMPERATURES
+            ),
+            None,
+        )
     if at is None or not _multiplies(at, shape[0]):
         return False
     return all(fn is not None and not _is_weight(fn) for fn, _ in at.next_functions)
@@ -359,7 +432,11 @@ def _multiplies(node: Any, many: int) -> bool:
         return name == "MmBackward0"
     raw = getattr(node, "_raw_saved_self", None)
     given = None if raw is None else held(raw)
-    return given is not None and given.dim() == 3 and tuple(given.shape[:2]) == (_PAIRS[name] or many, many)
+    return (
+        given is not None
+        and given.dim() == 3
+        and tuple(given.shape[:2]) == (_PAIRS[name] or many, many)
+    )
 
 
 def _is_weight(node: Any) -> bool:
@@ -397,12 +474,17 @@ _LOSSES: dict[str, Callable[[Any], _Read]] = {
 
 # --- sums and means written out -------------------------------------------------------------------
 
-_REDUCING = {**dict.fromkeys(_variants("Sum"), "sum"), **dict.fromkeys(_variants("Mean"), "mean")}
+_REDUCING = {
+    **dict.fromkeys(_variants("Sum"), "sum"),
+    **dict.fromkeys(_variants("Mean"), "mean"),
+}
 _JOINED = ("StackBackward0", "CatBackward0", "GatherBackward")
 _MANY = "it is summed under a mask that is too large to be counted, or cannot be read"
 
 
-def _reduced(row: Row, terms: list[dict[str, Any]], node: Any, name: str, factor: Factor) -> Found:
+def _reduced(
+    row: Row, terms: list[dict[str, Any]], node: Any, name: str, factor: Factor
+) -> Found:
     """A sum or a mean: the term itself, or the losses that were stacked for it.
 
     Below it, constants are factors; a mask says how many elements a sum has, another's weights how much they weigh.
@@ -422,7 +504,9 @@ def _reduced(row: Row, terms: list[dict[str, Any]], node: Any, name: str, factor
         elif made is not None:
             factor = factor.times(*made)
             if kind == "mean":
-                own = raised(made[0], made[1]) if isinstance(made[0], float) else math.nan
+                own = (
+                    raised(made[0], made[1]) if isinstance(made[0], float) else math.nan
+                )
                 factor = factor._replace(own=factor.own * own)
         if inner is not None:
             count, apart = inner, bool(masks)
@@ -442,26 +526,42 @@ def _reduced(row: Row, terms: list[dict[str, Any]], node: Any, name: str, factor
         _add(row, terms, name, factor, kind, count // max(left, 1))
         return []
     ignoring = _ignoring(at) if below in _CROSS_ENTROPIES else None
-    _add_sum(row, terms, name, factor, count, masks if ignoring is None else [*masks, ignoring])
+    _add_sum(
+        row,
+        terms,
+        name,
+        factor,
+        count,
+        masks if ignoring is None else [*masks, ignoring],
+    )
     return []
 
 
 def _reduced_first(node: Any, count: int) -> Any:
     """What takes together the first dimension, the batch's, in another way than the `count` numbers that it leaves."""
     parents = [fn for fn, _ in node.next_functions if fn is not None]
-    if len(parents) != 1 or name_of(parents[0]) not in _REDUCING or name_of(node) in _JOINED:
+    if (
+        len(parents) != 1
+        or name_of(parents[0]) not in _REDUCING
+        or name_of(node) in _JOINED
+    ):
         return None
     sizes = [int(size) for size in getattr(parents[0], "_saved_self_sym_sizes", ())]
     # Negative ones are told as what they are in 64 bits.
     found = getattr(parents[0], "_saved_dim", None) or range(len(sizes))
-    dims = {(dim - (1 << 64) if dim >= 1 << 63 else dim) % max(len(sizes), 1) for dim in found}
+    dims = {
+        (dim - (1 << 64) if dim >= 1 << 63 else dim) % max(len(sizes), 1)
+        for dim in found
+    }
     kept = math.prod(size for dim, size in enumerate(sizes) if dim not in dims)
     return parents[0] if 0 in dims and kept == count else None
 
 
 def _single(node: Any) -> bool:
     """Whether each of the parts that are joined there is one number."""
-    parts = [fn._input_metadata[place] for fn, place in node.next_functions if fn is not None]
+    parts = [
+        fn._input_metadata[place] for fn, place in node.next_functions if fn is not None
+    ]
     return all(math.prod(part.shape) == 1 for part in parts)
 
 
@@ -488,7 +588,11 @@ def _below(node: Any, name: str, kind: str) -> tuple[Any, Any, int | None] | Non
     if _REDUCING.get(above) == kind:
         return parent, None, _counted(parent)
     if above in _PASSED:  # the second of two has `alpha` before it
-        alpha = 1 if parent.next_functions[0][0] is not None else getattr(parent, "_saved_alpha", 1)
+        alpha = (
+            1
+            if parent.next_functions[0][0] is not None
+            else getattr(parent, "_saved_alpha", 1)
+        )
         return parent, None if alpha == 1 else (float(alpha), 1), None
     if above in SCALING:
         found = operand(parent, above)
@@ -497,7 +601,12 @@ def _below(node: Any, name: str, kind: str) -> tuple[Any, Any, int | None] | Non
         return parent, (number(found), SCALING[above]), None
     if above in _MASKED:
         mask = held(getattr(parent, _MASKED[above]))
-        if mask is None or type(mask) not in PLAIN or not readable(mask) or parent.next_functions[0][0] is None:
+        if (
+            mask is None
+            or type(mask) not in PLAIN
+            or not readable(mask)
+            or parent.next_functions[0][0] is None
+        ):
             return None
         with torch.no_grad(), torch._C.DisableTorchFunction():
             return parent, mask if above == "WhereBackward0" else ~mask, None
@@ -505,7 +614,10 @@ def _below(node: Any, name: str, kind: str) -> tuple[Any, Any, int | None] | Non
 
 
 _PASSED = (*_VIEWS, *_variants("Neg", "Sub", "Add"))
-_MASKED = {"MaskedFillBackward0": "_raw_saved_mask", "WhereBackward0": "_raw_saved_condition"}
+_MASKED = {
+    "MaskedFillBackward0": "_raw_saved_mask",
+    "WhereBackward0": "_raw_saved_condition",
+}
 _CROSS_ENTROPIES = _variants("NllLoss", "NllLoss2D")
 
 
@@ -514,7 +626,12 @@ def _ignoring(node: Any) -> torch.Tensor | None:
     target = held(node._raw_saved_target)
     ignored = node._saved_ignore_index
     ignored -= (1 << 64) if ignored >= 1 << 63 else 0
-    if target is None or type(target) not in PLAIN or not readable(target) or target.numel() > _MASK:
+    if (
+        target is None
+        or type(target) not in PLAIN
+        or not readable(target)
+        or target.numel() > _MASK
+    ):
         return None
     with torch.no_grad(), torch._C.DisableTorchFunction():
         found: torch.Tensor = target != ignored
@@ -522,7 +639,12 @@ def _ignoring(node: Any) -> torch.Tensor | None:
 
 
 def _add_sum(
-    row: Row, terms: list[dict[str, Any]], name: str, factor: Factor, count: int, masks: list[torch.Tensor]
+    row: Row,
+    terms: list[dict[str, Any]],
+    name: str,
+    factor: Factor,
+    count: int,
+    masks: list[torch.Tensor],
 ) -> None:
     """A sum's elements are those that its masks let through; weights count as much as they weigh."""
     if not masks:
@@ -530,7 +652,10 @@ def _add_sum(
         return
     sizes = {mask.numel() for mask in masks}
     if (
-        not all(type(mask) in PLAIN and not mask.dtype.is_complex and readable(mask) for mask in masks)
+        not all(
+            type(mask) in PLAIN and not mask.dtype.is_complex and readable(mask)
+            for mask in masks
+        )
         or max(sizes) > _MASK
         or 0 in sizes
         or len(sizes) > 1

@@ -65,13 +65,23 @@ class Wire:
             for (device, _), places in groups.items():
                 members = [tensor for place in places for tensor in parts[place]]
                 flat = self._copied(members, device)
-                lengths = [sum(tensor.numel() for tensor in parts[place]) for place in places]
-                for place, end, length in zip(places, itertools.accumulate(lengths), lengths, strict=True):
+                lengths = [
+                    sum(tensor.numel() for tensor in parts[place]) for place in places
+                ]
+                for place, end, length in zip(
+                    places, itertools.accumulate(lengths), lengths, strict=True
+                ):
                     found[place] = flat[end - length : end]
         return found
 
-    def _copied(self, members: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-        flat = torch.hstack(members).detach() if len(members) > 1 else members[0].detach().reshape(-1)
+    def _copied(
+        self, members: list[torch.Tensor], device: torch.device
+    ) -> torch.Tensor:
+        flat = (
+            torch.hstack(members).detach()
+            if len(members) > 1
+            else members[0].detach().reshape(-1)
+        )
         if device.type not in ASYNCHRONOUS:
             return flat if len(members) > 1 else flat.clone()
         stream = current_stream(device)
@@ -80,7 +90,11 @@ class Wire:
         if self._piece is None or self._at + size > self._piece.numel():
             self._piece, self._at = pinned(max(_PIECE, size)), 0
         start, self._at = self._at, self._at + -(-size // _ALIGNED) * _ALIGNED
-        return self._piece[start : start + size].view(flat.dtype).copy_(flat, non_blocking=True)
+        return (
+            self._piece[start : start + size]
+            .view(flat.dtype)
+            .copy_(flat, non_blocking=True)
+        )
 
     def arrived(self) -> int:
         """The number of the last call whose numbers can be read without waiting."""
@@ -94,7 +108,9 @@ class Wire:
             return self._arrived
 
     def _mark(self) -> None:
-        self._marks.append((self.sent, [mark(stream) for stream in self._streams.values()]))
+        self._marks.append(
+            (self.sent, [mark(stream) for stream in self._streams.values()])
+        )
         self._streams.clear()
 
     def wait(self) -> int:
@@ -141,7 +157,9 @@ def numbers(host: torch.Tensor) -> np.ndarray:
     return np.asarray((host.float() if host.dtype is torch.bfloat16 else host).numpy())
 
 
-def norms(indices: list[int], tensors: list[torch.Tensor]) -> list[tuple[list[int], list[torch.Tensor]]]:
+def norms(
+    indices: list[int], tensors: list[torch.Tensor]
+) -> list[tuple[list[int], list[torch.Tensor]]]:
     """The 2-norm of each tensor, on its device, in few kernels.
 
     Returns pairs (indices, their norms), one for each device and dtype. Half precision is
@@ -168,7 +186,12 @@ def norms(indices: list[int], tensors: list[torch.Tensor]) -> list[tuple[list[in
             reduced = torch._foreach_norm(members, 2.0, dtype=torch.float32)
         else:
             reduced = torch._foreach_norm(members, 2.0)
-        result.append((indices if whole else [indices[position] for position in positions], list(reduced)))
+        result.append(
+            (
+                indices if whole else [indices[position] for position in positions],
+                list(reduced),
+            )
+        )
     return result
 
 
@@ -176,7 +199,11 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a sparse gradient, each once."""
     if tensor.layout is not torch.sparse_coo:
         return tensor.values()
-    return tensor.coalesce().values() if tensor.is_cpu or tensor.is_coalesced() else summed(tensor)
+    return (
+        tensor.coalesce().values()
+        if tensor.is_cpu or tensor.is_coalesced()
+        else summed(tensor)
+    )
 
 
 def summed(sparse: torch.Tensor) -> torch.Tensor:
@@ -209,8 +236,12 @@ _UNREAD = {"meta", "lazy", "xla", "hpu", "vulkan"}
 # Devices whose storages do not tell their size (backends written in Python); a released one looks like any other.
 UNSIZED: set[str] = set()
 _functorch: Any = getattr(torch._C, "_functorch", None)
-_wrapped: Callable[[torch.Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
-_transform: Callable[[], Any] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
+_wrapped: Callable[[torch.Tensor], bool] = getattr(
+    _functorch, "is_functorch_wrapped_tensor", lambda _: False
+)
+_transform: Callable[[], Any] = getattr(
+    _functorch, "peek_interpreter_stack", lambda: None
+)
 
 
 def readable(tensor: Any) -> bool:
@@ -249,7 +280,10 @@ def plainly(tensor: torch.Tensor) -> torch.Tensor:
     >>> readable(loss := torch.ones(()).as_subclass(Named)), readable(plainly(loss))
     (False, True)
     """
-    if type(tensor) in PLAIN or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if (
+        type(tensor) in PLAIN
+        or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    ):
         return tensor
     with torch._C.DisableTorchFunction():
         return tensor.detach()
@@ -262,11 +296,18 @@ def _stored(tensor: torch.Tensor) -> bool:
             return True
         span = tensor.numel()
         if not tensor.is_contiguous():
-            span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        return (tensor.storage_offset() + span) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+            span = 1 + sum(
+                (size - 1) * stride
+                for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            )
+        return (
+            tensor.storage_offset() + span
+        ) * tensor.element_size() <= tensor.untyped_storage().nbytes()
     if layout is torch.sparse_coo:
         return _stored(tensor._indices()) and _stored(tensor._values())
-    return layout in _SPARSE and all(_stored(getattr(tensor, part)()) for part in (*_SPARSE[layout], "values"))
+    return layout in _SPARSE and all(
+        _stored(getattr(tensor, part)()) for part in (*_SPARSE[layout], "values")
+    )
 
 
 class Quietly:
@@ -278,12 +319,19 @@ class Quietly:
     """
 
     def __enter__(self) -> None:
-        self._guards = [torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch()]
+        self._guards = [
+            torch.no_grad(),
+            torch._C.DisableTorchFunction(),
+            torch._C._DisableTorchDispatch(),
+        ]
         for guard in self._guards:
             guard.__enter__()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for guard in reversed(self._guards):
             guard.__exit__(kind, error, trace)

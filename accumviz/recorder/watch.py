@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from accumviz.graph.scopes import submodules
 from accumviz.recorder import patches, record
 from accumviz.recorder.callsite import CallSites, variable
 from accumviz.recorder.ranks import ledger_path
 from accumviz.recorder.recording import Recording
-from accumviz.recorder.scopes import submodules
 from accumviz.recorder.targets import collect
 
 # A script that makes a model for each fold or trial is recorded so many times, and so many at once.
@@ -48,9 +48,21 @@ class Watch:
     backward. What is made later has a recording of its own.
     """
 
-    def __init__(self, path: Path | None, recordings: list[Found], notes: list[str], *, sketch: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        recordings: list[Found],
+        notes: list[str],
+        *,
+        sketch: int = 0,
+    ) -> None:
         record.check()
-        self._path, self._recordings, self._notes, self._sketch = path, recordings, notes, sketch
+        self._path, self._recordings, self._notes, self._sketch = (
+            path,
+            recordings,
+            notes,
+            sketch,
+        )
         # For each recording its file, the optimizers that it was opened with, and whether it still runs.
         self._opened: list[tuple[Recording, list[weakref.ref[Any]]]] = []
         self._optimizers: list[weakref.ref[Any]] = []
@@ -70,7 +82,9 @@ class Watch:
                 # While another thread opens a recording, it is armed still, and will not be when that is open.
                 with self._lock:
                     if not self._closed:
-                        self._optimizers = [known for known in self._optimizers if known() is not None]
+                        self._optimizers = [
+                            known for known in self._optimizers if known() is not None
+                        ]
                         self._optimizers.append(weakref.ref(optimizer))
                         self._arm()
             except Exception as error:
@@ -128,7 +142,9 @@ class Watch:
 
     def _fail(self, error: BaseException) -> None:
         self._armed = False
-        self._note(f"some of the training was not recorded: {type(error).__name__}: {error}")
+        self._note(
+            f"some of the training was not recorded: {type(error).__name__}: {error}"
+        )
 
     def _note(self, said: str) -> None:
         if said not in self._notes:
@@ -143,9 +159,21 @@ class Watch:
                 return
             self._busy = True
             try:
-                optimizers = [found for known in self._optimizers if (found := known()) is not None]
-                known = {id(tensor) for recording, _ in self._opened for tensor in recording._leaves.tensors}
-                fresh = [o for o in optimizers if any(id(p) not in known for p in _parameters(o))]
+                optimizers = [
+                    found
+                    for known in self._optimizers
+                    if (found := known()) is not None
+                ]
+                known = {
+                    id(tensor)
+                    for recording, _ in self._opened
+                    for tensor in recording._leaves.tensors
+                }
+                fresh = [
+                    o
+                    for o in optimizers
+                    if any(id(p) not in known for p in _parameters(o))
+                ]
                 if self._recordings and not fresh:
                     self._disarm()
                     return
@@ -153,21 +181,31 @@ class Watch:
                 # `scaler.scale(model(x))` was looked up before the forward that has us called.
                 patches.scalers.update(scalers)
                 roots = _roots(modules, fresh, known, frame)
-                if not roots and not any(p.requires_grad for o in fresh for p in _parameters(o)):
+                if not roots and not any(
+                    p.requires_grad for o in fresh for p in _parameters(o)
+                ):
                     return  # it differentiates something that is no model, or all is frozen: training may begin later
-                if any(torch.nn.parameter.is_lazy(p) for root in roots for p in root.parameters()):
+                if any(
+                    torch.nn.parameter.is_lazy(p)
+                    for root in roots
+                    for p in root.parameters()
+                ):
                     return  # its first forward makes the parameters
                 self._disarm()
                 self._let_go()
                 if len(self._recordings) >= _MOST:
-                    self._note(f"after {_MOST} models made one after the other, later ones were not recorded")
+                    self._note(
+                        f"after {_MOST} models made one after the other, later ones were not recorded"
+                    )
                     self._closed = True
                     return
                 self._record(roots, fresh, frame)
             finally:
                 self._busy = False
 
-    def _record(self, roots: list[Any], optimizers: list[Any], frame: FrameType | None) -> None:
+    def _record(
+        self, roots: list[Any], optimizers: list[Any], frame: FrameType | None
+    ) -> None:
         caller = CallSites().owner(frame)
         groups: dict[str, Any] = {}
         if len(roots) > 1:
@@ -191,18 +229,26 @@ class Watch:
         try:
             recording.start()
         except OSError as error:
-            self._note(f"no file could be written ({error}), so the recording was held in memory, and is gone now")
+            self._note(
+                f"no file could be written ({error}), so the recording was held in memory, and is gone now"
+            )
             named.optimizers[:] = optimizers
             recording = Recording(named, caller, path=None, **about).start()  # type: ignore[arg-type]
             place = None
         named.optimizers.clear()  # none is held: a loop may make one for each epoch
-        self._recordings.append(Found(recording, None if place is None else Path(str(ledger_path(place)))))
-        self._opened.append((recording, [weakref.ref(optimizer) for optimizer in optimizers]))
+        self._recordings.append(
+            Found(recording, None if place is None else Path(str(ledger_path(place))))
+        )
+        self._opened.append(
+            (recording, [weakref.ref(optimizer) for optimizer in optimizers])
+        )
 
     def _place(self) -> Path | None:
         if self._path is None or not self._recordings:
             return self._path
-        return self._path.with_name(f"{self._path.stem}.model{len(self._recordings) + 1}{self._path.suffix}")
+        return self._path.with_name(
+            f"{self._path.stem}.model{len(self._recordings) + 1}{self._path.suffix}"
+        )
 
     def _let_go(self) -> None:
         """Close the recordings of models whose optimizers are gone, and the oldest where there are many."""
@@ -214,7 +260,9 @@ class Watch:
                 still.append((recording, optimizers))
         if len(still) >= _OPEN:
             still.pop(0)[0].stop()
-            self._note(f"only {_OPEN} models are recorded at once: the recording of the oldest was closed early")
+            self._note(
+                f"only {_OPEN} models are recorded at once: the recording of the oldest was closed early"
+            )
         self._opened = still
 
     def _disarm(self) -> None:
@@ -229,11 +277,16 @@ class Watch:
         for recording, _ in self._opened:
             recording.stop(ended)
         if not self._recordings and not self._notes:
-            self._note("nothing was recorded: no model or optimizer was seen training in this process")
+            self._note(
+                "nothing was recorded: no model or optimizer was seen training in this process"
+            )
 
 
 def _wrap(
-    owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]], undo: list[Callable[[], None]]
+    owner: Any,
+    name: str,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+    undo: list[Callable[[], None]],
 ) -> None:
     original = getattr(owner, name)
     wrapper = update_wrapper(around(original), original)
@@ -254,16 +307,25 @@ def _living() -> tuple[list[Any], list[Any]]:
     """The modules and the gradient scalers that there are."""
     # By class: a proxy says that it is one, and may do anything when it is asked.
     found = [one for one in gc.get_objects() if issubclass(type(one), _LIVING)]
-    modules, scalers = ([one for one in found if issubclass(type(one), kind)] for kind in _LIVING)
+    modules, scalers = (
+        [one for one in found if issubclass(type(one), kind)] for kind in _LIVING
+    )
     return modules, scalers
 
 
-def _roots(modules: list[Any], optimizers: list[Any], known: set[int], frame: FrameType | None) -> list[Any]:
+def _roots(
+    modules: list[Any], optimizers: list[Any], known: set[int], frame: FrameType | None
+) -> list[Any]:
     """The models that are trained: whole ones, not their parts, and neither losses nor what only wraps them.
 
     They share parameters with an optimizer, or some caller has a name for them; with neither, all are taken.
     """
-    inner = {id(child) for module in modules for _, child in submodules(module) if child is not module}
+    inner = {
+        id(child)
+        for module in modules
+        for _, child in submodules(module)
+        if child is not module
+    }
     whole = []
     for module in modules:
         if id(module) in inner:
@@ -274,7 +336,11 @@ def _roots(modules: list[Any], optimizers: list[Any], known: set[int], frame: Fr
             whole.append((module, tensors))
     owned = {id(p) for optimizer in optimizers for p in _parameters(optimizer)}
     caller = CallSites().owner(frame)
-    wanted = [m for m, tensors in whole if tensors & owned or (not known and _called(m, caller))]
+    wanted = [
+        m
+        for m, tensors in whole
+        if tensors & owned or (not known and _called(m, caller))
+    ]
     return wanted if wanted or owned else [m for m, _ in whole]
 
 

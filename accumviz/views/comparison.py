@@ -21,22 +21,47 @@ def comparison_html(comparison: Comparison) -> str:
     """Show a comparison: the result first, then what proves it."""
     parts = [f"<p><b>{escape(comparison.summary)}</b></p>"]
     for cause in comparison.causes:
-        evidence = "; ".join(f"{escape(name)}: {escape(told(value))}" for name, value in cause.evidence.items())
+        evidence = "; ".join(
+            f"{escape(name)}: {escape(told(value))}"
+            for name, value in cause.evidence.items()
+        )
         parts.append(
             f"<p>Cause: <b>{escape(cause.name)}</b>. {marked(cause.said)}</p><p class='av-said'>{evidence}</p>"
         )
     if comparison.first is not None and not comparison.causes:
         parts.append("<p>Cause: not named.</p>")
     if comparison.parting is not None:
-        where = "".join(f"<li><code>{escape(place(event))}</code></li>" for event in comparison.parting[:2])
-        parts.append(f"<p>They part at: {escape(comparison.parting.said)}</p><ul>{where}</ul>")
-    rows = [(str(p.a), str(p.b), error(p) + (f" ({p.note})" if p.note else "")) for p in comparison.steps[:100]]
-    parts.append(_table("The steps", ("event of a", "event of b", "relative error"), rows))
+        where = "".join(
+            f"<li><code>{escape(place(event))}</code></li>"
+            for event in comparison.parting[:2]
+        )
+        parts.append(
+            f"<p>They part at: {escape(comparison.parting.said)}</p><ul>{where}</ul>"
+        )
+    rows = [
+        (str(p.a), str(p.b), error(p) + (f" ({p.note})" if p.note else ""))
+        for p in comparison.steps[:100]
+    ]
+    parts.append(
+        _table("The steps", ("event of a", "event of b", "relative error"), rows)
+    )
     if comparison.first is not None:
-        parts.append(_table("Of it, by parameter", ("share", "parameter", "its error"), comparison.by_parameter()))
+        parts.append(
+            _table(
+                "Of it, by parameter",
+                ("share", "parameter", "its error"),
+                comparison.by_parameter(),
+            )
+        )
     for head, lines in (
-        ("Not the cause", [f"{name}: {why}" for name, why in comparison.ruled_out.items()]),
-        ("Perhaps a cause", [f"{name}: {why}" for name, why in comparison.undecided.items()]),
+        (
+            "Not the cause",
+            [f"{name}: {why}" for name, why in comparison.ruled_out.items()],
+        ),
+        (
+            "Perhaps a cause",
+            [f"{name}: {why}" for name, why in comparison.undecided.items()],
+        ),
         ("Only in one of them", comparison.missing),
         ("Notes", comparison.notes),
     ):
@@ -46,7 +71,12 @@ def comparison_html(comparison: Comparison) -> str:
     return f'<div class="accumviz av-comparison"><style>{style.CSS}{_CSS}</style>{"".join(parts)}</div>'
 
 
-def _table(caption: str, heads: tuple[str, ...], rows: list[tuple[str, str, str]]) -> str:
+def _table(
+    caption: str, heads: tuple[str, ...], rows: list[tuple[str, str, str]]
+) -> str:
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>"
+        for row in rows
+    )
     return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

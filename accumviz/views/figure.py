@@ -23,7 +23,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon, Rectangle
 
-from accumviz.ledger import Event, Ledger
+from accumviz.ledger.ledger import Event, Ledger
 from accumviz.show import save_page
 from accumviz.views import style, words
 from accumviz.views.native import INK, LINE, MUTED, make_native, nameless
@@ -111,14 +111,23 @@ class ThemedFigure(Figure):
             artist.set_visible(False)
         with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
             # The page's fonts draw the text, so glyphs that matplotlib's font lacks are no loss.
-            warnings.filterwarnings("ignore", "Glyph .* missing|Matplotlib currently does not support")
-            self.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None})
+            warnings.filterwarnings(
+                "ignore", "Glyph .* missing|Matplotlib currently does not support"
+            )
+            self.savefig(
+                buffer, format="svg", facecolor="none", metadata={"Date": None}
+            )
         for lift in lifts:
             lift.set_visible(False)
         for artist in outside:
             artist.set_visible(artist not in lifts)
         raw = buffer.getvalue()
-        body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", raw[raw.index("<svg") :], flags=re.DOTALL)
+        body = re.sub(
+            r"<metadata>.*?</metadata>|<style.*?</style>",
+            "",
+            raw[raw.index("<svg") :],
+            flags=re.DOTALL,
+        )
         body = body[body.index(">") + 1 :]
         used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', body))
         # One process can show a figure twice; a page can hold figures of two processes.
@@ -128,7 +137,11 @@ class ThemedFigure(Figure):
         body = re.sub(r"\n\s*", " ", body)
         width, height = (float(side) * 72 for side in self.get_size_inches())
         # Nobody reads it but who looks for it.
-        wrong = f'data-nameless="{html.escape(", ".join(found))}" ' if (found := nameless(self)) else ""
+        wrong = (
+            f'data-nameless="{html.escape(", ".join(found))}" '
+            if (found := nameless(self))
+            else ""
+        )
         height = min(height, bottom) - top
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="av-figure" '
@@ -140,8 +153,14 @@ class ThemedFigure(Figure):
     def _spoken(self) -> str:
         """As many sentences as one can listen to; all of them stand below the figure."""
         lengths = itertools.accumulate(len(word) + 1 for word in self.words)
-        spoken = [word for word, length in zip(self.words, lengths, strict=True) if length <= _SPOKEN]
-        return " ".join(spoken) + (" More below, in words." if len(spoken) < len(self.words) else "")
+        spoken = [
+            word
+            for word, length in zip(self.words, lengths, strict=True)
+            if length <= _SPOKEN
+        ]
+        return " ".join(spoken) + (
+            " More below, in words." if len(spoken) < len(self.words) else ""
+        )
 
     def to_html(self) -> str:
         """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
@@ -159,7 +178,9 @@ class ThemedFigure(Figure):
     def _repr_mimebundle_(self, **_formats: Any) -> dict[str, str]:
         png = io.BytesIO()
         with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing|Matplotlib currently does not support")
+            warnings.filterwarnings(
+                "ignore", "Glyph .* missing|Matplotlib currently does not support"
+            )
             self.savefig(png, format="png", dpi=108)
         return {
             "text/html": self.to_html(),
@@ -174,7 +195,11 @@ def _either(wide: str, narrow: str) -> str:
 
 
 def _themed(tag: str, used: set[str], prefix: str) -> str:
-    tag = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", tag)
+    tag = re.sub(
+        r' id="([\w.-]+)"',
+        lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "",
+        tag,
+    )
     tag = re.sub(r'(url\(|href=")#', rf"\1#{prefix}", tag)
     # In style declarations, not in presentation attributes: those know no var().
     for ink, page in PAGE_INKS.items():
@@ -182,15 +207,23 @@ def _themed(tag: str, used: set[str], prefix: str) -> str:
     # What is live in `.grad` is pale; on a dark ground as pale a colour would be near black.
     tag = tag.replace(f"fill-opacity: {LIVE}", f"fill-opacity: var(--av-live, {LIVE})")
     if tag.startswith("<image") and (opacity := f'opacity="{_LIFT}"') in tag:
-        tag = tag.replace(opacity, "").replace('style="', 'style="opacity: var(--av-lift, 0); ')
+        tag = tag.replace(opacity, "").replace(
+            'style="', 'style="opacity: var(--av-lift, 0); '
+        )
     if " d=" in tag or tag.startswith("<use"):
         tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # a hundredth of a pixel is enough
-    return re.sub(r"'DejaVu Sans( Mono)?'[^;\"]*", lambda m: style.MONO if m[1] else style.FONT, tag)
+    return re.sub(
+        r"'DejaVu Sans( Mono)?'[^;\"]*",
+        lambda m: style.MONO if m[1] else style.FONT,
+        tag,
+    )
 
 
 def text_width(text: str, points: float = 12, *, bold: bool = False) -> float:
     """How wide a text is at most, in pixels: room for it, whatever font the page has. What is bold is a number."""
-    return points * (sum(_BOLD.get(letter, _BOLD_EM) for letter in text) if bold else len(text) * _EM)
+    return points * (
+        sum(_BOLD.get(letter, _BOLD_EM) for letter in text) if bold else len(text) * _EM
+    )
 
 
 class Canvas:
@@ -215,7 +248,9 @@ class Canvas:
         before = {id(artist) for artist in self.axes.get_children()}
         yield
         artists, top, bottom = self.figure.edges
-        added = [artist for artist in self.axes.get_children() if id(artist) not in before]
+        added = [
+            artist for artist in self.axes.get_children() if id(artist) not in before
+        ]
         self.figure.edges = [*artists, *added], top, bottom
 
     def _frame(self) -> None:
@@ -300,7 +335,13 @@ class Canvas:
     ) -> None:
         """Draw a line through points; `dash` may be pixels of ink and of ground by turns."""
         # What matplotlib takes is in widths of the line.
-        dashes: Any = dash if isinstance(dash, str) else (0, tuple(part / width for part in dash)) if dash else "-"
+        dashes: Any = (
+            dash
+            if isinstance(dash, str)
+            else (0, tuple(part / width for part in dash))
+            if dash
+            else "-"
+        )
         self.axes.add_line(
             Line2D(
                 xs,
@@ -317,25 +358,68 @@ class Canvas:
             )
         )
 
-    def area(self, xs: list[float], low: list[float], high: list[float], *, color: str, alpha: float) -> None:
+    def area(
+        self,
+        xs: list[float],
+        low: list[float],
+        high: list[float],
+        *,
+        color: str,
+        alpha: float,
+    ) -> None:
         """Fill the room between two lines."""
         outline = np.column_stack([[*xs, *reversed(xs)], [*high, *reversed(low)]])
-        self.axes.add_patch(Polygon(outline, facecolor=color, edgecolor="none", alpha=alpha, clip_on=False, zorder=2))
+        self.axes.add_patch(
+            Polygon(
+                outline,
+                facecolor=color,
+                edgecolor="none",
+                alpha=alpha,
+                clip_on=False,
+                zorder=2,
+            )
+        )
 
     def image(
-        self, x: float, y: float, width: float, height: float, pixels: np.ndarray, lift: np.ndarray | None = None
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        pixels: np.ndarray,
+        lift: np.ndarray | None = None,
     ) -> None:
         """Lay an RGBA image, rows × columns × 4, over a rectangle; its cells keep sharp edges.
 
         `lift` is one that lies behind it where a page is dark.
         """
-        place: Any = {"extent": (x, x + width, y + height, y), "interpolation": "none", "aspect": "auto"}
+        place: Any = {
+            "extent": (x, x + width, y + height, y),
+            "interpolation": "none",
+            "aspect": "auto",
+        }
         if lift is not None:
-            self.axes.imshow(lift, **place, clip_on=False, zorder=1, alpha=_LIFT, gid=_LIFTS, visible=False)
+            self.axes.imshow(
+                lift,
+                **place,
+                clip_on=False,
+                zorder=1,
+                alpha=_LIFT,
+                gid=_LIFTS,
+                visible=False,
+            )
         self.axes.imshow(pixels, **place, clip_on=False, zorder=1)
         self._frame()
 
-    def points(self, xs: list[float], ys: list[float], *, marker: str, size: float, color: str = INK) -> None:
+    def points(
+        self,
+        xs: list[float],
+        ys: list[float],
+        *,
+        marker: str,
+        size: float,
+        color: str = INK,
+    ) -> None:
         """Mark points."""
         self.axes.add_line(
             Line2D(
@@ -384,7 +468,9 @@ def draw_heading(
     if event.kind == "backward" and column > 20:
         canvas.line([x, x], [top, bottom], color=LINE, width=0.6, alpha=0.7, z=0)
     if column < _UPRIGHT:
-        canvas.text(x + column / 2 + 1, top - 8, _title(event), points=_POINTS, turned=True)
+        canvas.text(
+            x + column / 2 + 1, top - 8, _title(event), points=_POINTS, turned=True
+        )
         return
     roomy, room = column >= 80, int((column - 10) / text_width("x", 11))
     canvas.text(x + 7, above + 11, event.kind, points=12 if roomy else 11)
@@ -393,18 +479,38 @@ def draw_heading(
         # Letters of a page's own are narrower than those of code.
         about = words.collective(event, int((column - 7) / text_width("x", 11) / 0.86))
     if about:
-        canvas.text(x + 7, above + 26, about, points=11, mono=not event.skipped and event.kind != "sync")
+        canvas.text(
+            x + 7,
+            above + 26,
+            about,
+            points=11,
+            mono=not event.skipped and event.kind != "sync",
+        )
     if place := words.place(event):
         # The rank is all that tells some columns apart; the line stands in the words below.
         rank = "" if event.rank is None else f"rank {event.rank}"
-        place = place if text_width(place, 11) <= column - 7 else rank or words.shorten(place, room)
+        place = (
+            place
+            if text_width(place, 11) <= column - 7
+            else rank or words.shorten(place, room)
+        )
         canvas.text(x + 7, above + (40 if about else 26), place, points=11, color=MUTED)
 
 
-def draw_rule(canvas: Canvas, event: Event, x: float, *, top: float, bottom: float, alpha: float = 1.0) -> None:
+def draw_rule(
+    canvas: Canvas,
+    event: Event,
+    x: float,
+    *,
+    top: float,
+    bottom: float,
+    alpha: float = 1.0,
+) -> None:
     """Draw an event's line across rows; fainter across those it does not concern."""
     color, dash = style.kind(event.kind)
-    canvas.line([x, x], [top, bottom], color=color, width=1.8, dash=dash, alpha=alpha, z=1)
+    canvas.line(
+        [x, x], [top, bottom], color=color, width=1.8, dash=dash, alpha=alpha, z=1
+    )
 
 
 def _title(event: Event) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from accumviz.graph import Graph, Node
+from accumviz.graph.graph import Graph, Node
 from accumviz.show import escape, literal
 from accumviz.views.graphviz import SMALL, STYLE, TITLE, graphviz
 from accumviz.views.style import number, size
@@ -33,11 +33,20 @@ class Card:
     height: float = field(init=False)
 
     def __post_init__(self) -> None:
-        widths = [_width(self.title, TITLE) + _width(self.shape and f"  {self.shape}", SMALL)]
-        widths += [_width(label and f"{label} ", SMALL) + _width(text, SMALL) for label, text in self.rows]
+        widths = [
+            _width(self.title, TITLE) + _width(self.shape and f"  {self.shape}", SMALL)
+        ]
+        widths += [
+            _width(label and f"{label} ", SMALL) + _width(text, SMALL)
+            for label, text in self.rows
+        ]
         widths += [_LABEL + _width(text, SMALL) for _, text in self.numbers]
         self.width = round(max([*widths, 70.0]) + 2 * _PAD + 4)
-        self.height = _LINE * (1 + len(self.rows) + len(self.numbers)) + 2 * 6 + (7 if self.numbers else 0)
+        self.height = (
+            _LINE * (1 + len(self.rows) + len(self.numbers))
+            + 2 * 6
+            + (7 if self.numbers else 0)
+        )
 
 
 def to_dot(graph: Graph) -> str:
@@ -54,7 +63,13 @@ def to_dot(graph: Graph) -> str:
         for i, card in enumerate(cards_of(graph))
     ]
     return "\n".join(
-        ["digraph {", "  node [shape=box, style=rounded, fontname=monospace]", *boxes, *_arrows(graph), "}"]
+        [
+            "digraph {",
+            "  node [shape=box, style=rounded, fontname=monospace]",
+            *boxes,
+            *_arrows(graph),
+            "}",
+        ]
     )
 
 
@@ -76,11 +91,18 @@ def graph_html(graph: Graph) -> str:
     cards, other = cards_of(shown), other_form(graph, shown)
     others = [] if other is None else cards_of(other)
     kinds = {kind for card in (*cards, *others) for kind in card.kinds}
-    keys = [f'<span class="av-key"><i class="av-{k}"></i>{text}</span>' for k, text in _KEYS if k in kinds]
+    keys = [
+        f'<span class="av-key"><i class="av-{k}"></i>{text}</span>'
+        for k, text in _KEYS
+        if k in kinds
+    ]
     flow = "↓ data flows down from the leaves; ↑ gradients flow back up"
     notes = "".join(f"<br>{escape(note)}" for note in shown.notes)
     if any(node.grad is not None for node in shown):
-        notes = "<br>grad: derivative of the root with respect to the value above it" + notes
+        notes = (
+            "<br>grad: derivative of the root with respect to the value above it"
+            + notes
+        )
     items = "\n".join(f"<li>{line}</li>" for line in lines_of(shown, cards))
     return (
         f'<figure class="accumviz av-graph"><style>{STYLE}</style>\n'
@@ -109,7 +131,11 @@ def other_form(graph: Graph, shown: Graph) -> Graph | None:
     """
     for depth in _depths(graph):
         form = graph.collapse_modules(depth)
-        wanted = len(form) - len(shown) if len(shown) < len(graph) else len(shown) - len(form)
+        wanted = (
+            len(form) - len(shown)
+            if len(shown) < len(graph)
+            else len(shown) - len(form)
+        )
         if wanted > 2 and len(form) <= NODES_LIMIT:
             return form
     return None
@@ -136,9 +162,15 @@ def simplify(graph: Graph, limit: int = NODES_LIMIT) -> Graph:
         if len(shown) <= _OVERVIEW[1]:
             break
     if len(shown) > limit:
-        shown, how = shown.collapse_runs(), f"{how}, runs of operations folded".strip(", ")
+        shown, how = (
+            shown.collapse_runs(),
+            f"{how}, runs of operations folded".strip(", "),
+        )
     if len(shown) > limit:
-        shown, how = shown.collapse_slices(limit), f"{how}, then equal slices".strip(", ")
+        shown, how = (
+            shown.collapse_slices(limit),
+            f"{how}, then equal slices".strip(", "),
+        )
     notes = [*shown.notes, f"{was:,} nodes drawn as {len(shown):,}: {how}"]
     return Graph(shown.nodes, shown.edges, shown.roots, {**shown.meta, "notes": notes})
 
@@ -154,7 +186,12 @@ _KEYS = (
 
 def cards_of(graph: Graph, leaf: str = "grad") -> list[Card]:
     """What stands on each node, where `leaf` is what the gradient of a leaf is called."""
-    return [_card(node, node.id in graph.roots, leaf if node.kind == "accumulate" else "grad") for node in graph]
+    return [
+        _card(
+            node, node.id in graph.roots, leaf if node.kind == "accumulate" else "grad"
+        )
+        for node in graph
+    ]
 
 
 def _card(node: Node, root: bool, grad: str) -> Card:
@@ -164,7 +201,9 @@ def _card(node: Node, root: bool, grad: str) -> Card:
         title = node.module or node.op
         rows += [("", node.op)] if node.module else []
         counts = [(node.operations, "operation"), (node.parameters, "parameter")]
-        rows.append((", ".join(f"{n:,} {noun}{'s' * (n != 1)}" for n, noun in counts if n), ""))
+        rows.append(
+            (", ".join(f"{n:,} {noun}{'s' * (n != 1)}" for n, noun in counts if n), "")
+        )
     else:
         rows += [("", node.op)] if node.name else []
         if len(title) > _LONGEST and "." in title:
@@ -177,13 +216,30 @@ def _card(node: Node, root: bool, grad: str) -> Card:
     if not node.alive:
         rows.append(("freed", ""))
     elif node.saved_bytes:
-        attrs = ", ".join(dict.fromkeys(s.attr.partition("[")[0] for s in node.saved if s.storage >= 0))
-        rows.append((f"saves {size(node.saved_bytes)}", "" if node.kind == "fold" else _clip(attrs, 20)))
+        attrs = ", ".join(
+            dict.fromkeys(
+                s.attr.partition("[")[0] for s in node.saved if s.storage >= 0
+            )
+        )
+        rows.append(
+            (
+                f"saves {size(node.saved_bytes)}",
+                "" if node.kind == "fold" else _clip(attrs, 20),
+            )
+        )
     numbers = [*_numbers("value", node.value), *_numbers(grad, node.grad)]
-    shape = "" if node.shape is None else f"[{' × '.join(map(str, node.shape))}]" if node.shape else "scalar"
+    shape = (
+        ""
+        if node.shape is None
+        else f"[{' × '.join(map(str, node.shape))}]"
+        if node.shape
+        else "scalar"
+    )
     kinds = [node.kind, *(["root"] if root else []), *([] if node.alive else ["freed"])]
     rows = [(label, literal(text)) for label, text in rows]
-    return Card(_clip(literal(title)), shape, rows, numbers, kinds, node.name or node.module)
+    return Card(
+        _clip(literal(title)), shape, rows, numbers, kinds, node.name or node.module
+    )
 
 
 def _numbers(label: str, value: Any) -> list[tuple[str, str]]:
@@ -191,7 +247,11 @@ def _numbers(label: str, value: Any) -> list[tuple[str, str]]:
     if value is None:
         return []
     rows = [value]
-    if isinstance(value, list) and 1 < len(value) <= 4 and all(isinstance(r, list) and r for r in value):
+    if (
+        isinstance(value, list)
+        and 1 < len(value) <= 4
+        and all(isinstance(r, list) and r for r in value)
+    ):
         rows = value if not any(isinstance(x, list) for r in value for x in r) else rows
     return [(label if i == 0 else "", _value(row)) for i, row in enumerate(rows)]
 
@@ -199,7 +259,11 @@ def _numbers(label: str, value: Any) -> list[tuple[str, str]]:
 def _value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         text = "[" + ", ".join(map(_value, value)) + "]"
-        return text if len(text) <= _LONGEST_NUMBERS else text[: _LONGEST_NUMBERS - 2].rstrip(", ") + " …]"
+        return (
+            text
+            if len(text) <= _LONGEST_NUMBERS
+            else text[: _LONGEST_NUMBERS - 2].rstrip(", ") + " …]"
+        )
     return number(float(value))
 
 
@@ -227,9 +291,18 @@ def place(graph: Graph, cards: list[Card]) -> Placed:
     return Placed(
         max(wide, 40) + 2 * margin,
         max(tall, 20) + 2 * margin,
-        [(cards[i], *at(box["pos"])) for i, box in sorted(zip(which, boxes, strict=True), key=lambda pair: pair[0])],
         [
-            (which[edge["head"]], which[edge["tail"]], *_paths([*edge["pos"].split()], at))
+            (cards[i], *at(box["pos"]))
+            for i, box in sorted(
+                zip(which, boxes, strict=True), key=lambda pair: pair[0]
+            )
+        ],
+        [
+            (
+                which[edge["head"]],
+                which[edge["tail"]],
+                *_paths([*edge["pos"].split()], at),
+            )
             for edge in layout.get("edges", ())
         ],
     )
@@ -238,7 +311,8 @@ def place(graph: Graph, cards: list[Card]) -> Placed:
 def _svg(graph: Graph, cards: list[Card], style: str = "") -> str:
     width, height, placed, edges = place(graph, cards)
     parts = [
-        f'<path class="av-edge" d="{curve}"/>' + (f'\n<path class="av-tip" d="{tip}"/>' if tip else "")
+        f'<path class="av-edge" d="{curve}"/>'
+        + (f'\n<path class="av-tip" d="{tip}"/>' if tip else "")
         for _, _, curve, tip in edges
     ]
     for card, x, y in placed:
@@ -255,8 +329,15 @@ def _svg(graph: Graph, cards: list[Card], style: str = "") -> str:
 
 
 def _layout_source(graph: Graph, cards: list[Card]) -> str:
-    boxes = [f"n{i} [width={c.width / 72:.3f}, height={c.height / 72:.3f}]" for i, c in enumerate(cards)]
-    head = ["digraph {", "graph [nodesep=0.3, ranksep=0.3]", 'node [shape=box, fixedsize=true, label=""]']
+    boxes = [
+        f"n{i} [width={c.width / 72:.3f}, height={c.height / 72:.3f}]"
+        for i, c in enumerate(cards)
+    ]
+    head = [
+        "digraph {",
+        "graph [nodesep=0.3, ranksep=0.3]",
+        'node [shape=box, fixedsize=true, label=""]',
+    ]
     return "\n".join([*head, *boxes, *_arrows(graph), "}"])
 
 
@@ -267,14 +348,18 @@ def _arrows(graph: Graph) -> list[str]:
 def _paths(pos: list[str], at: Any) -> tuple[str, str]:
     """The curve of an edge and its arrowhead, as SVG paths."""
     tips = [point[2:] for point in pos if point.startswith("e,")]
-    (x0, y0), *curve = [at(point) for point in pos if "e," not in point and "s," not in point]
+    (x0, y0), *curve = [
+        at(point) for point in pos if "e," not in point and "s," not in point
+    ]
     path = f"M{x0:.1f} {y0:.1f}C" + " ".join(f"{x:.1f} {y:.1f}" for x, y in curve)
     heads = ""
     for tip in tips:
         (x, y), (bx, by) = at(tip), curve[-1]
         length = max(((x - bx) ** 2 + (y - by) ** 2) ** 0.5, 0.1)
         ux, uy = 4.2 * (x - bx) / length, 4.2 * (y - by) / length
-        heads += f"M{x:.1f} {y:.1f}L{bx - uy:.1f} {by + ux:.1f} {bx + uy:.1f} {by - ux:.1f}Z"
+        heads += (
+            f"M{x:.1f} {y:.1f}L{bx - uy:.1f} {by + ux:.1f} {bx + uy:.1f} {by - ux:.1f}Z"
+        )
     return path, heads
 
 
@@ -290,7 +375,11 @@ class Shape(NamedTuple):
 def drawn(card: Card) -> Iterator[Shape]:
     """What a card shows but for its numbers, which a player fills in."""
     wide = round(card.width)
-    box = {"width": wide, "height": round(card.height), "rx": 15 if "accumulate" in card.kinds else 7}
+    box = {
+        "width": wide,
+        "height": round(card.height),
+        "rx": 15 if "accumulate" in card.kinds else 7,
+    }
     if card.full not in (card.title, ""):
         yield Shape("title", "", {}, (("", card.full),))
     if "fold" in card.kinds:
@@ -299,16 +388,24 @@ def drawn(card: Card) -> Iterator[Shape]:
     yield Shape("text", "av-title", {"x": _PAD, "y": _TOP}, (("", card.title),))
     if card.shape:
         yield Shape(
-            "text", "av-mono av-quiet", {"x": wide - _PAD, "y": _TOP, "text-anchor": "end"}, (("", card.shape),)
+            "text",
+            "av-mono av-quiet",
+            {"x": wide - _PAD, "y": _TOP, "text-anchor": "end"},
+            (("", card.shape),),
         )
     for i, (label, text) in enumerate(card.rows, 1):
-        parts = (("av-quiet", label + " " * bool(label and text)), ("av-mono av-quiet", text))
+        parts = (
+            ("av-quiet", label + " " * bool(label and text)),
+            ("av-mono av-quiet", text),
+        )
         yield Shape("text", "", {"x": _PAD, "y": _TOP + _LINE * i}, parts)
     if card.numbers:
         line = numbers_from(card) - 17
         # Where a value was not kept nothing stands below it until the gradient comes.
         late = " av-late" * (card.numbers[0][0] == "grad")
-        yield Shape("line", f"av-rule{late}", {"x1": 0, "x2": wide, "y1": line, "y2": line})
+        yield Shape(
+            "line", f"av-rule{late}", {"x1": 0, "x2": wide, "y1": line, "y2": line}
+        )
 
 
 def numbers_from(card: Card) -> int:
@@ -320,19 +417,33 @@ def _card_svg(card: Card, x: float, y: float) -> list[str]:
     left, top = x - card.width / 2, y - card.height / 2
     parts = [f'<g class="{" ".join(f"av-{kind}" for kind in card.kinds)}">']
     for shape in drawn(card):
-        at = {k: f"{v + (left if k[0] == 'x' else top):.1f}" if k[0] in "xy" else v for k, v in shape.at.items()}
+        at = {
+            k: f"{v + (left if k[0] == 'x' else top):.1f}" if k[0] in "xy" else v
+            for k, v in shape.at.items()
+        }
         first = {"class": shape.look or None, "text-anchor": at.get("text-anchor")}
-        given = "".join(f' {name}="{value}"' for name, value in {**first, **at}.items() if value is not None)
+        given = "".join(
+            f' {name}="{value}"'
+            for name, value in {**first, **at}.items()
+            if value is not None
+        )
         if shape.name in ("rect", "line"):
             parts.append(f"<{shape.name}{given}/>")
             continue
         texts = [(look, text) for look, text in shape.parts if text]
-        spans = [f'<tspan class="{look}">{escape(text)}</tspan>' if look else escape(text) for look, text in texts]
+        spans = [
+            f'<tspan class="{look}">{escape(text)}</tspan>' if look else escape(text)
+            for look, text in texts
+        ]
         parts.append(f"<{shape.name}{given}>{''.join(spans)}</{shape.name}>")
     for i, (label, text) in enumerate(card.numbers):
         line = top + numbers_from(card) + _LINE * i
         parts.append(
-            (f'<text class="av-quiet" x="{left + _PAD:.1f}" y="{line:.1f}">{label}</text>' if label else "")
+            (
+                f'<text class="av-quiet" x="{left + _PAD:.1f}" y="{line:.1f}">{label}</text>'
+                if label
+                else ""
+            )
             + f'<text class="av-mono" x="{left + _PAD + _LABEL:.1f}" y="{line:.1f}">{escape(text)}</text>'
         )
     return [*parts, "</g>"]
@@ -346,7 +457,9 @@ def _summary(graph: Graph) -> str:
 
     roots = ", ".join(name(graph.nodes[root]) for root in graph.roots)
     text = f"Autograd graph of {roots or 'no root'}: {len(graph)} node{'s' * (len(graph) != 1)}"
-    leaves = [node.name for node in graph if node.kind == "accumulate" and node.name][:6]
+    leaves = [node.name for node in graph if node.kind == "accumulate" and node.name][
+        :6
+    ]
     text += f", from the leaves {', '.join(leaves)}" if leaves else ""
     return ". ".join([text, *graph.notes])
 
@@ -374,9 +487,18 @@ def _clip(text: str, longest: int = _LONGEST) -> str:
 
 def _quoted(lines: list[str]) -> str:
     # Graphviz reads entities and backslash escapes inside a label
-    safe = [literal(line).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    safe = [
+        literal(line).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
+        for line in lines
+    ]
     return '"' + "\\n".join(safe) + '"'
 
 
 def _width(text: str, px: float) -> float:
-    return sum(_EM * (2 if ord(char) > 0x1100 and char not in "−×…" else 1) for char in text) * px
+    return (
+        sum(
+            _EM * (2 if ord(char) > 0x1100 and char not in "−×…" else 1)
+            for char in text
+        )
+        * px
+    )

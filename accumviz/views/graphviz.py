@@ -16,7 +16,7 @@ from io import StringIO
 from string import Template
 from typing import Any
 
-from accumviz import given
+from accumviz import arguments
 from accumviz.show import escape
 from accumviz.views.style import CSS, CYCLE, MONO
 
@@ -58,7 +58,15 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
   .av-graph .av-scroll { overflow: visible; max-height: none; }
   .av-graph svg { min-width: 0; }
 }
-""").substitute(leaf=CYCLE[0], leaf_dark=CYCLE[4], root=CYCLE[2], shrink=SHRINK, small=SMALL, title=TITLE, mono=MONO)
+""").substitute(
+    leaf=CYCLE[0],
+    leaf_dark=CYCLE[4],
+    root=CYCLE[2],
+    shrink=SHRINK,
+    small=SMALL,
+    title=TITLE,
+    mono=MONO,
+)
 _TIMEOUT = 300  # seconds; the largest drawing anyone should wait for
 
 
@@ -98,7 +106,11 @@ def _without_font_warnings() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             caught.seek(0)
-            rest = [line for line in caught.read().splitlines(keepends=True) if b"Fontconfig" not in line]
+            rest = [
+                line
+                for line in caught.read().splitlines(keepends=True)
+                if b"Fontconfig" not in line
+            ]
             os.write(2, b"".join(rest))
 
 
@@ -111,10 +123,16 @@ def _on_path(source: str, form: str) -> str:
             "or Graphviz itself: `apt install graphviz`, `brew install graphviz`"
         )
     done = subprocess.run(  # noqa: S603 - the user's own Graphviz, given text on its standard input
-        [dot, f"-T{form}"], input=source.encode(), capture_output=True, timeout=_TIMEOUT, check=False
+        [dot, f"-T{form}"],
+        input=source.encode(),
+        capture_output=True,
+        timeout=_TIMEOUT,
+        check=False,
     )
     if done.returncode or not done.stdout:
-        raise LayoutError(f"`dot` could not draw this: {done.stderr.decode('utf-8', 'replace').strip()[:300]}")
+        raise LayoutError(
+            f"`dot` could not draw this: {done.stderr.decode('utf-8', 'replace').strip()[:300]}"
+        )
     return done.stdout.decode("utf-8", "replace")
 
 
@@ -144,35 +162,56 @@ def svg_from_dot(source: Any, alt: str = "") -> Drawing:
     """
     text = getattr(source, "source", source)
     if not isinstance(text, str):
-        raise TypeError(f"source is {given.a(source)}; expected DOT text or an object with .source")
+        raise TypeError(
+            f"source is {arguments.a(source)}; expected DOT text or an object with .source"
+        )
     # Graphviz knows how wide Courier is; of "monospace" it knows nothing and leaves too little room
     drawn = graphviz(re.sub(r'fontname="?monospace"?', "fontname=Courier", text), "svg")
-    labels = [html.unescape(label) for label in re.findall(r"<text[^>]*>([^<]*)</text>", drawn)]
-    alt = alt or "Graph with the labels " + ", ".join(label.strip() for label in labels if label.strip())
+    labels = [
+        html.unescape(label)
+        for label in re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+    ]
+    alt = alt or "Graph with the labels " + ", ".join(
+        label.strip() for label in labels if label.strip()
+    )
     return Drawing(_themed(drawn, alt), alt)
 
 
-_BACKGROUND = re.compile(r'<polygon fill="(?:white|#ffffff|transparent)" stroke="(?:none|transparent)"[^>]*/>\s*')
+_BACKGROUND = re.compile(
+    r'<polygon fill="(?:white|#ffffff|transparent)" stroke="(?:none|transparent)"[^>]*/>\s*'
+)
 _BLACK = re.compile(r'(fill|stroke)="(?:black|#000000)"')
 
 
 def _themed(drawn: str, alt: str) -> str:
     """Keep Graphviz's shapes; give lines and free text the page's colour, text on a coloured box a dark one."""
     head, _, body = drawn[drawn.index("<svg") :].partition(">")
-    box = [float(part) for part in re.search(r'viewBox="([^"]*)"', head).group(1).split()]  # type: ignore[union-attr]
-    body = re.sub(r"<!--.*?-->|<title>.*?</title>|</?a\b[^>]*>", "", body, flags=re.DOTALL)
+    view_box = re.search(r'viewBox="([^"]*)"', head)
+    assert view_box is not None, "Graphviz gives each drawing a viewBox"
+    box = [float(part) for part in view_box.group(1).split()]
+    body = re.sub(
+        r"<!--.*?-->|<title>.*?</title>|</?a\b[^>]*>", "", body, flags=re.DOTALL
+    )
     body = re.sub(r' (?:id|xlink:\w+)="[^"]*"', "", body)
     body = _BACKGROUND.sub("", body, count=2)
 
     def node(match: re.Match[str]) -> str:
         group = match.group(0)
-        colored = re.search(r'<(?:polygon|ellipse|path) fill="(?!none|transparent|black)', group)
-        return re.sub(r"<text ", '<text style="fill:#1a1a1a" ', group) if colored else group
+        colored = re.search(
+            r'<(?:polygon|ellipse|path) fill="(?!none|transparent|black)', group
+        )
+        return (
+            re.sub(r"<text ", '<text style="fill:#1a1a1a" ', group)
+            if colored
+            else group
+        )
 
     body = re.sub(r'<g class="node">.*?</g>', node, body, flags=re.DOTALL)
     body = re.sub(r'font-family="Courier[^"]*"', 'class="av-mono"', body)
     body = _BLACK.sub(r'\1="currentColor"', body)
-    smallest = min((float(px) for px in re.findall(r'font-size="([\d.]+)', body)), default=14.0)
+    smallest = min(
+        (float(px) for px in re.findall(r'font-size="([\d.]+)', body)), default=14.0
+    )
     scale = re.search(r"scale\(([\d.]+)", body)
     factor = max(1.0, 12.5 / (smallest * (float(scale.group(1)) if scale else 1.0)))
     width, height = box[2] * factor, box[3] * factor

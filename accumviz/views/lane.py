@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 from accumviz.views import style, words
 from accumviz.views.figure import text_width
 from accumviz.views.parts import Segment, heights, present, segments, totals
@@ -35,7 +35,9 @@ class Slot(NamedTuple):
         """The middle of the column."""
         return self.x + self.bar / 2
 
-    def parts(self, stack: list[Segment], heights: list[float]) -> Iterator[tuple[Segment, float, float]]:
+    def parts(
+        self, stack: list[Segment], heights: list[float]
+    ) -> Iterator[tuple[Segment, float, float]]:
         """Each part, its upper edge and its height. Old parts first: the newest sits at the end, as the total does."""
         ends = {True: self.zero, False: self.zero}
         for part, drawn in zip(stack, heights, strict=True):
@@ -57,7 +59,13 @@ class Lane(NamedTuple):
 
     @classmethod
     def of(
-        cls, ledger: Ledger, grid: Grid, row: int, p: int, reach: tuple[float, float], margin: float = LEVEL
+        cls,
+        ledger: Ledger,
+        grid: Grid,
+        row: int,
+        p: int,
+        reach: tuple[float, float],
+        margin: float = LEVEL,
     ) -> Lane:
         top, inside = grid.top + grid.lane * row + grid.named, grid.lane - grid.named
         events = grid.events
@@ -69,13 +77,27 @@ class Lane(NamedTuple):
         low, high = reach
         # Room for a total beyond the end of a bar, on the sides that have bars.
         # Where no bar is, a "None" stands above the line, and a name may stand above the lane.
-        over, under = (margin if high > 0 else 12 if low < 0 else 20), (margin if low < 0 else 12)
+        over, under = (
+            (margin if high > 0 else 12 if low < 0 else 20),
+            (margin if low < 0 else 12),
+        )
         scale = (inside - over - under - 6) / ((high - low) or 1.0)
         zero, bar = top + over + 3 + high * scale, min(grid.column * 0.66, 52.0)
         lefts = (grid.x(i) + (grid.column - bar) / 2 for i in range(len(events)))
         slots = [Slot(x, bar, grid.column, top, inside, zero, scale) for x in lefts]
-        tall = [heights(stack, grad, signed) for stack, grad in zip(stacks, grads, strict=True)]
-        return cls(p, signed, stacks, tall, grads, slots, [present(ledger, e, p) for e in events])
+        tall = [
+            heights(stack, grad, signed)
+            for stack, grad in zip(stacks, grads, strict=True)
+        ]
+        return cls(
+            p,
+            signed,
+            stacks,
+            tall,
+            grads,
+            slots,
+            [present(ledger, e, p) for e in events],
+        )
 
     def whole(self, i: int) -> bool:
         """Whether all of this bar can be drawn."""
@@ -119,24 +141,45 @@ class Telling(NamedTuple):
         >>> Telling(3, False).told(0.10013), Telling(3, False).told(-0.1)
         ('0.100', '−0.1')
         """
-        short, full = style.number(grad, self.digits), f"{abs(grad):#.{self.digits}g}".rstrip(".")
+        short, full = (
+            style.number(grad, self.digits),
+            f"{abs(grad):#.{self.digits}g}".rstrip("."),
+        )
         exact = abs(float(f"{grad:.{self.digits}g}") - grad) <= 1e-5 * abs(grad)
-        return short if exact or "e" in short + full else ("−" if grad < 0 else "") + full
+        return (
+            short if exact or "e" in short + full else ("−" if grad < 0 else "") + full
+        )
 
     def level(self, told: str, room: float) -> float:
         """How large the letters of a total are that stands level; 0 where it has no room."""
         sizes = (12.0, 11.0) if room >= 44 and not self.turned else (11.0,)
-        return next((size for size in sizes if text_width(told, size, bold=True) <= room - _APART), 0.0)
+        return next(
+            (
+                size
+                for size in sizes
+                if text_width(told, size, bold=True) <= room - _APART
+            ),
+            0.0,
+        )
 
     def fits(self, lanes: list[Lane]) -> bool:
         """Whether all totals have room."""
         column = lanes[0].slots[0].room
-        return self.turned or all(self.level(self.told(grad), column) for lane in lanes for grad in lane.told())
+        return self.turned or all(
+            self.level(self.told(grad), column)
+            for lane in lanes
+            for grad in lane.told()
+        )
 
     def margin(self, lanes: list[Lane]) -> float:
         """How far beyond the end of a bar its total reaches."""
         longest = max(
-            (text_width(self.told(grad), 11, bold=True) for lane in lanes for grad in lane.told()), default=0.0
+            (
+                text_width(self.told(grad), 11, bold=True)
+                for lane in lanes
+                for grad in lane.told()
+            ),
+            default=0.0,
         )
         return max(LEVEL, 12 + longest) if self.turned else LEVEL
 
@@ -147,10 +190,16 @@ def telling_of(lanes: list[Lane]) -> Telling:
     Three digits rather than four where then the parts can be written, too.
     """
     for turned in (False, True):
-        fitting = [telling for n in (4, 3) if (telling := Telling(n, turned)).fits(lanes)]
+        fitting = [
+            telling for n in (4, 3) if (telling := Telling(n, turned)).fits(lanes)
+        ]
         for parts in ((True, False), (True,)):
             for telling in fitting:
-                if all(lane.writes(telling.digits, new=new) for lane in lanes for new in parts):
+                if all(
+                    lane.writes(telling.digits, new=new)
+                    for lane in lanes
+                    for new in parts
+                ):
                     return telling
         if fitting:
             return fitting[0]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from accumviz.ledger import Event, Ledger
+from accumviz.ledger.ledger import Event, Ledger
 
 _WHOLE, _AROUND, _MOST = 48, 4, 400
 # So many empty lines may stand between two definitions.
@@ -18,13 +18,15 @@ _TOKENS = re.compile(
 )
 
 
-def listing(ledger: Ledger, events: Sequence[Event]) -> tuple[list[dict[str, Any]], list[int]]:
+def listing(
+    ledger: Ledger, events: Sequence[Event]
+) -> tuple[list[dict[str, Any]], list[int]]:
     """Per file with events its name and lines, and each event's line: its place in all of them (-1: none).
 
     A line is its number and its parts, plain text and [kind, text] by turns; number 0 stands for
     lines left out. Without the file's text, the events' own lines are all there is.
 
-    >>> from accumviz.ledger import Ledger
+    >>> from accumviz.ledger.ledger import Ledger
     >>> rows = [dict(kind="step", file="a.py", line=2, source="opt.step()")]
     >>> listing(one := Ledger.build([], rows), one.events)
     ([{'name': 'a.py', 'lines': [[2, 'opt.step()']]}], [0])
@@ -32,15 +34,23 @@ def listing(ledger: Ledger, events: Sequence[Event]) -> tuple[list[dict[str, Any
     places: dict[str, dict[int, str]] = {}
     for event in events:
         if isinstance(event.line, int) and event.line > 0:
-            places.setdefault(str(event.file), {}).setdefault(event.line, str(event.source))
+            places.setdefault(str(event.file), {}).setdefault(
+                event.line, str(event.source)
+            )
     files: list[dict[str, Any]] = []
     at: dict[tuple[str, int], int] = {}
     for file, lines in places.items():
         text = str(ledger.sources.get(file, "")).expandtabs(4).splitlines()
-        shown = _stretches(text, sorted(lines)) if text else [(line, lines[line]) for line in sorted(lines)[:_MOST]]
+        shown = (
+            _stretches(text, sorted(lines))
+            if text
+            else [(line, lines[line]) for line in sorted(lines)[:_MOST]]
+        )
         before = sum(len(each["lines"]) for each in files)
         at |= {(file, n): before + i for i, (n, _) in enumerate(shown) if n}
-        files.append({"name": file, "lines": [[n, *parts(line[:400])] for n, line in shown]})
+        files.append(
+            {"name": file, "lines": [[n, *parts(line[:400])] for n, line in shown]}
+        )
     return files, [at.get((str(event.file), event.line), -1) for event in events]
 
 
@@ -77,7 +87,11 @@ def _stretches(text: list[str], lines: list[int]) -> list[tuple[int, str]]:
         wanted = set(range(1, len(text) + 1))
     elif lines[-1] - lines[0] <= _WHOLE:
         wanted = set(range(lines[0] - _AROUND, lines[-1] + _AROUND + 1))
-    kept = [n for n in sorted(wanted) if 1 <= n <= len(text) and (n in lines or not _empty(text, n))][:_MOST]
+    kept = [
+        n
+        for n in sorted(wanted)
+        if 1 <= n <= len(text) and (n in lines or not _empty(text, n))
+    ][:_MOST]
     shown: list[tuple[int, str]] = []
     for n in kept:
         if shown and n > shown[-1][0] + 1:

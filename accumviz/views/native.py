@@ -21,7 +21,18 @@ LETTERS = 11.0
 
 def make_native(chart: Figure) -> None:
     """Take away every ground, give ink to what nobody gave a colour, and enlarge letters too small to be read."""
-    black = {"black", "k", *map(str, (rcParams["text.color"], rcParams["axes.labelcolor"], rcParams["axes.edgecolor"]))}
+    black = {
+        "black",
+        "k",
+        *map(
+            str,
+            (
+                rcParams["text.color"],
+                rcParams["axes.labelcolor"],
+                rcParams["axes.edgecolor"],
+            ),
+        ),
+    }
     for axes in chart.axes:
         if axes.axison:
             _panel(axes, black)
@@ -46,13 +57,22 @@ def nameless(chart: Figure) -> list[str]:
     numbered: dict[tuple[str, object], str] = {}
     for axes in chart.axes:
         place = axes.get_subplotspec()
-        for axis, side, over in ((axes.xaxis, "x", chart.get_supxlabel()), (axes.yaxis, "y", chart.get_supylabel())):
+        for axis, side, over in (
+            (axes.xaxis, "x", chart.get_supxlabel()),
+            (axes.yaxis, "y", chart.get_supylabel()),
+        ):
             span = place and (place.colspan if side == "x" else place.rowspan)
             key = side, (span.start, span.stop) if span else id(axes)
             if over or axis.label.get_text().strip():
                 named.add(key)
-            labels = [tick.get_text() for tick in axis.get_ticklabels() if tick.get_visible()]
-            if axes.axison and axis.get_visible() and any(_NUMBER.fullmatch(label) for label in labels):
+            labels = [
+                tick.get_text() for tick in axis.get_ticklabels() if tick.get_visible()
+            ]
+            if (
+                axes.axison
+                and axis.get_visible()
+                and any(_NUMBER.fullmatch(label) for label in labels)
+            ):
                 numbered.setdefault(key, f"{side} of {axes.get_title() or 'a panel'}")
     return [told for key, told in numbered.items() if key not in named]
 
@@ -70,7 +90,9 @@ def _panel(axes: Axes, black: set[str]) -> None:
                 which=which,
                 color=given.get("color", LINE),
                 labelcolor=given.get("labelcolor", INK),
-                labelsize=max(size, LETTERS) if isinstance(size, (int, float)) else LETTERS,
+                labelsize=max(size, LETTERS)
+                if isinstance(size, (int, float))
+                else LETTERS,
             )
 
 

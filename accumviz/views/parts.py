@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz import lifecycle
-from accumviz.ledger import CONTRIBUTED, PRESENT, Ledger
+from accumviz.ledger import lifecycle
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.views import words
 
 _ALONE = 23  # parts of one `.grad`; earlier ones are put together
@@ -31,7 +31,9 @@ class Segment(NamedTuple):
     together: int = 1
 
 
-def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list[Segment]]:
+def segments(
+    ledger: Ledger, parameter: int, events: Sequence[int]
+) -> list[list[Segment]]:
     """Split `.grad` after each event into the contributions live in it.
 
     Amounts are signed for a parameter of one recorded element, 2-norms else; what a clip or an
@@ -39,7 +41,7 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
     rank its share of the average. Of many parts the last 23 stand alone; the early ones are put
     together by label, sign and use.
 
-    >>> from accumviz.ledger import Parameter
+    >>> from accumviz.ledger.ledger import Parameter
     >>> ledger = Ledger.build([Parameter("w", (1,))], [
     ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
     ...     dict(kind="clip", grad={"w": -1}),
@@ -51,16 +53,25 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
     if signed:
         added, grad = (array[:, 0].astype(float) for array in ledger.exact[parameter])
     else:
-        added, grad = (a[:, parameter].astype(float) for a in (ledger.contribution, ledger.grad))
+        added, grad = (
+            a[:, parameter].astype(float) for a in (ledger.contribution, ledger.grad)
+        )
     factor = np.ones(len(ledger))
     for event in ledger:
         before = grad[event.index - 1] if event.index else np.nan
-        known = np.isfinite([before, grad[event.index]]).all() and before != 0 and grad[event.index] != 0
+        known = (
+            np.isfinite([before, grad[event.index]]).all()
+            and before != 0
+            and grad[event.index] != 0
+        )
         if event.kind in ("clip", "unscale") and known:
             factor[event.index] = grad[event.index] / before
     scale = np.cumprod(factor)
     averaged = words.averaged(ledger, parameter)
-    when, ranks = [s.index for s in averaged], np.array([s.details.get("ranks", 1) for s in averaged] + [1])
+    when, ranks = (
+        [s.index for s in averaged],
+        np.array([s.details.get("ranks", 1) for s in averaged] + [1]),
+    )
     numbered = {label: i for i, label in enumerate(ledger.labels)}
     labels = np.array([numbered.get(event.label, 0) for event in ledger], np.int64)
     result = []
@@ -68,7 +79,9 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
         births = np.array(ledger.live(e, parameter), np.int64)
         # What a rank's own contribution counts for, once it was averaged.
         first = np.searchsorted(when, births, side="right")
-        among = np.where(first < np.searchsorted(when, e, side="right"), ranks[first], 1)
+        among = np.where(
+            first < np.searchsorted(when, e, side="right"), ranks[first], 1
+        )
         amounts = added[births] * (scale[e] / scale[births] / among)
         used = lifecycle.used(ledger.fates, births, e, parameter)
         alone = len(births) - _ALONE if len(births) > _ALONE + 1 else 0
@@ -76,11 +89,28 @@ def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list
         parts = []
         for look in np.unique(looks):
             them = np.flatnonzero(looks == look)
-            parts.append(Segment(int(births[them[-1]]), float(amounts[them].sum()), False, bool(look & 1), them.size))
+            parts.append(
+                Segment(
+                    int(births[them[-1]]),
+                    float(amounts[them].sum()),
+                    False,
+                    bool(look & 1),
+                    them.size,
+                )
+            )
         late = (column[alone:].tolist() for column in (births, amounts, used))
-        parts += [Segment(born, amount, born == e, spent) for born, amount, spent in zip(*late, strict=True)]
-        unseen = float(grad[e]) - sum(part.amount for part in parts) if signed and present(ledger, e, parameter) else 0
-        if abs(unseen) > 1e-4 * max(abs(float(grad[e])), *(abs(part.amount) for part in parts), 0.0):
+        parts += [
+            Segment(born, amount, born == e, spent)
+            for born, amount, spent in zip(*late, strict=True)
+        ]
+        unseen = (
+            float(grad[e]) - sum(part.amount for part in parts)
+            if signed and present(ledger, e, parameter)
+            else 0
+        )
+        if abs(unseen) > 1e-4 * max(
+            abs(float(grad[e])), *(abs(part.amount) for part in parts), 0.0
+        ):
             # A step uses an average as a whole, not a rank's own part of it.
             spent = bool(when) and when[0] <= e and bool(used[:1].any())
             parts.insert(0, Segment(-1, unseen, False, spent))
@@ -95,7 +125,9 @@ def present(ledger: Ledger, event: int, parameter: int) -> bool:
 
 def totals(ledger: Ledger, p: int) -> np.ndarray:
     """`.grad` after each event: the number where it is one, the norm else."""
-    return (ledger.exact[p][1][:, 0] if words.is_signed(ledger, p) else ledger.grad[:, p]).astype(float)
+    return (
+        ledger.exact[p][1][:, 0] if words.is_signed(ledger, p) else ledger.grad[:, p]
+    ).astype(float)
 
 
 def heights(stack: list[Segment], grad: float, signed: bool) -> list[float]:
@@ -112,7 +144,9 @@ def extent(stacks: list[list[float]], grads: np.ndarray) -> tuple[float, float]:
     finite = [[amount for amount in stack if np.isfinite(amount)] for stack in stacks]
     known = grads[np.isfinite(grads)].tolist()
     low = min([0.0, *known, *(sum(a for a in amounts if a < 0) for amounts in finite)])
-    return low, max([0.0, *known, *(sum(a for a in amounts if a > 0) for amounts in finite)])
+    return low, max(
+        [0.0, *known, *(sum(a for a in amounts if a > 0) for amounts in finite)]
+    )
 
 
 def lane(ledger: Ledger, reaches: Sequence[list[float]]) -> tuple[int, bool]:

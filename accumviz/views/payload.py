@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from accumviz import lifecycle
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.ledger import lifecycle
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
 from accumviz.views import shares, style, weights, words
 from accumviz.views.listing import listing
@@ -37,14 +37,20 @@ _FINEST = 8e-4
 _SCALING = ("clip", "unscale")
 # Codes of a packed number (what lies between is a logarithm), and what the looks of shares mean.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
-_LOOKS = {"new": "one backward", "used": "used by an earlier step, too", "unseen": "unknown"}
+_LOOKS = {
+    "new": "one backward",
+    "used": "used by an earlier step, too",
+    "unseen": "unknown",
+}
 # More pixels than a page is wide tell nobody anything.
 _WIDEST = 640
 # Codes of a byte: nothing, `.grad` is there, a number that is not finite; then levels, label after label.
 _PRESENT, _BROKEN, _LEVELS, _LABELS, _DECADES = 1, 2, 30, 8, 6.0
 
 
-def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[dict[str, Any], bytes]:
+def ledger_data(
+    ledger: Ledger, ground: weights.Field | None = None
+) -> tuple[dict[str, Any], bytes]:
     """Everything the player shows of a ledger: data for JSON, and the bytes of its packed columns."""
     chosen, note = thin(ledger)
     events = [ledger.events[e] for e in chosen]
@@ -53,14 +59,22 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     columns, described = _rows(ledger, chosen)
     members = [tuple(row.get("in", (p, p + 1))) for p, row in enumerate(described)]
     fates, which = lifecycle.runs(
-        ledger, ledger.fates, chosen, columns["c"].reshape(len(described), len(chosen)), members
+        ledger,
+        ledger.fates,
+        chosen,
+        columns["c"].reshape(len(described), len(chosen)),
+        members,
     )
     described = [row | {"f": runs} for row, runs in zip(described, which, strict=True)]
     files, lines = listing(ledger, events)
     colors = style.label_colors([literal(label) for label in ledger.labels])
     # What stands above a column: on end; in two lines.
     titles = [
-        (words.title(e), words.action(e), words.on_rank(e, words.brief_call(words.subject(e), _HEADING)))
+        (
+            words.title(e),
+            words.action(e),
+            words.on_rank(e, words.brief_call(words.subject(e), _HEADING)),
+        )
         for e in events
     ]
     heads = {title: code for code, title in enumerate(dict.fromkeys(titles))}
@@ -68,9 +82,14 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
         "note": f"{note} {_unmeasured(events)}".strip(),
         "before": words.before(),
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
-        "colors": [[names(label), color, style.ink_on(color)] for label, color in colors.items()],
+        "colors": [
+            [names(label), color, style.ink_on(color)]
+            for label, color in colors.items()
+        ],
         "keys": _keys(ledger, events, kinds),
-        "none": "" if (ledger.state & PRESENT).all() else "∅:\u00a0.grad\u00a0is\u00a0None.",
+        "none": ""
+        if (ledger.state & PRESENT).all()
+        else "∅:\u00a0.grad\u00a0is\u00a0None.",
         "e": {
             "k": [kinds.index(str(e.kind)) for e in events],
             **_events(ledger, events, names),
@@ -88,7 +107,9 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     }
     if weighed := _shares(ledger, chosen, names, colors):
         data["shares"] = weighed
-    if ground is not None and (moved := weights.picture(ledger, ground, chosen.tolist())):
+    if ground is not None and (
+        moved := weights.picture(ledger, ground, chosen.tolist())
+    ):
         data["weights"] = moved
     data["lane"], data["close"] = lane(ledger, [row["r"] for row in described])
     if len(chosen) < len(ledger):
@@ -105,10 +126,17 @@ def ledger_data(ledger: Ledger, ground: weights.Field | None = None) -> tuple[di
     if len(chosen) and ledger.parameters:
         numbered = {label: i for i, label in enumerate(ledger.labels)}
         labels = np.array([numbered.get(e.label, 0) for e in events], np.int64)
-        added, grad = (columns[name].reshape(-1, len(chosen))[: len(ledger.parameters)] for name in "cg")
+        added, grad = (
+            columns[name].reshape(-1, len(chosen))[: len(ledger.parameters)]
+            for name in "cg"
+        )
         pixels = heat(added, grad, labels)
         where = {"at": len(blob)} if blob else {"px": pixels.ravel().tolist()}
-        data["heat"] = {"w": pixels.shape[1], "told": _marks(pixels, len(chosen)), **where}
+        data["heat"] = {
+            "w": pixels.shape[1],
+            "told": _marks(pixels, len(chosen)),
+            **where,
+        }
         blob += pixels.tobytes() if blob else b""
     return data, blob
 
@@ -137,26 +165,39 @@ def thin(ledger: Ledger) -> tuple[np.ndarray, str]:
     most = max(min(MOST_EVENTS, MOST_CELLS // max(len(ledger.parameters), 1)), 2)
     if len(ledger) <= most:
         return np.arange(len(ledger)), ""
-    opens = np.array([event.kind == "backward" and not event.within for event in ledger.events], bool)
+    opens = np.array(
+        [event.kind == "backward" and not event.within for event in ledger.events], bool
+    )
     opens[1:] &= ~opens[:-1]
     opens[0] = True
     starts = np.flatnonzero(opens)
     sizes = np.diff(np.append(starts, len(ledger)))
     if sizes.max() * 4 > most:  # no windows to keep whole
         chosen = np.unique(np.linspace(0, len(ledger) - 1, most).astype(int))
-        return chosen, f"{len(chosen):,} of {len(ledger):,} events are shown, evenly spaced."
+        return (
+            chosen,
+            f"{len(chosen):,} of {len(ledger):,} events are shown, evenly spaced.",
+        )
     window = np.repeat(np.arange(len(starts)), sizes)
-    odd = ~np.isfinite(np.where(ledger.state & CONTRIBUTED, ledger.contribution, 0)).all(axis=1)
-    odd |= np.array([event.skipped or event.kind == "edit" for event in ledger.events], bool)
+    odd = ~np.isfinite(
+        np.where(ledger.state & CONTRIBUTED, ledger.contribution, 0)
+    ).all(axis=1)
+    odd |= np.array(
+        [event.skipped or event.kind == "edit" for event in ledger.events], bool
+    )
     wanted = np.unique(window[odd])
     extra = wanted[np.cumsum(sizes[wanted]) <= most // 4]
     every = math.ceil(sizes.sum() / max(most - sizes[extra].sum() - 2 * sizes.max(), 1))
-    kept = np.union1d(np.append(np.arange(0, len(starts), every), len(starts) - 1), extra)
+    kept = np.union1d(
+        np.append(np.arange(0, len(starts), every), len(starts) - 1), extra
+    )
     chosen = np.flatnonzero(np.isin(window, kept))
     told = f"{len(chosen):,} of {len(ledger):,} events are shown: one accumulation window of {every}"
     if extra.size:
         some = "all" if extra.size == wanted.size else "the first"
-        told += f", and {some} with a number that is not finite, a skipped step or an edit"
+        told += (
+            f", and {some} with a number that is not finite, a skipped step or an edit"
+        )
     return chosen, f"{told}."
 
 
@@ -178,7 +219,11 @@ def pack(column: np.ndarray) -> tuple[bytes, float, float]:
     codes[column < 0] = _NONE
     codes[np.isnan(column)] = _NAN
     codes[np.isposinf(column)] = _INFINITE
-    return (codes >> 8).astype(np.uint8).tobytes() + codes.astype(np.uint8).tobytes(), low, step
+    return (
+        (codes >> 8).astype(np.uint8).tobytes() + codes.astype(np.uint8).tobytes(),
+        low,
+        step,
+    )
 
 
 def unpack(packed: bytes, low: float, step: float) -> np.ndarray:
@@ -186,7 +231,12 @@ def unpack(packed: bytes, low: float, step: float) -> np.ndarray:
     high, rest = np.frombuffer(packed, np.uint8).reshape(2, -1).astype(np.int64)
     codes = high * 256 + rest
     values: np.ndarray = np.exp(low + (codes - 2) * step)
-    for code, value in ((_NONE, -1.0), (_ZERO, 0.0), (_NAN, np.nan), (_INFINITE, np.inf)):
+    for code, value in (
+        (_NONE, -1.0),
+        (_ZERO, 0.0),
+        (_NAN, np.nan),
+        (_INFINITE, np.inf),
+    ):
         values[codes == code] = value
     return values
 
@@ -202,24 +252,32 @@ def heat(added: np.ndarray, grad: np.ndarray, labels: np.ndarray) -> np.ndarray:
     [[0, 3, 2]]
     """
     events = added.shape[1]
-    starts = np.unique(np.arange(min(events, _WIDEST)) * events // max(min(events, _WIDEST), 1))
+    starts = np.unique(
+        np.arange(min(events, _WIDEST)) * events // max(min(events, _WIDEST), 1)
+    )
     known = np.isfinite(added) & (added > 0)
     logs = np.log10(added, where=known, out=np.full(added.shape, -np.inf))
     high = logs[known].max(initial=-math.inf)
     low = max(logs[known].min(initial=math.inf), high - _DECADES)
     level = np.zeros(added.shape, np.int64)
-    level[known] = np.rint(np.clip((logs[known] - low) / ((high - low) or 1.0), 0, 1) * (_LEVELS - 1)).astype(np.int64)
+    level[known] = np.rint(
+        np.clip((logs[known] - low) / ((high - low) or 1.0), 0, 1) * (_LEVELS - 1)
+    ).astype(np.int64)
     # The level decides between a pixel's events, the label only colours it.
     ranked = np.where(added >= 0, level * _LABELS + labels[None] % _LABELS, -1)
     ranked[~np.isfinite(added)] = -1
     most = np.maximum.reduceat(ranked, starts, axis=1)
-    codes = np.where(most >= 0, 1 + _BROKEN + (most % _LABELS) * _LEVELS + most // _LABELS, 0)
+    codes = np.where(
+        most >= 0, 1 + _BROKEN + (most % _LABELS) * _LEVELS + most // _LABELS, 0
+    )
     codes[(most < 0) & np.logical_or.reduceat(~(grad < 0), starts, axis=1)] = _PRESENT
     codes[np.logical_or.reduceat(~np.isfinite(added), starts, axis=1)] = _BROKEN
     return codes.astype(np.uint8)
 
 
-def plain(numbers: Sequence[float] | np.ndarray, digits: int = 6) -> list[float | str | None]:
+def plain(
+    numbers: Sequence[float] | np.ndarray, digits: int = 6
+) -> list[float | str | None]:
     """Numbers for JSON, which knows neither NaN nor infinity; whole ones without a needless point.
 
     >>> plain([1.0, 0.25, float("nan"), float("-inf")])
@@ -254,18 +312,32 @@ def _events(ledger: Ledger, events: Sequence[Event], names: _Names) -> dict[str,
     columns: dict[str, Any] = {
         "h": [words.head(e) for e in events],
         "l": [names(words.subject(e)) for e in events],
-        "retained": [i for i, e in enumerate(events) if e.details.get("retain_graph") or e.details.get("create_graph")],
+        "retained": [
+            i
+            for i, e in enumerate(events)
+            if e.details.get("retain_graph") or e.details.get("create_graph")
+        ],
         "scales": [i for i, e in enumerate(events) if e.kind in _SCALING],
     }
     if any(not math.isnan(e.saved_before) for e in events):
         for key, name in (("b", "saved_before"), ("a", "saved_after")):
-            columns[key] = [None if x == "NaN" else x for x in plain([getattr(e, name) for e in events])]
-    if any(told := ["; ".join(filter(None, [words.about(e), words.moved(ledger, e)])) for e in events]):
+            columns[key] = [
+                None if x == "NaN" else x
+                for x in plain([getattr(e, name) for e in events])
+            ]
+    if any(
+        told := [
+            "; ".join(filter(None, [words.about(e), words.moved(ledger, e)]))
+            for e in events
+        ]
+    ):
         columns["t"] = told
     return columns
 
 
-def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str, str]) -> dict[str, Any]:
+def _shares(
+    ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str, str]
+) -> dict[str, Any]:
     """The bars of shares: their scale `r`, the longest words `m` of a step, and for each its step, objective and so on.
 
     A segment is the place of its backward (-1: not shown), where it starts, how long it is, its look and its text.
@@ -280,28 +352,47 @@ def _shares(ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str,
     for bar in bars:
         parts = [
             # Of a width of pixels four digits are seen.
-            [at.get(part.backward, -1), *plain([part.start, part.length], 4), part.look, part.told]
+            [
+                at.get(part.backward, -1),
+                *plain([part.start, part.length], 4),
+                part.look,
+                part.told,
+            ]
             for part in bar.segments
         ]
         row = {
             "e": at[bar.step],
-            "o": shares.whose(ledger[bar.step], short[bar.objective] if len(short) > 1 else ""),
+            "o": shares.whose(
+                ledger[bar.step], short[bar.objective] if len(short) > 1 else ""
+            ),
             "l": names(literal(bar.label)),
             "t": bar.total,
             "w": bar.words,
         }
         rows.append(row | {"s": parts})
     looks = {part.look for bar in bars for part in bar.segments}
-    inks = list(dict.fromkeys((literal(bar.label), colors[literal(bar.label)]) for bar in bars))
+    inks = list(
+        dict.fromkeys((literal(bar.label), colors[literal(bar.label)]) for bar in bars)
+    )
     several = len({color for _, color in inks}) > 1 and "new" in looks
-    keys = [[words.shorten(label, 28), "new", color] for label, color in inks[:8]] if several else []
+    keys = (
+        [[words.shorten(label, 28), "new", color] for label, color in inks[:8]]
+        if several
+        else []
+    )
     keys += [
         [text, look, "var(--av-muted)" if several or look == "unseen" else inks[0][1]]
         for look, text in _LOOKS.items()
         if look in looks and not (several and look == "new")
     ]
     note = f"{'Each piece: one backward. ' * several}{dashed}. {note}".strip()
-    return {"r": plain(shares.reach(bars)), "m": shares.longest(bars), "rows": rows, "keys": keys, "note": note}
+    return {
+        "r": plain(shares.reach(bars)),
+        "m": shares.longest(bars),
+        "rows": rows,
+        "keys": keys,
+        "note": note,
+    }
 
 
 def _unmeasured(events: Sequence[Event]) -> str:
@@ -316,7 +407,9 @@ def _unmeasured(events: Sequence[Event]) -> str:
     return f"Saved tensors were measured at {sum(known):,} of {words.counted(len(known), 'backward')}."
 
 
-def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+def _rows(
+    ledger: Ledger, chosen: np.ndarray
+) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """The columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
 
     A row is described by its name `n`, shape `d`, reach `r` of its bars and, if it is a group,
@@ -337,14 +430,19 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
         for p in ledger.parameters
     ]
     groups = group_rows([row["n"] for row in found]) if len(found) > _UNGROUPED else []
-    found += [{"n": group.name, "s": group.name, "d": [], "in": [group.start, group.stop]} for group in groups]
+    found += [
+        {"n": group.name, "s": group.name, "d": [], "in": [group.start, group.stop]}
+        for group in groups
+    ]
     for name, column in columns.items():
         merged = [_norm(column[group.start : group.stop]) for group in groups]
         columns[name] = np.concatenate([column, *(row[None] for row in merged)])
     for p, row in enumerate(found):
         grad = columns["g"][p]
         row["r"] = plain([0.0, grad[np.isfinite(grad)].max(initial=0.0)])
-        if len(chosen) and not _begins(ledger.events[0], float(columns["c"][p, 0]), float(grad[0])):
+        if len(chosen) and not _begins(
+            ledger.events[0], float(columns["c"][p, 0]), float(grad[0])
+        ):
             row["u"] = 1
         if p >= len(ledger.parameters):
             continue
@@ -353,7 +451,9 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[dict[str, np.ndarray], li
         # What a rank's own part counts for, once it is averaged.
         ranks = {s.index: s.details.get("ranks", 1) for s in words.averaged(ledger, p)}
         if ranks:
-            row["y"] = [[i, 1 / ranks[e]] for i, e in enumerate(chosen.tolist()) if e in ranks]
+            row["y"] = [
+                [i, 1 / ranks[e]] for i, e in enumerate(chosen.tolist()) if e in ranks
+            ]
     _to_one_scale(found)
     return {name: column.ravel() for name, column in columns.items()}, found
 
@@ -365,7 +465,9 @@ def _begins(first: Event, added: float, grad: float) -> bool:
     >>> _begins(backward, 2.0, 2.0), _begins(backward, 2.0, 5.0), _begins(backward, -1, 5.0), _begins(zero, -1, -1)
     (True, False, False, False)
     """
-    return first.kind != "zero_grad" and (grad < 0 or math.isclose(grad, added, rel_tol=1e-3))
+    return first.kind != "zero_grad" and (
+        grad < 0 or math.isclose(grad, added, rel_tol=1e-3)
+    )
 
 
 def _to_one_scale(rows: list[dict[str, Any]]) -> None:
@@ -379,7 +481,9 @@ def _to_one_scale(rows: list[dict[str, Any]]) -> None:
             one[:] = reach
 
 
-def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list[list[str]]:
+def _keys(
+    ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]
+) -> list[list[str]]:
     """The legend, of what is there: what it says, the look of its swatch, its colour."""
     colors = [
         [words.shorten(label or "backward", 28), "new", color]
@@ -388,25 +492,41 @@ def _keys(ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]) -> list
     own = colors[0][2] if colors else "var(--av-muted)"
     erased, consumed, _ = ledger.fates
     born, of = np.nonzero(ledger.state & CONTRIBUTED)
-    until, used = (np.where(ends < 0, len(ledger), ends)[born, of] for ends in (erased, consumed))
+    until, used = (
+        np.where(ends < 0, len(ledger), ends)[born, of] for ends in (erased, consumed)
+    )
     looks = [
         (born.size and len(colors) == 1, ["added now", "new", own]),
         ((np.minimum(until, used) > born + 1).any(), ["already in .grad", "live", own]),
         ((used < len(ledger)).any(), ["used by a step", "used", own]),
         (
-            any(words.averaged(ledger, p) for p in range(len(ledger.parameters)) if words.is_signed(ledger, p)),
+            any(
+                words.averaged(ledger, p)
+                for p in range(len(ledger.parameters))
+                if words.is_signed(ledger, p)
+            ),
             ["from other ranks", "live", "var(--av-muted)"],
         ),
     ]
     ruled = [(literal(kind), *style.kind(kind)) for kind in kinds if kind != "backward"]
-    rules = [[kind, "rule", f"{color}{style.stripes(dashes)}"] for kind, color, dashes in ruled]
+    rules = [
+        [kind, "rule", f"{color}{style.stripes(dashes)}"]
+        for kind, color, dashes in ruled
+    ]
     marks = [[".grad after the event", "after", "var(--av-text)"]]
     if known := [e.saved_before for e in events if not math.isnan(e.saved_before)]:
         pale = "color-mix(in srgb, var(--av-muted) 50%, transparent)"
-        marks.append([f"saved tensors before, at most {style.size(max(known))}", "bytes", pale])
+        marks.append(
+            [f"saved tensors before, at most {style.size(max(known))}", "bytes", pale]
+        )
         if any(e.saved_after > 0 for e in events):
             marks.append(["after", "bytes", "var(--av-muted)"])
-    return [*(colors[:8] if len(colors) > 1 else []), *(look for there, look in looks if there), *rules, *marks]
+    return [
+        *(colors[:8] if len(colors) > 1 else []),
+        *(look for there, look in looks if there),
+        *rules,
+        *marks,
+    ]
 
 
 def _marks(pixels: np.ndarray, events: int) -> str:
@@ -454,7 +574,12 @@ def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
             break
         state = ledger.state[chosen, p]
         kept[str(p)] = [
-            [row if there else None for row, there in zip(map(plain, values[chosen]), state & bit, strict=True)]
+            [
+                row if there else None
+                for row, there in zip(
+                    map(plain, values[chosen]), state & bit, strict=True
+                )
+            ]
             for values, bit in zip(ledger.exact[p], (CONTRIBUTED, PRESENT), strict=True)
         ]
     return kept

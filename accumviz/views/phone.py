@@ -30,7 +30,10 @@ Chart = TypeVar("Chart", bound=Figure)
 
 def for_phone(chart: Chart) -> Chart | None:
     """The same chart, as wide as a phone; None where it fits as it is, was placed by hand, or cannot be copied."""
-    if not isinstance(chart.get_layout_engine(), ConstrainedLayoutEngine) or _width(chart) <= _FITS:
+    if (
+        not isinstance(chart.get_layout_engine(), ConstrainedLayoutEngine)
+        or _width(chart) <= _FITS
+    ):
         return None
     try:
         # What is laid out again must not move in the chart that its owner has.
@@ -47,7 +50,9 @@ def for_phone(chart: Chart) -> Chart | None:
         _wrap(copy, axes, PHONE / columns)
     for axes, key in keys:
         # The title stands above the key, which stands above the panel.
-        axes.set_title(axes.get_title(), pad=6 + 72 * key.get_window_extent().height / copy.dpi)
+        axes.set_title(
+            axes.get_title(), pad=6 + 72 * key.get_window_extent().height / copy.dpi
+        )
     _make_room(copy)
     return copy
 
@@ -58,7 +63,10 @@ def _width(chart: Figure) -> float:
 
 def _stack(chart: Figure) -> int:
     """Break the panels of a row, so that each is as wide as it was; returns how many still stand side by side."""
-    high, places = float(chart.get_size_inches()[1]), [axes.get_subplotspec() for axes in chart.axes]
+    high, places = (
+        float(chart.get_size_inches()[1]),
+        [axes.get_subplotspec() for axes in chart.axes],
+    )
     grids = {place.get_gridspec() for place in places if place is not None}
     side = next(iter(grids)).ncols if len(grids) == 1 else 1
     columns, rows = side, 1
@@ -78,7 +86,9 @@ def _number_again(axes: Axes, first: Axes) -> None:
     """What a panel shared with its neighbour at the left it says itself where it begins a row."""
     if axes.get_shared_y_axes().joined(axes, first):
         axes.tick_params(labelleft=True)
-        axes.set_ylabel(axes.get_ylabel() or first.get_ylabel(), color=first.yaxis.label.get_color())
+        axes.set_ylabel(
+            axes.get_ylabel() or first.get_ylabel(), color=first.yaxis.label.get_color()
+        )
 
 
 def _say_above(chart: Figure) -> list[tuple[Axes, Legend]]:
@@ -87,17 +97,35 @@ def _say_above(chart: Figure) -> list[tuple[Axes, Legend]]:
     Where the first panel has nothing of it, it stands above the one that has; such are returned.
     """
     inside = [axes for axes in chart.axes if axes.get_legend()]
-    keys = [key for key in (*chart.legends, *(axes.get_legend() for axes in inside)) if key]
-    pairs = [pair for key in keys for pair in zip(key.legend_handles, key.texts, strict=True)]
+    keys = [
+        key for key in (*chart.legends, *(axes.get_legend() for axes in inside)) if key
+    ]
+    pairs = [
+        pair for key in keys for pair in zip(key.legend_handles, key.texts, strict=True)
+    ]
     entries = {text.get_text(): (hand, text) for hand, text in pairs if hand}
     for key in keys:
         key.remove()
-    own = inside[0] if len(keys) == len(inside) == 1 and not chart.axes[0].get_legend_handles_labels()[1] else None
+    own = (
+        inside[0]
+        if len(keys) == len(inside) == 1
+        and not chart.axes[0].get_legend_handles_labels()[1]
+        else None
+    )
     for columns in range(len(entries), 0, -1):
         hands = [hand for hand, _ in entries.values()]
-        looks: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": _LETTERS}
+        looks: dict[str, Any] = {
+            "ncols": columns,
+            "frameon": False,
+            "fontsize": _LETTERS,
+        }
         if own:
-            looks |= {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0.2}
+            looks |= {
+                "loc": "lower left",
+                "bbox_to_anchor": (0, 1),
+                "borderaxespad": 0,
+                "borderpad": 0.2,
+            }
             key = own.legend(hands, [*entries], **looks)
         else:
             key = chart.legend(hands, [*entries], loc="outside upper left", **looks)
@@ -119,15 +147,22 @@ def _wrap(chart: Figure, axes: Axes, room: float) -> None:
         chart.draw_without_rendering()
     scale = 72 / chart.dpi
     wide, high = axes.bbox.width * scale, axes.bbox.height * scale
-    for text, most in ((axes.title, wide), (axes.xaxis.label, wide), (axes.yaxis.label, high)):
-        text.set_text(_broken(text.get_text(), most * _LETTERS / float(text.get_fontsize())))
+    for text, most in (
+        (axes.title, wide),
+        (axes.xaxis.label, wide),
+        (axes.yaxis.label, high),
+    ):
+        text.set_text(
+            _broken(text.get_text(), most * _LETTERS / float(text.get_fontsize()))
+        )
 
 
 def _broken(text: str, room: float) -> str:
     letters = max(int(room / (_EM * _LETTERS)), 8)
     kept = re.sub(r" ([=/]) ", "\u00a0\\1\u00a0", text)  # `K = 4` stays together
     lines = (
-        textwrap.wrap(line, letters, break_long_words=False, break_on_hyphens=False) or [""]
+        textwrap.wrap(line, letters, break_long_words=False, break_on_hyphens=False)
+        or [""]
         for line in kept.split("\n")
     )
     return "\n".join(piece for line in lines for piece in line)
@@ -138,20 +173,38 @@ def _make_room(chart: Figure) -> None:
     chart.draw_without_rendering()
     apart = _APART * chart.dpi / 72
     for axes in chart.axes:
-        boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
-        if any(right.x0 - left.x1 < apart for left, right in pairwise(sorted(boxes, key=lambda box: box.x0))):
+        boxes = [
+            label.get_window_extent()
+            for label in axes.get_xticklabels()
+            if label.get_text()
+        ]
+        if any(
+            right.x0 - left.x1 < apart
+            for left, right in pairwise(sorted(boxes, key=lambda box: box.x0))
+        ):
             axes.tick_params(axis="x", labelrotation=90)
-        beyond = max((text.get_window_extent().x1 + apart - axes.bbox.x1 for text in axes.texts), default=0.0)
+        beyond = max(
+            (text.get_window_extent().x1 + apart - axes.bbox.x1 for text in axes.texts),
+            default=0.0,
+        )
         if beyond > 0 and axes.get_xscale() == "linear":
             left, right = axes.get_xlim()
-            axes.set_xlim(left, right + (right - left) * beyond / (axes.bbox.width - beyond))
+            axes.set_xlim(
+                left, right + (right - left) * beyond / (axes.bbox.width - beyond)
+            )
     chart.draw_without_rendering()
     most = 1.0
     for axes in chart.axes:
-        boxes = [label.get_window_extent() for label in axes.get_yticklabels() if label.get_text()]
+        boxes = [
+            label.get_window_extent()
+            for label in axes.get_yticklabels()
+            if label.get_text()
+        ]
         for low, high in pairwise(sorted(boxes, key=lambda box: box.y0)):
             between = (high.y0 + high.y1 - low.y0 - low.y1) / 2
-            most = max(most, ((low.height + high.height) / 2 + apart) / max(between, 1.0))
+            most = max(
+                most, ((low.height + high.height) / 2 + apart) / max(between, 1.0)
+            )
     wide, tall = chart.get_size_inches()
     inside = sum(axes.bbox.height for axes in chart.axes) / chart.dpi
     chart.set_size_inches(wide, tall + (most - 1) * inside)

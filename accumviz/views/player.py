@@ -11,13 +11,22 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from accumviz import given
-from accumviz.graph import Graph
-from accumviz.ledger import Ledger, Recorded, recorded
-from accumviz.nodes import in_order
+from accumviz import arguments
+from accumviz.graph.graph import Graph
+from accumviz.graph.nodes import in_order
+from accumviz.ledger.ledger import Ledger, Recorded, recorded
 from accumviz.show import Displayed, check_page_name, literal, save_page
 from accumviz.views import style, weights, words
-from accumviz.views.graph import Card, cards_of, drawn, lines_of, numbers_from, other_form, place, simplify
+from accumviz.views.graph import (
+    Card,
+    cards_of,
+    drawn,
+    lines_of,
+    numbers_from,
+    other_form,
+    place,
+    simplify,
+)
 from accumviz.views.graphviz import LayoutError
 from accumviz.views.payload import encode, identity, ledger_data
 
@@ -51,26 +60,50 @@ class Player(Displayed):
         note: str = "",
         ground: weights.Field | None = None,
     ) -> None:
-        self.ledger, self.graphs, self.note, self.ground = ledger, dict(graphs), note, ground
+        self.ledger, self.graphs, self.note, self.ground = (
+            ledger,
+            dict(graphs),
+            note,
+            ground,
+        )
 
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What the page is told: data for JSON, and the bytes of its packed columns."""
-        told, blob = ledger_data(Ledger.build([], []) if self.ledger is None else self.ledger, self.ground)
+        told, blob = ledger_data(
+            Ledger.build([], []) if self.ledger is None else self.ledger, self.ground
+        )
         data = dict(told)
         if self.ledger is not None:
             data["about"] = self.words[0]
         found = scenes(self.graphs, *([] if self.ledger is None else ["adds"]))
         at = data["e"].get("i")
-        where = {event: i for i, event in enumerate(at)} if at else {event: event for event in self.graphs}
+        where = (
+            {event: i for i, event in enumerate(at)}
+            if at
+            else {event: event for event in self.graphs}
+        )
         data |= {
             "layouts": found["layouts"],
             "graphs": found["graphs"],
-            "of": {str(where[event]): i for event, i in found["of"].items() if event in where},
-            "undrawn": {str(where[event]): note for event, note in found["notes"].items() if event in where},
+            "of": {
+                str(where[event]): i
+                for event, i in found["of"].items()
+                if event in where
+            },
+            "undrawn": {
+                str(where[event]): note
+                for event, note in found["notes"].items()
+                if event in where
+            },
             "remark": self.note,
             "before": words.before(self._first()),
-            "bars": [_BARS, _HATCHED, _ASK if len(data["p"]) == data["count"] else "", _LEFT_OUT],
+            "bars": [
+                _BARS,
+                _HATCHED,
+                _ASK if len(data["p"]) == data["count"] else "",
+                _LEFT_OUT,
+            ],
             "marks": _marks(found),
         }
         return data, blob
@@ -89,18 +122,24 @@ class Player(Displayed):
     def words(self) -> list[str]:
         """The text alternative: what is there, then event by event."""
         if self.ledger is not None:
-            return words.story(self.ledger, range(len(self.ledger)), range(len(self.ledger.parameters)))
+            return words.story(
+                self.ledger, range(len(self.ledger)), range(len(self.ledger.parameters))
+            )
         return [f"{repr(graph).splitlines()[0]}." for graph in self.graphs.values()]
 
     def to_html(self) -> str:
         """A fragment of HTML that needs nothing else; with its scripts stripped, a list remains."""
         css, script = assets()
-        return fragment("player", self.id, self._text(), encode(*self.content), [css], script)
+        return fragment(
+            "player", self.id, self._text(), encode(*self.content), [css], script
+        )
 
     def _text(self) -> str:
         if self.ledger is None:
             shown = [simplify(graph) for graph in [*self.graphs.values()][:1]]
-            lines = [line for graph in shown for line in lines_of(graph, cards_of(graph))]
+            lines = [
+                line for graph in shown for line in lines_of(graph, cards_of(graph))
+            ]
         else:
             lines = [html.escape(line) for line in self.words[1:]]
         items = "".join(f"<li>{line}</li>" for line in lines)
@@ -120,9 +159,13 @@ class Player(Displayed):
 
         Raises `ImportError` when anywidget is not installed.
         """
-        return widget(style.static("live.js"), assets()[0], "player", encode(*self.content))
+        return widget(
+            style.static("live.js"), assets()[0], "player", encode(*self.content)
+        )
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
         bundle["text/plain"] = "\n".join([bundle["text/plain"], *self.words])
         return bundle
@@ -170,21 +213,38 @@ def play(
         if ledger is None:
             return Player(None, {0: graph})
         backwards = [event.index for event in ledger.of("backward")]
-        note = "One graph was given; every backward shows it." if len(backwards) > 1 else ""
+        note = (
+            "One graph was given; every backward shows it."
+            if len(backwards) > 1
+            else ""
+        )
         return Player(ledger, dict.fromkeys(backwards, graph), note, ground)
     if not isinstance(graph, Mapping):
-        raise TypeError(f"graph is {given.a(graph)}; expected a Graph as from av.trace, or a dict of them by event")
+        raise TypeError(
+            f"graph is {arguments.a(graph)}; expected a Graph as from av.trace, or a dict of them by event"
+        )
     for event, one in graph.items():
         if not isinstance(one, Graph):
-            raise TypeError(f"graph[{event!r}] is {given.a(one)}; expected a Graph, as from av.trace: leave it out")
+            raise TypeError(
+                f"graph[{event!r}] is {arguments.a(one)}; expected a Graph, as from av.trace: leave it out"
+            )
     if ledger is not None:
-        alien = [event for event in graph if event not in range(len(ledger)) or ledger[event].kind != "backward"]
+        alien = [
+            event
+            for event in graph
+            if event not in range(len(ledger)) or ledger[event].kind != "backward"
+        ]
         if alien:
-            known = ", ".join(str(event.index) for event in ledger.of("backward")[:8]) or "none"
+            known = (
+                ", ".join(str(event.index) for event in ledger.of("backward")[:8])
+                or "none"
+            )
             raise ValueError(
                 f"graph has the event {alien[0]!r}, which is no backward of this ledger; its backwards are: {known}"
             )
-    return Player(ledger, {int(event): one for event, one in graph.items()}, ground=ground)
+    return Player(
+        ledger, {int(event): one for event, one in graph.items()}, ground=ground
+    )
 
 
 def _marks(found: Mapping[str, Any]) -> str:
@@ -192,7 +252,12 @@ def _marks(found: Mapping[str, Any]) -> str:
     nodes = [node for layout in found["layouts"] for node in layout["n"]]
     leaves = _LEAVES * any("leaf" in node for node in nodes)
     adds = _ADDS * any("adds" in node["n"] for node in nodes)
-    return leaves + _MARKS + adds + _FACTORS * any("x" in graph for graph in found["graphs"])
+    return (
+        leaves
+        + _MARKS
+        + adds
+        + _FACTORS * any("x" in graph for graph in found["graphs"])
+    )
 
 
 def scenes(graphs: Mapping[int, Graph], leaf: str = "grad") -> dict[str, Any]:
@@ -221,7 +286,9 @@ def scenes(graphs: Mapping[int, Graph], leaf: str = "grad") -> dict[str, Any]:
             cards = cards_of(small, leaf)
             form = _form(small, cards)
             if form not in forms and len(forms) == _MOST_FORMS:
-                notes[key] = f"Not drawn: only {_MOST_FORMS} graphs of different form are."
+                notes[key] = (
+                    f"Not drawn: only {_MOST_FORMS} graphs of different form are."
+                )
                 break
             events = done.setdefault(id(graph), [event]) if key == event else [key]
             forms.setdefault(form, []).append((events, small, cards))
@@ -233,15 +300,28 @@ def scenes(graphs: Mapping[int, Graph], leaf: str = "grad") -> dict[str, Any]:
         try:
             layouts.append(_layout(shown[form], members))
         except LayoutError as missing:
-            notes |= {event: str(missing) for events, _, _ in members for event in events}
+            notes |= {
+                event: str(missing) for events, _, _ in members for event in events
+            }
             continue
         for events, graph, cards in members:
             of |= dict.fromkeys(events, len(told))
             numbers = [[text for _, text in card.numbers] for card in cards]
-            one: dict[str, Any] = {"l": len(layouts) - 1, "v": numbers, "order": order(graph)}
+            one: dict[str, Any] = {
+                "l": len(layouts) - 1,
+                "v": numbers,
+                "order": order(graph),
+            }
             if graph.meta.get("before"):
                 one["made"] = 1
-            told.append(one | ({"x": known} if any(known := factors(graph, layouts[-1]["e"])) else {}))
+            told.append(
+                one
+                | (
+                    {"x": known}
+                    if any(known := factors(graph, layouts[-1]["e"]))
+                    else {}
+                )
+            )
     for key in [key for key in of if key < 0]:
         other = of.pop(key)
         if -1 - key in of:
@@ -257,7 +337,11 @@ def scenes(graphs: Mapping[int, Graph], leaf: str = "grad") -> dict[str, Any]:
 def order(graph: Graph) -> list[int]:
     """The nodes in the order in which the engine ran them, when it was recorded, else in one it could have used."""
     told = graph.meta.get("order")
-    if isinstance(told, (list, tuple)) and told and all(isinstance(i, int) and 0 <= i < len(graph) for i in told):
+    if (
+        isinstance(told, (list, tuple))
+        and told
+        and all(isinstance(i, int) and 0 <= i < len(graph) for i in told)
+    ):
         return list(dict.fromkeys(told))
     return in_order(len(graph), ((edge.source, edge.target) for edge in graph.edges))
 
@@ -265,7 +349,7 @@ def order(graph: Graph) -> list[int]:
 def factors(graph: Graph, edges: Sequence[Sequence[Any]]) -> list[str]:
     """What each edge multiplies a gradient by: known between single numbers, where nothing else is added.
 
-    >>> from accumviz.graph import Edge, Node
+    >>> from accumviz.graph.graph import Edge, Node
     >>> mul, leaf = Node(0, "MulBackward0", grad=-4.0), Node(1, "AccumulateGrad", "w", grad=[-16.0])
     >>> factors(Graph((mul, leaf), (Edge(0, 1),), (0,)), [(0, 1)])
     ['× 4']
@@ -276,7 +360,9 @@ def factors(graph: Graph, edges: Sequence[Sequence[Any]]) -> list[str]:
     for source, target, *_ in edges:
         came, left = grads[source], grads[target]
         known = came is not None and left is not None and came and reached[target] == 1
-        factor = left / came if known and left is not None and came is not None else math.nan
+        factor = (
+            left / came if known and left is not None and came is not None else math.nan
+        )
         found.append(f"× {style.number(factor)}" if math.isfinite(factor) else "")
     return found
 
@@ -292,7 +378,14 @@ def _form(graph: Graph, cards: list[Card]) -> Any:
     """What two graphs must share to share a drawing: everything but the numbers."""
     return (
         tuple(
-            (c.title, c.shape, tuple(c.rows), tuple(label for label, _ in c.numbers), tuple(c.kinds), c.full)
+            (
+                c.title,
+                c.shape,
+                tuple(c.rows),
+                tuple(label for label, _ in c.numbers),
+                tuple(c.kinds),
+                c.full,
+            )
             for c in cards
         ),
         tuple((edge.source, edge.target) for edge in graph.edges),
@@ -300,21 +393,39 @@ def _form(graph: Graph, cards: list[Card]) -> Any:
     )
 
 
-def _layout(graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]) -> dict[str, Any]:
-    cards = [max(same, key=lambda card: card.width) for same in zip(*(cards for _, _, cards in members), strict=True)]
+def _layout(
+    graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]
+) -> dict[str, Any]:
+    cards = [
+        max(same, key=lambda card: card.width)
+        for same in zip(*(cards for _, _, cards in members), strict=True)
+    ]
     width, height, placed, edges = place(graph, cards)
     keeps = [node.saved_bytes > 0 for node in graph]
     nodes = [
         {
-            "b": [round(x - card.width / 2), round(y - card.height / 2), round(card.width), round(card.height)],
+            "b": [
+                round(x - card.width / 2),
+                round(y - card.height / 2),
+                round(card.width),
+                round(card.height),
+            ],
             "t": card.title,
             "n": [label for label, _ in card.numbers],
             "y": numbers_from(card),
             "k": card.kinds,
             "m": list(_elements(card)),
             "s": int(keeps[i]),
-            **({"leaf": literal(graph.nodes[i].name)} if graph.nodes[i].kind == "accumulate" else {}),
-            **({"in": literal(graph.nodes[i].module)} if graph.nodes[i].kind == "fold" else {}),
+            **(
+                {"leaf": literal(graph.nodes[i].name)}
+                if graph.nodes[i].kind == "accumulate"
+                else {}
+            ),
+            **(
+                {"in": literal(graph.nodes[i].module)}
+                if graph.nodes[i].kind == "fold"
+                else {}
+            ),
         }
         for i, (card, x, y) in enumerate(placed)
     ]
@@ -332,10 +443,19 @@ def _elements(card: Card) -> Iterator[list[Any]]:
     for name, look, at, parts in drawn(card):
         text = "".join(part for _, part in parts)
         # A player has one look for both rectangles, and for all texts of a row.
-        looks = look.replace("av-mono ", "").replace("av-box", "av-card").replace("av-behind", "av-card").split()
+        looks = (
+            look.replace("av-mono ", "")
+            .replace("av-box", "av-card")
+            .replace("av-behind", "av-card")
+            .split()
+        )
         if name == "text" and not looks:
             looks = ["av-quiet", *(["av-saves"] if text.startswith("saves") else [])]
-        yield [".".join([name, *looks]), {k: v for k, v in at.items() if v}, *([literal(text)] if text else [])]
+        yield [
+            ".".join([name, *looks]),
+            {k: v for k, v in at.items() if v},
+            *([literal(text)] if text else []),
+        ]
 
 
 def assets() -> tuple[str, str]:
@@ -343,7 +463,9 @@ def assets() -> tuple[str, str]:
     return style.CSS + style.static("player.css"), style.static("accumviz.js")
 
 
-def fragment(kind: str, name: str, text: str, data: str, sheets: Iterable[str], script: str) -> str:
+def fragment(
+    kind: str, name: str, text: str, data: str, sheets: Iterable[str], script: str
+) -> str:
     """What a page carries of a view: its data, the text that stands there without it, its style sheets, its module.
 
     Sheets that several kinds of view share are given apart: a page needs each of them once.

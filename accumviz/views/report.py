@@ -36,15 +36,22 @@ def first_line(report: Report) -> str:
         return "Healthy: check finds no mistake."
     if report.verdict == "no verdict":
         return f"No verdict: {literal(report.reason)}."
-    rules = Counter(finding.rule for finding in report.findings if finding.severity != "note")
+    rules = Counter(
+        finding.rule for finding in report.findings if finding.severity != "note"
+    )
     told = [rule if many == 1 else f"{rule} × {many}" for rule, many in rules.items()]
     return f"{words.counted(sum(rules.values()), 'mistake')}: {', '.join(told)}."
 
 
 def report_html(report: Report) -> str:
     """Show a report: its verdict, every finding, and what could not be judged."""
-    looked = ", ".join(words.counted(many, what.removesuffix("s")) for what, many in report.counts.items())
-    seen = f" <span class='av-said'>Looked at: {escape(looked)}.</span>" if looked else ""
+    looked = ", ".join(
+        words.counted(many, what.removesuffix("s"))
+        for what, many in report.counts.items()
+    )
+    seen = (
+        f" <span class='av-said'>Looked at: {escape(looked)}.</span>" if looked else ""
+    )
     look = report.verdict.replace(" ", "-")
     said = f"{_SIGNS[report.verdict]} <b>{marked(first_line(report))}</b>{seen}"
     parts = [f'<p class="av-verdict av-{look}">{said}</p>']
@@ -52,9 +59,14 @@ def report_html(report: Report) -> str:
         parts.append(f"<p>{marked(report.reason)}</p>")
     parts += [_finding(finding) for finding in report.findings]
     if report.unjudged:
-        rows = "".join(f"<li><code>{escape(rule)}</code>: {escape(why)}</li>" for rule, why in report.unjudged.items())
+        rows = "".join(
+            f"<li><code>{escape(rule)}</code>: {escape(why)}</li>"
+            for rule, why in report.unjudged.items()
+        )
         many = words.counted(len(report.unjudged), "rule")
-        parts.append(f"<details><summary>Not judged: {many}</summary><ul>{rows}</ul></details>")
+        parts.append(
+            f"<details><summary>Not judged: {many}</summary><ul>{rows}</ul></details>"
+        )
     return f'<div class="accumviz av-report"><style>{style.CSS}{_CSS}</style>{"".join(parts)}</div>'
 
 
@@ -64,7 +76,10 @@ def _finding(finding: Finding) -> str:
     line = ""
     if finding.file or finding.line:
         line = f"<p><code>{escape(finding.file)}:{finding.line}</code> <code>{escape(finding.source)}</code></p>"
-    evidence = "; ".join(f"{escape(name)}: {escape(told(value))}" for name, value in finding.evidence.items())
+    evidence = "; ".join(
+        f"{escape(name)}: {escape(told(value))}"
+        for name, value in finding.evidence.items()
+    )
     cure = "\n".join(escape(text, keep="\t") for text in finding.cure.splitlines())
     return (
         f'<article class="av-{finding.severity}"><h3>{finding.severity}: <code>{escape(finding.rule)}</code>'

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.ledger import Event, Ledger
-from accumviz.shares import Shares
+from accumviz.ledger.ledger import Event, Ledger
+from accumviz.ledger.shares import Shares
 from accumviz.show import literal
 from accumviz.views.style import number
 
@@ -64,7 +64,13 @@ class Bar(NamedTuple):
         """What they add to, with as many digits as there may be room for."""
         if self.total == "?":
             return ["?"]
-        return [self.total, *(number(sum(part.share for part in self.segments), digits) for digits in (3, 2, 1))]
+        return [
+            self.total,
+            *(
+                number(sum(part.share for part in self.segments), digits)
+                for digits in (3, 2, 1)
+            ),
+        ]
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -78,7 +84,9 @@ def has_terms(ledger: Ledger) -> bool:
     return any("terms" in details for details in ledger.columns.details)
 
 
-def bars(ledger: Ledger, events: Iterable[int] | None = None, most: int = 0) -> tuple[list[Bar], str]:
+def bars(
+    ledger: Ledger, events: Iterable[int] | None = None, most: int = 0
+) -> tuple[list[Bar], str]:
     """A bar for each step among these events (all), and each objective of its backwards; of many the evenly spaced.
 
     `most` is how many segments there may be, 0 for any number. Also returns a sentence that says
@@ -93,7 +101,11 @@ def bars(ledger: Ledger, events: Iterable[int] | None = None, most: int = 0) -> 
     keys = shares.optimizer.astype(np.int64) * len(ledger) + shares.backward
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     again = (shares.step[first][which.reshape(-1)] < shares.step) & ~shares.erased
-    wanted = np.isin(shares.step, list(events)) if events is not None else np.ones(len(shares), bool)
+    wanted = (
+        np.isin(shares.step, list(events))
+        if events is not None
+        else np.ones(len(shares), bool)
+    )
     shares, again = shares.take(wanted), again[wanted]
     windows = _runs(shares.step)
     shown, note = windows, ""
@@ -104,7 +116,11 @@ def bars(ledger: Ledger, events: Iterable[int] | None = None, most: int = 0) -> 
                 shown.append((start, stop))
                 room -= stop - start
         note = f"The shares of {len(shown):,} of {len(windows):,} steps are shown."
-    return [bar for a, b in shown for bar in _of_step(ledger, shares.take(slice(a, b)), again[a:b])], note
+    return [
+        bar
+        for a, b in shown
+        for bar in _of_step(ledger, shares.take(slice(a, b)), again[a:b])
+    ], note
 
 
 def _runs(column: np.ndarray) -> list[tuple[int, int]]:
@@ -123,7 +139,9 @@ def _of_step(ledger: Ledger, window: Shares, used: np.ndarray) -> list[Bar]:
         segments = []
         told = zip(rows, rows.erased.tolist(), used[mine].tolist(), strict=True)
         # What is unknown comes last, so that what is known adds up, and has the room of an equal part, to be seen.
-        for row, erased, again in sorted(told, key=lambda one: (not math.isfinite(one[0].share), one[0].backward)):
+        for row, erased, again in sorted(
+            told, key=lambda one: (not math.isfinite(one[0].share), one[0].backward)
+        ):
             known = math.isfinite(row.share)
             length = row.share if known else 1 / len(rows)
             side = int(length < 0)
@@ -145,9 +163,22 @@ def _of_step(ledger: Ledger, window: Shares, used: np.ndarray) -> list[Bar]:
             ends[side] += length
         name = literal(rows[0].objective)
         label = ledger.events[rows[0].backward].label
-        total = "?" if any(part.unknown for part in segments) else number(sum(part.share for part in segments), 4)
+        total = (
+            "?"
+            if any(part.unknown for part in segments)
+            else number(sum(part.share for part in segments), 4)
+        )
         step = rows[0].step
-        found.append(Bar(step, name, label, tuple(segments), total, _sentence(step, name, segments, total)))
+        found.append(
+            Bar(
+                step,
+                name,
+                label,
+                tuple(segments),
+                total,
+                _sentence(step, name, segments, total),
+            )
+        )
     return found
 
 
@@ -160,15 +191,33 @@ def _sentence(step: int, name: str, segments: Sequence[Segment], total: str) -> 
     for why in dict.fromkeys(part.unknown for part in segments if part.unknown):
         told += f"{' T' if known else 't'}he share of {_named([p for p in segments if p.unknown == why])} is unknown: "
         told += f"{why}."
-    erased, again = [part for part in segments if part.erased], [part for part in segments if part.again]
-    told += f" {_named(erased).capitalize()} {_were(erased)} erased before the step." if erased else ""
-    told += f" {_named(again).capitalize()} {_were(again)} used by an earlier step, too." if again else ""
+    erased, again = (
+        [part for part in segments if part.erased],
+        [part for part in segments if part.again],
+    )
+    told += (
+        f" {_named(erased).capitalize()} {_were(erased)} erased before the step."
+        if erased
+        else ""
+    )
+    told += (
+        f" {_named(again).capitalize()} {_were(again)} used by an earlier step, too."
+        if again
+        else ""
+    )
     return told + unequal(segments)
 
 
 def unequal(segments: Sequence[Segment]) -> str:
     """How much more an element of one micro-batch weighs than one of another; nothing where all weigh the same."""
-    known = [p for p in segments if not p.unknown and not p.erased and math.isfinite(p.per_element) and p.per_element]
+    known = [
+        p
+        for p in segments
+        if not p.unknown
+        and not p.erased
+        and math.isfinite(p.per_element)
+        and p.per_element
+    ]
     if not known:
         return ""
     low = min(known, key=lambda part: abs(part.per_element))
@@ -176,7 +225,9 @@ def unequal(segments: Sequence[Segment]) -> str:
     ratio = abs(high.per_element / low.per_element)
     if ratio <= 1 + _SAME:
         return ""
-    one, other = ("", "") if high.elements == low.elements else (_elements(high), _elements(low))
+    one, other = (
+        ("", "") if high.elements == low.elements else (_elements(high), _elements(low))
+    )
     told = f"An element of micro-batch {high.nth}{one} weighs {number(ratio, 3)} times"
     return f" {told} one of micro-batch {low.nth}{other}."
 
@@ -238,7 +289,9 @@ def whose(step: Event, objective: str) -> str:
     >>> whose(Event(0, "step", rank=1), ""), whose(Event(0, "step", rank=1), "loss"), whose(Event(0, "step"), "loss")
     ('rank 1', 'rank 1 · loss', 'loss')
     """
-    return " · ".join(filter(None, ["" if step.rank is None else f"rank {step.rank}", objective]))
+    return " · ".join(
+        filter(None, ["" if step.rank is None else f"rank {step.rank}", objective])
+    )
 
 
 def reach(shown: Sequence[Bar]) -> tuple[float, float]:
@@ -251,7 +304,11 @@ def reach(shown: Sequence[Bar]) -> tuple[float, float]:
 def longest(shown: Sequence[Bar]) -> str:
     """The longest that is said of one step, of all its objectives together."""
     return max(
-        (" ".join(bar.words for bar in some) for _, some in itertools.groupby(shown, lambda bar: bar.step)), key=len
+        (
+            " ".join(bar.words for bar in some)
+            for _, some in itertools.groupby(shown, lambda bar: bar.step)
+        ),
+        key=len,
     )
 
 
@@ -268,8 +325,20 @@ def apart(names: Sequence[str]) -> dict[str, str]:
     different = dict.fromkeys(names)
     shared = ""
     for piece in re.findall(r"\w*\W+", names[0]) if len(different) > 1 else []:
-        if not all(name.startswith(shared + piece) and name != shared + piece for name in different):
+        if not all(
+            name.startswith(shared + piece) and name != shared + piece
+            for name in different
+        ):
             break
         shared += piece
-    short = [re.sub(r"Backward\d+", "", f"{'…' * bool(shared)}{name[len(shared) :]}") for name in different]
-    return dict(zip(different, short if len(set(short)) == len(short) else different, strict=True))
+    short = [
+        re.sub(r"Backward\d+", "", f"{'…' * bool(shared)}{name[len(shared) :]}")
+        for name in different
+    ]
+    return dict(
+        zip(
+            different,
+            short if len(set(short)) == len(short) else different,
+            strict=True,
+        )
+    )

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 from accumviz.views import style
 from accumviz.views.figure import Canvas, text_width
 from accumviz.views.legend import Key
@@ -39,7 +39,9 @@ class Grid(NamedTuple):
 class Strip(Protocol):
     """Draws one strip, with its upper edge at `top`."""
 
-    def __call__(self, canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None: ...
+    def __call__(
+        self, canvas: Canvas, grid: Grid, ledger: Ledger, top: float
+    ) -> None: ...
 
 
 def clear_of(y: float, height: float, line: float) -> tuple[float, float]:
@@ -57,7 +59,15 @@ def clear_of(y: float, height: float, line: float) -> tuple[float, float]:
 def beside(ledger: Ledger) -> float:
     """How many pixels the names of the strips take beside them."""
     told = {_saved: "tensors", _allocated: "on device", _weighed: "the step"}
-    return max([0.0, *(text_width(told[strip], 11.5) + 22 for strip in strips(ledger, range(len(ledger))))])
+    return max(
+        [
+            0.0,
+            *(
+                text_width(told[strip], 11.5) + 22
+                for strip in strips(ledger, range(len(ledger)))
+            ),
+        ]
+    )
 
 
 def strips(ledger: Ledger, events: Sequence[int]) -> list[Strip]:
@@ -65,7 +75,11 @@ def strips(ledger: Ledger, events: Sequence[int]) -> list[Strip]:
     saved = any(np.isfinite(ledger[e].saved_before) for e in events)
     allocated = any(np.isfinite(ledger[e].allocated) for e in events)
     weighed = bool(bars(ledger, events)[0])
-    found: list[tuple[Strip, bool]] = [(_weighed, weighed), (_saved, saved), (_allocated, allocated)]
+    found: list[tuple[Strip, bool]] = [
+        (_weighed, weighed),
+        (_saved, saved),
+        (_allocated, allocated),
+    ]
     return [strip for strip, measured in found if measured]
 
 
@@ -78,7 +92,11 @@ def strip_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     """What the legend says of them."""
     shown = strips(ledger, events)
     weighed = bars(ledger, events)[0]
-    found = [Key(f"share 1: {among(ledger) or 'the mean of one loss'}", INK, kind="dashed")] if weighed else []
+    found = (
+        [Key(f"share 1: {among(ledger) or 'the mean of one loss'}", INK, kind="dashed")]
+        if weighed
+        else []
+    )
     if any(part.unknown for bar in weighed for part in bar.segments):
         found.append(Key("unknown share", MUTED, 0.0, "xx"))
     found += saved_keys(ledger, events) if _saved in shown else []
@@ -88,16 +106,30 @@ def strip_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
 def strip_notes(ledger: Ledger, grid: Grid) -> list[str]:
     """What stands beside each other in one step, which nothing else tells, and whether sums had no room."""
     found = bars(ledger, grid.events)[0]
-    several = {step: [bar.objective for bar in found if bar.step == step] for step in {bar.step for bar in found}}
-    orders = dict.fromkeys(tuple(names) for _, names in sorted(several.items()) if len(names) > 1)
-    notes = [f"Shares of one step, from the left: {', '.join(names)}." for names in list(orders)[:2]]
+    several = {
+        step: [bar.objective for bar in found if bar.step == step]
+        for step in {bar.step for bar in found}
+    }
+    orders = dict.fromkeys(
+        tuple(names) for _, names in sorted(several.items()) if len(names) > 1
+    )
+    notes = [
+        f"Shares of one step, from the left: {', '.join(names)}."
+        for names in list(orders)[:2]
+    ]
     left_out = not all(_sums(found, grid))
-    return notes + (["Sums without room are left out here; they stand in the words below."] if left_out else [])
+    return notes + (
+        ["Sums without room are left out here; they stand in the words below."]
+        if left_out
+        else []
+    )
 
 
 def saved_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
     """What the legend says of the bytes that autograd keeps; of those after a backward only where there are any."""
-    after = any(np.isfinite(ledger[e].saved_after) and ledger[e].saved_after > 0 for e in events)
+    after = any(
+        np.isfinite(ledger[e].saved_after) and ledger[e].saved_after > 0 for e in events
+    )
     keys = [Key("saved before the backward", MUTED, BEFORE, kind="fill")]
     return keys + ([Key("saved after it", MUTED, AFTER, kind="fill")] if after else [])
 
@@ -110,15 +142,32 @@ def allocated_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
 
 
 def gap_of(
-    part: Segment, stack: list[Segment], y: float, height: float, *, told: str, wide: float
+    part: Segment,
+    stack: list[Segment],
+    y: float,
+    height: float,
+    *,
+    told: str,
+    wide: float,
 ) -> tuple[float, float] | None:
     """Where the hatching of what came from elsewhere leaves room for its number; None where it has none."""
     fits = height >= 26 and text_width(told, 11) <= wide - 3
-    return (y + height / 2 - 8, y + height / 2 + 8) if part.born < 0 and len(stack) > 1 and fits else None
+    return (
+        (y + height / 2 - 8, y + height / 2 + 8)
+        if part.born < 0 and len(stack) > 1 and fits
+        else None
+    )
 
 
 def _head(canvas: Canvas, grid: Grid, top: float, upper: str, lower: str) -> None:
-    canvas.line([10, grid.x(len(grid.events))], [top - grid.named] * 2, color=LINE, width=0.6, alpha=0.8, z=0)
+    canvas.line(
+        [10, grid.x(len(grid.events))],
+        [top - grid.named] * 2,
+        color=LINE,
+        width=0.6,
+        alpha=0.8,
+        z=0,
+    )
     if grid.named:
         canvas.text(10, top - grid.named / 2, f"{upper} {lower}", points=11.5)
         return
@@ -129,7 +178,16 @@ def _head(canvas: Canvas, grid: Grid, top: float, upper: str, lower: str) -> Non
 def _saved(canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None:
     base = top + _STRIP - 4
     _head(canvas, grid, top, "saved", "tensors")
-    most = max([1.0, *(ledger[e].saved_before for e in grid.events if np.isfinite(ledger[e].saved_before))])
+    most = max(
+        [
+            1.0,
+            *(
+                ledger[e].saved_before
+                for e in grid.events
+                if np.isfinite(ledger[e].saved_before)
+            ),
+        ]
+    )
     bar = min(grid.column * 0.62, 52.0)
     for i, e in enumerate(grid.events):
         event = ledger[e]
@@ -138,7 +196,14 @@ def _saved(canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None:
         x = grid.x(i) + (grid.column - bar) / 2
         for bytes_, offset in ((event.saved_before, 0.0), (event.saved_after, bar / 2)):
             height = (_STRIP - 24) * (bytes_ if np.isfinite(bytes_) else 0) / most
-            canvas.box(x + offset, base - height, bar / 2, height, fill=MUTED, alpha=AFTER if offset else BEFORE)
+            canvas.box(
+                x + offset,
+                base - height,
+                bar / 2,
+                height,
+                fill=MUTED,
+                alpha=AFTER if offset else BEFORE,
+            )
         canvas.line([x, x + bar], [base, base], color=MUTED, width=0.9)
         told = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
         if text_width(told, 11) <= grid.column - 4:
@@ -163,7 +228,9 @@ def _allocated(canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None:
             level = base - (_STRIP - 24) * peak / most
             canvas.line([x - 3, x + bar + 3], [level, level], width=1.6, z=4)
             told.insert(0, f"{style.size(peak)}, {told[0]}")
-        fitting = next((one for one in told if text_width(one, 11) <= grid.column - 4), "")
+        fitting = next(
+            (one for one in told if text_width(one, 11) <= grid.column - 4), ""
+        )
         canvas.text(x + bar / 2, top + 10, fitting, points=11, ha="center")
 
 
@@ -174,18 +241,34 @@ def _weighed(canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None:
     low, high = reach(found)
     scale = (_WEIGHED - 26) / (high - low)
     zero = top + 18 + high * scale
-    canvas.line([grid.left, grid.x(len(grid.events))], [zero, zero], color=MUTED, width=0.9, z=1)
+    canvas.line(
+        [grid.left, grid.x(len(grid.events))], [zero, zero], color=MUTED, width=0.9, z=1
+    )
     rooms, sums = _rooms(found, grid), _sums(found, grid)
     written = all(_fits(bar, rooms[bar.step] - 2, scale) for bar in found)
     where: list[tuple[float, float, float]] = []
-    for e, own in itertools.groupby(zip(found, sums, strict=True), key=lambda pair: pair[0].step):
+    for e, own in itertools.groupby(
+        zip(found, sums, strict=True), key=lambda pair: pair[0].step
+    ):
         among_ = list(own)
         left = grid.x(grid.events.index(e)) + (grid.column - rooms[e] * len(among_)) / 2
         for n, (bar, told) in enumerate(among_):
             # A lone part is its own sum, which stands at the end of the bar.
             inside = written and (len(bar.segments) > 1 or not told)
-            _stack(canvas, ledger, bar, left + n * rooms[e], rooms[e] - 2, zero, scale, written=inside)
-            middle, end = left + (n + 0.5) * rooms[e] - 1, zero - max(bar.ends[1], 0.0) * scale
+            _stack(
+                canvas,
+                ledger,
+                bar,
+                left + n * rooms[e],
+                rooms[e] - 2,
+                zero,
+                scale,
+                written=inside,
+            )
+            middle, end = (
+                left + (n + 0.5) * rooms[e] - 1,
+                zero - max(bar.ends[1], 0.0) * scale,
+            )
             canvas.text(middle, end - 9, told, points=11, bold=True, ha="center")
             half = text_width(told, 11, bold=True) / 2
             where += [(middle - half - 2, middle + half + 2, end - 9)] if told else []
@@ -193,7 +276,13 @@ def _weighed(canvas: Canvas, grid: Grid, ledger: Ledger, top: float) -> None:
         _dashed(canvas, grid, zero - one * scale, style.number(one), where)
 
 
-def _dashed(canvas: Canvas, grid: Grid, y: float, told: str, sums: list[tuple[float, float, float]]) -> None:
+def _dashed(
+    canvas: Canvas,
+    grid: Grid,
+    y: float,
+    told: str,
+    sums: list[tuple[float, float, float]],
+) -> None:
     """A line across the columns, with its name at the end, and a gap where it would strike a sum through."""
     end = grid.x(len(grid.events))
     gaps = sorted((left, right) for left, right, middle in sums if abs(middle - y) < 9)
@@ -214,8 +303,14 @@ def _sums(found: list[Bar], grid: Grid) -> list[str]:
     rooms, steps = _rooms(found, grid), [bar.step for bar in found]
     # A lone one may reach over the columns beside it, up to the next, or to the edge.
     at = [grid.events.index(e) for e in dict.fromkeys(steps)]
-    near = min([b - a for a, b in itertools.pairwise(at)], default=len(grid.events)) * grid.column
-    edge = min((grid.column * (2 * min(n, len(grid.events) - 1 - n) + 1) + 8 for n in at), default=0.0)
+    near = (
+        min([b - a for a, b in itertools.pairwise(at)], default=len(grid.events))
+        * grid.column
+    )
+    edge = min(
+        (grid.column * (2 * min(n, len(grid.events) - 1 - n) + 1) + 8 for n in at),
+        default=0.0,
+    )
 
     def told(bar: Bar, digits: int) -> str:
         return bar.totals[min(digits, len(bar.totals) - 1)]
@@ -231,17 +326,32 @@ def _sums(found: list[Bar], grid: Grid) -> list[str]:
 
 def _fits(bar: Bar, wide: float, scale: float) -> bool:
     """Whether each of its parts that is seen as one has room for its number."""
-    seen = [part for part in bar.segments if not part.unknown and abs(part.length) * scale > 3]
+    seen = [
+        part
+        for part in bar.segments
+        if not part.unknown and abs(part.length) * scale > 3
+    ]
     rooms = []
     for part in seen:
         end = part.start + part.length
         top, one = -max(part.start, end) * scale, -math.copysign(scale, end)
         rooms.append(clear_of(top, abs(part.length) * scale, one)[1])
-    return all(room >= 12 and text_width(part.told, 11) <= wide - 2 for room, part in zip(rooms, seen, strict=True))
+    return all(
+        room >= 12 and text_width(part.told, 11) <= wide - 2
+        for room, part in zip(rooms, seen, strict=True)
+    )
 
 
 def _stack(
-    canvas: Canvas, ledger: Ledger, bar: Bar, x: float, wide: float, zero: float, scale: float, *, written: bool
+    canvas: Canvas,
+    ledger: Ledger,
+    bar: Bar,
+    x: float,
+    wide: float,
+    zero: float,
+    scale: float,
+    *,
+    written: bool,
 ) -> None:
     color = style.label_colors(ledger.labels).get(bar.label, MUTED)
     for part in bar.segments:
@@ -264,5 +374,9 @@ def _stack(
         )
         if written and height > 3 and not part.unknown:
             ink = style.ink_on(color) if new else INK
-            middle = clear_of(y, height - gap, zero - math.copysign(scale, part.start + part.length))[0]
-            canvas.text(x + wide / 2, middle, part.told, points=11, ha="center", color=ink)
+            middle = clear_of(
+                y, height - gap, zero - math.copysign(scale, part.start + part.length)
+            )[0]
+            canvas.text(
+                x + wide / 2, middle, part.told, points=11, ha="center", color=ink
+            )

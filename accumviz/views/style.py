@@ -86,7 +86,10 @@ def stripes(dashes: tuple[int, ...]) -> str:
     ('; --av-d: var(--av-c) 0 6px, transparent 0 10px', '')
     """
     ends = itertools.accumulate(dashes)
-    stops = [f"{ink} 0 {end}px" for ink, end in zip(itertools.cycle(["var(--av-c)", "transparent"]), ends)]
+    stops = [
+        f"{ink} 0 {end}px"
+        for ink, end in zip(itertools.cycle(["var(--av-c)", "transparent"]), ends)
+    ]
     return f"; --av-d: {', '.join(stops)}" if stops else ""
 
 
@@ -113,7 +116,9 @@ def ink_on(color: str) -> str:
     ('#fff', '#000', '#000')
     """
     parts = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts
+    )
     light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "#fff" if (light + 0.05) ** 2 < 1.05 * 0.05 else "#000"
 
@@ -153,4 +158,8 @@ def size(count: float) -> str:
         if abs(count) < 1024 or unit == "GiB":
             break
         count /= 1024
-    return f"{count:.3g} {unit}" if unit != "B" and abs(count) < 999.5 else f"{count:.0f} {unit}"
+    return (
+        f"{count:.3g} {unit}"
+        if unit != "B" and abs(count) < 999.5
+        else f"{count:.0f} {unit}"
+    )

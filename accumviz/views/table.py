@@ -6,7 +6,7 @@ import html
 import math
 from collections.abc import Iterable
 
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Provenance
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Provenance
 from accumviz.show import literal
 from accumviz.views import style, words
 
@@ -58,31 +58,50 @@ def ledger_html(ledger: Ledger) -> str:
 
     At most 40 events (the first and the last) and 6 parameters are shown, with a note about the rest.
 
-    >>> from accumviz.ledger import Parameter
+    >>> from accumviz.ledger.ledger import Parameter
     >>> rows = [dict(kind="backward", label="loss", contribution={"w": -16}, grad={"w": -16})]
     >>> "−16" in ledger_html(Ledger.build([Parameter("w", (1,))], rows))
     True
     """
-    half, shown = _MOST_ROWS // 2, list(range(min(len(ledger.parameters), _MOST_PARAMETERS)))
+    half, shown = (
+        _MOST_ROWS // 2,
+        list(range(min(len(ledger.parameters), _MOST_PARAMETERS))),
+    )
     left_out = len(ledger) - _MOST_ROWS
-    events = list(ledger) if left_out <= 0 else [*ledger.events[:half], *ledger.events[-half:]]
+    events = (
+        list(ledger)
+        if left_out <= 0
+        else [*ledger.events[:half], *ledger.events[-half:]]
+    )
     body = [_row(ledger, event, shown) for event in events]
     notes = []
     if left_out > 0:
         width = 3 + _has_loss(ledger) + 2 * len(shown)
         gap = f"<span>… {left_out:,} events between are not shown</span>"
         body.insert(half, f'<tr><td class="av-gap" colspan="{width}">{gap}</td></tr>')
-        notes.append(f"Shown: the first {half} and the last {half} of {len(ledger):,} events.")
+        notes.append(
+            f"Shown: the first {half} and the last {half} of {len(ledger):,} events."
+        )
     if len(ledger.parameters) > len(shown):
-        notes.append(f"Shown: the first {len(shown)} of {len(ledger.parameters):,} parameters.")
+        notes.append(
+            f"Shown: the first {len(shown)} of {len(ledger.parameters):,} parameters."
+        )
     if not ledger.complete:
-        notes.insert(0, "Incomplete: the process ended before the recording was closed.")
+        notes.insert(
+            0, "Incomplete: the process ended before the recording was closed."
+        )
     if any(not words.is_vector(ledger, p) for p in shown):
         notes.append("‖ ‖ is the 2-norm of a tensor with more than 4 elements.")
     told = "".join(f"<p>{note}</p>" for note in notes)
-    inside = f"{_head(ledger, shown)}<tbody>{''.join(body)}</tbody>" if len(ledger) else ""
+    inside = (
+        f"{_head(ledger, shown)}<tbody>{''.join(body)}</tbody>" if len(ledger) else ""
+    )
     caption = f"Ledger: {words.overview(ledger, range(len(ledger)), range(len(ledger.parameters)))}"
-    return _framed(f"<table><caption><span>{html.escape(caption)}</span></caption>{inside}</table>", "ledger", told)
+    return _framed(
+        f"<table><caption><span>{html.escape(caption)}</span></caption>{inside}</table>",
+        "ledger",
+        told,
+    )
 
 
 def _head(ledger: Ledger, shown: Iterable[int]) -> str:
@@ -118,7 +137,10 @@ def _has_loss(ledger: Ledger) -> bool:
 
 def _row(ledger: Ledger, event: Event, shown: Iterable[int]) -> str:
     lost = ledger.unconsumed(event.index)
-    cells = "".join(_cells(ledger, event.index, p, lost.get(ledger.parameters[p].name, [])) for p in shown)
+    cells = "".join(
+        _cells(ledger, event.index, p, lost.get(ledger.parameters[p].name, []))
+        for p in shown
+    )
     loss = "" if math.isnan(event.loss) else style.number(event.loss)
     if _has_loss(ledger):
         cells += f'<td class="av-n av-first">{loss}</td>'
@@ -133,8 +155,16 @@ def _event(ledger: Ledger, event: Event, lost: dict[str, list[int]]) -> str:
     about, dot = words.subject(event), ""
     if event.kind == "backward":
         color = style.label_colors(ledger.labels)[event.label]
-        dot = f'<span class="av-label" style="background:{color}"></span>' if len(ledger.labels) > 1 else ""
-    name = f" {dot}<code><bdi>{html.escape(words.shorten(about, 28))}</bdi></code>" if about else ""
+        dot = (
+            f'<span class="av-label" style="background:{color}"></span>'
+            if len(ledger.labels) > 1
+            else ""
+        )
+    name = (
+        f" {dot}<code><bdi>{html.escape(words.shorten(about, 28))}</bdi></code>"
+        if about
+        else ""
+    )
     said = [] if event.rank is None else [f"rank {event.rank}"]
     if event.skipped:
         said.append("skipped: no weight changed")
@@ -147,7 +177,9 @@ def _event(ledger: Ledger, event: Event, lost: dict[str, list[int]]) -> str:
             f"({', '.join(f'#{b}' for b in backwards[:4])}{', …' if len(backwards) > 4 else ''}) "
             f"in {words.counted(len(lost), 'parameter')}"
         )
-    remarks = "".join(f'<span class="av-said">{html.escape(remark)}</span>' for remark in said)
+    remarks = "".join(
+        f'<span class="av-said">{html.escape(remark)}</span>' for remark in said
+    )
     color = style.KIND[event.kind]
     return f'<span class="av-kind" style="border-color:{color}"><b>{event.kind}</b>{name}</span>{remarks}'
 
@@ -155,16 +187,26 @@ def _event(ledger: Ledger, event: Event, lost: dict[str, list[int]]) -> str:
 def _code(event: Event) -> str:
     line = f'<span class="av-quiet">{event.line}</span> ' if event.line else ""
     full, short = literal(event.source.strip()), words.shorten(event.source.strip(), 44)
-    return f'{line}<code title="{html.escape(full)}">{html.escape(short)}</code>' if full else line
+    return (
+        f'{line}<code title="{html.escape(full)}">{html.escape(short)}</code>'
+        if full
+        else line
+    )
 
 
 def _cells(ledger: Ledger, event: int, p: int, lost: list[int]) -> str:
     state = ledger.state[event, p]
     added = _plain(ledger, event, p, "contribution") if state & CONTRIBUTED else ""
     if lost:
-        gone = ", ".join(words.value(ledger, b, p, "contribution") for b in lost[:2]) + (", …" if len(lost) > 2 else "")
+        gone = ", ".join(
+            words.value(ledger, b, p, "contribution") for b in lost[:2]
+        ) + (", …" if len(lost) > 2 else "")
         added += f'<span class="av-said">erased {html.escape(gone)}, unused</span>'
-    grad = _plain(ledger, event, p, "grad") if state & PRESENT else '<span class="av-none">None</span>'
+    grad = (
+        _plain(ledger, event, p, "grad")
+        if state & PRESENT
+        else '<span class="av-none">None</span>'
+    )
     return f'<td class="av-n av-first">{added}</td><td class="av-n av-grad">{grad}</td>'
 
 
@@ -188,7 +230,11 @@ def provenance_html(provenance: Provenance) -> str:
     for p in chosen:
         cells = ""
         for i, label in enumerate(labels):
-            share = math.sqrt(min(float(total[i, p]) / most, 1.0)) if math.isfinite(total[i, p]) else 1.0
+            share = (
+                math.sqrt(min(float(total[i, p]) / most, 1.0))
+                if math.isfinite(total[i, p])
+                else 1.0
+            )
             # Transparent over the page's own background: readable in light and dark.
             shade = f"background:{colors[label]}{round(110 * share):02x} !important"
             # In the cell's own colour: a quieter one is not readable on the shade.
@@ -199,11 +245,15 @@ def provenance_html(provenance: Provenance) -> str:
                 else ('<td class="av-n av-none">nothing</td>')
             )
         name = html.escape(words.shorten(names[p], 40))
-        rows.append(f'<tr><th scope="row"><code><bdi>{name}</bdi></code></th>{cells}</tr>')
+        rows.append(
+            f'<tr><th scope="row"><code><bdi>{name}</bdi></code></th>{cells}</tr>'
+        )
     note = (
         ""
         if len(chosen) == len(names)
-        else (f"<p>Shown: the first {half} and the last {half} of {len(names):,} parameters.</p>")
+        else (
+            f"<p>Shown: the first {half} and the last {half} of {len(names):,} parameters.</p>"
+        )
     )
     head = "".join(
         f'<th class="av-n" scope="col"><span class="av-label" style="background:{colors[label]}"></span>'

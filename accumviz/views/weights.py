@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from accumviz import given
-from accumviz.ledger import Ledger
+from accumviz import arguments
+from accumviz.ledger.ledger import Ledger
 from accumviz.show import literal
 from accumviz.views import words
 from accumviz.views.style import number
@@ -53,15 +53,23 @@ def path(ledger: Ledger) -> tuple[list[str], list[int], np.ndarray]:
     """
     nothing: tuple[list[str], list[int], np.ndarray] = ([], [], np.zeros((0, 0)))
     parameters = ledger.parameters
-    if not 1 <= sum(p.numel for p in parameters) <= 2 or any(p.rank is not None for p in parameters):
+    if not 1 <= sum(p.numel for p in parameters) <= 2 or any(
+        p.rank is not None for p in parameters
+    ):
         return nothing
     found = [ledger.weights(i) for i in range(len(parameters))]
     if any(not one.size for one in found):
         return nothing
     elements = np.concatenate(found, axis=1)
-    names = [literal(p.name) + (f"[{i}]" if p.numel > 1 else "") for p in parameters for i in range(p.numel)]
+    names = [
+        literal(p.name) + (f"[{i}]" if p.numel > 1 else "")
+        for p in parameters
+        for i in range(p.numel)
+    ]
     steps = {event.index for event in ledger.of("step")}
-    known = [e for e in range(len(ledger)) if e in steps or not np.isnan(elements[e]).all()]
+    known = [
+        e for e in range(len(ledger)) if e in steps or not np.isnan(elements[e]).all()
+    ]
     at = [e if e in steps else -1 for e in known]
     if not steps or at.count(-1) > 1:
         return nothing
@@ -75,19 +83,30 @@ def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
     `TypeError` for a loss that cannot be called or returns no number.
     """
     if loss is not None and not callable(loss):
-        raise TypeError(f"loss is {given.a(loss)}; expected a function of the weights: loss=lambda w: ...")
+        raise TypeError(
+            f"loss is {arguments.a(loss)}; expected a function of the weights: loss=lambda w: ..."
+        )
     paths = [path(ledger) for ledger in ledgers]
     names = {tuple(one) for one, _, _ in paths}
     if len(names) != 1 or not (axes := names.pop()):
         return None
-    ranges = tuple(_range([points[:, i] for _, _, points in paths]) for i in range(len(axes)))
+    ranges = tuple(
+        _range([points[:, i] for _, _, points in paths]) for i in range(len(axes))
+    )
     steps = max(len(at) for _, at, _ in paths)
     if loss is None:
         return Field(axes, ranges, runs=len(paths), steps=steps)
     ends = [points[np.isfinite(points).all(axis=1)][-1:] for _, _, points in paths]
-    middle = [float(np.clip(ends[0][0, i] if len(ends[0]) else low, low, high)) for i, (low, high) in enumerate(ranges)]
-    ranges = tuple(_down_to_the_valley(loss, ranges[i], middle, i) for i in range(len(ranges)))
-    across = [np.linspace(*one, _FINE if len(ranges) == 1 else _COARSE) for one in ranges]
+    middle = [
+        float(np.clip(ends[0][0, i] if len(ends[0]) else low, low, high))
+        for i, (low, high) in enumerate(ranges)
+    ]
+    ranges = tuple(
+        _down_to_the_valley(loss, ranges[i], middle, i) for i in range(len(ranges))
+    )
+    across = [
+        np.linspace(*one, _FINE if len(ranges) == 1 else _COARSE) for one in ranges
+    ]
     if len(across) == 1:
         losses = np.array([[_at(loss, x) for x in across[0]]])
     else:
@@ -115,14 +134,27 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
         values = [float(x) for x in points[i]]
         stands = _stands(ground, values, i)
         x, y = _seen(stands, before, across, up)
-        station = [round(_along(x, across, _LEFT, _RIGHT), 1), round(_along(y, up, _BOTTOM, _TOP), 1)]
-        told.append([place[at[i]], *station, _words(ground, names, values, digits), _arrow(ground, values)])
+        station = [
+            round(_along(x, across, _LEFT, _RIGHT), 1),
+            round(_along(y, up, _BOTTOM, _TOP), 1),
+        ]
+        told.append(
+            [
+                place[at[i]],
+                *station,
+                _words(ground, names, values, digits),
+                _arrow(ground, values),
+            ]
+        )
         before = stands
     if not told:
         return {}
     sides = [(across, (_LEFT, _RIGHT)), (up, (_BOTTOM, _TOP))]
     bases = [_base(*axis) for axis in (across, up)]
-    marks = [_round_values(low - base, high - base) for (low, high), base in zip((across, up), bases, strict=True)]
+    marks = [
+        _round_values(low - base, high - base)
+        for (low, high), base in zip((across, up), bases, strict=True)
+    ]
     if len(ground.names) == 1 and ground.losses is None:
         marks[0] = [step for step in marks[0] if step.is_integer()]
     axes = [
@@ -130,7 +162,10 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
         for name, base in zip(axes, bases, strict=True)
     ]
     ticks = [
-        [[round(_along(v + base, axis, *span), 1), told] for v, told in zip(found, _apart(found), strict=True)]
+        [
+            [round(_along(v + base, axis, *span), 1), told]
+            for v, told in zip(found, _apart(found), strict=True)
+        ]
         for found, base, (axis, span) in zip(marks, bases, sides, strict=True)
     ]
     note = f"Small dots: after each step.{' Grey: the loss.' if lines else ''}"
@@ -139,13 +174,18 @@ def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, A
     return {"m": _elements(axes, ticks, lines), "note": note, "arrow": arrow, "p": told}
 
 
-def _elements(axes: Sequence[str], ticks: Sequence[Sequence[Any]], lines: Sequence[str]) -> list[list[Any]]:
+def _elements(
+    axes: Sequence[str], ticks: Sequence[Sequence[Any]], lines: Sequence[str]
+) -> list[list[Any]]:
     """Ticks, axes with their names, and lines of the loss: each a name, its attributes, and its text if it has one."""
     across, up = axes
     below, beside = ticks
     return [
         *(["text.av-tickx", {"x": at, "y": 176}, text] for at, text in below),
-        *(["text.av-ticky", {"x": 40, "y": round(at + 4, 1)}, text] for at, text in beside),
+        *(
+            ["text.av-ticky", {"x": 40, "y": round(at + 4, 1)}, text]
+            for at, text in beside
+        ),
         ["path.av-axes", {"d": "M46 10V162H310"}],
         ["text.av-axisname", {"x": 310, "y": 189, "text-anchor": "end"}, across],
         ["text.av-axisname", {"x": 50, "y": 10}, up],
@@ -190,10 +230,15 @@ def _range(paths: Sequence[np.ndarray]) -> tuple[float, float]:
     low = max(float(every.min(initial=begin)), begin - most)
     high = min(float(every.max(initial=begin)), begin + most)
     # What does not run away is seen whole, beside however short a path.
-    reaches = [float(np.abs(one[np.isfinite(one)] - begin).max(initial=0.0)) for one in paths]
+    reaches = [
+        float(np.abs(one[np.isfinite(one)] - begin).max(initial=0.0)) for one in paths
+    ]
     for one, reach in zip(paths, reaches, strict=True):
         if _is_steady(one) and reach <= _LONG * float(np.median(reaches)):
-            low, high = min(low, float(one.min(initial=low))), max(high, float(one.max(initial=high)))
+            low, high = (
+                min(low, float(one.min(initial=low))),
+                max(high, float(one.max(initial=high))),
+            )
     margin = 0.12 * (high - low) or 0.5 * abs(begin) or 1.0
     return low - margin, high + margin
 
@@ -205,10 +250,15 @@ def _is_steady(one: np.ndarray) -> bool:
     (True, False)
     """
     sizes = np.abs(np.diff(one))
-    return bool(np.isfinite(sizes).all() and (not sizes.any() or sizes.max() <= _FAR * sizes[sizes > 0][0]))
+    return bool(
+        np.isfinite(sizes).all()
+        and (not sizes.any() or sizes.max() <= _FAR * sizes[sizes > 0][0])
+    )
 
 
-def _down_to_the_valley(loss: Loss, span: tuple[float, float], middle: list[float], i: int) -> tuple[float, float]:
+def _down_to_the_valley(
+    loss: Loss, span: tuple[float, float], middle: list[float], i: int
+) -> tuple[float, float]:
     """A range that goes on while the loss falls, for some way: a path is read by where it leads."""
     low, high = span
 
@@ -217,7 +267,11 @@ def _down_to_the_valley(loss: Loss, span: tuple[float, float], middle: list[floa
 
     for _ in range(6):
         wide = high - low
-        below, inside, above = at(low), min(at(low + 0.2 * wide), at(high - 0.2 * wide)), at(high)
+        below, inside, above = (
+            at(low),
+            min(at(low + 0.2 * wide), at(high - 0.2 * wide)),
+            at(high),
+        )
         if below < inside and below <= above:
             low -= 0.5 * wide
         elif above < inside:
@@ -227,7 +281,9 @@ def _down_to_the_valley(loss: Loss, span: tuple[float, float], middle: list[floa
     return low, high
 
 
-def _axes(ground: Field, points: int) -> tuple[list[str], tuple[tuple[float, float], tuple[float, float]], list[str]]:
+def _axes(
+    ground: Field, points: int
+) -> tuple[list[str], tuple[tuple[float, float], tuple[float, float]], list[str]]:
     """What the axes are called, what they reach, and the lines of the loss."""
     names = [shorten(name, 24) for name in ground.names]
     if len(names) == 2:
@@ -238,7 +294,9 @@ def _axes(ground: Field, points: int) -> tuple[list[str], tuple[tuple[float, flo
         return ["step", *names], ((0.0, float(max(points - 1, 1))), only), []
     values = ground.losses[0]
     finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    low, high = (
+        (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    )
     up = (min(low, 0.0) if low < 0.3 * high else low, high if high > low else low + 1.0)
     xs = np.linspace(_LEFT, _RIGHT, len(values))
     known = np.isfinite(values)
@@ -255,10 +313,17 @@ def _contours(ground: Field) -> list[str]:
     losses = ground.losses
     low, high = float(np.nanmin(losses)), float(np.nanmax(losses))
     rows, columns = losses.shape
-    generator = contour_generator(np.linspace(_LEFT, _RIGHT, columns), np.linspace(_BOTTOM, _TOP, rows), losses)
+    generator = contour_generator(
+        np.linspace(_LEFT, _RIGHT, columns), np.linspace(_BOTTOM, _TOP, rows), losses
+    )
     # Closer together near the valley, where paths go.
-    levels = [low + (high - low) * (k / (_LEVELS + 1)) ** 2 for k in range(1, _LEVELS + 1)]
-    return ["".join(_line(np.asarray(line)) for line in generator.lines(level)) for level in levels]
+    levels = [
+        low + (high - low) * (k / (_LEVELS + 1)) ** 2 for k in range(1, _LEVELS + 1)
+    ]
+    return [
+        "".join(_line(np.asarray(line)) for line in generator.lines(level))
+        for level in levels
+    ]
 
 
 def _line(points: np.ndarray) -> str:
@@ -282,13 +347,19 @@ def _round_values(low: float, high: float) -> list[float]:
     if not 0 < wide < math.inf:
         return [low]
     unit = 10.0 ** math.floor(math.log10(wide))
-    step = next(unit * k for k in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if wide / (unit * k) < 5)
-    values = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    step = next(
+        unit * k for k in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if wide / (unit * k) < 5
+    )
+    values = [
+        k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)
+    ]
     # What needs more digits than there is room for would say its neighbour's number.
     said = [float(f"{value:.{_MOST_DIGITS}g}") for value in values]
-    return [value for value, exact in zip(said, values, strict=True) if math.isclose(value, exact, rel_tol=1e-8)] or [
-        float(f"{values[0]:.6g}") if values else low
-    ]
+    return [
+        value
+        for value, exact in zip(said, values, strict=True)
+        if math.isclose(value, exact, rel_tol=1e-8)
+    ] or [float(f"{values[0]:.6g}") if values else low]
 
 
 def _base(low: float, high: float) -> float:
@@ -308,7 +379,10 @@ def _stands(ground: Field, values: Sequence[float], i: int) -> tuple[float, floa
     elif ground.loss is None:
         x, y = float(i), values[0]
     else:
-        x, y = values[0], _at(ground.loss, values[0]) if math.isfinite(values[0]) else math.inf
+        x, y = (
+            values[0],
+            _at(ground.loss, values[0]) if math.isfinite(values[0]) else math.inf,
+        )
     return (x if math.isfinite(x) else math.inf), (y if math.isfinite(y) else math.inf)
 
 
@@ -323,17 +397,29 @@ def _seen(
     [1.5, 2.0]
     """
     inside = [float(np.clip(v, *axis)) for v, axis in zip(point, axes, strict=True)]
-    if before is None or not all(low <= v <= high for v, (low, high) in zip(before, axes, strict=True)):
+    if before is None or not all(
+        low <= v <= high for v, (low, high) in zip(before, axes, strict=True)
+    ):
         return inside
-    gone = [(now - v) / (to - v) for v, now, to in zip(before, inside, point, strict=True) if to not in (now, math.inf)]
+    gone = [
+        (now - v) / (to - v)
+        for v, now, to in zip(before, inside, point, strict=True)
+        if to not in (now, math.inf)
+    ]
     share = min(gone, default=1.0)
     return [
-        v + share * (to - v) if math.isfinite(to) else now for v, now, to in zip(before, inside, point, strict=True)
+        v + share * (to - v) if math.isfinite(to) else now
+        for v, now, to in zip(before, inside, point, strict=True)
     ]
 
 
-def _words(ground: Field, names: Sequence[str], values: Sequence[float], digits: int) -> str:
-    told = [f"{shorten(name, 40)} {number(value, digits)}" for name, value in zip(names, values, strict=True)]
+def _words(
+    ground: Field, names: Sequence[str], values: Sequence[float], digits: int
+) -> str:
+    told = [
+        f"{shorten(name, 40)} {number(value, digits)}"
+        for name, value in zip(names, values, strict=True)
+    ]
     if ground.loss is not None and all(map(math.isfinite, values)):
         told.append(f"loss {number(_at(ground.loss, *values))}")
     return ", ".join(told)

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from accumviz.graph import Graph
-from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.graph.graph import Graph
+from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import literal
 from accumviz.views.shares import bars
 from accumviz.views.style import number, size
@@ -23,7 +23,10 @@ _MOST_NAMES = 6
 _DIGITS: WeakKeyDictionary[Ledger, dict[int, int]] = WeakKeyDictionary()
 # So many letters stand on end above a column of a player.
 _UPRIGHT = 12
-_IN_BRACKETS, _OBJECT = re.compile(r"\([^()]*\)|\[[^\[\]]*\]"), re.compile(r"[^\W\d]\w*(\.\w+)*")
+_IN_BRACKETS, _OBJECT = (
+    re.compile(r"\([^()]*\)|\[[^\[\]]*\]"),
+    re.compile(r"[^\W\d]\w*(\.\w+)*"),
+)
 
 
 def shorten(text: str, limit: int) -> str:
@@ -67,11 +70,17 @@ def brief_call(text: str, limit: int) -> str:
 def _last_call(text: str) -> tuple[str, str, str] | None:
     """The name of what is called last, what stands in its brackets, what follows; None if more than an object leads."""
     end = text.rfind(")")
-    depths = itertools.accumulate({")": 1, "(": -1}.get(letter, 0) for letter in reversed(text[: end + 1]))
+    depths = itertools.accumulate(
+        {")": 1, "(": -1}.get(letter, 0) for letter in reversed(text[: end + 1])
+    )
     opened = end - next((n for n, depth in enumerate(depths) if depth == 0), end)
     leads = _IN_BRACKETS.sub("", _IN_BRACKETS.sub("", text[:opened])) if end > 0 else ""
     name = leads.rpartition(".")[2]
-    return (name, text[opened + 1 : end], text[end + 1 :]) if _OBJECT.fullmatch(leads) else None
+    return (
+        (name, text[opened + 1 : end], text[end + 1 :])
+        if _OBJECT.fullmatch(leads)
+        else None
+    )
 
 
 def reading(chapter: str) -> tuple[str, str]:
@@ -128,7 +137,9 @@ def title(event: Event) -> str:
     >>> title(Event(0, "backward", "loss / K", rank=1)), title(Event(0, "sync", details={"op": "reduce-scatter"}))
     ('1: loss / K', 'scatter')
     """
-    what = {"backward": subject(event), "sync": collective(event, _UPRIGHT)}.get(event.kind) or action(event)
+    what = {"backward": subject(event), "sync": collective(event, _UPRIGHT)}.get(
+        event.kind
+    ) or action(event)
     return on_rank(event, brief(what, _UPRIGHT - len(on_rank(event, "x")) + 1))
 
 
@@ -180,7 +191,11 @@ def averaged(ledger: Ledger, parameter: int) -> list[Event]:
     syncs = ledger.of("sync")
     if not syncs:
         return []
-    grad = ledger.exact[parameter][1][:, 0] if is_signed(ledger, parameter) else ledger.grad[:, parameter]
+    grad = (
+        ledger.exact[parameter][1][:, 0]
+        if is_signed(ledger, parameter)
+        else ledger.grad[:, parameter]
+    )
     moved, state = np.append(np.nan, grad[:-1]) != grad, ledger.state[:, parameter]
     return [
         s
@@ -190,7 +205,9 @@ def averaged(ledger: Ledger, parameter: int) -> list[Event]:
     ]
 
 
-def value(ledger: Ledger, event: int, parameter: int, of: str = "grad", digits: int = 4) -> str:
+def value(
+    ledger: Ledger, event: int, parameter: int, of: str = "grad", digits: int = 4
+) -> str:
     """Write a contribution (empty if there was none) or a `.grad` ("None" if there was none).
 
     One element is written as it is, up to four as a vector, more as their 2-norm, `‖·‖`.
@@ -198,8 +215,14 @@ def value(ledger: Ledger, event: int, parameter: int, of: str = "grad", digits: 
     """
     if not ledger.state[event, parameter] & (PRESENT if of == "grad" else CONTRIBUTED):
         return "None" if of == "grad" else ""
-    norm = float((ledger.grad if of == "grad" else ledger.contribution)[event, parameter])
-    elements = ledger.exact[parameter][of == "grad"][event] if parameter in ledger.exact else np.empty(0)
+    norm = float(
+        (ledger.grad if of == "grad" else ledger.contribution)[event, parameter]
+    )
+    elements = (
+        ledger.exact[parameter][of == "grad"][event]
+        if parameter in ledger.exact
+        else np.empty(0)
+    )
     if elements.size == 1:
         sign = "+" if of == "contribution" and elements[0] > 0 else ""
         return sign + number(float(elements[0]), digits)
@@ -236,7 +259,11 @@ def head(event: Event) -> str:
     link = {"backward": "of", "step": "by", "sync": "by"}.get(event.kind, "on")
     told = action(event)
     told += f" {link} {shorten(subject(event), 40)}" if subject(event) else ""
-    told += f" of {int(event.details['bytes']):,} bytes" if event.kind == "sync" and "bytes" in event.details else ""
+    told += (
+        f" of {int(event.details['bytes']):,} bytes"
+        if event.kind == "sync" and "bytes" in event.details
+        else ""
+    )
     told += f", {place(event)}" if place(event) else ""
     return told if math.isnan(event.loss) else f"{told}, loss {number(event.loss)}"
 
@@ -249,12 +276,21 @@ def before(first: Graph | None = None) -> tuple[str, str]:
     >>> before(Graph((), (), (), {"before": False}))[0]
     'Before the first event: nothing has run yet. Press play, or drag.'
     """
-    told = {None: "nothing is recorded yet", False: "nothing has run yet", True: "its graph is built already"}
+    told = {
+        None: "nothing is recorded yet",
+        False: "nothing has run yet",
+        True: "its graph is built already",
+    }
     known = None if first is None else first.meta.get("before")
     graph = (
-        "This graph was built before the recording began." if known is True else "No graph yet: a forward builds it."
+        "This graph was built before the recording began."
+        if known is True
+        else "No graph yet: a forward builds it."
     )
-    return f"Before the first event: {told.get(known, told[None])}. Press play, or drag.", graph
+    return (
+        f"Before the first event: {told.get(known, told[None])}. Press play, or drag.",
+        graph,
+    )
 
 
 def memory(event: Event) -> str:
@@ -265,9 +301,13 @@ def memory(event: Event) -> str:
     """
     told = []
     if not math.isnan(event.saved_before):
-        told.append(f"saved tensors {size(event.saved_before)} before, {size(event.saved_after)} after")
+        told.append(
+            f"saved tensors {size(event.saved_before)} before, {size(event.saved_after)} after"
+        )
     if not math.isnan(event.allocated):
-        most = "" if math.isnan(event.peak) else f", {size(event.peak)} at most on the way"
+        most = (
+            "" if math.isnan(event.peak) else f", {size(event.peak)} at most on the way"
+        )
         told.append(f"{size(event.allocated)} allocated{most}")
     return "; ".join(told)
 
@@ -280,7 +320,10 @@ def held(event: Event) -> str:
     >>> held(Event(0, "step", details={"lr": [0.1, 0.01]}))
     'learning rates 0.1, 0.01'
     """
-    known = {name: _numbers(event.details.get(name)) for name in ("total_norm", "max_norm", "clip_value", "amp_scale")}
+    known = {
+        name: _numbers(event.details.get(name))
+        for name in ("total_norm", "max_norm", "clip_value", "amp_scale")
+    }
     told = []
     if event.kind == "clip":
         told += [f"norm {number(x)}" for x in known["total_norm"]]
@@ -288,18 +331,30 @@ def held(event: Event) -> str:
         told += [f"limit {number(x)} for each element" for x in known["clip_value"]]
         if known["total_norm"] and known["max_norm"]:
             norm, most = known["total_norm"][0], known["max_norm"][0]
-            told += [f"factor {number(min(1.0, most / (norm + 1e-6)))}"] if norm >= 0 and math.isfinite(norm) else []
+            told += (
+                [f"factor {number(min(1.0, most / (norm + 1e-6)))}"]
+                if norm >= 0 and math.isfinite(norm)
+                else []
+            )
     if event.kind in ("backward", "unscale", "step"):
         told += [f"the scaler’s scale {number(x)}" for x in known["amp_scale"]]
-    if event.kind == "step" and (rates := list(dict.fromkeys(_numbers(event.details.get("lr"))))):
-        told.append(f"learning rate{'s' * (len(rates) > 1)} {', '.join(map(number, rates[:_MOST_NAMES]))}")
+    if event.kind == "step" and (
+        rates := list(dict.fromkeys(_numbers(event.details.get("lr"))))
+    ):
+        told.append(
+            f"learning rate{'s' * (len(rates) > 1)} {', '.join(map(number, rates[:_MOST_NAMES]))}"
+        )
     return ", ".join(told)
 
 
 def _numbers(given: object) -> list[float]:
     """The numbers among what an event's details hold there."""
     values = given if isinstance(given, list | tuple) else [given]
-    return [float(x) for x in values if isinstance(x, int | float) and not isinstance(x, bool)]
+    return [
+        float(x)
+        for x in values
+        if isinstance(x, int | float) and not isinstance(x, bool)
+    ]
 
 
 def about(event: Event) -> str:
@@ -323,14 +378,18 @@ def moved(ledger: Ledger, event: Event) -> str:
     for p, values in sorted(kept.elements.items()):
         if not np.isnan(values[at]).all():
             numbers = [number(float(x), _digits(ledger)[p]) for x in values[at]]
-            told.append(f"{shorten(parameters[p].name, 40)} is now {', '.join(numbers)}")
+            told.append(
+                f"{shorten(parameters[p].name, 40)} is now {', '.join(numbers)}"
+            )
     return ", ".join(told)
 
 
 def _digits(ledger: Ledger) -> dict[int, int]:
     """With how many digits a parameter's weights are told: they take all of its steps, and are asked for at each."""
     if ledger not in _DIGITS:
-        _DIGITS[ledger] = {p: telling(values) for p, values in ledger.weighed.elements.items()}
+        _DIGITS[ledger] = {
+            p: telling(values) for p, values in ledger.weighed.elements.items()
+        }
     return _DIGITS[ledger]
 
 
@@ -346,7 +405,10 @@ def telling(values: np.ndarray) -> int:
         return len({tuple(number(x, digits) for x in row) for row in known.tolist()})
 
     different = len({tuple(row) for row in known.tolist()})
-    return next((n for n in range(4, 8) if told(n) > 1 and (n == 4 or told(n) == different)), 7 if told(7) > 1 else 4)
+    return next(
+        (n for n in range(4, 8) if told(n) > 1 and (n == 4 or told(n) == different)),
+        7 if told(7) > 1 else 4,
+    )
 
 
 def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
@@ -356,10 +418,22 @@ def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
     parts = []
     for p in parameters[:_MOST_NAMES]:
         added = value(ledger, event.index, p, "contribution")
-        part = shorten(ledger.parameters[p].name, 40) + (f" receives {added}, " if added else "")
+        part = shorten(ledger.parameters[p].name, 40) + (
+            f" receives {added}, " if added else ""
+        )
         part += f".grad {value(ledger, event.index, p)}"
-        erased = [value(ledger, b, p, "contribution") for b in lost.get(ledger.parameters[p].name, [])]
-        parts.append(part + (f" (erased {', '.join(erased)} before any step used it)" if erased else ""))
+        erased = [
+            value(ledger, b, p, "contribution")
+            for b in lost.get(ledger.parameters[p].name, [])
+        ]
+        parts.append(
+            part
+            + (
+                f" (erased {', '.join(erased)} before any step used it)"
+                if erased
+                else ""
+            )
+        )
     if len(parameters) > _MOST_NAMES:
         parts.append(f"and {counted(len(parameters) - _MOST_NAMES, 'more parameter')}")
     parts += filter(None, [about(event), moved(ledger, event)])
@@ -378,10 +452,17 @@ def overview(ledger: Ledger, events: Sequence[int], parameters: Sequence[int]) -
     if broken:
         told += f"; {counted(broken, 'contribution')} not finite"
     told += "" if ledger.complete else "; the recording is incomplete"
-    return " ".join([f"{told}.", *(f"Note: {literal(str(note))}." for note in ledger.meta.get("notes", ()))])
+    return " ".join(
+        [
+            f"{told}.",
+            *(f"Note: {literal(str(note))}." for note in ledger.meta.get("notes", ())),
+        ]
+    )
 
 
-def story(ledger: Ledger, events: Sequence[int], parameters: Sequence[int]) -> list[str]:
+def story(
+    ledger: Ledger, events: Sequence[int], parameters: Sequence[int]
+) -> list[str]:
     """Tell a ledger in sentences: what it holds, then event by event (the first and last of many)."""
     told, half = [overview(ledger, events, parameters)], _MOST_SENTENCES // 2
     chosen = list(events)
@@ -391,7 +472,9 @@ def story(ledger: Ledger, events: Sequence[int], parameters: Sequence[int]) -> l
     weighed: dict[int, str] = {}
     for bar in bars(ledger, chosen)[0]:
         weighed[bar.step] = f"{weighed.get(bar.step, '')} {bar.words}"
-    return told + [sentence(ledger, ledger[e], parameters) + weighed.get(e, "") for e in chosen]
+    return told + [
+        sentence(ledger, ledger[e], parameters) + weighed.get(e, "") for e in chosen
+    ]
 
 
 class Group(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 from bs4 import BeautifulSoup, Tag
 
 import accumviz
-from accumviz.ledger import KINDS
+from accumviz.ledger.ledger import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "api.md").read_text()

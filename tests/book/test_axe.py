@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from accumviz.book.explore import explore
 from accumviz.book.lab import lab
 from accumviz.book.predict import predict, prediction_html
-from accumviz.graph import Edge, Graph, Node
-from accumviz.ledger import Ledger, Parameter
-from accumviz.views.explore import explore
+from accumviz.graph.graph import Edge, Graph, Node
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import play
 from tests.book import looks
 

@@ -14,9 +14,9 @@ from docutils.utils import new_document
 from myst_nb.sphinx_ import HideCodeCellNode
 from wherebook import at, gate, search
 
+from accumviz.book.explore import explore
 from accumviz.book.predict import predict, prediction_html
-from accumviz.ledger import Ledger, Parameter
-from accumviz.views.explore import explore
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import play
 from tests.windows import Watched
 

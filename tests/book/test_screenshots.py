@@ -9,8 +9,8 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser
 
+from accumviz.book.explore import explore
 from accumviz.book.predict import predict
-from accumviz.views.explore import explore
 from accumviz.views.player import play
 from tests.book import screenshots
 from tests.conftest import ROOT

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from accumviz.ledger import Ledger, Parameter
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.figure import ThemedFigure
 from accumviz.views.phone import for_phone
 from accumviz.views.timeline import timeline

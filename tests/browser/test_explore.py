@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from accumviz.ledger import Ledger, Parameter
-from accumviz.views.explore import Explorer, explore
+from accumviz.book.explore import Explorer, explore
+from accumviz.ledger.ledger import Ledger, Parameter
 from tests.browser.frames import drawn
 from tests.browser.written import written
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from accumviz.book.explore import explore
 from accumviz.book.predict import predict
 from accumviz.checks.check import check
-from accumviz.graph import Edge, Graph, Node, Saved
-from accumviz.ledger import Ledger, Parameter
-from accumviz.views.explore import explore
+from accumviz.graph.graph import Edge, Graph, Node, Saved
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import play
 from accumviz.views.report import report_html
 from accumviz.views.timeline import timeline

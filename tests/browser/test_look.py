@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accumviz.graph import Graph
-from accumviz.ledger import Ledger, Parameter
-from accumviz.views.explore import explore
+from accumviz.book.explore import explore
+from accumviz.graph.graph import Graph
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import play
 from tests.browser.frames import drawn
 from tests.toys import CODE, ROWS, W, chain, large, toy

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import expect
 
 import accumviz as av
-from accumviz.views.lab import Lab, assets
+from accumviz.book.lab_page import Lab, assets
 from tests.book.pace import clocked, pace, worked
 from tests.browser.frames import drawn, reload
 from tests.browser.test_scrolling import swiped

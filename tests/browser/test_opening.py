@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from accumviz.ledger import Ledger, Parameter
+from accumviz.book.explore import Explorer, explore
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import style
-from accumviz.views.explore import Explorer, explore
 from accumviz.views.player import Player, play
 from tests.browser.frames import drawn, stopped
 from tests.toys import CODE, EVIL, ROWS, W, chain

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 from accumviz.views.player import play
 from tests.toys import CODE, ROWS, W, chain, toy
 

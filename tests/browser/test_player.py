@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from accumviz.graph import Edge, Graph, Node
-from accumviz.ledger import Ledger, Parameter
+from accumviz.graph.graph import Edge, Graph, Node
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import words
 from accumviz.views.parts import segments
 from accumviz.views.player import FORMAT, Player, play

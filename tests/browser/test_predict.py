@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from accumviz.book.predict import Prediction, _same, predict, prediction_html
-from accumviz.ledger import Ledger, Parameter
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.timeline import timeline
 from tests.browser.frames import reload
 

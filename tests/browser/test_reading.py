@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accumviz.ledger import Ledger, Parameter
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import Player, play
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn

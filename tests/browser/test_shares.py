@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from accumviz.ledger import Ledger
-from accumviz.views.explore import explore
+from accumviz.book.explore import explore
+from accumviz.ledger.ledger import Ledger
 from accumviz.views.player import play
 from tests.browser.frames import drawn
 from tests.toys import toy

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import accumviz as av
-from accumviz.ledger import CONTRIBUTED, Ledger
+from accumviz.ledger.ledger import CONTRIBUTED, Ledger
 from accumviz.recorder import contributions
 from benchmarks import _cuda as cuda
 from tests.recorder import second_device as device

@@ -19,8 +19,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import accumviz as av
-from accumviz.events import Events
-from accumviz.format import container
+from accumviz.ledger import container
+from accumviz.ledger.events import Events
 from accumviz.recorder import sessions
 from accumviz.recorder.callsite import CallSites
 from tests.light import LIGHT
@@ -503,7 +503,7 @@ def test_a_file_of_the_second_format_opens(tmp_path: Path, monkeypatch: pytest.M
     ledger = run()
     ledger.save(tmp_path / "today")
     later = ("frames", "via")
-    monkeypatch.setattr("accumviz.format.writer.FORMAT", 2)
+    monkeypatch.setattr("accumviz.ledger.writer.FORMAT", 2)
     with av.ledger.Writer(tmp_path / "x.ledger", "ledger", whole=True) as writer:
         for meta, arrays in container.Reader(tmp_path / "today"):
             if "tables" in meta:

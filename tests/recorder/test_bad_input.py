@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import accumviz as av
-from accumviz.ledger import CONTRIBUTED, PRESENT
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT
 from accumviz.recorder import root, sessions, targets
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.contributions import Contributions

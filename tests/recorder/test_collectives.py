@@ -20,9 +20,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import accumviz as av
-from accumviz.ledger import Ledger
+from accumviz.book.distribute import World
+from accumviz.ledger.ledger import Ledger
 from accumviz.recorder import collectives
-from accumviz.recorder.distribute import World
 
 # float32, a few additions in another order
 TOLERANCE = 1e-5

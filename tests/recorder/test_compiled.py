@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import accumviz as av
-from accumviz.ledger import CONTRIBUTED, Ledger
+from accumviz.ledger.ledger import CONTRIBUTED, Ledger
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.*", "ignore::DeprecationWarning")
 Step = Callable[[], None]

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 import accumviz as av
-from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT
+from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.recorder import contributions, leaves, near
 from accumviz.recorder import recording as recordings
 from accumviz.recorder.callsite import CallSite

@@ -21,9 +21,10 @@ import torch
 import torch.distributed as dist
 
 import accumviz as av
-from accumviz.ledger import Ledger
-from accumviz.recorder import distribute, ranks
-from accumviz.recorder.distribute import RankError, World
+from accumviz.book import distribute
+from accumviz.book.distribute import RankError, World
+from accumviz.ledger.ledger import Ledger
+from accumviz.recorder import ranks
 from tests.light import LIGHT
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -31,7 +31,8 @@ import torch
 import torch.distributed as dist
 
 import accumviz as av
-from accumviz.recorder import buffer, scopes, sessions
+from accumviz.graph import scopes
+from accumviz.recorder import buffer, sessions
 from tests.recorder.loops import Train, alone, replicated, sharded
 from tests.thorough import THOROUGH
 

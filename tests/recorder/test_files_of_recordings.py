@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 import accumviz as av
-from accumviz.format import writer
-from accumviz.format.container import LedgerFileError
+from accumviz.ledger import writer
+from accumviz.ledger.container import LedgerFileError
 from accumviz.recorder import buffer, callsite
 from accumviz.recorder.recording import Recording
 from tests.light import LIGHT

@@ -25,12 +25,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import accumviz as av
-from accumviz.recorder import graphs, scopes
+from accumviz.graph import recorded, scopes
+from accumviz.graph.node_values import fill
+from accumviz.graph.recorded import Graphs
+from accumviz.graph.trace import modules, trace
 from accumviz.recorder.callsite import CallSite, CallSites
-from accumviz.recorder.graphs import Graphs
-from accumviz.recorder.node_values import fill
 from accumviz.recorder.rows import Backward
-from accumviz.recorder.trace import modules, trace
 from accumviz.recorder.transfer import Wire, readable
 from tests.light import LIGHT
 
@@ -111,7 +111,7 @@ def test_training_is_bitwise_the_same_and_no_hook_stays_on_the_nodes() -> None:
 
 
 def test_a_graph_over_the_limit_is_left_out_and_counted(monkeypatch) -> None:
-    monkeypatch.setattr(graphs, "GRAPH_NODES", 4)
+    monkeypatch.setattr(recorded, "GRAPH_NODES", 4)
     _, ledger, kept = toy()
     assert kept == {} and ledger.meta["graphs_left_out"] == 2
     assert ledger.values("w", of="contribution").ravel().tolist()[:2] == [-16.0, -4.0]
@@ -835,7 +835,7 @@ def test_nothing_that_fails_in_a_hook_of_ours_reaches_the_backward(monkeypatch: 
         raise ValueError("ours")
 
     for owner, name in (
-        (graphs.Flow, "note"),
+        (recorded.Flow, "note"),
         (scopes.Scopes, "enter"),
         (scopes.Scopes, "leave"),
         (scopes, "_by_name"),
@@ -861,7 +861,7 @@ def test_no_hook_of_ours_stays_on_a_graph_whose_recording_failed(monkeypatch: py
     w = torch.ones(1, requires_grad=True)
     loss = (w * 2).sum()
     noted: list[int] = []
-    monkeypatch.setattr(graphs.Flow, "note", lambda self, i, grads: noted.append(i))
+    monkeypatch.setattr(recorded.Flow, "note", lambda self, i, grads: noted.append(i))
     with pytest.warns(RuntimeWarning, match="stopped"), av.record(w, graphs=True) as recording:
         w.register_hook(lambda grad: recording.failed(ValueError("x")))
         loss.backward(retain_graph=True)

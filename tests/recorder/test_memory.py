@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from accumviz.graph.trace import trace
 from accumviz.recorder.memory import saved_bytes, saved_tensors
-from accumviz.recorder.trace import trace
 
 
 def packed(make: Any, parameters: list[torch.Tensor]) -> int:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import accumviz as av
-from accumviz.recorder.distribute import RankError
+from accumviz.book.distribute import RankError
 from tests.recorder.nasty import IN_RANKS, LOOPS, Loop
 from tests.thorough import THOROUGH
 

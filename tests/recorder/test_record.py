@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import accumviz as av
-from accumviz.ledger import CHANGED, CONTRIBUTED, PRESENT
+from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.recorder import sessions
 from accumviz.recorder.callsite import CallSites
 from tests.light import LIGHT

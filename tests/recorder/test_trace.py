@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from accumviz.recorder.trace import Scopes, modules, trace
+from accumviz.graph.trace import Scopes, modules, trace
 from tests.thorough import examples
 
 # torchviz uses distutils, networkx announces a changed hash: neither is what is tested here
@@ -499,7 +499,7 @@ def test_a_function_that_stands_behind_another_node_is_not_run_by_a_trace() -> N
 
 
 def test_only_formulas_of_pytorchs_own_are_called_by_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    from accumviz.recorder import node_values
+    from accumviz.graph import node_values
 
     library = torch.library.Library("accumviz_test", "DEF")
     library.define("double(Tensor x) -> Tensor")

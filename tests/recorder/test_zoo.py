@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import accumviz as av
-from accumviz.ledger import CONTRIBUTED, PRESENT
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT
 
 MICRO, STEPS = 2, 3
 

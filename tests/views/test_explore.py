@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accumviz.ledger import Ledger, Parameter
-from accumviz.views import explore as module
+from accumviz.book import explore as module
+from accumviz.book.explore import Explorer, explore
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import outcome, payload
-from accumviz.views.explore import Explorer, explore
 from accumviz.views.player import play
 from accumviz.views.style import static
 

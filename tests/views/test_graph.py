@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from accumviz.graph import Edge, Graph, Node, Saved
+from accumviz.graph.graph import Edge, Graph, Node, Saved
 from accumviz.views import graph as drawing
 from accumviz.views import graphviz
 

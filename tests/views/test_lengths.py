@@ -9,7 +9,7 @@ import pytest
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon, Rectangle
 
-from accumviz.ledger import CONTRIBUTED, Ledger, Parameter
+from accumviz.ledger.ledger import CONTRIBUTED, Ledger, Parameter
 from accumviz.views import payload
 from accumviz.views.figure import INK, MUTED, ThemedFigure
 from accumviz.views.strip import AFTER, ALLOCATED, BEFORE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accumviz.ledger import Ledger
+from accumviz.ledger.ledger import Ledger
 from accumviz.views.listing import listing
 from tests.test_sources import needed
 

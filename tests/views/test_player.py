@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accumviz.graph import Edge, Graph, Node
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.graph.graph import Edge, Graph, Node
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import graphviz, payload
 from accumviz.views.listing import listing
 from accumviz.views.player import FORMAT, Player, order, play, scenes

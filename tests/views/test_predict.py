@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from accumviz.book.predict import Prediction, predict, prediction_html
-from accumviz.ledger import Ledger, Parameter
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.timeline import timeline
 
 W, V = Parameter("w", (1,), optimizers=(0,)), Parameter("v", (3,), optimizers=(0,))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from accumviz.ledger import Event, Ledger, Parameter
+from accumviz.book.explore import explore
+from accumviz.ledger.ledger import Event, Ledger, Parameter
 from accumviz.views import payload, shares, words
-from accumviz.views.explore import explore
 from accumviz.views.player import play
 from accumviz.views.timeline import timeline
 from tests.toys import EVIL, large, toy

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accumviz.ledger import KINDS
+from accumviz.ledger.ledger import KINDS
 from accumviz.views import style, words
 from tests.conftest import ROOT
 

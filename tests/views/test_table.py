@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accumviz.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views.table import ledger_html, provenance_html
 
 W = Parameter("w", (1,), optimizers=(0,))

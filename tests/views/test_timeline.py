@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import accumviz as av
-from accumviz.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
 from accumviz.views import heatmap, style
 from accumviz.views.figure import ThemedFigure
 from accumviz.views.parts import heights, segments
@@ -453,7 +453,7 @@ def test_drawing_changes_no_defaults_and_no_defaults_change_the_drawing(toy: Led
 
 def test_drawing_needs_neither_pyplot_nor_torch() -> None:
     code = (
-        "import sys; from accumviz.ledger import *; from accumviz.views.timeline import timeline\n"
+        "import sys; from accumviz.ledger.ledger import *; from accumviz.views.timeline import timeline\n"
         "w = Parameter('w', (1,)); row = dict(kind='backward', contribution={'w': 1}, grad={'w': 1})\n"
         "timeline(Ledger.build([w], [row]))._repr_mimebundle_()\n"
         "print(sorted({'torch', 'matplotlib.pyplot'} & set(sys.modules)))"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accumviz.ledger import Ledger, Parameter
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import weights, words
 from accumviz.views.player import play
 

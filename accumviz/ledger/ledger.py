@@ -1,0 +1,511 @@
+"""The ledger: the immutable record of what happened to `.grad`. Pure: stdlib and numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from accumviz import arguments
+from accumviz.ledger import builder, lifecycle
+from accumviz.ledger import file as columns
+from accumviz.ledger.container import LedgerFileError, Reader, valid
+from accumviz.ledger.events import (
+    CHANGED,
+    CONTRIBUTED,
+    KINDS,
+    PRESENT,
+    Arrays,
+    Event,
+    Events,
+    Parameter,
+)
+from accumviz.ledger.lifecycle import Fates, Window
+from accumviz.ledger.merge import merge
+from accumviz.ledger.shares import Shares, shares
+from accumviz.ledger.writer import Writer
+from accumviz.show import Displayed, save_page
+
+__all__ = [
+    "CHANGED",
+    "CONTRIBUTED",
+    "KINDS",
+    "PRESENT",
+    "Event",
+    "Events",
+    "Ledger",
+    "Parameter",
+    "Provenance",
+    "Recorded",
+    "ledger_of",
+    "recorded",
+]
+
+
+class Recorded(Protocol):
+    """What has a ledger: a recording, open or closed, and what `distribute` brings back."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that was recorded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Provenance(Displayed):
+    """The loss × parameter matrix: summed contribution norms, and how many contributions there were.
+
+    `labels` name the rows of `total` and `count`, `parameters` their columns.
+    """
+
+    labels: tuple[str, ...]
+    parameters: tuple[str, ...]
+    total: np.ndarray
+    count: np.ndarray
+
+
+class Ledger(Arrays, Displayed):
+    """Events × parameters: what each event added to, and left in, every `.grad`.
+
+    It is the sequence of its events: `len(ledger)`, `ledger[3]` and `for event in ledger` are what
+    they are for a list. `parameters` are its columns, `sources` the texts of the files that the
+    events point into (of a recording, the lines that events need; the others are empty), `meta`
+    says with what it was recorded. `complete` is False when the recording's process ended before
+    it was closed, and when the recording stopped before that: `meta["stopped"]` then says why.
+
+    `events` is a sequence of `Event`; of a ledger that was read from a file, or is made of columns
+    (`Events`), each `Event` is made when it is asked for. `columns` are the same events as columns.
+
+    `contribution` and `grad` are float32 arrays (events × parameters) of 2-norms: what a
+    backward added, and `.grad` after the event; NaN where there is none. `state` holds the
+    bits `PRESENT` (`.grad` is not None), `CONTRIBUTED` and `CHANGED`. `exact` maps a parameter's
+    index to two float64 arrays (events × elements): contribution and `.grad`, element by element;
+    `weights` gives those of the same parameters after each step.
+
+    >>> from accumviz.ledger.ledger import Ledger, Parameter
+    >>> w = Parameter("w", shape=(1,), optimizers=(0,))
+    >>> ledger = Ledger.build([w], [
+    ...     dict(kind="backward", contribution={"w": -16.0}, grad={"w": -16.0}),
+    ...     dict(kind="backward", contribution={"w": -4.0}, grad={"w": -20.0}),
+    ...     dict(kind="step", details={"optimizer": "SGD"}, grad={"w": -20.0}),
+    ... ])
+    >>> ledger.windows()
+    [Window(step=2, optimizer='SGD', backwards=(0, 1))]
+    >>> ledger.running_sum("w").ravel().tolist()
+    [-16.0, -20.0, -20.0]
+    >>> ledger.live(1, "w")
+    [0, 1]
+    """
+
+    @classmethod
+    def build(
+        cls, parameters: list[Parameter], rows: list[dict[str, Any]], **kwargs: Any
+    ) -> Ledger:
+        """Make a ledger by hand, as a test or an example needs it.
+
+        `rows` holds one dict per event: the fields of `Event`, and by parameter name `contribution`
+        (a number or a list, element by element), `grad` (the same; absent: None) and `weights`.
+        """
+        arrays, weighed = builder.arrays(parameters, rows)
+        return cls(tuple(parameters), *arrays, weighed=weighed, **kwargs)
+
+    @classmethod
+    def merge(cls, ledgers: Iterable[Ledger | Recorded | str | Path]) -> Ledger:
+        """Put the ledgers of several ranks into one, in which events and parameters say their rank.
+
+        `ledgers` are ledgers, recordings, or the files that `record(..., path=...)` wrote on each rank. Each
+        rank's events keep their order; a collective that all ranks took part in is one event.
+        Raises `ValueError` when there is none, or when two are of the same rank.
+
+        >>> rows = [dict(kind="backward", contribution={"w": 1.0}, grad={"w": 1.0})]
+        >>> one, two = (Ledger.build([Parameter("w", (1,))], rows, meta={"rank": r}) for r in (0, 1))
+        >>> [(e.kind, e.rank) for e in Ledger.merge([one, two])]
+        [('backward', 0), ('backward', 1)]
+        """
+        if isinstance(ledgers, str | Path | Ledger) or not isinstance(
+            ledgers, Iterable
+        ):
+            raise TypeError(
+                f"merge() was given {arguments.a(ledgers)}; expected a list of the ranks' ledgers or files"
+            )
+        opened = (
+            cls.read(Reader(one)) if isinstance(one, str | Path) else one
+            for one in ledgers
+        )
+        return cls.of_arrays(merge([recorded(one, "merge") for one in opened]))
+
+    @classmethod
+    def of_arrays(cls, arrays: Arrays) -> Ledger:
+        """The ledger that consists of these."""
+        about: dict[str, Any] = {
+            "sources": arrays.sources,
+            "meta": arrays.meta,
+            "complete": arrays.complete,
+        }
+        return cls(
+            arrays.parameters,
+            arrays.events,
+            arrays.contribution,
+            arrays.grad,
+            arrays.state,
+            arrays.exact,
+            weighed=arrays.weighed,
+            sketched=arrays.sketched,
+            **about,
+        )
+
+    @classmethod
+    def read(cls, reader: Reader) -> Ledger:
+        """The ledger of a file that is open. Raises `LedgerFileError` when it holds another thing, or is not whole."""
+        if reader.kind != "ledger":
+            raise LedgerFileError(
+                f"{str(reader.path)!r} holds a {reader.kind}; expected a ledger"
+            )
+        return valid(reader, lambda chunks: cls.of_arrays(columns.decode(chunks)))
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __getitem__(self, index: int) -> Event:
+        try:
+            return self.events[index]
+        except (IndexError, TypeError):
+            if isinstance(index, slice):
+                raise
+            return self.events[self._place(index)]
+
+    def _place(self, event: int) -> int:
+        """The number of an event, counted from the end where it is negative."""
+        try:
+            return range(len(self))[event]
+        except IndexError:
+            there = (
+                f"expected 0 to {len(self) - 1}, or -1 for the last"
+                if len(self)
+                else "it has no events"
+            )
+            raise IndexError(f"no event {event} in this ledger; {there}") from None
+        except TypeError:
+            raise TypeError(
+                f"event={event!r:.80}; expected its number, as in ledger[0]; "
+                "ledger.of('step') gives the events of a kind, ledger.values('w') the numbers of a parameter"
+            ) from None
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of all losses, in order of first appearance."""
+        codes = self.columns.column("label")[self.columns.where("kind", "backward")]
+        found, first = np.unique(codes, return_index=True)
+        return tuple(
+            self.columns.tables["label"][code]
+            for code in found[np.argsort(first)].tolist()
+        )
+
+    def of(self, kind: str) -> list[Event]:
+        """The events of one kind.
+
+        Raises `ValueError` for a kind that does not exist.
+        """
+        if kind not in KINDS:
+            raise ValueError(
+                f"no event kind {kind!r}; expected one of {', '.join(KINDS)}"
+            )
+        return [
+            self.events[e]
+            for e in np.flatnonzero(self.columns.where("kind", kind)).tolist()
+        ]
+
+    def index(self, parameter: str | int) -> int:
+        """The column of a parameter, by name, alias or index.
+
+        Raises `KeyError` with the nearest names when there is none, `IndexError` for a column beyond
+        the last, `TypeError` for anything else.
+        """
+        if not isinstance(parameter, str):
+            return self._column(parameter)
+        for i, candidate in enumerate(self.parameters):
+            if parameter == candidate.name or parameter in candidate.aliases:
+                return i
+        near = arguments.nearest(parameter, (p.name for p in self.parameters))
+        raise KeyError(f"no parameter {parameter!r} in this ledger; nearest: {near}")
+
+    def _column(self, number: int) -> int:
+        count = len(self.parameters)
+        try:
+            if not isinstance(number, bool):
+                return range(count)[number]
+        except IndexError:
+            there = f"expected 0 to {count - 1}, or a name" if count else "it has none"
+            raise IndexError(f"no parameter {number} in this ledger; {there}") from None
+        except TypeError:
+            pass
+        raise TypeError(
+            f"parameter={number!r:.80}; expected a name or a column's number; "
+            f"there are: {', '.join(p.name for p in self.parameters[:3]) or 'none'}"
+        )
+
+    def values(self, parameter: str | int, of: str = "grad") -> np.ndarray:
+        """Element by element, what `.grad` held after each event (or `of="contribution"`).
+
+        Returns float64, events × elements; NaN where there was none. Raises `KeyError` when
+        the parameter was too large for its elements to be kept: its norms are in `ledger.grad`.
+        """
+        p = self.index(parameter)
+        if of not in ("grad", "contribution"):
+            raise ValueError(f"of={of!r}; expected 'grad' or 'contribution'")
+        if p not in self.exact:
+            raise KeyError(
+                f"{self.parameters[p].name!r} has {self.parameters[p].numel} elements, of which only norms were "
+                "recorded (ledger.grad, ledger.contribution); record(..., exact=N) keeps the elements of larger tensors"
+            )
+        return self.exact[p][of == "grad"]
+
+    def weights(self, parameter: str | int) -> np.ndarray:
+        """Element by element, what a small parameter's weights were after each step, and at the first event.
+
+        Returns float64, events × elements, NaN at other events; an empty array when they were not kept.
+        """
+        return self.weighed.after_each(len(self), self.index(parameter))
+
+    def sketches(self, parameter: str | int) -> np.ndarray:
+        """The sketch of a large parameter's `.grad`, after each event that changed it and at each step.
+
+        That is so many sums of all its elements with random signs, the same ones in every ledger. Returns float64,
+        events × sums, NaN at other events; an empty array without `record(..., sketch=N)`.
+        """
+        events, elements = self.sketched.get(
+            self.index(parameter), (np.zeros(0, int), np.zeros((0, 0)))
+        )
+        found = np.full((len(self) if elements.size else 0, elements.shape[1]), np.nan)
+        found[events] = elements
+        return found
+
+    @cached_property
+    def fates(self) -> Fates:
+        """What became of each contribution: erased by which event, consumed by which steps."""
+        return lifecycle.fates(self)
+
+    def live(self, event: int, parameter: str | int) -> list[int]:
+        """The backwards whose contributions are in this parameter's `.grad` after the event.
+
+        Returns indices of events; -1 is the last event, as in a list.
+        """
+        p = self.index(parameter)
+        found: list[int] = lifecycle.live(
+            self, self.fates, self._place(event), p
+        ).tolist()
+        return found
+
+    def unconsumed(self, event: int) -> dict[str, list[int]]:
+        """The contributions, by parameter, that this event erased before any step had used them."""
+        event = self._place(event)
+        if self.columns.where("kind", "sync")[event]:  # it hands them on
+            return {}
+        ends, columns, births = self._unconsumed
+        here = slice(*np.searchsorted(ends, [event, event + 1]))
+        found: dict[str, list[int]] = {}
+        for p, born in zip(columns[here].tolist(), births[here].tolist(), strict=True):
+            found.setdefault(self.parameters[p].name, []).append(born)
+        return found
+
+    @cached_property
+    def _unconsumed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return lifecycle.unconsumed(self.fates)
+
+    def windows(self) -> list[Window]:
+        """The accumulation window of every step: which backwards it consumed."""
+        return lifecycle.windows(self, self.fates)
+
+    def shares(self) -> Shares:
+        """What each backward weighs in each step: the coefficient of its mean loss in the gradient that is consumed.
+
+        A window weighs its samples as one large batch does when its shares per element are equal. What cannot be
+        read is NaN, with its reason.
+
+        >>> mean = dict(op="MeanBackward0", reduction="mean", elements=8, factor=0.5, unknown="")
+        >>> row = dict(kind="backward", label="loss", contribution={"w": 1.0}, details={"terms": [mean]})
+        >>> rows = [row | {"grad": {"w": 1.0}}, row | {"grad": {"w": 2.0}}, dict(kind="step", grad={"w": 2.0})]
+        >>> Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows).shares()
+        Shares: 2 rows, 1 step
+          step  backward  objective     share  elements  per element
+             2         0  loss            0.5         8       0.0625
+             2         1  loss            0.5         8       0.0625
+        """
+        return self._shares
+
+    @cached_property
+    def _shares(self) -> Shares:
+        return shares(self, self.fates)
+
+    def running_sum(self, parameter: str | int) -> np.ndarray:
+        """Element by element, the sum of the live contributions after each event.
+
+        Returns float64, events × elements: equal to `.grad` up to rounding as long as nothing
+        but backward and zero_grad touched it. Raises `KeyError` as `values` does.
+        """
+        p = self.index(parameter)
+        return lifecycle.running_sum(
+            self, self.fates, p, self.values(p, "contribution")
+        )
+
+    def provenance(self) -> Provenance:
+        """Which loss wrote into which parameter, and how much: the loss × parameter matrix."""
+        backward = self.columns.where("kind", "backward")
+        rows = {
+            label: np.flatnonzero(backward & self.columns.where("label", label))
+            for label in self.labels
+        }
+        total = np.array(
+            [
+                np.nansum(self.contribution[r], axis=0, dtype=np.float64)
+                for r in rows.values()
+            ]
+        )
+        count = np.array(
+            [(self.state[r] & CONTRIBUTED > 0).sum(axis=0) for r in rows.values()]
+        )
+        shape = (len(rows), len(self.parameters))
+        names = tuple(p.name for p in self.parameters)
+        return Provenance(
+            self.labels,
+            names,
+            total.reshape(shape),
+            count.reshape(shape).astype(np.int64),
+        )
+
+    def to_pandas(self) -> Any:
+        """A pandas `DataFrame`, one row per event and parameter.
+
+        Raises `ImportError`, with the command that installs it, when pandas is not there.
+        """
+        try:
+            import pandas
+        except ImportError as missing:
+            raise ImportError(
+                "to_pandas() needs pandas: pip install pandas"
+            ) from missing
+        e, p = (a.ravel() for a in np.indices(self.state.shape))
+        columns: dict[str, Any] = {
+            name: np.array(self.columns.texts(name), object)[e]
+            for name in ("kind", "label", "file")
+        }
+        for name in (
+            "line",
+            "loss",
+            "scale",
+            "saved_before",
+            "saved_after",
+            "allocated",
+            "peak",
+        ):
+            columns[name] = self.columns.column(name)[e]
+        return pandas.DataFrame(
+            {
+                "event": e,
+                **columns,
+                "parameter": np.array([x.name for x in self.parameters], object)[p],
+                "contribution": self.contribution.ravel(),
+                "grad": self.grad.ravel(),
+                "present": (self.state & PRESENT > 0).ravel(),
+                "changed": (self.state & CHANGED > 0).ravel(),
+                "consumed_by": self.fates.consumed.ravel(),
+                "erased_by": self.fates.erased.ravel(),
+            }
+        )
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the ledger to a file that `av.load` reads, or a page (`.html`) that any browser opens.
+
+        A page is written anew each time, since it can be made again. A ledger that is there is
+        not replaced unless `overwrite` says so: `FileExistsError`. The file appears when it is whole.
+        """
+        arguments.file("path", path)
+        arguments.flag("overwrite", overwrite)
+        if str(path).endswith(".html"):
+            save_page(path, "Ledger", self.to_html())
+            return
+        with Writer(path, "ledger", overwrite=overwrite, whole=True) as writer:
+            writer.append(columns.header(self))
+            for head, arrays in columns.chunks(self):
+                writer.append(head, arrays)
+            writer.close(**({} if self.complete else {"complete": False}))
+
+    def __repr__(self) -> str:
+        counted = (
+            (int(self.columns.where("kind", kind).sum()), kind) for kind in KINDS
+        )
+        counts = (
+            ", ".join(f"{count} {kind}" for count, kind in counted if count)
+            or "no events"
+        )
+        lines = [
+            f"Ledger: {len(self)} events × {len(self.parameters)} parameters ({counts})"
+        ]
+        if "stopped" in self.meta:
+            lines[0] += (
+                f" - incomplete: the recording stopped: {_told(self.meta['stopped'])}"
+            )
+        elif not self.complete:
+            lines[0] += (
+                " - incomplete: its process ended before the recording was closed"
+            )
+        lines += [f"  Note: {note}" for note in self.meta.get("notes", ())]
+        names = [p.name for p in self.parameters[:4]]
+        width = max([9, *(len(name) for name in names)])
+        lines.append(
+            "  #  event      label        "
+            + "  ".join(f"{name:>{width}}" for name in names)
+        )
+        for event in self.events[:12]:
+            cells = []
+            for p in range(len(names)):
+                there = self.state[event.index, p] & PRESENT
+                value = (
+                    self.values(p)[event.index]
+                    if p in self.exact
+                    else self.grad[event.index, p : p + 1]
+                )
+                shown = (
+                    f"{value[0]:.4g}"
+                    if value.size == 1
+                    else f"|{self.grad[event.index, p]:.4g}|"
+                )
+                cells.append(f"{shown if there else 'None':>{width}}")
+            lines.append(
+                f"{event.index:>3}  {event.kind:<9}  {event.label[:11]:<11}  "
+                + "  ".join(cells)
+            )
+        if len(self) > 12 or len(self.parameters) > 4:
+            more = max(len(self) - 12, 0), max(len(self.parameters) - 4, 0)
+            lines.append("  … {} more events, {} more parameters".format(*more))
+        return "\n".join(lines)
+
+
+def ledger_of(source: Any) -> Ledger | None:
+    """What is a ledger, or the ledger of what has one, such as a recording; None for anything else."""
+    found = source if isinstance(source, Ledger) else getattr(source, "ledger", None)
+    return found if isinstance(found, Ledger) else None
+
+
+def recorded(source: Any, verb: str) -> Ledger:
+    """The ledger of what a verb was given. Raises `TypeError` for what has none."""
+    found = ledger_of(source)
+    if found is None:
+        raise TypeError(
+            f"{verb}() was given {arguments.a(source)}; expected a recording or a ledger: what record(...) gave, "
+            "or av.load('run.ledger')"
+        )
+    return found
+
+
+def _told(stopped: Any) -> str:
+    """Why a recording stopped; of several ranks, which of them."""
+    if isinstance(stopped, Mapping):
+        return "; ".join(f"rank {rank}: {why}" for rank, why in stopped.items())
+    return str(stopped)
