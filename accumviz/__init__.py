@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from accumviz.book.lab import lab as lab
     from accumviz.book.measure import measure as measure
     from accumviz.book.predict import predict as predict
+    from accumviz.book.weights import play as play
     from accumviz.checks.check import check as check
     from accumviz.checks.compare import compare as compare
     from accumviz.expectation import expect as expect
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from accumviz.graph.trace import trace as trace
     from accumviz.ledger.ledger import Ledger as Ledger
     from accumviz.recorder.record import record as record
-    from accumviz.views.player import play as play
     from accumviz.views.timeline import timeline as timeline
 
 __version__ = "0.1.0"
@@ -41,7 +41,7 @@ _HOME = {
     "lab": "accumviz.book.lab",
     "load": "accumviz.graph.load",
     "measure": "accumviz.book.measure",
-    "play": "accumviz.views.player",
+    "play": "accumviz.book.weights",
     "predict": "accumviz.book.predict",
     "record": "accumviz.recorder.record",
     "timeline": "accumviz.views.timeline",

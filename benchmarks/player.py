@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node, Saved
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
-from accumviz.views.player import Player, play
+from accumviz.views.player import Player
 from tests.book.pace import clocked, pace, worked
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
+from accumviz.book import outcome, weights
 from accumviz.ledger.ledger import Ledger, ledger_of
 from accumviz.show import Displayed, check_page_name, literal, save_page
-from accumviz.views import outcome, style, weights, words
+from accumviz.views import style, words
 from accumviz.views.payload import encode, identity
 from accumviz.views.player import Player, assets, fragment, play, widget
 

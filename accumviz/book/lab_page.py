@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from accumviz.book import weights
 from accumviz.checks.report import Finding, Report, told
 from accumviz.ledger.ledger import Ledger
 from accumviz.show import Displayed, check_page_name, literal, save_page
-from accumviz.views import player, shares, style, weights, words
+from accumviz.views import player, shares, style, words
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.player import fragment, widget
 from accumviz.views.report import first_line

@@ -19,16 +19,17 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon, Rectangle
 
 from accumviz.ledger.ledger import Event, Ledger
 from accumviz.show import save_page
 from accumviz.views import style, words
-from accumviz.views.native import INK, LINE, MUTED, make_native, nameless
-from accumviz.views.phone import for_phone
 
+# What a page shows in its own colours, and a saved file in these.
+INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
+# What a phone has beside its margins, in a prediction's answer too.
+PHONE = 320.0
 # How opaque a part of `.grad` is that no step has used and no new backward added.
 LIVE = 0.36
 # How much of its colour lies behind a weak cell on a dark ground, where a pale one would be near black.
@@ -69,7 +70,7 @@ _LIFTS = "lifts-on-a-dark-ground"
 _shown = itertools.count()
 
 
-class ThemedFigure(Figure):
+class PageFigure(Figure):
     """An ordinary matplotlib figure that notebooks show as inline SVG in the page's colours.
 
     `words` is its text alternative: sentences, the first of which says what is seen. `narrow` is the same for a phone.
@@ -80,13 +81,9 @@ class ThemedFigure(Figure):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.narrow: ThemedFigure | None = None
+        self.narrow: PageFigure | None = None
         self.above, self.below = "", ""
         self.edges: tuple[list[Artist], float, float] = [], 0.0, math.inf
-        engine = self.get_layout_engine()
-        if isinstance(engine, ConstrainedLayoutEngine):
-            # The last number below one panel stands beside the first below the next.
-            engine.set(wspace=0.06)
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained page (`.html`), or any format that matplotlib's `savefig` knows."""
@@ -94,11 +91,6 @@ class ThemedFigure(Figure):
             save_page(path, "Timeline", self.to_html())
         else:
             self.savefig(path)
-
-    def savefig(self, *arguments: Any, **options: Any) -> None:
-        """Write it as matplotlib does, with no ground, ink or letters that a page could not show."""
-        make_native(self)
-        super().savefig(*arguments, **options)
 
     def to_svg(self, *, bare: bool = False) -> str:
         """The figure as inline SVG: the page's text colour, no ids that another figure could have; `bare`: no edges."""
@@ -136,19 +128,22 @@ class ThemedFigure(Figure):
         body = re.sub(r"<[^>]*>", lambda tag: _themed(tag[0], used, prefix), body)
         body = re.sub(r"\n\s*", " ", body)
         width, height = (float(side) * 72 for side in self.get_size_inches())
-        # Nobody reads it but who looks for it.
-        wrong = (
-            f'data-nameless="{html.escape(", ".join(found))}" '
-            if (found := nameless(self))
-            else ""
-        )
         height = min(height, bottom) - top
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="av-figure" '
-            f'{wrong}role="img" aria-label="{html.escape(self._spoken())}" viewBox="0 {top:g} {width:g} {height:g}" '
+            f'{self.attributes()}role="img" aria-label="{html.escape(self._spoken())}" '
+            f'viewBox="0 {top:g} {width:g} {height:g}" '
             f'width="{width:g}" height="{height:g}" '
             f'style="stroke-linejoin: round; stroke-linecap: butt; min-width: {0.93 * width:.0f}px">{body.strip()}'
         )
+
+    def for_phone(self) -> PageFigure | None:
+        """The same for a phone, where it can be made of this one."""
+        return None
+
+    def attributes(self) -> str:
+        """What the SVG says of itself beside its words."""
+        return ""
 
     def _spoken(self) -> str:
         """As many sentences as one can listen to; all of them stand below the figure."""
@@ -166,7 +161,7 @@ class ThemedFigure(Figure):
         """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
         drawn, below = self.to_svg(bare=True), self.below
-        if smaller := self.narrow or for_phone(self):
+        if smaller := self.narrow or self.for_phone():
             drawn = _either(drawn, smaller.to_svg(bare=True))
             below = _either(below, smaller.below) if below != smaller.below else below
         return (
@@ -234,7 +229,7 @@ class Canvas:
 
     def __init__(self, width: float, height: float) -> None:
         self.width, self.height = width, height
-        self.figure = ThemedFigure(figsize=(width / 72, height / 72), facecolor="white")
+        self.figure = PageFigure(figsize=(width / 72, height / 72), facecolor="white")
         # A user's `figure.autolayout` must not move what is placed by hand.
         self.figure.set_layout_engine("none")
         self.figure.words = []

@@ -12,9 +12,16 @@ import numpy as np
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.ledger.lifecycle import Window
 from accumviz.views import style, words
-from accumviz.views.figure import Canvas, draw_heading, heading_height, text_width
+from accumviz.views.figure import (
+    INK,
+    LINE,
+    MUTED,
+    Canvas,
+    draw_heading,
+    heading_height,
+    text_width,
+)
 from accumviz.views.legend import Key, draw_legend, entry, legend_height, rule_keys
-from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.strip import AFTER, ALLOCATED, BEFORE, allocated_keys, saved_keys
 from accumviz.views.words import Group, group_rows
 

@@ -14,8 +14,7 @@ from matplotlib.textpath import text_to_path
 
 from accumviz.ledger.ledger import Ledger
 from accumviz.views import style
-from accumviz.views.figure import LIVE, PAGE_INKS, SANS, Canvas
-from accumviz.views.native import INK, MUTED
+from accumviz.views.figure import INK, LIVE, MUTED, PAGE_INKS, SANS, Canvas
 
 _LEFT, _LINE, _POINTS = 12.0, 19.0, 11.5
 # Between the end of one entry and the mark of the next.

@@ -9,14 +9,14 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from accumviz.ledger import lifecycle
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
-from accumviz.views import shares, style, weights, words
+from accumviz.views import shares, style, words
 from accumviz.views.listing import listing
 from accumviz.views.parts import lane
 from accumviz.views.words import group_rows
@@ -48,8 +48,14 @@ _WIDEST = 640
 _PRESENT, _BROKEN, _LEVELS, _LABELS, _DECADES = 1, 2, 30, 8, 6.0
 
 
+class Ground(Protocol):
+    """What the weights of a ledger are drawn on, where somebody draws them."""
+
+    def picture(self, ledger: Ledger, chosen: Sequence[int]) -> dict[str, Any]: ...
+
+
 def ledger_data(
-    ledger: Ledger, ground: weights.Field | None = None
+    ledger: Ledger, ground: Ground | None = None
 ) -> tuple[dict[str, Any], bytes]:
     """Everything the player shows of a ledger: data for JSON, and the bytes of its packed columns."""
     chosen, note = thin(ledger)
@@ -107,9 +113,7 @@ def ledger_data(
     }
     if weighed := _shares(ledger, chosen, names, colors):
         data["shares"] = weighed
-    if ground is not None and (
-        moved := weights.picture(ledger, ground, chosen.tolist())
-    ):
+    if ground is not None and (moved := ground.picture(ledger, chosen.tolist())):
         data["weights"] = moved
     data["lane"], data["close"] = lane(ledger, [row["r"] for row in described])
     if len(chosen) < len(ledger):

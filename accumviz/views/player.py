@@ -16,7 +16,7 @@ from accumviz.graph.graph import Graph
 from accumviz.graph.nodes import in_order
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
 from accumviz.show import Displayed, check_page_name, literal, save_page
-from accumviz.views import style, weights, words
+from accumviz.views import style, words
 from accumviz.views.graph import (
     Card,
     cards_of,
@@ -28,7 +28,7 @@ from accumviz.views.graph import (
     simplify,
 )
 from accumviz.views.graphviz import LayoutError
-from accumviz.views.payload import encode, identity, ledger_data
+from accumviz.views.payload import Ground, encode, identity, ledger_data
 
 # Laying out takes a tenth of a second each: more forms than these are counted, not drawn.
 _MOST_FORMS = 40
@@ -58,7 +58,7 @@ class Player(Displayed):
         ledger: Ledger | None,
         graphs: Mapping[int, Graph],
         note: str = "",
-        ground: weights.Field | None = None,
+        ground: Ground | None = None,
     ) -> None:
         self.ledger, self.graphs, self.note, self.ground = (
             ledger,
@@ -182,15 +182,12 @@ class Player(Displayed):
 def play(
     ledger: Ledger | Recorded | Graph | None,
     graph: Graph | Mapping[int, Graph] | None = None,
-    *,
-    loss: weights.Loss | None = None,
 ) -> Player:
-    """Show code, graph, `.grad`, weights, timeline and shares under one scrubber, with no kernel.
+    """Show code, graph, `.grad`, timeline and shares under one scrubber, with no kernel.
 
     `ledger` may be the recording, whose own graphs are shown where none are given. `graph` is one
     graph for all backwards, or each backward's own by its event's index. Either of the two may be
-    missing: `play(ledger)` has no graph pane, `play(graph)` nothing else. Weights of one or two
-    elements are drawn on their way; `loss`, a function of these numbers, puts its curve or contours below.
+    missing: `play(ledger)` has no graph pane, `play(graph)` nothing else.
     Raises `TypeError` for anything else, `ValueError` for the graph of an event that is no backward.
 
     >>> play(Ledger.build([], []))
@@ -206,9 +203,8 @@ def play(
     if ledger is not None:
         graph = getattr(ledger, "graphs", None) if graph is None else graph
         ledger = recorded(ledger, "play")
-    ground = weights.field([] if ledger is None else [ledger], loss)
     if graph is None:
-        return Player(ledger, {}, ground=ground)
+        return Player(ledger, {})
     if isinstance(graph, Graph):
         if ledger is None:
             return Player(None, {0: graph})
@@ -218,7 +214,7 @@ def play(
             if len(backwards) > 1
             else ""
         )
-        return Player(ledger, dict.fromkeys(backwards, graph), note, ground)
+        return Player(ledger, dict.fromkeys(backwards, graph), note)
     if not isinstance(graph, Mapping):
         raise TypeError(
             f"graph is {arguments.a(graph)}; expected a Graph as from av.trace, or a dict of them by event"
@@ -242,9 +238,7 @@ def play(
             raise ValueError(
                 f"graph has the event {alien[0]!r}, which is no backward of this ledger; its backwards are: {known}"
             )
-    return Player(
-        ledger, {int(event): one for event, one in graph.items()}, ground=ground
-    )
+    return Player(ledger, {int(event): one for event, one in graph.items()})
 
 
 def _marks(found: Mapping[str, Any]) -> str:

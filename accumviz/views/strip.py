@@ -11,9 +11,8 @@ import numpy as np
 
 from accumviz.ledger.ledger import Ledger
 from accumviz.views import style
-from accumviz.views.figure import Canvas, text_width
+from accumviz.views.figure import INK, LINE, MUTED, Canvas, text_width
 from accumviz.views.legend import Key
-from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.parts import Segment
 from accumviz.views.shares import Bar, among, bars, reach
 

@@ -12,9 +12,13 @@ from accumviz import arguments
 from accumviz.ledger.ledger import Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import heatmap, style, words
 from accumviz.views.figure import (
+    INK,
+    LINE,
     LIVE,
+    MUTED,
+    PHONE,
     Canvas,
-    ThemedFigure,
+    PageFigure,
     draw_heading,
     draw_rule,
     heading_height,
@@ -22,9 +26,7 @@ from accumviz.views.figure import (
 )
 from accumviz.views.lane import LEVEL, THIN, Lane, Slot, Telling, labelled, telling_of
 from accumviz.views.legend import Key, draw_legend, legend_height, rule_keys
-from accumviz.views.native import INK, LINE, MUTED
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
-from accumviz.views.phone import PHONE
 from accumviz.views.strip import (
     Grid,
     beside,
@@ -51,7 +53,7 @@ def timeline(
     parameters: str | int | Iterable[str | int] | None = None,
     events: slice | Iterable[int] | None = None,
     width: float = 640,
-) -> ThemedFigure:
+) -> PageFigure:
     """Draw what every event added to, and left in, each `.grad`.
 
     A small ledger becomes one lane per parameter, with the contributions live in `.grad` as

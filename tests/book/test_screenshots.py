@@ -11,7 +11,7 @@ from playwright.sync_api import Browser
 
 from accumviz.book.explore import explore
 from accumviz.book.predict import predict
-from accumviz.views.player import play
+from accumviz.book.weights import play
 from tests.book import screenshots
 from tests.conftest import ROOT
 from tests.toys import chain, large, toy

@@ -10,9 +10,8 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
+from accumviz.book.charts import ThemedFigure, for_phone
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views.figure import ThemedFigure
-from accumviz.views.phone import for_phone
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
 from tests.browser.written import written

@@ -14,10 +14,10 @@ from PIL import Image
 
 from accumviz.book.explore import explore
 from accumviz.book.predict import predict
+from accumviz.book.weights import play
 from accumviz.checks.check import check
 from accumviz.graph.graph import Edge, Graph, Node, Saved
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views.player import play
 from accumviz.views.report import report_html
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn

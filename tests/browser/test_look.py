@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from accumviz.book.explore import explore
+from accumviz.book.weights import play
 from accumviz.graph.graph import Graph
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views.player import play
 from tests.browser.frames import drawn
 from tests.toys import CODE, ROWS, W, chain, large, toy
 from tests.views.test_shares import ledger_of, term, window

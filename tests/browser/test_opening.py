@@ -14,9 +14,10 @@ import pytest
 from matplotlib.image import imread
 
 from accumviz.book.explore import Explorer, explore
+from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import style
-from accumviz.views.player import Player, play
+from accumviz.views.player import Player
 from tests.browser.frames import drawn, stopped
 from tests.toys import CODE, EVIL, ROWS, W, chain
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger
-from accumviz.views.player import play
 from tests.toys import CODE, ROWS, W, chain, toy
 
 Open = Callable[..., Any]

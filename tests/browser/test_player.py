@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
+from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import words
 from accumviz.views.parts import segments
-from accumviz.views.player import FORMAT, Player, play
+from accumviz.views.player import FORMAT, Player
 from tests.browser.frames import drawn
 from tests.browser.written import written
 from tests.toys import EVIL, ROWS, W, chain, large, toy

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views.player import Player, play
+from accumviz.views.player import Player
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
 from tests.toys import ROWS, W, chain, large, toy

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from accumviz.book.explore import explore
+from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
-from accumviz.views.player import Player, play
+from accumviz.views.player import Player
 from tests.browser.frames import drawn, still
 from tests.toys import ROWS, W, chain, large, toy
 

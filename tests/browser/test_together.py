@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from accumviz.book.explore import explore
+from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
-from accumviz.views.player import play
 from tests.browser.frames import drawn
 from tests.browser.test_look import weighed
 from tests.by_hand import term

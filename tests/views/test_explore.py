@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from accumviz.book import explore as module
+from accumviz.book import outcome
 from accumviz.book.explore import Explorer, explore
+from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views import outcome, payload
-from accumviz.views.player import play
+from accumviz.views import payload
 from accumviz.views.style import static
 
 CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\n"

@@ -11,7 +11,7 @@ from matplotlib.patches import Polygon, Rectangle
 
 from accumviz.ledger.ledger import CONTRIBUTED, Ledger, Parameter
 from accumviz.views import payload
-from accumviz.views.figure import INK, MUTED, ThemedFigure
+from accumviz.views.figure import INK, MUTED, PageFigure
 from accumviz.views.strip import AFTER, ALLOCATED, BEFORE
 from accumviz.views.timeline import timeline
 from tests.toys import W
@@ -41,7 +41,7 @@ def ledger(parameters: int = 1) -> Ledger:
     return Ledger.build([Parameter(name, (1,), optimizers=(0,)) for name in names], rows)
 
 
-def boxes(figure: ThemedFigure, color: str, alpha: float) -> list[Rectangle]:
+def boxes(figure: PageFigure, color: str, alpha: float) -> list[Rectangle]:
     """The rectangles of this fill that are no swatch, from the left."""
     found = [box for box in figure.axes[0].patches if isinstance(box, Rectangle)]
     own = [box for box in found if box.get_facecolor()[:3] == pytest.approx(_rgb(color)) and box.get_alpha() is None]
@@ -53,7 +53,7 @@ def _rgb(color: str) -> tuple[float, ...]:
     return tuple(int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
 
 
-def lines(figure: ThemedFigure, width: float) -> list[Line2D]:
+def lines(figure: PageFigure, width: float) -> list[Line2D]:
     """The level lines of this thickness that are no swatch, from the left."""
     found = [line for line in figure.axes[0].lines if line.get_linewidth() == width and np.ptp(line.get_ydata()) == 0]
     return sorted((line for line in found if np.ptp(line.get_xdata()) > 20), key=lambda line: line.get_xdata()[0])

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import accumviz as av
+from accumviz.book import outcome
 from accumviz.ledger import file as ledgerfile
 from accumviz.ledger.events import NUMBERS
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views import outcome, payload, words
+from accumviz.views import payload, words
 from accumviz.views.timeline import timeline
 from tests.views.test_timeline import texts
 

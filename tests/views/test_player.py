@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import graphviz, payload
 from accumviz.views.listing import listing
-from accumviz.views.player import FORMAT, Player, order, play, scenes
+from accumviz.views.player import FORMAT, Player, order, scenes
 from accumviz.views.style import static
 from tests.toys import EVIL, ROWS, W, chain, large, toy
 

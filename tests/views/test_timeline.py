@@ -20,9 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import accumviz as av
+from accumviz.book.charts import ThemedFigure
 from accumviz.ledger.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
 from accumviz.views import heatmap, style
-from accumviz.views.figure import ThemedFigure
+from accumviz.views.figure import PageFigure
 from accumviz.views.parts import heights, segments
 from accumviz.views.timeline import timeline
 
@@ -463,7 +464,7 @@ def test_drawing_needs_neither_pyplot_nor_torch() -> None:
 
 
 def test_the_verb_is_public(toy: Ledger) -> None:
-    assert isinstance(av.timeline(toy), ThemedFigure)
+    assert isinstance(av.timeline(toy), PageFigure)
 
 
 # --- several ranks --------------------------------------------------------------------------------
@@ -539,7 +540,7 @@ def test_very_many_live_parts_are_drawn_as_few_and_lose_nothing() -> None:
     assert len(timeline(ledger, events=[398, 399]).to_html()) < 60_000
 
 
-def boxes(figure: ThemedFigure) -> list[tuple[str, Any]]:
+def boxes(figure: PageFigure) -> list[tuple[str, Any]]:
     """Each text of a figure and the box that it takes, in pixels from the top left."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -554,7 +555,7 @@ def boxes(figure: ThemedFigure) -> list[tuple[str, Any]]:
     return found
 
 
-def bold(figure: ThemedFigure) -> list[tuple[str, Any]]:
+def bold(figure: PageFigure) -> list[tuple[str, Any]]:
     """The texts that are totals, of lanes and of shares, with their boxes."""
     return [
         one
@@ -662,7 +663,7 @@ def add(amount: float, total: float, **more: Any) -> dict[str, Any]:
     return {"kind": "backward", "label": "loss", "contribution": {"w": amount}, "grad": {"w": total}} | more
 
 
-def bars(figure: ThemedFigure) -> list[Rectangle]:
+def bars(figure: PageFigure) -> list[Rectangle]:
     """The parts of the bars of a timeline, which are as wide as one another; not the swatches of its legend."""
     found = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
     return [patch for patch in found if patch.get_width() > 14]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from accumviz.book import weights
+from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views import weights, words
-from accumviz.views.player import play
+from accumviz.views import words
 
 
 def walked(*stops: list[float], name: str = "w", begins: bool = True) -> Ledger:
@@ -112,7 +113,7 @@ def test_runs_side_by_side_stand_on_one_ground() -> None:
     healthy, wild = walked([1.0], [1.2], [1.4]), walked([1.0], [40.0], [-7000.0])
     ground = weights.field([healthy, wild], bowl)
     assert ground is not None
-    ours, theirs = (weights.picture(one, ground, range(3)) for one in (healthy, wild))
+    ours, theirs = (ground.picture(one, range(3)) for one in (healthy, wild))
     assert ours["m"] == theirs["m"]
     assert ours["p"][2][1] - ours["p"][0][1] > 20
     assert theirs["p"][1][4].startswith("→")
@@ -122,7 +123,7 @@ def test_runs_of_different_lengths_have_their_steps_at_the_same_places() -> None
     short, long = walked([1.0], [1.2], [1.4]), walked([1.0], [1.2], [1.4], [1.6], [1.8])
     ground = weights.field([short, long])
     assert ground is not None
-    ours, theirs = (weights.picture(one, ground, range(len(one))) for one in (short, long))
+    ours, theirs = (ground.picture(one, range(len(one))) for one in (short, long))
     assert [p[1] for p in ours["p"]] == [p[1] for p in theirs["p"]][: len(ours["p"])]
     assert ours["m"] == theirs["m"]
 
@@ -187,7 +188,7 @@ def test_an_axis_that_may_be_far_longer_than_its_path_says_for_whom() -> None:
     short, long = walked([1.0], [1.1], [1.26]), walked([1.0], [1.8], [2.4])
     ground = weights.field([short, long])
     assert ground is not None
-    notes = [weights.picture(one, ground, range(3))["note"] for one in (short, long)]
+    notes = [ground.picture(one, range(3))["note"] for one in (short, long)]
     assert ["One scale for all runs." in note for note in notes] == [True, True]
     assert "scale" not in told(short)["note"]
 

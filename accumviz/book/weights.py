@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from accumviz import arguments
-from accumviz.ledger.ledger import Ledger
+from accumviz.graph.graph import Graph
+from accumviz.ledger.ledger import Ledger, Recorded
 from accumviz.show import literal
-from accumviz.views import words
+from accumviz.views import player, words
+from accumviz.views.player import Player
 from accumviz.views.style import number
 from accumviz.views.words import shorten
 
@@ -44,6 +46,92 @@ class Field:
     loss: Loss | None = None
     runs: int = 1
     steps: int = 0
+
+    def picture(self, ledger: Ledger, chosen: Sequence[int]) -> dict[str, Any]:
+        """A path as a page draws it: the ground `m` below it as elements, what they mean, and the points `p`.
+
+        A point is the place of its event (-1: before the first), where it stands, what it says, and, where
+        it lies outside, an arrow with its number.
+        """
+        names, at, points = path(ledger)
+        if tuple(names) != self.names:
+            return {}
+        place = {event: i for i, event in enumerate(chosen)} | {-1: -1}
+        kept = [i for i, event in enumerate(at) if event in place]
+        kept = kept[:: math.ceil(len(kept) / _MOST_POINTS)] if kept else kept
+        axes, (across, up), lines = _axes(self, max(self.steps, len(at)))
+        told = []
+        digits = words.telling(points)
+        before = None
+        for i in kept:
+            values = [float(x) for x in points[i]]
+            stands = _stands(self, values, i)
+            x, y = _seen(stands, before, across, up)
+            station = [
+                round(_along(x, across, _LEFT, _RIGHT), 1),
+                round(_along(y, up, _BOTTOM, _TOP), 1),
+            ]
+            told.append(
+                [
+                    place[at[i]],
+                    *station,
+                    _words(self, names, values, digits),
+                    _arrow(self, values),
+                ]
+            )
+            before = stands
+        if not told:
+            return {}
+        sides = [(across, (_LEFT, _RIGHT)), (up, (_BOTTOM, _TOP))]
+        bases = [_base(*axis) for axis in (across, up)]
+        marks = [
+            _round_values(low - base, high - base)
+            for (low, high), base in zip((across, up), bases, strict=True)
+        ]
+        if len(self.names) == 1 and self.losses is None:
+            marks[0] = [step for step in marks[0] if step.is_integer()]
+        axes = [
+            f"{name} {'+' if base < 0 else '−'} {number(abs(base))}" if base else name
+            for name, base in zip(axes, bases, strict=True)
+        ]
+        ticks = [
+            [
+                [round(_along(v + base, axis, *span), 1), told]
+                for v, told in zip(found, _apart(found), strict=True)
+            ]
+            for found, base, (axis, span) in zip(marks, bases, sides, strict=True)
+        ]
+        note = f"Small dots: after each step.{' Grey: the loss.' if lines else ''}"
+        note += " One scale for all runs." * (self.runs > 1)
+        arrow = "Arrow: beyond the edge." * any(arrow for *_, arrow in told)
+        return {
+            "m": _elements(axes, ticks, lines),
+            "note": note,
+            "arrow": arrow,
+            "p": told,
+        }
+
+
+def play(
+    ledger: Ledger | Recorded | Graph | None,
+    graph: Graph | Mapping[int, Graph] | None = None,
+    *,
+    loss: Loss | None = None,
+) -> Player:
+    """Show code, graph, `.grad`, weights, timeline and shares under one scrubber, with no kernel.
+
+    `ledger` may be the recording, whose own graphs are shown where none are given. `graph` is one
+    graph for all backwards, or each backward's own by its event's index. Either of the two may be
+    missing: `play(ledger)` has no graph pane, `play(graph)` nothing else. Weights of one or two
+    elements are drawn on their way; `loss`, a function of these numbers, puts its curve or contours below.
+    Raises `TypeError` for anything else, `ValueError` for the graph of an event that is no backward.
+
+    >>> play(Ledger.build([], []))
+    Player: 0 events, 0 parameters; a notebook shows it, .save('run.html') writes a page
+    """
+    shown = player.play(ledger, graph)
+    shown.ground = field([] if shown.ledger is None else [shown.ledger], loss)
+    return shown
 
 
 def path(ledger: Ledger) -> tuple[list[str], list[int], np.ndarray]:
@@ -112,66 +200,6 @@ def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
     else:
         losses = np.array([[_at(loss, x, y) for x in across[0]] for y in across[1]])
     return Field(axes, ranges, losses, loss, len(paths), steps)
-
-
-def picture(ledger: Ledger, ground: Field, chosen: Sequence[int]) -> dict[str, Any]:
-    """A path as a page draws it: the ground `m` below it as elements, what they mean, and the points `p`.
-
-    A point is the place of its event (-1: before the first), where it stands, what it says, and, where
-    it lies outside, an arrow with its number.
-    """
-    names, at, points = path(ledger)
-    if tuple(names) != ground.names:
-        return {}
-    place = {event: i for i, event in enumerate(chosen)} | {-1: -1}
-    kept = [i for i, event in enumerate(at) if event in place]
-    kept = kept[:: math.ceil(len(kept) / _MOST_POINTS)] if kept else kept
-    axes, (across, up), lines = _axes(ground, max(ground.steps, len(at)))
-    told = []
-    digits = words.telling(points)
-    before = None
-    for i in kept:
-        values = [float(x) for x in points[i]]
-        stands = _stands(ground, values, i)
-        x, y = _seen(stands, before, across, up)
-        station = [
-            round(_along(x, across, _LEFT, _RIGHT), 1),
-            round(_along(y, up, _BOTTOM, _TOP), 1),
-        ]
-        told.append(
-            [
-                place[at[i]],
-                *station,
-                _words(ground, names, values, digits),
-                _arrow(ground, values),
-            ]
-        )
-        before = stands
-    if not told:
-        return {}
-    sides = [(across, (_LEFT, _RIGHT)), (up, (_BOTTOM, _TOP))]
-    bases = [_base(*axis) for axis in (across, up)]
-    marks = [
-        _round_values(low - base, high - base)
-        for (low, high), base in zip((across, up), bases, strict=True)
-    ]
-    if len(ground.names) == 1 and ground.losses is None:
-        marks[0] = [step for step in marks[0] if step.is_integer()]
-    axes = [
-        f"{name} {'+' if base < 0 else '−'} {number(abs(base))}" if base else name
-        for name, base in zip(axes, bases, strict=True)
-    ]
-    ticks = [
-        [
-            [round(_along(v + base, axis, *span), 1), told]
-            for v, told in zip(found, _apart(found), strict=True)
-        ]
-        for found, base, (axis, span) in zip(marks, bases, sides, strict=True)
-    ]
-    note = f"Small dots: after each step.{' Grey: the loss.' if lines else ''}"
-    note += " One scale for all runs." * (ground.runs > 1)
-    arrow = "Arrow: beyond the edge." * any(arrow for *_, arrow in told)
-    return {"m": _elements(axes, ticks, lines), "note": note, "arrow": arrow, "p": told}
 
 
 def _elements(

@@ -1,7 +1,8 @@
-"""A chart drawn a second time for a phone: panels below each other, letters that can be read, nothing that overlaps."""
+"""A chart in matplotlib's own colours and letters -> one that is read on any page, light or dark, and on a phone."""
 
 from __future__ import annotations
 
+import html
 import math
 import pickle
 import re
@@ -9,15 +10,24 @@ import textwrap
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-# What a phone has beside its margins, in a prediction's answer too, and the smallest letters that are read on it.
-PHONE, _LETTERS = 320.0, 11.0
+from accumviz.views.figure import INK, LINE, MUTED, PHONE, PageFigure
+
+__all__ = ["INK", "LINE", "MUTED", "ThemedFigure", "for_phone"]
+
+# What stands at a tick: a number, or a power of ten.
+_NUMBER = re.compile(r"\$?(\\mathdefault\{)?[−-]?\d[\d.,e^{}−-]*\$?%?")
+# The smallest letters that are read, in pixels.
+_LETTERS = 11.0
 # A chart that is no wider fits where it stands alone.
 _FITS = 343.0
 # How wide a letter is of its size: what fits with it fits in the page's own fonts.
@@ -26,6 +36,112 @@ _EM = 0.61
 _NAMES, _APART = 0.4, 4.0
 
 Chart = TypeVar("Chart", bound=Figure)
+
+
+class ThemedFigure(PageFigure):
+    """An ordinary matplotlib figure that notebooks show as inline SVG in the page's colours, and again for a phone."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        engine = self.get_layout_engine()
+        if isinstance(engine, ConstrainedLayoutEngine):
+            # The last number below one panel stands beside the first below the next.
+            engine.set(wspace=0.06)
+
+    def savefig(self, *arguments: Any, **options: Any) -> None:
+        """Write it as matplotlib does, with no ground, ink or letters that a page could not show."""
+        make_native(self)
+        super().savefig(*arguments, **options)
+
+    def for_phone(self) -> PageFigure | None:
+        return for_phone(self)
+
+    def attributes(self) -> str:
+        # For a test of the book: no reader sees it.
+        wrong = nameless(self)
+        return f'data-nameless="{html.escape(", ".join(wrong))}" ' if wrong else ""
+
+
+def make_native(chart: Figure) -> None:
+    """Take away every ground, give ink to what nobody gave a colour, and enlarge letters too small to be read."""
+    black = {
+        "black",
+        "k",
+        *map(
+            str,
+            (
+                rcParams["text.color"],
+                rcParams["axes.labelcolor"],
+                rcParams["axes.edgecolor"],
+            ),
+        ),
+    }
+    for axes in chart.axes:
+        if axes.axison:
+            _panel(axes, black)
+    for key in (*chart.legends, *(axes.get_legend() for axes in chart.axes)):
+        if key is not None:
+            key.get_frame().set(facecolor="none", edgecolor=LINE)
+    for text in chart.findobj(Text):
+        if _among(text.get_color(), black):
+            text.set_color(INK)
+        text.set_fontsize(max(float(text.get_fontsize()), _LETTERS))
+    for line in chart.findobj(Line2D):
+        if _among(line.get_color(), black):
+            line.set_color(INK)
+
+
+def nameless(chart: Figure) -> list[str]:
+    """The axes of a drawn chart that have numbers and no name of what is counted: which, and of what panel.
+
+    Panels of one row share the name of their y, those of one column that of their x.
+    """
+    named: set[tuple[str, object]] = set()
+    numbered: dict[tuple[str, object], str] = {}
+    for axes in chart.axes:
+        place = axes.get_subplotspec()
+        for axis, side, over in (
+            (axes.xaxis, "x", chart.get_supxlabel()),
+            (axes.yaxis, "y", chart.get_supylabel()),
+        ):
+            span = place and (place.colspan if side == "x" else place.rowspan)
+            key = side, (span.start, span.stop) if span else id(axes)
+            if over or axis.label.get_text().strip():
+                named.add(key)
+            labels = [
+                tick.get_text() for tick in axis.get_ticklabels() if tick.get_visible()
+            ]
+            if (
+                axes.axison
+                and axis.get_visible()
+                and any(_NUMBER.fullmatch(label) for label in labels)
+            ):
+                numbered.setdefault(key, f"{side} of {axes.get_title() or 'a panel'}")
+    return [told for key, told in numbered.items() if key not in named]
+
+
+def _panel(axes: Axes, black: set[str]) -> None:
+    axes.set_facecolor("none")
+    for spine in axes.spines.values():
+        if spine.get_edgecolor() in {to_rgba(color) for color in black}:
+            spine.set_edgecolor(LINE)
+    for axis in (axes.xaxis, axes.yaxis):
+        for which in ("major", "minor"):
+            given = axis.get_tick_params(which=which)
+            size = given.get("labelsize", _LETTERS)
+            axis.set_tick_params(
+                which=which,
+                color=given.get("color", LINE),
+                labelcolor=given.get("labelcolor", INK),
+                labelsize=max(size, _LETTERS)
+                if isinstance(size, (int, float))
+                else _LETTERS,
+            )
+
+
+def _among(color: object, black: set[str]) -> bool:
+    # The key of error bars has an array for a colour.
+    return isinstance(color, str) and color in black
 
 
 def for_phone(chart: Chart) -> Chart | None:

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from matplotlib import style
 
-from accumviz.views.figure import ThemedFigure
+from accumviz.book.charts import ThemedFigure
 
 
 def plain() -> ThemedFigure:
