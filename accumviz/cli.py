@@ -190,7 +190,7 @@ def _judging(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
         choices=tuple(_WORSE),
-        help="exit with 1 when there is a finding of this severity or a worse one (no verdict is no finding)",
+        help="exit with 1 when there is a finding of this severity or a worse one, or when nothing could be judged",
     )
 
 
@@ -216,6 +216,11 @@ def _writing() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             _fail(f"cannot write to the standard output: {error.strerror or error}")
+
+
+def _warn(said: object) -> None:
+    # In one write: other ranks write to the same terminal.
+    sys.stderr.write(f"accumviz: {said}\n")
 
 
 def _say(said: object) -> None:
@@ -283,6 +288,8 @@ def _check(asked: Any) -> None:
             _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
         report = check(ledger)
     report = _standing(report)
+    if asked.fail_on and report.verdict == "no verdict":
+        _warn(f"--fail-on {asked.fail_on} fails: {report.reason}")
     _say(report.to_json() if asked.json else report)
     _page(report, asked.html)
     if _fails(report, asked.fail_on):
@@ -338,10 +345,12 @@ def _standing(report: Report) -> Report:
     )
 
 
-def _fails(report: Any, severity: str | None) -> bool:
-    return severity is not None and any(
-        finding.severity in _WORSE[severity] for finding in report.findings
-    )
+def _fails(report: Report, severity: str | None) -> bool:
+    """Whether `--fail-on` turns this report into a failure; a gate that saw nothing is not open."""
+    if severity is None:
+        return False
+    severities = {finding.severity for finding in report.findings}
+    return report.verdict == "no verdict" or not severities.isdisjoint(_WORSE[severity])
 
 
 def _view(asked: Any) -> None:
@@ -475,54 +484,76 @@ def _finish(
     judged: bool,
 ) -> int:
     """Say on stderr what was recorded, and what is wrong with it; the exit code for a script that ended well."""
-    from accumviz.checks.check import check
-
-    def say(said: str) -> None:
-        sys.stderr.write(f"{said}\n")  # at once: other ranks write there, too
-
-    code = 0
-    for n, found in enumerate(recordings):
-        where = (
-            f" → {_shown(found.file)}"
-            if found.file is not None and found.file.exists()
-            else ""
-        )
-        say(f"accumviz: {found.counted}{where}")
-        if not judged:
-            continue
-        ledger = found.recording.ledger
-        report = _standing(check(ledger))
-        rank = ledger.meta.get("rank")
-        if rank:
-            # What the ranks have in common would stand on the terminal once for each.
-            rules = ", ".join(
-                dict.fromkeys(finding.rule for finding in report.findings)
-            )
-            say(f"accumviz: rank {rank}: {rules or report.verdict}")
-        else:
-            say(report.text(color=_colored()))
-        if page is not None:
-            try:
-                _page(
-                    report, page.with_stem(f"{page.stem}.model{n + 1}") if n else page
-                )
-            except SystemExit:  # it was said; the rest is to be said, too
-                code = code or _MISUSED
-        if _fails(report, fail_on):
-            code = _FAILED
-        if rank == 0:
-            files = (
-                "with the files of all ranks"
-                if found.file is None
-                else _shown(_of_all_ranks(found.file))
-            )
-            say(
-                f"  This is rank 0; all ranks are judged together by: accumviz check {files}"
-            )
+    codes = [0]
     if judged and not recordings and not notes:
         notes = ["nothing was recorded: this process did not import torch"]
+    if fail_on is not None and not recordings:
+        _warn(f"--fail-on {fail_on} fails: {notes[0]}")
+        notes, codes = notes[1:], [_FAILED]
+    for n, found in enumerate(recordings):
+        _warn(_closing(found))
+        if judged:
+            numbered = (
+                page.with_stem(f"{page.stem}.model{n + 1}") if page and n else page
+            )
+            codes.append(_judge(found, numbered, fail_on))
     for note in notes:
-        say(f"accumviz: {note}")
+        _warn(note)
+    return _FAILED if _FAILED in codes else max(codes)
+
+
+def _closing(found: Any) -> str:
+    """What was recorded and where it is; of a file that lacks some of it, what it really holds."""
+    if found.file is None or not found.file.exists():
+        return str(found.counted)
+    if found.recording.is_on_disk():
+        return f"{found.counted} → {_shown(found.file)}"
+    return f"{found.counted}, of which the file holds {_held(found.file)} → {_shown(found.file)}"
+
+
+def _held(file: Path) -> str:
+    from accumviz.graph.load import LedgerFileError, load
+
+    try:
+        return f"{len(load(file, repair=True))}, because it was cut short"
+    except LedgerFileError as error:
+        return f"none ({error})"
+
+
+def _judge(found: Any, page: Path | None, fail_on: str | None) -> int:
+    """Say what is wrong with one recording; the exit code that follows from it."""
+    from accumviz.checks.check import check
+    from accumviz.graph.load import LedgerFileError
+
+    try:
+        ledger = found.recording.ledger
+    except LedgerFileError as error:
+        _warn(f"no verdict: {error}")
+        return _FAILED if fail_on else 0
+    report = _standing(check(ledger))
+    if fail_on and report.verdict == "no verdict":
+        _warn(f"--fail-on {fail_on} fails: {report.reason}")
+    rank = ledger.meta.get("rank")
+    if rank:
+        # What the ranks have in common would stand on the terminal once for each.
+        rules = ", ".join(dict.fromkeys(finding.rule for finding in report.findings))
+        _warn(f"rank {rank}: {rules or report.verdict}")
+    else:
+        sys.stderr.write(f"{report.text(color=_colored())}\n")
+    if rank == 0:
+        every = (
+            _shown(_of_all_ranks(found.file))
+            if found.file
+            else "the files of all ranks"
+        )
+        sys.stderr.write(
+            f"  This is rank 0; all ranks are judged together by: accumviz check {every}\n"
+        )
+    code = _FAILED if _fails(report, fail_on) else 0
+    try:
+        _page(report, page)
+    except SystemExit:  # said already; the other recordings are still to be judged
+        return code or _MISUSED
     return code
 
 

@@ -188,7 +188,7 @@ def test_a_script_runs_as_it_does_without_us_and_leaves_its_ledger(name: str, tm
     if not killed:
         assert "accumviz: " in got[2]
         # Once for each recording: a forked child says nothing.
-        assert got[2].count("Report: healthy") == (2 if name == "deletes its model" else 1)
+        assert got[2].count("Report: ") == (2 if name == "deletes its model" else 1)
         how = {
             "raises": "ValueError: no",
             "raises in a thread and then a group": "ExceptionGroup: both (2 sub-exceptions)",
@@ -318,6 +318,69 @@ def test_a_finding_fails_the_run_where_that_was_asked_for_and_nothing_else(tmp_p
     assert taken[1] == ""
 
 
+def test_runs_that_begin_together_in_one_folder_each_keep_their_recording(tmp_path: Path) -> None:
+    # Each chose its name before the other's file was there.
+    meets = "import pathlib\npathlib.Path(sys.argv[1]).touch()\nwhile not pathlib.Path(sys.argv[2]).exists(): pass\n"
+    (tmp_path / "train.py").write_text(LIGHT + HEAD + meets + SCRIPTS["plain"])
+    both = [start(tmp_path, "-m", "accumviz", "run", "train.py", *names) for names in ("ab", "ba")]
+    shown = [ended(process)[2] for process in both]
+    assert sorted(text.rpartition("→ ")[2] for text in shown) == ["train-2.ledger\n", "train.ledger\n"]
+    for file in ("train.ledger", "train-2.ledger"):
+        assert [event.kind for event in av.load(tmp_path / file)] == WHOLE
+
+
+CUT_SHORT = {
+    "a limit on the size of files": (
+        "import resource\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\nm, o = make()\ntrain(m, o, 200)"
+    ),
+    "another process": (
+        "m, o = make()\ntrain(m, o, 100)\ntime.sleep(1)\nos.truncate('train.ledger', 5000)\ntrain(m, o, 100)"
+    ),
+    "another process at the end": "m, o = make()\ntrain(m, o, 200)\ntime.sleep(1)\nos.truncate('train.ledger', 5000)",
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="limits as POSIX has them")
+@pytest.mark.parametrize("by", CUT_SHORT)
+def test_the_closing_line_says_what_a_file_that_was_cut_short_holds(by: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LIGHT + HEAD + CUT_SHORT[by])
+    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "train.py")
+    assert code == 0
+    holds = len(av.load(tmp_path / "train.ledger", repair=True))
+    closing = f"accumviz: 2000 events × 4 parameters, of which the file holds {holds}, because it was cut short"
+    assert f"{closing} → train.ledger\n" in err
+    assert holds < 2000
+
+
+UNSEEN = {
+    "torch is not imported": ("print('done')", "this process did not import torch"),
+    "nothing is trained": ("import torch", "no model or optimizer was seen training in this process"),
+    "another process trains": (
+        "import subprocess, sys, torch\nsubprocess.run([sys.executable, 'child.py'], check=True)",
+        "no model or optimizer was seen training in this process",
+    ),
+    "torch is too old": ("import torch\ntorch.__version__ = '2.8.0'", "ImportError: record needs torch 2.10"),
+    "nothing steps": (HEAD + "m, o = make()\nm(torch.ones(1, 4)).sum().backward()", "no optimizer stepped"),
+}
+
+
+@pytest.mark.parametrize("how", UNSEEN)
+def test_fail_on_fails_with_its_reason_first_where_nothing_could_be_judged(how: str, tmp_path: Path) -> None:
+    script, reason = UNSEEN[how]
+    (tmp_path / "child.py").write_text(LIGHT + HEAD + SCRIPTS["plain"])
+    if how == "torch is too old":
+        (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.__version__ = '2.8.0'\n")
+    (tmp_path / "train.py").write_text(script)
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "--fail-on", "error", "train.py", PYTHONPATH=paths)
+    assert code == 1
+    told = [line for line in err.splitlines() if line.startswith("accumviz: --fail-on error fails: ")]
+    assert len(told) == 1
+    assert reason in told[0]
+    assert ran(tmp_path, "-m", "accumviz", "run", "train.py", PYTHONPATH=paths)[0] == 0
+
+
 def ledger(rank: int | None = None, *, wrong: bool = False) -> av.Ledger:
     """Three windows of two; wrong ones are not divided."""
     factor = 1.0 if wrong else 0.5
@@ -381,6 +444,9 @@ def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
     assert code == 0
     assert "no verdict" in out
     assert "incomplete" in out
+    code, _, err = said(capsys, "check", "--fail-on", "error", cut)
+    assert code == 1
+    assert err.startswith("accumviz: --fail-on error fails: ")
     newer = tmp_path / "newer.ledger"
     with monkeypatch.context() as later:
         later.setattr("accumviz.ledger.writer.FORMAT", 99)

@@ -215,9 +215,15 @@ class Writer:
     def _write(self, data: bytes) -> None:
         descriptor = self._file
         assert descriptor is not None
-        if not self._nameless and os.fstat(descriptor).st_nlink == 0:
+        about = os.fstat(descriptor)
+        if not self._nameless and about.st_nlink == 0:
             raise FileNotFoundError(
                 f"{str(self.path)!r} was deleted while it was written"
+            )
+        if stat.S_ISREG(about.st_mode) and about.st_size < self.size:
+            # Written on at our offset, it would have a hole that reads as zeros.
+            raise OSError(
+                errno.EIO, "the file was cut short while it was written", str(self.path)
             )
         try:
             written = os.write(descriptor, data)

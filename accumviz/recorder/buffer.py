@@ -20,6 +20,7 @@ import numpy as np
 from accumviz.graph.graph import Graph
 from accumviz.ledger import file as ledgerfile
 from accumviz.ledger import sketches
+from accumviz.ledger.container import LedgerFileError
 from accumviz.ledger.events import CODES, PRESENT, TABLES, Events, Parameter
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.writer import Writer
@@ -546,7 +547,12 @@ class Buffer:
                         )
                     ]
                 whole = ledgerfile.Parts(described, *parts, chunks, described)
-                self._ledger = about, Ledger.of_arrays(ledgerfile.decode(whole))
+                ledger = Ledger.of_arrays(ledgerfile.decode(whole))
+                if len(ledger) < self._away and not self._given_up:
+                    raise LedgerFileError(
+                        f"only {len(ledger)} of {self._away} events can be read: the file was cut short"
+                    )
+                self._ledger = about, ledger
             return self._ledger[1]
 
     def give_up(self) -> None:
@@ -581,6 +587,17 @@ class Buffer:
                 except OSError as error:
                     self._lose(error)
                 self._let_be()
+
+    def is_on_disk(self) -> bool:
+        """Whether all that was recorded can be read back from the file, once it is closed."""
+        if self.lost:
+            return False
+        try:
+            for writer in self._written:
+                writer.read()
+        except LedgerFileError:
+            return False
+        return True
 
     def forked(self) -> None:
         """In a forked process: hold on in memory, and leave the parent's file to the parent."""

@@ -123,13 +123,15 @@ class Recording:
         self._rank = ranks.where()
         self._known: list[Parameter] | None = None  # once they have been let go
         self._size = len(self._leaves)
+        place = ranks.ledger_path(path)
+        self.file = None if place is None else Path(place)
         self._rows = Buffer(
             self._leaves.sizes,
             list(self._leaves.small),
             self._leaves.wire,
             self._allocated,
             self._about,
-            path=ranks.ledger_path(path),
+            path=place,
             overwrite=overwrite,
             sources=sources,
         )
@@ -278,6 +280,10 @@ class Recording:
             else:
                 self._rows.pending.remove(running)
         self._contributions.open.clear()
+
+    def is_on_disk(self) -> bool:
+        """Whether the file of a closed recording holds all that was recorded."""
+        return self._rows.is_on_disk()
 
     def write_out(self) -> None:
         """Write what is whole to the file, if there is one: this process is about to be ended."""

@@ -250,9 +250,10 @@ class _Looking:
                 self._path, self.recordings, self.notes, sketch=self._sketch
             )
         except Exception as failure:
-            self.notes.append(
-                f"nothing was recorded: {type(failure).__name__}: {failure}"
-            )
+            said = f"nothing was recorded: {type(failure).__name__}: {failure}"
+            self.notes.append(said)
+            # At once, too: the training may take hours.
+            print(f"accumviz: {said}", file=sys.stderr)
 
     def told(self) -> str:
         """How far it is, in a line."""

@@ -18,9 +18,8 @@ import torch
 from accumviz.graph.scopes import submodules
 from accumviz.recorder import patches, record
 from accumviz.recorder.callsite import CallSites, variable
-from accumviz.recorder.ranks import ledger_path
 from accumviz.recorder.recording import Recording
-from accumviz.recorder.targets import collect
+from accumviz.recorder.targets import Named, collect
 
 # A script that makes a model for each fold or trial is recorded so many times, and so many at once.
 _MOST, _OPEN = 32, 8
@@ -30,10 +29,14 @@ _CALLERS = 32
 
 
 class Found(NamedTuple):
-    """A recording that was opened, and its file, if it has one."""
+    """A recording that was opened."""
 
     recording: Recording
-    file: Path | None
+
+    @property
+    def file(self) -> Path | None:
+        """The recording's file, if it has one."""
+        return self.recording.file
 
     @property
     def counted(self) -> str:
@@ -67,6 +70,7 @@ class Watch:
         self._opened: list[tuple[Recording, list[weakref.ref[Any]]]] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._armed, self._busy, self._closed = False, False, False
+        self._number = 1  # of the first name that no other run has
         self._lock = threading.RLock()
         self._undo: list[Callable[[], None]] = []
         _watching.add(self)
@@ -224,30 +228,38 @@ class Watch:
                     named.add(name, tensor, "")
         named.optimizers[:] = optimizers
         about = {"exact": 64, "memory": None, "sketch": self._sketch}
-        place = self._place()
-        recording = Recording(named, caller, path=place, **about)  # type: ignore[arg-type]
-        try:
-            recording.start()
-        except OSError as error:
-            self._note(
-                f"no file could be written ({error}), so the recording was held in memory, and is gone now"
-            )
-            named.optimizers[:] = optimizers
-            recording = Recording(named, caller, path=None, **about).start()  # type: ignore[arg-type]
-            place = None
+        recording = self._started(named, caller, about)
         named.optimizers.clear()  # none is held: a loop may make one for each epoch
-        self._recordings.append(
-            Found(recording, None if place is None else Path(str(ledger_path(place))))
-        )
+        self._recordings.append(Found(recording))
         self._opened.append(
             (recording, [weakref.ref(optimizer) for optimizer in optimizers])
         )
 
+    def _started(
+        self, named: Named, caller: FrameType | None, about: dict[str, Any]
+    ) -> Recording:
+        """A recording that is open, in a file of its own: a name that another run took meanwhile gets a number."""
+        optimizers = list(named.optimizers)
+        while True:
+            named.optimizers[:] = optimizers
+            recording = Recording(named, caller, path=self._place(), **about)
+            try:
+                return recording.start()
+            except FileExistsError:
+                self._number += 1
+            except OSError as error:
+                self._note(
+                    f"no file could be written ({error}), so the recording was held in memory, and is gone now"
+                )
+                self._path = None
+
     def _place(self) -> Path | None:
-        if self._path is None or not self._recordings:
-            return self._path
+        if self._path is None:
+            return None
+        number = f"-{self._number}" if self._number > 1 else ""
+        model = f".model{len(self._recordings) + 1}" if self._recordings else ""
         return self._path.with_name(
-            f"{self._path.stem}.model{len(self._recordings) + 1}{self._path.suffix}"
+            f"{self._path.stem}{number}{model}{self._path.suffix}"
         )
 
     def _let_go(self) -> None:
