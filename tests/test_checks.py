@@ -587,7 +587,7 @@ def test_a_rank_that_waits_elsewhere_for_a_backward_that_waits_for_it_had_no_mor
     report = check_ranks([play.ledger for play in plays])
     assert (report.verdict, report.reason) == (
         "no verdict",
-        "rank 1: the last backward raised an error: RuntimeError: Timed out",
+        "rank 1: the script ended with an error: RuntimeError: Timed out waiting 8000ms",
     )
 
 
@@ -935,6 +935,49 @@ def test_a_parameter_that_two_optimizers_apply_is_found() -> None:
     assert found(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)) == []
 
 
+def _divided_by(*divisors: float, times: int = 3) -> Play:
+    play = Play()
+    for _ in range(times):
+        for divisor in divisors:
+            play.backward(term(8, 1 / divisor) | {"divisor": divisor})
+        play.step()
+        play.zero()
+    return play
+
+
+@case("uneven-shares", right)
+def _() -> Play:
+    return _divided_by(1.0, 2.0, 3.0, 4.0)
+
+
+@case("sums-differ", right)
+def _() -> Play:
+    play = Play()
+    for divisor in (4.0, 2.0, 4.0, 2.0):
+        play.rows += _divided_by(*[divisor] * 4, times=1).rows
+    return play
+
+
+def test_windows_of_several_lengths_that_one_number_divides_have_sums_that_differ() -> None:
+    inverted = windows(1, 1, 2, 1, 1, 2, 1, 1, 2, factor=0.25)
+    (finding,) = av.check(inverted.ledger).findings
+    assert (finding.rule, finding.evidence["micro-batches"]) == ("sums-differ", [1, 2])
+
+
+def test_a_constant_sum_that_may_be_meant_is_said_beside_healthy() -> None:
+    report = av.check(windows(4, 4, 4, factor=0.5).ledger)
+    assert report.healthy and "Report: healthy, if a sum of 2 is meant in every step" in repr(report)
+    assert "if a sum of 2 is meant in every step" in report.to_html()
+    assert av.check(right().ledger).condition == ""
+
+
+def test_a_script_that_ended_with_an_error_is_not_healthy() -> None:
+    play = right()
+    for ended, verdict in (("ValueError: x", "no verdict"), ("exit", "healthy"), ("KeyboardInterrupt", "healthy")):
+        play.meta["ended"] = ended
+        assert av.check(play.ledger).verdict == verdict
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_the_mistake_is_found_and_is_the_only_finding(name: str) -> None:
     mistake, _ = CASES[name]
@@ -1001,6 +1044,8 @@ def test_the_cures_are_written_on_the_users_own_lines() -> None:
         "contrastive-accumulation",
         "ddp-static-graph-no-sync",
         "parameter-outside-or-twice",
+        "uneven-shares",
+        "sums-differ",
         "step-before-backward",
         "zero-tensor-drift",  # whoever zeroed by default has no argument to take away
     }

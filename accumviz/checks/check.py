@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from accumviz.checks import (
     ownership,
     precision,
     token_weights,
+    uneven,
     windows,
 )
 from accumviz.checks.analysis import Case
@@ -178,7 +179,11 @@ RULES = (
     Rule("ddp-static-graph-no-sync", distributed.ddp_static_graph_no_sync),
     Rule("micro-batch-side-effects", batch_coupling.micro_batch_side_effects),
     Rule("contrastive-accumulation", batch_coupling.contrastive_accumulation),
+    # Only where no rule before them has named the cause.
+    Rule("uneven-shares", uneven.uneven_shares, needs=_SHARES),
+    Rule("sums-differ", uneven.sums_differ, needs=_SHARES),
 )
+_LAST = frozenset({"uneven-shares", "sums-differ"})
 
 
 def check(recording: Ledger | Recorded) -> Report:
@@ -194,7 +199,13 @@ def check(recording: Ledger | Recorded) -> Report:
     """
     judged = _judge(recorded(recording, "check"), None)
     found = _one_for_each_cause([judged])
-    return Report(tuple(found), judged.reason, judged.unjudged, judged.counts)
+    return Report(
+        tuple(found),
+        judged.reason,
+        judged.unjudged,
+        judged.counts,
+        judged.condition,
+    )
 
 
 def check_ranks(ledgers: Iterable[Ledger]) -> Report:
@@ -224,8 +235,13 @@ def check_ranks(ledgers: Iterable[Ledger]) -> Report:
         else f"rank{'s' * (len(them) > 1)} {', '.join(map(str, them))}: {why}"
         for why, them in whose.items()
     ]
+    condition = next((one.condition for one in judged if one.condition), "")
     return Report(
-        tuple(_one_for_each_cause(judged)), "; ".join(reasons), unjudged, counts
+        tuple(_one_for_each_cause(judged)),
+        "; ".join(reasons),
+        unjudged,
+        counts,
+        condition,
     )
 
 
@@ -238,6 +254,7 @@ class _Judged(NamedTuple):
     reason: str
     unjudged: dict[str, str]
     counts: dict[str, int]
+    condition: str = ""
 
 
 def _judge(ledger: Ledger, rank: int | None) -> _Judged:
@@ -275,7 +292,9 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         found[rule.name] = [replace(finding, rank=rank) for finding in mine]
         serious = [finding for finding in mine if finding.severity != "note"]
         explained += [
-            (name, _owner(finding)) for finding in serious for name in rule.explains
+            (name, _owner(finding))
+            for finding in serious
+            for name in (*rule.explains, *_LAST)
         ]
     return _Judged(
         rank,
@@ -284,6 +303,7 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         _no_verdict(case),
         _unjudged(case),
         counts,
+        uneven.condition(case),
     )
 
 
@@ -309,13 +329,22 @@ def _nothing_to_judge(ledger: Ledger, kinds: dict[str, int]) -> str:
 
 
 def _cut_short(ledger: Ledger) -> str:
+    """Say why a recording holds less than the script was to do, if it does."""
     if "stopped" in ledger.meta:
         return f"the recording stopped before its end: {ledger.meta['stopped']}"
-    return (
-        ""
-        if ledger.complete
-        else "the ledger is incomplete: its process ended before the recording was closed"
-    )
+    if not ledger.complete:
+        return "the ledger is incomplete: its process ended before the recording was closed"
+    ended = ledger.meta.get("ended")
+    every = ended.values() if isinstance(ended, Mapping) else [ended]
+    errors = [str(each) for each in every if _is_error(each)]
+    return f"the script ended with an error: {errors[0]}" if errors else ""
+
+
+def _is_error(ended: Any) -> bool:
+    """Whether a recording's end is that of a script which raised; whoever interrupts a script may do so anywhere."""
+    right = ("", "closed", "exit", "None")
+    text = str(ended).partition(":")[0]
+    return text not in right and text not in ("KeyboardInterrupt", "SystemExit")
 
 
 def _no_verdict(case: Case) -> str:

@@ -25,7 +25,11 @@ def loss_not_divided(case: Case) -> Iterator[Finding]:
         whole = [p for p in parts if p.many > 1]
         if added := list(summed_over_ranks(case, parts)):
             yield from added
-        elif whole and all(_undivided(p) for p in whole) and not _tasks(case, whole[0]):
+        elif (
+            whole
+            and all(_undivided(p) for p in whole)
+            and not separate_tasks(case, whole[0])
+        ):
             # Where micro-batches draw one of several losses, all of them are a window's.
             drawn = len({micro_batches(case, p) for p in parts}) < len(
                 {p.many for p in parts}
@@ -174,7 +178,7 @@ def _undivided(part: Part) -> bool:
     )
 
 
-def _tasks(case: Case, part: Part) -> bool:
+def separate_tasks(case: Case, part: Part) -> bool:
     """Whether each backward has parameters of its own: heads that are trained one after the other, and not parts."""
     reached = case.contributed[list(part.backwards)]
     return bool((reached & (reached.sum(axis=0) == 1)).any(axis=1).all())

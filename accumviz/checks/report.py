@@ -52,6 +52,8 @@ CHAPTERS = {
     "fsdp1-local-clip": "09_fsdp#sec-fsdp1",
     "micro-batch-side-effects": "04_recipe#sec-mixing",
     "contrastive-accumulation": "04_recipe#sec-equal",
+    "uneven-shares": "04_recipe#sec-equal",
+    "sums-differ": "04_recipe#sec-divide",
 }
 
 SEVERITIES = ("error", "warning", "note")
@@ -101,12 +103,14 @@ class Report(Displayed):
     `verdict` is `"findings"`, `"healthy"` or `"no verdict"`; `reason` says why there is none.
     `findings` come root causes first; notes among them leave a loop healthy. `unjudged` maps a rule
     to why it could not be judged, or not everywhere. `counts` says how much was looked at.
+    `condition` is what has to be meant for a healthy loop to be so: "a sum of 4 is meant in every step".
     """
 
     findings: tuple[Finding, ...] = ()
     reason: str = ""
     unjudged: Mapping[str, str] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    condition: str = ""
 
     @property
     def verdict(self) -> str:
@@ -141,6 +145,8 @@ class Report(Displayed):
             if self.verdict in _COLORS
             else _counted(self.findings)
         )
+        if self.condition and self.verdict == "healthy":
+            head += f", if {self.condition}"
         lines = [f"Report: {head}" + (f" ({looked})" if looked else "")]
         if self.reason:
             lines.append(f"  {literal(self.reason)}")
@@ -190,6 +196,7 @@ class Report(Displayed):
         whole = {
             "verdict": self.verdict,
             "reason": self.reason,
+            "condition": self.condition,
             "findings": [asdict(finding) for finding in self.findings],
             "unjudged": dict(self.unjudged),
             "counts": dict(self.counts),

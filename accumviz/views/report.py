@@ -33,7 +33,8 @@ def first_line(report: Report) -> str:
     'Healthy: check finds no mistake.'
     """
     if report.verdict == "healthy":
-        return "Healthy: check finds no mistake."
+        condition = f", if {report.condition}" if report.condition else ""
+        return f"Healthy{condition}: check finds no mistake."
     if report.verdict == "no verdict":
         return f"No verdict: {literal(report.reason)}."
     rules = Counter(
