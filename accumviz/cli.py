@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FAILED, _MISUSED = 1, 2
 # The options of `run` that have a value behind them.
-_VALUED = ("--out", "--html", "--fail-on", "--sketch")
+_VALUED = ("--out", "--html", "--fail-on", "--exact")
 _WORSE = {"error": ("error",), "warning": ("error", "warning")}
 
 
@@ -103,11 +103,11 @@ def _parser() -> argparse.ArgumentParser:
         help="show no progress, also on a terminal",
     )
     run.add_argument(
-        "--sketch",
+        "--exact",
         type=_count,
-        default=0,
+        default=64,
         metavar="N",
-        help="keep N sums of each large gradient, for `compare`",
+        help="keep each element of tensors of up to N elements (64), as `compare` needs them",
     )
     _judging(run)
     # For the help alone: what stands from here on is the script's.
@@ -439,7 +439,7 @@ def _run(asked: Any) -> None:
             Script(command[0], command[1:], module=module),
             path,
             finish,
-            sketch=asked.sketch,
+            exact=asked.exact,
             quiet=quiet,
         )
     except CannotRunError as error:

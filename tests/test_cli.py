@@ -217,7 +217,7 @@ def test_a_script_that_is_not_there_or_no_python_ends_as_pythons_do(tmp_path: Pa
     assert (code, out) == expected[:2] == (1, "")
     assert err.startswith(expected[2])
     assert ran(tmp_path, "-m", "accumviz", "run", "-m", "no_such_module")[0] != 0
-    for usage in (["run"], ["run", "--fail-on", "all", "bad.py"], ["run", "--sketch", "few", "bad.py"], []):
+    for usage in (["run"], ["run", "--fail-on", "all", "bad.py"], ["run", "--exact", "few", "bad.py"], []):
         assert ran(tmp_path, "-m", "accumviz", *usage)[0] == 2
 
 

@@ -50,8 +50,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
         ValueError,
         ("no gradient in b", "neither a step nor a backward"),
     ),
-    "record, sketch=-1": (lambda: av.record(w, sketch=-1), ValueError, ("sketch=-1", "from 0 on")),
-    "record, sketch='a'": (lambda: av.record(w, sketch="a"), TypeError, ("sketch='a'", "whole number")),
     "expect(3)": (lambda: av.expect(3), TypeError, ("3, an int", "expected a module")),
     "timeline(3)": (lambda: av.timeline(3), TypeError, ("timeline() was given an int", "a ledger", "av.load(")),
     "timeline(None)": (lambda: av.timeline(None), TypeError, ("given None", "record(...)")),

@@ -513,7 +513,6 @@ class Arrays:
         exact: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None,
         *,
         weighed: Weighed | None = None,
-        sketched: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None,
         sources: Mapping[str, str] | None = None,
         meta: Mapping[str, Any] | None = None,
         complete: bool = True,
@@ -535,20 +534,14 @@ class Arrays:
         self.state = state.astype(np.uint8, copy=False)
         self.exact: dict[int, tuple[np.ndarray, np.ndarray]] = dict(exact or {})
         self.weighed = weighed or Weighed(np.zeros(0, np.int64), {})
-        # Of each parameter the events after which some of its elements were taken, and those (events × elements).
-        self.sketched: dict[int, tuple[np.ndarray, np.ndarray]] = dict(sketched or {})
         self.sources = dict(sources or {})
         self.meta = dict(meta or {})
         self.complete = complete and "stopped" not in self.meta
         for array in (self.contribution, self.grad, self.state):
             array.flags.writeable = False
-        for array in (
-            array
-            for found in (self.exact, self.sketched)
-            for pair in found.values()
-            for array in pair
-        ):
-            array.flags.writeable = False
+        for pair in self.exact.values():
+            for array in pair:
+                array.flags.writeable = False
         for array in self.weighed.elements.values():
             array.flags.writeable = False
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.ledger import sketches
 from accumviz.ledger.container import (
     FORMAT,
     Reader,
@@ -86,7 +85,6 @@ def chunks(ledger: Arrays) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarra
             },
             _weighed_in(ledger.weighed, start, start + step),
         )
-        arrays |= sketches.pack(*sketches.flat(ledger.sketched, start, start + step))
         yield head | ({} if start else {"sources": ledger.sources}), arrays
     if not len(ledger.events) and ledger.sources:
         yield {"sources": ledger.sources}, {}
@@ -102,7 +100,6 @@ def chunk(ledger: Arrays) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         ledger.exact,
         ledger.weighed,
     )
-    arrays |= sketches.pack(*sketches.flat(ledger.sketched, 0, len(ledger.events)))
     return head | {"sources": ledger.sources}, arrays
 
 
@@ -193,7 +190,7 @@ def decode(reader: Reader | Parts) -> Arrays:
     }
     exact: tuple[_Growing, _Growing] = _Growing(), _Growing()
     weighed: tuple[list[np.ndarray], _Growing] = [], _Growing()
-    gathered, small, sketched = Gatherer(), None, sketches.Gathered()
+    gathered, small = Gatherer(), None
     for meta, arrays in reader:
         # A recording's file says again what has changed since it began.
         described, about = meta.get("parameters", described), meta.get("meta", about)
@@ -229,7 +226,6 @@ def decode(reader: Reader | Parts) -> Arrays:
             )
             _same_length("weights", arrays["weights"], arrays["weighed"])
             weighed[1].add(arrays["weights"], arrays["weights"].shape[1:], "<f8")
-        sketched.add(arrays, len(codes), joined["codes"].rows - len(codes))
         arrays.clear()
     parameters = _parameters(described)
     about = _meta(about | _meta(reader.end))
@@ -247,7 +243,6 @@ def decode(reader: Reader | Parts) -> Arrays:
         joined["state"].array((wide,), np.uint8),
         _exact(parameters, small or [], exact, count),
         weighed=_weighed(parameters, small or [], *weighed),
-        sketched=sketched.of(wide),
         sources=sources,
         meta=about,
         complete=reader.complete,

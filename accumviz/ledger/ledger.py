@@ -153,7 +153,6 @@ class Ledger(Arrays, Displayed):
             arrays.state,
             arrays.exact,
             weighed=arrays.weighed,
-            sketched=arrays.sketched,
             **about,
         )
 
@@ -272,19 +271,6 @@ class Ledger(Arrays, Displayed):
         Returns float64, events × elements, NaN at other events; an empty array when they were not kept.
         """
         return self.weighed.after_each(len(self), self.index(parameter))
-
-    def sketches(self, parameter: str | int) -> np.ndarray:
-        """The sketch of a large parameter's `.grad`, after each event that changed it and at each step.
-
-        That is so many sums of all its elements with random signs, the same ones in every ledger. Returns float64,
-        events × sums, NaN at other events; an empty array without `record(..., sketch=N)`.
-        """
-        events, elements = self.sketched.get(
-            self.index(parameter), (np.zeros(0, int), np.zeros((0, 0)))
-        )
-        found = np.full((len(self) if elements.size else 0, elements.shape[1]), np.nan)
-        found[events] = elements
-        return found
 
     @cached_property
     def fates(self) -> Fates:

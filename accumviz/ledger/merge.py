@@ -56,7 +56,6 @@ def merge(ledgers: Sequence[Arrays]) -> Arrays:
     columns: dict[str, list[np.ndarray]] = {"contribution": [], "grad": [], "state": []}
     exact: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     weights: list[tuple[int, np.ndarray, Weighed]] = []
-    sketched: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     first = 0
     for place, ledger in enumerate(ledgers):
         own, last = rows[:, place], latest[:, place]
@@ -72,11 +71,6 @@ def merge(ledgers: Sequence[Arrays]) -> Arrays:
                 _pick(grad, last, np.nan),
             )
         weights.append((first, own, ledger.weighed))
-        placed = np.flatnonzero(own >= 0)
-        sketched |= {
-            first + p: (placed[events], elements)
-            for p, (events, elements) in ledger.sketched.items()
-        }
         first += len(ledger.parameters)
     return Arrays(
         tuple(parameters),
@@ -86,7 +80,6 @@ def merge(ledgers: Sequence[Arrays]) -> Arrays:
         np.concatenate(columns["state"], axis=1),
         exact,
         weighed=_weighed(weights),
-        sketched=sketched,
         sources={
             file: text
             for ledger in reversed(ledgers)

@@ -19,7 +19,6 @@ import numpy as np
 
 from accumviz.graph.graph import Graph
 from accumviz.ledger import file as ledgerfile
-from accumviz.ledger import sketches
 from accumviz.ledger.container import LedgerFileError
 from accumviz.ledger.events import CODES, PRESENT, TABLES, Events, Parameter
 from accumviz.ledger.ledger import Ledger
@@ -396,7 +395,7 @@ class Buffer:
     ) -> tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """The open columns as a chunk, and what `.grad` is after its last event."""
         columns, rows = self._columns, self._columns.rows
-        (measured, state, contribution, exact, grad, exact_grad), weighed, sketched = (
+        (measured, state, contribution, exact, grad, exact_grad), weighed = (
             columns.arrays()
         )
         events = Events(
@@ -411,7 +410,6 @@ class Buffer:
         head, arrays = ledgerfile.pack(
             events, contribution, grad[1:], state, elements, weighed
         )
-        arrays |= sketches.pack(*sketched)
         return head, arrays, grad[-1].copy(), exact_grad[-1].copy()
 
     def _news(self) -> dict[str, Any]:

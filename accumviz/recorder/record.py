@@ -16,7 +16,7 @@ from accumviz.recorder.targets import collect
 
 # Before 2.10 a SavedTensor does not show what it holds: a loss divided by K reads as an undivided one.
 NEEDED = 2, 10
-_OPTIONS = ("path", "exact", "memory", "graphs", "overwrite", "sources", "sketch")
+_OPTIONS = ("path", "exact", "memory", "graphs", "overwrite", "sources")
 
 
 def check() -> None:
@@ -39,7 +39,6 @@ def record(
     graphs: bool = False,
     overwrite: bool = False,
     sources: bool = False,
-    sketch: int = 0,
     **groups: Any,
 ) -> Recording:
     """Record what happens to the `.grad` of these parameters while the `with` block runs.
@@ -55,7 +54,7 @@ def record(
 
     A file holds the names, shapes, dtypes and devices of the parameters, the events with their
     numbers (of tensors of at most `exact` elements all gradients and weights, which can give away
-    data; of larger ones norms, and what `sketch` asks for), the names and settings of the optimizers,
+    data; of larger ones norms), the names and settings of the optimizers,
     the names of schedulers and of what `backward` was called on, the texts of errors that ended a
     `backward` or the recording, the versions of torch and accumviz, and of the source files, under
     their paths below the working folder, the lines that events stand on, those that called them, and
@@ -69,11 +68,6 @@ def record(
     a hundredth of a second and then two thousandths of the loop's time (None). `graphs=True`
     keeps each backward's graph in `recording.graphs`, for `play`: those of at most 2,000 nodes,
     100,000 nodes in all.
-
-    `sketch` keeps, of each larger `.grad`, so many sums of its elements with random signs, after each
-    event that changes it and at each step; and of each backward the sum of its targets, the types of
-    its numbers, and whether BatchNorm or dropout were in training mode. `compare` needs them to tell
-    how far two runs' gradients are apart, and why; 256 make that right to about a tenth of itself.
 
     On a device, numbers follow behind the training, which never waits for them. What
     `torch.compile` makes of the model, the step or the optimizer is recorded as the eager loop
@@ -99,11 +93,6 @@ def record(
     check()
     exact = arguments.whole(
         "exact", exact, "the largest number of elements to keep one by one"
-    )
-    sketch = arguments.whole(
-        "sketch",
-        sketch,
-        "how many sums of the elements of each larger gradient to keep",
     )
     arguments.flag("memory", memory, or_none=True)
     for name, value in (
@@ -131,5 +120,4 @@ def record(
         graphs=graphs,
         overwrite=overwrite,
         sources=sources,
-        sketch=sketch,
     )

@@ -30,7 +30,6 @@ from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.memory import Allocated, Held
 from accumviz.recorder.root import describe_root, starts
 from accumviz.recorder.rows import Backward, Row
-from accumviz.recorder.sketches import Sketches
 from accumviz.recorder.statistics import BatchNorms
 from accumviz.recorder.targets import Named, Optimizers, called
 
@@ -77,15 +76,8 @@ class Recording:
         graphs: bool = False,
         overwrite: bool = False,
         sources: bool = False,
-        sketch: int = 0,
     ) -> None:
         self._leaves = Leaves(named, exact)
-        self._sketches = (
-            Sketches(named, self._leaves.sizes, self._leaves.small, sketch)
-            if sketch
-            else None
-        )
-        self._sketch = sketch
         self._optimizers = Optimizers(self._leaves.owned)
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
@@ -260,8 +252,6 @@ class Recording:
             self._collectives.forget()
             self._leaves.forget()
             self._contributions.forget()
-            if self._sketches is not None:
-                self._sketches.forget()
 
     def _leave_running(self) -> None:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
@@ -392,8 +382,6 @@ class Recording:
             running.details["moved"] = True  # by a hand: after a step we look again
             if stood[1] != self._stood[1]:
                 running.details["last_moved"] = True
-        if self._sketches is not None:
-            self._sketches.describe(running, running.nodes, leaves.wire)
         if running.late:
             running.send(leaves.wire)
         if self._collectives.replicas:
@@ -435,11 +423,6 @@ class Recording:
             | self._overlaps(running, meanwhile)
         ):
             running.details["overlapped"] = True
-        if self._sketches is not None and running.changed:
-            kept = [
-                i for i in running.changed if not running.written.get(i)
-            ]  # of others, `.grad` is what hooks made
-            self._sketches.take(running, kept, self._leaves.wire)
         if self._collectives.replicas:
             self._collectives.describe(running.details, {*running.met})
         if running.syncs:
@@ -771,13 +754,6 @@ class Recording:
             (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
         if (kind == "step" or self._unmoved) and self._leaves.small:
             self._weigh(row)
-        if self._sketches is not None and (changed or kind == "step"):
-            read_by_it = (
-                self._optimizers.leaves()[details["optimizer_index"]]
-                if kind == "step"
-                else changed
-            )
-            self._sketches.take(row, read_by_it, self._leaves.wire)
         if row.late:
             row.send(self._leaves.wire)
         row.present = bytes(self._leaves.present)
@@ -882,8 +858,6 @@ class Recording:
         }
         if self._rank is not None:
             meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
-        if self._sketch:
-            meta["sketch"] = self._sketch
         if self._elsewhere:
             meta["steps_elsewhere"] = True
         if self._norms.counted:

@@ -27,7 +27,7 @@ from accumviz.recorder.callsite import CallSite
 from accumviz.recorder.transfer import Wire, numbers
 
 # What a number is, and where it goes: ("contribution" or "grad", leaves), ("exact contribution" or
-# "exact grad", leaf), ("exact weight", leaf), ("sketch", leaf), ("loss", None), ("scale", its power),
+# "exact grad", leaf), ("exact weight", leaf), ("loss", None), ("scale", its power),
 # ("lr", its group), ("detail", its name) or ("term", (its place, what of it, its power)).
 Target = tuple[str, Any]
 _SINGLE = frozenset(("loss", "scale", "lr", "detail", "term"))
@@ -332,9 +332,7 @@ class Columns:
             parts, stop = [], len(NUMBERS)
             for what, i, n in where:
                 leaves = (i,) if isinstance(i, int) else i
-                own = (
-                    self._slices[i] if isinstance(i, int) and what != "sketch" else None
-                )
+                own = self._slices[i] if isinstance(i, int) else None
                 places = leaves if own is None else range(own.start, own.stop)
                 resized = own is not None and n != len(places)
                 parts.append(
@@ -409,17 +407,17 @@ class Columns:
 
     def arrays(
         self,
-    ) -> tuple[tuple[np.ndarray, ...], Weighed, tuple[np.ndarray, np.ndarray]]:
+    ) -> tuple[tuple[np.ndarray, ...], Weighed]:
         """Numbers, state, contribution, its elements, `.grad` and its elements, these two with what was before on top.
 
-        With them, the weights of the small leaves after the rows that were given any, and the sketches.
+        With them, the weights of the small leaves after the rows that were given any.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             return self._arrays()
 
     def _arrays(
         self,
-    ) -> tuple[tuple[np.ndarray, ...], Weighed, tuple[np.ndarray, np.ndarray]]:
+    ) -> tuple[tuple[np.ndarray, ...], Weighed]:
         count, rows = self._count, self.rows
         measured, state = (
             np.empty((rows, len(NUMBERS))),
@@ -489,7 +487,6 @@ class Columns:
         return (
             (measured, state, contribution, exact, grad, exact_grad),
             self._weighed(groups),
-            _sketched(groups),
         )
 
     def _weighed(self, groups: list[Group]) -> Weighed:
@@ -526,27 +523,6 @@ class Columns:
         for p, where in self._slices.items():
             length = np.sqrt(np.square(elements[:, where]).sum(axis=1))
             norms[:, p] = np.where(np.isnan(length), norms[:, p], length)
-
-
-def _sketched(groups: list[Group]) -> tuple[np.ndarray, np.ndarray]:
-    """Row, leaf and count of each sketch, 3 × sketches; and the elements of all, one after the other."""
-    found = [
-        (int(row), part.leaves, numbers[part.start : part.stop])
-        for shape, at, rows in groups
-        for part in shape.parts
-        if part.what == "sketch"
-        for row, numbers in zip(at, rows, strict=True)
-    ]
-    found.sort(key=lambda one: one[0])
-    where = [
-        (row, leaf.start, len(elements))
-        for row, leaf, elements in found
-        if isinstance(leaf, slice)
-    ]
-    elements = [elements for _, _, elements in found]
-    return np.array(where, np.int64).reshape(-1, 3).T, np.concatenate(
-        elements
-    ) if elements else np.zeros(0)
 
 
 def _state(row: Row) -> bytes:

@@ -135,16 +135,16 @@ def run(
     path: Path | None,
     finish: Callable[[list[Any], list[str], str], int],
     *,
-    sketch: int = 0,
+    exact: int = 64,
     quiet: bool = False,
 ) -> None:
     """Run the script; its exceptions, its exit code and its signals are those it has without us.
 
     `path` is where ledgers go. `finish` gets the recordings (closed), what was not recorded, and how the script
-    ended, and answers with the exit code that a script which ended well shall have instead. `sketch` is as `record`
+    ended, and answers with the exit code that a script which ended well shall have instead. `exact` is as `record`
     has it, `quiet` shows no progress.
     """
-    process, looking, done = os.getpid(), _Looking(path, sketch), [False]
+    process, looking, done = os.getpid(), _Looking(path, exact), [False]
     progress = None if quiet else Progress(looking.told)
 
     def end(error: BaseException | None) -> int:
@@ -235,8 +235,8 @@ def _interrupted() -> None:
 class _Looking:
     """What was recorded, from the import of torch on; it never raises."""
 
-    def __init__(self, path: Path | None, sketch: int) -> None:
-        self._path, self._sketch = path, sketch
+    def __init__(self, path: Path | None, exact: int) -> None:
+        self._path, self._exact = path, exact
         self._process = os.getpid()
         self._watch: Any = None
         self.recordings: list[Any] = []
@@ -247,7 +247,7 @@ class _Looking:
             from accumviz.recorder.watch import Watch
 
             self._watch = Watch(
-                self._path, self.recordings, self.notes, sketch=self._sketch
+                self._path, self.recordings, self.notes, exact=self._exact
             )
         except Exception as failure:
             said = f"nothing was recorded: {type(failure).__name__}: {failure}"

@@ -57,14 +57,14 @@ class Watch:
         recordings: list[Found],
         notes: list[str],
         *,
-        sketch: int = 0,
+        exact: int = 64,
     ) -> None:
         record.check()
-        self._path, self._recordings, self._notes, self._sketch = (
+        self._path, self._recordings, self._notes, self._exact = (
             path,
             recordings,
             notes,
-            sketch,
+            exact,
         )
         # For each recording its file, the optimizers that it was opened with, and whether it still runs.
         self._opened: list[tuple[Recording, list[weakref.ref[Any]]]] = []
@@ -227,7 +227,7 @@ class Watch:
                 if id(tensor) not in named.index:
                     named.add(name, tensor, "")
         named.optimizers[:] = optimizers
-        about = {"exact": 64, "memory": None, "sketch": self._sketch}
+        about = {"exact": self._exact, "memory": None}
         recording = self._started(named, caller, about)
         named.optimizers.clear()  # none is held: a loop may make one for each epoch
         self._recordings.append(Found(recording))

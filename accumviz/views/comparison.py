@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from accumviz.checks.comparison import Comparison, error, place
-from accumviz.checks.report import told
+from accumviz.checks.compare import Comparison, error, place
 from accumviz.show import escape, marked
 from accumviz.views import style
 
@@ -21,13 +20,7 @@ def comparison_html(comparison: Comparison) -> str:
     """Show a comparison: the result first, then what proves it."""
     parts = [f"<p><b>{escape(comparison.summary)}</b></p>"]
     for cause in comparison.causes:
-        evidence = "; ".join(
-            f"{escape(name)}: {escape(told(value))}"
-            for name, value in cause.evidence.items()
-        )
-        parts.append(
-            f"<p>Cause: <b>{escape(cause.name)}</b>. {marked(cause.said)}</p><p class='av-said'>{evidence}</p>"
-        )
+        parts.append(f"<p>Cause: <b>{escape(cause.name)}</b>. {marked(cause.said)}</p>")
     if comparison.first is not None and not comparison.causes:
         parts.append("<p>Cause: not named.</p>")
     if comparison.parting is not None:
@@ -54,14 +47,6 @@ def comparison_html(comparison: Comparison) -> str:
             )
         )
     for head, lines in (
-        (
-            "Not the cause",
-            [f"{name}: {why}" for name, why in comparison.ruled_out.items()],
-        ),
-        (
-            "Perhaps a cause",
-            [f"{name}: {why}" for name, why in comparison.undecided.items()],
-        ),
         ("Only in one of them", comparison.missing),
         ("Notes", comparison.notes),
     ):
