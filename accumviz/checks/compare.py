@@ -460,7 +460,7 @@ def _notes_on_norms(steps: Sequence[StepPair]) -> tuple[str, ...]:
         return ()
     listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     note = f"of {len(names)} parameters ({listed}) only norms were kept"
-    return (f"{note}: record(..., exact=N) keeps the elements of tensors of up to N",)
+    return (f"{note}: record(..., exact=N) keeps up to N elements in all",)
 
 
 # --- causes ----------------------------------------------------------------------------------
