@@ -14,10 +14,8 @@ import torch
 
 from accumviz.ledger.events import PRESENT
 from accumviz.recorder import patches, sessions
-from accumviz.recorder.arrivals import follow, give
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.leaves import HOT, Hook, Leaves
-from accumviz.recorder.near import length
 from accumviz.recorder.rows import Backward, Row
 from accumviz.recorder.scaling import one_factor, scaling
 from accumviz.recorder.transfer import keep_for_stream
@@ -53,11 +51,7 @@ class Contributions:
         self.told: dict[int, Row] = {}
         self._failed = failed
         # The thread that we were opened in; whether others call backward, too.
-        self.opener, self.shared, self._at_once = (
-            get_ident(),
-            False,
-            any(leaves.at_once),
-        )
+        self.opener, self.shared = get_ident(), False
         # Not empty as long as no two threads call our hooks at once, and all leaves are on the CPU: when one hook
         # is called, what the hooks before it saw is in `.grad`. A list, because the hooks hold it.
         self._alone = [True]
@@ -79,8 +73,6 @@ class Contributions:
             running.tagged = True
             self._tag(running, running.nodes)
         running.hot, running.unhooked = bool(self._alone), self.leaves.unhooked
-        if self._at_once:
-            running.came, running.made = {}, {}
         self.open.append(running)
 
     def _tag(self, running: Backward, nodes: Iterable[Any]) -> None:
@@ -219,11 +211,7 @@ class Contributions:
             self._alone,
             patches.differentiating,
         )
-        tensor, taken, near = (
-            self.leaves.tensors[i],
-            i in self.taken,
-            self.leaves.at_once[i],
-        )
+        tensor, taken = self.leaves.tensors[i], i in self.taken
         size = self.leaves.sizes[i] * tensor.element_size()
         bulk = HOT if tensor.device.type == "cpu" else _BULK_BYTES_ON_DEVICE
 
@@ -238,23 +226,7 @@ class Contributions:
                 # By far the most frequent case first: this runs once per parameter and backward.
                 mine = running.hot and alone and running.thread == get_ident()
                 if mine and not elsewhere and i not in running.met and not taken:
-                    if running.last >= 0:
-                        follow(contributions.leaves, running)
                     had = running.had[i]
-                    if near:
-                        if not had:
-                            if not contributions.leaves.tensors[
-                                i
-                            ]._post_accumulate_grad_hooks:
-                                running.last, running.met[i] = i, None
-                                return
-                        elif (found := length(grad, near)) is not None:
-                            running.last, running.met[i], running.came[i] = (
-                                i,
-                                None,
-                                found,
-                            )
-                            return
                     if running.waiting > bulk:
                         contributions.reduce(running)
                     running.waiting += size
@@ -294,15 +266,12 @@ class Contributions:
                 running is None
             ):  # another thread's autograd.grad, or its backward from before we were opened
                 return
-            give(self.leaves, running, self.rows)
             if running.thread != self.opener:
                 self._theirs[i] = running.thread
             elif i in self._theirs:
                 del self._theirs[i]
             for other in self.open if self.shared else ():
-                if other is not running and (
-                    i in other.fresh or (i == other.last and not other.had[i])
-                ):
+                if other is not running and i in other.fresh:
                     other.unknown[i] = (
                         None  # it would be read from `.grad`, to which this adds
                     )
@@ -489,7 +458,6 @@ class Contributions:
 
         Where that is sure to be right, what `.grad` has become goes with them.
         """
-        give(self.leaves, running, self.rows)
         leaves, tensors = self.leaves, self.leaves.tensors
         held, running.held, running.waiting = running.held, {}, 0
         fresh: dict[int, None] = {}

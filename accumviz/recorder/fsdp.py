@@ -41,6 +41,7 @@ class Whole:
     """
 
     is_leaf = True
+    layout = torch.strided
 
     def __init__(self, shape: tuple[int, ...], like: torch.Tensor) -> None:
         self.shape, self.dtype, self.device = torch.Size(shape), like.dtype, like.device

@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable
-from math import prod, sqrt
+from math import prod
 from operator import attrgetter
 from typing import Any
 from weakref import ref
 
-import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from accumviz.ledger.events import PRESENT, Parameter
 from accumviz.recorder import targets
 from accumviz.recorder.fsdp import local
-from accumviz.recorder.near import array_at, length, vdot
 from accumviz.recorder.rows import Row
 from accumviz.recorder.targets import Named
-from accumviz.recorder.transfer import PLAIN, Wire, norms, readable
+from accumviz.recorder.transfer import PLAIN, Wire, norm, norms, readable, unseen
 
 # In all, so many elements of small tensors are kept one by one: a teaching example, not a ResNet's biases.
 _EXACT_TOTAL = 1024
@@ -28,11 +26,9 @@ _EXACT_TOTAL = 1024
 # costs a fraction of what it costs from memory, and what was held for it is free for the next.
 HOT = 512 << 10
 
-_FLOAT, _STRIDED, _TENSOR = torch.float32, torch.strided, torch.Tensor
+_STRIDED, _TENSOR = torch.strided, torch.Tensor
 _hooks = attrgetter("_backward_hooks")
 Hook = Callable[[torch.Tensor | None], None]
-# A tensor of no more elements is read where it lies. Torch shares larger ones among threads, as the training does.
-_NEAR = 1 << 17
 
 
 class Leaves:
@@ -84,12 +80,6 @@ class Leaves:
         self._seen: list[tuple[int, torch.Tensor, ref[torch.Tensor] | None, int]]
         self._seen = [(i, tensor, None, 0) for i, tensor in enumerate(self.tensors)]
         self.small: dict[int, None] = {}
-        # Of each leaf whose tensors are read where they lie, an array for each place where one was.
-        places: dict[int, dict[int, np.ndarray]] = {
-            n: {} for n in self.sizes if 0 < n <= _NEAR
-        }
-        # Where the weights of a small leaf were when it was last made sure that they can be read.
-        self._weights_at: dict[int, int] = {}
         # Those of whom it is known that some of their tensors are recorded, by id.
         self._owners: dict[int, ref[Any]] = {}
         # What was last said of each as data, and of what.
@@ -100,17 +90,9 @@ class Leaves:
         for i, tensor in enumerate(self.tensors):
             size = self.sizes[i]
             fits = size <= exact and total + size <= max(_EXACT_TOTAL, exact)
-            if fits and tensor.is_floating_point():
+            if fits and tensor.is_floating_point() and tensor.layout is _STRIDED:
                 total += size
                 self.small[i] = None
-        self._near = [
-            None if i in self.small else places.get(n) for i, n in enumerate(self.sizes)
-        ]
-        # How many elements those have of whose tensors each is read as it comes, because all are too large together.
-        self.at_once = [
-            n if too_large and self._near[i] is not None else 0
-            for i, n in enumerate(self.sizes)
-        ]
 
     def __len__(self) -> int:
         return len(self._all)
@@ -280,17 +262,6 @@ class Leaves:
                     PRESENT,
                 )
 
-    def arrived(self, i: int) -> float | None:
-        """The norm of what a leaf's `.grad` has just become, if it can be read at once: then it is taken as seen."""
-        grad: Any = (tensor := self.tensors[i]).grad
-        found = length(grad, self.at_once[i])
-        if found is not None:
-            self._seen[i], self.present[i] = (
-                (i, tensor, ref(grad), grad._version),
-                PRESENT,
-            )
-        return found
-
     def let_go(self, tensors: Iterable[Any]) -> list[int]:
         """Hold no weak reference to these; returns the leaves whose `.grad` they are."""
         ids = {id(tensor) for tensor in tensors}
@@ -354,68 +325,35 @@ class Leaves:
     def reduce(
         self, row: Row, what: str, found: Iterable[tuple[int, torch.Tensor]]
     ) -> None:
-        """Give a row these tensors, likewise."""
-        small, near, sizes = self.small, self._near, self.sizes
-        close: list[int] = []
-        lengths: list[float] = []
-        indices: list[int] = []
+        """Give a row these tensors, likewise; no mode of the user's sees it."""
+        with unseen():
+            self._reduce(row, what, found)
+
+    def _reduce(
+        self, row: Row, what: str, found: Iterable[tuple[int, torch.Tensor]]
+    ) -> None:
+        small = self.small
+        on_host: list[int] = []
+        numbers: list[float] = []
+        on_device: list[int] = []
         tensors: list[torch.Tensor] = []
-        # One call for all where it can be: CPU, single precision, dense.
-        alike = True
         for i, given in found:
-            tensor = given
-            plain = (
-                type(given) is _TENSOR
-                and given.is_cpu
-                and given.dtype is _FLOAT
-                and given.layout is _STRIDED
-            )
-            arrays = near[i] if plain else None
-            if (
-                arrays is not None
-                and given.is_contiguous()
-                and given.numel() == sizes[i]
-            ):
-                place = given.data_ptr()
-                if place:
-                    array = arrays.get(place)
-                    if array is None:
-                        array = array_at(place, sizes[i], arrays)
-                    close.append(i)
-                    lengths.append(sqrt(vdot(array, array)))
-                    continue
-            if not plain or given.is_nested:
-                if (
-                    type(given) is not _TENSOR
-                    or given.is_meta
-                    or given.is_nested
-                    or given.is_quantized
-                ):
-                    tensor = local(given)
-                    if not readable(
-                        tensor
-                    ):  # that something is there is known, not how much
-                        self.leave_unread(row, [i], what)
-                        continue
-                plain = (
-                    tensor.dtype is _FLOAT
-                    and tensor.is_cpu
-                    and tensor.layout is _STRIDED
-                )
-            if i in small:
+            tensor = given if type(given) is _TENSOR else local(given)
+            if not readable(tensor):
+                # That something is there is known, not how much.
+                self.leave_unread(row, [i], what)
+            elif i in small:
                 row.take((f"exact {what}", i), tensor)
-                continue
-            indices.append(i)
-            tensors.append(tensor)
-            alike = alike and plain
-        if close:
-            row.give((what, close), lengths)
-        if tensors and alike:
-            numbers = [norm.item() for norm in torch._foreach_norm(tensors, 2.0)]
-            row.give((what, indices), numbers)
-        elif tensors:
-            for leaves, reduced in norms(indices, tensors):
-                row.take_all((what, leaves), reduced)
+            elif tensor.is_cpu:
+                on_host.append(i)
+                numbers.append(norm(tensor))
+            else:
+                on_device.append(i)
+                tensors.append(tensor)
+        if on_host:
+            row.give((what, on_host), numbers)
+        for leaves, reduced in norms(on_device, tensors) if tensors else ():
+            row.take_all((what, leaves), reduced)
         if row.late:
             row.send(self.wire)
 
@@ -445,44 +383,19 @@ class Leaves:
             if i in self.small:
                 found = grad.tolist() if grad.dim() == 1 else grad.reshape(-1).tolist()
             else:
-                size = (
-                    length(grad, self.sizes[i]) if self._near[i] is not None else None
-                )
-                found, known = (
-                    [norms([i], [grad])[0][1][0].item() if size is None else size],
-                    [known[leaves.index(i)]],
-                )
+                found = [norm(grad)]
+                known = [known[leaves.index(i)]]
             return found == known or any(number != number for number in found)  # noqa: PLR0124 - what is no number
         return True
 
     def weigh(self, row: Row) -> None:
-        """Give a row the weights of the small leaves."""
-        tensors, known = self.tensors, self._weights_at
-        for i in self.small:
-            tensor = tensors[i]
-            if type(tensor) not in PLAIN:
-                tensor = local(tensor)
-                if (
-                    type(tensor) not in PLAIN
-                ):  # the whole that FSDP keeps, whose weights are the shards'
-                    continue
-            # Where it was when it was found readable, it still is: a storage that is let go is nowhere.
-            if known.get(i) != tensor.data_ptr():
-                known.pop(i, None)
-                if (
-                    not readable(tensor)
-                    or tensor.numel() != self.sizes[i]
-                    or not self._weigh(row, i, tensor)
-                ):
-                    continue
-                known[i] = tensor.data_ptr()
-            else:
-                row.give(("exact weight", i), tensor.tolist())
-
-    def _weigh(self, row: Row, i: int, tensor: torch.Tensor) -> bool:
-        """Likewise, one; returns whether the next time it can be asked for the list of its numbers at once."""
-        row.take(("exact weight", i), tensor.detach())
-        return tensor.is_cpu and tensor.dim() == 1 and tensor.layout is _STRIDED
+        """Give a row the weights of the small leaves, those of FSDP as shards only."""
+        with unseen():
+            for i in self.small:
+                tensor = self.tensors[i]
+                inner = tensor if type(tensor) in PLAIN else local(tensor)
+                if readable(inner) and inner.numel() == self.sizes[i]:
+                    row.take(("exact weight", i), inner.detach())
 
     def leave_unread(
         self, row: Row, indices: Iterable[int], what: str = "grad"

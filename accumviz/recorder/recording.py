@@ -32,6 +32,7 @@ from accumviz.recorder.root import describe_root, starts
 from accumviz.recorder.rows import Backward, Row
 from accumviz.recorder.statistics import BatchNorms
 from accumviz.recorder.targets import Named, Optimizers, called
+from accumviz.recorder.transfer import readable
 
 _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
@@ -105,7 +106,7 @@ class Recording:
             -1,
         )  # the versions of the first leaf's weights and of the last one's, as last seen
         self._failure, self._failures = "", len(sessions.failures)
-        self._notes: list[str] = []
+        self._notes = list(named.notes)
         self._elsewhere = (
             False  # whether an optimizer stepped of whose parameters none is recorded
         )
@@ -745,11 +746,14 @@ class Recording:
                 for name, value in details.items()
                 if isinstance(value, torch.Tensor)
             ]:
-                row.take(("detail", name), details.pop(name))
+                value = details.pop(name)
+                if readable(value):
+                    row.take(("detail", name), value)
             for group, value in enumerate(details.get("lr", ())):
                 if isinstance(value, torch.Tensor):
                     details["lr"][group] = None
-                    row.take(("lr", group), value)
+                    if readable(value):
+                        row.take(("lr", group), value)
         if changed:
             (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
         if (kind == "step" or self._unmoved) and self._leaves.small:

@@ -59,6 +59,7 @@ def _describe_root(
         type(root) is _TENSOR
         and root.is_cpu
         and root.numel() == 1
+        and readable(root)
         and type(loss := root.item()) is not complex
     ):
         row.loss, node = loss, root.grad_fn

@@ -186,8 +186,6 @@ class Backward(Row):
     It is `hot` while each hook finds what the hooks before it saw in `.grad`, and in the cache. It
     is kept `whole` where contributions may come in parts. `unhooked` are the leaves that had none of
     our hooks when it began: what reached one of them, a hook that came meanwhile may have missed.
-    The leaves of large models are read as they are met: `last` is the one whose `.grad` is being written, `came` and
-    `made` are what was taken of contributions and of `.grad`.
     `written` are those whose `.grad` was taken before hooks of the user's could change it, and whether
     they did; what they made of it is `edit`, a row of its own. `coming` is what is on its way through
     hooks of the user's to a leaf, in which version; `scaled` what they did to it (`scaling`).
@@ -202,9 +200,6 @@ class Backward(Row):
     unhooked: Mapping[int, None]
     streams: Set[int] = frozenset()  # on which contributions came
     storages: dict[int, int] | None = None
-    last = -1
-    came: dict[int, float] = {}  # noqa: RUF012 - replaced where leaves are read so
-    made: dict[int, float] = {}  # noqa: RUF012 - likewise
     waiting = 0  # bytes that are not reduced yet
     nodes: Sequence[Any] = ()
     syncs: Sequence[Sync] = ()

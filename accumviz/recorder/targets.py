@@ -180,11 +180,8 @@ def _plain(value: Any) -> Any:
         many = [_plain(each) for each in value]
         return many if len(many) <= _FEW and None not in many else None
     if isinstance(value, torch.Tensor):
-        return (
-            float(value.item())
-            if readable(value) and value.is_cpu and value.numel() == 1
-            else None
-        )
+        one = value.is_cpu and value.numel() == 1 and not value.is_complex()
+        return float(value.item()) if one and readable(value) else None
     return value if type(value) in (bool, int, float) else None
 
 
@@ -210,6 +207,7 @@ def _holds(outer: Any, inner: Any) -> bool:
     return not mine or any(id(p) in mine for p in parameters(inner))
 
 
+_NESTED = "`{name}` is a nested tensor, whose gradients are not recorded"
 _EXPECTED = (
     "expected a module, an optimizer, a parameter, a dict of named tensors, or a list of these, "
     "for example record(model, optimizer) or record(G=generator, D=discriminator)"
@@ -228,6 +226,7 @@ class Named:
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     wrapped: list[torch.nn.Module] = field(default_factory=list)
     shards: Shards = field(default_factory=Shards)
+    notes: list[str] = field(default_factory=list)
     _index: dict[int, int] = field(default_factory=dict)
 
     def forget(self) -> None:
@@ -253,6 +252,9 @@ class Named:
         if known is not None:
             if name and name != self.names[known] and name not in self.aliases[known]:
                 self.aliases[known].append(name)
+            return
+        if getattr(tensor, "is_nested", False):
+            self.notes.append(_NESTED.format(name=name))
             return
         if not tensor.is_leaf:
             raise ValueError(

@@ -108,8 +108,6 @@ def number(found: Any) -> Any:
         return float(found)
     if type(found) not in PLAIN or found.numel() != 1 or found.dtype.is_complex:
         return None
-    if found.is_cpu and type(found) is _TENSOR and not found.dim():
-        return float(found.item())  # a number that was written in the code, mostly
     if not readable(found):
         return None
     return float(found.item()) if found.is_cpu else found
@@ -385,8 +383,6 @@ def _cross_entropy(node: Any) -> _Read:
     total = raw.data
     if type(total) is not _TENSOR:
         total = held(raw)
-    elif total.is_cpu:
-        return reduction, total.item(), ""
     elements = None if total is None else number(total)
     return reduction, elements, "" if elements is not None else _PACKED
 

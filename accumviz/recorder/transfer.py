@@ -5,7 +5,9 @@ Training never waits for them, and no code of the user's runs.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -16,6 +18,9 @@ import torch
 
 _HALF = (torch.float16, torch.bfloat16)
 _STRIDED, _TENSOR = torch.strided, torch.Tensor
+_NOTHING = contextlib.nullcontext()
+# So many elements are summed up in their own precision.
+_BLOCK = 1 << 16
 # Pinned memory costs a call that may wait for the device: so one piece of it for many events.
 _PIECE, _ALIGNED = 1 << 20, 16
 # Where a copy to pinned memory runs behind the caller's back. Elsewhere numbers stay on the device until they are read.
@@ -157,10 +162,39 @@ def numbers(host: torch.Tensor) -> np.ndarray:
     return np.asarray((host.float() if host.dtype is torch.bfloat16 else host).numpy())
 
 
+def norm(tensor: torch.Tensor) -> float:
+    """The 2-norm of a tensor in host memory.
+
+    It is summed up block by block, in double precision between blocks: torch's own norm of ten million
+    float32 of 0.1 is off by 0.8 %, and of half precision it makes a copy in single precision first.
+
+    >>> norm(torch.tensor([3.0, 4.0])), norm(torch.ones(4, 4, dtype=torch.bfloat16))
+    (5.0, 4.0)
+    """
+    values = tensor if tensor.layout is _STRIDED else _values(tensor)
+    if not values.is_contiguous() and values.dim() == 2:
+        values = values.t()  # as the gradient of a linear layer's weight comes
+    half = values.dtype in _HALF
+    if not values.is_contiguous() or values.is_complex():
+        reduced = torch.linalg.vector_norm(
+            values, dtype=torch.float32 if half else None
+        )
+        return reduced.item()
+    flat = values.view(-1)
+    if half:
+        blocks = torch._foreach_norm(flat.split(_BLOCK), 2.0, dtype=torch.float32)
+        return math.hypot(*[block.item() for block in blocks])
+    if flat.numel() <= _BLOCK:
+        return math.sqrt(torch.dot(flat, flat).item())
+    return math.sqrt(
+        math.fsum([torch.dot(block, block).item() for block in flat.split(_BLOCK)])
+    )
+
+
 def norms(
     indices: list[int], tensors: list[torch.Tensor]
 ) -> list[tuple[list[int], list[torch.Tensor]]]:
-    """The 2-norm of each tensor, on its device, in few kernels.
+    """The 2-norm of each tensor on a device, computed there, in few kernels.
 
     Returns pairs (indices, their norms), one for each device and dtype. Half precision is
     summed in float32, where its squares fit. Duplicate entries of a sparse gradient are added
@@ -169,29 +203,19 @@ def norms(
     >>> norms([7, 8], [torch.tensor([3.0, 4.0]), torch.ones(4)])
     [([7, 8], [tensor(5.), tensor(2.)])]
     """
-    groups: dict[tuple[int, torch.dtype], list[int]] = {}
-    for position, tensor in enumerate(tensors):
-        if tensor.layout is not _STRIDED:
-            tensors[position] = _values(tensor)
-        key = (tensor.get_device(), tensor.dtype)
-        if key in groups:
-            groups[key].append(position)
-        else:
-            groups[key] = [position]
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[torch.Tensor]]]
+    groups = {}
+    for i, tensor in zip(indices, tensors, strict=True):
+        places, members = groups.setdefault((tensor.device, tensor.dtype), ([], []))
+        places.append(i)
+        members.append(tensor if tensor.layout is _STRIDED else _values(tensor))
     result = []
-    for (_, dtype), positions in groups.items():
-        whole = len(groups) == 1
-        members = tensors if whole else [tensors[position] for position in positions]
-        if dtype in _HALF:
-            reduced = torch._foreach_norm(members, 2.0, dtype=torch.float32)
-        else:
-            reduced = torch._foreach_norm(members, 2.0)
-        result.append(
-            (
-                indices if whole else [indices[position] for position in positions],
-                list(reduced),
-            )
+    for (_, dtype), (places, members) in groups.items():
+        half = dtype in _HALF
+        reduced = torch._foreach_norm(
+            members, 2.0, dtype=torch.float32 if half else None
         )
+        result.append((places, list(reduced)))
     return result
 
 
@@ -308,6 +332,12 @@ def _stored(tensor: torch.Tensor) -> bool:
     return layout in _SPARSE and all(
         _stored(getattr(tensor, part)()) for part in (*_SPARSE[layout], "values")
     )
+
+
+def unseen() -> Any:
+    """A context in which modes of the user's see nothing of what we do; it costs nothing where there are none."""
+    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    return Quietly() if modes else _NOTHING
 
 
 class Quietly:
