@@ -150,7 +150,8 @@
     const asked = (new URLSearchParams(location.search).get("marked") || "").split(/\s+/).filter(Boolean);
     const [article] = all(".bd-article");
     if (!asked.length || !article) return;
-    const sought = new RegExp(`(${asked.map((word) => word.replace(/[^\w\s]/g, "\\$&")).join("|")})`, "gi");
+    const escaped = asked.map((word) => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"));
+    const sought = new RegExp(`((?<![\\p{L}\\p{N}_])(?:${escaped.join("|")}))`, "giu");  // where a word begins
     const walk = document.createTreeWalker(article, NodeFilter.SHOW_TEXT, (node) =>
       node.parentElement?.closest(".accumviz, script, style, math, svg") ? 2 : 1);
     const found = [];

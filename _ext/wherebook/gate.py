@@ -56,6 +56,13 @@ def question(cell: nodes.Node) -> nodes.raw | None:
     return next((raw for raw in cell.findall(nodes.raw) if ASKS.search(raw.astext())), None)
 
 
+def source_of_question(cell: nodes.Element) -> nodes.Node | None:
+    """Return the folded source of a cell that only asks, which says the answer and is not on the page."""
+    source = next((part for part in cell.children if is_source(part)), None)
+    is_folded = source is not None and "tag_hide-input" in cell["classes"]
+    return source if is_folded and only_asks(source.astext()) else None
+
+
 def answers(node: nodes.Node) -> list[nodes.Node]:
     """What of this part of a page answers a prediction: all of it, the outputs of a cell, or nothing."""
     if not isinstance(node, nodes.Element):
@@ -139,8 +146,8 @@ def number(doctree: nodes.document) -> set[str]:
         if raw is None:
             continue
         count += 1
-        source = next((part for part in cell.children if is_source(part)), None)
-        if source is not None and "tag_hide-input" in cell["classes"] and only_asks(source.astext()):
+        source = source_of_question(cell)
+        if source is not None:
             cell.remove(source)
         section = exercise_section(cell)
         looks = " av-exercise" if section is not None else ""

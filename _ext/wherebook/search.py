@@ -1,8 +1,13 @@
-"""Search by section: what Sphinx would index by page is written section by section, with its text to quote."""
+"""Search by section: what Sphinx would index by page is written section by section, with its text to quote.
+
+The answer of a prediction is searched like everything else, but stands in a field of its own: results do not quote it.
+"""
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,7 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-from wherebook.gate import answers
+from wherebook.gate import answers, question, source_of_question
 
 INDEX = "searchindex.js"
 # Pages that gather what others explain come after them.
@@ -19,25 +24,46 @@ GATHERED = {"chapters/12_audit": 0.5, "bibliography": 0.4}
 UNSAID = (nodes.raw, nodes.comment, nodes.math, nodes.math_block, nodes.target, addnodes.index)
 
 
-def said(node: nodes.Node, around: nodes.Node) -> Iterator[str]:
-    """The text of a node without that of the sections, terms and descriptions inside, which are entries themselves.
+QUESTION = re.compile(r'<p class="av-question">.*?</p>', re.DOTALL)
+ANSWER = re.compile(r'<p class="av-recorded">.*?</p>(?:<table class="av-others">.*?</table>)?', re.DOTALL)
 
-    What answers a prediction is left out: an excerpt would tell it.
+
+def spoken(node: nodes.Node, around: nodes.Node, shut: bool) -> Iterator[str]:
+    """The text of a node that is shut until a prediction is answered, or all that is open.
+
+    Sections, terms and descriptions inside are entries themselves, and left out.
     """
-    shut = {id(part) for part in answers(node)}
+    asked, absent = question(node), None
+    if asked is not None:
+        absent = source_of_question(node)
+        yield from map(plain, (ANSWER if shut else QUESTION).findall(asked.astext()))
+    hidden = {id(part) for part in answers(node)}
     for child in node.children:
-        if id(child) in shut or answers(child) == [child]:
+        if child is absent:
             continue
-        if isinstance(child, nodes.Text):
-            yield child.astext()
-        elif (
-            isinstance(child, UNSAID) or is_entry(child) or (child.parent is around and isinstance(child, nodes.title))
-        ):
-            continue
-        else:
-            yield from said(child, around)
-            if isinstance(child, nodes.TextElement) and not isinstance(child, nodes.Inline):
-                yield " "
+        if id(child) in hidden or answers(child) == [child]:
+            if shut:
+                yield from spoken(child, around, shut=False)
+        elif isinstance(child, nodes.Text):
+            if not shut:
+                yield child.astext()
+        elif not (isinstance(child, UNSAID) or is_entry(child) or is_title(child, around)):
+            yield from spoken(child, around, shut)
+        if isinstance(child, nodes.TextElement) and not isinstance(child, nodes.Inline):
+            yield " "
+
+
+def plain(markup: str) -> str:
+    """HTML as text.
+
+    >>> plain("<p>Is <code>b &#42; 2</code><br>a leaf?</p>")
+    ' Is b * 2 a leaf? '
+    """
+    return html.unescape(re.sub(r"<[^>]*>", lambda tag: "" if "code" in tag[0] else " ", markup))
+
+
+def is_title(node: nodes.Node, around: nodes.Node) -> bool:
+    return isinstance(node, nodes.title) and node.parent is around
 
 
 def is_entry(node: nodes.Node) -> bool:
@@ -73,8 +99,8 @@ def entries(doctree: nodes.document, address: str, numbers: dict[str, Any], weig
         name = title(node, numbers)
         page = page or name
         place = address if isinstance(node.parent, nodes.document) else f"{address}#{anchor(node)}"
-        text = " ".join("".join(said(node, node)).split())
-        yield {"url": place, "title": name, "page": page, "text": text, "weight": weight}
+        text, shut = (" ".join("".join(spoken(node, node, shut)).split()) for shut in (False, True))
+        yield {"url": place, "title": name, "page": page, "text": text, "shut": shut, "weight": weight}
 
 
 def write_index(app: Sphinx, exception: Exception | None) -> None:

@@ -148,14 +148,15 @@ def test_no_chapter_has_the_source_of_a_prediction(page_name: str, site: Path) -
         assert '<span class="n">predict</span>' not in (site / page_name).read_text("utf-8")
 
 
-def test_excerpts_of_search_results_say_no_answer() -> None:
-    output = nodes.container("", nodes.literal_block("", "−20"), nb_element="cell_code_output")
-    cell = nodes.container("", output, nb_element="cell_code", classes=["cell", "tag_hide-output"])
-    shut, said = nodes.paragraph("", "It is −4.", classes=["answers"]), nodes.paragraph("", "Words.")
-    section = nodes.section("", nodes.title("", "One"), said, cell, shut, ids=["one"])
-    found = "".join(search.said(section, section))
-    assert "Words." in found
-    assert not re.search("−20|−4", found)
+def test_search_finds_questions_and_answers_and_keeps_answers_apart() -> None:
+    printed = nodes.container("", nodes.literal_block("", "−20"), nb_element="cell_code_output")
+    shut, open_ = nodes.paragraph("", "It is −4.", classes=["answers"]), nodes.paragraph("", "Words.")
+    parts = open_, asks(), cell(printed, tags="hide-output"), shut
+    part = nodes.section("", nodes.title("", "One"), *parts, ids=["one"])
+    found, answers = (" ".join("".join(search.spoken(part, part, shut)).split()) for shut in (False, True))
+    assert found == "Words. What is w.grad?"
+    assert "It adds." in answers and answers.endswith("−20 It is −4.")
+    assert "av.predict" not in found + answers
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,26 @@ def test_a_search_lands_at_the_section_that_it_names_with_the_words_marked(
     assert looks.quiet(watched) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "first", "says"),
+    [
+        ("Trying to backward through the graph a second time", "A second backward", "with “Trying"),
+        ("Trying to backward through the graph a second thyme", "A second backward", "No section has all of"),
+    ],
+)
+def test_a_search_finds_an_error_message_in_an_answer_and_with_a_word_that_is_nowhere(
+    words: str, first: str, says: str, watch: Open, address: Address
+) -> None:
+    watched = watch()
+    watched.page.goto(address("search.html", "file") + f"?q={words.replace(' ', '+')}")
+    results = watched.page.locator("#search-results ul.search li")
+    results.first.wait_for()
+    assert first in results.first.locator("a").inner_text()
+    assert says in watched.page.locator("#search-count").inner_text()
+    assert "answer" in results.first.locator("p").inner_text() or results.first.locator("mark").count()
+    assert looks.quiet(watched) == []
+
+
 def test_a_search_for_what_is_nowhere_says_so_and_markup_in_it_is_text(watch: Open, address: Address) -> None:
     watched = watch()
     watched.page.goto(address("search.html", "file") + "?q=%3Cimg%20src%3Dx%3E(")
