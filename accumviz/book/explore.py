@@ -17,6 +17,8 @@ from typing import Any
 
 from accumviz import arguments
 from accumviz.book import outcome, weights
+from accumviz.book.scale import CommonScale, common_levels, common_scale
+from accumviz.checks.check import check
 from accumviz.ledger.ledger import Ledger, ledger_of
 from accumviz.show import Displayed, check_page_name, literal, save_page
 from accumviz.views import style, words
@@ -37,13 +39,19 @@ class Run:
     failure: Exception | None = None
     error: str = ""
 
-    def stand_on(self, ground: weights.Field | None) -> None:
-        """Draw its weights where those of the other runs are drawn."""
+    def draw_among(
+        self, ground: weights.Field | None, levels: tuple[float, float] | None
+    ) -> None:
+        """Draw its weights and its heat map as those of the other runs are drawn."""
         if self.player is not None:
-            self.player.ground = ground
+            self.player.ground, self.player.levels = ground, levels
 
-    def content(self) -> tuple[dict[str, Any], bytes]:
-        """What a page is told of this run."""
+    def page(self) -> dict[str, Any] | None:
+        """Return what a player is told of this run; None if it raised."""
+        return None if self.player is None else self.player.content[0]
+
+    def content(self, scale: CommonScale) -> tuple[dict[str, Any], bytes]:
+        """Return what a page is told of this run, drawn to this scale."""
         if self.player is None or self.player.ledger is None:
             return {"error": self.error}, b""
         data, blob = self.player.content
@@ -51,7 +59,14 @@ class Run:
             "figures": [list(pair) for pair in self.figures],
             "grad": outcome.gradients(self.player.ledger),
         }
-        return {**told, "data": data}, blob
+        return {**told, "data": scale.apply(data)}, blob
+
+    @property
+    def right(self) -> bool:
+        """Whether `check` calls it healthy."""
+        if self.player is None or self.player.ledger is None:
+            return False
+        return check(self.player.ledger).healthy
 
 
 class Explorer(Displayed):
@@ -71,8 +86,12 @@ class Explorer(Displayed):
     ) -> None:
         self.experiment, self.choices, self.runs = experiment, choices, runs
         self.start, self.against, self.ground = start, against, ground
+        players = [run.player for run in runs if run.player is not None]
+        self.levels = common_levels(
+            [player.ledger for player in players if player.ledger]
+        )
         for run in runs:
-            run.stand_on(ground)
+            run.draw_among(ground, self.levels)
 
     def run(self, **choice: Any) -> Ledger:
         """The ledger of one run, as in `explorer.run(k=4)`; choices that have a single value may be left out.
@@ -99,28 +118,21 @@ class Explorer(Displayed):
         return found.player.ledger
 
     @cached_property
+    def scale(self) -> CommonScale:
+        """The scale of all runs: longer bars than three times those of right ones are torn off."""
+        pages = [page for run in self.runs if (page := run.page()) is not None]
+        right = [page for run in self.runs if run.right and (page := run.page())]
+        return common_scale(pages, right)
+
+    @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What the page is told: each different run once, and what runs have in common once."""
         parts: dict[str, int] = {}
         places: dict[str, int] = {}
         shown: list[dict[str, Any]] = []
         grid, blob = [], b""
-        contents = [run.content() for run in self.runs]
-        # A timeline has the height of all that may come to stand there: nothing below it moves.
-        sizes = sorted(
-            {len(told["data"]["e"]["k"]) for told, _ in contents if "data" in told}
-        )
-        common: dict[str, Any] = {"sizes": sizes} if len(sizes) > 1 else {}
-        lanes = [
-            told["data"]["lane"]
-            for told, _ in contents
-            if "lane" in told.get("data", {})
-        ]
-        if len({*lanes}) > 1:
-            common["lane"] = max(lanes)
+        contents = [run.content(self.scale) for run in self.runs]
         for told, packed in contents:
-            if "data" in told and common:
-                told["data"] = told["data"] | common
             key = hashlib.sha256(
                 json.dumps(told, sort_keys=True).encode("utf-8", "replace") + packed
             ).hexdigest()
@@ -185,8 +197,8 @@ class Explorer(Displayed):
                 )
             }
             run = record_run(self.experiment, choice)
-            run.stand_on(self.ground)
-            shown.told = {"choice": asked, "run": encode(*run.content())}
+            run.draw_among(self.ground, self.levels)
+            shown.told = {"choice": asked, "run": encode(*run.content(self.scale))}
 
         shown.observe(record, "ask")
         return shown

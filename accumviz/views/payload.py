@@ -55,9 +55,14 @@ class Ground(Protocol):
 
 
 def ledger_data(
-    ledger: Ledger, ground: Ground | None = None
+    ledger: Ledger,
+    ground: Ground | None = None,
+    levels: tuple[float, float] | None = None,
 ) -> tuple[dict[str, Any], bytes]:
-    """Everything the player shows of a ledger: data for JSON, and the bytes of its packed columns."""
+    """Everything the player shows of a ledger: data for JSON, and the bytes of its packed columns.
+
+    `levels` are the logarithms between which a heat map's levels lie, if not the run's own.
+    """
     chosen, note = thin(ledger)
     events = [ledger.events[e] for e in chosen]
     names = _Names()
@@ -134,7 +139,7 @@ def ledger_data(
             columns[name].reshape(-1, len(chosen))[: len(ledger.parameters)]
             for name in "cg"
         )
-        pixels = heat(added, grad, labels)
+        pixels = heat(added, grad, labels, levels)
         where = {"at": len(blob)} if blob else {"px": pixels.ravel().tolist()}
         data["heat"] = {
             "w": pixels.shape[1],
@@ -245,7 +250,12 @@ def unpack(packed: bytes, low: float, step: float) -> np.ndarray:
     return values
 
 
-def heat(added: np.ndarray, grad: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def heat(
+    added: np.ndarray,
+    grad: np.ndarray,
+    labels: np.ndarray,
+    levels: tuple[float, float] | None = None,
+) -> np.ndarray:
     """A heat map as bytes: of each pixel's events the largest norm, so that a single spike survives.
 
     A byte codes a parameter × pixel of time; `added` and `grad` are parameters × events, -1 where there is none.
@@ -261,8 +271,7 @@ def heat(added: np.ndarray, grad: np.ndarray, labels: np.ndarray) -> np.ndarray:
     )
     known = np.isfinite(added) & (added > 0)
     logs = np.log10(added, where=known, out=np.full(added.shape, -np.inf))
-    high = logs[known].max(initial=-math.inf)
-    low = max(logs[known].min(initial=math.inf), high - _DECADES)
+    low, high = levels or decades(added)
     level = np.zeros(added.shape, np.int64)
     level[known] = np.rint(
         np.clip((logs[known] - low) / ((high - low) or 1.0), 0, 1) * (_LEVELS - 1)
@@ -277,6 +286,19 @@ def heat(added: np.ndarray, grad: np.ndarray, labels: np.ndarray) -> np.ndarray:
     codes[(most < 0) & np.logical_or.reduceat(~(grad < 0), starts, axis=1)] = _PRESENT
     codes[np.logical_or.reduceat(~np.isfinite(added), starts, axis=1)] = _BROKEN
     return codes.astype(np.uint8)
+
+
+def decades(added: np.ndarray) -> tuple[float, float]:
+    """Return the logarithms of the smallest and the largest norm that a heat map tells apart.
+
+    >>> decades(np.array([-1.0, 0.01, 100.0]))
+    (-2.0, 2.0)
+    """
+    known = added[np.isfinite(added) & (added > 0)]
+    if not known.size:
+        return 0.0, 0.0
+    high = float(np.log10(known.max()))
+    return max(float(np.log10(known.min())), high - _DECADES), high
 
 
 def plain(

@@ -60,18 +60,18 @@ class Player(Displayed):
         note: str = "",
         ground: Ground | None = None,
     ) -> None:
-        self.ledger, self.graphs, self.note, self.ground = (
-            ledger,
-            dict(graphs),
-            note,
-            ground,
-        )
+        self.ledger, self.graphs, self.note = ledger, dict(graphs), note
+        self.ground = ground
+        # The levels of its heat map, where it shares them with other runs.
+        self.levels: tuple[float, float] | None = None
 
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What the page is told: data for JSON, and the bytes of its packed columns."""
         told, blob = ledger_data(
-            Ledger.build([], []) if self.ledger is None else self.ledger, self.ground
+            Ledger.build([], []) if self.ledger is None else self.ledger,
+            self.ground,
+            self.levels,
         )
         data = dict(told)
         if self.ledger is not None:

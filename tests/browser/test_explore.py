@@ -292,7 +292,7 @@ def test_a_run_without_a_gradient_is_not_compared_by_its_size(show: Show) -> Non
         return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
 
     explored = show(explore(zeroed, early=[True, False], against={"early": False})).explored
-    assert explored.verdict == "The gradients at the step cannot be compared: A has none."
+    assert explored.verdict == "The gradients at step 1 cannot be compared: A has none."
 
 
 def test_saved_bytes_of_two_runs_are_drawn_to_one_scale(show: Show) -> None:

@@ -120,7 +120,7 @@ def test_a_bar_too_short_to_be_seen_says_how_short_it_is(show: Callable[..., Any
     page.get_by_role("button", name="next event").click()
     drawn(page)
     assert total.inner_text() == f"{small:.0f}".replace("-", "−")
-    assert bar.get_attribute("data-told") == "1/65536 of the longest"
+    assert bar.get_attribute("data-told") == "1/65536 of the scale"
     inked = Image.open(io.BytesIO(bar.screenshot())).convert("L")
     letters = [x for x in range(8, inked.width - 8) if min(inked.getpixel((x, y)) for y in range(inked.height)) < 140]
     near = letters[0] < 40 if sign > 0 else letters[-1] > inked.width - 40

@@ -19,6 +19,7 @@ from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import style
 from accumviz.views.player import Player
 from tests.browser.frames import drawn, stopped
+from tests.conftest import ROOT
 from tests.toys import CODE, EVIL, ROWS, W, chain
 
 Open = Callable[..., Any]
@@ -570,3 +571,51 @@ def test_nothing_hostile_runs_in_the_new_places(show: Show) -> None:
     assert page.evaluate("window.ran") is None
     assert page.locator("img").count() == 0
     assert watched.complaints == watched.foreign == []
+
+
+# --- the front page ---------------------------------------------------------------------------------
+
+
+def front() -> Explorer:
+    """The figure that the front page begins with, made by the cell that makes it there."""
+    page = (ROOT / "index.md").read_text("utf-8")
+    cell = re.search(r"```\{code-cell\}\n:tags: \[remove-input\]\n(.*?)```", page, re.DOTALL)
+    assert cell is not None
+    *before, last = cell[1].rstrip().splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join([*before, f"made = {last}"]), names)
+    made: Explorer = names["made"]
+    return made
+
+
+def at(page: Any, run: str, event: str) -> None:
+    page.get_by_role("radio", name=run).check(force=True)
+    page.locator(".av-player .av-scrub").fill(event)
+    drawn(page)
+
+
+def test_the_mistake_of_the_front_page_looks_different_and_ends_above_its_first_loss(show: Show) -> None:
+    page = show(front(), reduced_motion="reduce").page
+    pictures = []
+    for run in ("accumulated", "undivided"):
+        at(page, run, "15")
+        pictures.append(imread(BytesIO(page.locator(".av-in-time .av-plot").screenshot()))[..., :3])
+    assert (np.abs(pictures[0] - pictures[1]) > 0.05).any(axis=2).mean() >= 0.03
+    weights = page.locator(".av-in-weights .av-weighs")
+    assert float(weights.inner_text().partition("loss ")[2]) > 40
+    at(page, "undivided", "0")
+    assert weights.inner_text() == "w 1, loss 10"
+
+
+def test_a_bar_beyond_the_scale_is_torn_off_and_said_to_be(show: Show) -> None:
+    page = show(front(), reduced_motion="reduce").page
+    for run, torn in (("accumulated", 0), ("undivided", 1)):
+        at(page, run, "14")
+        assert page.locator(".av-row .av-torn:visible").count() == torn
+        assert page.locator(".av-row .av-end:visible").count() == 1 - torn
+        for note in (".av-in-time .av-note", ".av-in-grad .av-marks"):
+            assert ("onger than drawn" in page.locator(note).inner_text()) is bool(torn)
+        bar = page.locator(".av-row .av-bar").bounding_box()
+        for piece in page.locator(".av-row .av-part:visible").all():
+            box = piece.bounding_box()
+            assert box["x"] + box["width"] <= bar["x"] + bar["width"] + 1

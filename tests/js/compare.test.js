@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { parse, same, usualReason } from "../../accumviz/views/js/answers.js";
 import { difference } from "../../accumviz/views/js/compare.js";
 import { along } from "../../accumviz/views/js/figures.js";
-import { endOf, runsOf, toOneScale } from "../../accumviz/views/js/runs.js";
+import { besides, endOf, runsOf } from "../../accumviz/views/js/runs.js";
 
 const run = (rows, more = {}) => ({ of: ["w", 0], rows, exact: true, steps: rows.length, end: false, ...more });
 
@@ -12,23 +12,9 @@ test("two runs are equal, equal to rounding, or differ by a share", () => {
   assert.equal(difference(run([[1]]), run([[1]])).text, "The gradients at the step are equal, bit for bit.");
   const near = difference(run([[1]]), run([[1 + 1e-7]]));
   assert.match(near.text, /are equal to rounding: they differ by 1e−7 of their size\.$/);
-  const far = difference(run([[4], [4]]), run([[4], [1]]));
-  const text = "Of 2 steps, step 2 differs most: its gradients by 0.75 of their size; there, A has 4";
-  assert.deepEqual(far, { text: `${text} times the norm of B.`, share: 0.75 });
-});
-
-test("what is said of all steps holds for each of them, and two of them are both", () => {
-  const told = (...rows) => difference(run(rows.map(([a]) => [a])), run(rows.map(([, b]) => [b]))).text;
-  const all = "differ by 0.75 of their size; A has 4 times the norm of B.";
-  assert.equal(told([4, 1], [8, 2]), `The gradients at both steps ${all}`);
-  assert.equal(told([4, 1], [8, 2], [4, 1]), `The gradients at all 3 steps ${all}`);
-  assert.equal(told([4, 4], [8, 8]), "The gradients at both steps are equal, bit for bit.");
-  const near = /^The gradients at both steps .* they differ by at most 1e−7 of their size\.$/;
-  assert.match(told([4, 4], [8, 8 + 8e-7]), near);
-  const longer = difference(run([[4], [4], [4]]), run([[4], [1]])).text;
-  assert.match(longer, /^Of the first 2 steps, step 2 differs most: .* the norm of B\. A takes 3, B 2\.$/);
-  const close = difference(run([[1.002]]), run([[1]]));
-  assert.match(close.text, /differ by 0.002 of their size\.$/);
+  const text = "The gradients at the 2 steps differ by at most 0.75 of their size; there, A has 4 times the norm of B.";
+  assert.deepEqual(difference(run([[4], [4]]), run([[4], [1]])), { text, share: 0.75 });
+  assert.match(difference(run([[1.002]]), run([[1]])).text, /differ by 0.002 of their size\.$/);
 });
 
 test("of norms it is said that they are the parameters', and all of them are another number", () => {
@@ -36,30 +22,20 @@ test("of norms it is said that they are the parameters', and all of them are ano
   assert.match(text, /^The norms of the parameters’ gradients .* by 1.25 of their size; A has 0.75/);
 });
 
-test("None is not 0, and what has no gradient is not compared", () => {
-  assert.match(difference(run([[0]]), run([[null]])).text, /only in that one is None where the other is 0/);
-  assert.match(difference(run([[2]]), run([[null]])).text, /cannot be compared: B has none\.$/);
-  const early = difference(run([[2], [2]]), run([[2], [null]]));
-  assert.deepEqual(early, { text: "Of 2 steps, step 2 cannot be compared: B has none.", share: null });
-  assert.equal(difference(run([]), run([[1]])).share, null);
+test("what has no gradient or no finite one is not compared, and equal infinities are equal", () => {
+  const told = (a, b) => difference(run(a), run(b));
+  const text = "The gradients at step 2 cannot be compared: B has none.";
+  assert.deepEqual(told([[2], [2]], [[2], [null]]), { text, share: null });
+  assert.equal(told([[null]], [[null]]).share, 0);
+  assert.equal(told([["Infinity"]], [["Infinity"]]).share, 0);
+  assert.match(told([["NaN"]], [[1]]).text, /cannot be compared: one is not finite/);
+  assert.equal(told([], [[1]]).share, null);
   assert.equal(difference(run([[1]]), run([[1]], { of: ["v", 0] })).share, null);
-});
-
-test("where no step can be compared, no step is told of alone", () => {
-  const none = difference(run([[1], [2]]), run([[null], [null]])).text;
-  assert.equal(none, "The gradients at both steps cannot be compared: B has none.");
-});
-
-test("equal infinities are equal, and others are not compared", () => {
-  assert.equal(difference(run([["Infinity"]]), run([["Infinity"]])).share, 0);
-  const { text, share } = difference(run([["NaN"]]), run([[1]]));
-  assert.match(text, /cannot be compared: one is not finite/);
-  assert.equal(share, null, "it has no place on the meter");
 });
 
 test("runs of different lengths say so", () => {
   const { text } = difference(run([[1], [1]]), run([[1]]));
-  assert.match(text, /at the first step are equal, bit for bit\. A takes 2, B 1\.$/);
+  assert.match(text, /at the first step are equal, bit for bit\. A takes 2 steps, B 1\.$/);
 });
 
 test("the meter runs from equal over rounding to all of it", () => {
@@ -75,15 +51,14 @@ test("a choice leads to its run, whose parts are put together", () => {
   assert.equal(runs.at([0, 1]).error, "x");
 });
 
-test("two runs side by side share a scale", () => {
+test("two runs side by side have room for the longer one and the larger graph", () => {
   const kinds = [["backward"], ["step"]];
   const drawn = (w, h) => ({ graphs: [{ l: 0 }], layouts: [{ w, h }], of: { 0: 0 } });
-  const whole = (r, b, k = [0, 1, 0]) =>
-    ({ data: { p: [{ n: "w", r }], e: { c: [], b, k }, code: [], kinds, ...drawn(100 * k.length, 900 / k.length) } });
-  const { data } = toOneScale(whole([-1, 2], [8]), whole([-3, "1"], [5, null, 9], [0, 0, 0, 1]));
-  assert.deepEqual([data.p[0].r, data.most, data.length], [[-3, 2], 9, 4]);
-  assert.deepEqual(data.room, { w: 400, h: 300 });
-  assert.equal(endOf(whole([0, 0])), 1);
+  const whole = (k = [0, 1, 0]) =>
+    ({ data: { e: { c: [], k }, code: [], kinds, ...drawn(100 * k.length, 900 / k.length) } });
+  const { data } = besides(whole(), whole([0, 0, 0, 1]));
+  assert.deepEqual([data.length, data.room], [4, { w: 400, h: 300 }]);
+  assert.equal(endOf(whole()), 1);
 });
 
 test("many ways of writing a number are understood", () => {

@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { toOneScale } from "../../accumviz/views/js/runs.js";
 import { barAt } from "../../accumviz/views/js/shares.js";
 
 const row = (e, ...born) => ({ e, o: "loss", l: 0, t: "1", w: "", s: born.map((b) => [b, 0, 1, "new", "1"]) });
@@ -15,12 +14,4 @@ test("a bar speaks of its step, of the backwards that it uses first, and of what
 test("of several objectives in a step the one that a backward is for is found", () => {
   const rows = [row(4, 0), row(4, 1)];
   assert.deepEqual([1, 4].map((e) => rows.indexOf(barAt(rows, e))), [1, 0]);
-});
-
-test("the shares of two runs side by side have one scale", () => {
-  const none = { p: [], e: { c: [], k: [] }, code: [], kinds: [], graphs: [], layouts: [], of: {} };
-  const whole = (r) => ({ data: { ...none, shares: r && { r, rows: [], note: "" } } });
-  assert.deepEqual(toOneScale(whole([0, 1.05]), whole([-1.05, 4.2])).data.shares.r, [-1.05, 4.2]);
-  assert.deepEqual(toOneScale(whole([0, 1.05]), whole()).data.shares.r, [0, 1.05]);
-  assert.equal("shares" in toOneScale(whole(), whole()).data && toOneScale(whole(), whole()).data.shares, undefined);
 });

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from accumviz.book import explore as module
 from accumviz.book import outcome
 from accumviz.book.explore import Explorer, explore
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
+from accumviz.recorder.record import record
 from accumviz.views import payload
 from accumviz.views.style import static
 
@@ -289,3 +291,30 @@ def test_on_a_page_of_several_views_each_style_sheet_and_each_module_stands_once
     assert both.count("<style") == 2, "that of players, and that of explorers"
     assert both.count('<script type="module"') == 1
     assert both.count('<script type="application/json"') == 3
+
+
+def recorded(k: int, divide: bool) -> Ledger:
+    """Windows of k micro-batches of one weight, as PyTorch trains it."""
+    w = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    with record({"w": w}, optimizer) as recording:
+        for _ in range(2):
+            for _ in range(k):
+                ((2 - w).mean() / (k if divide else 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return recording.ledger
+
+
+def test_all_runs_share_one_scale_that_ends_at_three_times_the_right_one() -> None:
+    data = shown(explore(recorded, k=[1, 2, 8], divide=[True, False]))
+    rows = [data["parts"][run["data"]["p"]] for run in data["runs"]]
+    assert {tuple(row["r"]) for (row,) in rows} == {(-3.0, 0.0)}, "undivided, eight micro-batches come to -8"
+    shares = [data["parts"][run["data"]["shares"]]["r"] for run in data["runs"]]
+    assert all(one == shares[0] for one in shares)
+    assert 3 <= shares[0][1] < 3.5, "and their shares to 8"
+
+
+def test_without_a_right_run_the_scale_holds_all_of_them() -> None:
+    data = shown(explore(recorded, k=[2, 8], divide=[False]))
+    assert [data["parts"][run["data"]["p"]][0]["r"] for run in data["runs"]] == [[-8.0, 0.0]] * 2

@@ -6,8 +6,8 @@
 
 import { lost } from "./fates.js";
 import { h, put } from "./dom.js";
-import { counted, number } from "./numbers.js";
-import { drawn, joined, look } from "./parts.js";
+import { clamp, counted, number } from "./numbers.js";
+import { along, drawn, isTorn, joined, look, pieceOn } from "./parts.js";
 import { contributionText, gradText } from "./words.js";
 
 /**
@@ -39,21 +39,22 @@ export function barOf({ ledger }, tall, choose) {
   /** @type {HTMLElement[]} */
   const pieces = [];
 
-  /** @param {HTMLElement} piece @param {Part} part @param {Filling} filling @param {string} left */
-  function fillPiece(piece, part, { row, now, width }, left) {
-    const share = Math.abs(part.height) / span(row);
+  /** @param {HTMLElement} piece @param {Part} part @param {Filling} filling @param {number} start */
+  function fillPiece(piece, part, { row, now, width }, start) {
+    const { share, style, torn, hidden } = pieceOn(row.r, start, part.height);
     const color = part.born < 0 ? "var(--av-muted)" : ledger.color(part.born)[0];
     const ink = part.fresh ? ledger.color(now)[1] : "inherit";
     const told = part.told || number(part.amount, row.signed ? 4 : 3);
-    piece.className = `av-part av-${look(part)}`;
-    piece.style.cssText = `left: ${left}; width: ${100 * share}%; --av-c: ${color}; color: ${ink}`;
+    piece.hidden = hidden;
+    piece.className = `av-part av-${look(part)}${torn}`;
+    piece.style.cssText = `${style}--av-c: ${color}; color: ${ink}`;
     piece.replaceChildren(share * width > told.length * 7 + 6 ? h("span", {}, told) : "");
   }
   /**
    * Positive parts grow to the right of zero, negative ones to the left.
-   * @param {Part[]} parts @param {Filling} filling @param {(value: number) => string} x
+   * @param {Part[]} parts @param {Filling} filling
    */
-  function fillPieces(parts, filling, x) {
+  function fillPieces(parts, filling) {
     let [under, over] = [0, 0];
     while (pieces.length < parts.length) {
       const piece = h("b");
@@ -64,9 +65,9 @@ export function barOf({ ledger }, tall, choose) {
       const part = parts[i];
       piece.hidden = !part;
       if (!part) return;
-      const start = part.height < 0 ? (under += part.height) : over;
-      if (part.height > 0) over += part.height;
-      fillPiece(piece, part, filling, x(start));
+      fillPiece(piece, part, filling, part.height < 0 ? under : over);
+      if (part.height < 0) under += part.height;
+      else over += part.height;
     });
   }
   /** @param {Filling} filling */
@@ -85,7 +86,7 @@ export function barOf({ ledger }, tall, choose) {
     const told = unused.length === 1 ? contributionText(ledger, unused[0], row) : counted(unused.length, "part");
     if (unused.length) return `× ${told} unused`;
     const times = Math.max(...row.r.map(Math.abs)) / Math.abs(grad);
-    return grad && times * SEEN > width ? `1/${number(times, 2)} of the longest` : "";
+    return grad && times * SEEN > width ? `1/${number(times, 2)} of the scale` : "";
   }
   /** @param {Filling} filling */
   function fill(filling) {
@@ -94,17 +95,17 @@ export function barOf({ ledger }, tall, choose) {
     if (key === was) return; // of many steps through a graph few bring anything to a row
     was = key;
     const { grad, parts, absent, broken } = drawn(ledger, e, row, now);
-    const x = (/** @type {number} */ value) => `${(100 * (value - row.r[0])) / span(row)}%`;
+    const x = (/** @type {number} */ value) => `${100 * clamp(along(row.r, value), 0, 1)}%`;
     shown = row;
     fillNames(filling);
     bar.classList.toggle("av-broken", broken);
     el.className = `av-row${row.in ? " av-group" : ""}${absent ? " av-none" : ""}`;
     zero.style.left = x(0);
-    end.hidden = absent || broken;
+    end.hidden = absent || broken || isTorn(along(row.r, grad));
     end.style.left = x(grad);
     bar.dataset.told = remark(filling, grad);
     bar.style.setProperty("--av-x", x(grad));
-    fillPieces(broken || absent ? [] : joined(ledger, parts, filling.width / span(row)), filling, x);
+    fillPieces(broken || absent ? [] : joined(ledger, parts, filling.width / span(row)), filling);
     put(el, { "aria-selected": chosen, "aria-expanded": row.in ? open : "undefined" });
   }
   return { el, name, bar, fill, row: () => shown };

@@ -9,90 +9,53 @@ export const ROUNDING = 1e-5;
 
 /** @typedef {{text: string, share: number | null}} Difference */
 
-/** @typedef {ReturnType<typeof apart>} Apart  how far apart two runs are at a step */
-
-const noNumber = (/** @type {Plain} */ x) => x === null;
-
 /**
- * How far apart two runs are at a step, as a share of the larger gradient; ratio: of A's norm to B's; odd: whether one
- * has no gradient where the other has one; none: which of the two has none at all.
- * @param {Plain[][]} rows @param {number} step
+ * How far apart two runs are at a step: the distance as a share of the larger gradient, A's norm over B's, and why the
+ * two cannot be compared, if so. Beside numbers, None counts as 0.
+ * @param {Plain[]} a @param {Plain[]} b
  */
-function apart(rows, step) {
-  const [a, b] = rows.map((row) => row.map(Number)); // None counts as 0
-  const sizes = [Math.hypot(...a), Math.hypot(...b)];
-  const gap = Math.hypot(...a.map((x, i) => (Object.is(x, b[i]) ? 0 : x - b[i])));
-  const share = gap && gap / Math.max(...sizes);
-  const odd = rows[0].some((x, i) => noNumber(x) !== noNumber(rows[1][i]));
-  const none = "AB"[rows.findIndex((row) => row.every(noNumber))];
-  return { step, share: share >= 0 ? share : Infinity, ratio: sizes[0] / sizes[1], odd, none };
-}
-
-/** Which steps are compared, and how many. @param {Gradients} a @param {Gradients} b @param {number} both */
-function whichSteps(a, b, both) {
-  if (a.end || b.end) return "the end";
-  const first = a.steps !== b.steps || both < a.steps ? "the first " : "";
-  if (both === 1) return `${first || "the "}step`;
-  return `${first}${both} steps`;
-}
-
-/** All of some steps: both of two. @param {string} which */
-const all = (which) => (which === "2 steps" ? "both steps" : which.replace(/^(?=\d)/, "all "));
-
-/** @param {boolean} exact @param {boolean} odd */
-function equal(exact, odd) {
-  if (odd) return "differ only in that one is None where the other is 0.";
-  return `are equal${exact ? ", bit for bit" : ""}.`;
-}
-
-/** @param {number} ratio @param {string} where */
-function timesNorm(ratio, where) {
-  const telling = Number.isFinite(ratio) && ratio && number(ratio, 3) !== "1";
-  return telling ? `; ${where}A has ${number(ratio, 3)} times the norm of B.` : ".";
-}
-
-/** @param {number} x @param {number} y */
-const isNear = (x, y) => Math.abs(x / y - 1) < 0.005;
-
-/**
- * What differs, and the share by which it does where that is known: of several steps that differ one is told of.
- * @param {Apart[]} steps @param {Apart} widest @param {string} what @param {string} which
- */
-function unequal(steps, widest, what, which) {
-  const { share, ratio } = widest;
-  const empty = steps.find((one) => one.odd && one.none);
-  const several = !steps.every((one) => isNear(one.share, share) && isNear(one.ratio, ratio));
-  const some = empty ? !steps.every((one) => one.odd && one.none) : several;
-  const told = steps.length > 1 && some ? `Of ${which}, step ` : "";
-  const these = `The ${what} at ${all(which)}`;
-  if (empty || !Number.isFinite(share)) {
-    const why = empty ? `${empty.none} has none` : "one is not finite";
-    const text = `${told ? told + ((empty ?? widest).step + 1) : these} cannot be compared: ${why}.`;
-    return { text, share: null };
-  }
-  const those = told ? `${told}${widest.step + 1} differs most: its ${what}` : `${these} differ`;
-  return { text: `${those} by ${number(share, 3)} of their size${timesNorm(ratio, told && "there, ")}`, share };
+function apart(a, b) {
+  const none = "AB"[[a, b].findIndex((row) => row.every((x) => x === null))];
+  const [sizeA, sizeB] = [a, b].map((row) => Math.hypot(...row.map(Number)));
+  const gap = Math.hypot(...a.map((x, i) => (x === b[i] ? 0 : Number(x) - Number(b[i]))));
+  const share = gap && gap / Math.max(sizeA, sizeB);
+  const same = JSON.stringify(a) === JSON.stringify(b);
+  const why = none ? `${none} has none` : Number.isFinite(share) ? "" : "one is not finite";
+  return { share, ratio: sizeA / sizeB, same, why: same ? "" : why };
 }
 
 /** @param {Gradients} a @param {Gradients} b @returns {Difference} */
 export function difference(a, b) {
-  if (JSON.stringify(a.of) !== JSON.stringify(b.of)) {
-    return { text: "The runs have different parameters.", share: null };
-  }
   const both = Math.min(a.rows.length, b.rows.length);
-  if (!both) return { text: "No gradient to compare.", share: null };
-  const steps = a.rows.slice(0, both).map((row, step) => apart([row, b.rows[step]], step));
-  const widest = steps.reduce((found, one) => (one.share > found.share ? one : found));
-  const { share } = widest;
+  if (JSON.stringify(a.of) !== JSON.stringify(b.of)) return unknown("The runs have different parameters.");
+  if (!both) return unknown("No gradient to compare.");
+  const steps = a.rows.slice(0, both).map((row, step) => apart(row, b.rows[step]));
+  const lost = steps.findIndex(({ why }) => why);
+  if (lost >= 0) return unknown(`The gradients at step ${lost + 1} cannot be compared: ${steps[lost].why}.`);
+  const share = Math.max(...steps.map((one) => one.share));
+  const { ratio } = steps.find((one) => one.share === share) ?? steps[0];
   const what = a.exact ? "gradients" : "norms of the parameters’ gradients";
-  const which = whichSteps(a, b, both);
-  const counts = a.steps === b.steps ? "" : ` A takes ${a.steps}, B ${b.steps}.`;
-  if (share > ROUNDING) {
-    const told = unequal(steps, widest, what, which);
-    return { ...told, text: `${told.text}${counts}` };
-  }
-  const odd = steps.some((one) => one.odd);
-  const most = both > 1 ? "at most " : "";
-  const near = `are equal to rounding: they differ by ${most}${number(share, 2)} of their size.`;
-  return { text: `The ${what} at ${all(which)} ${share ? near : equal(a.exact, odd)}${counts}`, share };
+  const exact = a.exact && steps.every(({ same }) => same);
+  const counts = a.steps === b.steps ? "" : ` A takes ${a.steps} steps, B ${b.steps}.`;
+  return { text: `The ${what} at ${whichSteps(a, b, both)} ${told(share, ratio, both > 1, exact)}${counts}`, share };
+}
+
+/** @param {string} text @returns {Difference} */
+const unknown = (text) => ({ text, share: null });
+
+/** Which steps are compared. @param {Gradients} a @param {Gradients} b @param {number} both */
+function whichSteps(a, b, both) {
+  if (a.end || b.end) return "the end";
+  const first = a.steps !== b.steps || both < a.steps ? "first " : "";
+  return `the ${first}${both === 1 ? "step" : `${both} steps`}`;
+}
+
+/** @param {number} share @param {number} ratio @param {boolean} several @param {boolean} exact */
+function told(share, ratio, several, exact) {
+  if (!share) return `are equal${exact ? ", bit for bit" : ""}.`;
+  const by = `by ${several ? "at most " : ""}${number(share, share > ROUNDING ? 3 : 2)} of their size`;
+  if (share <= ROUNDING) return `are equal to rounding: they differ ${by}.`;
+  const times = number(ratio, 3);
+  const norms = Number.isFinite(ratio) && ratio && times !== "1";
+  return `differ ${by}${norms ? `; ${several ? "there, " : ""}A has ${times} times the norm of B` : ""}.`;
 }

@@ -6,7 +6,7 @@ import { choicesIn, choicesLink, linkTo, momentIn } from "./address.js";
 import { arrive, group, h } from "./dom.js";
 import { figures } from "./figures.js";
 import { read } from "./packed.js";
-import { runsOf, toOneScale, withWays } from "./runs.js";
+import { runsOf, besides, withWays } from "./runs.js";
 import { sideOf } from "./side.js";
 import { leveling, together } from "./together.js";
 
@@ -39,16 +39,16 @@ export async function explore({ model, el }, kernel) {
     return sideOf(name, { controls, uid, other: runs.other, choose, link, ...how });
   }
   /**
-   * How a run is shown beside others: to one scale with that of the other side, and among the ways of all presets.
+   * How a run is shown beside others: what differs from that of the other side, and the ways of all presets.
    * @param {"a" | "b"} name @returns {(whole: Whole, other: Whole | undefined) => Whole}
    */
   const dressOf = (name) => (whole, other) => {
-    const scaled = toOneScale(whole, other);
+    const shown = other ? besides(whole, other) : whole;
     const { labels } = controls[0];
-    if (tabs) return withWays(scaled, Number(at()[name]?.[0]), labels.map((label, i) => [label, runs.at([i]).whole]));
-    if (!other) return scaled;
+    if (tabs) return withWays(shown, Number(at()[name]?.[0]), labels.map((label, i) => [label, runs.at([i]).whole]));
+    if (!other) return shown;
     const [a, b] = name === "a" ? [whole, other] : [other, whole];
-    return withWays(scaled, Number(b === whole), [["A", a], ["B", b]]);
+    return withWays(shown, Number(b === whole), [["A", a], ["B", b]]);
   };
   const tabs = controls[0].kind === "tabs";
   const both = together(() => sides, (side, e) => linkTo(choicesLink(id, side, at().a, at().b), { e }));

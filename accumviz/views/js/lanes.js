@@ -6,7 +6,7 @@
 /** @import { Part } from "./types.d.ts" */
 
 import { barWidth } from "./geometry.js";
-import { number } from "./numbers.js";
+import { clamp, number } from "./numbers.js";
 import { drawn, joined, state } from "./parts.js";
 
 /** At most so wide is a letter of a number. */
@@ -45,10 +45,11 @@ export function drawLanes(pen, inks, ledger, place) {
     const zero = top + lane * p + over + high * scale;
     pen.fill(inks.muted, left, zero, column * ledger.length, 0.8);
     const told = totals(ledger, row, column);
+    const ends = [zero - high * scale, zero - low * scale];
     const edge = left + column * ledger.length;
     for (let e = 0; e < ledger.length; e++) {
       const start = left + e * column + (column - wide) / 2;
-      drawBar(pen, inks, ledger, row, e, { start, wide, column, zero, scale, high, told: told[e], edge });
+      drawBar(pen, inks, ledger, row, e, { start, wide, column, zero, scale, high, ends, told: told[e], edge });
     }
   });
 }
@@ -62,7 +63,8 @@ export function drawLanes(pen, inks, ledger, place) {
  * @property {number} edge  where the drawing ends
  * @property {number} zero  the height of its zero line
  * @property {number} scale  pixels per unit
- * @property {number} high  the most that the row ever comes to
+ * @property {number} high  the most that the row's scale reaches
+ * @property {number[]} ends  heights at which what goes on is torn off
  */
 
 /** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Row} row @param {number} e @param {Bar} bar */
@@ -70,10 +72,11 @@ function drawBar(pen, inks, ledger, row, e, bar) {
   const { start, wide, column, zero, scale, high, told = "" } = bar;
   const { grad, parts, absent, broken } = drawn(ledger, e, row);
   const odd = absent || broken;
-  const end = odd ? zero : zero - grad * scale;
+  const whole = odd ? zero : zero - grad * scale;
+  const end = clamp(whole, bar.ends[0], bar.ends[1]);
   if (!odd) {
     drawParts(pen, inks, ledger, parts, bar);
-    pen.fill(inks.text, start - 4, end - 1, wide + 8, 2);
+    if (Math.abs(whole - end) < 1) pen.fill(inks.text, start - 4, end - 1, wide + 8, 2);
   }
   const above = odd ? high > 0 : grad >= 0;
   const text = absent ? nothing(column) : told;
@@ -86,10 +89,13 @@ function drawBar(pen, inks, ledger, row, e, bar) {
   pen.write(text, x, y, { align: "center", ...how });
 }
 
+/** The size of a notch in a bar that is torn off. */
+const NOTCH = 5;
+
 /** Positive parts upwards, negative ones downwards. */
 function drawParts(
   /** @type {Pen} */ { context, fill }, /** @type {Inks} */ inks, /** @type {Ledger} */ ledger,
-  /** @type {Part[]} */ parts, /** @type {Bar} */ { start, wide, zero, scale },
+  /** @type {Part[]} */ parts, /** @type {Bar} */ { start, wide, zero, scale, ends: [top, bottom] },
 ) {
   const ends = [zero, zero];
   for (const part of joined(ledger, parts, ledger.data.close ? 0 : scale)) {
@@ -97,12 +103,18 @@ function drawParts(
     const side = Number(height < 0);
     const tall = height * scale;
     const color = born < 0 ? inks.muted : ledger.color(born)[0];
-    /** @type {[number, number, number, number]} */
-    const box = [start, ends[side], wide, -tall];
+    const from = clamp(ends[side], top, bottom);
     ends[side] -= tall;
+    const to = clamp(ends[side], top, bottom);
+    /** @type {[number, number, number, number]} */
+    const box = [start, from, wide, to - from];
     Object.assign(context, { globalAlpha: { new: 1, used: 0, live: inks.pale }[state(part)], strokeStyle: color });
     fill(color, ...box);
     Object.assign(context, { globalAlpha: 1, lineWidth: 1.2 });
     context.strokeRect(...box);
+  }  // A bar that goes on beyond its scale has notches there.
+  for (let x = start; x < start + wide; x += 2 * NOTCH) {
+    if (ends[0] < top - 1) context.clearRect(x, top - 1, NOTCH, NOTCH);
+    if (ends[1] > bottom + 1) context.clearRect(x, bottom - NOTCH + 1, NOTCH, NOTCH);
   }
 }

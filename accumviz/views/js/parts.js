@@ -4,7 +4,7 @@
 /** @import { Part } from "./types.d.ts" */
 
 import { live } from "./fates.js";
-import { sum } from "./numbers.js";
+import { clamp, sum } from "./numbers.js";
 
 /** What a clip or an unscale did to the whole of `.grad`. @param {Ledger} ledger @param {Row} row @param {number} i */
 function factor(ledger, row, i) {
@@ -58,6 +58,25 @@ export function drawn(ledger, e, row, now) {
   for (const part of parts) part.height = part.amount * share;
   const absent = grad === null;
   return { grad: grad ?? 0, parts, absent, broken: !absent && !Number.isFinite(grad + whole) };
+}
+
+/** Where a value stands on a scale, from 0 to 1; what lies beyond its ends elsewhere. @param {number[]} scale */
+export const along = ([low, high], /** @type {number} */ value) => (value - low) / (high - low || 1);
+
+/** Whether a bar that ends at a place is torn off. @param {number} place */
+export const isTorn = (place) => Math.abs(place - 0.5) > 0.501;
+
+/**
+ * How a piece of a horizontal bar is drawn: it is torn off where it goes on beyond the scale.
+ * @param {number[]} scale @param {number} start @param {number} length
+ */
+export function pieceOn(scale, start, length) {
+  const end = along(scale, start + length);
+  const [from, to] = [along(scale, start), end].map((place) => clamp(place, 0, 1));
+  const share = Math.abs(to - from);
+  const style = `left: ${100 * Math.min(from, to)}%; width: ${100 * share}%; `;
+  const torn = isTorn(end) ? ` av-torn av-${length < 0 ? "low" : "high"}` : "";
+  return { share, style, torn, hidden: !share && length !== 0 };
 }
 
 /** @param {{fresh: boolean, used: boolean}} part @returns {"new" | "used" | "live"} */

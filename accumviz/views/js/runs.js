@@ -1,6 +1,6 @@
 /** The runs of an explorer that were recorded beforehand, and how two of them are shown beside each other. */
 
-/** @import { Choice, ExplorerData, Plain, Run, Runs, Whole } from "./types.d.ts" */
+/** @import { Choice, ExplorerData, Run, Runs, Whole } from "./types.d.ts" */
 
 import { differing } from "./align.js";
 
@@ -23,23 +23,15 @@ export function runsOf({ controls, grid, runs, parts }, bytes) {
 }
 
 /**
- * A run to the scale that it shares with the one beside it.
- * @param {Whole} run @param {Whole | undefined} other @returns {Whole}
+ * A run with what tells it from the one beside it, and the room that the two need.
+ * @param {Whole} run @param {Whole} other @returns {Whole}
  */
-export function toOneScale({ data, bytes }, other) {
-  const next = other?.data ?? data;
-  const beside = new Map(next.p.map((row) => [row.n, row.r]));
-  const p = data.p.map((row) => {
-    return { ...row, r: around(row.r, beside.get(row.n) ?? row.r) };
-  });
-  const saved = [data, next].flatMap((one) => one.e.b ?? []).map(Number);
-  const shares = data.shares && { ...data.shares, r: around(data.shares.r, (next.shares ?? data.shares).r) };
-  const differs = other && differing(data, next);
-  const sizes = [data, next].flatMap(({ graphs, layouts, of }) => Object.values(of).map((i) => layouts[graphs[i].l]));
+export function besides({ data, bytes }, { data: other }) {
+  const sizes = [data, other].flatMap(({ graphs, layouts, of }) => Object.values(of).map((i) => layouts[graphs[i].l]));
   const largest = (/** @type {"w" | "h"} */ side) => Math.max(0, ...sizes.map((one) => one[side]));
-  const room = other && { w: largest("w"), h: largest("h") };
-  const length = Math.max(data.e.k.length, next.e.k.length);
-  return { data: { ...data, p, differs, room, shares, length, most: Math.max(...saved) }, bytes };
+  const room = { w: largest("w"), h: largest("h") };
+  const length = Math.max(data.e.k.length, other.e.k.length);
+  return { data: { ...data, differs: differing(data, other), room, length }, bytes };
 }
 
 /** A run has the same colour in its own picture and beside others. */
@@ -61,12 +53,6 @@ export function withWays({ data, bytes }, hue, all) {
 
 /** What the events of a run are. @param {Whole} run */
 export const kindsOf = ({ data }) => data.e.k.map((kind) => data.kinds[kind][0]);
-
-/** The range that two ranges are in. @param {Plain[][]} both */
-function around(...both) {
-  const [lows, highs] = [0, 1].map((end) => both.map((range) => Number(range[end])));
-  return [Math.min(...lows), Math.max(...highs)];
-}
 
 /** The event with which a run has done what it is for: its last step. @param {Whole} run */
 export function endOf(run) {

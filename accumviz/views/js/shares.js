@@ -6,6 +6,7 @@
 import { h, own, pane, put, reveal, swatch, tell, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
 import { number, shorten } from "./numbers.js";
+import { along, pieceOn } from "./parts.js";
 
 /**
  * Which bar speaks of an event: that of the step it is, or is used by first; else the last one.
@@ -16,23 +17,25 @@ export const barAt = (rows, e) =>
   ?? rows.find((row) => row.e > e) ?? /** @type {ShareRow} */ (rows.at(-1));
 
 /** @param {App} app @param {SharesData} shares */
-export function sharesPane(app, { r: [low, high], rows, keys, note, m }) {
+export function sharesPane(app, { r, rows, keys, note, m }) {
   const { ledger, go, at, uid } = app;
-  const x = (/** @type {number} */ value) => `${(100 * (value - low)) / (high - low)}%`;
+  const x = (/** @type {number} */ value) => `${100 * along(r, value)}%`;
   const several = rows.some(({ o }) => o !== rows[0].o);
-  const ones = [1, -1].filter((value) => value >= low);
+  const ones = [1, -1].filter((value) => value >= r[0]);
   const marks = () => [0, ...ones].map((value) =>
     h(value ? "i.av-one" : "i.av-zero", { style: `left: ${x(value)}` }));
 
   /** @param {ShareRow} row @param {Segment} segment */
   function pieceOf(row, [born, start, length, look, told]) {
     const [color, ink] = ledger.colorOf(row.l);
-    const [left, width] = [x(Math.min(start, start + length)), (100 * Math.abs(length)) / (high - low)];
-    const style = `left: ${left}; width: ${width}%; --av-c: ${look === "unseen" ? "var(--av-muted)" : color}`;
+    const { torn, hidden, ...drawn } = pieceOn(r, start, length);
+    const style = `${drawn.style}--av-c: ${look === "unseen" ? "var(--av-muted)" : color}`;
     const click = () => born >= 0 && go({ e: born });
     // The ink is the text's own: what marks a segment has the page's.
     const text = h("span", look === "new" ? { style: `color: ${ink}` } : {}, told);
-    return h(`b.av-part.av-${look}`, { style, title: told, click }, text);
+    const piece = h(`b.av-part.av-${look}`, { style, title: told, click }, text);
+    Object.assign(piece, { hidden, className: piece.className + torn });
+    return piece;
   }
   const lines = rows.map((row, i) => {
     const pieces = row.s.map((segment) => pieceOf(row, segment));
