@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accumviz.ledger.ledger import Ledger
-from accumviz.views.payload import decades
+from accumviz.views.heat import decades
 
 # Bars that are more than so many times as long as those of the right runs are torn off.
 _TORN = 3.0

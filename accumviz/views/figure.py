@@ -1,4 +1,4 @@
-"""A matplotlib figure, drawn in pixels, that a page shows in its own colours; and what every timeline has on it."""
+"""The painter of timelines: a matplotlib figure, drawn in pixels, that a page shows in its own colours."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ import io
 import itertools
 import math
 import re
+import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon, Rectangle
+from matplotlib.textpath import text_to_path
 
-from accumviz.ledger.ledger import Event, Ledger
 from accumviz.show import save_page
-from accumviz.views import style, words
+from accumviz.views import style
 
 # What a page shows in its own colours, and a saved file in these.
 INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
+_PAGE_INKS = {INK: "currentColor", MUTED: "var(--av-muted)", LINE: "var(--av-line)"}
 # What a phone has beside its margins, in a prediction's answer too.
 PHONE = 320.0
 # How opaque a part of `.grad` is that no step has used and no new backward added.
 LIVE = 0.36
-# How much of its colour lies behind a weak cell on a dark ground, where a pale one would be near black.
-_LIFT = 0.45
-PAGE_INKS = {INK: "currentColor", MUTED: "var(--av-muted)", LINE: "var(--av-line)"}
-SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
+_SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
 # DejaVu is among the widest fonts: a text that fits in it fits in what the page uses.
 _EM = 0.61
 # A bold number: how wide its minus and its point are, and all else.
@@ -49,12 +50,12 @@ _SETTINGS: Any = {
     "image.composite_image": False,
 }
 _CSS = """
-:root[data-theme="dark"] .accumviz, [data-jp-theme-light="false"] .accumviz { --av-live: 0.64; --av-lift: %(lift)s; }
+:root[data-theme="dark"] .accumviz, [data-jp-theme-light="false"] .accumviz { --av-live: 0.64; }
 @media (prefers-color-scheme: dark) {
-  :root:not([data-theme]) :not([data-jp-theme-light]) > .accumviz { --av-live: 0.64; --av-lift: %(lift)s; } }
-.accumviz .av-scroll { overflow-x: auto; max-width: 100%%; }
-.accumviz .av-figure { display: block; height: auto; max-width: 100%%; }
-.accumviz .av-narrow .av-figure { max-width: 100%%; }
+  :root:not([data-theme]) :not([data-jp-theme-light]) > .accumviz { --av-live: 0.64; } }
+.accumviz .av-scroll { overflow-x: auto; max-width: 100%; }
+.accumviz .av-figure { display: block; height: auto; max-width: 100%; }
+.accumviz .av-narrow .av-figure { max-width: 100%; }
 @media (max-width: 30rem) { .accumviz .av-wide { display: none; } .accumviz .av-narrow { display: block !important; } }
 .accumviz ul.av-legend { display: flex; flex-wrap: wrap; gap: 0.1rem 0.9rem; list-style: none; margin: 0.4rem 0 0.2rem;
   padding: 0; max-width: 46rem; font-size: 0.75rem; }
@@ -64,10 +65,19 @@ _CSS = """
 .accumviz details.av-words { font-size: 0.8125rem; color: var(--av-muted); margin-top: 0.25rem; }
 .accumviz details.av-words summary { cursor: pointer; width: max-content; }
 .accumviz details.av-words li { overflow-wrap: anywhere; }
-""" % {"lift": _LIFT}
+"""
 _SPOKEN = 1600
-_LIFTS = "lifts-on-a-dark-ground"
 _shown = itertools.count()
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """Draw with our settings; the page's fonts draw the text, so that missing glyphs are no loss."""
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing|Matplotlib currently does not support"
+        )
+        yield
 
 
 class PageFigure(Figure):
@@ -95,46 +105,23 @@ class PageFigure(Figure):
     def to_svg(self, *, bare: bool = False) -> str:
         """The figure as inline SVG: the page's text colour, no ids that another figure could have; `bare`: no edges."""
         buffer = io.StringIO()
-        lifts = self.findobj(lambda artist: artist.get_gid() == _LIFTS)
         outside, top, bottom = self.edges if bare else ([], 0.0, math.inf)
-        for lift in lifts:
-            lift.set_visible(True)
         for artist in outside:
             artist.set_visible(False)
-        with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-            # The page's fonts draw the text, so glyphs that matplotlib's font lacks are no loss.
-            warnings.filterwarnings(
-                "ignore", "Glyph .* missing|Matplotlib currently does not support"
-            )
+        with _drawing():
             self.savefig(
                 buffer, format="svg", facecolor="none", metadata={"Date": None}
             )
-        for lift in lifts:
-            lift.set_visible(False)
         for artist in outside:
-            artist.set_visible(artist not in lifts)
-        raw = buffer.getvalue()
-        body = re.sub(
-            r"<metadata>.*?</metadata>|<style.*?</style>",
-            "",
-            raw[raw.index("<svg") :],
-            flags=re.DOTALL,
-        )
-        body = body[body.index(">") + 1 :]
-        used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', body))
-        # One process can show a figure twice; a page can hold figures of two processes.
-        prefix = f"av{hashlib.sha256(raw.encode()).hexdigest()[:6]}-{next(_shown)}-"
-        # Only inside tags: a parameter may be called anything.
-        body = re.sub(r"<[^>]*>", lambda tag: _themed(tag[0], used, prefix), body)
-        body = re.sub(r"\n\s*", " ", body)
+            artist.set_visible(True)
         width, height = (float(side) * 72 for side in self.get_size_inches())
         height = min(height, bottom) - top
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="av-figure" '
             f'{self.attributes()}role="img" aria-label="{html.escape(self._spoken())}" '
-            f'viewBox="0 {top:g} {width:g} {height:g}" '
-            f'width="{width:g}" height="{height:g}" '
-            f'style="stroke-linejoin: round; stroke-linecap: butt; min-width: {0.93 * width:.0f}px">{body.strip()}'
+            f'viewBox="0 {top:g} {width:g} {height:g}" width="{width:g}" height="{height:g}" '
+            f'style="stroke-linejoin: round; stroke-linecap: butt; min-width: {0.93 * width:.0f}px">'
+            f"{_for_a_page(buffer.getvalue())}"
         )
 
     def for_phone(self) -> PageFigure | None:
@@ -147,15 +134,10 @@ class PageFigure(Figure):
 
     def _spoken(self) -> str:
         """As many sentences as one can listen to; all of them stand below the figure."""
-        lengths = itertools.accumulate(len(word) + 1 for word in self.words)
-        spoken = [
-            word
-            for word, length in zip(self.words, lengths, strict=True)
-            if length <= _SPOKEN
-        ]
-        return " ".join(spoken) + (
-            " More below, in words." if len(spoken) < len(self.words) else ""
-        )
+        ends = itertools.accumulate(len(word) + 1 for word in self.words)
+        count = sum(end <= _SPOKEN for end in ends)
+        more = [] if count == len(self.words) else ["More below, in words."]
+        return " ".join([*self.words[:count], *more])
 
     def to_html(self) -> str:
         """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
@@ -172,10 +154,7 @@ class PageFigure(Figure):
 
     def _repr_mimebundle_(self, **_formats: Any) -> dict[str, str]:
         png = io.BytesIO()
-        with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Glyph .* missing|Matplotlib currently does not support"
-            )
+        with _drawing():
             self.savefig(png, format="png", dpi=108)
         return {
             "text/html": self.to_html(),
@@ -189,6 +168,18 @@ def _either(wide: str, narrow: str) -> str:
     return f'<div class="av-wide">{wide}</div><div class="av-narrow" style="display: none">{narrow}</div>'
 
 
+def _for_a_page(raw: str) -> str:
+    """What is inside an SVG of matplotlib, in the colours and fonts of the page."""
+    body = re.sub(r"<(metadata|style).*?</\1>", "", raw, flags=re.DOTALL)
+    body = body[body.index("<svg") :].partition(">")[2]
+    used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', body))
+    # One process can show a figure twice; a page can hold figures of two processes.
+    prefix = f"av{hashlib.sha256(raw.encode()).hexdigest()[:6]}-{next(_shown)}-"
+    # Only inside tags: a parameter may be called anything.
+    body = re.sub(r"<[^>]*>", lambda tag: _themed(tag[0], used, prefix), body)
+    return re.sub(r"\n\s*", " ", body).strip()
+
+
 def _themed(tag: str, used: set[str], prefix: str) -> str:
     tag = re.sub(
         r' id="([\w.-]+)"',
@@ -197,14 +188,10 @@ def _themed(tag: str, used: set[str], prefix: str) -> str:
     )
     tag = re.sub(r'(url\(|href=")#', rf"\1#{prefix}", tag)
     # In style declarations, not in presentation attributes: those know no var().
-    for ink, page in PAGE_INKS.items():
+    for ink, page in _PAGE_INKS.items():
         tag = tag.replace(f": {ink}", f": {page}")
     # What is live in `.grad` is pale; on a dark ground as pale a colour would be near black.
     tag = tag.replace(f"fill-opacity: {LIVE}", f"fill-opacity: var(--av-live, {LIVE})")
-    if tag.startswith("<image") and (opacity := f'opacity="{_LIFT}"') in tag:
-        tag = tag.replace(opacity, "").replace(
-            'style="', 'style="opacity: var(--av-lift, 0); '
-        )
     if " d=" in tag or tag.startswith("<use"):
         tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # a hundredth of a pixel is enough
     return re.sub(
@@ -216,9 +203,21 @@ def _themed(tag: str, used: set[str], prefix: str) -> str:
 
 def text_width(text: str, points: float = 12, *, bold: bool = False) -> float:
     """How wide a text is at most, in pixels: room for it, whatever font the page has. What is bold is a number."""
-    return points * (
-        sum(_BOLD.get(letter, _BOLD_EM) for letter in text) if bold else len(text) * _EM
-    )
+    if not bold:
+        return points * len(text) * _EM
+    return points * sum(_BOLD.get(letter, _BOLD_EM) for letter in text)
+
+
+def clear_of(y: float, height: float, line: float) -> tuple[float, float]:
+    """Where in a part a number is written, and its room there, so that a line does not strike it through.
+
+    >>> clear_of(0, 20, 30), clear_of(0, 20, 5)
+    ((10.0, 20), (13.15, 13.7))
+    """
+    if not y + 1 < line < y + height - 1:
+        return y + height / 2, height
+    above, below = line - 1.3 - y, y + height - line - 1.3
+    return (y + above / 2, above) if above > below else (y + height - below / 2, below)
 
 
 class Canvas:
@@ -227,15 +226,21 @@ class Canvas:
     One unit is a point of the figure (1/72 inch) and a pixel of the page, so that a font of 12 is 12 px.
     """
 
-    def __init__(self, width: float, height: float) -> None:
-        self.width, self.height = width, height
-        self.figure = PageFigure(figsize=(width / 72, height / 72), facecolor="white")
+    def __init__(self, width: float) -> None:
+        self.width = width
+        self.figure = PageFigure(facecolor="white")
         # A user's `figure.autolayout` must not move what is placed by hand.
         self.figure.set_layout_engine("none")
         self.figure.words = []
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
-        self._frame()
+
+    def finish(self, height: float) -> PageFigure:
+        """End the figure at this height."""
+        self.figure.set_size_inches(self.width / 72, height / 72)
+        self.axes.set_xlim(0, self.width)
+        self.axes.set_ylim(height, 0)
+        return self.figure
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -248,39 +253,34 @@ class Canvas:
         ]
         self.figure.edges = [*artists, *added], top, bottom
 
-    def _frame(self) -> None:
-        self.axes.set_xlim(0, self.width)
-        self.axes.set_ylim(self.height, 0)
-
     def text(
         self,
         x: float,
         y: float,
         text: str,
         *,
-        points: float = 12,
+        size: float = 11,
         color: str = INK,
         ha: str = "left",
-        va: str = "center",
-        bold: bool = False,
-        italic: bool = False,
         mono: bool = False,
         turned: bool = False,
+        weight: str = "normal",
+        slant: str = "normal",
     ) -> None:
         """Write a text as it is: a `$` is a dollar."""
         self.axes.text(
             x,
             y,
             text,
-            fontsize=points,
+            fontsize=size,
             color=color,
             ha=ha,
-            va=va,
+            va="center",
             parse_math=False,
             usetex=False,
-            family=_MONO if mono else SANS,
-            weight="bold" if bold else "normal",
-            style="italic" if italic else "normal",
+            family=_MONO if mono else _SANS,
+            weight=weight,
+            style=slant,
             rotation=90 if turned else 0,
             rotation_mode="anchor",
         )
@@ -297,219 +297,241 @@ class Canvas:
         alpha: float = 1.0,
         hatch: str | None = None,
         line: float = 1.0,
-        dash: str = "-",
         z: float = 2,
     ) -> None:
         """Draw a rectangle; `alpha` is of its fill, so that the page's background shines through."""
-        self.axes.add_patch(
-            Rectangle(
-                (x, y),
-                width,
-                height,
-                facecolor=(fill, alpha) if fill != "none" else "none",
-                edgecolor=edge,
-                linewidth=line,
-                linestyle=dash,
-                hatch=hatch,
-                clip_on=False,
-                zorder=z,
-                antialiased=True,
-            )
+        box = Rectangle(
+            (x, y),
+            width,
+            height,
+            facecolor=(fill, alpha) if fill != "none" else "none",
+            edgecolor=edge,
+            linewidth=line,
+            linestyle="-",
+            hatch=hatch,
+            clip_on=False,
+            zorder=z,
+            antialiased=True,
         )
+        self.axes.add_patch(box)
 
     def line(
         self,
-        xs: list[float],
-        ys: list[float],
+        xs: Sequence[float],
+        ys: Sequence[float],
         *,
         color: str = INK,
         width: float = 1.0,
-        dash: str | tuple[int, ...] = "-",
+        dash: str | tuple[float, ...] = "-",
         alpha: float = 1.0,
         z: float = 3,
+        **marker: Any,
     ) -> None:
         """Draw a line through points; `dash` may be pixels of ink and of ground by turns."""
-        # What matplotlib takes is in widths of the line.
-        dashes: Any = (
-            dash
-            if isinstance(dash, str)
-            else (0, tuple(part / width for part in dash))
-            if dash
-            else "-"
+        if not isinstance(dash, str):
+            # What matplotlib takes is in widths of the line.
+            dashes: Any = (0, tuple(part / width for part in dash)) if dash else "-"
+        else:
+            dashes = dash
+        line = Line2D(
+            xs,
+            ys,
+            color=color,
+            linewidth=width,
+            linestyle=dashes,
+            alpha=alpha,
+            clip_on=False,
+            zorder=z,
+            solid_capstyle="butt",
+            dash_capstyle="butt",
+            **({"marker": "None"} | marker),
         )
-        self.axes.add_line(
-            Line2D(
-                xs,
-                ys,
-                color=color,
-                linewidth=width,
-                linestyle=dashes,
-                alpha=alpha,
-                clip_on=False,
-                zorder=z,
-                marker="None",
-                solid_capstyle="butt",
-                dash_capstyle="butt",
-            )
-        )
+        self.axes.add_line(line)
+
+    def level(self, x: float, end: float, y: float, **look: Any) -> None:
+        """Draw a level line from `x` to `end`."""
+        self.line([x, end], [y, y], **look)
+
+    def upright(self, x: float, top: float, bottom: float, **look: Any) -> None:
+        """Draw an upright line from `top` to `bottom`."""
+        self.line([x, x], [top, bottom], **look)
 
     def area(
         self,
         xs: list[float],
-        low: list[float],
-        high: list[float],
+        base: float,
+        tops: list[float],
         *,
         color: str,
         alpha: float,
     ) -> None:
-        """Fill the room between two lines."""
-        outline = np.column_stack([[*xs, *reversed(xs)], [*high, *reversed(low)]])
-        self.axes.add_patch(
-            Polygon(
-                outline,
-                facecolor=color,
-                edgecolor="none",
-                alpha=alpha,
-                clip_on=False,
-                zorder=2,
-            )
+        """Fill the room between a line and the level at its base."""
+        outline = [(xs[0], base), *zip(xs, tops, strict=True), (xs[-1], base)]
+        area = Polygon(
+            outline,
+            facecolor=color,
+            edgecolor="none",
+            alpha=alpha,
+            clip_on=False,
+            zorder=2,
         )
+        self.axes.add_patch(area)
 
     def image(
-        self,
-        x: float,
-        y: float,
-        width: float,
-        height: float,
-        pixels: np.ndarray,
-        lift: np.ndarray | None = None,
+        self, x: float, y: float, width: float, height: float, pixels: np.ndarray
     ) -> None:
-        """Lay an RGBA image, rows × columns × 4, over a rectangle; its cells keep sharp edges.
+        """Lay an RGBA image, rows × columns × 4, over a rectangle; its cells keep sharp edges."""
+        self.axes.imshow(
+            pixels,
+            extent=(x, x + width, y + height, y),
+            interpolation="none",
+            aspect="auto",
+            clip_on=False,
+            zorder=1,
+        )
 
-        `lift` is one that lies behind it where a page is dark.
-        """
-        place: Any = {
-            "extent": (x, x + width, y + height, y),
-            "interpolation": "none",
-            "aspect": "auto",
-        }
-        if lift is not None:
-            self.axes.imshow(
-                lift,
-                **place,
-                clip_on=False,
-                zorder=1,
-                alpha=_LIFT,
-                gid=_LIFTS,
-                visible=False,
+
+_LEFT, _LINE, _LETTERS = 12.0, 19.0, 11.5
+# From a mark to its text, and from the end of an entry to the mark of the next.
+_BESIDE, _BETWEEN = 4.0, 16.0
+# The marks of a legend that are lines: from where to where in a square of 14 pixels, how thick, and their dashes.
+_STROKES: dict[str, tuple[list[tuple[float, ...]], float, tuple[float, ...]]] = {
+    "cross": ([(3.5, 3.5, 10.5, 10.5), (10.5, 3.5, 3.5, 10.5)], 1.5, ()),
+    "dots": ([(0, 7, 14, 7)], 2.2, (2.2, 3.6)),
+    "dashed": ([(0, 7, 14, 7)], 1.4, (4.4, 2.2)),
+    "total": ([(0, 7, 14, 7)], 2.4, ()),
+    "rule": ([(7, 0, 7, 14)], 2, ()),
+}
+_HATCH = "M.5 7.5l6-6M.5 12.5l11-11M5.5 12.5l8-8M11 12.5l2.5-2.5"
+_CROSSED = f"{_HATCH}M13.5 7.5l-6-6M13.5 12.5l-11-11M8.5 12.5l-8-8M3 12.5l-2.5-2.5"
+
+
+class Key(NamedTuple):
+    """One entry of a legend: what it says, its colour and the look of its mark.
+
+    `kind` is a box with an edge, a `fill` without one, a `scale` of rising opacity, or a line. `beside` its colour
+    are others that mean the same.
+    """
+
+    text: str
+    color: str
+    alpha: float = 1.0
+    hatch: str | None = None
+    kind: str = "box"
+    dashes: tuple[float, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> float:
+        """How wide its mark is."""
+        return 96.0 if self.kind == "scale" else 14.0
+
+    def boxes(self) -> list[tuple[float, float, str, float]]:
+        """The boxes of its mark: the left edge, the width, the colour and the opacity of each."""
+        if self.kind == "scale":
+            steps = [1 - (1 - self.alpha) * (1 - n / 15) for n in range(16)]
+            return [(6.0 * n, 6.0, self.color, alpha) for n, alpha in enumerate(steps)]
+        if self.kind in _STROKES:
+            return []
+        colors = (self.color, *self.beside)
+        wide = 13 / len(colors)
+        return [(n * wide, wide, color, self.alpha) for n, color in enumerate(colors)]
+
+    def draw(self, canvas: Canvas, x: float, y: float) -> None:
+        """Draw its mark into a file, with its upper left corner there."""
+        edged = self.kind == "box"
+        for left, wide, color, alpha in self.boxes():
+            canvas.box(
+                x + left,
+                y + 1.5,
+                wide,
+                11,
+                fill=color,
+                alpha=alpha,
+                edge=color if edged else "none",
+                hatch=self.hatch,
+                line=1.2,
             )
-        self.axes.imshow(pixels, **place, clip_on=False, zorder=1)
-        self._frame()
-
-    def points(
-        self,
-        xs: list[float],
-        ys: list[float],
-        *,
-        marker: str,
-        size: float,
-        color: str = INK,
-    ) -> None:
-        """Mark points."""
-        self.axes.add_line(
-            Line2D(
-                xs,
-                ys,
-                color=color,
-                linestyle="None",
-                marker=marker,
-                markersize=size,
-                markeredgecolor=color,
-                markeredgewidth=1.6,
-                clip_on=False,
-                zorder=5,
+        lines, width, dashes = _STROKES.get(self.kind, ([], 1.0, ()))
+        for x0, y0, x1, y1 in lines:
+            canvas.line(
+                [x + x0, x + x1],
+                [y + y0, y + y1],
+                color=self.color,
+                width=width,
+                dash=self.dashes or dashes,
             )
-        )
+
+    def svg(self) -> str:
+        """Its mark on a page."""
+        ink = _PAGE_INKS.get(self.color, self.color)
+        drawn = ""
+        for left, wide, color, alpha in self.boxes():
+            fill = _PAGE_INKS.get(color, color)
+            edge = f"stroke: {fill}" if self.kind == "box" else "stroke: none"
+            opacity = f"var(--av-live, {LIVE})" if alpha == LIVE else f"{alpha:.3g}"
+            drawn += (
+                f'<rect x="{left + 0.5:g}" y="1.5" width="{wide:g}" height="11" stroke-width="1.2" '
+                f'style="fill: {fill}; fill-opacity: {opacity}; {edge}"/>'
+            )
+        if self.hatch:
+            lines = _CROSSED if "x" in self.hatch else _HATCH
+            drawn += f'<path d="{lines}" fill="none" style="stroke: {ink}"/>'
+        strokes, width, dashes = _STROKES.get(self.kind, ([], 1.0, ()))
+        dash = " ".join(map(str, self.dashes or dashes))
+        dashed = f' stroke-dasharray="{dash}"' if dash else ""
+        for x0, y0, x1, y1 in strokes:
+            drawn += (
+                f'<path d="M{x0:g} {y0:g}L{x1:g} {y1:g}" fill="none" style="stroke: {ink}" '
+                f'stroke-width="{width:g}"{dashed}/>'
+            )
+        size = f'width="{self.width:g}" height="14" viewBox="0 0 {self.width:g} 14"'
+        return f'<svg aria-hidden="true" {size}>{drawn}</svg>'
 
 
-_POINTS = 11.5
-# From this width on, a heading stands upright in three lines; in narrower columns it is turned.
-_UPRIGHT, _ROOMY = 66.0, 20.0
+def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -> float:
+    """Draw the entries, then the notes, below `top`, and return where they end.
 
-
-def heading_height(ledger: Ledger, events: list[int], column: float) -> float:
-    """How many pixels the headings of these events take above columns of this width."""
-    if column >= _UPRIGHT:
-        return 50.0
-    return 14 + max(text_width(_title(ledger[e]), _POINTS) for e in events)
-
-
-def draw_heading(
-    canvas: Canvas,
-    event: Event,
-    x: float,
-    column: float,
-    *,
-    top: float,
-    bottom: float,
-    above: float = 0.0,
-    faint: bool = False,
-) -> None:
-    """Name an event above its column; all but a backward also rule through every row."""
-    if event.kind != "backward":
-        # Where names stand close, a line among them would touch two.
-        begin = above + 4 if column >= _ROOMY else top - 3
-        draw_rule(canvas, event, x, top=begin, bottom=top if faint else bottom)
-    if event.kind == "backward" and column > 20:
-        canvas.line([x, x], [top, bottom], color=LINE, width=0.6, alpha=0.7, z=0)
-    if column < _UPRIGHT:
-        canvas.text(
-            x + column / 2 + 1, top - 8, _title(event), points=_POINTS, turned=True
-        )
-        return
-    roomy, room = column >= 80, int((column - 10) / text_width("x", 11))
-    canvas.text(x + 7, above + 11, event.kind, points=12 if roomy else 11)
-    about = "skipped" if event.skipped else words.brief(words.subject(event), room)
-    if event.kind == "sync":
-        # Letters of a page's own are narrower than those of code.
-        about = words.collective(event, int((column - 7) / text_width("x", 11) / 0.86))
-    if about:
-        canvas.text(
-            x + 7,
-            above + 26,
-            about,
-            points=11,
-            mono=not event.skipped and event.kind != "sync",
-        )
-    if place := words.place(event):
-        # The rank is all that tells some columns apart; the line stands in the words below.
-        rank = "" if event.rank is None else f"rank {event.rank}"
-        place = (
-            place
-            if text_width(place, 11) <= column - 7
-            else rank or words.shorten(place, room)
-        )
-        canvas.text(x + 7, above + (40 if about else 26), place, points=11, color=MUTED)
-
-
-def draw_rule(
-    canvas: Canvas,
-    event: Event,
-    x: float,
-    *,
-    top: float,
-    bottom: float,
-    alpha: float = 1.0,
-) -> None:
-    """Draw an event's line across rows; fainter across those it does not concern."""
-    color, dash = style.kind(event.kind)
-    canvas.line(
-        [x, x], [top, bottom], color=color, width=1.8, dash=dash, alpha=alpha, z=1
+    On a page they are HTML, which wraps and never scrolls.
+    """
+    figure = canvas.figure
+    figure.edges = (*figure.edges[:2], min(figure.edges[2], top))
+    items = "".join(
+        f"<li>{key.svg()}<span>{html.escape(key.text)}</span></li>" for key in keys
     )
+    said = html.escape(" ".join(notes))
+    remarks = f'<p class="av-remarks">{said}</p>' if said else ""
+    figure.below = f'<ul class="av-legend">{items}</ul>{remarks}'
+    x, y = _LEFT, top
+    with canvas.outside():
+        for key in keys:
+            needed = key.width + _BESIDE + _drawn_width(key.text)
+            if x > _LEFT and x + needed > canvas.width - 6:
+                x, y = _LEFT, y + _LINE
+            key.draw(canvas, x, y + _LINE / 2 - 7)
+            middle = y + _LINE / 2
+            canvas.text(x + key.width + _BESIDE, middle, key.text, size=_LETTERS)
+            x += needed + _BETWEEN
+        y += _LINE if keys else 0
+        for line in _wrapped(notes, canvas.width):
+            canvas.text(_LEFT, y + _LINE / 2, line, size=_LETTERS, color=MUTED)
+            y += _LINE
+    return y + 4
 
 
-def _title(event: Event) -> str:
-    rank = "" if event.rank is None else f"rank {event.rank} "
-    action = words.action(event)
-    # To whom it was done may be cut; what was done is what the column shows.
-    return f"{rank}{action} {words.brief(words.subject(event), max(19 - len(action), 9))}".strip()
+@cache
+def _drawn_width(text: str) -> float:
+    """How wide a text is in a file, in pixels: files have matplotlib's own letters."""
+    letters = FontProperties(family=_SANS, size=_LETTERS)
+    with _drawing():
+        return float(
+            text_to_path.get_text_width_height_descent(text, letters, ismath=False)[0]
+        )
+
+
+def _wrapped(notes: list[str], width: float) -> list[str]:
+    room = max(int((width - 2 * _LEFT) / (0.55 * _LETTERS)), 20)
+    # A word that is wider than the figure stays whole.
+    whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    lines = (textwrap.wrap(note, room, **whole) or [""] for note in notes)
+    return list(itertools.chain.from_iterable(lines))

@@ -4,236 +4,200 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.ledger.lifecycle import Window
 from accumviz.views import style, words
+from accumviz.views.columns import (
+    AFTER,
+    ALLOCATED,
+    BEFORE,
+    Bytes,
+    Columns,
+    draw_heading,
+    draw_rule,
+    heading_height,
+    measured,
+    rule_keys,
+    rule_top,
+)
 from accumviz.views.figure import (
     INK,
     LINE,
     MUTED,
     Canvas,
-    draw_heading,
-    heading_height,
+    Key,
+    PageFigure,
+    draw_legend,
     text_width,
 )
-from accumviz.views.legend import Key, draw_legend, entry, legend_height, rule_keys
-from accumviz.views.strip import AFTER, ALLOCATED, BEFORE, allocated_keys, saved_keys
-from accumviz.views.words import Group, group_rows
+from accumviz.views.heat import BROKEN, HELD, Heat, heat, opacity
+from accumviz.views.words import group_rows
 
 _BODY, _STRIP, _RIGHT = 440.0, 52.0, 18.0
-_DECADES, _FAINTEST = 6.0, 0.24
-# Rules closer than this many pixels would hide what they divide.
+# From this width on, a column has a name; from this size on, a cell has a number, on a paler ground.
+_NAMED, _NUMBERED, _PALE = 15.0, (46.0, 15.0), 0.5
+# Lines of events and bands of windows that are closer than this would hide what they divide.
 _RULE, _BAND = 2.5, 3.0
 # Of windows that overlap, so many stand above each other, this far apart.
 _BANDS, _NEXT = 6, 8.0
-_SAVED, _ALLOCATED = ("saved_before", "saved_after"), ("peak", "allocated")
-_PRESENT = (0.5, 0.5, 0.5, 0.13)
 _WINDOW = 0.85
-
-
-class Cells(NamedTuple):
-    """Rows × columns of a heat map: largest finite norm (NaN: none), its label, what else is there."""
-
-    norm: np.ndarray
-    label: np.ndarray
-    broken: np.ndarray
-    present: np.ndarray
-
-
-def cells(
-    ledger: Ledger,
-    columns: Sequence[int],
-    events: Sequence[int],
-    per_row: int,
-    per_column: int,
-) -> Cells:
-    """Gather contribution norms, the largest of each `per_row` parameters × `per_column` events.
-
-    The largest, not the mean: a single spike must survive thinning.
-    """
-    where = np.ix_(list(events), list(columns))
-    added, state = ledger.contribution[where], ledger.state[where]
-    there = (state & CONTRIBUTED) > 0
-
-    def thin(array: np.ndarray) -> np.ndarray:
-        across = np.maximum.reduceat(
-            array, np.arange(0, len(events), per_column), axis=0
-        )
-        return np.maximum.reduceat(
-            across, np.arange(0, len(columns), per_row), axis=1
-        ).T
-
-    norm, label = None, None
-    for i, name in enumerate(ledger.labels or ("",)):
-        mine = np.array([ledger[e].label == name for e in events])[:, None]
-        part = thin(np.where(there & mine & np.isfinite(added), added, -1.0))
-        if norm is None or label is None:
-            norm, label = part, np.zeros(part.shape, int)
-        else:
-            label, norm = np.where(part > norm, i, label), np.maximum(part, norm)
-    assert norm is not None and label is not None
-    norm = np.where(norm < 0, np.nan, norm)
-    return Cells(
-        norm, label, thin(there & ~np.isfinite(added)), thin((state & PRESENT) > 0)
-    )
-
-
-def draw(ledger: Ledger, columns: list[int], events: list[int], width: float) -> Canvas:
-    """Draw the heat map of these parameters (columns of the ledger) and events."""
-    groups = group_rows([ledger.parameters[p].name for p in columns])
-    strips = _strips(ledger, events)
-    beside = (text_width(words.shorten(g.name, 24), 11.5) + 24 for g in groups)
-    left = min(
-        196.0, max(72.0, *beside, *(text_width(told, 11.5) + 12 for told, _ in strips))
-    )
-    room = width - left - _RIGHT
-    per_column, per_row = math.ceil(len(events) / room), math.ceil(len(columns) / _BODY)
-    data = cells(ledger, columns, events, per_row, per_column)
-    wide = min(room / data.norm.shape[1], 84.0)
-    tall = min(max(_BODY / data.norm.shape[0], 1.0), 26.0)
-    plot, body = wide * data.norm.shape[1], tall * data.norm.shape[0]
-    per_event = wide / per_column
-    named = per_event >= 15
-    bands = _bands(ledger, events, plot)
-    top = (
-        26
-        + (heading_height(ledger, events, per_event) if named else 16)
-        + _NEXT * max(len(bands) - 1, 0)
-    )
-    numbers = per_column == per_row == 1 and wide >= 46 and tall >= 15
-    low, high = _range(data.norm)
-    thinned = {"per_row": per_row, "per_column": per_column}
-    keys, notes = _legend(
-        ledger, data, columns, events, **thinned, low=low, plot=plot, bands=bool(bands)
-    )
-    bottom = top + body + _STRIP * (1 + len(strips)) + 30
-    total = max(left + plot + _RIGHT, 480.0)
-    canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 22)
-
-    colors = list(style.label_colors(ledger.labels).values()) or [style.CYCLE[0]]
-    most = 0.5 if numbers else 1.0  # numbers are read on a paler cell
-    pixels = paint(data, colors, low, high, most)
-    summary = _summary(ledger, columns, events)
-    with canvas.outside():
-        canvas.text(12, 11, summary, color=MUTED)
-    canvas.figure.above = f'<p class="av-remarks">{summary}</p>'
-    canvas.figure.edges = canvas.figure.edges[0], 20.0, bottom
-    canvas.image(left, top, plot, body, pixels, lifted(pixels, most))
-    canvas.box(left, top, plot, body, edge=LINE, line=0.8, z=4)
-    at = _Plot(
-        left,
-        top,
-        wide,
-        tall,
-        top + body,
-        [left + per_event * i for i in range(len(events) + 1)],
-    )
-    if numbers:
-        _write(canvas, ledger, columns, events, at)
-    _crosses(canvas, data, at)
-    _rows(canvas, groups, at, tall / per_row)
-    _columns(canvas, ledger, events, at, named, bands)
-    _norms(canvas, ledger, columns, events, at)
-    for n, (told, names) in enumerate(strips, 2):
-        _bytes(canvas, ledger, events, at, at.bottom + n * _STRIP - 4, told, names)
-    if not named:
-        _ticks(canvas, events, at.x, bottom - 30)
-    with canvas.outside():
-        _scale(canvas, colors[0], low, high, bottom, most)
-    draw_legend(
-        canvas, keys, notes, bottom + 22, first=_scale_entry(colors[0], low, high, most)
-    )
-    return canvas
-
-
-def _range(norm: np.ndarray) -> tuple[float, float]:
-    positive = norm[norm > 0]
-    if not positive.size:
-        return -1.0, 0.0
-    high = float(np.log10(positive.max()))
-    low = max(float(np.log10(positive.min())), high - _DECADES)
-    return (low, high) if high - low > 0.01 else (high - 1.0, high)
-
-
-def paint(
-    data: Cells, colors: Sequence[str], low: float, high: float, most: float = 1.0
-) -> np.ndarray:
-    """Colour the cells, RGBA: hue is the label, opacity the logarithm of the norm.
-
-    Opacity, because it works on a light and on a dark page alike. A cell that only held
-    `.grad` is a faint grey; one where `.grad` was None is clear.
-    """
-    palette = np.array(
-        [[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in colors]
-    )
-    pixels = np.zeros((*data.norm.shape, 4))
-    pixels[data.present] = _PRESENT
-    with np.errstate(divide="ignore"):
-        share = np.clip((np.log10(data.norm) - low) / (high - low), 0, 1)
-    # More steps than an eye can tell apart would only make the page heavier.
-    share = np.round(share * 23) / 23
-    there = ~np.isnan(data.norm)
-    pixels[there, :3] = palette[data.label[there] % len(palette)]
-    pixels[there, 3] = (_FAINTEST + (1 - _FAINTEST) * share[there]) * most
-    return pixels
-
-
-def lifted(pixels: np.ndarray, most: float = 1.0) -> np.ndarray:
-    """What lies behind cells on a dark ground: the weaker one is, the more of its colour; nothing behind a grey one."""
-    lift = pixels.copy()
-    lift[..., 3] = np.where(
-        np.ptp(pixels[..., :3], axis=-1) > 0, most - pixels[..., 3], 0
-    )
-    return lift
+_MOST_CROSSES, _MOST_COLORS = 400, 6
+_GREY = "#7f7f7f"
 
 
 class _Plot(NamedTuple):
-    """Where the heat map stands, in pixels: its corner, the size of a cell, and the left edge of each event."""
+    """A heat map and where it stands: its columns, its upper and lower edge.
 
-    left: float
+    A cell is the largest contribution of `each`: so many events, so many parameters.
+    """
+
+    ledger: Ledger
+    rows: list[int]
+    columns: Columns
+    heat: Heat
+    each: tuple[int, int]
     top: float
-    wide: float
-    tall: float
     bottom: float
-    x: list[float]
+
+    @property
+    def cell(self) -> tuple[float, float]:
+        """How wide and how tall a cell is."""
+        tall = (self.bottom - self.top) / len(self.heat.codes)
+        return self.columns.width * self.each[0], tall
+
+    @property
+    def numbered(self) -> bool:
+        """Whether each contribution has a cell with room for its norm."""
+        wide, tall = self.cell
+        return self.each == (1, 1) and wide >= _NUMBERED[0] and tall >= _NUMBERED[1]
 
 
-def _rows(canvas: Canvas, groups: list[Group], at: _Plot, tall: float) -> None:
+def draw(
+    ledger: Ledger, rows: list[int], events: list[int], width: float
+) -> PageFigure:
+    """Draw the heat map of these parameters and events."""
+    groups = group_rows([ledger.parameters[p].name for p in rows])
+    strips = measured(ledger, events)
+    named = [text_width(words.shorten(g.name, 24), 11.5) + 24 for g in groups]
+    named += [text_width(_name(strip), 11.5) + 12 for strip in strips]
+    left = min(196.0, max(72.0, *named))
+    room = width - left - _RIGHT
+    each = math.ceil(len(events) / room), math.ceil(len(rows) / _BODY)
+    cells = _cells(ledger, rows, events, *each)
+    tall, wide = cells.codes.shape
+    columns = Columns(left, min(room / wide, 84.0) / each[0], events)
+    bands = _bands(ledger, columns)
+    above = 26 + (heading_height(ledger, columns) if columns.width >= _NAMED else 16.0)
+    top = above + _NEXT * max(len(bands) - 1, 0)
+    bottom = top + min(max(_BODY / tall, 1.0), 26.0) * tall
+    plot = _Plot(ledger, rows, columns, cells, each, top, bottom)
+
+    canvas = Canvas(max(columns.end + _RIGHT, 480.0))
+    end = bottom + _STRIP * (1 + len(strips)) + 30
+    _draw_summary(canvas, plot, end)
+    _draw_cells(canvas, plot)
+    _draw_groups(canvas, plot, groups)
+    _draw_bands(canvas, plot, bands)
+    _draw_events(canvas, plot, above)
+    _draw_norms(canvas, plot)
+    for n, strip in enumerate(strips, 2):
+        _draw_bytes(canvas, columns, strip, bottom + n * _STRIP - 4)
+    if columns.width < _NAMED:
+        _draw_ticks(canvas, columns, end - 30)
+    keys, notes = _legend(plot, bool(bands), strips)
+    return canvas.finish(draw_legend(canvas, keys, notes, end))
+
+
+def _cells(
+    ledger: Ledger, rows: list[int], events: list[int], across: int, down: int
+) -> Heat:
+    where = np.ix_(events, rows)
+    state = ledger.state[where]
+    added = np.where(state & CONTRIBUTED, ledger.contribution[where], -1.0).T
+    held = ((state & PRESENT) > 0).T
+    numbered = {label: i for i, label in enumerate(ledger.labels)}
+    labels = np.array([numbered.get(ledger[e].label, 0) for e in events], np.int64)
+    starts = np.arange(0, len(events), across), np.arange(0, len(rows), down)
+    return heat(added, held, labels, *starts)
+
+
+def _name(strip: Bytes) -> str:
+    return "saved tensors" if strip.saved else "allocated"
+
+
+def _draw_summary(canvas: Canvas, plot: _Plot, end: float) -> None:
+    counts = words.counted(len(plot.rows), "parameter")
+    counts += f" × {words.counted(len(plot.columns.events), 'event')}"
+    summary = f"{counts}, {words.window_summary(plot.ledger)}"
+    with canvas.outside():
+        canvas.text(12, 11, summary, size=12, color=MUTED)
+    canvas.figure.above = f'<p class="av-remarks">{summary}</p>'
+    canvas.figure.edges = canvas.figure.edges[0], 20.0, end
+
+
+def _draw_cells(canvas: Canvas, plot: _Plot) -> None:
+    left, codes, (wide, tall) = plot.columns.left, plot.heat.codes, plot.cell
+    size = plot.columns.end - left, plot.bottom - plot.top
+    most = _PALE if plot.numbered else 1.0  # numbers are read on a paler cell
+    pixels = _paint(plot.heat, plot.ledger.labels, most)
+    canvas.image(left, plot.top, wide * codes.shape[1], size[1], pixels)
+    canvas.box(left, plot.top, *size, edge=LINE, line=0.8, z=4)
+    rows, columns = np.nonzero(codes == BROKEN)
+    if len(rows) > _MOST_CROSSES:  # a wall of crosses says no more than its outline
+        every = len(rows) // _MOST_CROSSES
+        rows, columns = rows[::every], columns[::every]
+    x, y = left + wide * (columns + 0.5), plot.top + tall * (rows + 0.5)
+    mark: dict[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6}
+    canvas.line(x.tolist(), y.tolist(), width=0.0, dash="None", z=5, **mark)
+    if not plot.numbered:
+        return
+    norms = plot.heat.added
+    for row, column in zip(*np.nonzero(~(norms < 0)), strict=True):
+        x, y = left + wide * (column + 0.5), plot.top + tall * (row + 0.5)
+        canvas.text(x, y, style.number(float(norms[row, column]), 3), ha="center")
+
+
+def _paint(cells: Heat, labels: tuple[str, ...], most: float) -> np.ndarray:
+    """Colour the cells, RGBA: hue is the label, opacity the norm, because that works on a light and a dark page."""
+    colors = list(style.label_colors(labels).values()) or [style.CYCLE[0]]
+    palette = np.array(
+        [[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in colors]
+    )
+    pixels = np.zeros((*cells.codes.shape, 4))
+    pixels[cells.held] = 0.5, 0.5, 0.5, HELD
+    added = cells.codes > BROKEN
+    pixels[added, :3] = palette[cells.labels[added] % len(palette)]
+    pixels[added, 3] = opacity(cells.levels[added]) * most
+    return pixels
+
+
+def _draw_groups(canvas: Canvas, plot: _Plot, groups: list[words.Group]) -> None:
+    left, tall = plot.columns.left, plot.cell[1] / plot.each[1]
     taken: list[float] = []
     # The largest groups get their names first; a name with no room is left to its neighbours.
     for group in sorted(groups, key=lambda g: g.start - g.stop):
-        first, last = at.top + group.start * tall, at.top + group.stop * tall
+        first, last = plot.top + group.start * tall, plot.top + group.stop * tall
         if group.start and last - first >= 4:
-            canvas.line(
-                [at.left - 7, at.x[-1]],
-                [first, first],
-                color=LINE,
-                width=0.6,
-                alpha=0.9,
-            )
+            look = {"color": LINE, "width": 0.6, "alpha": 0.9}
+            canvas.level(left - 7, plot.columns.end, first, **look)
         middle = (first + last) / 2
         if all(abs(middle - other) >= 13 for other in taken):
             taken.append(middle)
-            canvas.text(
-                at.left - 9,
-                middle,
-                words.shorten(group.name, 24),
-                points=11.5,
-                mono=True,
-                ha="right",
-            )
+            name = words.shorten(group.name, 24)
+            canvas.text(left - 9, middle, name, size=11.5, mono=True, ha="right")
 
 
-def _bands(ledger: Ledger, events: list[int], plot: float) -> list[list[Window]]:
+def _bands(ledger: Ledger, columns: Columns) -> list[list[Window]]:
     """The windows that end here, in rows where none lies on another; none where they are too many to be seen."""
-    chosen, rows = set(events), list[list[Window]]()
+    chosen, rows = set(columns.events), list[list[Window]]()
     windows = [w for w in ledger.windows() if w.step in chosen and w.backwards]
-    for window in windows if len(windows) <= plot / _BAND else ():
+    if len(windows) > (columns.end - columns.left) / _BAND:
+        return []
+    for window in windows:
         free = (row for row in rows if row[-1].step <= window.backwards[0])
         row = next(free, rows[-1] if len(rows) == _BANDS else None)
         if row is None:
@@ -242,270 +206,152 @@ def _bands(ledger: Ledger, events: list[int], plot: float) -> list[list[Window]]
     return rows
 
 
-def _columns(
-    canvas: Canvas,
-    ledger: Ledger,
-    events: list[int],
-    plot: _Plot,
-    named: bool,
-    bands: list[list[Window]],
-) -> None:
-    at, x, top, bottom = (
-        {e: i for i, e in enumerate(events)},
-        plot.x,
-        plot.top,
-        plot.bottom,
-    )
-    each = x[1] - x[0]
-    for n, window in ((n, window) for n, row in enumerate(bands) for window in row):
-        first = x[at.get(window.backwards[0], 0)]
-        canvas.box(
-            first,
-            top - 9 - n * _NEXT,
-            max(x[at[window.step]] - first, 1.0),
-            6,
-            fill=INK,
-            alpha=_WINDOW,
-        )
-    above = top - 12 - _NEXT * max(len(bands) - 1, 0)
-    ruled = [e for e in events if ledger[e].kind != "backward"]
-    if named:
-        for e in events:
-            draw_heading(
-                canvas, ledger[e], x[at[e]], each, top=above, bottom=bottom, above=24
-            )
-    elif len(ruled) <= (x[-1] - x[0]) / _RULE:
-        for e in ruled:
-            color, dash = style.kind(ledger[e].kind)
-            canvas.line(
-                [x[at[e]]] * 2, [top - 3, bottom], color=color, width=0.9, dash=dash
-            )
+def _draw_bands(canvas: Canvas, plot: _Plot, bands: list[list[Window]]) -> None:
+    at = {e: i for i, e in enumerate(plot.columns.events)}
+    for n, row in enumerate(bands):
+        for window in row:
+            first = plot.columns.x(at.get(window.backwards[0], 0))
+            wide = max(plot.columns.x(at[window.step]) - first, 1.0)
+            y = plot.top - 9 - n * _NEXT
+            canvas.box(first, y, wide, 6, fill=INK, alpha=_WINDOW)
 
 
-def _write(
-    canvas: Canvas, ledger: Ledger, columns: list[int], events: list[int], at: _Plot
-) -> None:
-    for (i, e), (row, p) in itertools.product(enumerate(events), enumerate(columns)):
-        if ledger.state[e, p] & CONTRIBUTED:
-            told = style.number(float(ledger.contribution[e, p]), 3)
-            x, y = at.left + at.wide * (i + 0.5), at.top + at.tall * (row + 0.5)
-            canvas.text(x, y, told, points=11, ha="center")
+def _draw_events(canvas: Canvas, plot: _Plot, above: float) -> None:
+    columns, named = plot.columns, plot.columns.width >= _NAMED
+    high = rule_top(columns, above=24, top=above - 12) if named else plot.top - 3
+    for i, e in enumerate(columns.events):
+        event, x = plot.ledger[e], columns.x(i)
+        if named:
+            draw_heading(canvas, event, x, columns.width, above=24, top=above - 12)
+        if event.kind != "backward" and _is_ruled(plot):
+            width = 1.8 if named else 0.9
+            draw_rule(canvas, event, x, high, plot.bottom, width=width)
 
 
-def _crosses(canvas: Canvas, data: Cells, at: _Plot) -> None:
-    rows, columns = np.nonzero(data.broken)
-    if len(rows) > 400:  # a wall of crosses says no more than its outline
-        rows, columns = rows[:: len(rows) // 400], columns[:: len(columns) // 400]
-    x, y = at.left + at.wide * (columns + 0.5), at.top + at.tall * (rows + 0.5)
-    canvas.points(x.tolist(), y.tolist(), marker="x", size=6)
+def _is_ruled(plot: _Plot) -> bool:
+    """Whether lines of events stand apart."""
+    return len(_ruled(plot)) <= (plot.columns.end - plot.columns.left) / _RULE
 
 
-def _norms(
-    canvas: Canvas, ledger: Ledger, columns: list[int], events: list[int], at: _Plot
-) -> None:
-    part = ledger.grad[np.ix_(events, columns)].astype(float)
+def _ruled(plot: _Plot) -> list[str]:
+    kinds = [plot.ledger[e].kind for e in plot.columns.events]
+    return [kind for kind in kinds if kind != "backward"]
+
+
+def _draw_norms(canvas: Canvas, plot: _Plot) -> None:
+    """Draw the norm of all gradients after each event; where many share a pixel, the largest and the smallest."""
+    columns = plot.columns
+    part = plot.ledger.grad[np.ix_(columns.events, plot.rows)].astype(float)
     with np.errstate(over="ignore"):
-        norm = np.sqrt(
-            np.nansum(np.where(np.isfinite(part), part, np.nan) ** 2, axis=1)
-        )
+        norm = np.sqrt((np.where(np.isfinite(part), part, 0.0) ** 2).sum(axis=1))
+    starts = np.arange(0, len(norm), plot.each[0])
     most = float(norm.max()) or 1.0
-    x, base, room = at.x, at.bottom + _STRIP - 4, _STRIP - 14
-    per_column = round(at.wide / (x[1] - x[0]))
-    starts = np.arange(0, len(events), per_column)
-    # A step ends its column: `.grad` stays as it is until the next event.
-    high = np.repeat(base - room * np.maximum.reduceat(norm, starts) / most, 2).tolist()
-    low = np.repeat(base - room * np.minimum.reduceat(norm, starts) / most, 2).tolist()
-    edges = np.append(np.array(x)[starts], x[-1])
-    across = np.repeat(edges, 2)[1:-1].tolist()
-    flat = [base] * len(across)
-    canvas.area(across, flat, high, color=MUTED, alpha=0.3)
-    canvas.line(across, high, color=INK, width=0.9)
-    if per_column > 1:
+    base = plot.bottom + _STRIP - 4
+    across = _edges(columns, starts)
+    high = _stairs(np.maximum.reduceat(norm, starts), most, base)
+    low = _stairs(np.minimum.reduceat(norm, starts), most, base)
+    canvas.area(across, base, high, color=MUTED, alpha=0.3)
+    canvas.line(across, high, width=0.9)
+    if plot.each[0] > 1:
         canvas.line(across, low, color=MUTED, width=0.7)
-    canvas.line([x[0], x[-1]], [base, base], color=LINE, width=0.8)
-    canvas.text(
-        x[0] - 9, base - room / 2 - 7, "‖.grad‖", points=11.5, mono=True, ha="right"
-    )
-    canvas.text(
-        x[0] - 9,
-        base - room / 2 + 8,
-        f"0 to {style.number(most, 3)}",
-        points=11,
-        color=MUTED,
-        ha="right",
-    )
+    _draw_base(canvas, columns, base, "‖.grad‖", style.number(most, 3), mono=True)
 
 
-def _strips(ledger: Ledger, events: list[int]) -> list[tuple[str, tuple[str, str]]]:
-    """The strips of bytes that were measured: what each is called, and what it shows, the fainter first."""
-    return [
-        (told, names)
-        for told, names in (("saved tensors", _SAVED), ("allocated", _ALLOCATED))
-        if any(np.isfinite(getattr(ledger[e], name)) for e in events for name in names)
-    ]
+def _edges(columns: Columns, starts: np.ndarray) -> list[float]:
+    x = [columns.x(i) for i in starts.tolist()] + [columns.end]
+    return list(np.repeat(x, 2)[1:-1].tolist())
 
 
-def _bytes(
-    canvas: Canvas,
-    ledger: Ledger,
-    events: list[int],
-    at: _Plot,
-    base: float,
-    told: str,
-    names: tuple[str, str],
+def _stairs(values: np.ndarray, most: float, base: float) -> list[float]:
+    """Heights that stay as they are from one event to the next."""
+    return list(np.repeat(base - (_STRIP - 14) * values / most, 2).tolist())
+
+
+def _draw_base(
+    canvas: Canvas, columns: Columns, base: float, name: str, most: str, *, mono: bool
 ) -> None:
-    x, room = at.x, _STRIP - 14
-    first, second = (
-        np.nan_to_num([getattr(ledger[e], name) for e in events]) for name in names
-    )
-    most = float(max(first.max(), second.max())) or 1.0
-    edges = np.repeat(x, 2)[1:-1].tolist()
+    middle, left = base - (_STRIP - 14) / 2, columns.left - 9
+    canvas.level(columns.left, columns.end, base, color=LINE, width=0.8)
+    canvas.text(left, middle - 7, name, size=11.5, mono=mono, ha="right")
+    canvas.text(left, middle + 8, f"0 to {most}", color=MUTED, ha="right")
 
-    def level(bytes_: np.ndarray) -> list[float]:
-        return list(np.repeat(base - room * bytes_ / most, 2).tolist())
 
-    flat = [base] * len(edges)
-    if names == _SAVED:
-        canvas.area(edges, flat, level(first), color=MUTED, alpha=BEFORE)
-        canvas.area(edges, flat, level(second), color=MUTED, alpha=AFTER)
+def _draw_bytes(canvas: Canvas, columns: Columns, strip: Bytes, base: float) -> None:
+    edges = _edges(columns, np.arange(len(columns.events)))
+    first = _stairs(np.nan_to_num(strip.first), strip.most, base)
+    second = _stairs(np.nan_to_num(strip.second), strip.most, base)
+    if strip.saved:
+        canvas.area(edges, base, first, color=MUTED, alpha=BEFORE)
+        canvas.area(edges, base, second, color=MUTED, alpha=AFTER)
     else:
-        canvas.area(edges, flat, level(second), color=INK, alpha=ALLOCATED)
-        for left, right, peak in zip(x, x[1:], first.tolist(), strict=False):
-            if peak:
-                canvas.line(
-                    [left, right], [base - room * peak / most] * 2, width=1.6, z=4
-                )
-    canvas.line([x[0], x[-1]], [base, base], color=LINE, width=0.8)
-    canvas.text(x[0] - 9, base - room / 2 - 7, told, points=11.5, ha="right")
-    canvas.text(
-        x[0] - 9,
-        base - room / 2 + 8,
-        f"0 to {style.size(most)}",
-        points=11,
-        color=MUTED,
-        ha="right",
-    )
+        canvas.area(edges, base, first, color=INK, alpha=ALLOCATED)
+        for i in np.flatnonzero(strip.second > 0).tolist():
+            left, right = columns.x(i), columns.x(i + 1)
+            canvas.level(left, right, second[2 * i], width=1.6, z=4)
+    most = style.size(strip.most)
+    _draw_base(canvas, columns, base, _name(strip), most, mono=False)
 
 
-def _ticks(canvas: Canvas, events: list[int], x: list[float], top: float) -> None:
-    span = len(events)
-    step = next(
-        s
-        for k in itertools.count()
-        for s in (10**k, 2 * 10**k, 5 * 10**k)
-        if span / s <= 8
-    )
+def _draw_ticks(canvas: Canvas, columns: Columns, top: float) -> None:
+    span = len(columns.events)
+    steps = (k * 10**n for n in itertools.count() for k in (1, 2, 5))
+    step = next(step for step in steps if span / step <= 8)
     for i in range(0, span, step):
-        at = (x[i] + x[min(i + 1, span)]) / 2
-        canvas.line([at, at], [top, top + 4], color=MUTED, width=0.8)
-        canvas.text(at, top + 13, f"{events[i]:,}", points=11, color=MUTED, ha="center")
-    canvas.text(x[0] - 9, top + 13, "event", points=11, color=MUTED, ha="right")
-
-
-_SCALED = "norm of the contribution (logarithmic)"
-
-
-def _scale_entry(color: str, low: float, high: float, most: float) -> str:
-    """The scale in steps that can be told apart; on a dark ground the weaker ones are lifted as cells are."""
-    shades = [(n, _FAINTEST + (1 - _FAINTEST) * n / 15) for n in range(16)]
-    place = 'y="1" width="6.2" height="12"'
-    lift, seen = (
-        "".join(
-            f'<rect x="{6 * n}" {place} fill-opacity="{(a if own else 1 - a) * most:.2f}"/>'
-            for n, a in shades
-        )
-        for own in (False, True)
-    )
-    drawn = (
-        f'<g fill="{color}"><g style="opacity: var(--av-lift, 0)">{lift}</g>{seen}</g>'
-    )
-    return entry(
-        drawn,
-        f"{_SCALED}, {style.number(10**low, 2)} to {style.number(10**high, 2)}",
-        96,
-    )
-
-
-def _scale(
-    canvas: Canvas, color: str, low: float, high: float, top: float, most: float
-) -> None:
-    rgb = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    strip = np.zeros((1, 64, 4))
-    strip[0, :, :3], strip[0, :, 3] = rgb, np.linspace(_FAINTEST, 1, 64) * most
-    canvas.text(12, top + 9, _SCALED, points=11.5)
-    x = 18 + text_width(_SCALED, 11.5) * 0.95
-    canvas.text(x + 42, top + 9, style.number(10**low, 2), points=11.5, ha="right")
-    canvas.image(x + 48, top + 3, 96, 12, strip, lifted(strip, most))
-    canvas.text(x + 150, top + 9, style.number(10**high, 2), points=11.5)
-
-
-def _counted_kinds(kinds: list[str]) -> str:
-    return ", ".join(f"{kinds.count(kind):,} × {kind}" for kind in dict.fromkeys(kinds))
-
-
-def _summary(ledger: Ledger, columns: list[int], events: list[int]) -> str:
-    counts = f"{words.counted(len(columns), 'parameter')} × {words.counted(len(events), 'event')}"
-    return f"{counts}, {words.window_summary(ledger)}"
+        x = columns.x(i) + columns.width / 2
+        canvas.upright(x, top, top + 4, color=MUTED, width=0.8)
+        told = f"{columns.events[i]:,}"
+        canvas.text(x, top + 13, told, color=MUTED, ha="center")
+    canvas.text(columns.left - 9, top + 13, "event", color=MUTED, ha="right")
 
 
 def _legend(
-    ledger: Ledger,
-    data: Cells,
-    columns: list[int],
-    events: list[int],
-    *,
-    per_row: int,
-    per_column: int,
-    low: float,
-    plot: float,
-    bands: bool,
+    plot: _Plot, bands: bool, strips: list[Bytes]
 ) -> tuple[list[Key], list[str]]:
-    colors = style.label_colors(ledger.labels)
-    keys = [
+    ledger, cells, events = plot.ledger, plot.heat, plot.columns.events
+    colors = list(style.label_colors(ledger.labels).items())
+    keys = [_scale(plot, colors[0][1] if colors else style.CYCLE[0])]
+    keys += [
         Key(words.shorten(label or "backward", 24), color)
-        for label, color in list(colors.items())[:6]
+        for label, color in colors[:_MOST_COLORS]
     ]
-    keys += [Key(".grad held, nothing added", "#7f7f7f", _PRESENT[3])]
-    if (np.isnan(data.norm) & ~data.present).any():
-        keys += [Key("no .grad (None)", LINE, 0.0)]
-    keys += [Key("accumulation window", INK, _WINDOW, kind="fill")] if bands else []
-    ruled, notes = [ledger[e].kind for e in events if ledger[e].kind != "backward"], []
-    if len(ruled) <= plot / _RULE:
-        keys += rule_keys(ledger, events)
-    else:
+    keys.append(Key(".grad held, nothing added", _GREY, HELD))
+    if (cells.codes == 0).any():
+        keys.append(Key("no .grad (None)", LINE, 0.0))
+    if bands:
+        keys.append(Key("accumulation window", INK, _WINDOW, kind="fill"))
+    keys += rule_keys(ledger, events) if _is_ruled(plot) else []
+    for strip in strips:
+        keys += strip.keys()
+    if broken := int((~np.isfinite(cells.added)).sum()):
+        told = words.counted(broken, "contribution")
+        keys.append(Key(f"not finite ({told})", INK, kind="cross"))
+    return keys, _notes(plot, len(colors))
+
+
+def _scale(plot: _Plot, color: str) -> Key:
+    low, high = (style.number(10**end, 2) for end in plot.heat.range)
+    text = f"norm of the contribution (logarithmic), {low} to {high}"
+    return Key(text, color, float(opacity(np.array(0))), kind="scale")
+
+
+def _notes(plot: _Plot, losses: int) -> list[str]:
+    notes, cells, ruled = [], plot.heat, _ruled(plot)
+    if not _is_ruled(plot):
+        kinds = [f"{ruled.count(kind):,} × {kind}" for kind in dict.fromkeys(ruled)]
+        told = ", ".join(kinds)
         notes.append(
-            f"Too many for a line each: {_counted_kinds(ruled)}. events=slice(0, 60) shows a part of them."
+            f"Too many for a line each: {told}. events=slice(0, 60) shows a part of them."
         )
-    if any(np.isfinite(ledger[e].saved_before) for e in events):
-        keys += saved_keys(ledger, events)
-    if any(np.isfinite(ledger[e].allocated) for e in events):
-        keys += allocated_keys(ledger, events)
-    if len(colors) > 6:
-        notes.append(f"{len(colors)} losses; colours repeat after the sixth.")
-    if data.broken.any():
-        part = ledger.contribution[np.ix_(events, columns)]
-        there = (ledger.state[np.ix_(events, columns)] & CONTRIBUTED) > 0
-        keys.append(
-            Key(
-                f"not finite ({words.counted(int((there & ~np.isfinite(part)).sum()), 'contribution')})",
-                INK,
-                kind="cross",
-            )
-        )
-    if per_column > 1 or per_row > 1:
-        thinned = [
-            words.counted(n, what)
-            for n, what in ((per_row, "parameter"), (per_column, "event"))
-            if n > 1
-        ]
+    if losses > _MOST_COLORS:
+        notes.append(f"{losses} losses; colours repeat after the sixth.")
+    counts = ((plot.each[1], "parameter"), (plot.each[0], "event"))
+    thinned = [words.counted(n, what) for n, what in counts if n > 1]
+    if thinned:
+        each = " × ".join(thinned)
+        notes.append(f"Thinned: each cell shows the largest contribution of {each}.")
+    if 0 < cells.smallest < 10 ** cells.range[0] * (1 - 1e-6):
+        least = style.number(cells.smallest, 2)
         notes.append(
-            f"Thinned: each cell shows the largest contribution of {' × '.join(thinned)}."
+            f"The faintest colour also stands for smaller norms, down to {least}."
         )
-    smallest = data.norm[data.norm > 0]
-    if smallest.size and np.log10(smallest.min()) < low - 1e-6:
-        notes.append(
-            f"The faintest colour also stands for smaller norms, down to {style.number(smallest.min(), 2)}."
-        )
-    if not ledger.complete:
-        notes.append("The recording is incomplete.")
-    return keys, notes
+    return notes if plot.ledger.complete else [*notes, "The recording is incomplete."]

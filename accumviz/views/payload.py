@@ -17,6 +17,7 @@ from accumviz.ledger import lifecycle
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
 from accumviz.views import shares, style, words
+from accumviz.views.heat import BROKEN, PRESENT_ONLY, heat
 from accumviz.views.listing import listing
 from accumviz.views.parts import lane
 from accumviz.views.words import group_rows
@@ -44,8 +45,6 @@ _LOOKS = {
 }
 # More pixels than a page is wide tell nobody anything.
 _WIDEST = 640
-# Codes of a byte: nothing, `.grad` is there, a number that is not finite; then levels, label after label.
-_PRESENT, _BROKEN, _LEVELS, _LABELS, _DECADES = 1, 2, 30, 8, 6.0
 
 
 class Ground(Protocol):
@@ -139,7 +138,9 @@ def ledger_data(
             columns[name].reshape(-1, len(chosen))[: len(ledger.parameters)]
             for name in "cg"
         )
-        pixels = heat(added, grad, labels, levels)
+        count = min(len(chosen), _WIDEST)
+        starts = np.unique(np.arange(count) * len(chosen) // count)
+        pixels = heat(added, ~(grad < 0), labels, starts, levels=levels).codes
         where = {"at": len(blob)} if blob else {"px": pixels.ravel().tolist()}
         data["heat"] = {
             "w": pixels.shape[1],
@@ -248,57 +249,6 @@ def unpack(packed: bytes, low: float, step: float) -> np.ndarray:
     ):
         values[codes == code] = value
     return values
-
-
-def heat(
-    added: np.ndarray,
-    grad: np.ndarray,
-    labels: np.ndarray,
-    levels: tuple[float, float] | None = None,
-) -> np.ndarray:
-    """A heat map as bytes: of each pixel's events the largest norm, so that a single spike survives.
-
-    A byte codes a parameter × pixel of time; `added` and `grad` are parameters × events, -1 where there is none.
-
-    `labels` numbers each event's loss. Levels are logarithmic, over at most six decades.
-
-    >>> heat(np.array([[-1, 1.0, np.inf]]), np.array([[-1, 1.0, 1.0]]), np.array([0, 0, 0])).tolist()
-    [[0, 3, 2]]
-    """
-    events = added.shape[1]
-    starts = np.unique(
-        np.arange(min(events, _WIDEST)) * events // max(min(events, _WIDEST), 1)
-    )
-    known = np.isfinite(added) & (added > 0)
-    logs = np.log10(added, where=known, out=np.full(added.shape, -np.inf))
-    low, high = levels or decades(added)
-    level = np.zeros(added.shape, np.int64)
-    level[known] = np.rint(
-        np.clip((logs[known] - low) / ((high - low) or 1.0), 0, 1) * (_LEVELS - 1)
-    ).astype(np.int64)
-    # The level decides between a pixel's events, the label only colours it.
-    ranked = np.where(added >= 0, level * _LABELS + labels[None] % _LABELS, -1)
-    ranked[~np.isfinite(added)] = -1
-    most = np.maximum.reduceat(ranked, starts, axis=1)
-    codes = np.where(
-        most >= 0, 1 + _BROKEN + (most % _LABELS) * _LEVELS + most // _LABELS, 0
-    )
-    codes[(most < 0) & np.logical_or.reduceat(~(grad < 0), starts, axis=1)] = _PRESENT
-    codes[np.logical_or.reduceat(~np.isfinite(added), starts, axis=1)] = _BROKEN
-    return codes.astype(np.uint8)
-
-
-def decades(added: np.ndarray) -> tuple[float, float]:
-    """Return the logarithms of the smallest and the largest norm that a heat map tells apart.
-
-    >>> decades(np.array([-1.0, 0.01, 100.0]))
-    (-2.0, 2.0)
-    """
-    known = added[np.isfinite(added) & (added > 0)]
-    if not known.size:
-        return 0.0, 0.0
-    high = float(np.log10(known.max()))
-    return max(float(np.log10(known.min())), high - _DECADES), high
 
 
 def plain(
@@ -564,9 +514,9 @@ def _marks(pixels: np.ndarray, events: int) -> str:
     'Stronger: a larger contribution. A pixel shows the largest of 3 events.'
     """
     told = (
-        ((pixels > _BROKEN).any(), "stronger: a larger contribution"),
-        ((pixels == _PRESENT).any(), "grey: .grad without one"),
-        ((pixels == _BROKEN).any(), "ink: not finite"),
+        ((pixels > BROKEN).any(), "stronger: a larger contribution"),
+        ((pixels == PRESENT_ONLY).any(), "grey: .grad without one"),
+        ((pixels == BROKEN).any(), "ink: not finite"),
     )
     text = "; ".join(mark for there, mark in told if there)
     coarse = math.ceil(events / pixels.shape[1])

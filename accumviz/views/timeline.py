@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from accumviz import arguments
 from accumviz.ledger.ledger import Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import heatmap, style, words
+from accumviz.views.columns import (
+    AFTER,
+    ALLOCATED,
+    BEFORE,
+    Bytes,
+    Columns,
+    draw_heading,
+    draw_rule,
+    heading_height,
+    measured,
+    rule_keys,
+    rule_top,
+)
 from accumviz.views.figure import (
     INK,
     LINE,
@@ -18,33 +33,34 @@ from accumviz.views.figure import (
     MUTED,
     PHONE,
     Canvas,
+    Key,
     PageFigure,
-    draw_heading,
-    draw_rule,
-    heading_height,
+    clear_of,
+    draw_legend,
     text_width,
 )
-from accumviz.views.lane import LEVEL, THIN, Lane, Slot, Telling, labelled, telling_of
-from accumviz.views.legend import Key, draw_legend, legend_height, rule_keys
 from accumviz.views.parts import Segment, extent, heights, present, segments, totals
-from accumviz.views.strip import (
-    Grid,
-    beside,
-    clear_of,
-    gap_of,
-    heights_of,
-    strip_keys,
-    strip_notes,
-    strips,
-)
+from accumviz.views.sharebars import ShareStrip
 
-_MOST_LANES, _NARROWEST = 8, 27.0
+_MOST_LANES, _NARROWEST, _WIDEST = 8, 27.0, 112.0
 # On a phone, names may stand above their lanes, in so much room, and columns may be as narrow as this.
 _NAMED, _TIGHT = 18.0, 21.0
 # So many letters of a name stand on a line beside a lane, and so many in all.
 _LETTERS, _MOST_LETTERS = 20, 48
-# From this width on, a column has room for a word.
-_WORDY = 36.0
+# From these widths on, a column has room for a word, and for the number of what was erased.
+_WORDY, _SPACIOUS = 36.0, 80.0
+# A part that is thinner has no outline: the outlines would be all of it.
+_THIN = 4.0
+# From the end of a bar to where its total ends, where this stands level; and from one total to the next.
+_LEVEL, _APART = 24.0, 5.0
+_STRIP = 44.0
+# How parts look, and what the legend says of them: opacity and hatching.
+_LOOKS: dict[str, tuple[str, float, str | None]] = {
+    "new": ("added by this backward", 1.0, None),
+    "live": ("already in .grad", LIVE, None),
+    "used": ("already used by a step", 0.0, None),
+    "unseen": ("not from a recorded backward", 0.0, "xx"),
+}
 
 
 def timeline(
@@ -72,47 +88,44 @@ def timeline(
     >>> av.timeline(ledger).words[1]
     'Event 0, backward: w receives −16, .grad −16.'
     """
-    ledger, width = (
-        recorded(ledger, "timeline"),
-        arguments.above_zero("width", width, "CSS pixels"),
-    )
-    columns, chosen = _columns(ledger, parameters), _events(ledger, events)
-    if not columns or not chosen:
-        canvas = Canvas(min(width, 420), 40)
-        what = "no event" if not chosen else "no parameter"
-        canvas.text(12, 20, f"Nothing to show: this ledger has {what}.", color=MUTED)
-    elif len(columns) <= _MOST_LANES and _has_room(ledger, columns, chosen, width):
-        canvas = _lanes(ledger, columns, chosen, width)
-        for above in (False, True) if canvas.width > PHONE else ():
-            if not canvas.figure.narrow and _has_room(
-                ledger, columns, chosen, PHONE, above=above
-            ):
-                canvas.figure.narrow = _lanes(
-                    ledger, columns, chosen, PHONE, above=above
-                ).figure
-                canvas.figure.narrow.words = words.story(ledger, chosen, columns)
+    ledger = recorded(ledger, "timeline")
+    width = arguments.above_zero("width", width, "CSS pixels")
+    rows, chosen = _parameters(ledger, parameters), _events(ledger, events)
+    if not rows or not chosen:
+        figure = _nothing("no event" if not chosen else "no parameter", width)
+    elif lanes := _lanes(ledger, rows, chosen, width):
+        figure = lanes
+        if width > PHONE and 72 * figure.get_size_inches()[0] > PHONE:
+            figure.narrow = _lanes(ledger, rows, chosen, PHONE) or _lanes(
+                ledger, rows, chosen, PHONE, above=True
+            )
     else:
-        canvas = heatmap.draw(ledger, columns, chosen, width)
-    canvas.figure.words = words.story(ledger, chosen, columns)
-    return canvas.figure
+        figure = heatmap.draw(ledger, rows, chosen, width)
+    figure.words = words.story(ledger, chosen, rows)
+    if figure.narrow:
+        figure.narrow.words = figure.words
+    return figure
 
 
-def _columns(
+def _nothing(what: str, width: float) -> PageFigure:
+    canvas = Canvas(min(width, 420))
+    said = f"Nothing to show: this ledger has {what}."
+    canvas.text(12, 20, said, size=12, color=MUTED)
+    return canvas.finish(40)
+
+
+def _parameters(
     ledger: Ledger, wanted: str | int | Iterable[str | int] | None
 ) -> list[int]:
     if wanted is None:
         return list(range(len(ledger.parameters)))
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+        wanted = [wanted]
+    names = [parameter.name for parameter in ledger.parameters]
     chosen: list[int] = []
-    for one in (
-        wanted
-        if isinstance(wanted, Iterable) and not isinstance(wanted, str)
-        else [wanted]
-    ):
-        matches = [
-            i
-            for i, p in enumerate(ledger.parameters)
-            if isinstance(one, str) and fnmatch.fnmatch(p.name, one)
-        ]
+    for one in wanted:
+        pattern = one if isinstance(one, str) else ""
+        matches = [i for i, name in enumerate(names) if fnmatch.fnmatch(name, pattern)]
         chosen += matches or [ledger.index(one)]
     return list(dict.fromkeys(chosen))
 
@@ -130,18 +143,222 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
         raise TypeError(said) from None
 
 
-def _left(ledger: Ledger, columns: Sequence[int], *, above: bool) -> float:
-    if above:
-        return 14.0
-    names = [line for p in columns for line in _name(ledger.parameters[p].name)]
-    return max(64.0, beside(ledger), *(text_width(name, 12.5) + 26 for name in names))
+class _Lane(NamedTuple):
+    """One parameter's bars: their parts, how tall each is drawn, what `.grad` comes to, and whether there is one.
+
+    Once it is placed, it is `tall` pixels high from its `top`, and has its zero line and its pixels per unit.
+    """
+
+    p: int
+    signed: bool
+    stacks: list[list[Segment]]
+    heights: list[list[float]]
+    grads: list[float]
+    present: list[bool]
+    reach: tuple[float, float]
+    top: float = 0.0
+    tall: float = 0.0
+    zero: float = 0.0
+    scale: float = 1.0
+
+    def placed(self, top: float, tall: float, margin: float) -> _Lane:
+        """The same, with room for a total beyond the ends of its bars."""
+        low, high = self.reach
+        # Where no bar is, a "None" stands above the line.
+        empty = 12 if low < 0 else 20
+        over, under = margin if high > 0 else empty, margin if low < 0 else 12
+        scale = (tall - over - under - 6) / ((high - low) or 1.0)
+        zero = top + over + 3 + high * scale
+        return self._replace(top=top, tall=tall, zero=zero, scale=scale)
+
+    def is_whole(self, i: int) -> bool:
+        """Whether all of a bar can be drawn."""
+        amounts = [self.grads[i], *(part.amount for part in self.stacks[i])]
+        return self.present[i] and bool(np.isfinite(amounts).all())
+
+    def finite(self) -> list[float]:
+        """The totals of the bars that can be drawn."""
+        return [grad for i, grad in enumerate(self.grads) if self.is_whole(i)]
+
+    def net(self, i: int) -> float:
+        """Where the line of `.grad` lies."""
+        return self.zero - self.grads[i] * self.scale
+
+    def parts(self, i: int) -> Iterator[tuple[Segment, float, float]]:
+        """Each part of a bar, its upper edge and its height; old ones first, so that the newest sits at the end."""
+        up = down = self.zero
+        for part, drawn in zip(self.stacks[i], self.heights[i], strict=True):
+            height = abs(drawn) * self.scale
+            if drawn >= 0:
+                up -= height
+                yield part, up, height
+            else:
+                yield part, down, height
+                down += height
+
+    def end(self, i: int) -> float:
+        """The end of a bar, beyond which its total is written."""
+        edges = [self.zero, self.net(i)]
+        for _, y, height in self.parts(i):
+            edges += [y, y + height]
+        return max(edges) if self.grads[i] < 0 else min(edges)
+
+    def writes(self, digits: int, bar: float, *, new: bool) -> bool:
+        """Whether the parts that are new, or all others, have room for their numbers: all are written, or none."""
+        for i in range(len(self.grads)):
+            if not self.is_whole(i):
+                continue
+            for part, y, height in self.parts(i):
+                if part.new != new or not self.is_labelled(i, part, height):
+                    continue
+                wide = text_width(style.number(part.amount, digits), 11)
+                room = clear_of(y, height, self.net(i))[1]
+                if part.together > 1 or wide > bar - 3 or room < 14:
+                    return False
+        return True
+
+    def is_labelled(self, i: int, part: Segment, height: float) -> bool:
+        """Whether a part may have a number of its own: a lone one is its own total, which stands at the end."""
+        alone = len(self.stacks[i]) == 1 and not part.new
+        return part.born >= 0 and height >= _THIN and not alone
 
 
-def _name(name: str) -> list[str]:
+class _Writing(NamedTuple):
+    """How the totals of a picture are written: with how many digits, and level or, where they have no room, turned."""
+
+    digits: int
+    turned: bool
+
+    def text(self, grad: float) -> str:
+        """A total; where digits were lost, the last one that is left stands even if it is a zero.
+
+        >>> _Writing(3, False).text(0.10013), _Writing(3, False).text(-0.1)
+        ('0.100', '−0.1')
+        """
+        short = style.number(grad, self.digits)
+        full = f"{abs(grad):#.{self.digits}g}".rstrip(".")
+        exact = abs(float(f"{grad:.{self.digits}g}") - grad) <= 1e-5 * abs(grad)
+        if exact or "e" in short + full:
+            return short
+        return f"−{full}" if grad < 0 else full
+
+    def size(self, grad: float, room: float) -> float:
+        """How large the letters of a total are that stands level; 0 where it has no room."""
+        text = self.text(grad)
+        for size in (12.0, 11.0) if room >= 44 and not self.turned else (11.0,):
+            if text_width(text, size, bold=True) <= room - _APART:
+                return size
+        return 0.0
+
+    def margin(self, lanes: Sequence[_Lane]) -> float:
+        """How far beyond the end of a bar its total reaches."""
+        if not self.turned:
+            return _LEVEL
+        texts = [self.text(grad) for lane in lanes for grad in lane.finite()]
+        widths = [text_width(text, 11, bold=True) for text in texts]
+        return max(_LEVEL, 12 + max(widths, default=0.0))
+
+    def fits(self, lanes: Sequence[_Lane], room: float) -> bool:
+        """Whether all totals have room."""
+        grads = (grad for lane in lanes for grad in lane.finite())
+        return self.turned or all(self.size(grad, room) for grad in grads)
+
+    def written(self, lanes: Sequence[_Lane], bar: float) -> int:
+        """Which parts are written, too: 2 for all, 1 for new ones, 0 for none."""
+        new, old = (
+            all(lane.writes(self.digits, bar, new=which) for lane in lanes)
+            for which in (True, False)
+        )
+        return new + (new and old)
+
+
+class _Picture(NamedTuple):
+    """What is drawn, on what, where and how."""
+
+    canvas: Canvas
+    ledger: Ledger
+    columns: Columns
+    lanes: list[_Lane]
+    writing: _Writing
+    named: float
+
+    @property
+    def bar(self) -> float:
+        """How wide a bar is."""
+        return _bar_width(self.columns)
+
+    def middle(self, i: int) -> float:
+        """The middle of a column."""
+        return self.columns.x(i) + self.columns.width / 2
+
+
+def _bar_width(columns: Columns) -> float:
+    return min(columns.width * 0.66, 52.0)
+
+
+def _lanes(
+    ledger: Ledger,
+    rows: list[int],
+    events: list[int],
+    width: float,
+    *,
+    above: bool = False,
+) -> PageFigure | None:
+    """Draw lanes with their names beside or `above` them; None where an event has no column wide enough."""
+    shares, strips = ShareStrip.of(ledger, events), measured(ledger, events)
+    left = 14.0 if above else _names_width(ledger, rows, shares, strips)
+    # Free at the right, where the dashed line of the shares is named.
+    right = 16.0 if width <= PHONE else 24.0
+    room, least = (width - left - right) / len(events), _TIGHT if above else _NARROWEST
+    if room < least or len(rows) > _MOST_LANES:
+        return None
+    columns = Columns(left, min(room, _WIDEST), events)
+    named = _NAMED if above else 0.0
+    top = heading_height(ledger, columns)
+    lanes = _to_one_scale(ledger, [_lane(ledger, p, events) for p in rows])
+    writing, lanes = _placed(lanes, columns, top, named)
+
+    canvas = Canvas(max(columns.end + right, min(width, 400.0)))
+    picture = _Picture(canvas, ledger, columns, lanes, writing, named)
+    foreign = _draw_events(picture, top)
+    for lane in lanes:
+        _draw_lane(picture, lane)
+    y = lanes[-1].top + lanes[-1].tall
+    if shares.bars:
+        y += named
+        _draw_strip_name(picture, y, ("shares of", "the step"))
+        shares.draw(canvas, columns, y)
+        y += shares.tall
+    for strip in strips:
+        y += named
+        _draw_strip_name(picture, y, strip.name)
+        _draw_bytes(picture, strip, y)
+        y += _STRIP
+    keys = _keys(picture) + shares.keys()
+    for strip in strips:
+        keys += strip.keys()
+    notes = _notes(picture, foreign) + shares.notes(columns)
+    return canvas.finish(draw_legend(canvas, keys, notes, y + 12) + 6)
+
+
+def _names_width(
+    ledger: Ledger, rows: list[int], shares: ShareStrip, strips: list[Bytes]
+) -> float:
+    """How much room the names of lanes and strips take beside them."""
+    names = [line for p in rows for line in _name_lines(ledger.parameters[p].name)]
+    widths = [text_width(name, 12.5) + 26 for name in names]
+    widths += [text_width(strip.name[1], 11.5) + 22 for strip in strips]
+    widths += [text_width("the step", 11.5) + 22] if shares.bars else []
+    return max(64.0, *widths)
+
+
+def _name_lines(name: str) -> list[str]:
     """The lines of a name beside its lane: what tells it from others may be its end or its middle.
 
-    >>> _name("0.weight"), _name("rank 0 · _flat_param (unsharded)"), _name("layers.11.self_attn.out_proj.weight")
-    (['0.weight'], ['rank 0 · _flat_param', '(unsharded)'], ['layers.11.self_attn.', 'out_proj.weight'])
+    >>> _name_lines("0.weight"), _name_lines("rank 0 · _flat_param (unsharded)")
+    (['0.weight'], ['rank 0 · _flat_param', '(unsharded)'])
+    >>> _name_lines("layers.11.self_attn.out_proj.weight")
+    ['layers.11.self_attn.', 'out_proj.weight']
     """
     lines = [""]
     for piece in re.findall(r"[^. ]*[. ]*", words.shorten(name, _MOST_LETTERS)):
@@ -151,437 +368,371 @@ def _name(name: str) -> list[str]:
     return [words.shorten(line.strip(), _LETTERS) for line in lines]
 
 
-def _right(width: float) -> float:
-    """What is free at the right, where the dashed line of the shares is named."""
-    return 16.0 if width <= PHONE else 24.0
+def _lane(ledger: Ledger, p: int, events: list[int]) -> _Lane:
+    signed, grads = words.is_signed(ledger, p), totals(ledger, p)[events]
+    stacks = segments(ledger, p, events)
+    drawn = [
+        heights(stack, grad, signed)
+        for stack, grad in zip(stacks, grads.tolist(), strict=True)
+    ]
+    there = [present(ledger, e, p) for e in events]
+    reach = extent(drawn, grads)
+    return _Lane(p, signed, stacks, drawn, grads.tolist(), there, reach)
 
 
-def _has_room(
-    ledger: Ledger,
-    columns: Sequence[int],
-    events: Sequence[int],
-    width: float,
-    *,
-    above: bool = False,
-) -> bool:
-    """Whether each event has a column wide enough, with the names of the lanes beside them or `above` them."""
-    return (width - _left(ledger, columns, above=above) - _right(width)) / len(
-        events
-    ) >= (_TIGHT if above else _NARROWEST)
-
-
-def _foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:
-    """Whether this happened on another rank, or was done by, or to, an optimizer that does not own the parameter."""
-    if event.rank is not None and event.rank != parameter.rank:
-        return event.kind != "backward"
-    if event.kind == "step":
-        return event.details.get("optimizer_index", 0) not in parameter.optimizers
-    names = ledger.meta.get("optimizers", ())
-    return event.label in names and not any(
-        names[o] == event.label for o in parameter.optimizers if o < len(names)
-    )
-
-
-def _lanes(
-    ledger: Ledger,
-    columns: list[int],
-    events: list[int],
-    width: float,
-    *,
-    above: bool = False,
-) -> Canvas:
-    left, named = _left(ledger, columns, above=above), _NAMED if above else 0.0
-    column = float(
-        np.clip(
-            (width - left - _right(width)) / len(events),
-            _TIGHT if above else _NARROWEST,
-            112,
-        )
-    )
-    lane = _lane_height(ledger, columns, events) + named
-    top = heading_height(ledger, events, column)
-    shown = strips(ledger, events)
-    rooms = [tall + named for tall in heights_of(shown)]
-    total = max(left + column * len(events) + _right(width), min(width, 400.0))
-    grid = Grid(left, top, column, lane, events, named)
-    extents = _extents(ledger, columns, events)
-    lanes = [Lane.of(ledger, grid, row, p, extents[p]) for row, p in enumerate(columns)]
-    foreign = {
-        e: [p for p in columns if _foreign(ledger, ledger[e], ledger.parameters[p])]
-        for e in events
+def _to_one_scale(ledger: Ledger, lanes: list[_Lane]) -> list[_Lane]:
+    """Give one parameter on several ranks one scale."""
+    reaches: dict[str, list[tuple[float, float]]] = {}
+    names = [words.on_any_rank(ledger.parameters[lane.p].name) for lane in lanes]
+    for name, lane in zip(names, lanes, strict=True):
+        reaches.setdefault(name, []).append(lane.reach)
+    shared = {
+        name: (min(low for low, _ in same), max(high for _, high in same))
+        for name, same in reaches.items()
     }
-    telling = telling_of(lanes)
-    if (margin := telling.margin(lanes)) > LEVEL:
-        lane += (margin - LEVEL) * (
-            1 + any(low < 0 < high for low, high in extents.values())
-        )
-        grid = grid._replace(lane=lane)
-        lanes = [
-            Lane.of(ledger, grid, row, p, extents[p], margin)
-            for row, p in enumerate(columns)
-        ]
-    keys, notes = (
-        _keys(ledger, columns, events, column),
-        [] if ledger.complete else ["The recording is incomplete."],
-    )
-    if any(foreign.values()):
-        notes.append(
-            "The line of an event is faint where it does not concern a parameter."
-        )
-    if any(
-        not lane_.signed and any(len(stack) > 1 for stack in lane_.stacks)
-        for lane_ in lanes
-    ):
-        notes.append(
-            "Norms do not add up: the parts of a tensor share the height of ‖.grad‖ in proportion to their own."
-        )
-    if any(len(stack) > 1 for lane_ in lanes for stack in lane_.stacks):
-        notes.append("Bars grow from zero, the oldest part first.")
-    if len({reach for reach in extents.values() if any(reach)}) > 1:
-        notes.append("Each lane has a scale of its own.")
-    notes += strip_notes(ledger, grid)
-    bottom = top + lane * len(columns) + sum(rooms) + 12
-    canvas = Canvas(total, bottom + legend_height(keys, notes, total) + 6)
-    for i, e in enumerate(events):
-        below = top + lane * len(columns)
-        # No line strikes through a name that stands above its lane.
-        apart = bool(foreign[e]) or above
-        draw_heading(
-            canvas,
-            ledger[e],
-            grid.x(i),
-            column,
-            top=top,
-            bottom=top if above else below,
-            faint=apart,
-        )
-        for row, p in enumerate(
-            columns if apart and ledger[e].kind != "backward" else []
-        ):
-            y, alpha = top + lane * row, 0.25 if p in foreign[e] else 1.0
-            draw_rule(
-                canvas,
-                ledger[e],
-                grid.x(i),
-                top=y + named,
-                bottom=y + lane,
-                alpha=alpha,
-            )
-    for lane_ in lanes:
-        _draw_lane(canvas, grid, ledger, lane_, telling)
-    for n, draw in enumerate(shown):
-        draw(canvas, grid, ledger, top + lane * len(columns) + sum(rooms[:n]) + named)
-    draw_legend(canvas, keys, notes, bottom)
-    return canvas
+    return [
+        lane._replace(reach=shared[name])
+        for name, lane in zip(names, lanes, strict=True)
+    ]
 
 
-def _lane_height(ledger: Ledger, columns: list[int], events: list[int]) -> float:
-    """Tall enough to write a number into the smallest contribution, if that is not too tall."""
-    base = 132.0 if len(columns) == 1 else 104.0 if len(columns) <= 3 else 84.0
-    most, needed = base * (1.7 if len(columns) == 1 else 1.4), base
-    for p in columns:
-        signed, stacks, grads = (
-            words.is_signed(ledger, p),
-            segments(ledger, p, events),
-            totals(ledger, p)[events],
-        )
-        drawn = [
-            heights(stack, float(grad), signed)
-            for stack, grad in zip(stacks, grads, strict=True)
-        ]
-        low, high = extent(drawn, grads)
-        parts = (
-            pair
-            for stack, heights in zip(stacks, drawn, strict=True)
-            for pair in zip(stack, heights, strict=True)
-        )
-        for amount in (amount for part, amount in parts if part.new and amount):
-            height = (
-                14.5 * (high - low) / abs(amount)
-                + 30
-                + 12 * (low < 0)
-                + 12 * (high > 0)
-            )
+def _placed(
+    lanes: list[_Lane], columns: Columns, top: float, named: float
+) -> tuple[_Writing, list[_Lane]]:
+    """Place the lanes, and write totals level while all have room, with as many digits as fit, but at least three.
+
+    Three digits rather than four where then the parts can be written, too.
+    """
+    height = _lane_height(lanes)
+    both_sides = any(low < 0 < high for low, high in (lane.reach for lane in lanes))
+    found = []
+    for turned in (False, True):
+        for digits in (4, 3):
+            writing = _Writing(digits, turned)
+            margin = writing.margin(lanes)
+            tall = height + (margin - _LEVEL) * (1 + both_sides)
+            placed = [
+                lane.placed(top + named + (tall + named) * row, tall, margin)
+                for row, lane in enumerate(lanes)
+            ]
+            if writing.fits(placed, columns.width):
+                found.append((writing, placed))
+        if found:
+            break
+    bar = _bar_width(columns)
+    return max(found, key=lambda one: one[0].written(one[1], bar))
+
+
+def _lane_height(lanes: list[_Lane]) -> float:
+    """Tall enough to write a number into the smallest new part, if that is not too tall."""
+    base = 132.0 if len(lanes) == 1 else 104.0 if len(lanes) <= 3 else 84.0
+    most = base * (1.7 if len(lanes) == 1 else 1.4)
+    needed = base
+    for lane in lanes:
+        low, high = lane.reach
+        around = 30 + 12 * (low < 0) + 12 * (high > 0)
+        for amount in _new_amounts(lane):
+            height = 14.5 * (high - low) / abs(amount) + around
             needed = max(needed, height if height <= most else base)
     return needed
 
 
-def _extents(
-    ledger: Ledger, columns: list[int], events: list[int]
-) -> dict[int, tuple[float, float]]:
-    """How far the bars of each lane reach; one parameter on several ranks is drawn to one scale."""
-    found: dict[int, tuple[float, float]] = {}
-    same: dict[str, list[int]] = {}
-    for p in columns:
-        signed, grads = words.is_signed(ledger, p), totals(ledger, p)[events]
-        stacks = zip(segments(ledger, p, events), grads, strict=True)
-        found[p] = extent(
-            [heights(stack, float(grad), signed) for stack, grad in stacks], grads
-        )
-        same.setdefault(words.on_any_rank(ledger.parameters[p].name), []).append(p)
-    for ranks in same.values():
-        both = min(found[p][0] for p in ranks), max(found[p][1] for p in ranks)
-        found |= dict.fromkeys(ranks, both)
-    return found
+def _new_amounts(lane: _Lane) -> Iterator[float]:
+    for stack, drawn in zip(lane.stacks, lane.heights, strict=True):
+        for part, amount in zip(stack, drawn, strict=True):
+            if part.new and amount:
+                yield amount
 
 
-def _draw_lane(
-    canvas: Canvas, grid: Grid, ledger: Ledger, lane: Lane, telling: Telling
-) -> None:
-    digits = telling.digits
-    parameter, (_, _, _, top, tall, zero, _) = ledger.parameters[lane.p], lane.slots[0]
-    end = grid.x(len(grid.events))
-    canvas.line([grid.left, end], [zero, zero], color=MUTED, width=0.9, z=1)
-    if top > grid.top + grid.named:
-        canvas.line(
-            [10, end], [top - grid.named] * 2, color=LINE, width=0.6, alpha=0.8, z=0
-        )
-    middle, what = top + tall / 2, "number" if lane.signed else "norm ‖·‖"
-    if grid.named:
-        canvas.text(
-            10,
-            top - grid.named / 2,
-            words.shorten(parameter.name, 31),
-            points=12.5,
-            mono=True,
-        )
-        canvas.text(
-            canvas.width - 10,
-            top - grid.named / 2,
-            what,
-            points=11,
-            color=MUTED,
-            ha="right",
-        )
-    else:
-        lines = _name(parameter.name)
-        for n, line in enumerate(lines):
-            canvas.text(
-                grid.left - 14,
-                middle + 8 - 16 * (len(lines) - n),
-                line,
-                points=12.5,
-                mono=True,
-                ha="right",
-            )
-        canvas.text(
-            grid.left - 14, middle + 8, what, points=11, color=MUTED, ha="right"
-        )
-    known = lane.told()
-    hangs = all(grad <= 0 for grad in known) and any(grad < 0 for grad in known)
-    writes = {new: lane.writes(digits, new=new) for new in (True, False)}
-    for i, (e, slot, grad) in enumerate(
-        zip(grid.events, lane.slots, lane.grads, strict=True)
-    ):
-        if not lane.there[i]:
-            _absent(canvas, slot, below=hangs)
-        elif not lane.whole(i):
-            _broken(canvas, slot, grad, digits)
+def _draw_events(picture: _Picture, top: float) -> bool:
+    """Draw headings and lines of events; return whether some do not concern all parameters."""
+    canvas, ledger, columns, lanes, _, named = picture
+    some = False
+    parameters = [ledger.parameters[lane.p] for lane in lanes]
+    begin = rule_top(columns, above=0, top=top - 3 if named else top)
+    bottom = lanes[-1].top + lanes[-1].tall
+    for i, e in enumerate(columns.events):
+        event, x = ledger[e], columns.x(i)
+        draw_heading(canvas, event, x, columns.width, above=0, top=top)
+        foreign = [_is_foreign(ledger, event, one) for one in parameters]
+        some |= any(foreign)
+        if event.kind == "backward":
+            # No line strikes through a name that stands above its lane.
+            if columns.width > 20:
+                draw_rule(canvas, event, x, top, top if named else bottom)
+        elif named or any(foreign):
+            draw_rule(canvas, event, x, begin, top)
+            for lane, faint in zip(lanes, foreign, strict=True):
+                alpha = 0.25 if faint else 1.0
+                draw_rule(canvas, event, x, lane.top, lane.top + lane.tall, alpha=alpha)
         else:
-            _bar(
-                canvas,
-                ledger,
-                slot,
-                lane.stacks[i],
-                lane.heights[i],
-                grad,
-                digits,
-                writes,
-            )
-            _total(
-                canvas,
-                slot,
-                telling,
-                grad,
-                _end(slot, lane.stacks[i], lane.heights[i], grad),
-            )
-        lost = ledger.unconsumed(e).get(parameter.name)
-        if lost:
-            said = (
-                "×" if grid.column < 80 else f"× {_lost(ledger, lane.p, lost, digits)}"
-            )
-            canvas.text(
-                slot.middle,
-                middle + (18 if zero < middle else -18),
-                said,
-                points=11,
-                ha="center",
-            )
+            draw_rule(canvas, event, x, begin, bottom)
+    return some
 
 
-def _total(canvas: Canvas, at: Slot, telling: Telling, grad: float, end: float) -> None:
+def _is_foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:
+    """Whether this happened on another rank, or was done by, or to, an optimizer that does not own the parameter."""
+    if event.kind == "backward":
+        return False
+    if event.rank is not None and event.rank != parameter.rank:
+        return True
+    if event.kind == "step":
+        return event.details.get("optimizer_index", 0) not in parameter.optimizers
+    names = ledger.meta.get("optimizers", ())
+    owners = [names[o] for o in parameter.optimizers if o < len(names)]
+    return event.label in names and event.label not in owners
+
+
+def _draw_lane(picture: _Picture, lane: _Lane) -> None:
+    canvas, columns = picture.canvas, picture.columns
+    canvas.level(columns.left, columns.end, lane.zero, color=MUTED, width=0.9, z=1)
+    if lane is not picture.lanes[0]:
+        _draw_divider(picture, lane.top)
+    _draw_lane_name(picture, lane)
+    finite = lane.finite()
+    hangs = all(grad <= 0 for grad in finite) and any(grad < 0 for grad in finite)
+    digits, bar = picture.writing.digits, picture.bar
+    written = [new for new in (True, False) if lane.writes(digits, bar, new=new)]
+    for i in range(len(columns.events)):
+        if not lane.present[i]:
+            _draw_absent(picture, lane, i, below=hangs)
+        elif not lane.is_whole(i):
+            _draw_broken(picture, lane, i)
+        else:
+            for part, y, height in lane.parts(i):
+                _draw_part(picture, lane, i, part, y, height, written)
+            x, net = picture.middle(i) - bar / 2, lane.net(i)
+            canvas.level(x - 4, x + bar + 4, net, width=2.6, z=4)
+            _draw_total(picture, lane, i)
+        _draw_erased(picture, lane, i)
+
+
+def _draw_divider(picture: _Picture, top: float) -> None:
+    look = {"color": LINE, "width": 0.6, "alpha": 0.8, "z": 0}
+    picture.canvas.level(10, picture.columns.end, top - picture.named, **look)
+
+
+def _draw_lane_name(picture: _Picture, lane: _Lane) -> None:
+    canvas, name = picture.canvas, picture.ledger.parameters[lane.p].name
+    what = "number" if lane.signed else "norm ‖·‖"
+    if picture.named:
+        y = lane.top - picture.named / 2
+        canvas.text(10, y, words.shorten(name, 31), size=12.5, mono=True)
+        canvas.text(canvas.width - 10, y, what, color=MUTED, ha="right")
+        return
+    x, y = picture.columns.left - 14, lane.top + lane.tall / 2 + 8
+    lines = _name_lines(name)
+    for n, line in enumerate(lines):
+        above = 16 * (len(lines) - n)
+        canvas.text(x, y - above, line, size=12.5, mono=True, ha="right")
+    canvas.text(x, y, what, color=MUTED, ha="right")
+
+
+def _draw_strip_name(picture: _Picture, top: float, name: tuple[str, str]) -> None:
+    _draw_divider(picture, top)
+    canvas = picture.canvas
+    if picture.named:
+        canvas.text(10, top - picture.named / 2, " ".join(name), size=11.5)
+        return
+    for n, line in enumerate(name):
+        x, y = picture.columns.left - 14, top + 14 + 15 * n
+        canvas.text(x, y, line, size=11.5, ha="right")
+
+
+def _draw_absent(picture: _Picture, lane: _Lane, i: int, *, below: bool) -> None:
+    canvas, middle, half = picture.canvas, picture.middle(i), picture.bar / 2
+    look = {"color": MUTED, "width": 2.2, "dash": ":", "z": 3}
+    canvas.level(middle - half, middle + half, lane.zero, **look)
+    text = "None" if picture.columns.width >= _WORDY else "∅"
+    y = lane.zero + (12 if below else -12)
+    canvas.text(middle, y, text, size=11.5, slant="italic", color=MUTED, ha="center")
+
+
+def _draw_broken(picture: _Picture, lane: _Lane, i: int) -> None:
+    canvas, middle, bar = picture.canvas, picture.middle(i), picture.bar
+    bottom = lane.top + lane.tall
+    # Below the zero line where that stands so high that it would strike the number through.
+    low = lane.zero < lane.top + 26
+    top = lane.zero + 4 if low else lane.top + 26
+    tall = bottom - (24 if low else 10) - top
+    look: dict[str, Any] = {"edge": INK, "hatch": "///", "line": 1.2, "z": 3}
+    canvas.box(middle - bar / 2, top, bar, tall, **look)
+    y = bottom - 12 if low else lane.top + 14
+    told = style.number(lane.grads[i], picture.writing.digits)
+    canvas.text(middle, y, told, size=12, weight="bold", ha="center")
+
+
+def _look(part: Segment) -> str:
+    if part.born < 0:
+        return "unseen"
+    return "new" if part.new else "used" if part.used else "live"
+
+
+def _draw_part(
+    picture: _Picture,
+    lane: _Lane,
+    i: int,
+    part: Segment,
+    y: float,
+    height: float,
+    written: list[bool],
+) -> None:
+    canvas, ledger, bar = picture.canvas, picture.ledger, picture.bar
+    middle = picture.middle(i)
+    x = middle - bar / 2
+    colors = style.label_colors(ledger.labels)
+    color = MUTED if part.born < 0 else colors.get(ledger[part.born].label, MUTED)
+    _, alpha, hatch = _LOOKS[_look(part)]
+    told = style.number(part.amount, picture.writing.digits)
+    if height < _THIN:
+        # Of one so thin only the sides are outlined: what is hollow stays hollow, what is pale stays pale.
+        gap = 1.0 if height > 2 else 0.0
+        canvas.box(x, y, bar, max(height - gap, 0.8), fill=color, alpha=alpha)
+        for side in (x, x + bar):
+            canvas.upright(side, y, y + height, color=color, width=1.2, z=2)
+        return
+    numbered = hatch and len(lane.stacks[i]) > 1 and height >= 26
+    if numbered and text_width(told, 11) <= bar - 3:
+        _draw_around(canvas, (x, y + 0.6, bar, height - 1.2), told, color, hatch)
+        hatch = None
+    look: dict[str, Any] = {
+        "fill": color,
+        "alpha": alpha,
+        "edge": color,
+        "line": 1.2,
+        "hatch": hatch,
+    }
+    canvas.box(x, y + 0.6, bar, height - 1.2, **look)
+    if part.new in written and lane.is_labelled(i, part, height):
+        ink = style.ink_on(color) if part.new else INK
+        where = clear_of(y, height, lane.net(i))[0]
+        canvas.text(middle, where, told, ha="center", color=ink)
+
+
+def _draw_around(
+    canvas: Canvas,
+    box: tuple[float, float, float, float],
+    told: str,
+    color: str,
+    hatch: str | None,
+) -> None:
+    """Hatch a box around its number, and no wider: a band across the bar looks like another part."""
+    x, y, wide, tall = box
+    top, side = y + tall / 2 - 8, max((wide - text_width(told, 11) - 4) / 2, 0.0)
+    pieces = [(x, y, wide, top - y), (x, top + 16, wide, y + tall - top - 16)]
+    if side > 2:
+        pieces += [(x, top, side, 16), (x + wide - side, top, side, 16)]
+    for piece in pieces:
+        canvas.box(*piece, edge=color, line=0.0, hatch=hatch)
+    canvas.text(x + wide / 2, top + 8, told, ha="center")
+
+
+def _draw_total(picture: _Picture, lane: _Lane, i: int) -> None:
     """Write what `.grad` comes to beyond the end of its bar; turned, it begins, or ends, there."""
-    told, below = telling.told(grad), grad < 0
-    if size := telling.level(told, at.room):
-        canvas.text(
-            at.middle,
-            end + (12 if below else -11),
-            told,
-            points=size,
-            bold=True,
-            ha="center",
-        )
+    grad, end, x = lane.grads[i], lane.end(i), picture.middle(i)
+    below, text = grad < 0, picture.writing.text(grad)
+    if size := picture.writing.size(grad, picture.columns.width):
+        y = end + 12 if below else end - 11
+        picture.canvas.text(x, y, text, size=size, weight="bold", ha="center")
     else:
         y, ha = (end + 5, "right") if below else (end - 5, "left")
-        canvas.text(at.middle, y, told, points=11, bold=True, ha=ha, turned=True)
+        picture.canvas.text(x, y, text, weight="bold", ha=ha, turned=True)
 
 
-def _lost(ledger: Ledger, p: int, births: list[int], digits: int) -> str:
-    told = (
-        words.value(ledger, births[0], p, "contribution", digits)
-        if len(births) == 1
-        else ""
-    )
-    return told if 0 < len(told) <= 9 else words.counted(len(births), "part")
+def _draw_erased(picture: _Picture, lane: _Lane, i: int) -> None:
+    ledger, e = picture.ledger, picture.columns.events[i]
+    lost = ledger.unconsumed(e).get(ledger.parameters[lane.p].name)
+    if not lost:
+        return
+    text = "×"
+    if picture.columns.width >= _SPACIOUS:
+        digits = picture.writing.digits
+        text += f" {words.value(ledger, lost[0], lane.p, 'contribution', digits)}"
+        if len(lost) > 1 or not 2 < len(text) <= 11:
+            text = f"× {words.counted(len(lost), 'part')}"
+    middle = lane.top + lane.tall / 2
+    y = middle + (18 if lane.zero < middle else -18)
+    picture.canvas.text(picture.middle(i), y, text, ha="center")
 
 
-def _absent(canvas: Canvas, at: Slot, below: bool) -> None:
-    canvas.line(
-        [at.x, at.x + at.bar], [at.zero, at.zero], color=MUTED, width=2.2, dash=":", z=3
-    )
-    text = "None" if at.room >= _WORDY else "∅"
-    y = at.zero + (12 if below else -12)
-    canvas.text(at.middle, y, text, points=11.5, italic=True, color=MUTED, ha="center")
-
-
-def _broken(canvas: Canvas, at: Slot, grad: float, digits: int) -> None:
-    # Below the zero line where that stands so high that it would strike the number through.
-    low = at.zero < at.top + 26
-    box = (
-        (at.zero + 4, at.top + at.lane - 24 - at.zero - 4)
-        if low
-        else (at.top + 26, at.lane - 36)
-    )
-    canvas.box(at.x, box[0], at.bar, box[1], edge=INK, hatch="///", line=1.2, z=3)
-    number = at.top + (at.lane - 12 if low else 14)
-    canvas.text(
-        at.middle, number, style.number(grad, digits), points=12, bold=True, ha="center"
-    )
-
-
-def _bar(
-    canvas: Canvas,
-    ledger: Ledger,
-    at: Slot,
-    stack: list[Segment],
-    heights: list[float],
-    grad: float,
-    digits: int,
-    writes: dict[bool, bool],
-) -> None:
-    """Draw the parts, with their amounts where new ones and others are written, and the line of `.grad` upon them."""
-    colors, net = style.label_colors(ledger.labels), at.zero - grad * at.scale
-    for part, y, height in at.parts(stack, heights):
-        color = colors.get(ledger[part.born].label, MUTED) if part.born >= 0 else MUTED
-        # What came from elsewhere has one look, used or not: on a grey ground its hatching would be lost.
-        alpha, hatch = (
-            (0.0, "xx")
-            if part.born < 0
-            else (1.0 if part.new else 0.0 if part.used else LIVE, None)
-        )
-        if height >= THIN:
-            box = y + 0.6, at.bar, height - 1.2
-            free = gap_of(
-                part,
-                stack,
-                *box[::2],
-                told=style.number(part.amount, digits),
-                wide=at.bar,
-            )
-            canvas.box(
-                at.x,
-                *box,
-                fill=color,
-                alpha=alpha,
-                edge=color,
-                line=1.2,
-                hatch=None if free else hatch,
-            )
-            if free:
-                told = style.number(part.amount, digits)
-                # Around the number, and no wider: a band across the bar looks like another part.
-                side = max((at.bar - text_width(told, 11) - 4) / 2, 0.0)
-                bands = (
-                    (at.x, box[0], at.bar, free[0] - box[0]),
-                    (at.x, free[1], at.bar, box[0] + box[2] - free[1]),
-                )
-                sides = (
-                    (x, free[0], side, free[1] - free[0])
-                    for x in (at.x, at.x + at.bar - side)
-                    if side > 2
-                )
-                for place in (*bands, *sides):
-                    canvas.box(*place, edge=color, line=0.0, hatch=hatch)
-                canvas.text(at.middle, sum(free) / 2, told, points=11, ha="center")
+def _draw_bytes(picture: _Picture, strip: Bytes, top: float) -> None:
+    canvas, columns = picture.canvas, picture.columns
+    base, scale = top + _STRIP - 4, (_STRIP - 24) / strip.most
+    bar = min(columns.width * 0.62, 52.0)
+    for i in np.flatnonzero(np.isfinite(strip.first)).tolist():
+        first, second = float(strip.first[i]), float(strip.second[i])
+        x, tall = picture.middle(i) - bar / 2, first * scale
+        told = [style.size(first)]
+        if strip.saved:
+            after = scale * (second if np.isfinite(second) else 0)
+            canvas.box(x, base - tall, bar / 2, tall, fill=MUTED, alpha=BEFORE)
+            box = (x + bar / 2, base - after, bar / 2, after)
+            canvas.box(*box, fill=MUTED, alpha=AFTER)
+            told = [f"{told[0]} → {style.size(second)}"]
         else:
-            # Of one so thin only the sides are outlined: what is hollow stays hollow, what is pale stays pale.
-            gap = 1.0 if height > 2 else 0.0
-            canvas.box(at.x, y, at.bar, max(height - gap, 0.8), fill=color, alpha=alpha)
-            for x in (at.x, at.x + at.bar):
-                canvas.line([x, x], [y, y + height], color=color, width=1.2, z=2)
-        if writes[part.new] and height >= THIN and labelled(part, stack):
-            ink = style.ink_on(color) if part.new else INK
-            written = clear_of(y, height, net)[0]
-            canvas.text(
-                at.middle,
-                written,
-                style.number(part.amount, digits),
-                points=11,
-                ha="center",
-                color=ink,
-            )
-    canvas.line([at.x - 4, at.x + at.bar + 4], [net, net], width=2.6, z=4)
+            canvas.box(x, base - tall, bar, tall, fill=INK, alpha=ALLOCATED)
+            if np.isfinite(second):
+                canvas.level(x - 3, x + bar + 3, base - second * scale, width=1.6, z=4)
+                told.insert(0, f"{style.size(second)}, {told[0]}")
+        canvas.level(x, x + bar, base, color=MUTED, width=0.9)
+        fitting = [one for one in told if text_width(one, 11) <= columns.width - 4]
+        if fitting:
+            canvas.text(x + bar / 2, top + 10, fitting[0], ha="center")
 
 
-def _end(at: Slot, stack: list[Segment], heights: list[float], grad: float) -> float:
-    """The end of a bar, beyond which its total is written."""
-    edges = [
-        edge for _, y, height in at.parts(stack, heights) for edge in (y, y + height)
-    ]
-    net = at.zero - grad * at.scale
-    return max([at.zero, net, *edges]) if grad < 0 else min([at.zero, net, *edges])
-
-
-def _keys(
-    ledger: Ledger, columns: list[int], events: list[int], column: float
-) -> list[Key]:
+def _keys(picture: _Picture) -> list[Key]:
     """The entries of the legend: only what this figure shows."""
-    stacks = [stack for p in columns for stack in segments(ledger, p, events)]
-    parts = [part for stack in stacks for part in stack]
-    colors = style.label_colors(ledger.labels)
-    shown = {ledger[part.born].label for part in parts if part.born >= 0}
-    seen = [label for label in ledger.labels if label in shown]
-    keys = (
-        [Key(words.shorten(label or "backward", 28), colors[label]) for label in seen]
-        if len(seen) > 1
-        else []
-    )
-    own, *others = [colors[label] for label in seen] or [MUTED]
-    beside = tuple(others[:1])
-    keys += (
-        [Key("added by this backward", own, beside=beside)]
-        if any(s.new for s in parts)
-        else []
-    )
-    live, used = (
-        any(not s.new and s.used == spent and s.born >= 0 for s in parts)
-        for spent in (False, True)
-    )
-    keys += [Key("already in .grad", own, LIVE, beside=beside)] if live else []
-    keys += [Key("already used by a step", own, 0.0, beside=beside)] if used else []
-    unseen = "from other ranks" if ledger.of("sync") else "not from a recorded backward"
-    keys += [Key(unseen, MUTED, 0.0, "xx")] if any(s.born < 0 for s in parts) else []
-    keys += [Key(".grad after the event", INK, kind="total")]
+    ledger, events = picture.ledger, picture.columns.events
+    stacks = itertools.chain.from_iterable(lane.stacks for lane in picture.lanes)
+    parts = list(itertools.chain.from_iterable(stacks))
+    keys = _part_keys(ledger, parts)
+    keys.append(Key(".grad after the event", INK, kind="total"))
     if any(ledger.unconsumed(e) for e in events):
-        keys += [Key("erased before any step used it", INK, kind="cross")]
-    if any(not np.isfinite(part.amount) for part in parts):
-        keys += [Key("not finite", INK, 0.0, "///")]
-    if any(not present(ledger, e, p) for e in events for p in columns):
-        keys += [
-            Key(
-                "no .grad (None)" if column >= _WORDY else "∅: no .grad (None)",
-                MUTED,
-                kind="dots",
-            )
+        keys.append(Key("erased before any step used it", INK, kind="cross"))
+    if not np.isfinite([part.amount for part in parts]).all():
+        keys.append(Key("not finite", INK, 0.0, "///"))
+    if not all(all(lane.present) for lane in picture.lanes):
+        sign = "" if picture.columns.width >= _WORDY else "∅: "
+        keys.append(Key(f"{sign}no .grad (None)", MUTED, kind="dots"))
+    return keys + rule_keys(ledger, events)
+
+
+def _part_keys(ledger: Ledger, parts: list[Segment]) -> list[Key]:
+    """The entries for the colours of losses, where there are several, and for the looks of parts."""
+    shown = {ledger[part.born].label for part in parts if part.born >= 0}
+    colors = {
+        label: color
+        for label, color in style.label_colors(ledger.labels).items()
+        if label in shown
+    }
+    keys = []
+    if len(colors) > 1:
+        keys = [
+            Key(words.shorten(label or "backward", 28), color)
+            for label, color in colors.items()
         ]
-    return keys + rule_keys(ledger, events) + strip_keys(ledger, events)
+    first, *others = colors.values() or [MUTED]
+    looks = {_look(part) for part in parts}
+    for look, (text, alpha, hatch) in _LOOKS.items():
+        if look in looks and look != "unseen":
+            keys.append(Key(text, first, alpha, beside=tuple(others[:1])))
+        elif look in looks:
+            said = "from other ranks" if ledger.of("sync") else text
+            keys.append(Key(said, MUTED, alpha, hatch))
+    return keys
+
+
+def _notes(picture: _Picture, foreign: bool) -> list[str]:
+    lanes = picture.lanes
+    split = [lane for lane in lanes if any(len(stack) > 1 for stack in lane.stacks)]
+    reaches = {lane.reach for lane in lanes if any(lane.reach)}
+    said = {
+        "The recording is incomplete.": not picture.ledger.complete,
+        "The line of an event is faint where it does not concern a parameter.": foreign,
+        "Norms do not add up: the parts of a tensor share the height of ‖.grad‖ in proportion to their own.": any(
+            not lane.signed for lane in split
+        ),
+        "Bars grow from zero, the oldest part first.": bool(split),
+        "Each lane has a scale of its own.": len(reaches) > 1,
+    }
+    return [note for note, holds in said.items() if holds]

@@ -11,8 +11,9 @@ from matplotlib.patches import Polygon, Rectangle
 
 from accumviz.ledger.ledger import CONTRIBUTED, Ledger, Parameter
 from accumviz.views import payload
+from accumviz.views.columns import AFTER, ALLOCATED, BEFORE
 from accumviz.views.figure import INK, MUTED, PageFigure
-from accumviz.views.strip import AFTER, ALLOCATED, BEFORE
+from accumviz.views.heat import heat
 from accumviz.views.timeline import timeline
 from tests.toys import W
 
@@ -102,7 +103,7 @@ def test_strips_of_a_heat_map_are_drawn_to_one_scale() -> None:
 
 def test_equal_norms_are_equally_strong_whichever_loss_they_are_of() -> None:
     added = np.array([[8.0, 8.0, 2.0, 2.0]])
-    codes = payload.heat(added, added, np.array([0, 1, 0, 1]))[0].astype(int)
+    codes = heat(added, added > 0, np.array([0, 1, 0, 1])).codes[0].astype(int)
     first, second, third, fourth = (codes - 3) % 30
     assert first == second > third == fourth
 

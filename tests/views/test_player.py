@@ -20,6 +20,7 @@ from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import graphviz, payload
+from accumviz.views.heat import heat
 from accumviz.views.listing import listing
 from accumviz.views.player import FORMAT, Player, order, scenes
 from accumviz.views.style import static
@@ -110,9 +111,9 @@ def test_packed_numbers_come_back_to_three_digits() -> None:
 
 @pytest.mark.parametrize("spike", [3000, 3001, 3002])
 def test_the_largest_event_of_a_pixel_is_the_one_that_it_shows(spike: int) -> None:
-    added = np.ones((1, 3 * payload._WIDEST * 2))
+    added = np.ones((1, 3840))
     added[0, spike] = 1000.0
-    pixels = payload.heat(added, added, np.zeros(added.shape[1], int))
+    pixels = heat(added, added > 0, np.zeros(3840, int), np.arange(0, 3840, 6)).codes
     assert np.flatnonzero(pixels[0] == pixels.max()).tolist() == [spike // 6]
     assert pixels.max() > pixels.min()
 
@@ -328,11 +329,11 @@ def test_styles_are_small_as_they_travel() -> None:
     assert sum(len(gzip.compress((static / f"{name}.css").read_bytes())) for name in ("player", "explore")) <= 5 * 1024
 
 
-def test_of_a_pixels_events_the_largest_is_seen_whichever_loss_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_pixels_events_the_largest_is_seen_whichever_loss_it_is_of() -> None:
     added = np.array([[1.0, 1e-3], [1e-3, 1.0]])
-    each = payload.heat(added, added, np.array([0, 1]))
-    monkeypatch.setattr(payload, "_WIDEST", 1)
-    assert payload.heat(added, added, np.array([0, 1])).tolist() == [[each[0, 0]], [each[1, 1]]]
+    each = heat(added, added > 0, np.array([0, 1])).codes
+    both = heat(added, added > 0, np.array([0, 1]), np.array([0])).codes
+    assert both.tolist() == [[each[0, 0]], [each[1, 1]]]
 
 
 def two_ranks() -> Ledger:

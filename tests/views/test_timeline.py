@@ -22,7 +22,7 @@ from matplotlib.patches import Rectangle
 import accumviz as av
 from accumviz.book.charts import ThemedFigure
 from accumviz.ledger.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
-from accumviz.views import heatmap, style
+from accumviz.views import style
 from accumviz.views.figure import PageFigure
 from accumviz.views.parts import heights, segments
 from accumviz.views.timeline import timeline
@@ -237,9 +237,9 @@ def test_thinning_ten_thousand_events_is_said_and_keeps_the_largest() -> None:
     ledger = large(10_000, 150)
     figure = timeline(ledger)
     assert any("largest contribution of" in text and "events" in text for text in texts(figure))
-    data = heatmap.cells(ledger, range(150), range(10_000), 1, 20)
-    assert data.norm.shape == (150, 500)
-    assert np.nanmax(data.norm) == np.nanmax(ledger.contribution)
+    opacity = pixels_of(figure)[..., 3]
+    assert opacity[0, 0] == 1, "where the largest contribution is"
+    assert opacity.size < ledger.contribution.size / 15
 
 
 def test_an_event_has_a_column_of_its_own_while_there_is_room() -> None:
@@ -255,26 +255,28 @@ def test_one_infinite_contribution_among_many_survives_thinning() -> None:
     assert any(line.get_marker() == "x" and len(line.get_xdata()) == 2 for line in figure.axes[0].lines)
 
 
+def pixels_of(figure: Figure) -> Any:
+    return figure.axes[0].images[0].get_array()
+
+
 def test_cells_tell_a_contribution_from_a_grad_that_was_held_and_from_none() -> None:
-    ledger = large(6, 20)
-    pixels = heatmap.paint(heatmap.cells(ledger, range(20), range(6), 1, 1), style.CYCLE, -3, 0)
-    none, added, held = pixels[0, 0], pixels[0, 1], pixels[0, 5]
+    none, added, held = pixels_of(timeline(large(60, 20)))[0, [0, 1, 5]]
     assert none[3] == 0
     assert held[:3].tolist() == [0.5, 0.5, 0.5]
     assert 0 < held[3] < added[3]
 
 
 def test_opacity_grows_with_the_norm() -> None:
-    data = heatmap.Cells(np.array([[1e-3, 1e-2, 1e-1, 1.0]]), np.zeros((1, 4), int), *np.zeros((2, 1, 4), bool))
-    opacity = heatmap.paint(data, style.CYCLE, -3, 0)[0, :, 3]
-    assert (np.diff(opacity) > 0.2).all()
-    assert opacity[-1] == 1
+    strong = pixels_of(timeline(large(60, 20)))[:12, 1, 3]
+    assert (np.diff(strong) < 0).all(), "each parameter's contribution is smaller than that of the one above it"
+    assert strong[0] == 1
 
 
 def test_a_cell_has_the_colour_of_its_loss() -> None:
-    data = heatmap.Cells(np.ones((1, 3)), np.array([[0, 1, 2]]), *np.zeros((2, 1, 3), bool))
-    colors = ["#ff0000", "#00ff00", "#0000ff"]
-    assert heatmap.paint(data, colors, -1, 0)[0, :, :3].tolist() == np.eye(3).tolist()
+    ledger = large(60, 20)
+    colors = [mpl.colors.to_rgb(color) for color in style.label_colors(ledger.labels).values()]
+    pixels = pixels_of(timeline(ledger))[0, [1, 2], :3]
+    assert pixels.tolist() == [list(color) for color in colors]
 
 
 def test_the_band_of_a_window_reaches_from_its_first_backward_to_its_step() -> None:
@@ -781,29 +783,13 @@ def seen(color: Any, ground: float) -> float:
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
-@pytest.mark.parametrize("label", range(6))
-def test_the_weakest_contribution_is_told_from_a_grad_without_one_in_the_dark(label: int) -> None:
-    data = heatmap.Cells(
-        np.array([[1e-6, 1.0, np.nan]]), np.full((1, 3), label), np.zeros((1, 3), bool), np.ones((1, 3), bool)
-    )
-    pixels = heatmap.paint(data, style.CYCLE, -6, 0)
-    lift = heatmap.lifted(pixels)[0]
-    assert [lift[1, 3], lift[2, 3]] == [0, 0], "what is strong, and what is grey, stays as it is"
-    weak, grey = pixels[0, 0], pixels[0, 2]
-    # On a dark page, a part of the lift lies behind the cell.
-    behind = 0.45 * lift[0, 3]
-    alpha = 1 - (1 - weak[3]) * (1 - behind)
-    light, dark = seen((*weak[:3], alpha), 18 / 255), seen(grey, 18 / 255)
+@pytest.mark.parametrize("color", style.CYCLE)
+def test_the_weakest_contribution_is_told_from_a_grad_without_one_in_the_dark(color: str) -> None:
+    pixels = pixels_of(timeline(large(60, 20)))
+    weakest = min(pixels[..., 3][np.ptp(pixels[..., :3], axis=-1) > 0])
+    weak, grey = (*mpl.colors.to_rgb(color), weakest), pixels[0, 5]
+    light, dark = seen(weak, 18 / 255), seen(grey, 18 / 255)
     assert (light + 0.05) / (dark + 0.05) > 1.4
-
-
-def test_a_heat_map_is_lifted_on_a_dark_page_only() -> None:
-    figure = timeline(large(60, 20))
-    svg = figure.to_svg()
-    assert svg.count("opacity: var(--av-lift, 0)") == 2, "the cells, and the scale that says what they mean"
-    assert [image.get_visible() for image in figure.axes[0].images] == [False, True] * 2, "no file has it"
-    ET.fromstring(svg)
-    assert figure.to_html().count("--av-lift: 0.45") == 2
 
 
 @pytest.mark.parametrize("after", [0.0, 40.0])

@@ -5,6 +5,8 @@
 /** @import { Inks, Pen } from "./pen.js" */
 
 const LEVELS = 30;
+/** How opaque the weakest contribution is. */
+const FAINTEST = 0.46;
 /** Nothing, a `.grad` without a contribution, a number that is not finite. */
 const FIXED_ALPHA = [0, 33, 255];
 
@@ -18,7 +20,7 @@ const channels = (color) => [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2),
 export function pixel(code, colors, ink) {
   if (code < FIXED_ALPHA.length) return [...[[0, 0, 0], [127, 127, 127], ink][code], FIXED_ALPHA[code]];
   const level = code - FIXED_ALPHA.length;
-  return [...colors[Math.floor(level / LEVELS)], 110 + (level % LEVELS) * 5];
+  return [...colors[Math.floor(level / LEVELS)], 255 * (FAINTEST + (1 - FAINTEST) * (level % LEVELS) / (LEVELS - 1))];
 }
 
 /** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Geometry} place */
