@@ -52,7 +52,7 @@ lint: $(VENV)/.tests $(NODE)/.installed ## ruff and mypy, tsc and eslint, and wh
 	@$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/book.yml
 	@$(BIN)/zizmor --offline --pedantic --no-progress --quiet .github/workflows/book.yml
 
-scripts: $(VENV)/.tests ## the page's scripts, from accumviz/views/js into the files that pages carry
+scripts: $(VENV)/.tests ## the page's scripts, from accumviz/*/js into the files that pages carry
 	@$(PY) tests/js/scripts.py
 
 screenshots: $(VENV)/.tests book ## each widget, state and screenful, into screenshots/; and README's picture anew

@@ -62,10 +62,10 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure, and return rows of name, value, unit, bar and whether the bar holds."""
     from tests.book import chromium
 
-    static = ROOT / "accumviz" / "views" / "static"
+    package = ROOT / "accumviz"
     scripts, sheets = (
-        sum(len(gzip.compress((static / name).read_bytes())) / 1024 for name in names)
-        for names in (["accumviz.js"], ["player.css", "explore.css"])
+        sum(len(gzip.compress((package / name).read_bytes())) / 1024 for name in names)
+        for names in (["book/static/explore.js"], ["views/static/player.css", "book/static/explore.css"])
     )
     teaching = play(*_toy())
     carried = len(_payload(teaching)) / 1024

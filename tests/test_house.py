@@ -194,7 +194,7 @@ def test_no_tracked_file_names_a_place_on_somebodys_machine() -> None:
 def test_every_file_that_is_named_on_the_map_or_in_a_first_line_is_there() -> None:
     """By its name alone, or by the last of its folders."""
     paths = ["/" + str(path.relative_to(ROOT)) for path in tracked()]
-    sources = [*PACKAGE.rglob("*.py"), *(PACKAGE / "views/js").glob("*.[jt]s")]
+    sources = [*PACKAGE.rglob("*.py"), *PACKAGE.glob("*/js/*.[jt]s")]
     first = {str(path.relative_to(ROOT)): path.read_text("utf-8").partition("\n")[0] for path in sources}
     assert [name for name, line in first.items() if line and not re.search(r"\w", line)] == []
     for where, text in {**first, "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text("utf-8")}.items():

@@ -10,6 +10,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
+from accumviz.book import predict
 from accumviz.views import words
 from accumviz.views.style import static
 
@@ -95,22 +96,41 @@ def share_assets(html: str) -> str:
 
 
 def one_module(html: str) -> str:
-    """Of a page with a lab and players, one module for all views instead of one for each: a quarter less travels.
+    """Of a page with several kinds of view, one module for all of them: a quarter less travels.
 
-    >>> lab, player = (f'<script type="module">{static(f"{name}.js")}</script>' for name in ("lab", "accumviz"))
-    >>> one_module(f"1{lab}2{player}3") == f'1<script type="module">{static("whole.js")}</script>23'
+    An explorer's module starts players, too; the whole one also labs and predictions.
+
+    >>> one_module(f"1{module('lab')}2{module('explore')}3") == f"1{module('whole')}23"
     True
-    >>> one_module(f"1{lab}2") == f"1{lab}2"
+    >>> one_module(f"1{module('accumviz')}2{module('explore')}") == f"1{module('explore')}2"
+    True
+    >>> one_module(f"1{module('lab')}2") == f"1{module('lab')}2"
     True
     """
-    parts = {name: f'<script type="module">{static(f"{name}.js")}</script>' for name in ("accumviz", "lab", "predict")}
-    if parts["accumviz"] not in html or parts["lab"] not in html:
-        return html
-    first = min(parts.values(), key=lambda part: html.find(part) % (len(html) + 1))
-    html = html.replace(first, f'<script type="module">{static("whole.js")}</script>', 1)
-    for part in parts.values():
-        html = html.replace(part, "")
+    there = {name for name in (*VIEWS, "predict") if module(name) in html}
+    if "lab" in there and len(there - {"predict"}) > 1:
+        return _replaced(html, [*there], "whole")
+    if {"accumviz", "explore"} <= there:
+        return _replaced(html, ["accumviz", "explore"], "explore")
     return html
+
+
+VIEWS = ("accumviz", "explore", "lab")
+
+
+def module(name: str) -> str:
+    """Return the module that pages carry, as they carry it."""
+    text = static(f"{name}.js") if name == "accumviz" else static(f"{name}.js", predict.__file__)
+    return f'<script type="module">{text}</script>'
+
+
+def _replaced(html: str, names: list[str], by: str) -> str:
+    """Put one module in the place of the first of these."""
+    first = min(map(html.index, map(module, names)))
+    before, after = html[:first], html[first:]
+    for name in names:
+        after = after.replace(module(name), "")
+    return before + module(by) + after
 
 
 def share_on_page(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:

@@ -166,8 +166,7 @@ class Explorer(Displayed):
 
     def to_html(self) -> str:
         """A fragment of HTML that needs nothing else; with its scripts stripped, a table of all runs remains."""
-        css, script = assets()
-        sheets = [css, style.static("explore.css")]
+        sheets, script = [assets()[0], _static("explore.css")], _static("explore.js")
         return fragment(
             "explorer", self.id, self._table(), encode(*self.content), sheets, script
         )
@@ -185,8 +184,10 @@ class Explorer(Displayed):
 
         Raises `ImportError` when anywidget is not installed.
         """
-        css = assets()[0] + style.static("explore.css")
-        shown = widget(style.static("live.js"), css, "explorer", encode(*self.content))
+        css = assets()[0] + _static("explore.css")
+        shown = widget(
+            _static("explore-live.js"), css, "explorer", encode(*self.content)
+        )
 
         def record(change: Any) -> None:
             asked = change["new"]["choice"]
@@ -266,6 +267,10 @@ class Explorer(Displayed):
         failed = sum(run.failure is not None for run in self.runs)
         raised = f", {failed} of which raised" if failed else ""
         return f"Explorer: {words.counted(len(self.runs), 'run')}{raised}; {told}; .save('runs.html') writes a page"
+
+
+def _static(name: str) -> str:
+    return style.static(name, __file__)
 
 
 def explore(

@@ -298,7 +298,9 @@ class Lab(Displayed):
 
 def assets() -> tuple[list[str], str]:
     """The style sheets, the first of them a player's, and the module of a lab."""
-    return [player.assets()[0], style.static("lab.css")], style.static("lab.js")
+    return [player.assets()[0], style.static("lab.css", __file__)], style.static(
+        "lab.js", __file__
+    )
 
 
 def report_data(report: Report) -> dict[str, Any]:

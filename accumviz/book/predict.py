@@ -311,7 +311,10 @@ def prediction_html(prediction: Prediction) -> str:
     figure = (
         "" if p.reveal is None else f'<div class="av-shown">{_figure(p.reveal)}</div>'
     )
-    css, script = style.static("predict.css"), style.static("predict.js")
+    css, script = (
+        style.static("predict.css", __file__),
+        style.static("predict.js", __file__),
+    )
     return (
         f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><script>{_SHUT}</script>'
         f"<style>{style.CSS}{css}</style>"

@@ -94,9 +94,9 @@ def stripes(dashes: tuple[int, ...]) -> str:
 
 
 @cache
-def static(name: str) -> str:
-    """The text of a style sheet or a script that pages carry."""
-    return (Path(__file__).parent / "static" / name).read_text("utf-8")
+def static(name: str, beside: str = __file__) -> str:
+    """Return a style sheet or a script that pages carry, from the folder beside a module."""
+    return (Path(beside).parent / "static" / name).read_text("utf-8")
 
 
 def label_colors(labels: tuple[str, ...] | list[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { aligned, differing, nearest } from "../../accumviz/views/js/align.js";
+import { aligned, differing, nearest } from "../../accumviz/book/js/align.js";
 
 const ACCUMULATED = ["backward", "backward", "backward", "step", "zero_grad"];
 const WHOLE = ["backward", "step", "zero_grad"];

@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { parse, same, usualReason } from "../../accumviz/views/js/answers.js";
-import { difference } from "../../accumviz/views/js/compare.js";
-import { along } from "../../accumviz/views/js/figures.js";
-import { besides, endOf, runsOf } from "../../accumviz/views/js/runs.js";
+import { parse, same, usualReason } from "../../accumviz/book/js/answers.js";
+import { difference } from "../../accumviz/book/js/compare.js";
+import { along } from "../../accumviz/book/js/figures.js";
+import { besides, endOf, runsOf } from "../../accumviz/book/js/runs.js";
 
 const run = (rows, more = {}) => ({ of: ["w", 0], rows, exact: true, steps: rows.length, end: false, ...more });
 

@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { heard, recording } from "../../accumviz/views/js/kernel.js";
+import { recording } from "../../accumviz/book/js/recording.js";
+import { heard } from "../../accumviz/views/js/kernel.js";
 
 /** A notebook's model, and what its kernel hears. */
 function notebook() {

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { choiceIn, linkOf } from "../../accumviz/views/js/lab-address.js";
-import { arrangementsOf } from "../../accumviz/views/js/lab-runs.js";
+import { choiceIn, linkOf } from "../../accumviz/book/js/lab-address.js";
+import { arrangementsOf } from "../../accumviz/book/js/lab-runs.js";
 
 const OFFERS = [
   { name: "step", title: "step", values: ["window", "epoch"], labels: ["", ""], line: "s" },

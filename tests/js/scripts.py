@@ -1,7 +1,8 @@
 """The page's scripts and style sheets: their tools, and the committed files that are built from their sources.
 
-They stand in `accumviz/views/js` and `css`. `python tests/js/scripts.py` installs what package-lock.json says, where
-it is not there yet, and builds; with `--install` it only installs, with `--check` it only looks at types and style.
+They are in `js` and `css` of `accumviz/views` and `accumviz/book`. `python tests/js/scripts.py` installs what
+package-lock.json says, where it is not there yet, and builds; with `--install` it only installs, with `--check` it only
+looks at types and style.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SOURCES, SHEETS, BUILT = (ROOT / "accumviz/views" / name for name in ("js", "css", "static"))
 # What a page carries; each is one module with no import.
-BUNDLES = ("accumviz", "lab", "live", "predict", "whole")
+BUNDLES = {
+    ROOT / "accumviz/views": ("accumviz", "live"),
+    ROOT / "accumviz/book": ("explore", "explore-live", "lab", "predict", "whole"),
+}
+SOURCES = [folder / "js" for folder in BUNDLES]
+BUILT = [folder / "static" for folder in BUNDLES]
 TYPES, STYLE = ("--project", "tests/js/tsconfig.json"), ("--config", "tests/js/eslint.config.js")
 _LOCK, _INSTALLED = HERE / "package-lock.json", HERE / "node_modules" / ".installed"
 # Our sources read nothing for its side effect, and no function of theirs is a constructor: so this is safe.
@@ -67,14 +72,22 @@ def run(tool: str, *arguments: str | Path, text: str = "") -> subprocess.Complet
     return subprocess.run(command, cwd=ROOT, input=text, capture_output=True, encoding="utf-8", check=False)
 
 
-def build(folder: Path) -> None:
-    """Write the bundles and the style sheets into a folder; raises `RuntimeError` with what a tool said."""
-    for name in BUNDLES:
-        whole = _made("esbuild", SOURCES / f"{name}.js", "--bundle", "--format=esm", _SHORT, "--charset=utf8")
+def build(target: Path | None = None) -> None:
+    """Write the bundles and the style sheets, all into one folder if one is given.
+
+    Raises `RuntimeError` with what a tool said.
+    """
+    for part in BUNDLES:
+        _build(part, target or part / "static")
+
+
+def _build(part: Path, folder: Path) -> None:
+    for name in BUNDLES[part]:
+        whole = _made("esbuild", part / "js" / f"{name}.js", "--bundle", "--format=esm", _SHORT, "--charset=utf8")
         # It names what is local to a function as in every other one: of that, a twentieth less travels.
         looks = ["--module", "--ecma", "2020", "--compress", _COMPRESS, "--mangle"]
         (folder / f"{name}.js").write_text(f"{_HEADER}\n{_made('terser', *looks, text=whole)}\n", "utf-8")
-    for sheet in SHEETS.glob("*.css"):
+    for sheet in (part / "css").glob("*.css"):
         (folder / sheet.name).write_text(_made("esbuild", sheet, "--minify", "--charset=utf8"), "utf-8")
 
 
@@ -91,7 +104,7 @@ def _locked() -> str:
 
 def check() -> int:
     """Print what tsc and eslint find; returns 0 for nothing."""
-    tools = (("tsc", *TYPES), ("eslint", *STYLE, "accumviz/views/js", "_static", "tests/js"))
+    tools = (("tsc", *TYPES), ("eslint", *STYLE, "accumviz/views/js", "accumviz/book/js", "_static", "tests/js"))
     found = [run(*tool) for tool in tools]
     print("".join(done.stdout + done.stderr for done in found), end="")
     return max(done.returncode for done in found)
@@ -103,4 +116,4 @@ if __name__ == "__main__":
     if "--check" in sys.argv:
         sys.exit(check())
     if "--install" not in sys.argv:
-        build(BUILT)
+        build()

@@ -280,14 +280,16 @@ def test_a_widget_carries_the_module_with_a_kernels_side_and_says_which_view_it_
         (explore(toy, k=[1, 2]).live(), "explorer"),
         (explore(toy, k=[1]).runs[0].player.live(), "player"),  # type: ignore[union-attr]
     ):
-        assert live._esm == static("live.js")
+        script = static("live.js") if kind == "player" else static("explore-live.js", module.__file__)
+        assert live._esm == script
         assert live.kind == kind
 
 
 def test_on_a_page_of_several_views_each_style_sheet_and_each_module_stands_once() -> None:
-    from wherebook.outputs import share_assets
+    from wherebook.outputs import one_module, share_assets
 
-    both = share_assets(play(toy(1)).to_html() + explore(toy, k=[1, 2]).to_html() + explore(toy, k=[1, 4]).to_html())
+    player, *explorers = play(toy(1)), explore(toy, k=[1, 2]), explore(toy, k=[1, 4])
+    both = one_module(share_assets("".join(view.to_html() for view in (player, *explorers))))
     assert both.count("<style") == 2, "that of players, and that of explorers"
     assert both.count('<script type="module"') == 1
     assert both.count('<script type="application/json"') == 3

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accumviz.book import explore
 from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
@@ -301,8 +302,8 @@ def test_a_saved_page_stands_alone(tmp_path: Path) -> None:
 
 
 def test_the_script_takes_what_this_version_writes() -> None:
-    for name in ("accumviz", "lab", "whole"):
-        assert set(re.findall(r'data-v="?(\d+)', static(f"{name}.js"))) == {str(FORMAT)}
+    for script in (static("accumviz.js"), static("lab.js", explore.__file__), static("whole.js", explore.__file__)):
+        assert set(re.findall(r'data-v="?(\d+)', script)) == {str(FORMAT)}
     assert f'data-v="{FORMAT}"' in play(toy()).to_html()
 
 
@@ -325,8 +326,8 @@ def test_a_graph_with_modules_is_told_folded_too() -> None:
 
 
 def test_styles_are_small_as_they_travel() -> None:
-    static = Path(payload.__file__).parent / "static"
-    assert sum(len(gzip.compress((static / f"{name}.css").read_bytes())) for name in ("player", "explore")) <= 5 * 1024
+    sheets = static("player.css"), static("explore.css", explore.__file__)
+    assert sum(len(gzip.compress(sheet.encode())) for sheet in sheets) <= 5 * 1024
 
 
 def test_of_a_pixels_events_the_largest_is_seen_whichever_loss_it_is_of() -> None:

@@ -98,7 +98,7 @@ def test_a_name_cannot_reverse_the_text_after_it() -> None:
 def test_no_rule_makes_the_browser_search_all_that_a_figure_draws_into() -> None:
     """A figure writes dozens of texts a frame: a `:has()` around it that looks at every depth is answered for each."""
     small = (".av-control", "label.av-choice", ".av-choice", ".bd-article:has(fieldset")
-    sheets = [*(ROOT / "accumviz/views/static").glob("*.css"), ROOT / "_static/book.css"]
+    sheets = [*(ROOT / "accumviz").glob("*/static/*.css"), ROOT / "_static/book.css"]
     searching = [
         found[0]
         for sheet in sheets

@@ -1,12 +1,6 @@
-/** A notebook's side of a view: its kernel hears of each change, and records the runs that the page has not. */
+/** A notebook's side of a view: its kernel hears of each change. */
 
-/** @import { Choice, Control, Model, Notebook, Run, Runs } from "./types.d.ts" */
-
-import { h, KEYS_ARE_MINE } from "./dom.js";
-import { read } from "./packed.js";
-
-/** @type {Run} */
-const WAITING = { waits: "The kernel is recording this run." };
+/** @import { Model, Notebook } from "./types.d.ts" */
 
 /** A notebook's model, to which each change is told at once. @param {Notebook} model @returns {Model} */
 export const heard = (model) => ({
@@ -17,49 +11,3 @@ export const heard = (model) => ({
   },
   on: (name, listener) => model.on(name, listener),
 });
-
-/**
- * The runs of an explorer: those of the page, and others that the kernel is asked for, once each.
- * @param {Model} model @param {Control[]} controls @param {Runs} recorded @param {() => void} draw
- * @returns {Runs}
- */
-export function recording(model, controls, recorded, draw) {
-  /** @type {Map<string, Run>} */
-  const others = new Map();
-  const keyOf = (/** @type {Choice} */ choice) =>
-    JSON.stringify(choice.map((place, i) => (typeof place === "number" ? controls[i].labels[place] : place)));
-
-  /** @param {Choice} choice */
-  function at(choice) {
-    const key = keyOf(choice);
-    const other = others.get(key);
-    if (other) return other;
-    if (choice.every((place) => typeof place === "number")) return recorded.at(choice);
-    others.set(key, WAITING);
-    model.set("ask", { choice, n: others.size });
-    return WAITING;
-  }
-  model.on("change:told", async () => {
-    const { choice, run } = model.get("told");
-    const { data, bytes } = await read(run);
-    others.set(keyOf(choice), data.data ? { ...data, data: undefined, whole: { data: data.data, bytes } } : data);
-    draw();
-  });
-  return { at, other };
-}
-
-/**
- * Where a reader types a value that was not recorded.
- * @param {string} name @param {(value: string) => void} choose
- */
-function other(name, choose) {
-  const take = () => { if (field.value) choose(field.value); };
-  /** @param {KeyboardEvent} event */
-  function keydown(event) {
-    if (event.key === "Enter") take();
-    event.stopPropagation(); // notebooks take Enter for themselves
-  }
-  const about = { type: "number", step: "any", "aria-label": `${name}: another value`, placeholder: "other" };
-  const field = h("input.av-other", { ...about, ...KEYS_ARE_MINE, change: take, keydown });
-  return field;
-}

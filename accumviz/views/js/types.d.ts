@@ -1,4 +1,4 @@
-/** What Python writes into a page (payload.py, graph.py, listing.py, explore.py), and what modules share. */
+/** What Python writes into a page (payload.py, graph.py, listing.py), and what modules share. */
 
 /** The one state of a player: event, nodes that have run (null: all), selected parameter and node (-1: none). */
 export interface At {
@@ -178,57 +178,8 @@ export interface Whole {
   bytes?: Uint8Array;
 }
 
-/** The steps of a run, as far as two runs are compared by them. */
-export interface Gradients {
-  of: unknown;
-  rows: Plain[][];
-  exact: boolean;
-  steps: number;
-  end: boolean;
-}
-
-/** A recorded run of an explorer; `whole` is put together when it is first shown. */
-export interface Run {
-  data?: Record<string, number>;
-  bytes?: [number, number];
-  whole?: Whole;
-  error?: string;
-  /** What is said while there is no run yet. */
-  waits?: string;
-  figures?: [string, string][];
-  grad?: Gradients;
-}
-
-/** The runs of an explorer; `other` makes the field for a value that was not recorded, where a kernel can record it. */
-export interface Runs {
-  at(choice: Choice): Run;
-  other?(name: string, choose: (value: string) => void): HTMLElement;
-}
-
 /** Per control the place of a recorded value, or the text of another one. */
 export type Choice = (number | string)[];
-
-export interface Control {
-  name: string;
-  kind: "fixed" | "switch" | "slider" | "select" | "tabs";
-  labels: string[];
-}
-
-/** What an explorer is told. */
-export interface ExplorerData {
-  controls: Control[];
-  grid: number[];
-  runs: Run[];
-  parts: unknown[];
-  start: Choice;
-  against: Choice | null;
-}
-
-/** An explorer's run, and the run beside it. */
-export interface Shown {
-  a: Choice;
-  b: Choice | null;
-}
 
 /** A part of `.grad`: which event put it there (-1: none that was recorded), and how much is left of it. */
 export interface Part {

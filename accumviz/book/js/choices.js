@@ -2,7 +2,7 @@
 
 /** @import { Control } from "./types.d.ts" */
 
-import { h, KEYS_ARE_MINE, range, slide } from "./dom.js";
+import { h, KEYS_ARE_MINE, range, slide } from "../../views/js/dom.js";
 
 /** So many letters stand beside each other; more become a list. */
 const SEGMENTS = 24;

@@ -2,7 +2,7 @@
 
 /** @import { LabFinding, LabReport } from "./lab-types.d.ts" */
 
-import { h, pane, put } from "./dom.js";
+import { h, pane, put } from "../../views/js/dom.js";
 
 const SIGNS = { healthy: "✓", findings: "✗", "no verdict": "?" };
 

@@ -1,6 +1,6 @@
 /** What Python writes into the page of a lab (lab.py), beside what it writes for a player. */
 
-import type { Choice, Data } from "./types.d.ts";
+import type { Choice, Data } from "../../views/js/types.d.ts";
 
 /**
  * A choice of a lab: its values, what each is called, the line that it moves ("" for none), and an example of

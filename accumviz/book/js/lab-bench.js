@@ -1,18 +1,18 @@
 /** The lab: a loop whose lines are moved, and what follows from it, side by side. */
 
 /** @import { LabData, LabReport, Offer } from "./lab-types.d.ts" */
-/** @import { Choice, Dispose, Host } from "./types.d.ts" */
+/** @import { Choice, Dispose, Host } from "../../views/js/types.d.ts" */
 
-import { arrive, group, h } from "./dom.js";
+import { arrive, group, h } from "../../views/js/dom.js";
 import { choiceIn, linkOf } from "./lab-address.js";
 import { choiceOf } from "./lab-choices.js";
 import { reportPane } from "./lab-report.js";
 import { arrangementsOf } from "./lab-runs.js";
 import { stand } from "./lab-stand.js";
 import { memory } from "./memory.js";
-import { read } from "./packed.js";
-import { isBright } from "./pen.js";
-import { watchLooks } from "./player.js";
+import { read } from "../../views/js/packed.js";
+import { isBright } from "../../views/js/pen.js";
+import { watchLooks } from "../../views/js/player.js";
 
 /** Whether a choice stands beside the code: not what moves a line, and not what cannot be chosen. */
 const isAsked = (/** @type {Offer} */ { line, values }, /** @type {boolean} */ live) =>

@@ -3,7 +3,7 @@
 /** @import { Secret, Way } from "./asking.js" */
 
 import { byChoice, byNumber, copy } from "./asking.js";
-import { h, KEYS_ARE_MINE, put } from "./dom.js";
+import { h, KEYS_ARE_MINE, put } from "../../views/js/dom.js";
 import { gate } from "./gate.js";
 import { memory } from "./memory.js";
 

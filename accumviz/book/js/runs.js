@@ -1,6 +1,7 @@
 /** The runs of an explorer that were recorded beforehand, and how two of them are shown beside each other. */
 
-/** @import { Choice, ExplorerData, Run, Runs, Whole } from "./types.d.ts" */
+/** @import { Choice, Whole } from "../../views/js/types.d.ts" */
+/** @import { ExplorerData, Run, Runs } from "./types.d.ts" */
 
 import { differing } from "./align.js";
 

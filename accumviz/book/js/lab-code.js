@@ -1,11 +1,11 @@
 /** The loop's code, whose lines can be moved: dragged by a mouse, tapped by a finger, by arrow keys. */
 
-/** @import { App } from "./player.js" */
+/** @import { App } from "../../views/js/player.js" */
 /** @import { LabRow, Offer } from "./lab-types.d.ts" */
 
-import { codePane } from "./code.js";
+import { codePane } from "../../views/js/code.js";
 import { carrying, hold } from "./lab-drag.js";
-import { h, KEYS_ARE_MINE, own, put, vertical } from "./dom.js";
+import { h, KEYS_ARE_MINE, own, put, vertical } from "../../views/js/dom.js";
 
 const NOWHERE = "nowhere";
 /**

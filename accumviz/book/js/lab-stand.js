@@ -1,21 +1,21 @@
 /** What one arrangement shows: its code, its moments, shares and weights, under one scrubber. */
 
-/** @import { App } from "./player.js" */
+/** @import { App } from "../../views/js/player.js" */
 /** @import { LabRun, Offer } from "./lab-types.d.ts" */
-/** @import { At } from "./types.d.ts" */
+/** @import { At } from "../../views/js/types.d.ts" */
 
-import { controls } from "./controls.js";
-import { h } from "./dom.js";
-import { keys } from "./keys.js";
+import { controls } from "../../views/js/controls.js";
+import { h } from "../../views/js/dom.js";
+import { keys } from "../../views/js/keys.js";
 import { movingPane } from "./lab-code.js";
-import { Ledger } from "./ledger.js";
-import { lighting } from "./light.js";
-import { clamp } from "./numbers.js";
-import { playing } from "./playing.js";
-import { sharesPane } from "./shares.js";
-import { timePane } from "./timeline.js";
-import { weightsPane } from "./weights.js";
-import { sentence } from "./words.js";
+import { Ledger } from "../../views/js/ledger.js";
+import { lighting } from "../../views/js/light.js";
+import { clamp } from "../../views/js/numbers.js";
+import { playing } from "../../views/js/playing.js";
+import { sharesPane } from "../../views/js/shares.js";
+import { timePane } from "../../views/js/timeline.js";
+import { weightsPane } from "../../views/js/weights.js";
+import { sentence } from "../../views/js/words.js";
 
 /**
  * @typedef {object} Ground  where it stands, and what it leads to

@@ -1,18 +1,20 @@
 /** The explorer: controls that switch between recorded runs, two of them side by side when asked. */
 
-/** @import { Dispose, ExplorerData, Host, Shown, Whole } from "./types.d.ts" */
+/** @import { Dispose, Host, Whole } from "../../views/js/types.d.ts" */
+/** @import { ExplorerData, Shown } from "./types.d.ts" */
 
-import { choicesIn, choicesLink, linkTo, momentIn } from "./address.js";
-import { arrive, group, h } from "./dom.js";
+import { choicesIn, choicesLink, linkTo, momentIn } from "../../views/js/address.js";
+import { arrive, group, h } from "../../views/js/dom.js";
 import { figures } from "./figures.js";
-import { read } from "./packed.js";
+import { read } from "../../views/js/packed.js";
 import { runsOf, besides, withWays } from "./runs.js";
 import { sideOf } from "./side.js";
 import { leveling, together } from "./together.js";
 
 /**
  * Put in an explorer.
- * @param {Host} host @param {typeof import("./kernel.js").recording} [kernel]  what records other runs, in a notebook
+ * @param {Host} host
+ * @param {typeof import("./recording.js").recording} [kernel]  what records other runs, in a notebook
  * @returns {Promise<Dispose>}
  */
 export async function explore({ model, el }, kernel) {

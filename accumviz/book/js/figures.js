@@ -3,8 +3,8 @@
 /** @import { Run } from "./types.d.ts" */
 
 import { difference, ROUNDING } from "./compare.js";
-import { h } from "./dom.js";
-import { clamp } from "./numbers.js";
+import { h } from "../../views/js/dom.js";
+import { clamp } from "../../views/js/numbers.js";
 
 /** @type {[number, string][]} */
 const TICKS = [[0, "equal"], [ROUNDING, "rounding"], [0.01, "1 %"], [1, "≥ 100 %"]];

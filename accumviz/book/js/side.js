@@ -1,11 +1,13 @@
 /** One side of an explorer: its controls, and the player of the run that they choose. */
 
-/** @import { At, Choice, Control, Dispose, Model, Run, Whole } from "./types.d.ts" */
+/** @import { At, Choice, Dispose, Model, Whole } from "../../views/js/types.d.ts" */
+/** @import { Leader } from "../../views/js/player.js" */
+/** @import { Control, Run } from "./types.d.ts" */
 
 import { choiceOf } from "./choices.js";
-import { group, h } from "./dom.js";
-import { still } from "./page.js";
-import { render } from "./player.js";
+import { group, h } from "../../views/js/dom.js";
+import { still } from "../../views/js/page.js";
+import { render } from "../../views/js/player.js";
 import { endOf } from "./runs.js";
 
 /** A player's moment, and the end of the run that it was a moment of. @typedef {At & {end?: number}} Kept */
@@ -17,7 +19,7 @@ import { endOf } from "./runs.js";
  * @property {import("./types.d.ts").Runs["other"]} other  makes the field for a value that was not recorded
  * @property {(i: number, place: number | string) => void} choose
  * @property {() => string} link
- * @property {() => import("./player.js").Leader | null} leader  what moves this player together with another one
+ * @property {() => Leader | null} leader  what moves this player together with another one
  * @property {(whole: Whole, other: Whole | undefined) => Whole} dress  a run as it is shown beside others
  * @property {boolean} begins  whether its player begins before the first event, instead of at the end
  * @property {() => void} moved  called when this player stands elsewhere

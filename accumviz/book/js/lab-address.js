@@ -1,7 +1,7 @@
 /** Permalinks of arrangements: what differs from the start, by name, so that they outlive other changes. */
 
 /** @import { Offer } from "./lab-types.d.ts" */
-/** @import { Choice } from "./types.d.ts" */
+/** @import { Choice } from "../../views/js/types.d.ts" */
 
 /** @param {string} id @param {Offer[]} offers @param {Choice} start @param {Choice} choice @param {number} e */
 export function linkOf(id, offers, start, choice, e) {

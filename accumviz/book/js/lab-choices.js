@@ -1,9 +1,9 @@
 /** The choices of a lab that move no line: a group of radios each; with a kernel, a field for another value, too. */
 
 /** @import { Offer } from "./lab-types.d.ts" */
-/** @import { Choice } from "./types.d.ts" */
+/** @import { Choice } from "../../views/js/types.d.ts" */
 
-import { h, KEYS_ARE_MINE } from "./dom.js";
+import { h, KEYS_ARE_MINE } from "../../views/js/dom.js";
 
 /** @param {Offer} offer @param {string} key @param {(place: number | string) => void} choose */
 function typed({ title, example }, key, choose) {

@@ -1,8 +1,8 @@
 /** Two runs under one scrubber: which event of one stands beside which event of the other. */
 
-/** @import { Data } from "./types.d.ts" */
+/** @import { Data } from "../../views/js/types.d.ts" */
 
-import { textOf } from "./code.js";
+import { textOf } from "../../views/js/code.js";
 
 /** The events of a run, up to each step and after the last one. @param {string[]} kinds */
 function windows(kinds) {

@@ -1,7 +1,7 @@
 /** The arrangements of a lab: which run is whose, and where a choice that was not recorded falls back to. */
 
 /** @import { LabData, LabRun } from "./lab-types.d.ts" */
-/** @import { Choice } from "./types.d.ts" */
+/** @import { Choice } from "../../views/js/types.d.ts" */
 
 /** What the page was told of a run in parts. @param {LabData} data @param {number[]} row */
 function together({ parts }, row) {
@@ -17,7 +17,7 @@ function together({ parts }, row) {
   return /** @type {LabRun} */ (whole);
 }
 
-/** Bars of shares from their columns. @param {any} told @returns {import("./types.d.ts").ShareRow[]} */
+/** Bars of shares from their columns. @param {any} told @returns {import("../../views/js/types.d.ts").ShareRow[]} */
 function barsOf({ e, o, l, t, w, s }) {
   return e.map((/** @type {number} */ step, /** @type {number} */ i) => {
     const [born, ...rest] = s[i];

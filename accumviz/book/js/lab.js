@@ -1,10 +1,10 @@
 /** Labs, for static pages and for anywidget: one module with no import. */
 
-/** @import { Notebook } from "./types.d.ts" */
+/** @import { Notebook } from "../../views/js/types.d.ts" */
 
-import { heard } from "./kernel.js";
+import { heard } from "../../views/js/kernel.js";
 import { bench } from "./lab-bench.js";
-import { startAll } from "./page.js";
+import { startAll } from "../../views/js/page.js";
 
 startAll("lab", bench, "the loop as text");
 

@@ -1,8 +1,9 @@
 /** What the steps of two runs used, compared. */
 
-/** @import { Gradients, Plain } from "./types.d.ts" */
+/** @import { Plain } from "../../views/js/types.d.ts" */
+/** @import { Gradients } from "./types.d.ts" */
 
-import { number } from "./numbers.js";
+import { number } from "../../views/js/numbers.js";
 
 /** Beyond this share of its size, a difference between two gradients is no rounding. */
 export const ROUNDING = 1e-5;

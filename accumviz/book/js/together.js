@@ -4,10 +4,10 @@
 /** @import { Run } from "./types.d.ts" */
 
 import { aligned, nearest } from "./align.js";
-import { transport } from "./controls.js";
-import { h, range, slide } from "./dom.js";
-import { clamp } from "./numbers.js";
-import { playing } from "./playing.js";
+import { transport } from "../../views/js/controls.js";
+import { h, range, slide } from "../../views/js/dom.js";
+import { clamp } from "../../views/js/numbers.js";
+import { playing } from "../../views/js/playing.js";
 import { kindsOf } from "./runs.js";
 
 /** @typedef {ReturnType<typeof sideOf>} Side */

@@ -1,7 +1,7 @@
 /** The two ways of answering: among choices, or with a number. Each has its field, its marks and its words. */
 
 import { parse, same, usualReason } from "./answers.js";
-import { h } from "./dom.js";
+import { h } from "../../views/js/dom.js";
 
 /**
  * What the script grades with.

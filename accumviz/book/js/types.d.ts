@@ -1,0 +1,52 @@
+/** What Python writes into a page of an explorer (explore.py), and what its modules share. */
+
+import type { Choice, Plain, Whole } from "../../views/js/types.d.ts";
+
+/** The steps of a run, as far as two runs are compared by them. */
+export interface Gradients {
+  of: unknown;
+  rows: Plain[][];
+  exact: boolean;
+  steps: number;
+  end: boolean;
+}
+
+/** A recorded run of an explorer; `whole` is put together when it is first shown. */
+export interface Run {
+  data?: Record<string, number>;
+  bytes?: [number, number];
+  whole?: Whole;
+  error?: string;
+  /** What is said while there is no run yet. */
+  waits?: string;
+  figures?: [string, string][];
+  grad?: Gradients;
+}
+
+/** The runs of an explorer; `other` makes the field for a value that was not recorded, where a kernel can record it. */
+export interface Runs {
+  at(choice: Choice): Run;
+  other?(name: string, choose: (value: string) => void): HTMLElement;
+}
+
+export interface Control {
+  name: string;
+  kind: "fixed" | "switch" | "slider" | "select" | "tabs";
+  labels: string[];
+}
+
+/** What an explorer is told. */
+export interface ExplorerData {
+  controls: Control[];
+  grid: number[];
+  runs: Run[];
+  parts: unknown[];
+  start: Choice;
+  against: Choice | null;
+}
+
+/** An explorer's run, and the run beside it. */
+export interface Shown {
+  a: Choice;
+  b: Choice | null;
+}
