@@ -449,7 +449,7 @@ def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
     assert err.startswith("accumviz: --fail-on error fails: ")
     newer = tmp_path / "newer.ledger"
     with monkeypatch.context() as later:
-        later.setattr("accumviz.ledger.writer.FORMAT", 99)
+        later.setattr("accumviz.ledger.container.FORMAT", 99)
         ledger().save(newer)
     (tmp_path / "text.ledger").write_text("no ledger")
     for bad in (newer, tmp_path / "text.ledger", tmp_path / "none.ledger", tmp_path):

@@ -11,8 +11,7 @@ from typing import Any
 from accumviz import arguments
 from accumviz.graph import file as columns
 from accumviz.graph.nodes import Edge, Node, Saved, distinct_bytes, in_order
-from accumviz.ledger.container import LedgerFileError, Reader, valid
-from accumviz.ledger.writer import Writer
+from accumviz.ledger.container import LedgerFileError, Reader, Writer, valid
 from accumviz.show import Displayed, save_page, shown
 
 __all__ = ["Difference", "Edge", "Graph", "Node", "Saved"]

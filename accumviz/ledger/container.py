@@ -1,58 +1,130 @@
-"""Append-only, versioned files for ledgers and graphs: JSON and raw numbers, never pickle, safe to open.
+"""Append-only files for ledgers and graphs: JSON and raw numbers, never pickle, safe to open.
 
-A file is a magic line and then chunks. A chunk is its length, its CRC-32 and a zlib-compressed
-body: one JSON header and the bytes of its arrays. A killed process loses at most the chunk it
-was writing.
+A file is a magic line and then chunks. A chunk is a frame (stored size, inflated size, CRC-32)
+and a zlib-compressed body: one JSON header and the bytes of its arrays. A process that is killed
+loses at most the chunk it was writing.
 
-Opening a file takes at most 256 MiB and 128 times its size, whatever it claims: a chunk is
-refused before it is inflated further, and its JSON before it is parsed. The writer keeps to
-that bound: what compresses better is padded.
+What a chunk takes in memory is at most 64 times its stored size, and the reader refuses one that
+claims more before it inflates it. The writer pads what compresses better.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
 import stat
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
 from accumviz import arguments
 
-MAGIC = b"accumviz\n"
-FORMAT = 3
-_FRAME = struct.Struct("<II")
-_HEAD = struct.Struct("<I")
+_NAME, FORMAT = b"accumviz", 4
+MAGIC = b"%s %d\n" % (_NAME, FORMAT)
+_FRAME = struct.Struct("<III")
+_HEADER_SIZE = struct.Struct("<I")
 # Plain numbers only: an object array is how a hostile file would smuggle code in.
 _DTYPES = ("<f4", "<f8", "|u1", "<i4", "<i8")
-# What the contents of a file may take: so much, and so many times its size. Half of what the module's
-# text says, because an array and the bytes it is made from are there together.
-_ROOM, _RATIO = 128 << 20, 64
-# A graph's arrays become objects, which are so many times larger.
-_WEIGHTS = {"graph": 24}
-_PIECE = 1 << 18
+# Bytes of memory for each stored byte of a chunk, and for each byte of a JSON header once it is parsed.
+_RATIO, _JSON_RATIO = 64, 8
+# The arrays of a graph become objects, which take so many times their bytes.
+_OBJECT_RATIO = {"graph": 24}
+_DEEPEST_JSON = 16
+_LARGEST_INTEGER = 1 << 63
 _MOST = 2**31 - 1
-# JSON may be so deep; shorter rows of digits than this are within 64 bits.
-_DEEP, _LONG = 16, re.compile(r"\d{19}")
+
+Chunk = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 class LedgerFileError(ValueError):
     """A file that cannot be read as a ledger or a graph; the message says why and what to do."""
 
 
-class Reader:
-    """The chunks of a file written by `Writer`, one at a time, each a header and its arrays.
+# --- chunks ----------------------------------------------------------------------------------
 
-    `kind` is there at once. After the last chunk `complete` says whether the file was closed
-    properly, and `end` what was said then: a file that ends in the middle of a chunk (its process
-    was killed) gives what was written before. Raises `LedgerFileError` for a foreign, newer or corrupt file;
-    with `repair` a corrupt file gives the chunks before the damage.
+
+def _pack(header: dict[str, Any], arrays: dict[str, np.ndarray], kind: str) -> bytes:
+    """Return a chunk as it is stored."""
+    columns, parts = [], []
+    for name, array in arrays.items():
+        if array.dtype.str not in _DTYPES:
+            raise TypeError(
+                f"array {name!r} has dtype {array.dtype}, expected one of {_DTYPES}"
+            )
+        columns.append([name, array.dtype.str, list(array.shape)])
+        # Bytes of equal weight side by side: exponents repeat, so zlib finds much more.
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        parts.append(flat.reshape(-1, array.itemsize).T.tobytes())
+    text = json.dumps(
+        {"meta": header, "arrays": columns}, separators=(",", ":")
+    ).encode()
+    raw = b"".join([_HEADER_SIZE.pack(len(text)), text, *parts])
+    body = zlib.compress(raw, 1)
+    body = body.ljust(_memory(len(text), len(raw), kind) // _RATIO + 1, b"\0")
+    return _FRAME.pack(len(body), len(raw), zlib.crc32(body)) + body
+
+
+def _memory(header: int, inflated: int, kind: str) -> int:
+    """Return the bytes that a chunk may take once it is read."""
+    return _JSON_RATIO * header + _OBJECT_RATIO.get(kind, 1) * inflated
+
+
+def _unpack(body: bytes, inflated: int, kind: str) -> Chunk:
+    """Return the header and the arrays of a chunk; raises `ValueError` for one that takes too much memory."""
+    if inflated > _RATIO * len(body):
+        raise ValueError(f"it claims to inflate to {inflated:,} bytes")
+    raw = memoryview(zlib.decompressobj().decompress(body, inflated))
+    (size,) = _HEADER_SIZE.unpack_from(raw)
+    if len(raw) != inflated or _memory(size, inflated, kind) > _RATIO * len(body):
+        raise ValueError("its contents take more memory than a chunk of its size may")
+    end = _HEADER_SIZE.size + size
+    text = bytes(raw[_HEADER_SIZE.size : end])
+    values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if 4 * values > max(size, 1 << 20):
+        raise ValueError("its header is a list of nothings")
+    parsed_text = json.loads(text)
+    header = an_object(an_object(parsed_text, "its header").get("meta"), "its header")
+    arrays = {}
+    for name, dtype, shape in parsed_text["arrays"]:
+        if dtype not in _DTYPES:
+            raise ValueError(f"array {name!r} has dtype {dtype!r}")
+        if len(shape) > 8 or not all(whole(side, 1 << 48) for side in shape):
+            raise ValueError(f"array {a_text(name)!r} has no shape: {str(shape)[:100]}")
+        element = np.dtype(dtype)
+        count = 1
+        for side in shape:
+            count *= side
+        start, end = end, end + count * element.itemsize
+        if end > inflated:
+            raise ValueError(f"array {a_text(name)!r} is longer than its chunk")
+        planes = np.frombuffer(raw[start:end], np.uint8).reshape(
+            element.itemsize, count
+        )
+        arrays[a_text(name)] = (
+            np.array(planes.T, order="C").view(element).reshape(shape)
+        )
+    return header, arrays
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+class Reader:
+    """Iterate over the chunks of a file written by `Writer`, each a header and its arrays.
+
+    `kind` is known at once. After the last chunk `complete` says whether the file was closed
+    properly, and `end` holds what was said then: a file that ends in the middle of a chunk gives
+    what was written before. Raises `LedgerFileError` for a foreign, damaged, older or newer file;
+    with `repair` a damaged file gives the chunks before the damage.
     """
 
     def __init__(
@@ -60,30 +132,24 @@ class Reader:
         path: str | Path,
         *,
         repair: bool = False,
-        descriptor: int | None = None,
+        opened: BinaryIO | None = None,
         size: int | None = None,
     ) -> None:
         arguments.file("path", path)
         self.path, self.repair = Path(path), repair
-        self._descriptor, self._size = descriptor, size
         self.complete = False
         self.end: dict[str, Any] = {}
-        self.format = 0
         self.kind = ""
-        self._chunks = self._read()
-        # The first chunk says what the file is.
-        next(self._chunks)
+        self._size = size  # of an open file, so much was written when it was asked for
+        self._chunks = self._read(opened)
+        next(self._chunks)  # the first chunk says what the file is
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    def __iter__(self) -> Iterator[Chunk]:
         return self._chunks
 
-    def _read(self) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    def _read(self, opened: BinaryIO | None) -> Iterator[Chunk]:
         try:
-            with (
-                self.path.open("rb")
-                if self._descriptor is None
-                else _Open(self._descriptor) as file
-            ):
+            with opened or self.path.open("rb") as file:
                 yield from self._read_from(file)
         except OSError as error:
             raise LedgerFileError(
@@ -94,39 +160,20 @@ class Reader:
                 f"{str(self.path)!r} needs more memory than there is"
             ) from error
 
-    def _read_from(
-        self, file: BinaryIO | _Open
-    ) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    def _read_from(self, file: BinaryIO) -> Iterator[Chunk]:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise LedgerFileError(f"{str(self.path)!r} is not a file")
-        # Of a file that is open, what was written when it was asked for: another process may write on.
-        size = about.st_size if self._size is None else min(self._size, about.st_size)
-        magic = file.read(max(len(MAGIC), 12))
-        if magic[: len(MAGIC)] != MAGIC:
-            shown = "it is empty" if not magic else f"it starts with {magic[:12]!r}"
-            raise LedgerFileError(
-                f"{str(self.path)!r} is not an accumviz file ({shown}, expected {MAGIC!r}); "
-                "pass a file written by ledger.save(...), graph.save(...) or record(..., path=...)"
-            )
-        position, number, room = len(MAGIC), 0, _Room(_ROOM)
-        while position + _FRAME.size <= size:
-            file.seek(position)
-            frame = file.read(_FRAME.size)
-            if len(frame) < _FRAME.size:
-                break
-            length, checksum = _FRAME.unpack(frame)
-            if position + _FRAME.size + length > size:
-                break
-            body = file.read(length)
-            if len(body) < length:
-                break
+        file.seek(0)
+        self._check_magic(file.read(len(MAGIC)))
+        number = 0
+        for position, body, inflated, checksum in _frames(
+            file, about.st_size if self._size is None else self._size
+        ):
             try:
                 if zlib.crc32(body) != checksum:
                     raise ValueError("its checksum does not match")
-                # By what was read so far, so that nothing is inflated on the word of what is still to come.
-                room.grow(_RATIO * (_FRAME.size + length))
-                meta, arrays = _unpack(body, room, _WEIGHTS.get(self.kind, 1))
+                header, arrays = _unpack(body, inflated, self.kind)
             except (
                 ValueError,
                 KeyError,
@@ -142,76 +189,68 @@ class Reader:
                     f"{str(self.path)!r} is damaged at byte {position} (chunk {number}: {error}); "
                     f"av.load(path, repair=True) reads the {max(number - 1, 0)} chunks before it"
                 ) from error
-            position += _FRAME.size + length
             # What was written after the closing mark was not written by a recording.
             self.complete = False
             if number == 0:
-                self._begin(meta)
+                self.kind = str(header.get("kind", ""))[:80]
                 yield {}, {}
-            elif "end" in meta:
-                self.end = dict(meta["end"]) if isinstance(meta["end"], dict) else {}
+            elif "end" in header:
+                self.end = (
+                    dict(header["end"]) if isinstance(header["end"], dict) else {}
+                )
                 self.complete = self.end.pop("complete", True) is True
             else:
-                del body
-                yield meta, arrays
+                yield header, arrays
             number += 1
         if number == 0:
             raise LedgerFileError(
                 f"{str(self.path)!r} ends before its first chunk: nothing was recorded in it"
             )
 
-    def _begin(self, meta: dict[str, Any]) -> None:
-        found, kind, name = meta.get("format"), meta.get("kind"), str(self.path)
-        if type(found) is not int or not isinstance(kind, str):
+    def _check_magic(self, magic: bytes) -> None:
+        if magic == MAGIC:
+            return
+        name = str(self.path)
+        if magic.startswith(_NAME):
             raise LedgerFileError(
-                f"{name!r} has no format number: it is not a whole accumviz file"
+                f"{name!r} has another format than {FORMAT}, which this accumviz reads: record again, or open it with "
+                "the version that wrote it"
             )
-        if found > FORMAT:
-            raise LedgerFileError(
-                f"{name!r} has format {found}, this accumviz reads up to {FORMAT}: "
-                "update it (pip install -U accumviz) or save the file again with the older version"
-            )
-        self.format, self.kind = found, kind
+        shown = f"it starts with {magic!r}" if magic else "it is empty"
+        raise LedgerFileError(
+            f"{name!r} is not an accumviz file ({shown}, expected {MAGIC!r}); "
+            "pass a file written by ledger.save(...), graph.save(...) or record(..., path=...)"
+        )
 
 
-class _Open:
-    """Reads a file that is open elsewhere, and leaves its place in it alone."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._at = descriptor, 0
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def seek(self, at: int) -> None:
-        self._at = at
-
-    def read(self, size: int) -> bytes:
-        if hasattr(os, "pread"):
-            found = os.pread(self._descriptor, size, self._at)
-        else:
-            os.lseek(self._descriptor, self._at, os.SEEK_SET)
-            found = os.read(self._descriptor, size)
-            os.lseek(self._descriptor, 0, os.SEEK_END)
-        self._at += len(found)
-        return found
-
-    def __enter__(self) -> _Open:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Whoever opened it closes it."""
+def _frames(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes, int, int]]:
+    """Yield position, body, inflated size and checksum of each whole chunk."""
+    position = len(MAGIC)
+    while position + _FRAME.size <= size:
+        frame = file.read(_FRAME.size)
+        if len(frame) < _FRAME.size:
+            return
+        length, inflated, checksum = _FRAME.unpack(frame)
+        body = file.read(min(length, size))
+        if len(body) < length:
+            return
+        yield position, body, inflated, checksum
+        position += _FRAME.size + length
 
 
 T = TypeVar("T")
 
 
 def valid(reader: Reader, decode: Callable[[Reader], T]) -> T:
-    """What `decode` makes of a file; raises `LedgerFileError` where it finds something else than was expected."""
+    """Return what `decode` makes of a file; raises `LedgerFileError` where its contents do not fit together."""
     try:
         return decode(reader)
     except LedgerFileError:
         raise
+    except MemoryError as error:
+        raise LedgerFileError(
+            f"{str(reader.path)!r} needs more memory than there is"
+        ) from error
     except (
         KeyError,
         TypeError,
@@ -224,186 +263,307 @@ def valid(reader: Reader, decode: Callable[[Reader], T]) -> T:
         raise LedgerFileError(
             f"{str(reader.path)!r} is not a valid {reader.kind}: {error!r}"
         ) from error
-    except MemoryError as error:
-        raise LedgerFileError(
-            f"{str(reader.path)!r} needs more memory than there is"
-        ) from error
 
 
-class _Room:
-    """How many bytes the contents of a file may still take."""
+# --- writing ---------------------------------------------------------------------------------
 
-    def __init__(self, most: int) -> None:
-        self.most = self.left = most
 
-    def grow(self, size: int) -> None:
-        self.most += size
-        self.left += size
+class Writer:
+    """Write chunks to a file as they come; each is in the operating system's hands when `append` returns.
 
-    def take(self, size: int) -> None:
-        if size > self.left:
+    Nothing happens to the disk before `open` (or the first `append`). It refuses an existing file with
+    `FileExistsError`; with `overwrite` a new file takes its place, once it has begun well. With `whole`,
+    nothing stands at `path` before `close`.
+
+    What the disk refuses, and a file that was deleted or cut short meanwhile, raise `OSError`: the file
+    then ends with its last whole chunk, and a later `append` tries again. In a process forked from the
+    one that opened it, nothing is written. One thread at a time may call.
+
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.ledger")
+    >>> with Writer(path, "ledger") as writer:
+    ...     writer.append({"n": 1}, {"a": np.array([1.5, float("nan")])})
+    >>> list(Reader(path))
+    [({'n': 1}, {'a': array([1.5, nan])})]
+    >>> Writer(path, "ledger").open()
+    Traceback (most recent call last):
+    FileExistsError: ... exists already; pass overwrite=True to replace it, or another name
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        kind: str,
+        *,
+        overwrite: bool = False,
+        whole: bool = False,
+    ) -> None:
+        self.path, self.kind = Path(path), kind
+        self.overwrite, self.whole = overwrite, whole
+        self.size = 0
+        self._file: BinaryIO | None = None
+        self._temporary = False
+        self._closed = False
+        self._process = os.getpid()
+        # The path with links resolved, and where the bytes go until the file has begun (or, `whole`, ended) well.
+        self._target = self._unfinished = Path()
+
+    @classmethod
+    def temporary(cls, kind: str) -> Writer:
+        """Return a writer of a file without a name, which goes with it, or with its process."""
+        writer = cls("(a temporary file)", kind)
+        writer._temporary = True
+        writer._begin(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115 - the writer closes it
+        return writer
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether something was written."""
+        return self.size > 0
+
+    def open(self) -> None:
+        """Begin the file. Raises `FileExistsError`, or another `OSError` where it cannot be written."""
+        if self._file is not None or self._closed:
+            return
+        self._process = os.getpid()
+        try:
+            self._target = self.path.resolve()
+        except (
+            ValueError,
+            RuntimeError,
+        ) as error:  # half of a character, a circle of links
+            raise OSError(errno.EINVAL, str(error), str(self.path)) from error
+        if self._target.is_dir():
+            raise IsADirectoryError(
+                errno.EISDIR, os.strerror(errno.EISDIR), str(self.path)
+            )
+        replaces = self._target.exists()
+        if replaces and not self.overwrite:
+            raise FileExistsError(self._refusal())
+        self._unfinished = self._target
+        if replaces or self.whole:
+            name = f".{self._target.name}.{os.getpid()}.new"
+            self._unfinished = self._target.with_name(name)
+        try:
+            self._begin(_create(self._unfinished))
+            if not self.whole:
+                self._move_to_target()
+        except FileExistsError:
+            raise FileExistsError(self._refusal()) from None
+        except OSError as error:
+            raise OSError(
+                error.errno, error.strerror or str(error), str(self.path)
+            ) from error
+
+    def _refusal(self) -> str:
+        return f"{str(self.path)!r} exists already; pass overwrite=True to replace it, or another name"
+
+    def _begin(self, file: BinaryIO) -> None:
+        self._file = file
+        try:
+            self._write(MAGIC + _pack({"kind": self.kind}, {}, self.kind))
+        except BaseException:
+            self.discard()
+            raise
+
+    def _move_to_target(self) -> None:
+        if self._unfinished == self._target:
+            return
+        try:
+            if not self.overwrite and self._target.exists():
+                raise FileExistsError(self._refusal())
+            self._unfinished.replace(self._target)
+        except OSError:
+            self._unfinished.unlink(missing_ok=True)
+            raise
+        self._unfinished = self._target
+
+    def append(
+        self, header: dict[str, Any], arrays: dict[str, np.ndarray] | None = None
+    ) -> None:
+        """Write a chunk, opening the file if need be. Raises `OSError` when the disk refuses it."""
+        if self._closed:
             raise ValueError(
-                f"its contents are larger than the {self.most >> 20:,} MiB that a file of its size may hold"
+                f"{str(self.path)!r} is closed; nothing can be appended to it"
             )
-        self.left -= size
+        if self._file is None or os.getpid() == self._process:
+            self.open()
+            self._write(_pack(header, arrays or {}, self.kind))
 
-
-def _weight(head: bytes) -> int:
-    """The most bytes that JSON takes once parsed, told from how often what begins a value stands in it."""
-    containers = 256 * head.count(b"{") + 88 * head.count(b"[")
-    return 4 * len(head) + containers + 96 * (head.count(b",") + head.count(b":"))
-
-
-def frame(
-    meta: dict[str, Any],
-    arrays: dict[str, np.ndarray],
-    kind: str,
-    weight: int,
-    size: int,
-) -> tuple[bytes, int]:
-    """A chunk as it stands in a file, and the weight of the file with it; before, it has `weight` and `size` bytes."""
-    body, more = _pack(meta, arrays, _WEIGHTS.get(kind, 1))
-    # What is so regular that the reader would take it for a bomb is given the size that it may have.
-    body = body.ljust((weight + more - _ROOM) // _RATIO + len(MAGIC) + 1 - size, b"\0")
-    return _FRAME.pack(len(body), zlib.crc32(body)) + body, weight + more
-
-
-def _pack(
-    meta: dict[str, Any], arrays: dict[str, np.ndarray], weight: int
-) -> tuple[bytes, int]:
-    columns, parts, size = [], [], 0
-    for name, array in arrays.items():
-        if array.dtype.str not in _DTYPES:
-            raise TypeError(
-                f"array {name!r} has dtype {array.dtype}, expected one of {_DTYPES}"
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        about = os.fstat(self._file.fileno())
+        if about.st_nlink == 0 and not self._temporary:
+            raise FileNotFoundError(
+                f"{str(self.path)!r} was deleted while it was written"
             )
-        columns.append([name, array.dtype.str, list(array.shape)])
-        # Bytes of equal weight side by side: exponents repeat, so zlib finds much more.
-        flat = np.ascontiguousarray(array).view(np.uint8)
-        parts.append(
-            flat.reshape(-1, array.itemsize).T.tobytes() if array.size else b""
-        )
-        size += array.nbytes
-    head = json.dumps({"meta": meta, "arrays": columns}, separators=(",", ":")).encode()
-    return zlib.compress(
-        _HEAD.pack(len(head)) + head + b"".join(parts), 1
-    ), weight * size + _weight(head)
+        if about.st_size < self.size:
+            raise OSError(
+                errno.EIO, "the file was cut short while it was written", str(self.path)
+            )
+        try:
+            left = memoryview(data)
+            while left:  # where the disk took only a part, the second try says why
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self.size)
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self.size += len(data)
 
+    def read(self) -> Reader:
+        """Return the chunks that were written so far.
 
-class _Inflated:
-    """The inflated bytes of a body, as many at a time as are asked for."""
+        Raises `LedgerFileError` where the file was deleted or changed after it was closed.
+        """
+        if self._file is not None and not self._closed:
+            opened = os.fdopen(os.dup(self._file.fileno()), "rb")
+            return Reader(self.path, repair=True, opened=opened, size=self.size)
+        try:
+            size = self._target.stat().st_size
+        except OSError as error:
+            raise LedgerFileError(
+                f"{str(self.path)!r}, which holds what was recorded, is not there any more "
+                f"({error.strerror or error}); load it with av.load(...) from where it is now"
+            ) from error
+        if size != self.size:
+            raise LedgerFileError(
+                f"{str(self.path)!r}, which held what was recorded, was replaced or changed since; "
+                "load what is there now with av.load(...)"
+            )
+        return Reader(self._target, repair=True)
 
-    def __init__(self, body: bytes) -> None:
-        self._body, self._at = memoryview(body), 0
-        self._stream, self._rest = zlib.decompressobj(), b""
+    def close(self, **end: Any) -> None:
+        """Mark the file as closed and close it; `end` is kept as `Reader.end`.
 
-    def read(self, size: int) -> bytes:
-        parts = []
-        while size > 0:
-            if not self._rest:
-                self._rest = bytes(self._body[self._at : self._at + _PIECE])
-                self._at += _PIECE
-            ended = not self._rest
-            # Even when all is read, some of what it inflates to may still be due.
-            part = self._stream.decompress(self._rest, size)
-            self._rest = self._stream.unconsumed_tail
-            if (ended and not part) or (self._stream.eof and len(part) < size):
-                raise ValueError("it is shorter than it says")
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts) if len(parts) != 1 else parts[0]
+        With `complete=False` what it holds counts as incomplete all the same.
+        Raises `OSError` when the disk refuses the mark; the file is closed even then.
+        """
+        try:
+            if (
+                self._file is not None
+                and not self._closed
+                and os.getpid() == self._process
+            ):
+                self._write(_pack({"end": end}, {}, self.kind))
+                self.abandon()
+                self._move_to_target()
+        except OSError:
+            if self.whole:
+                self.discard()
+            raise
+        finally:
+            self.abandon()
 
-
-def _unpack(
-    body: bytes, room: _Room, weight: int
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    stream = _Inflated(body)
-    (length,) = _HEAD.unpack(stream.read(_HEAD.size))
-    if length > room.left:
-        room.take(length)
-    head = stream.read(length)
-    room.take(_weight(head))
-    header = json.loads(head)
-    del head
-    if not isinstance(header, dict) or not isinstance(header.get("meta"), dict):
-        raise TypeError("its header is no JSON object")
-    arrays = {}
-    for name, dtype, shape in header["arrays"]:
-        if not isinstance(name, str) or dtype not in _DTYPES:
-            raise ValueError(f"array {name!r} has dtype {dtype!r}")
+    def discard(self) -> None:
+        """Close the file without the mark, and delete it."""
         if (
-            not all(type(side) is int and 0 <= side < 1 << 48 for side in shape)
-            or len(shape) > 8
+            self._file is not None
+            and not self._closed
+            and not self._temporary
+            and os.getpid() == self._process
         ):
-            raise ValueError(f"array {name!r} has no shape: {str(shape)[:100]}")
-        kind, count = np.dtype(dtype), 1
-        for side in shape:
-            count *= side
-        room.take(weight * count * kind.itemsize)
-        planes = np.frombuffer(stream.read(count * kind.itemsize), np.uint8)
-        arrays[name] = (
-            np.ascontiguousarray(planes.reshape(kind.itemsize, count).T)
-            .view(kind)
-            .reshape(shape)
-        )
-        del planes
-    return header["meta"], arrays
+            with contextlib.suppress(OSError):
+                self._unfinished.unlink()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file as it is, without the mark."""
+        self._closed = True
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(
+            Exception
+        ):  # what it needs may be gone before it at the interpreter's end
+            self.abandon()
+
+    def __enter__(self) -> Writer:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.discard()
+
+
+def _create(path: Path) -> BinaryIO:
+    """Create a file that can be read as well; writes go to its end, wherever a reader has moved."""
+    mode = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
+    return os.fdopen(
+        os.open(path, mode | getattr(os, "O_BINARY", 0), 0o666), "r+b", buffering=0
+    )
+
+
+# --- checks of what a file says ----------------------------------------------------------------
 
 
 def plain(value: Any, name: str, kind: type = list) -> Any:
-    """JSON that came from a file, if it is a list (or an object) and what is in it can be printed."""
-    return _plain(a_list(value, name) if kind is list else an_object(value, name), 0)
+    """Return JSON from a file if it is a list (or an object) and everything in it can be printed."""
+    return _printable(
+        a_list(value, name) if kind is list else an_object(value, name), 0
+    )
 
 
 def parsed(text: str, name: str, kind: type = list) -> Any:
-    """As `plain`, of the JSON in this text; most texts are too short of brackets, digits and escapes to be refused."""
+    """Parse JSON and check it as `plain` does, which most texts are too simple to need."""
     value = json.loads(text)
-    short = (
+    simple = (
         text.isascii()
         and "\\u" not in text
-        and text.count("[") + text.count("{") <= _DEEP
+        and text.count("[") + text.count("{") <= _DEEPEST_JSON
     )
-    if not short or _LONG.search(text):
+    if not simple or re.search(r"\d{19}", text):
         return plain(value, name, kind)
     return a_list(value, name) if kind is list else an_object(value, name)
 
 
-def _plain(value: Any, depth: int) -> Any:
-    """JSON as it is, if it is not deep and its texts and numbers can be printed."""
-    if depth > _DEEP:
+def _printable(value: Any, depth: int) -> Any:
+    if depth > _DEEPEST_JSON:
         raise ValueError("lists within lists within lists")
     if isinstance(value, str):
         return a_text(value)
     if isinstance(value, dict):
-        return {a_text(name): _plain(each, depth + 1) for name, each in value.items()}
+        return {
+            a_text(name): _printable(each, depth + 1) for name, each in value.items()
+        }
     if isinstance(value, list):
-        return [_plain(each, depth + 1) for each in value]
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return [_printable(each, depth + 1) for each in value]
+    if isinstance(value, int) and not -_LARGEST_INTEGER <= value < _LARGEST_INTEGER:
         raise ValueError("a number beyond 64 bits")
     return value
 
 
 def a_text(value: Any) -> str:
-    """A text that can be written anywhere: half a character, as in a file's name that is no UTF-8, becomes "?"."""
+    """Return a text that can be written anywhere; half a character becomes "?"."""
     if not isinstance(value, str):
         raise TypeError(f"{str(value)[:100]!r} where a text was expected")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def whole(value: Any, most: int = _MOST) -> bool:
-    """Whether something that came from a file is a whole number from 0 to `most`."""
+    """Return whether a value from a file is a whole number from 0 to `most`."""
     return type(value) is int and 0 <= value <= most
 
 
 def a_list(value: Any, name: str) -> list[Any]:
-    """What came from a file, if it is a list; raises `TypeError` else."""
+    """Return a value from a file if it is a list; raises `TypeError` otherwise."""
     if not isinstance(value, list):
         raise TypeError(f"{name} is {str(value)[:100]!r}, expected a list")
     return value
 
 
 def an_object(value: Any, name: str) -> dict[str, Any]:
-    """What came from a file, if it is an object; raises `TypeError` else."""
+    """Return a value from a file if it is an object; raises `TypeError` otherwise."""
     if not isinstance(value, dict):
         raise TypeError(f"{name} is {str(value)[:100]!r}, expected an object")
     return value

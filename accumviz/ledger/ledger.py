@@ -13,7 +13,7 @@ import numpy as np
 from accumviz import arguments
 from accumviz.ledger import builder, lifecycle
 from accumviz.ledger import file as columns
-from accumviz.ledger.container import LedgerFileError, Reader, valid
+from accumviz.ledger.container import LedgerFileError, Reader, Writer, valid
 from accumviz.ledger.events import (
     CHANGED,
     CONTRIBUTED,
@@ -27,7 +27,6 @@ from accumviz.ledger.events import (
 from accumviz.ledger.lifecycle import Fates, Window
 from accumviz.ledger.merge import merge
 from accumviz.ledger.shares import Shares, shares
-from accumviz.ledger.writer import Writer
 from accumviz.show import Displayed, save_page
 
 __all__ = [
@@ -417,7 +416,7 @@ class Ledger(Arrays, Displayed):
             save_page(path, "Ledger", self.to_html())
             return
         with Writer(path, "ledger", overwrite=overwrite, whole=True) as writer:
-            writer.append(columns.header(self))
+            writer.append(columns.described(self.parameters, self.meta))
             for head, arrays in columns.chunks(self):
                 writer.append(head, arrays)
             writer.close(**({} if self.complete else {"complete": False}))

@@ -19,10 +19,9 @@ import numpy as np
 
 from accumviz.graph.graph import Graph
 from accumviz.ledger import file as ledgerfile
-from accumviz.ledger.container import LedgerFileError
+from accumviz.ledger.container import LedgerFileError, Writer
 from accumviz.ledger.events import CODES, PRESENT, TABLES, Events, Parameter
 from accumviz.ledger.ledger import Ledger
-from accumviz.ledger.writer import Writer
 from accumviz.recorder.callsite import CallSite
 from accumviz.recorder.memory import Allocated
 from accumviz.recorder.rows import Backward, Columns, Row, Shape
@@ -493,7 +492,6 @@ class Buffer:
         """Write no more to the file; what it has is still read from there."""
         writer, self._writer = self._writer, None
         if writer is not None and writer.can_be_read:
-            writer.release()
             self._written.append(writer)
 
     def _spill(self) -> None:

@@ -19,7 +19,6 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import accumviz as av
-from accumviz.ledger import container
 from accumviz.ledger.events import Events
 from accumviz.recorder import sessions
 from accumviz.recorder.callsite import CallSites
@@ -496,26 +495,6 @@ def test_a_ledger_is_the_same_from_memory_from_its_file_and_saved_again(tmp_path
         assert other.meta == ledger.meta
         assert np.array_equal(other.weights("bias"), ledger.weights("bias"), equal_nan=True)
     assert Events.of(tuple(ledger.events)) == ledger.events
-
-
-def test_a_file_of_the_second_format_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was written before events had several lines: two columns and two tables fewer, and no weights."""
-    ledger = run()
-    ledger.save(tmp_path / "today")
-    later = ("frames", "via")
-    monkeypatch.setattr("accumviz.ledger.writer.FORMAT", 2)
-    with av.ledger.Writer(tmp_path / "x.ledger", "ledger", whole=True) as writer:
-        for meta, arrays in container.Reader(tmp_path / "today"):
-            if "tables" in meta:
-                meta["tables"] = {name: table for name, table in meta["tables"].items() if name not in later}
-                arrays["codes"] = arrays["codes"][:-2]
-                arrays = {name: array for name, array in arrays.items() if name not in ("weights", "weighed")}
-            writer.append(meta, arrays)
-    old = av.load(tmp_path / "x.ledger")
-    assert [(e.kind, e.line, e.details) for e in old] == [(e.kind, e.line, e.details) for e in ledger]
-    assert {(e.frames, e.via) for e in old} == {((), "")}
-    assert old.weights("bias").size == 0
-    assert np.array_equal(old.grad, ledger.grad, equal_nan=True)
 
 
 def test_ranks_keep_what_each_knew() -> None:

