@@ -1,4 +1,4 @@
-"""Ledger -> the formats of others: a table (CSV), JSON, the trace that ui.perfetto.dev opens, TensorBoard's events."""
+"""Export a ledger: CSV, JSON, a trace for ui.perfetto.dev, TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -13,63 +13,66 @@ import numpy as np
 
 from accumviz.ledger.events import CHANGED, PRESENT, Event
 from accumviz.ledger.ledger import Ledger
-from accumviz.ledger.lifecycle import steps_of
-from accumviz.show import encoded
+from accumviz.ledger.shares import Share
+from accumviz.show import encoded, literal
 
 _TEXTS = ("kind", "label", "file", "line", "source", "within")
 _NUMBERS = ("time", "loss", "scale", "saved_before", "saved_after", "allocated", "peak")
+_OF_PARAMETER = (
+    "parameter",
+    "contribution",
+    "grad",
+    "present",
+    "changed",
+    "consumed_by",
+    "erased_by",
+)
 
 
 def to_csv(ledger: Ledger, file: TextIO) -> None:
-    """One row for each event and parameter: 2-norms of `contribution` and `grad`, and what became of it.
+    """Write one row for each event and parameter.
 
-    Numbers that are not known are empty, `consumed_by` and `erased_by` are events.
+    `contribution` and `grad` are 2-norms, `consumed_by` and `erased_by` events; what is not known is empty.
+    A text that a spreadsheet would run as a formula gets a leading apostrophe.
 
     >>> import sys
     >>> to_csv(Ledger.build([], []), sys.stdout)
     event,rank,kind,label,file,line,source,within,time,loss,scale,...,grad,present,changed,consumed_by,erased_by
     """
     rows = csv.writer(file, lineterminator="\n")
-    results = (
-        "parameter",
-        "contribution",
-        "grad",
-        "present",
-        "changed",
-        "consumed_by",
-        "erased_by",
-    )
-    rows.writerow(("event", "rank", *_TEXTS, *_NUMBERS, *results))
+    rows.writerow(("event", "rank", *_TEXTS, *_NUMBERS, *_OF_PARAMETER))
     consumed, erased = ledger.fates.consumed, ledger.fates.erased
     for event in ledger:
         e = event.index
-        about = [
-            e,
-            "" if event.rank is None else event.rank,
-            *(getattr(event, name) for name in _TEXTS),
-        ]
-        about += [_blank(getattr(event, name)) for name in _NUMBERS]
+        about = [e, "" if event.rank is None else event.rank]
+        about += [_cell(getattr(event, name)) for name in (*_TEXTS, *_NUMBERS)]
         for p, parameter in enumerate(ledger.parameters):
             state = int(ledger.state[e, p])
-            norms = (
-                _blank(float(ledger.contribution[e, p])),
-                _blank(float(ledger.grad[e, p])),
-            )
-            fate = (_event(int(consumed[e, p])), _event(int(erased[e, p])))
-            rows.writerow(
-                (
-                    *about,
-                    parameter.name,
-                    *norms,
-                    bool(state & PRESENT),
-                    bool(state & CHANGED),
-                    *fate,
-                )
-            )
+            of_parameter = [
+                _cell(parameter.name),
+                _cell(float(ledger.contribution[e, p])),
+                _cell(float(ledger.grad[e, p])),
+                bool(state & PRESENT),
+                bool(state & CHANGED),
+                _event_or_blank(int(consumed[e, p])),
+                _event_or_blank(int(erased[e, p])),
+            ]
+            rows.writerow(about + of_parameter)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        text = literal(value)
+        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def _event_or_blank(index: int) -> int | str:
+    return "" if index < 0 else index
 
 
 def to_json(ledger: Ledger, file: TextIO) -> None:
-    """One object: `meta`, `parameters`, and `events` with each parameter's 2-norms by its name.
+    """Write one object: `meta`, `parameters`, and `events` with each parameter's 2-norms by its name.
 
     NaN and the infinities are texts, as JSON has no numbers for them.
 
@@ -80,40 +83,31 @@ def to_json(ledger: Ledger, file: TextIO) -> None:
     {"event": 0, "rank": null, "kind": "backward", "label": "loss", ... "contribution": {}, "grad": {}}
     ]}
     """
-    parameters = [
-        {
-            "name": p.name,
-            "shape": list(p.shape),
-            "dtype": p.dtype,
-            "device": p.device,
-            "optimizers": list(p.optimizers),
-        }
-        for p in ledger.parameters
-    ]
+    parameters = []
+    for p in ledger.parameters:
+        about = {"name": p.name, "shape": p.shape, "dtype": p.dtype, "device": p.device}
+        parameters.append(about | {"optimizers": p.optimizers})
     head = f'"complete": {json.dumps(ledger.complete)}, "meta": {_dumps(ledger.meta)}'
     file.write(f'{{{head}, "parameters": {_dumps(parameters)},\n"events": [')
     for event in ledger:
         file.write(",\n" if event.index else "\n")
         row: dict[str, Any] = {"event": event.index, "rank": event.rank}
-        row |= {name: getattr(event, name) for name in (*_TEXTS, *_NUMBERS)} | {
-            "details": dict(event.details)
-        }
-        for name, norms in (
-            ("contribution", ledger.contribution),
-            ("grad", ledger.grad),
-        ):
-            known = enumerate(ledger.parameters)
-            row[name] = {
-                p.name: float(norms[event.index, i])
-                for i, p in known
-                if not math.isnan(norms[event.index, i])
-            }
+        row |= {name: getattr(event, name) for name in (*_TEXTS, *_NUMBERS)}
+        row["details"] = dict(event.details)
+        row["contribution"] = _by_name(ledger, ledger.contribution[event.index])
+        row["grad"] = _by_name(ledger, ledger.grad[event.index])
         file.write(_dumps(row))
     file.write("\n]}\n")
 
 
+def _by_name(ledger: Ledger, norms: np.ndarray) -> dict[str, float]:
+    """Return the known norms of one event by the names of the parameters."""
+    pairs = zip(ledger.parameters, norms.tolist(), strict=True)
+    return {p.name: norm for p, norm in pairs if not math.isnan(norm)}
+
+
 def to_perfetto(ledger: Ledger, file: TextIO) -> None:
-    """A trace in Chrome's format, in microseconds: a process for each rank, a track for each kind of event.
+    """Write a trace in Chrome's format, in microseconds: a process for each rank, a track for each kind of event.
 
     >>> import sys
     >>> to_perfetto(Ledger.build([], []), sys.stdout)
@@ -121,18 +115,62 @@ def to_perfetto(ledger: Ledger, file: TextIO) -> None:
     ]}
     """
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-    file.writelines(
-        (",\n" if n else "\n") + _dumps(row) for n, row in enumerate(_trace(ledger))
-    )
+    separator = "\n"
+    for row in _trace(ledger):
+        file.write(separator + _dumps(row))
+        separator = ",\n"
     file.write("\n]}\n")
 
 
-def to_tensorboard(ledger: Ledger, folder: Path) -> None:
-    """The scalars of each step, counted from 0 for each optimizer, as the events that TensorBoard shows.
+def _trace(ledger: Ledger) -> Iterator[dict[str, Any]]:
+    tracks: dict[tuple[int, str], int] = {}
+    processes: set[int] = set()
+    for event in ledger:
+        process = event.rank or 0
+        if process not in processes:
+            processes.add(process)
+            yield _name("process_name", f"rank {process}", pid=process)
+        key = process, event.kind
+        if key not in tracks:
+            tracks[key] = len(tracks)
+            yield _name("thread_name", event.kind, pid=process, tid=tracks[key])
+        time = round(event.time * 1e6, 3)
+        yield {
+            "ph": "i",
+            "s": "t",
+            "pid": process,
+            "tid": tracks[key],
+            "ts": time,
+            "name": event.label or event.kind,
+            "cat": event.kind,
+            "args": _arguments(event),
+        }
+        if event.kind == "backward" and math.isfinite(event.loss):
+            name = f"loss: {event.label}"
+            row = {"ph": "C", "pid": process, "ts": time, "name": name}
+            yield row | {"args": {"loss": event.loss}}
 
-    `learning rate`, `gradient norm` of an optimizer and of each of its parameters, `sum of shares` of each
-    objective, and where there are such, `clip factor` and `loss scale`. Raises `ImportError`, with the command that
-    installs it, when tensorboard is not there.
+
+def _name(what: str, name: str, **where: int) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "args": {"name": name}, **where}
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    line = f"{event.file}:{event.line}"
+    arguments = {"event": event.index, "line": line, "source": event.source}
+    for name in _NUMBERS[1:]:
+        number = getattr(event, name)
+        if not math.isnan(number):
+            arguments[name] = number
+    return arguments | dict(event.details)
+
+
+def to_tensorboard(ledger: Ledger, folder: Path) -> None:
+    """Write the scalars of each step as the events that TensorBoard shows; steps are counted for each optimizer.
+
+    The scalars are `learning rate`, `gradient norm` of an optimizer and of each of its parameters, `sum of
+    shares` of each objective, and where there is one, `loss scale`. Raises `ImportError`, with the command
+    that installs it, when tensorboard is missing.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event as Entry
@@ -146,127 +184,68 @@ def to_tensorboard(ledger: Ledger, folder: Path) -> None:
     writer = EventFileWriter(str(folder))
     try:
         for time, step, scalars in _scalars(ledger):
-            values = [
-                Summary.Value(tag=tag, simple_value=value)
-                for tag, value in scalars.items()
-            ]
-            writer.add_event(
-                Entry(wall_time=time, step=step, summary=Summary(value=values))
-            )
+            summary = Summary()
+            for tag, value in scalars.items():
+                summary.value.add(tag=tag, simple_value=value)
+            writer.add_event(Entry(wall_time=time, step=step, summary=summary))
     finally:
         writer.close()
 
 
 def _scalars(ledger: Ledger) -> Iterator[tuple[float, int, dict[str, float]]]:
-    """For each step that changed weights its time, its number among its optimizer's, and its scalars."""
-    shares, names = ledger.shares(), ledger.meta.get("optimizers", ())
-    for optimizer in sorted({o for p in ledger.parameters for o in p.optimizers}):
-        name = (
-            str(names[optimizer])
-            if optimizer < len(names)
-            else f"optimizer {optimizer}"
-        )
-        columns = [
-            i for i, p in enumerate(ledger.parameters) if optimizer in p.optimizers
-        ]
-        for number, step in enumerate(steps_of(ledger, (optimizer,)).tolist()):
-            event = ledger[step]
-            rates = event.details.get("lr") or ()
-            several = len(rates) > 1
-            found = {
-                f"learning rate/{name}{f'/group {g}' * several}": float(rate)
-                for g, rate in enumerate(rates)
-            }
-            norms = ledger.grad[step, columns].astype(float)
-            found[f"gradient norm/{name}"] = math.sqrt(float(np.nansum(norms**2)))
-            found |= {
-                f"gradient norm of {name}/{ledger.parameters[p].name}": norm
-                for p, norm in zip(columns, norms.tolist(), strict=True)
-                if not math.isnan(norm)
-            }
-            rows = shares.of(step)
-            rows = rows.take(rows.optimizer == optimizer)
-            for objective in np.unique(rows.objective).tolist():
-                known = rows.share[rows.objective == objective]
-                if not np.isnan(known).any():
-                    found[f"sum of shares/{shares.objectives[objective]}"] = float(
-                        known.sum()
-                    )
-            if rows.clipped.size and (rows.clipped != 1).any():
-                found[f"clip factor/{name}"] = float(rows.clipped[-1])
-            scale = (
-                ledger[int(rows.backward[-1])].details.get("amp_scale")
-                if len(rows)
-                else None
-            )
-            if isinstance(scale, int | float):
-                found[f"loss scale/{name}"] = float(scale)
-            yield event.time, number, found
+    """Yield for each step that changed weights its time, its number among its optimizer's, and its scalars."""
+    names = ledger.meta.get("optimizers", ())
+    counts: dict[int, int] = {}
+    for event in ledger.of("step"):
+        if event.skipped:
+            continue
+        optimizer = int(event.details.get("optimizer_index", 0))
+        number = counts.get(optimizer, 0)
+        counts[optimizer] = number + 1
+        known = optimizer < len(names)
+        name = str(names[optimizer]) if known else f"optimizer {optimizer}"
+        shares = list(ledger.shares().of(event.index))
+        scalars = _rates(event, name) | _norms(ledger, event.index, optimizer, name)
+        scalars |= _sums_of_shares(shares)
+        scale = ledger[shares[-1].backward].details.get("amp_scale") if shares else None
+        if isinstance(scale, int | float):
+            scalars[f"loss scale/{name}"] = float(scale)
+        yield event.time, number, scalars
 
 
-def _trace(ledger: Ledger) -> Iterator[dict[str, Any]]:
-    tracks: dict[tuple[int, str], int] = {}
-    for event in ledger:
-        process = event.rank or 0
-        if not any(known == process for known, _ in tracks):
-            yield {
-                "ph": "M",
-                "pid": process,
-                "name": "process_name",
-                "args": {"name": f"rank {process}"},
-            }
-        track = tracks.get((process, event.kind))
-        if track is None:
-            track = tracks[process, event.kind] = len(tracks)
-            about = {"ph": "M", "pid": process, "tid": track, "name": "thread_name"}
-            yield about | {"args": {"name": event.kind}}
-        at = {"pid": process, "tid": track, "ts": round(event.time * 1e6, 3)}
-        yield at | {
-            "ph": "i",
-            "s": "t",
-            "name": event.label or event.kind,
-            "cat": event.kind,
-            "args": _told(event),
-        }
-        if event.kind == "backward" and math.isfinite(event.loss):
-            counter = {
-                "ph": "C",
-                "pid": process,
-                "ts": at["ts"],
-                "name": f"loss: {event.label}",
-            }
-            yield counter | {"args": {"loss": event.loss}}
+def _rates(step: Event, name: str) -> dict[str, float]:
+    rates = list(step.details.get("lr") or [])
+    if len(rates) == 1:
+        return {f"learning rate/{name}": float(rates[0])}
+    return {f"learning rate/{name}/group {g}": float(r) for g, r in enumerate(rates)}
 
 
-def _told(event: Event) -> dict[str, Any]:
-    numbers = {
-        name: getattr(event, name)
-        for name in _NUMBERS[1:]
-        if not math.isnan(getattr(event, name))
-    }
-    return {
-        "event": event.index,
-        "line": f"{event.file}:{event.line}",
-        "source": event.source,
-        **numbers,
-    } | dict(event.details)
+def _norms(ledger: Ledger, step: int, optimizer: int, name: str) -> dict[str, float]:
+    norms = {}
+    for p, parameter in enumerate(ledger.parameters):
+        norm = float(ledger.grad[step, p])
+        if optimizer in parameter.optimizers and not math.isnan(norm):
+            norms[f"gradient norm of {name}/{parameter.name}"] = norm
+    return {f"gradient norm/{name}": math.hypot(*norms.values())} | norms
 
 
-def _blank(value: float) -> float | str:
-    return "" if math.isnan(value) else value
-
-
-def _event(index: int) -> int | str:
-    return "" if index < 0 else index
+def _sums_of_shares(shares: list[Share]) -> dict[str, float]:
+    """Return the sum of each objective's shares, where all of them are known."""
+    sums: dict[str, float] = {}
+    for row in shares:
+        tag = f"sum of shares/{row.objective}"
+        sums[tag] = sums.get(tag, 0.0) + row.share
+    return {tag: total for tag, total in sums.items() if not math.isnan(total)}
 
 
 def _dumps(value: Any) -> str:
-    return json.dumps(_plain(value), allow_nan=False, default=str)
+    return json.dumps(_encoded(value), allow_nan=False, default=str)
 
 
-def _plain(value: Any) -> Any:
+def _encoded(value: Any) -> Any:
+    """Return a value with NaN and the infinities as texts."""
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _encoded(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_encoded(one) for one in value]
     return encoded(value) if isinstance(value, float) else value

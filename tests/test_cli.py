@@ -570,3 +570,11 @@ def test_compare_says_how_far_two_files_are_apart(tmp_path: Path, capsys: pytest
         main(["compare", files[0], str(tmp_path / "none.ledger")])
     assert left.value.code == 2
     assert "none.ledger" in capsys.readouterr().err
+
+
+def test_a_csv_holds_no_formula_and_no_escape_sequence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "=cmd|' /C calc'!A0\x1b[2J"
+    row = {"kind": "backward", "contribution": {name: 1.0}, "grad": {name: 1.0}}
+    av.Ledger.build([Parameter(name, (1,))], [row]).save(tmp_path / "x.ledger")
+    table = said(capsys, "export", tmp_path / "x.ledger", "--to", "csv")[1]
+    assert "'=cmd|' /C calc'!A0" in table and "\x1b" not in table

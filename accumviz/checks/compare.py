@@ -415,7 +415,9 @@ def _distance(name: str, a: _Gradient | None, b: _Gradient | None) -> ParameterD
         side for side, g in (("a", a), ("b", b)) if g and not math.isfinite(g.norm)
     ]
     if sides:
-        return ParameterDistance(name, *[math.nan] * 3, "not finite", "".join(sides))
+        unknown = math.nan
+        side = "".join(sides)
+        return ParameterDistance(name, unknown, unknown, unknown, "not finite", side)
     if a is None or b is None:
         squared = sum(g.norm**2 for g in (a, b) if g)
         size = squared if b else 0.0

@@ -204,7 +204,7 @@ def decode(reader: Reader | Parts) -> Arrays:
         joined["contribution"],
         joined["grad"],
         joined["state"],
-        elements.exact(*(rows[name] for name in _EXACT), count),
+        elements.exact(rows[_EXACT[0]], rows[_EXACT[1]], count),
         weighed=elements.weighed(rows["weighed"], rows["weights"]),
         sources=sources,
         meta=_meta(_meta(said["meta"]) | reader.end),
