@@ -64,91 +64,117 @@ def ledger_data(
     """
     chosen, note = thin(ledger)
     events = [ledger.events[e] for e in chosen]
-    names = _Names()
-    kinds = list(dict.fromkeys(str(e.kind) for e in events))
-    columns, described = _rows(ledger, chosen)
-    members = [tuple(row.get("in", (p, p + 1))) for p, row in enumerate(described)]
-    fates, which = lifecycle.runs(
-        ledger,
-        ledger.fates,
-        chosen,
-        columns["c"].reshape(len(described), len(chosen)),
-        members,
-    )
-    described = [row | {"f": runs} for row, runs in zip(described, which, strict=True)]
-    files, lines = listing(ledger, events)
+    names, kinds = _Numbered(), _Numbered()
     colors = style.label_colors([literal(label) for label in ledger.labels])
-    # What stands above a column: on end; in two lines.
-    titles = [
-        (
-            words.title(e),
-            words.action(e),
-            words.on_rank(e, words.brief_call(words.subject(e), _HEADING)),
-        )
-        for e in events
+    columns, described = _rows(ledger, chosen)
+    files, lines = listing(ledger, events)
+    heads = _Numbered()
+    inks = [
+        [names(label), color, style.ink_on(color)] for label, color in colors.items()
     ]
-    heads = {title: code for code, title in enumerate(dict.fromkeys(titles))}
+    told = {
+        "k": [kinds(str(event.kind)) for event in events],
+        **_events(ledger, events, names),
+        "c": lines,
+        "u": [heads(_heading(event)) for event in events],
+    }
+    if len(chosen) < len(ledger):
+        told["i"] = chosen.tolist()
+    everywhere = (ledger.state & PRESENT).all()
     data: dict[str, Any] = {
         "note": f"{note} {_unmeasured(events)}".strip(),
         "before": words.before(),
-        "kinds": [[kind, *style.kind(kind)] for kind in kinds],
-        "colors": [
-            [names(label), color, style.ink_on(color)]
-            for label, color in colors.items()
-        ],
-        "keys": _keys(ledger, events, kinds),
-        "none": ""
-        if (ledger.state & PRESENT).all()
-        else "∅:\u00a0.grad\u00a0is\u00a0None.",
-        "e": {
-            "k": [kinds.index(str(e.kind)) for e in events],
-            **_events(ledger, events, names),
-            "c": lines,
-            "u": [heads[title] for title in titles],
-        },
-        "heads": [*heads],
+        "kinds": [[kind, *style.kind(kind)] for kind in kinds.values],
+        "colors": inks,
+        "keys": _keys(ledger, events, kinds.values),
+        "none": "" if everywhere else "∅:\u00a0.grad\u00a0is\u00a0None.",
+        "e": told,
+        "heads": heads.values,
         "count": len(ledger.parameters),
         "p": described,
-        "fates": fates,
+        "fates": _add_fates(ledger, chosen, columns["c"], described),
         "cut": _cut([row["n"] for row in described]),
         "code": files,
         "x": _exact(ledger, chosen),
-        "strings": names.texts,
+        "strings": names.values,
+        "digits": 4 if columns["c"].size <= _PLAIN_CELLS else 3,
     }
+    data["lane"], data["close"] = lane(ledger, [row["r"] for row in described])
     if weighed := _shares(ledger, chosen, names, colors):
         data["shares"] = weighed
     if ground is not None and (moved := ground.picture(ledger, chosen.tolist())):
         data["weights"] = moved
-    data["lane"], data["close"] = lane(ledger, [row["r"] for row in described])
-    if len(chosen) < len(ledger):
-        data["e"]["i"] = chosen.tolist()
-    data["digits"] = 4 if columns["c"].size <= _PLAIN_CELLS else 3
+    return data, _add_numbers(data, ledger, events, columns, levels)
+
+
+def _add_numbers(
+    data: dict[str, Any],
+    ledger: Ledger,
+    events: Sequence[Event],
+    columns: dict[str, np.ndarray],
+    levels: tuple[float, float] | None,
+) -> bytes:
+    """Add norms and heat map to the data, as numbers or as places in the bytes that are returned."""
     blob = b""
     for name, column in columns.items():
-        if column.size <= _PLAIN_CELLS:
-            data[name] = plain(column)
-            continue
-        packed, low, step = pack(column)
-        data[name] = {"at": len(blob), "size": column.size, "low": low, "step": step}
+        data[name], packed = _column(column, len(blob))
         blob += packed
-    if len(chosen) and ledger.parameters:
-        numbered = {label: i for i, label in enumerate(ledger.labels)}
-        labels = np.array([numbered.get(e.label, 0) for e in events], np.int64)
-        added, grad = (
-            columns[name].reshape(-1, len(chosen))[: len(ledger.parameters)]
-            for name in "cg"
-        )
-        count = min(len(chosen), _WIDEST)
-        starts = np.unique(np.arange(count) * len(chosen) // count)
-        pixels = heat(added, ~(grad < 0), labels, starts, levels=levels).codes
-        where = {"at": len(blob)} if blob else {"px": pixels.ravel().tolist()}
-        data["heat"] = {
-            "w": pixels.shape[1],
-            "told": _marks(pixels, len(chosen)),
-            **where,
-        }
-        blob += pixels.tobytes() if blob else b""
-    return data, blob
+    if events and ledger.parameters:
+        data["heat"], packed = _heat(ledger, events, columns, levels, len(blob))
+        blob += packed
+    return blob
+
+
+def _heading(event: Event) -> tuple[str, str, str]:
+    """What stands above a column: on end; in two lines."""
+    about = words.brief_call(words.subject(event), _HEADING)
+    return words.title(event), words.action(event), words.on_rank(event, about)
+
+
+def _add_fates(
+    ledger: Ledger,
+    chosen: np.ndarray,
+    added: np.ndarray,
+    described: list[dict[str, Any]],
+) -> list[Any]:
+    """What became of contributions, once each; rows that share it name its place as `f`."""
+    members = [tuple(row.get("in", (p, p + 1))) for p, row in enumerate(described)]
+    rows = added.reshape(len(described), len(chosen))
+    fates, which = lifecycle.runs(ledger, ledger.fates, chosen, rows, members)
+    for row, place in zip(described, which, strict=True):
+        row["f"] = place
+    return fates
+
+
+def _column(column: np.ndarray, at: int) -> tuple[Any, bytes]:
+    """A column as it stands in the data, and the bytes for it that follow those before."""
+    if column.size <= _PLAIN_CELLS:
+        return plain(column), b""
+    packed, low, step = pack(column)
+    return {"at": at, "size": column.size, "low": low, "step": step}, packed
+
+
+def _heat(
+    ledger: Ledger,
+    events: Sequence[Event],
+    columns: dict[str, np.ndarray],
+    levels: tuple[float, float] | None,
+    at: int,
+) -> tuple[dict[str, Any], bytes]:
+    """The heat map of all parameters, among the packed bytes where there are any."""
+    numbered = {label: i for i, label in enumerate(ledger.labels)}
+    labels = np.array([numbered.get(event.label, 0) for event in events], np.int64)
+    added, grad = (
+        columns[name].reshape(-1, len(events))[: len(ledger.parameters)]
+        for name in "cg"
+    )
+    count = min(len(events), _WIDEST)
+    starts = np.unique(np.arange(count) * len(events) // count)
+    pixels = heat(added, ~(grad < 0), labels, starts, levels=levels).codes
+    data = {"w": pixels.shape[1], "told": _marks(pixels, len(events))}
+    if at:
+        return data | {"at": at}, pixels.tobytes()
+    return data | {"px": pixels.ravel().tolist()}, b""
 
 
 def encode(data: dict[str, Any], blob: bytes = b"") -> str:
@@ -175,50 +201,50 @@ def thin(ledger: Ledger) -> tuple[np.ndarray, str]:
     most = max(min(MOST_EVENTS, MOST_CELLS // max(len(ledger.parameters), 1)), 2)
     if len(ledger) <= most:
         return np.arange(len(ledger)), ""
+    starts = _window_starts(ledger)
+    sizes = np.diff(np.append(starts, len(ledger)))
+    if sizes.max() * 4 > most:  # no windows to keep whole
+        chosen = np.unique(np.linspace(0, len(ledger) - 1, most).astype(int))
+        note = f"{len(chosen):,} of {len(ledger):,} events are shown, evenly spaced."
+        return chosen, note
+    window = np.repeat(np.arange(len(starts)), sizes)
+    wanted = np.unique(window[_odd(ledger)])
+    extra = wanted[np.cumsum(sizes[wanted]) <= most // 4]
+    room = most - sizes[extra].sum() - 2 * sizes.max()
+    every = math.ceil(sizes.sum() / max(room, 1))
+    even = np.append(np.arange(0, len(starts), every), len(starts) - 1)
+    chosen = np.flatnonzero(np.isin(window, np.union1d(even, extra)))
+    note = f"{len(chosen):,} of {len(ledger):,} events are shown: one accumulation window of {every}"
+    if extra.size:
+        some = "all" if extra.size == wanted.size else "the first"
+        note += (
+            f", and {some} with a number that is not finite, a skipped step or an edit"
+        )
+    return chosen, f"{note}."
+
+
+def _window_starts(ledger: Ledger) -> np.ndarray:
+    """The events at which accumulation windows begin: backwards after something else, and the first event."""
     opens = np.array(
         [event.kind == "backward" and not event.within for event in ledger.events], bool
     )
     opens[1:] &= ~opens[:-1]
     opens[0] = True
-    starts = np.flatnonzero(opens)
-    sizes = np.diff(np.append(starts, len(ledger)))
-    if sizes.max() * 4 > most:  # no windows to keep whole
-        chosen = np.unique(np.linspace(0, len(ledger) - 1, most).astype(int))
-        return (
-            chosen,
-            f"{len(chosen):,} of {len(ledger):,} events are shown, evenly spaced.",
-        )
-    window = np.repeat(np.arange(len(starts)), sizes)
-    odd = ~np.isfinite(
-        np.where(ledger.state & CONTRIBUTED, ledger.contribution, 0)
-    ).all(axis=1)
-    odd |= np.array(
-        [event.skipped or event.kind == "edit" for event in ledger.events], bool
-    )
-    wanted = np.unique(window[odd])
-    extra = wanted[np.cumsum(sizes[wanted]) <= most // 4]
-    every = math.ceil(sizes.sum() / max(most - sizes[extra].sum() - 2 * sizes.max(), 1))
-    kept = np.union1d(
-        np.append(np.arange(0, len(starts), every), len(starts) - 1), extra
-    )
-    chosen = np.flatnonzero(np.isin(window, kept))
-    told = f"{len(chosen):,} of {len(ledger):,} events are shown: one accumulation window of {every}"
-    if extra.size:
-        some = "all" if extra.size == wanted.size else "the first"
-        told += (
-            f", and {some} with a number that is not finite, a skipped step or an edit"
-        )
-    return chosen, f"{told}."
+    return np.flatnonzero(opens)
+
+
+def _odd(ledger: Ledger) -> np.ndarray:
+    """Which events have something out of the ordinary: a number that is not finite, a skipped step, an edit."""
+    added = np.where(ledger.state & CONTRIBUTED, ledger.contribution, 0)
+    said = [event.skipped or event.kind == "edit" for event in ledger.events]
+    odd: np.ndarray = np.array(said, bool) | ~np.isfinite(added).all(axis=1)
+    return odd
 
 
 def pack(column: np.ndarray) -> tuple[bytes, float, float]:
     """Norms (-1: None) as 16-bit logarithms, parameter by parameter, high bytes before low ones.
 
     Neighbours in time are alike, and equal bytes side by side are what compression lives on.
-
-    >>> packed, low, step = pack(np.array([-1.0, 0.0, 20.0, np.nan]))
-    >>> len(packed), unpack(packed, low, step).round(3).tolist()
-    (8, [-1.0, 0.0, 20.0, nan])
     """
     known = np.isfinite(column) & (column > 0)
     logs = np.log(column, where=known, out=np.zeros(column.shape))
@@ -234,21 +260,6 @@ def pack(column: np.ndarray) -> tuple[bytes, float, float]:
         low,
         step,
     )
-
-
-def unpack(packed: bytes, low: float, step: float) -> np.ndarray:
-    """What a page makes of packed norms."""
-    high, rest = np.frombuffer(packed, np.uint8).reshape(2, -1).astype(np.int64)
-    codes = high * 256 + rest
-    values: np.ndarray = np.exp(low + (codes - 2) * step)
-    for code, value in (
-        (_NONE, -1.0),
-        (_ZERO, 0.0),
-        (_NAN, np.nan),
-        (_INFINITE, np.inf),
-    ):
-        values[codes == code] = value
-    return values
 
 
 def plain(
@@ -269,50 +280,47 @@ def _plain(x: float, digits: int) -> float | str | None:
     return int(short) if short == int(short) and abs(short) < 1e15 else short
 
 
-class _Names:
-    """Each text once; columns of events hold its number."""
+class _Numbered:
+    """Each value once; what repeats them holds their numbers."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._at: dict[str, int] = {}
+        self._at: dict[Any, int] = {}
 
-    def __call__(self, text: str) -> int:
-        if text not in self._at:
-            self._at[text] = len(self.texts)
-            self.texts.append(text)
-        return self._at[text]
+    def __call__(self, value: Any) -> int:
+        return self._at.setdefault(value, len(self._at))
+
+    @property
+    def values(self) -> list[Any]:
+        """The values, in the order of their numbers."""
+        return [*self._at]
 
 
-def _events(ledger: Ledger, events: Sequence[Event], names: _Names) -> dict[str, Any]:
+def _events(
+    ledger: Ledger, events: Sequence[Event], names: _Numbered
+) -> dict[str, Any]:
     """The events as columns; what most of them lack is a list of positions."""
+    retained = [_is_retained(event) for event in events]
     columns: dict[str, Any] = {
-        "h": [words.head(e) for e in events],
-        "l": [names(words.subject(e)) for e in events],
-        "retained": [
-            i
-            for i, e in enumerate(events)
-            if e.details.get("retain_graph") or e.details.get("create_graph")
-        ],
-        "scales": [i for i, e in enumerate(events) if e.kind in _SCALING],
+        "h": [words.head(event) for event in events],
+        "l": [names(words.subject(event)) for event in events],
+        "retained": [i for i, kept in enumerate(retained) if kept],
+        "scales": [i for i, event in enumerate(events) if event.kind in _SCALING],
     }
-    if any(not math.isnan(e.saved_before) for e in events):
-        for key, name in (("b", "saved_before"), ("a", "saved_after")):
-            columns[key] = [
-                None if x == "NaN" else x
-                for x in plain([getattr(e, name) for e in events])
-            ]
-    if any(
-        told := [
-            "; ".join(filter(None, [words.about(e), words.moved(ledger, e)]))
-            for e in events
-        ]
-    ):
-        columns["t"] = told
-    return columns
+    saved = [[event.saved_before, event.saved_after] for event in events]
+    if np.isfinite(np.array(saved, float)).any():
+        for key, column in zip("ba", zip(*saved, strict=True), strict=True):
+            columns[key] = [None if x == "NaN" else x for x in plain(column)]
+    texts = [words.joined(words.about(e), words.moved(ledger, e)) for e in events]
+    return columns | ({"t": texts} if any(texts) else {})
+
+
+def _is_retained(event: Event) -> bool:
+    details = event.details
+    return bool(details.get("retain_graph") or details.get("create_graph"))
 
 
 def _shares(
-    ledger: Ledger, chosen: np.ndarray, names: _Names, colors: dict[str, str]
+    ledger: Ledger, chosen: np.ndarray, names: _Numbered, colors: dict[str, str]
 ) -> dict[str, Any]:
     """The bars of shares: their scale `r`, the longest words `m` of a step, and for each its step, objective and so on.
 
@@ -323,11 +331,10 @@ def _shares(
         return {}
     at = {event: i for i, event in enumerate(chosen.tolist())}
     short = shares.apart([bar.objective for bar in bars])
-    dashed = ", ".join(filter(None, ["Dashed: 1", shares.among(ledger)]))
     rows = []
     for bar in bars:
+        # Of a width of pixels four digits are seen.
         parts = [
-            # Of a width of pixels four digits are seen.
             [
                 at.get(part.backward, -1),
                 *plain([part.start, part.length], 4),
@@ -336,39 +343,47 @@ def _shares(
             ]
             for part in bar.segments
         ]
+        objective = short[bar.objective] if len(short) > 1 else ""
         row = {
             "e": at[bar.step],
-            "o": shares.whose(
-                ledger[bar.step], short[bar.objective] if len(short) > 1 else ""
-            ),
+            "o": shares.whose(ledger[bar.step], objective),
             "l": names(literal(bar.label)),
             "t": bar.total,
             "w": bar.words,
+            "s": parts,
         }
-        rows.append(row | {"s": parts})
-    looks = {part.look for bar in bars for part in bar.segments}
-    inks = list(
-        dict.fromkeys((literal(bar.label), colors[literal(bar.label)]) for bar in bars)
-    )
-    several = len({color for _, color in inks}) > 1 and "new" in looks
-    keys = (
-        [[words.shorten(label, 28), "new", color] for label, color in inks[:8]]
-        if several
-        else []
-    )
-    keys += [
-        [text, look, "var(--av-muted)" if several or look == "unseen" else inks[0][1]]
-        for look, text in _LOOKS.items()
-        if look in looks and not (several and look == "new")
-    ]
-    note = f"{'Each piece: one backward. ' * several}{dashed}. {note}".strip()
+        rows.append(row)
+    keys, several = _share_keys(bars, colors)
+    dashed = ", ".join(filter(None, ["Dashed: 1", shares.among(ledger)]))
+    each = "Each piece: one backward. " if several else ""
     return {
         "r": plain(shares.reach(bars)),
         "m": shares.longest(bars),
         "rows": rows,
         "keys": keys,
-        "note": note,
+        "note": f"{each}{dashed}. {note}".strip(),
     }
+
+
+def _share_keys(
+    bars: Sequence[shares.Bar], colors: dict[str, str]
+) -> tuple[list[list[str]], bool]:
+    """The legend of bars of shares, and whether colours in it tell losses apart."""
+    looks = {part.look for bar in bars for part in bar.segments}
+    inks = {literal(bar.label): colors[literal(bar.label)] for bar in bars}
+    own, several = next(iter(inks.values())), "new" in looks and len(inks) > 1
+    if several := several and len(set(inks.values())) > 1:
+        keys = [
+            [words.shorten(label, 28), "new", color]
+            for label, color in list(inks.items())[:8]
+        ]
+        looks, own = looks - {"new"}, "var(--av-muted)"
+    else:
+        keys = []
+    for look, text in _LOOKS.items():
+        if look in looks:
+            keys.append([text, look, "var(--av-muted)" if look == "unseen" else own])
+    return keys, several
 
 
 def _unmeasured(events: Sequence[Event]) -> str:
@@ -397,41 +412,42 @@ def _rows(
         "c": np.where(state & CONTRIBUTED, ledger.contribution[chosen], -1.0).T,
         "g": np.where(state & PRESENT, ledger.grad[chosen], -1.0).T,
     }
-    found: list[dict[str, Any]] = [
-        {
-            "n": literal(p.name),
-            "s": words.shorten(p.name, 40),
-            "d": list(p.shape),
-        }
-        for p in ledger.parameters
-    ]
-    groups = group_rows([row["n"] for row in found]) if len(found) > _UNGROUPED else []
-    found += [
-        {"n": group.name, "s": group.name, "d": [], "in": [group.start, group.stop]}
-        for group in groups
-    ]
-    for name, column in columns.items():
-        merged = [_norm(column[group.start : group.stop]) for group in groups]
-        columns[name] = np.concatenate([column, *(row[None] for row in merged)])
-    for p, row in enumerate(found):
-        grad = columns["g"][p]
-        row["r"] = plain([0.0, grad[np.isfinite(grad)].max(initial=0.0)])
+    rows = [_parameter(ledger, p, chosen) for p in range(len(ledger.parameters))]
+    if len(rows) > _UNGROUPED:
+        groups = group_rows([row["n"] for row in rows])
+        rows += [
+            {"n": name, "s": name, "d": [], "in": [start, stop]}
+            for name, start, stop in groups
+        ]
+        for name, column in columns.items():
+            norms = [_norm(column[group.start : group.stop]) for group in groups]
+            columns[name] = np.concatenate([column, norms])
+    for added, grad, row in zip(columns["c"], columns["g"], rows, strict=True):
+        highest = grad[np.isfinite(grad)].max(initial=0.0)
+        row.setdefault("r", plain([0.0, highest]))
         if len(chosen) and not _begins(
-            ledger.events[0], float(columns["c"][p, 0]), float(grad[0])
+            ledger.events[0], float(added[0]), float(grad[0])
         ):
             row["u"] = 1
-        if p >= len(ledger.parameters):
-            continue
-        if words.is_signed(ledger, p):
-            row["r"] = plain(lifecycle.reach(ledger, ledger.fates, p))
-        # What a rank's own part counts for, once it is averaged.
-        ranks = {s.index: s.details.get("ranks", 1) for s in words.averaged(ledger, p)}
-        if ranks:
-            row["y"] = [
-                [i, 1 / ranks[e]] for i, e in enumerate(chosen.tolist()) if e in ranks
-            ]
-    _to_one_scale(found)
-    return {name: column.ravel() for name, column in columns.items()}, found
+    _to_one_scale(rows)
+    return {name: column.ravel() for name, column in columns.items()}, rows
+
+
+def _parameter(ledger: Ledger, p: int, chosen: np.ndarray) -> dict[str, Any]:
+    parameter = ledger.parameters[p]
+    row = {
+        "n": literal(parameter.name),
+        "s": words.shorten(parameter.name, 40),
+        "d": list(parameter.shape),
+    }
+    if words.is_signed(ledger, p):
+        row["r"] = plain(lifecycle.reach(ledger, ledger.fates, p))
+    # What a rank's own part counts for, once it is averaged.
+    ranks = {s.index: s.details.get("ranks", 1) for s in words.averaged(ledger, p)}
+    if ranks:
+        at = enumerate(chosen.tolist())
+        row["y"] = [[i, 1 / ranks[e]] for i, e in at if e in ranks]
+    return row
 
 
 def _begins(first: Event, added: float, grad: float) -> bool:
@@ -465,44 +481,42 @@ def _keys(
         [words.shorten(label or "backward", 28), "new", color]
         for label, color in style.label_colors(ledger.labels).items()
     ]
-    own = colors[0][2] if colors else "var(--av-muted)"
+    several = len(colors) > 1
+    keys = colors[:8] if several else []
+    keys += _part_keys(ledger, colors[0][2] if colors else "var(--av-muted)", several)
+    for kind in kinds:
+        color, dashes = style.kind(kind)
+        if kind != "backward":
+            keys.append([literal(kind), "rule", f"{color}{style.stripes(dashes)}"])
+    keys.append([".grad after the event", "after", "var(--av-text)"])
+    saved = [e.saved_before for e in events if not math.isnan(e.saved_before)]
+    if saved:
+        pale = "color-mix(in srgb, var(--av-muted) 50%, transparent)"
+        most = style.size(max(saved))
+        keys.append([f"saved tensors before, at most {most}", "bytes", pale])
+        if any(event.saved_after > 0 for event in events):
+            keys.append(["after", "bytes", "var(--av-muted)"])
+    return keys
+
+
+def _part_keys(ledger: Ledger, color: str, several: bool) -> list[list[str]]:
+    """What the looks of parts of `.grad` mean, of those that there are."""
     erased, consumed, _ = ledger.fates
     born, of = np.nonzero(ledger.state & CONTRIBUTED)
     until, used = (
         np.where(ends < 0, len(ledger), ends)[born, of] for ends in (erased, consumed)
     )
-    looks = [
-        (born.size and len(colors) == 1, ["added now", "new", own]),
-        ((np.minimum(until, used) > born + 1).any(), ["already in .grad", "live", own]),
-        ((used < len(ledger)).any(), ["used by a step", "used", own]),
-        (
-            any(
-                words.averaged(ledger, p)
-                for p in range(len(ledger.parameters))
-                if words.is_signed(ledger, p)
-            ),
-            ["from other ranks", "live", "var(--av-muted)"],
-        ),
-    ]
-    ruled = [(literal(kind), *style.kind(kind)) for kind in kinds if kind != "backward"]
-    rules = [
-        [kind, "rule", f"{color}{style.stripes(dashes)}"]
-        for kind, color, dashes in ruled
-    ]
-    marks = [[".grad after the event", "after", "var(--av-text)"]]
-    if known := [e.saved_before for e in events if not math.isnan(e.saved_before)]:
-        pale = "color-mix(in srgb, var(--av-muted) 50%, transparent)"
-        marks.append(
-            [f"saved tensors before, at most {style.size(max(known))}", "bytes", pale]
-        )
-        if any(e.saved_after > 0 for e in events):
-            marks.append(["after", "bytes", "var(--av-muted)"])
-    return [
-        *(colors[:8] if len(colors) > 1 else []),
-        *(look for there, look in looks if there),
-        *rules,
-        *marks,
-    ]
+    signed = [p for p in range(len(ledger.parameters)) if words.is_signed(ledger, p)]
+    keys = []
+    if born.size and not several:
+        keys.append(["added now", "new", color])
+    if (np.minimum(until, used) > born + 1).any():
+        keys.append(["already in .grad", "live", color])
+    if (used < len(ledger)).any():
+        keys.append(["used by a step", "used", color])
+    if any(words.averaged(ledger, p) for p in signed):
+        keys.append(["from other ranks", "live", "var(--av-muted)"])
+    return keys
 
 
 def _marks(pixels: np.ndarray, events: int) -> str:
@@ -548,14 +562,13 @@ def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
         room -= 2 * numel * len(chosen)
         if numel > 4 or room < 0:
             break
-        state = ledger.state[chosen, p]
+        sides = zip(ledger.exact[p], (CONTRIBUTED, PRESENT), strict=True)
         kept[str(p)] = [
-            [
-                row if there else None
-                for row, there in zip(
-                    map(plain, values[chosen]), state & bit, strict=True
-                )
-            ]
-            for values, bit in zip(ledger.exact[p], (CONTRIBUTED, PRESENT), strict=True)
+            _elements(values[chosen], ledger.state[chosen, p] & bit)
+            for values, bit in sides
         ]
     return kept
+
+
+def _elements(values: np.ndarray, known: np.ndarray) -> list[Any]:
+    return [plain(row) if k else None for row, k in zip(values, known, strict=True)]

@@ -6,13 +6,13 @@ import html
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
-from accumviz.graph.graph import Graph
+from accumviz.graph.graph import Graph, Node
 from accumviz.graph.nodes import in_order
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
 from accumviz.show import Displayed, check_page_name, literal, save_page
@@ -196,49 +196,40 @@ def play(
     if isinstance(ledger, Graph) and graph is None:
         ledger, graph = None, ledger
     if isinstance(ledger, Graph) or (graph is None and ledger is None):
-        what = "nothing" if ledger is None else "two graphs"
+        given = "nothing" if ledger is None else "two graphs"
         raise TypeError(
-            f"play() was given {what}; expected a recording or a ledger, a graph, or both: play(ledger, graph)"
+            f"play() was given {given}; expected a recording or a ledger, a graph, or both: play(ledger, graph)"
         )
-    if ledger is not None:
-        graph = getattr(ledger, "graphs", None) if graph is None else graph
-        ledger = recorded(ledger, "play")
-    if graph is None:
-        return Player(ledger, {})
+    if ledger is None:
+        return Player(None, {0: graph} if isinstance(graph, Graph) else _graphs(graph))
+    graph = getattr(ledger, "graphs", None) if graph is None else graph
+    ledger = recorded(ledger, "play")
+    backwards = [event.index for event in ledger.of("backward")]
     if isinstance(graph, Graph):
-        if ledger is None:
-            return Player(None, {0: graph})
-        backwards = [event.index for event in ledger.of("backward")]
-        note = (
-            "One graph was given; every backward shows it."
-            if len(backwards) > 1
-            else ""
+        note = "One graph was given; every backward shows it."
+        shown = dict.fromkeys(backwards, graph)
+        return Player(ledger, shown, note if len(backwards) > 1 else "")
+    graphs = {} if graph is None else _graphs(graph)
+    if alien := [event for event in graphs if event not in backwards]:
+        there = ", ".join(map(str, backwards[:8])) or "none"
+        raise ValueError(
+            f"graph has the event {alien[0]!r}, which is no backward of this ledger; its backwards are: {there}"
         )
-        return Player(ledger, dict.fromkeys(backwards, graph), note)
-    if not isinstance(graph, Mapping):
+    return Player(ledger, graphs)
+
+
+def _graphs(graphs: Any) -> dict[int, Graph]:
+    """Each event's graph, checked."""
+    if not isinstance(graphs, Mapping):
         raise TypeError(
-            f"graph is {arguments.a(graph)}; expected a Graph as from av.trace, or a dict of them by event"
+            f"graph is {arguments.a(graphs)}; expected a Graph as from av.trace, or a dict of them by event"
         )
-    for event, one in graph.items():
+    for event, one in graphs.items():
         if not isinstance(one, Graph):
             raise TypeError(
                 f"graph[{event!r}] is {arguments.a(one)}; expected a Graph, as from av.trace: leave it out"
             )
-    if ledger is not None:
-        alien = [
-            event
-            for event in graph
-            if event not in range(len(ledger)) or ledger[event].kind != "backward"
-        ]
-        if alien:
-            known = (
-                ", ".join(str(event.index) for event in ledger.of("backward")[:8])
-                or "none"
-            )
-            raise ValueError(
-                f"graph has the event {alien[0]!r}, which is no backward of this ledger; its backwards are: {known}"
-            )
-    return Player(ledger, {int(event): one for event, one in graph.items()})
+    return dict(graphs)
 
 
 def _marks(found: Mapping[str, Any]) -> str:
@@ -261,71 +252,87 @@ def scenes(graphs: Mapping[int, Graph], leaf: str = "grad") -> dict[str, Any]:
     A graph with modules names its `other` form, folded or unfolded. What could not be drawn stands in
     `notes`, by event.
     """
-    forms: dict[Any, list[tuple[list[int], Graph, list[Card]]]] = {}
-    shown: dict[Any, Graph] = {}
-    notes: dict[int, str] = {}
-    done: dict[int, list[int]] = {}  # one object given for many events is one graph
+    forms = _Forms(leaf)
+    events: dict[int, list[int]] = {}
     for event, graph in graphs.items():
-        if id(graph) in done:
-            done[id(graph)].append(event)
-            continue
+        events.setdefault(id(graph), []).append(event)
+    for same in events.values():
+        forms.add(same, graphs[same[0]])
+    return forms.drawn()
+
+
+@dataclass
+class _Member:
+    """A graph as it is drawn, its cards, and the events that show it; `folded` of the other form."""
+
+    events: list[int]
+    graph: Graph
+    cards: list[Card]
+    other: _Member | None = None
+    place: int = -1
+
+
+class _Forms:
+    """Graphs by their form, and why some are not drawn, by event."""
+
+    def __init__(self, leaf: str) -> None:
+        self.leaf = leaf
+        self.members: dict[Any, list[_Member]] = {}
+        self.notes: dict[int, str] = {}
+
+    def add(self, events: list[int], graph: Graph) -> None:
+        """Add a graph that these events show, and its other form, folded or unfolded, if it has one."""
         first = simplify(graph)
-        # The other form goes by a number below all events, until both are laid out.
-        for key, seen in ((event, first), (-1 - event, other_form(graph, first))):
-            if seen is None:
+        shown = self._add(events, graph, first)
+        other = other_form(graph, first) if shown else None
+        if shown and other is not None:
+            shown.other = self._add([], graph, other)
+
+    def _add(self, events: list[int], graph: Graph, shown: Graph) -> _Member | None:
+        # The engine's order names nodes that are folded now.
+        meta = {k: v for k, v in shown.meta.items() if k != "order" or shown is graph}
+        small = replace(shown, meta=meta)
+        cards = cards_of(small, self.leaf)
+        form = _form(small, cards)
+        if form not in self.members and len(self.members) == _MOST_FORMS:
+            why = f"Not drawn: only {_MOST_FORMS} graphs of different form are."
+            self.notes |= dict.fromkeys(events, why)
+            return None
+        member = _Member(events, small, cards)
+        self.members.setdefault(form, []).append(member)
+        return member
+
+    def drawn(self) -> dict[str, Any]:
+        """Lay out each form once, and tell each graph's numbers."""
+        layouts: list[dict[str, Any]] = []
+        told: list[tuple[_Member, dict[str, Any]]] = []
+        for members in self.members.values():
+            try:
+                layouts.append(_layout(members))
+            except LayoutError as missing:
+                for member in members:
+                    self.notes |= dict.fromkeys(member.events, str(missing))
                 continue
-            # The engine's order names nodes that are folded now.
-            rest = {k: v for k, v in seen.meta.items() if k != "order" or seen is graph}
-            small = replace(seen, meta=rest)
-            cards = cards_of(small, leaf)
-            form = _form(small, cards)
-            if form not in forms and len(forms) == _MOST_FORMS:
-                notes[key] = (
-                    f"Not drawn: only {_MOST_FORMS} graphs of different form are."
-                )
-                break
-            events = done.setdefault(id(graph), [event]) if key == event else [key]
-            forms.setdefault(form, []).append((events, small, cards))
-            shown.setdefault(form, small)
-    layouts: list[dict[str, Any]] = []
-    told: list[dict[str, Any]] = []
-    of: dict[int, int] = {}
-    for form, members in forms.items():
-        try:
-            layouts.append(_layout(shown[form], members))
-        except LayoutError as missing:
-            notes |= {
-                event: str(missing) for events, _, _ in members for event in events
-            }
-            continue
-        for events, graph, cards in members:
-            of |= dict.fromkeys(events, len(told))
-            numbers = [[text for _, text in card.numbers] for card in cards]
-            one: dict[str, Any] = {
-                "l": len(layouts) - 1,
-                "v": numbers,
-                "order": order(graph),
-            }
-            if graph.meta.get("before"):
-                one["made"] = 1
-            told.append(
-                one
-                | (
-                    {"x": known}
-                    if any(known := factors(graph, layouts[-1]["e"]))
-                    else {}
-                )
-            )
-    for key in [key for key in of if key < 0]:
-        other = of.pop(key)
-        if -1 - key in of:
-            told[of[-1 - key]]["other"] = other
-    return {
-        "layouts": layouts,
-        "graphs": told,
-        "of": of,
-        "notes": {event: note for event, note in notes.items() if event >= 0},
-    }
+            for member in members:
+                member.place = len(told)
+                told.append((member, _told(member, len(layouts) - 1, layouts[-1])))
+        for member, one in told:
+            if member.other and member.other.place >= 0:
+                one["other"] = member.other.place
+        of = {e: member.place for member, _ in told for e in member.events}
+        graphs = [one for _, one in told]
+        return {"layouts": layouts, "graphs": graphs, "of": of, "notes": self.notes}
+
+
+def _told(member: _Member, place: int, layout: Mapping[str, Any]) -> dict[str, Any]:
+    """What a page is told of one graph: its layout, the numbers on its cards, in which order its nodes ran."""
+    graph = member.graph
+    values = [[text for _, text in card.numbers] for card in member.cards]
+    one: dict[str, Any] = {"l": place, "v": values, "order": order(graph)}
+    if graph.meta.get("before"):
+        one["made"] = 1
+    by = factors(graph, layout["e"])
+    return one | ({"x": by} if any(by) else {})
 
 
 def order(graph: Graph) -> list[int]:
@@ -350,15 +357,14 @@ def factors(graph: Graph, edges: Sequence[Sequence[Any]]) -> list[str]:
     """
     reached = Counter(target for _, target, *_ in edges)
     grads = [_single(node.grad) for node in graph]
-    found = []
+    texts = []
     for source, target, *_ in edges:
         came, left = grads[source], grads[target]
-        known = came is not None and left is not None and came and reached[target] == 1
-        factor = (
-            left / came if known and left is not None and came is not None else math.nan
-        )
-        found.append(f"× {style.number(factor)}" if math.isfinite(factor) else "")
-    return found
+        factor = math.nan
+        if came and left is not None and reached[target] == 1:
+            factor = left / came
+        texts.append(f"× {style.number(factor)}" if math.isfinite(factor) else "")
+    return texts
 
 
 def _single(value: Any) -> float | None:
@@ -387,49 +393,43 @@ def _form(graph: Graph, cards: list[Card]) -> Any:
     )
 
 
-def _layout(
-    graph: Graph, members: list[tuple[list[int], Graph, list[Card]]]
-) -> dict[str, Any]:
+def _layout(members: Sequence[_Member]) -> dict[str, Any]:
+    """Lay out what some graphs have in common, with room for the widest of each card."""
+    graph = members[0].graph
     cards = [
         max(same, key=lambda card: card.width)
-        for same in zip(*(cards for _, _, cards in members), strict=True)
+        for same in zip(*(member.cards for member in members), strict=True)
     ]
     width, height, placed, edges = place(graph, cards)
-    keeps = [node.saved_bytes > 0 for node in graph]
     nodes = [
-        {
-            "b": [
-                round(x - card.width / 2),
-                round(y - card.height / 2),
-                round(card.width),
-                round(card.height),
-            ],
-            "t": card.title,
-            "n": [label for label, _ in card.numbers],
-            "y": numbers_from(card),
-            "k": card.kinds,
-            "m": list(_elements(card)),
-            "s": int(keeps[i]),
-            **(
-                {"leaf": literal(graph.nodes[i].name)}
-                if graph.nodes[i].kind == "accumulate"
-                else {}
-            ),
-            **(
-                {"in": literal(graph.nodes[i].module)}
-                if graph.nodes[i].kind == "fold"
-                else {}
-            ),
-        }
-        for i, (card, x, y) in enumerate(placed)
+        _node(card, x, y, node)
+        for (card, x, y), node in zip(placed, graph.nodes, strict=True)
     ]
     return {
         "w": round(width),
         "h": round(height),
         "n": nodes,
-        "e": [[source, target, curve, tip] for source, target, curve, tip in edges],
+        "e": [list(edge) for edge in edges],
         "notes": [literal(note) for note in graph.notes],
     }
+
+
+def _node(card: Card, x: float, y: float, node: Node) -> dict[str, Any]:
+    sides = x - card.width / 2, y - card.height / 2, card.width, card.height
+    told = {
+        "b": [round(side) for side in sides],
+        "t": card.title,
+        "n": [label for label, _ in card.numbers],
+        "y": numbers_from(card),
+        "k": card.kinds,
+        "m": list(_elements(card)),
+        "s": int(node.saved_bytes > 0),
+    }
+    if node.kind == "accumulate":
+        told["leaf"] = literal(node.name)
+    if node.kind == "fold":
+        told["in"] = literal(node.module)
+    return told
 
 
 def _elements(card: Card) -> Iterator[list[Any]]:

@@ -359,7 +359,16 @@ def _numbers(given: object) -> list[float]:
 
 def about(event: Event) -> str:
     """All that is said of an event behind its numbers in `.grad`: what it did, and the bytes around it."""
-    return "; ".join(filter(None, [held(event), memory(event)]))
+    return joined(held(event), memory(event))
+
+
+def joined(*texts: str) -> str:
+    """Join what there is to say.
+
+    >>> joined("a", "", "b")
+    'a; b'
+    """
+    return "; ".join(filter(None, texts))
 
 
 def moved(ledger: Ledger, event: Event) -> str:

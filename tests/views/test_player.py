@@ -102,12 +102,22 @@ def test_a_graph_alone_tells_of_no_events_as_a_ledger_without_any_does() -> None
     }
 
 
+def unpacked(packed: bytes, low: float, step: float) -> np.ndarray:
+    """What a page makes of packed norms, as packed.js does."""
+    high, rest = np.frombuffer(packed, np.uint8).reshape(2, -1).astype(np.int64)
+    codes = high * 256 + rest
+    values: np.ndarray = np.exp(low + (codes - 2) * step)
+    for code, value in ((0, -1.0), (1, 0.0), (65534, np.nan), (65535, np.inf)):
+        values[codes == code] = value
+    return values
+
+
 def test_packed_numbers_come_back_to_three_digits() -> None:
     rng = np.random.default_rng(1)
     column = np.exp(rng.normal(0, 8, 5000))
     column[:4] = [-1, 0, np.nan, np.inf]
     packed, low, step = payload.pack(column)
-    assert np.allclose(payload.unpack(packed, low, step), column, rtol=2e-3, atol=0, equal_nan=True)
+    assert np.allclose(unpacked(packed, low, step), column, rtol=2e-3, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("spike", [3000, 3001, 3002])
@@ -123,7 +133,7 @@ def test_large_ledgers_are_packed_parameter_by_parameter() -> None:
     ledger = large(600, 20)
     data, blob = carried(play(ledger))
     at = data["c"]
-    back = payload.unpack(blob[at["at"] : at["at"] + 2 * at["size"]], at["low"], at["step"]).reshape(-1, 600)
+    back = unpacked(blob[at["at"] : at["at"] + 2 * at["size"]], at["low"], at["step"]).reshape(-1, 600)
     assert len(back) == 20 + len([row for row in data["p"] if "in" in row])
     assert np.allclose(back[3][:4], ledger.contribution[:4, 3], rtol=1e-3)
     assert back[3][4] == -1
