@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
 	$$p -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo $$p; exit; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help book chapter test lab recordings bench lint scripts screenshots clean FORCE
+.PHONY: help book chapter test lab bench lint scripts screenshots clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -37,9 +37,6 @@ lab: $(VENV)/.tests ## the chapters as notebooks, in JupyterLab
 		> $(VENV)/share/jupyter/lab/settings/overrides.json
 	@echo "Double-click a chapter: it opens as a notebook, and is saved as Markdown."
 	@$(PY) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/chapters $(LAB)
-
-recordings: $(VENV)/.book ## on a machine with a GPU: measure again what chapters show of one
-	@$(PY) _ext/make_recordings.py $(if $(COMMIT),--commit $(COMMIT))
 
 bench: $(VENV)/.tests ## speed and size, each against its bar; ROWS="record ddp" for some of it
 	@$(PY) -m benchmarks $(ROWS)

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "_build"
 INDEX = BUILD / "html" / "index.html"
-CODE = ("accumviz", "requirements.txt", "pyproject.toml", "chapters/recordings")
+CODE = ("accumviz", "requirements.txt", "pyproject.toml")
 PUBLISHING = ("BOOK_PUBLISHES_TO", "GITHUB_SERVER_URL", "GITHUB_REPOSITORY")  # what pages link to in Colab
 PAGES = ("chapters", "_ext", "_static", "_config.yml", "_toc.yml", "references.bib", "*.md")
 

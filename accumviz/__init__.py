@@ -2,7 +2,7 @@
 
 >>> import accumviz as av
 >>> " ".join(sorted(av.__all__))
-'Graph Ledger check compare distribute expect explore lab load measure play predict record timeline trace'
+'Graph Ledger check compare distribute expect explore lab load play predict record timeline trace'
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from accumviz.book.distribute import distribute as distribute
     from accumviz.book.explore import explore as explore
     from accumviz.book.lab import lab as lab
-    from accumviz.book.measure import measure as measure
     from accumviz.book.predict import predict as predict
     from accumviz.book.weights import play as play
     from accumviz.checks.check import check as check
@@ -40,7 +39,6 @@ _HOME = {
     "explore": "accumviz.book.explore",
     "lab": "accumviz.book.lab",
     "load": "accumviz.graph.load",
-    "measure": "accumviz.book.measure",
     "play": "accumviz.book.weights",
     "predict": "accumviz.book.predict",
     "record": "accumviz.recorder.record",

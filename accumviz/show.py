@@ -15,7 +15,6 @@ from accumviz import arguments
 VIEWS = {
     "Ledger": ("accumviz.views.table", {"html": "ledger_html"}),
     "Graph": ("accumviz.views.graph", {"html": "graph_html", "svg": "to_svg"}),
-    "Measured": ("accumviz.book.chart", {"html": "measured_html"}),
     "Prediction": ("accumviz.book.predict", {"html": "prediction_html"}),
     "Report": ("accumviz.views.report", {"html": "report_html"}),
     "Comparison": ("accumviz.views.comparison", {"html": "comparison_html"}),

@@ -23,10 +23,6 @@ loss = (w * 2).sum()
 L, G = toy(), chain()
 
 
-def numbers(device: str) -> dict[str, float]:
-    return {"a": 1.0}
-
-
 def one(k: int) -> Any:
     return L
 
@@ -188,13 +184,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     ),
     "lab, task": (lambda: av.lab(task="x"), ValueError, ("task='x'", "'repair'")),
     "lab, healthy": (lambda: av.lab(task="repair"), ValueError, ("is healthy", "one with a mistake")),
-    "measure(3)": (lambda: av.measure(3, "a/b"), TypeError, ("given an int", "a function of a device")),
-    "measure, name": (lambda: av.measure(numbers, "a"), ValueError, ("name='a'", "'06_memory/peak'")),
-    "measure, cpu=3": (lambda: av.measure(numbers, "a/b", cpu=3), TypeError, ("cpu=3", "cpu={'samples': 64}")),
-    "measure, cuda=3": (lambda: av.measure(numbers, "a/b", cuda=3), TypeError, ("cuda=3", "cuda={'samples'")),
-    "measure, unit=3": (lambda: av.measure(numbers, "a/b", unit=3), TypeError, ("unit=3", "'bytes'")),
-    "measure, says=3": (lambda: av.measure(numbers, "a/b", says=3), TypeError, ("says is an int", "a sentence")),
-    "measure, returns 3": (lambda: av.measure(lambda d: 3, "a/b"), TypeError, ("is an int", "{label: number}")),
     "graph.diff(3)": (lambda: G.diff(3), TypeError, ("given an int", "the graph to compare with")),
     "graph.collapse_modules(0)": (lambda: G.collapse_modules(0), ValueError, ("depth=0", "from 1 on")),
     "graph.collapse_modules('a')": (lambda: G.collapse_modules("a"), TypeError, ("depth='a'", "levels of modules")),

@@ -29,7 +29,6 @@ TEACHING_WITH_TORCH = {
     "accumviz.book.accumulation",
     "accumviz.book.distribute",
     "accumviz.book.gan",
-    "accumviz.book.measure",
     "accumviz.recorder.pickling",
     "accumviz.recorder.ranks",
 }

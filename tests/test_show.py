@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accumviz as av
-from accumviz.book.measurements import Measured, Measurement
 from accumviz.graph.graph import Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.show import decoded, encoded, escape, literal, marked
@@ -27,7 +26,6 @@ def toy() -> Ledger:
 SAVED: dict[str, Callable[[], Any]] = {
     "Ledger": toy,
     "Timeline": lambda: av.timeline(toy()),
-    "Measured": lambda: Measured("doc/example", Measurement({"full batch": 2.0})),
     "Prediction": lambda: av.predict("What is `w.grad`?", -16),
     "accumviz player": lambda: av.play(toy()),
     "accumviz explorer": lambda: av.explore(lambda k: toy(), k=[1, 2]),

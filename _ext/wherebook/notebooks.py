@@ -123,12 +123,9 @@ def first_cell(app: Sphinx, pagename: str, cells: list[Any], brought: dict[str, 
     """Installs accumviz, and what else of `brought` the page imports, where that is missing."""
     names = ["accumviz", *(name for name in CARRIED if name in imported(cells))]
     mine = {name: brought[name] for name in names}
-    source = Path(app.env.doc2path(pagename))
-    found = source.parent.glob(f"recordings/{source.stem}.json")
-    recordings = {f"recordings/{path.name}": path.read_text(encoding="utf-8") for path in found}
-    text = wheels.together(mine.values(), recordings)
+    text = wheels.together(mine.values())
     versions = {name: wheel.version for name, wheel in mine.items()}
-    return new_code_cell(setup_cell(versions, recordings, wheels.needs(mine.values()), text), metadata=FOLDED)
+    return new_code_cell(setup_cell(versions, wheels.needs(mine.values()), text), metadata=FOLDED)
 
 
 def write_notebooks(app: Sphinx, exception: Exception | None) -> None:

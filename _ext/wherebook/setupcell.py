@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable
 
 
 class NotSetUp(Exception):  # noqa: N818 - a reader meets it by this name
@@ -48,7 +47,7 @@ def wheel(path, files):
     return str(path)
 
 
-def set_up(packages, recordings, needs, text):
+def set_up(packages, needs, text):
     import base64, importlib, json, lzma, subprocess, sys, tempfile  # noqa: E401, I001
     from importlib.util import find_spec
     from pathlib import Path
@@ -57,19 +56,13 @@ def set_up(packages, recordings, needs, text):
         return bool(spec := find_spec(name)) and spec.origin is not None  # a mere folder has none
 
     missing = [name for name in packages if not is_here(name)]
-    wanted = [name for name in recordings if not Path(name).exists()]
-    if not missing and not wanted:
+    if not missing:
         return
-    if missing and (lacks := dict(lacking(needs))):
+    if lacks := dict(lacking(needs)):
         said = "\n".join(f"- {name} {what}" for name, what in lacks.items())
         install = " ".join(f'"{name}"' for name in lacks)
         raise NotSetUp(f"\n{said}\nInstall that with `%pip install {install}`, and run this cell again.")
     brought = json.loads(lzma.decompress(base64.b85decode("".join(text.split()))))
-    for name in wanted:
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).write_bytes(brought[name].encode())
-    if not missing:
-        return
     folder = Path(tempfile.mkdtemp())
     wheels = [wheel(folder / name, files) for name, files in brought.items() if name.partition("-")[0] in missing]
     pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", *wheels]
@@ -90,27 +83,24 @@ CELL = '''#@title Set up accumviz
 
 {code}
 
-set_up({packages}, {recordings}, {needs}, """
+set_up({packages}, {needs}, """
 {text}
 """)'''
 
 
-def setup_cell(packages: dict[str, str], recordings: Iterable[str], needs: dict[str, str], text: str) -> str:
-    """The cell: packages by name and version, recordings by path, what the packages need, and all of it as text.
+def setup_cell(packages: dict[str, str], needs: dict[str, str], text: str) -> str:
+    """The cell: packages by name and version, what the packages need, and all of it as text.
 
-    >>> print(setup_cell({"accumviz": "0.1.0"}, [], {"torch": "2.4"}, "aGVsbG8=")[:66])
+    >>> print(setup_cell({"accumviz": "0.1.0"}, {"torch": "2.4"}, "aGVsbG8=")[:66])
     #@title Set up accumviz
     # This notebook brings accumviz 0.1.0, as
     """
-    recordings = list(recordings)
     brings = [f"{name} {version}" for name, version in packages.items()]
-    brings += ["a recording made on a GPU"] * bool(recordings)
     code = "\n\n".join(inspect.getsource(part).strip() for part in (NotSetUp, lacking, wheel, set_up))
     return CELL.format(
         brings=" and ".join([", ".join(brings[:-1]), brings[-1]] if brings[1:] else brings),
         code=re.sub(r"  # noqa.*", "", code),
         packages=json.dumps(packages),
-        recordings=json.dumps(recordings),
         needs=json.dumps(needs),
         text=text,
     )

@@ -1,4 +1,4 @@
-"""What a notebook brings along, so that it needs no download: wheels and recordings, packed as text."""
+"""What a notebook brings along, so that it needs no download: wheels, packed as text."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def packed(data: bytes) -> str:
     return "\n".join(text[start : start + LINE] for start in range(0, len(text), LINE))
 
 
-def together(wheels: Iterable[Wheel], others: dict[str, str]) -> str:
-    """What a notebook brings, packed: each wheel's files by its name, and other texts by theirs.
+def together(wheels: Iterable[Wheel]) -> str:
+    """What a notebook brings, packed: each wheel's files by its name.
 
     Not as wheels: their sums of files are what no packing makes smaller, and the notebook's cell makes them anew.
     """
-    brought: dict[str, object] = {wheel.name: wheel.files for wheel in wheels}
-    return packed(json.dumps(brought | others, ensure_ascii=False, sort_keys=True).encode())
+    brought = {wheel.name: wheel.files for wheel in wheels}
+    return packed(json.dumps(brought, ensure_ascii=False, sort_keys=True).encode())

@@ -118,11 +118,6 @@ OUTGROWING = """() => document.documentElement.scrollWidth <= document.documentE
             if (getComputedStyle(box).overflowX !== 'visible') return false;
         return true;
     }).map(element => element.outerHTML.slice(0, 120))]"""
-CUT = """() => {
-    const end = element => element.getBoundingClientRect().right;
-    return [...document.querySelectorAll('.av-measured .av-bar')]
-        .filter(bar => end(bar) > end(bar.closest('.av-scroll'))).map(bar => bar.outerHTML.slice(0, 120));
-}"""
 MOVING = """() => [...document.querySelectorAll('*')].filter(element => {
     const style = getComputedStyle(element);
     const times = style.transitionDuration.split(',').map(parseFloat);
@@ -369,7 +364,6 @@ DARK: dict[str, Look] = {
 }
 PHONE: dict[str, Look] = {
     "what outgrows the page": narrow,
-    "bars that are cut": script(CUT),
     "boxes that hide their end": script(UNSAID),
     "names that are split": script(SPLIT),
     "columns that are wrapped": script(WRAPPED),

@@ -38,8 +38,6 @@ FAULTS = {
     "paper in the dark": "<details><summary>More</summary><svg role='img' aria-label='Bars' width='90' height='60'>"
     "<path d='M 0 0 L 80 0 L 80 50 L 0 50 Z' style='fill: #ffffff'/></svg></details>",
     "what outgrows the page": "<p style='width: 330px'>wide words</p>",
-    "bars that are cut": "<div class='av-measured'><div class='av-scroll' style='width: 50px; overflow: auto'>"
-    "<div class='av-bar' style='width: 90px'></div></div></div>",
     "columns that are wrapped": "<div class='cell_output'><div class='highlight'>"
     "<pre style='white-space: pre-wrap'>a  1\nb  2</pre></div></div>",
     "equations on their numbers": "<div class='math-block' style='display: flex'><div class='math-scroll' "

@@ -80,7 +80,7 @@ def test_a_notebook_runs_from_top_to_bottom_and_changes_no_package(
     brought = {"accumviz"} | ({"torchviz"} if "torchviz" in cells[1].outputs[0].text else set())
     assert installed.keys() - frozen.keys() == brought
     assert bare.refused == ""
-    assert [path.name for path in bare.work.iterdir() if path.name != "recordings"] == []
+    assert [path.name for path in bare.work.iterdir()] == []
 
 
 LIVE = """

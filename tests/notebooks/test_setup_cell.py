@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
-from wherebook import setupcell, wheels
+from wherebook import setupcell
 
 from tests.notebooks.bare import Runtime
 
@@ -86,7 +85,7 @@ def test_what_a_runtime_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name in ("torch", "numpy"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(setupcell.NotSetUp) as failed:
-        setupcell.set_up({"no_such_package": "1"}, [], needs, "")
+        setupcell.set_up({"no_such_package": "1"}, needs, "")
     assert str(failed.value).splitlines()[1:] == [
         f"- torch>=99.1 is needed, and {torch.__version__} is here",
         "- no_such_package is missing",
@@ -105,20 +104,7 @@ def test_versions_are_compared_as_numbers() -> None:
     assert list(dict(setupcell.lacking({"torch": f"{major}.{int(minor) + 1}"}))) == [f"torch>={major}.{int(minor) + 1}"]
 
 
-def test_a_recording_is_put_where_the_chapter_looks_and_never_over_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    name = "recordings/03_accumulation.json"
-    text = wheels.together([], {name: '{"gpu": "ours"}'})
-    exec(setupcell.setup_cell({"accumviz": "0"}, [name], {}, text), {})
-    assert json.loads(Path(name).read_text()) == {"gpu": "ours"}
-    Path(name).write_text('{"gpu": "mine"}')
-    exec(setupcell.setup_cell({"accumviz": "0"}, [name], {}, text), {})
-    assert json.loads(Path(name).read_text()) == {"gpu": "mine"}
-
-
 def test_the_cell_says_what_it_brings() -> None:
-    cell = setupcell.setup_cell({"accumviz": "0.1.0", "torchviz": "0.0.3"}, ["recordings/x.json"], {}, "")
-    assert "brings accumviz 0.1.0, torchviz 0.0.3 and a recording made on a GPU, as" in cell
+    cell = setupcell.setup_cell({"accumviz": "0.1.0", "torchviz": "0.0.3"}, {}, "")
+    assert "brings accumviz 0.1.0 and torchviz 0.0.3, as" in cell
     assert "noqa" not in cell
