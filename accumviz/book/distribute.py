@@ -84,9 +84,10 @@ def distribute(
 ) -> World:
     """Call `function(**kwargs)` in so many processes of one torch.distributed group, and collect what they record.
 
-    Each process is a rank of the default group, on the loopback interface: gloo on the CPU, or
-    NCCL with one GPU a rank when there are enough (else no GPU is visible). Inside the function
-    `torch.distributed.get_rank()` tells the ranks apart. A recording made there comes back as
+    Each process is a rank of the default group, on the loopback interface. gloo carries tensors on
+    the CPU. Where there is a GPU for each rank, NCCL carries those that the function has moved to
+    it; else no GPU is visible. Inside the function `torch.distributed.get_rank()` tells the ranks
+    apart. A recording made there comes back as
     `world.ledgers[rank]`, all of them merged as `world.ledger` (of several in one rank, the last);
     `world.returned` holds what each rank returned. What ranks print follows when they are done.
 
