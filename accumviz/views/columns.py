@@ -20,7 +20,7 @@ _TURNED = 11.5
 _UPRIGHT, _WIDE, _ROOMY = 66.0, 80.0, 20.0
 
 
-class Columns(NamedTuple):
+class EventColumns(NamedTuple):
     """Where the columns of events stand, in pixels: the left edge of the first, and how wide each is."""
 
     left: float
@@ -37,7 +37,7 @@ class Columns(NamedTuple):
         return self.x(len(self.events))
 
 
-def heading_height(ledger: Ledger, columns: Columns) -> float:
+def heading_height(ledger: Ledger, columns: EventColumns) -> float:
     """How many pixels the headings take above these columns."""
     if columns.width >= _UPRIGHT:
         return 50.0
@@ -79,7 +79,7 @@ def _title(event: Event) -> str:
     return f"{rank}{action} {whom}".strip()
 
 
-def rule_top(columns: Columns, *, above: float, top: float) -> float:
+def rule_top(columns: EventColumns, *, above: float, top: float) -> float:
     """Where lines of events begin: where headings stand close, a line among them would touch two."""
     return above + 4 if columns.width >= _ROOMY else top - 3
 

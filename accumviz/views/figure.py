@@ -317,8 +317,8 @@ class Canvas:
 
     def line(
         self,
-        xs: Sequence[float],
-        ys: Sequence[float],
+        xs: Sequence[float] | np.ndarray,
+        ys: Sequence[float] | np.ndarray,
         *,
         color: str = INK,
         width: float = 1.0,

@@ -7,6 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.colors import to_rgb
 
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.ledger.lifecycle import Window
@@ -15,8 +16,7 @@ from accumviz.views.columns import (
     AFTER,
     ALLOCATED,
     BEFORE,
-    Bytes,
-    Columns,
+    EventColumns,
     draw_heading,
     draw_rule,
     heading_height,
@@ -57,7 +57,7 @@ class _Plot(NamedTuple):
 
     ledger: Ledger
     rows: list[int]
-    columns: Columns
+    columns: EventColumns
     heat: Heat
     each: tuple[int, int]
     top: float
@@ -73,7 +73,8 @@ class _Plot(NamedTuple):
     def numbered(self) -> bool:
         """Whether each contribution has a cell with room for its norm."""
         wide, tall = self.cell
-        return self.each == (1, 1) and wide >= _NUMBERED[0] and tall >= _NUMBERED[1]
+        whole = self.each == (1, 1)
+        return whole and wide >= _NUMBERED[0] and tall >= _NUMBERED[1]
 
 
 def draw(
@@ -81,15 +82,15 @@ def draw(
 ) -> PageFigure:
     """Draw the heat map of these parameters and events."""
     groups = group_rows([ledger.parameters[p].name for p in rows])
-    strips = measured(ledger, events)
+    strips = _strips(ledger, rows, events)
     named = [text_width(words.shorten(g.name, 24), 11.5) + 24 for g in groups]
-    named += [text_width(_name(strip), 11.5) + 12 for strip in strips]
+    named += [text_width(strip.name, 11.5) + 12 for strip in strips]
     left = min(196.0, max(72.0, *named))
     room = width - left - _RIGHT
     each = math.ceil(len(events) / room), math.ceil(len(rows) / _BODY)
     cells = _cells(ledger, rows, events, *each)
     tall, wide = cells.codes.shape
-    columns = Columns(left, min(room / wide, 84.0) / each[0], events)
+    columns = EventColumns(left, min(room / wide, 84.0) / each[0], events)
     bands = _bands(ledger, columns)
     above = 26 + (heading_height(ledger, columns) if columns.width >= _NAMED else 16.0)
     top = above + _NEXT * max(len(bands) - 1, 0)
@@ -97,18 +98,17 @@ def draw(
     plot = _Plot(ledger, rows, columns, cells, each, top, bottom)
 
     canvas = Canvas(max(columns.end + _RIGHT, 480.0))
-    end = bottom + _STRIP * (1 + len(strips)) + 30
+    end = bottom + _STRIP * len(strips) + 30
     _draw_summary(canvas, plot, end)
     _draw_cells(canvas, plot)
     _draw_groups(canvas, plot, groups)
     _draw_bands(canvas, plot, bands)
     _draw_events(canvas, plot, above)
-    _draw_norms(canvas, plot)
-    for n, strip in enumerate(strips, 2):
-        _draw_bytes(canvas, columns, strip, bottom + n * _STRIP - 4)
+    for n, strip in enumerate(strips, 1):
+        strip.draw(canvas, columns, bottom + n * _STRIP - 4, each=each[0])
     if columns.width < _NAMED:
         _draw_ticks(canvas, columns, end - 30)
-    keys, notes = _legend(plot, bool(bands), strips)
+    keys, notes = _legend(plot, bool(bands))
     return canvas.finish(draw_legend(canvas, keys, notes, end))
 
 
@@ -125,10 +125,6 @@ def _cells(
     return heat(added, held, labels, *starts)
 
 
-def _name(strip: Bytes) -> str:
-    return "saved tensors" if strip.saved else "allocated"
-
-
 def _draw_summary(canvas: Canvas, plot: _Plot, end: float) -> None:
     counts = words.counted(len(plot.rows), "parameter")
     counts += f" × {words.counted(len(plot.columns.events), 'event')}"
@@ -140,33 +136,29 @@ def _draw_summary(canvas: Canvas, plot: _Plot, end: float) -> None:
 
 
 def _draw_cells(canvas: Canvas, plot: _Plot) -> None:
-    left, codes, (wide, tall) = plot.columns.left, plot.heat.codes, plot.cell
-    size = plot.columns.end - left, plot.bottom - plot.top
-    most = _PALE if plot.numbered else 1.0  # numbers are read on a paler cell
+    left, top, (wide, tall) = plot.columns.left, plot.top, plot.cell
+    codes, height = plot.heat.codes, plot.bottom - top
+    most = _PALE if plot.numbered else 1.0
     pixels = _paint(plot.heat, plot.ledger.labels, most)
-    canvas.image(left, plot.top, wide * codes.shape[1], size[1], pixels)
-    canvas.box(left, plot.top, *size, edge=LINE, line=0.8, z=4)
-    rows, columns = np.nonzero(codes == BROKEN)
-    if len(rows) > _MOST_CROSSES:  # a wall of crosses says no more than its outline
-        every = len(rows) // _MOST_CROSSES
-        rows, columns = rows[::every], columns[::every]
-    x, y = left + wide * (columns + 0.5), plot.top + tall * (rows + 0.5)
+    canvas.image(left, top, wide * codes.shape[1], height, pixels)
+    width = plot.columns.end - left
+    canvas.box(left, top, width, height, edge=LINE, line=0.8, z=4)
+    # A wall of crosses says no more than its outline.
+    broken = np.argwhere(codes == BROKEN)
+    y, x = (broken[:: len(broken) // _MOST_CROSSES + 1] + 0.5).T
     mark: dict[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6}
-    canvas.line(x.tolist(), y.tolist(), width=0.0, dash="None", z=5, **mark)
-    if not plot.numbered:
-        return
-    norms = plot.heat.added
-    for row, column in zip(*np.nonzero(~(norms < 0)), strict=True):
-        x, y = left + wide * (column + 0.5), plot.top + tall * (row + 0.5)
-        canvas.text(x, y, style.number(float(norms[row, column]), 3), ha="center")
+    canvas.line(left + wide * x, top + tall * y, width=0.0, dash="None", z=5, **mark)
+    if plot.numbered:
+        for row, column in np.argwhere(~(plot.heat.added < 0)).tolist():
+            told = style.number(float(plot.heat.added[row, column]), 3)
+            middle = left + wide * (column + 0.5), top + tall * (row + 0.5)
+            canvas.text(*middle, told, ha="center")
 
 
 def _paint(cells: Heat, labels: tuple[str, ...], most: float) -> np.ndarray:
     """Colour the cells, RGBA: hue is the label, opacity the norm, because that works on a light and a dark page."""
     colors = list(style.label_colors(labels).values()) or [style.CYCLE[0]]
-    palette = np.array(
-        [[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in colors]
-    )
+    palette = np.array([to_rgb(color) for color in colors])
     pixels = np.zeros((*cells.codes.shape, 4))
     pixels[cells.held] = 0.5, 0.5, 0.5, HELD
     added = cells.codes > BROKEN
@@ -191,7 +183,7 @@ def _draw_groups(canvas: Canvas, plot: _Plot, groups: list[words.Group]) -> None
             canvas.text(left - 9, middle, name, size=11.5, mono=True, ha="right")
 
 
-def _bands(ledger: Ledger, columns: Columns) -> list[list[Window]]:
+def _bands(ledger: Ledger, columns: EventColumns) -> list[list[Window]]:
     """The windows that end here, in rows where none lies on another; none where they are too many to be seen."""
     chosen, rows = set(columns.events), list[list[Window]]()
     windows = [w for w in ledger.windows() if w.step in chosen and w.backwards]
@@ -238,61 +230,59 @@ def _ruled(plot: _Plot) -> list[str]:
     return [kind for kind in kinds if kind != "backward"]
 
 
-def _draw_norms(canvas: Canvas, plot: _Plot) -> None:
-    """Draw the norm of all gradients after each event; where many share a pixel, the largest and the smallest."""
-    columns = plot.columns
-    part = plot.ledger.grad[np.ix_(columns.events, plot.rows)].astype(float)
+class _Strip(NamedTuple):
+    """What is drawn below a heat map: values event by event, their largest in words, and how each series looks.
+
+    `levels` are lines over some of the events only, NaN where there is none.
+    """
+
+    name: str
+    most: str
+    series: list[tuple[np.ndarray, str, float]]
+    levels: np.ndarray | None = None
+
+    def draw(
+        self, canvas: Canvas, columns: EventColumns, base: float, *, each: int
+    ) -> None:
+        """Draw it upwards from its base; of `each` so many events that share a pixel, the largest."""
+        known = [values for values, *_ in self.series]
+        known += [] if self.levels is None else [self.levels]
+        scale = (_STRIP - 14) / (float(np.nanmax(known)) or 1.0)
+        starts = np.arange(0, len(columns.events), each)
+        x = [columns.x(start) for start in starts.tolist()] + [columns.end]
+        across = [float(edge) for edge in np.repeat(x, 2)[1:-1]]
+        for values, color, alpha in self.series:
+            tops = base - scale * np.maximum.reduceat(np.nan_to_num(values), starts)
+            canvas.area(
+                across, base, np.repeat(tops, 2).tolist(), color=color, alpha=alpha
+            )
+        levels = np.zeros(0) if self.levels is None else self.levels
+        for i in np.flatnonzero(levels > 0).tolist():
+            y = base - scale * float(levels[i])
+            canvas.level(columns.x(i), columns.x(i + 1), y, width=1.6, z=4)
+        middle, left = base - (_STRIP - 14) / 2, columns.left - 9
+        canvas.level(columns.left, columns.end, base, color=LINE, width=0.8)
+        canvas.text(left, middle - 7, self.name, size=11.5, ha="right")
+        canvas.text(left, middle + 8, f"0 to {self.most}", color=MUTED, ha="right")
+
+
+def _strips(ledger: Ledger, rows: list[int], events: list[int]) -> list[_Strip]:
+    part = ledger.grad[np.ix_(events, rows)].astype(float)
     with np.errstate(over="ignore"):
         norm = np.sqrt((np.where(np.isfinite(part), part, 0.0) ** 2).sum(axis=1))
-    starts = np.arange(0, len(norm), plot.each[0])
-    most = float(norm.max()) or 1.0
-    base = plot.bottom + _STRIP - 4
-    across = _edges(columns, starts)
-    high = _stairs(np.maximum.reduceat(norm, starts), most, base)
-    low = _stairs(np.minimum.reduceat(norm, starts), most, base)
-    canvas.area(across, base, high, color=MUTED, alpha=0.3)
-    canvas.line(across, high, width=0.9)
-    if plot.each[0] > 1:
-        canvas.line(across, low, color=MUTED, width=0.7)
-    _draw_base(canvas, columns, base, "‖.grad‖", style.number(most, 3), mono=True)
+    strips = [_Strip("‖.grad‖", style.number(norm.max(), 3), [(norm, MUTED, 0.6)])]
+    for found in measured(ledger, events):
+        most = style.size(found.most)
+        if found.saved:
+            series = [(found.first, MUTED, BEFORE), (found.second, MUTED, AFTER)]
+            strips.append(_Strip("saved tensors", most, series))
+        else:
+            series = [(found.first, INK, ALLOCATED)]
+            strips.append(_Strip("allocated", most, series, found.second))
+    return strips
 
 
-def _edges(columns: Columns, starts: np.ndarray) -> list[float]:
-    x = [columns.x(i) for i in starts.tolist()] + [columns.end]
-    return list(np.repeat(x, 2)[1:-1].tolist())
-
-
-def _stairs(values: np.ndarray, most: float, base: float) -> list[float]:
-    """Heights that stay as they are from one event to the next."""
-    return list(np.repeat(base - (_STRIP - 14) * values / most, 2).tolist())
-
-
-def _draw_base(
-    canvas: Canvas, columns: Columns, base: float, name: str, most: str, *, mono: bool
-) -> None:
-    middle, left = base - (_STRIP - 14) / 2, columns.left - 9
-    canvas.level(columns.left, columns.end, base, color=LINE, width=0.8)
-    canvas.text(left, middle - 7, name, size=11.5, mono=mono, ha="right")
-    canvas.text(left, middle + 8, f"0 to {most}", color=MUTED, ha="right")
-
-
-def _draw_bytes(canvas: Canvas, columns: Columns, strip: Bytes, base: float) -> None:
-    edges = _edges(columns, np.arange(len(columns.events)))
-    first = _stairs(np.nan_to_num(strip.first), strip.most, base)
-    second = _stairs(np.nan_to_num(strip.second), strip.most, base)
-    if strip.saved:
-        canvas.area(edges, base, first, color=MUTED, alpha=BEFORE)
-        canvas.area(edges, base, second, color=MUTED, alpha=AFTER)
-    else:
-        canvas.area(edges, base, first, color=INK, alpha=ALLOCATED)
-        for i in np.flatnonzero(strip.second > 0).tolist():
-            left, right = columns.x(i), columns.x(i + 1)
-            canvas.level(left, right, second[2 * i], width=1.6, z=4)
-    most = style.size(strip.most)
-    _draw_base(canvas, columns, base, _name(strip), most, mono=False)
-
-
-def _draw_ticks(canvas: Canvas, columns: Columns, top: float) -> None:
+def _draw_ticks(canvas: Canvas, columns: EventColumns, top: float) -> None:
     span = len(columns.events)
     steps = (k * 10**n for n in itertools.count() for k in (1, 2, 5))
     step = next(step for step in steps if span / step <= 8)
@@ -304,12 +294,12 @@ def _draw_ticks(canvas: Canvas, columns: Columns, top: float) -> None:
     canvas.text(columns.left - 9, top + 13, "event", color=MUTED, ha="right")
 
 
-def _legend(
-    plot: _Plot, bands: bool, strips: list[Bytes]
-) -> tuple[list[Key], list[str]]:
+def _legend(plot: _Plot, bands: bool) -> tuple[list[Key], list[str]]:
     ledger, cells, events = plot.ledger, plot.heat, plot.columns.events
     colors = list(style.label_colors(ledger.labels).items())
-    keys = [_scale(plot, colors[0][1] if colors else style.CYCLE[0])]
+    keys = []
+    if not plot.numbered:
+        keys.append(_scale(plot, colors[0][1] if colors else style.CYCLE[0]))
     keys += [
         Key(words.shorten(label or "backward", 24), color)
         for label, color in colors[:_MOST_COLORS]
@@ -320,7 +310,7 @@ def _legend(
     if bands:
         keys.append(Key("accumulation window", INK, _WINDOW, kind="fill"))
     keys += rule_keys(ledger, events) if _is_ruled(plot) else []
-    for strip in strips:
+    for strip in measured(ledger, events):
         keys += strip.keys()
     if broken := int((~np.isfinite(cells.added)).sum()):
         told = words.counted(broken, "contribution")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from accumviz.ledger.ledger import Ledger
 from accumviz.views import style
-from accumviz.views.columns import Columns
+from accumviz.views.columns import EventColumns
 from accumviz.views.figure import INK, MUTED, Canvas, Key, clear_of, text_width
 from accumviz.views.shares import Bar, among, bars, reach
 
@@ -41,7 +41,7 @@ class ShareStrip(NamedTuple):
         unknown = any(part.unknown for bar in self.bars for part in bar.segments)
         return [*keys, Key("unknown share", MUTED, 0.0, "xx")] if unknown else keys
 
-    def notes(self, columns: Columns) -> list[str]:
+    def notes(self, columns: EventColumns) -> list[str]:
         """What stands beside each other in one step, which nothing else tells, and whether sums had no room."""
         steps: dict[int, list[str]] = {}
         for bar in self.bars:
@@ -59,7 +59,7 @@ class ShareStrip(NamedTuple):
             )
         return notes
 
-    def draw(self, canvas: Canvas, columns: Columns, top: float) -> None:
+    def draw(self, canvas: Canvas, columns: EventColumns, top: float) -> None:
         """Draw them, the sum of each at its end, and a dashed line at 1."""
         low, high = reach(self.bars)
         scale = (self.tall - 26) / (high - low)
@@ -115,12 +115,12 @@ class ShareStrip(NamedTuple):
                 middle = clear_of(y, height, zero - math.copysign(scale, end))[0]
                 canvas.text(x + wide / 2, middle, part.told, ha="center", color=ink)
 
-    def _rooms(self, columns: Columns) -> dict[int, float]:
+    def _rooms(self, columns: EventColumns) -> dict[int, float]:
         """How wide a bar of each step is, with what keeps it from the next."""
         steps = [bar.step for bar in self.bars]
         return {e: min(columns.width * 0.8, 64.0) / steps.count(e) for e in steps}
 
-    def _sums(self, columns: Columns) -> list[str]:
+    def _sums(self, columns: EventColumns) -> list[str]:
         """What each bar adds to, to as many digits as there is room for in all of them; nothing where there is none."""
         steps, rooms = [bar.step for bar in self.bars], self._rooms(columns)
         # A lone one may reach over the columns beside it, up to the next, or to the edge.
@@ -157,7 +157,7 @@ def _fits(bar: Bar, wide: float, scale: float) -> bool:
 
 def _draw_dashed(
     canvas: Canvas,
-    columns: Columns,
+    columns: EventColumns,
     y: float,
     told: str,
     sums: list[tuple[float, float, float]],

@@ -18,7 +18,7 @@ from accumviz.views.columns import (
     ALLOCATED,
     BEFORE,
     Bytes,
-    Columns,
+    EventColumns,
     draw_heading,
     draw_rule,
     heading_height,
@@ -277,7 +277,7 @@ class _Picture(NamedTuple):
 
     canvas: Canvas
     ledger: Ledger
-    columns: Columns
+    columns: EventColumns
     lanes: list[_Lane]
     writing: _Writing
     named: float
@@ -292,7 +292,7 @@ class _Picture(NamedTuple):
         return self.columns.x(i) + self.columns.width / 2
 
 
-def _bar_width(columns: Columns) -> float:
+def _bar_width(columns: EventColumns) -> float:
     return min(columns.width * 0.66, 52.0)
 
 
@@ -312,7 +312,7 @@ def _lanes(
     room, least = (width - left - right) / len(events), _TIGHT if above else _NARROWEST
     if room < least or len(rows) > _MOST_LANES:
         return None
-    columns = Columns(left, min(room, _WIDEST), events)
+    columns = EventColumns(left, min(room, _WIDEST), events)
     named = _NAMED if above else 0.0
     top = heading_height(ledger, columns)
     lanes = _to_one_scale(ledger, [_lane(ledger, p, events) for p in rows])
@@ -397,7 +397,7 @@ def _to_one_scale(ledger: Ledger, lanes: list[_Lane]) -> list[_Lane]:
 
 
 def _placed(
-    lanes: list[_Lane], columns: Columns, top: float, named: float
+    lanes: list[_Lane], columns: EventColumns, top: float, named: float
 ) -> tuple[_Writing, list[_Lane]]:
     """Place the lanes, and write totals level while all have room, with as many digits as fit, but at least three.
 
