@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -17,18 +16,16 @@ from accumviz.book.predict import predict
 from accumviz.book.weights import play
 from accumviz.checks.check import check
 from accumviz.graph.graph import Edge, Graph, Node, Saved
-from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views.report import report_html
+from accumviz.ledger.ledger import Ledger
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
 from tests.browser.test_look import weighed
 from tests.browser.test_reading import LONG
 from tests.browser.written import written
 from tests.by_hand import Play, term
-from tests.toys import CODE, ROWS, W, chain, large, toy
+from tests.toys import CODE, ROWS, W, chain, toy
 
 Open = Callable[..., Any]
-SIZES = "els => els.map(el => parseFloat(getComputedStyle(el).fontSize))"
 BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
 
 
@@ -46,25 +43,6 @@ def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
     return open_page
 
 
-def test_the_number_of_a_line_stands_beside_its_beginning(show: Callable[..., Any]) -> None:
-    """Of a line that goes on below, the number was in the middle: a button centres what it holds."""
-    row = {**ROWS[0], "line": 3}
-    page = show(play(Ledger.build([W], [row], sources={"a.py": LONG})), width=375)
-    button, code = page.locator(".av-has .av-no"), page.locator(".av-has code")
-    (number,), (text,) = button.evaluate_all(BOXES), code.evaluate_all(BOXES)
-    assert text["height"] > 30, "the line takes more than one"
-    assert number["height"] < 25
-    assert abs(number["top"] - text["top"]) < 4
-
-
-def test_a_player_has_its_size_of_letters_beside_whatever_stands_after_it(show: Callable[..., Any]) -> None:
-    ledger = toy()
-    alone = show(play(ledger)).locator(".av-frame, .av-count, .av-total").evaluate_all(SIZES)
-    amid = show(play(ledger), explore({"a": ledger, "b": ledger}), timeline(ledger), predict("What?", 1))
-    assert amid.locator(".av-frame, .av-count, .av-total").evaluate_all(SIZES)[: len(alone)] == alone
-    assert set(amid.locator(".av-frame").evaluate_all(SIZES)) == {13}
-
-
 def test_on_a_phone_the_code_of_a_teaching_loop_stands_whole(show: Callable[..., Any]) -> None:
     source = "import torch\n\n" + LONG * 2
     ledger = Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": source})
@@ -79,12 +57,6 @@ def test_code_that_goes_on_below_says_so_at_its_edge(show: Callable[..., Any]) -
     assert "local" in box.evaluate("box => getComputedStyle(box).backgroundAttachment")
 
 
-def test_a_drawing_that_is_wider_than_its_box_says_so_at_its_edge(show: Callable[..., Any], mode: str) -> None:
-    box = show(timeline(large(40, 3)), wait=".av-scroll", width=375, mode=mode).locator(".av-scroll")
-    assert box.evaluate("box => box.scrollWidth > box.clientWidth")
-    assert "local" in box.evaluate("box => getComputedStyle(box).backgroundAttachment")
-
-
 def test_before_the_first_event_no_number_of_one_is_told_and_the_scrubber_keeps_its_length(
     show: Callable[..., Any],
 ) -> None:
@@ -96,15 +68,6 @@ def test_before_the_first_event_no_number_of_one_is_told_and_the_scrubber_keeps_
     drawn(page)
     assert page.locator(".av-count").inner_text() == "event 0 / 3"
     assert slider.bounding_box()["width"] == pytest.approx(before, abs=1)
-
-
-@pytest.mark.parametrize("width", [1280, 375])
-def test_a_bar_of_single_numbers_has_most_of_its_row(show: Callable[..., Any], width: int) -> None:
-    page = show(play(toy()), width=width)
-    (row,), (bar,) = (page.locator(name).evaluate_all(BOXES) for name in (".av-row", ".av-row .av-bar"))
-    assert bar["width"] >= 0.5 * row["width"]
-    total = page.locator(".av-total").first
-    assert total.evaluate("one => one.scrollWidth <= one.clientWidth")
 
 
 @pytest.mark.parametrize("width", [1280, 375])
@@ -127,52 +90,12 @@ def test_a_bar_too_short_to_be_seen_says_how_short_it_is(show: Callable[..., Any
     assert near and len(letters) > 30, "it stands beside the mark"
 
 
-def test_steps_are_counted_in_whole_numbers_and_letters_of_weights_are_as_small_as_the_others(
-    show: Callable[..., Any],
-) -> None:
-    page = show(explore({"a": Ledger.build([W], weighed(ROWS)), "b": Ledger.build([W], weighed(ROWS[2:]))}))
-    assert page.locator(".av-tickx").all_text_contents() == ["0", "1"]
-    tall = page.locator(".av-tickx").first.bounding_box()["height"]
-    assert tall <= 16
-
-
-def test_the_name_of_an_axis_is_read_where_a_curve_runs_below_it(show: Callable[..., Any]) -> None:
-    page = show(play(Ledger.build([W], weighed(ROWS)), loss=lambda w: w * w))
-    # So is the number of what is beyond the edge, across which its own way runs.
-    for name in (".av-axisname", ".av-out"):
-        halo = page.locator(name).first.evaluate("el => [getComputedStyle(el).paintOrder, getComputedStyle(el).stroke]")
-        assert halo[0].startswith("stroke")
-        assert halo[1] != "none"
-
-
-def test_the_verdict_of_a_comparison_stands_below_its_meter(show: Callable[..., Any]) -> None:
-    page = show(explore({"a": toy(), "b": Ledger.build([W], ROWS[2:])}, against={"run": "b"}), width=1280)
-    meter, verdict, table = (page.locator(f".av-{name}").bounding_box() for name in ("meter", "verdict", "figures"))
-    assert abs(meter["x"] - verdict["x"]) < 8
-    assert verdict["y"] < table["y"] + table["height"]
-
-
-def test_a_finger_is_not_told_of_keys(show: Callable[..., Any]) -> None:
-    assert show(play(toy())).locator(".av-hint").is_visible()
-    finger = {"has_touch": True, "is_mobile": True, "width": 375}
-    assert not show(play(toy()), **finger).locator(".av-hint").is_visible()
-
-
 def test_a_question_is_as_wide_as_what_is_read_in_it(show: Callable[..., Any]) -> None:
     """A book gives every output the width there is: the question stood alone on the left of its ground."""
     page = show(predict("What is `w.grad`?", -20), wait=".av-ask", width=1280)
     page.add_style_tag(content=".accumviz.av-predict { max-width: 100% !important; }")
     assert page.locator(".av-ask").bounding_box()["width"] <= 46 * 16
     assert page.get_by_text("Show me").bounding_box()["width"] <= 46 * 16
-
-
-def test_one_finding_is_not_several() -> None:
-    loop = Play()
-    loop.backward(term(8, 1.0))
-    loop.backward(term(8, 1.0))
-    loop.step()
-    page = re.sub(r"<style>.*?</style>|<[^>]+>", "", report_html(check(loop.ledger)), flags=re.DOTALL)
-    assert re.findall(r"\b1 ((?:mistake|step|rule)s?)", page) == ["mistake", "step", "rule"]
 
 
 def test_a_report_says_what_the_lab_says_beside_a_bar_of_its_verdict(show: Callable[..., Any]) -> None:
@@ -289,17 +212,6 @@ def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(show: C
     page.wait_for_function("document.querySelectorAll('.av-node').length === 12")
 
 
-def test_no_empty_room_is_left_below_a_run_that_was_compared(show: Callable[..., Any]) -> None:
-    """Beside each other, runs kept the height that one of them had while it was squeezed."""
-    page = show(explore({"a": toy(), "b": toy()}), width=1280)
-    heights = "() => ['.av-player', '.av-frame'].map(one => document.querySelector(one).offsetHeight)"
-    for button in ("Compare with another run", "Show one run"):
-        page.get_by_role("button", name=button).click()
-        drawn(page)
-        slot, frame = page.evaluate(heights)
-        assert slot - frame <= 2
-
-
 def test_a_figure_is_seen_whole_on_a_phone(show: Callable[..., Any]) -> None:
     """The bar of a step's shares stood beyond the right edge."""
     for width, seen in ((375, [False, True]), (1280, [True, False])):
@@ -322,75 +234,12 @@ def test_a_finger_has_room_to_scrub_on_a_phone(show: Callable[..., Any]) -> None
                 assert min(one.bounding_box()[side] for side in ("width", "height")) >= 44
 
 
-def test_panes_of_two_runs_below_each_other_have_no_empty_room(show: Callable[..., Any]) -> None:
-    """The pane of a small run kept the height of the large one's that stood below it."""
-    rows = [{"kind": "backward", "contribution": {f"w{i}": 1.0}, "grad": {f"w{i}": 1.0}} for i in range(7)]
-    few, many = (Ledger.build([Parameter(f"w{i}", (1,)) for i in range(n)], rows[:n]) for n in (1, 7))
-    for width, equal in ((1280, True), (375, False)):
-        page = show(explore({"few": few, "many": many}, start={"run": "few"}, against={"run": "many"}), width=width)
-        drawn(page)
-        one, other = (pane.bounding_box()["height"] for pane in page.locator(".av-in-grad").all())
-        assert (abs(one - other) < 2) == equal
-
-
-def test_panes_that_are_compared_keep_no_height_of_a_width_that_has_passed(show: Callable[..., Any]) -> None:
-    """They were measured at the new width while a timeline stood there as it was drawn for the old one."""
-    page = show(explore({"a": toy(), "b": toy()}, against={"run": "b"}), width=1280)
-    widen = """async widths => {
-        for (const width of widths) {
-            await new Promise(requestAnimationFrame);
-            document.querySelector(".av-explorer").style.width = `${width}px`;
-        }
-    }"""
-    tall = []
-    for widths in ([1000], [640, 1000]):
-        page.evaluate(widen, widths)
-        for _ in range(3):
-            drawn(page)
-        tall.append([box["height"] for box in page.locator(".av-in-time").evaluate_all(BOXES)])
-    assert tall[0] == tall[1]
-
-
 def test_a_preset_is_compared_with_another_one(show: Callable[..., Any]) -> None:
     """Both sides showed the same run: nothing could be seen to differ. So it is of runs that are the same."""
     page = show(explore({"a": toy(), "b": toy()}, start={"run": "b"}), width=1280)
     page.get_by_role("button", name="Compare with another run").click()
     chosen = ".av-xside:not([hidden]) input:checked"
     assert page.locator(chosen).evaluate_all("radios => radios.map(radio => radio.ariaLabel)") == ["b", "a"]
-
-
-def test_of_two_numbers_beyond_one_edge_the_one_of_the_own_run_is_told(show: Callable[..., Any]) -> None:
-    ways = (("a", 11.0), ("b", 15.0), ("c", 1.001), ("d", 1.002), ("e", 1.003))
-    far = {name: Ledger.build([W], weighed(ROWS, to=to)) for name, to in ways}
-    page = show(explore(far, start={"run": "a"}, against={"run": "b"}), width=1280, reduced_motion="reduce")
-    page.locator(".av-scrub:visible").fill(str(len(ROWS)))
-    drawn(page)
-    told = [player.locator(".av-out").all_text_contents() for player in page.locator(".av-slots > .av-player").all()]
-    assert [[text for text in texts if text] for texts in told] == [["↑ 11"], ["↑ 15"]]
-    beyond = page.locator(".av-slots > .av-player").first.locator(".av-way:not(.av-beside) .av-mover")
-    axis, label = page.locator(".av-axes").first.bounding_box(), beyond.locator("text").bounding_box()
-    assert beyond.locator(".av-dot").is_hidden(), "a dot at the edge was read as a point of the way"
-    assert label["y"] + label["height"] < axis["y"] + 8, "its number stands off the line that leads out of the ground"
-
-
-# Words of the same height, from left to right: how far each bold one is from the next.
-GAPS = """texts => {
-    const boxes = texts.filter(text => getComputedStyle(text).fontWeight === '700' && text.checkVisibility())
-        .map(text => text.getBoundingClientRect()).sort((one, other) => one.left - other.left);
-    return boxes.slice(1).map((box, i) => box.left - boxes[i].right);
-}"""
-
-
-@pytest.mark.parametrize(("width", "events", "apart"), [(640, 12, 4.5), (343, 8, 2)])
-def test_totals_of_narrow_columns_stand_apart(
-    show: Callable[..., Any], width: float, events: int, apart: float
-) -> None:
-    grads = [-8.778 - 0.0007 * n for n in range(events)]
-    rows = [{"kind": "backward", "contribution": {"w": -0.001}, "grad": {"w": grad}} for grad in grads]
-    page = show(timeline(Ledger.build([W], rows), width=width), wait=".av-scroll", width=1280)
-    gaps = page.locator(".av-figure text").evaluate_all(GAPS)
-    assert len(gaps) == events - 1, "every total is told"
-    assert min(gaps) > apart
 
 
 # Keeps the left and right end of each bold word that a canvas is given.
@@ -477,34 +326,6 @@ def test_no_line_of_an_event_strikes_a_total(watch: Open, tmp_path: Path, width:
         assert [1 for start, end in found["grounds"] if start - 1 < left and right < end + 1], "on a ground of its own"
 
 
-@pytest.mark.parametrize(("count", "width"), [(3, 375), (7, 375), (3, 700)])
-def test_names_on_end_stand_below_the_edge_and_between_the_lines(
-    watch: Open, tmp_path: Path, count: int, width: int
-) -> None:
-    """The bracket that closes a call was cut, and what hangs below letters touched the next line."""
-    found = placed(watch, tmp_path, play(windows(count)), width)
-    assert len(found["names"]) == 3 * count
-    for middle, bottom, wide in found["names"]:
-        assert bottom - wide > 2
-        assert not [line for line in found["lines"] if middle - 5 < line < middle + 7]
-
-
-def test_where_signs_alternate_a_lane_is_tall_and_a_total_stands_at_its_line(watch: Open, tmp_path: Path) -> None:
-    """Parts of both signs lay in 50 pixels, and the number of the sum 40 pixels from its line."""
-    rows, grad = [], 0.0
-    for e in range(12):
-        added = (-1.6) ** (e % 7 + 1)
-        grad += added
-        rows += [{"kind": "backward", "contribution": {"w": added}, "grad": {"w": grad}}]
-    found = placed(watch, tmp_path, play(Ledger.build([W], rows)), 1000)
-    lines = [y for _, y, _ in found["heavy"]]
-    assert len(lines) == len(found["totals"]) == 12
-    assert max(abs(y - line) for (_, _, _, y), line in zip(found["totals"], lines, strict=True)) <= 12
-    assert max(lines) - min(lines) > 45
-    plain = placed(watch, tmp_path, play(windows(3)), 1000)
-    assert plain["heavy"], "a lane of one sign keeps its height"
-
-
 def test_the_line_of_the_event_that_is_selected_keeps_its_colour(show: Callable[..., Any], mode: str) -> None:
     """The edge of the selection lay on the dashes of a zero_grad: the legend's orange was nowhere."""
     page = show(play(windows(1)), width=1000, mode=mode)
@@ -517,47 +338,6 @@ def test_the_line_of_the_event_that_is_selected_keeps_its_colour(show: Callable[
     image = Image.open(io.BytesIO(page.locator(".av-plot").screenshot())).convert("RGB")
     around = [image.getpixel((round(x) + dx, y)) for dx in (0, 1) for y in range(4, 80)]
     assert sum(red > blue + 90 for red, _, blue in around) > 30
-
-
-def test_parts_too_thin_for_lines_between_them_are_one_with_all_its_sides(show: Callable[..., Any]) -> None:
-    """Four parts of 4 px were two open lines with no end."""
-    rows = [{"kind": "backward", "contribution": {"w": -8.0}, "grad": {"w": -8.0}}]
-    rows += [{"kind": "backward", "contribution": {"w": 0.2}, "grad": {"w": -8 + 0.2 * (e + 1)}} for e in range(6)]
-    page = show(play(Ledger.build([W], [*rows, {"kind": "step", "grad": {"w": -6.8}}])), width=375)
-    page.get_by_role("slider").first.focus()
-    page.keyboard.press("End")
-    drawn(page)
-    parts = page.locator(".av-part:visible")
-    sides = parts.evaluate_all("all => all.map(one => parseFloat(getComputedStyle(one).borderRightWidth))")
-    assert len(sides) == 2
-    assert min(sides) >= 1
-
-
-def test_the_mark_of_grad_does_not_strike_the_number_of_a_part(show: Callable[..., Any]) -> None:
-    """The heavy line went through a minus, and -2.753 was read as 2.753."""
-    rows = [{"kind": "backward", "contribution": {"w": x}, "grad": {"w": g}} for x, g in ((-8.0, -8.0), (4.2, -3.8))]
-    page = show(play(Ledger.build([W], rows)), width=1000)
-    page.get_by_role("slider").first.focus()
-    page.keyboard.press("End")
-    drawn(page)
-    number = page.locator(".av-part span", has_text="−8")
-    over = number.evaluate(
-        """span => { const {x, y, width, height} = span.getBoundingClientRect();
-        const end = span.closest(".av-bar").querySelector(".av-end");
-        end.style.left = `${x + width / 2 - span.closest(".av-bar").getBoundingClientRect().x}px`;
-        const [top] = document.elementsFromPoint(x + width / 2, y + height / 2);
-        return [top === span, getComputedStyle(span).backgroundColor]; }"""
-    )
-    assert over[0]
-    assert not over[1].endswith(", 0)"), "a ground of its own"
-
-
-def test_a_static_graph_begins_where_text_does(show: Callable[..., Any]) -> None:
-    """Graphs stood in the middle of the page, all other figures at the left."""
-    page = show(chain(), wait=".av-graph", width=1280)
-    left = page.locator(".av-graph").bounding_box()["x"]
-    for part in ("svg", "figcaption .av-key, figcaption", "details summary"):
-        assert page.locator(f".av-graph {part}").first.bounding_box()["x"] - left < 2, part
 
 
 def test_a_finger_meets_every_choice_of_an_explorer(show: Callable[..., Any]) -> None:
@@ -599,55 +379,11 @@ def test_a_graph_that_goes_on_below_its_pane_says_so(show: Callable[..., Any], a
     assert shaded() == [True, False]
 
 
-def test_a_graph_that_goes_on_beside_its_pane_says_so(show: Callable[..., Any], mode: str) -> None:
-    """As any box that scrolls sideways does, and with its look."""
-    page = show(play(toy(), {0: chain()}), width=700, mode=mode)
-    for _ in range(5):
-        page.get_by_role("button", name="zoom in").click()
-    box = page.locator(".av-in-graph .av-win")
-    room = box.evaluate("box => box.scrollWidth - box.clientWidth")
-    assert room > 20
-    page.add_style_tag(content=".av-in-graph svg { visibility: hidden; }")  # what it draws may come to the edges, too
-
-    def shaded(left: int) -> list[bool]:
-        box.evaluate(f"box => {{ box.scrollLeft = {left}; }}")
-        drawn(page)
-        image = Image.open(io.BytesIO(box.screenshot())).convert("RGB")
-        first, middle, last = (image.getpixel((x, image.height // 2)) for x in (2, image.width // 2, image.width - 3))
-        return [first != middle, last != middle]
-
-    assert [shaded(left) for left in (0, room // 2, room)] == [[False, True], [True, True], [True, False]]
-
-
-# How much of a player is ground below the last thing that a pane shows.
-EMPTY = """frame => {
-    const seen = '.av-line, .av-row, .av-node, canvas, svg, .av-note, .av-marks, .av-share, .av-sub, .av-head';
-    const {width, height} = frame.getBoundingClientRect();
-    const empty = [...frame.querySelectorAll('.av-pane')].map(pane => {
-        const box = pane.getBoundingClientRect();
-        const ends = [...pane.querySelectorAll(seen)].filter(one => one.checkVisibility() && one.textContent !== '')
-            .concat([...pane.querySelectorAll('canvas, .av-in-weights svg')])
-            .map(one => one.getBoundingClientRect().bottom);
-        return box.width * Math.max(0, box.bottom - Math.max(...ends) - 12);
-    });
-    return empty.reduce((sum, one) => sum + one, 0) / (width * height);
-}"""
-
-
 def loop(windows: int) -> Ledger:
     """Windows of four shares each, with a weight, in a program of eighteen lines."""
     each = {**ROWS[0], "details": {"terms": [term()]}}
     rows = [row for _ in range(windows) for row in (each, each, each, each, ROWS[2], ROWS[3])]
     return Ledger.build([W], weighed(rows), sources={"a.py": CODE + "x = 1\n" * 13})
-
-
-@pytest.mark.parametrize(
-    ("made", "most"), [(lambda: play(toy(), {0: tall()}), 0.15), (lambda: play(loop(3)), 0.07)], ids=["graph", "loop"]
-)
-def test_little_of_a_player_is_empty_ground(show: Callable[..., Any], made: Callable[[], Any], most: float) -> None:
-    """Beside code or a graph, the panes of a gradient and of weights ended in the middle of theirs."""
-    page = show(made(), width=1280)
-    assert page.locator(".av-frame").evaluate(EMPTY) < most
 
 
 def test_panes_that_are_compared_stay_level_in_a_books_column(show: Callable[..., Any]) -> None:

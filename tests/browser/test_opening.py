@@ -280,20 +280,6 @@ def shared(*, weights: bool = False) -> Player:
     return play(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, sources={"a.py": CODE}), GRAPHS)
 
 
-@pytest.mark.parametrize("width", [375, 1280])
-def test_what_is_said_of_a_moment_ends_its_pane(show: Show, width: int) -> None:
-    """Between a drawing and its legend, the room that is kept for it was a hole."""
-    page = show(shared(weights=True), width=width).page
-    for _ in range(3):
-        page.get_by_role("button", name="next event").click()
-    drawn(page)
-    parts = ":is(svg, .av-win)", ":is(.av-marks, .av-note:has(.av-swatch))", ".av-note:not(:has(.av-swatch))"
-    for pane in (".av-in-shares", ".av-in-grad", ".av-in-weights"):
-        drawing, legend, sentence = (page.locator(f"{pane} > {part}").bounding_box() for part in parts)
-        assert drawing["y"] + drawing["height"] <= legend["y"], pane
-        assert 0 <= sentence["y"] - legend["y"] - legend["height"] < 20, pane
-
-
 @pytest.mark.parametrize("how", ["mouse", "keyboard", "finger"])
 def test_what_is_pointed_at_lights_up_in_the_other_panes(show: Show, how: str) -> None:
     page = show(shared(), reduced_motion="reduce", width=1280, **({"has_touch": True} if how == "finger" else {})).page
@@ -312,58 +298,6 @@ def test_what_is_pointed_at_lights_up_in_the_other_panes(show: Show, how: str) -
     assert lit["graph"] == ["loss"]
     assert len(lit["time"]) == 2, "the line ran twice"
     assert lit["shares"] == ["0.5", "0.5"]
-
-
-def test_where_one_stands_is_told_from_what_is_lit(show: Show) -> None:
-    """Seven columns wore one frame: which of them was the moment's nobody could see."""
-    page = show(shared(), reduced_motion="reduce", width=1280).page
-    page.get_by_role("button", name="next event").click()
-    page.locator(".av-line", has_text="backward").first.hover()
-    drawn(page)
-    sides = """([part, pseudo]) => getComputedStyle(document.querySelector(part), pseudo).boxShadow
-        .split(/,(?![^(]*\\))/).map(one => one.replace(/\\w*\\([^)]*\\)+/, "").trim().split(" ").map(parseFloat))
-        .some(([x, , , spread]) => x || spread)"""
-    assert page.evaluate(sides, [".av-playhead", "::before"])
-    assert not page.evaluate(sides, [".av-warmed i", None])
-
-
-def test_what_is_lit_on_the_timeline_stays_with_its_event_when_the_width_changes(show: Show) -> None:
-    page = show(shared(), reduced_motion="reduce", width=1280).page
-    page.locator(".av-scrub").focus()
-    page.keyboard.press("End")
-    drawn(page)
-    for width in (1280, 700):
-        page.set_viewport_size({"width": width, "height": 900})
-        drawn(page)
-        lit, head = (page.locator(part).bounding_box() for part in (".av-warmed i", ".av-playhead"))
-        assert (lit["x"], lit["width"]) == pytest.approx((head["x"], head["width"]), abs=1.5)
-
-
-def test_a_node_a_segment_and_an_event_light_up_the_line_as_the_line_does_them(show: Show) -> None:
-    page = show(shared(), reduced_motion="reduce", width=1280).page
-    page.get_by_role("button", name="next event").click()
-    drawn(page)
-    (code,) = page.locator(".av-line", has_text="backward").first.locator(".av-no").all_text_contents()
-    page.locator(".av-node").first.hover()
-    assert warm(page)["code"] == [code]
-    assert warm(page)["shares"] == ["0.5"]
-    page.locator(".av-part").last.hover()
-    assert warm(page)["code"] == [code]
-    assert len(warm(page)["time"]) == 1
-    page.get_by_role("slider", name="event").press("End")
-    drawn(page)
-    last = page.locator(".av-playhead").bounding_box()
-    page.get_by_role("button", name="previous event").click()
-    page.get_by_role("button", name="previous event").click()
-    page.mouse.move(last["x"] + last["width"] / 2, last["y"] + 60)
-    drawn(page)
-    assert warm(page)["graph"] == ["w"], "what zeroes acts on the parameter"
-    page.mouse.move(2, 2)
-    assert warm(page) == {"code": [], "graph": [], "time": [], "shares": []}
-    page.locator(".av-in-graph .av-win").focus()
-    page.keyboard.press("ArrowDown")
-    drawn(page)
-    assert warm(page)["code"] == [code]
 
 
 def bare(name: str) -> str:
@@ -470,30 +404,6 @@ def test_moving_one_of_two_players_moves_the_other(show: Show) -> None:
     page.locator(".av-both").get_by_role("button", name="pause").wait_for()
     page.locator(".av-both").get_by_role("button", name="play", exact=True).wait_for()
     assert page.locator(".av-kind").all_inner_texts() == ["zero_grad", "zero_grad"]
-
-
-@pytest.mark.parametrize("width", [1280, 440])
-def test_a_comparison_keeps_its_height_while_a_choice_is_dragged(show: Show, width: int) -> None:
-    """Also where the runs differ in how much there is to say of them, and where columns are too narrow for words."""
-
-    def one(k: int) -> Ledger:
-        full = np.arange(1.0, 9.0)
-        rows: list[dict[str, Any]] = []
-        for i in range(k):
-            grad = full * (i + 1) / k * (1 + k / 1000)
-            row = {"kind": "backward", "label": "loss", "saved_before": 2.0**17 / k, "saved_after": 0.0}
-            rows.append({**row, "contribution": {"w": full / k, "b": 1 / k}, "grad": {"w": grad, "b": (i + 1) / k}})
-        return Ledger.build([Parameter("w", (8,), optimizers=(0,)), Parameter("b", (1,), optimizers=(0,))], rows)
-
-    page = show(explore(one, k=[1, 2, 3, 4, 8, 12], against={"k": 1}), width=width).page
-    tall = []
-    for place in (0, 1, 2, 3, 4, 5, 2, 1, 0):
-        page.get_by_role("slider", name="k").first.fill(str(place))
-        drawn(page)
-        drawn(page)  # panes are made as tall as each other once they have been measured
-        tall.append(round(page.locator(".av-xframe").bounding_box()["height"]))
-    assert max(tall) - min(tall) <= 24, tall
-    assert len(set(tall[3:])) == 1, "once it was as tall as it gets, it stays"
 
 
 def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Show) -> None:

@@ -479,46 +479,6 @@ def test_parts_and_total_of_a_bar_are_drawn_to_one_scale(show: Show) -> None:
         played.go("next event")
 
 
-def test_of_a_run_that_was_never_zeroed_every_contribution_is_counted(show: Show) -> None:
-    rows = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": e + 1}} for e in range(5000)]
-    watched = show(play(Ledger.build([W], rows)))
-    played = watched.played
-    played.root.locator(".av-scrub").focus()
-    played.press("End")
-    assert "Event 4999" in played.said
-    assert (
-        played.root.locator(".av-in-grad .av-note")
-        .inner_text()
-        .startswith("w.grad = 4995 (4995 earlier) + 1 (event 4995)")
-    )
-    assert "not recorded" not in played.root.inner_text()
-    assert played.root.locator(".av-part:visible").count() == 2, "what is new, and what was there"
-    assert watched.complaints == []
-
-
-@pytest.mark.parametrize("width", [375, 700, 1280])
-def test_a_sum_of_any_length_moves_nothing_beside_it(show: Show, width: int) -> None:
-    """Five terms take three lines of a narrow pane: what stands below it jumped, and came back."""
-    ends = np.cumsum([-0.5871, -0.6913, -0.9177, -1.211, -1.488])
-    rows: list[dict[str, Any]] = [
-        {"kind": "backward", "line": 2, "contribution": {"w": one}, "grad": {"w": all_}}
-        for one, all_ in zip(np.diff(ends, prepend=0), ends, strict=True)
-    ]
-    rows += [
-        {"kind": "step", "line": 3, "grad": {"w": ends[-1]}, "weights": {"w": 1.1}},
-        {"kind": "zero_grad", "line": 4},
-    ]
-    rows[0]["weights"] = {"w": 1.0}
-    source = "for x in data:\n    loss_of(w, x).backward()\noptimizer.step()\noptimizer.zero_grad()\n"
-    played = show(play(Ledger.build([Parameter("w", (1,))], rows * 3, sources={"a.py": source})), width=width).played
-    seen = []
-    for _ in range(8):
-        played.go("next event")
-        seen.append([one.bounding_box() for one in played.root.locator(".av-pane").all()])
-    assert len(seen[0]) >= 3
-    assert all(one == seen[0] for one in seen)
-
-
 def test_what_was_erased_unused_is_marked(show: Show) -> None:
     played = show(play(MIXED)).played
     played.go("next event")
@@ -571,17 +531,6 @@ def deep(layers: int = 14, operations: int = 40) -> tuple[Ledger, Graph]:
     ]
     ledger = Ledger.build([Parameter(name, (8, 8)) for name in names], rows)
     return ledger, Graph(tuple(nodes), tuple(edges), (0,))
-
-
-def test_a_list_of_parameters_has_the_room_that_is_there(show: Show) -> None:
-    """Beside a tall graph it ended half way, above empty ground."""
-    ledger = Ledger.build([Parameter(f"w{i}", (1,)) for i in range(10)], [{"kind": "backward"}] * 20)
-    nodes = tuple(Node(i, "PowBackward0", shape=(1,)) for i in range(14))
-    graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(13)), (0,), {})
-    root = show(play(ledger, {0: graph}), width=1280).played.root
-    assert root.locator(".av-in-graph").bounding_box()["height"] > 600
-    assert root.locator(".av-in-grad .av-win").evaluate("one => one.scrollHeight <= one.clientHeight + 1")
-    assert root.locator(".av-in-grad .av-row:visible").count() == 10
 
 
 def test_a_deep_model_is_folded_by_module_in_graph_and_grad_alike(show: Show) -> None:
@@ -659,19 +608,6 @@ def test_a_legend_names_only_marks_that_are_there(show: Show, grad: float, ink: 
 def test_a_ledger_without_graphs_has_no_graph_pane(show: Show) -> None:
     root = show(play(TOY)).played.root
     assert [root.locator(f".av-in-{pane}").count() for pane in ("code", "graph", "grad", "time")] == [1, 0, 1, 1]
-
-
-def test_names_from_right_to_left_keep_their_order_and_their_numbers(show: Show) -> None:
-    name = "שכבה.משקל"
-    rows = [{"kind": "backward", "label": "שגיאה", "contribution": {name: -16}, "grad": {name: -16}}]
-    watched = show(play(Ledger.build([Parameter(name, (1,))], rows)))
-    played = watched.played
-    assert f"{name} receives −16, .grad −16" in played.said
-    row = played.root.locator(".av-row")
-    assert row.locator(".av-of").inner_text() == name
-    sides = [row.locator(part).bounding_box()["x"] for part in (".av-of", ".av-bar", ".av-total")]
-    assert sides == sorted(sides)
-    assert watched.complaints == []
 
 
 def test_a_browser_that_stores_nothing_still_plays(watch: Open, tmp_path: Path) -> None:

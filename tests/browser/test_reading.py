@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from accumviz.book.weights import play
@@ -131,26 +130,6 @@ def test_names_are_cut_where_they_do_not_differ(read: Callable[..., Any], names:
     assert len(seen) == len(set(seen.values())) == len(names), "each row has a text of its own"
 
 
-def test_names_beside_a_timeline_differ_too(read: Callable[..., Any]) -> None:
-    for names, width in ((NAMES, 1280), (SHARDS, 375), (NAMES, 375)):
-        page = read(play(named(names)), width=width)
-        page.evaluate(
-            """() => { const draw = CanvasRenderingContext2D.prototype.fillText; window.drawn = [];
-            CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
-              window.drawn.push([text, this.measureText(text).width, place[0], this.textAlign]);
-              return draw.call(this, text, ...place); };
-            document.documentElement.setAttribute("data-theme", "again"); }"""
-        )
-        drawn(page)
-        labels = [row for row in page.evaluate("window.drawn") if row[3] == "right" and row[0] != "saved"]
-        texts = [text for text, *_ in labels]
-        assert len(texts) >= min(len(names), 12)
-        assert len(set(texts)) == len(texts), texts
-        if names is SHARDS:
-            assert {text[-11:] for text in texts if "(" in text} == {"(unsharded)"}, "there is room for it"
-        assert all(place - wide >= -1 for _, wide, place, _ in labels), "none begins left of the pane"
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_gradient_of_several_numbers_is_written_where_it_fits_and_else_as_its_norm(
     read: Callable[..., Any], width: int
@@ -204,17 +183,6 @@ def test_where_all_rows_have_one_scale_nothing_is_said_of_it(read: Callable[...,
         assert "scale" not in read(player).locator(".av-frame").inner_text()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_bars_of_all_rows_begin_and_end_at_the_same_place(read: Callable[..., Any], width: int) -> None:
-    rows = [{"kind": "backward", "contribution": {}, "grad": {"w": -16, "b": [0.01234, -0.4321, 1, 2], "c": 1e-9}}]
-    player = play(Ledger.build([W, Parameter("b", (4,)), Parameter("c", (1,))], rows))
-    page = read(player, width=width)
-    boxes = [bar.bounding_box() for bar in page.locator(".av-row:visible .av-bar").all()]
-    assert len(boxes) == 3
-    assert len({(round(box["x"]), round(box["width"])) for box in boxes}) == 1
-    assert min(box["width"] for box in boxes) > 60
-
-
 def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
     read: Callable[..., Any], mode: str
 ) -> None:
@@ -237,32 +205,6 @@ def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
         return often.map(([key]) => Number(key.split(",")[3])); }"""
     )
     assert sorted(shade) == [pytest.approx(0.36 * 255 if mode == "light" else 0.5 * 255, abs=2), 255]
-
-
-def test_a_number_stands_on_the_ground_not_on_the_hatching_of_what_was_not_recorded(
-    read: Callable[..., Any], mode: str
-) -> None:
-    rows = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 5}}]
-    page = read(play(Ledger.build([W], rows)), mode=mode)
-    unseen = page.locator(".av-part.av-unseen")
-    assert unseen.inner_text() == "4"
-    ground = page.locator(".av-in-grad").evaluate("el => getComputedStyle(el).backgroundColor")
-    assert unseen.locator("span").evaluate("el => getComputedStyle(el).backgroundColor") == ground
-
-
-def test_a_number_that_is_not_finite_stands_within_its_lane(read: Callable[..., Any]) -> None:
-    rows = [{"kind": "backward", "contribution": {"w": -16}, "grad": {"w": -16, "b": np.nan}}]
-    page = read(play(Ledger.build([W, Parameter("b", (1,))], rows)))
-    page.evaluate(
-        """() => { const draw = CanvasRenderingContext2D.prototype.fillText; window.drawn = [];
-        CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
-          window.drawn.push([text, y]); return draw.call(this, text, x, y); };
-        document.documentElement.setAttribute("data-theme", "again"); }"""
-    )
-    drawn(page)
-    places = dict(page.evaluate("window.drawn"))
-    middle = places["b"]
-    assert abs(places["NaN"] - middle) < 60 / 2 - 6, "away from the line above its lane"
 
 
 def test_what_a_strong_colour_means_holds_in_both_modes(read: Callable[..., Any], mode: str) -> None:

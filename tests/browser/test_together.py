@@ -85,17 +85,6 @@ def test_graphs_that_are_compared_are_seen_whole_and_to_one_scale(show: Callable
     assert min(scales) * 12.5 > 9, "and is read"
 
 
-def test_a_graph_that_almost_fits_is_fitted_and_its_root_is_seen(show: Callable[..., Any]) -> None:
-    """The last node stood half below the edge of its pane, where a little less would have shown it."""
-    nodes = tuple(Node(i, "MulBackward0", value=1.0) for i in range(11))
-    graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(10)), (0,), {"order": list(range(11))})
-    run = toy(), {0: graph}
-    page = show(explore({"a": run, "b": run}, against={"run": "b"}), width=375)
-    box = page.locator(".av-in-graph .av-win").first
-    assert box.evaluate("box => box.firstChild.viewBox.baseVal.height") > 750
-    assert box.evaluate("box => box.scrollHeight <= box.clientHeight")
-
-
 def test_lines_that_differ_in_whether_they_run_are_told_from_those_that_are_not_there(show: Callable[..., Any]) -> None:
     """Of a line that stands in both, letter for letter, it was said that it differs."""
     code = "if together:\n    both.backward()\nelse:\n    loss.backward()\n    loss.backward()\noptimizer.step()\n"
@@ -115,28 +104,6 @@ def test_lines_that_differ_in_whether_they_run_are_told_from_those_that_are_not_
     assert told("b") == (["2", "5"], "≠ runs in one of the two only")
     both = "≠ runs in one of the two only or not in the other run"
     assert told("c") == (["2", "4", "5"], both)
-
-
-def test_what_is_said_of_an_event_is_cut_between_words(show: Callable[..., Any]) -> None:
-    """Of −11.25 one read −1 and three dots."""
-    page = show(explore({"a": toy(), "b": toy()}, against={"run": "b"}), width=1040)
-    line = page.locator(".av-say:visible").first
-    line.locator("span").evaluate("el => { el.textContent = '‖·‖ −11.25 '.repeat(40); }")
-    ends = line.evaluate(
-        """line => {
-            const text = line.querySelector("span").firstChild, range = document.createRange();
-            const edge = line.getBoundingClientRect();
-            return [...text.data].map((letter, i) => {
-                range.setStart(text, i);
-                range.setEnd(text, i + 1);
-                const {left, right, top} = range.getBoundingClientRect();
-                return [letter, top < edge.bottom - 2 && left < edge.right, right > edge.right + 1];
-            });
-        }"""
-    )
-    seen = "".join(letter for letter, visible, _ in ends if visible)
-    assert seen.strip().endswith(("−11.25", "‖·‖"))
-    assert not any(cut for letter, visible, cut in ends if visible and letter != " ")
 
 
 def test_all_bars_of_a_step_are_marked_once_something_has_run(show: Callable[..., Any]) -> None:
@@ -160,38 +127,3 @@ def test_all_bars_of_a_step_are_marked_once_something_has_run(show: Callable[...
         pane.locator(".av-win").press(key)
         drawn(page)
         assert marked.locator(".av-of").first.inner_text().split()[0] == event
-
-
-def test_a_legend_of_weights_names_the_rings_that_are_there(show: Callable[..., Any]) -> None:
-    """A ring stood in it whose run had ended, and an arrow that came later."""
-    short, long = (Ledger.build([W], weighed([row for _ in range(n) for row in (ROWS[0], ROWS[2])])) for n in (1, 3))
-    page = show(explore({"short": short, "long": long}, against={"run": "long"}), width=1280)
-    pane = page.locator(".av-in-weights")
-    rings = pane.locator(".av-key:has(.av-beside)")
-    seen = "all => all.map(one => getComputedStyle(one).opacity)"
-    assert rings.all_inner_texts() == ["long after as many steps", "short after as many steps"]
-    page.locator(".av-scrub:visible").press("Home")
-    drawn(page)
-    assert rings.evaluate_all(seen) == ["1", "1"]
-    page.locator(".av-scrub:visible").press("End")
-    drawn(page)
-    assert rings.evaluate_all(seen) == ["1", "0"]
-
-
-def test_controls_stand_in_the_middle_of_their_row(show: Callable[..., Any]) -> None:
-    """Badges and the button that compares stood some pixels higher than the choices beside them."""
-    for against in (None, {"run": "b"}):
-        page = show(explore({"a": toy(), "b": toy()}, against=against), width=1280)
-        found = page.locator(".av-xtop :is(.av-segments, .av-compare):visible").evaluate_all(BOXES)
-        assert len(found) == (2 if against is None else 3)
-        middles = [(one["top"] + one["bottom"]) / 2 for one in found]
-        assert max(middles) - min(middles) < 1
-        if against:
-            badge = page.locator(".av-xside").first.evaluate(
-                """side => {
-                    const {height, paddingTop, paddingBottom} = getComputedStyle(side, "::before");
-                    const tall = [height, paddingTop, paddingBottom].map(parseFloat).reduce((sum, one) => sum + one);
-                    return side.getBoundingClientRect().top + tall / 2;
-                }"""
-            )
-            assert abs(badge - middles[0]) < 2

@@ -113,14 +113,6 @@ def test_none_and_zero_look_different() -> None:
     assert shown.count("0") == 1
 
 
-def test_where_parts_stand_together_their_order_is_said() -> None:
-    one = {"kind": "backward", "contribution": {"w": -1}, "grad": {"w": -1}}
-    two = {"kind": "backward", "contribution": {"w": -2}, "grad": {"w": -3}}
-    alone, both = (av.timeline(Ledger.build([Parameter("w", (1,))], rows)).to_svg() for rows in ([one], [one, two]))
-    assert "Bars grow from zero, the oldest part first." in both
-    assert "the oldest part" not in alone
-
-
 @pytest.mark.parametrize(("events", "fits"), [(2, True), (7, True), (20, False)])
 def test_a_figure_that_can_stand_on_a_phone_without_being_moved_does(events: int, fits: bool) -> None:
     """Twenty events have no room in any."""
@@ -172,12 +164,6 @@ def test_infinite_and_undefined_values_are_visible() -> None:
 def test_a_skipped_step_says_so() -> None:
     row = {"kind": "step", "details": {"skipped": True, "optimizer": "SGD"}, "grad": {"w": -16}}
     assert "skipped" in texts(timeline(Ledger.build([W], [TOY[0], row])))
-
-
-def test_losses_have_the_colours_they_have_everywhere() -> None:
-    ledger = Ledger.build([W], [TOY[0], TOY[1] | {"label": "g_loss"}])
-    faces = {mpl.colors.to_hex(patch.get_facecolor()).upper() for patch in timeline(ledger).axes[0].patches}
-    assert set(style.label_colors(ledger.labels).values()) <= faces
 
 
 def test_parameters_and_events_can_be_chosen() -> None:
@@ -242,12 +228,6 @@ def test_thinning_ten_thousand_events_is_said_and_keeps_the_largest() -> None:
     assert opacity.size < ledger.contribution.size / 15
 
 
-def test_an_event_has_a_column_of_its_own_while_there_is_room() -> None:
-    figure = timeline(large(120, 20))
-    assert figure.axes[0].images[0].get_array().shape == (20, 120, 4)
-    assert not any("Thinned" in text for text in texts(figure))
-
-
 def test_one_infinite_contribution_among_many_survives_thinning() -> None:
     figure = timeline(large(10_000, 150, broken=True))
     assert "not finite (2 contributions)" in texts(figure)
@@ -300,24 +280,6 @@ def test_every_step_and_zero_rules_through_all_rows() -> None:
         if len(set(line.get_xdata())) == 1 and min(line.get_ydata()) <= top and max(line.get_ydata()) >= bottom
     ]
     assert len(rules) == len(ledger.of("step")) + len(ledger.of("zero_grad"))
-
-
-@pytest.mark.parametrize("many", [1, 40])
-def test_lines_of_a_clip_and_a_schedule_are_told_apart_without_colour(many: int) -> None:
-    """Both were dotted, in lanes, on a heat map and in its legend."""
-    grad = {f"w{p}": 1.0 for p in range(many)}
-    rows = [{"kind": "backward", "contribution": grad, "grad": grad}] * many
-    rows += [{"kind": kind, "grad": grad} for kind in ("clip", "schedule")]
-    figure = timeline(Ledger.build([Parameter(name, (1,)) for name in grad], rows))
-    dashes = re.findall(
-        r"stroke-dasharray: ([\d., ]+); stroke-dashoffset: 0; stroke: (#cc79a7|#7b5ea7)", figure.to_svg()
-    )
-    assert {color: len({dash for dash, c in dashes if c == color}) for _, color in dashes} == {
-        "#cc79a7": 1,
-        "#7b5ea7": 1,
-    }
-    assert len(dashes) == 4, "each across its rows, and in the legend"
-    assert len({dash for dash, _ in dashes}) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
@@ -465,10 +427,6 @@ def test_drawing_needs_neither_pyplot_nor_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_verb_is_public(toy: Ledger) -> None:
-    assert isinstance(av.timeline(toy), PageFigure)
-
-
 # --- several ranks --------------------------------------------------------------------------------
 
 
@@ -598,13 +556,6 @@ def test_nothing_beside_or_above_a_heat_map_is_cut_off_or_printed_over(events: i
     assert [text for text, box in found if "parameters ×" not in text and overlap(summary, box)] == []
 
 
-def test_names_of_strips_are_whole() -> None:
-    rows = [{**row, "allocated": 1e6, "peak": 2e6} for row in TOY]
-    found = boxes(timeline(Ledger.build([W], rows)))
-    assert {"tensors", "on device"} <= {text for text, _ in found}
-    assert all(x0 >= 0 for _, (x0, *_) in found), [text for text, box in found if box[0] < 0]
-
-
 def test_one_parameter_on_several_ranks_has_one_scale() -> None:
     def rank(number: int, added: float) -> Ledger:
         sync = {"kind": "sync", "details": {"op": "all_reduce", "ranks": 2}, "grad": {"w": -28.0}}
@@ -630,18 +581,6 @@ def test_lanes_of_different_scales_say_so() -> None:
     parameters = [W, Parameter("b", (1,))]
     assert "Each lane has a scale of its own." in texts(timeline(Ledger.build(parameters, [row])))
     assert "scale" not in " ".join(texts(timeline(Ledger.build(parameters, TOY)))), "a lane without a bar has none"
-
-
-def test_figures_of_several_panels_leave_no_id_twice_on_a_page() -> None:
-    pages = []
-    for _ in range(2):
-        figure = ThemedFigure()
-        figure.words = ["Two lines."]
-        for axes in figure.subplots(1, 2):
-            axes.plot([0, 1])
-        pages.append(figure.to_html())
-    found = re.findall(r' id="([^"]*)"', "".join(pages))
-    assert len(found) == len(set(found))
 
 
 def test_numbers_below_two_panels_stand_apart() -> None:
@@ -728,31 +667,6 @@ def test_totals_are_all_told_however_narrow_their_columns_are(times: int) -> Non
     assert [text for text, _ in bold(figure)] == ["−0.00123", "−5.001", "−5.001"] * times
 
 
-def test_a_number_is_rounded_in_one_way_in_one_picture() -> None:
-    rows = [
-        add(-21.83, -21.83),
-        {"kind": "zero_grad", "grad": {"w": 0.0}},
-        add(-2.2484, -2.2484),
-        {"kind": "zero_grad"},
-    ]
-    for times in (1, 2, 4):
-        shown = texts(timeline(Ledger.build([W], rows * times)))
-        assert len({text.removeprefix("× ") for text in shown if text.startswith(("−21", "−22", "× −21"))}) == 1
-        assert len({text.removeprefix("× ") for text in shown if text.startswith(("−2.", "× −2."))}) == 1
-
-
-def test_the_line_of_the_total_crosses_a_bar_that_it_ends_in_and_no_number() -> None:
-    figure = timeline(Ledger.build([W], [add(14.0, 14.0), add(-34.0, -20.0)]))
-    heavy = [line for line in figure.axes[0].lines if line.get_linewidth() == 2.6]
-    part = min(bars(figure), key=lambda patch: -patch.get_height())
-    (own,) = [line for line in heavy if line.get_ydata()[0] == max(line.get_ydata()[0] for line in heavy)]
-    assert own.get_xdata()[0] < part.get_x()
-    assert own.get_xdata()[1] > part.get_x() + part.get_width()
-    assert own.get_zorder() > part.get_zorder()
-    ((_, top, _, bottom),) = [box for text, box in boxes(figure) if text == "−34"]
-    assert not top < own.get_ydata()[0] < bottom
-
-
 def test_several_losses_share_the_swatches_of_what_became_of_them() -> None:
     figure = timeline(Ledger.build([W], [add(-1, -1, label="d_loss"), add(-1, -2, label="g_loss")]))
     swatches = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle) and patch.get_width() == 6.5]
@@ -815,19 +729,6 @@ def test_stacks_of_one_step_are_named() -> None:
     assert not any("from the left" in text for text in texts(timeline(Ledger.build([W], [alone, step]))))
 
 
-@pytest.mark.parametrize(("events", "crosses"), [(12, True), (32, False)])
-def test_a_line_goes_among_names_only_where_it_touches_none(events: int, crosses: bool) -> None:
-    grad = {f"w{p}": 1.0 for p in range(12)}
-    row = {"kind": "backward", "contribution": grad, "grad": grad}
-    rows = [row, {"kind": "step", "grad": grad, "details": {"optimizer": "SGD"}}] * (events // 2)
-    figure = timeline(Ledger.build([Parameter(name, (1,)) for name in grad], rows))
-    top = figure.axes[0].images[0].get_extent()[3]
-    own = [line for line in figure.axes[0].lines if line.get_color() == style.KIND["step"]]
-    high = [top - min(line.get_ydata()) for line in own if np.ptp(line.get_ydata()) > 40]
-    assert high
-    assert all((above > 40) == crosses for above in high)
-
-
 def test_on_a_phone_names_stand_above_their_lanes_where_beside_them_they_leave_no_room() -> None:
     parameters = [Parameter(f"{n}.weight{more}", (2,)) for more in ("", " (unsharded)") for n in (0, 1)]
     backward = {"contribution": {"0.weight (unsharded)": 1.0}, "grad": {"0.weight (unsharded)": 1.0}}
@@ -870,23 +771,6 @@ def test_a_heading_that_is_cut_keeps_its_rank_and_says_what_a_sync_was() -> None
     assert {"rank 0", "rank 1", "scatter"} <= set(shown)
 
 
-def test_entries_of_a_legend_stand_equally_far_apart() -> None:
-    rows = [add(-1, -1 - n, saved_before=96.0, saved_after=4.0) for n in range(4)]
-    step = {"kind": "step", "grad": {"w": -4.0}, "details": {"optimizer": "SGD"}}
-    figure = timeline(Ledger.build([W], [*rows, step, {"kind": "zero_grad"}]))
-    top, shown = figure.edges[2], boxes(figure)
-    low = [box for text, box in shown if box[1] > top and not text.endswith(".")]
-    lines = {round(box[3]) for box in low}
-    # Between the end of a text and the beginning of the next: 16 pixels, a mark, and what lies between mark and text.
-    gaps = [
-        after[0] - before[2]
-        for line in lines
-        for before, after in itertools.pairwise(sorted(box for box in low if round(box[3]) == line))
-    ]
-    assert len(gaps) > 4
-    assert max(gaps) - min(gaps) < 4
-
-
 def ranks(columns: int = 2) -> Ledger:
     """Two ranks whose gradients are averaged, then taken by a step; each loses half of what it weighs."""
     terms = [{"op": "MseLossBackward0", "reduction": "mean", "elements": 4, "factor": 0.5, "unknown": ""}]
@@ -908,15 +792,6 @@ def test_what_came_from_other_ranks_has_one_look_in_bars_and_legend() -> None:
     looks = {(p.get_hatch(), p.get_facecolor()[3], mpl.colors.to_hex(p.get_edgecolor())) for p in hatched}
     assert looks == {("xx", 0.0, "#5f6b77")}, "pale hatching on grey was not seen, and grey behind a number not either"
     assert [patch for patch in hatched if patch in figure.edges[0]], "the legend's"
-
-
-@pytest.mark.parametrize("events", [2, 8, 16])
-def test_names_of_events_have_one_weight(events: int) -> None:
-    rows = [add(-1, -1), {"kind": "step", "grad": {"w": -1.0}, "details": {"optimizer": "SGD"}}]
-    figure = timeline(Ledger.build([W], rows * (events // 2)))
-    names = [text for text in figure.axes[0].texts if text.get_text().startswith(("backward", "step"))]
-    assert len(names) > events
-    assert {text.get_weight() for text in names} == {"normal"}
 
 
 def test_where_norms_are_parts_of_a_norm_it_is_said_that_they_do_not_add() -> None:
@@ -982,12 +857,3 @@ def test_a_number_that_lost_digits_keeps_its_last_zero() -> None:
     rows = [add(0.1001, 0.10013), add(0.3301, 0.43021)]
     shown = texts(timeline(Ledger.build([W], rows), width=160))
     assert {"0.100", "0.430"} <= set(shown) or {"0.1001", "0.4302"} <= set(shown)
-
-
-def test_a_sum_of_shares_is_told_to_as_many_digits_as_fit_up_to_the_next_one() -> None:
-    terms = [{"op": "MseLossBackward0", "reduction": "mean", "elements": 4, "factor": 1 / 3, "unknown": ""}]
-    zero, step = {"kind": "zero_grad"}, {"kind": "step", "grad": {"w": -1.0}}
-    rows = [*[zero] * 8, add(-1, -1, details={"terms": terms}), step, zero]
-    small = timeline(Ledger.build([W], rows)).narrow
-    assert small is not None
-    assert "0.333" in [text for text, _ in bold(small)], "its own column is 26 pixels wide"
