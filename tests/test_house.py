@@ -29,7 +29,7 @@ TEACHING_WITH_TORCH = {
     "accumviz.book.accumulation",
     "accumviz.book.distribute",
     "accumviz.book.gan",
-    "accumviz.recorder.pickling",
+    "accumviz.book.rank",
     "accumviz.recorder.ranks",
 }
 # Above everything, the recorder included: they run, or stand around, what the user trains.

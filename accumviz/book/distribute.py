@@ -1,33 +1,40 @@
-"""Real torch.distributed processes from a notebook cell, and what became of each."""
+"""Start real torch.distributed processes from a notebook cell, and collect what they record."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
 import os
 import pickle
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from accumviz import arguments
+from accumviz.book import rank
 from accumviz.graph import load as files
 from accumviz.ledger.ledger import Ledger
-from accumviz.recorder import ranks as child
-from accumviz.recorder.pickling import pack
 
-_STARTING, _GRACE = 120.0, 1.0
-_launcher: subprocess.Popen[bytes] | None = None
-# The variables that it was started with.
-_known: dict[str, str] = {}
+# Seconds until the other ranks are ended once one has failed, and for them to say where they are.
+_GRACE = 1.0
+# Forking copies what is imported already; elsewhere than on Linux that is not safe.
+_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+# What takes long to import, once for all ranks; DDP imports the compiler.
+_HEAVY = [
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "torch._dynamo",
+    "accumviz.recorder.record",
+    "accumviz.book.rank",
+]
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,11 @@ class World:
         return Ledger.merge([ledger for ledger in self.ledgers if ledger is not None])
 
     def __repr__(self) -> str:
-        told = [
-            "nothing recorded" if x is None else f"{len(x)} events"
-            for x in self.ledgers
-        ]
-        return f"World of {len(told)} ranks: " + ", ".join(
-            f"rank {r}: {what}" for r, what in enumerate(told)
-        )
+        said = []
+        for i, ledger in enumerate(self.ledgers):
+            held = "nothing recorded" if ledger is None else f"{len(ledger)} events"
+            said.append(f"rank {i}: {held}")
+        return f"World of {len(said)} ranks: {', '.join(said)}"
 
 
 class RankError(RuntimeError):
@@ -65,14 +70,15 @@ class RankError(RuntimeError):
 
 
 @dataclass
-class _Fate:
-    """How one rank ended."""
+class _Outcome:
+    """How one rank ended; `order` is smaller the more likely it is the cause of the others' failures."""
 
-    what: str = ""  # "returned", "raised", "died", "unfinished"
-    said: str = ""
-    trace: str = ""
-    time: float = field(default=float("inf"))
+    rank: int
     value: Any = None
+    failure: str = ""
+    trace: str = ""
+    unfinished: bool = False
+    order: float = 0.0
 
 
 def distribute(
@@ -93,8 +99,7 @@ def distribute(
 
     The function may be defined in a notebook. cloudpickle sends it with what its code names:
     imports, functions, classes, and values that pickle copies. Nothing that a rank changes comes back,
-    except through what it returns. The process that starts the ranks stays, idle, for the next
-    call, which then takes no time to start; it ends with this one.
+    except through what it returns.
 
     `timeout` is in seconds from the moment the ranks start. Raises `RankError`, which names the
     rank and shows its traceback, when one raises, dies or has not ended by then; all are ended
@@ -118,226 +123,152 @@ def distribute(
         raise RuntimeError(
             "distribute needs Linux or macOS; on Windows, use WSL, or torchrun with record(..., path=)"
         )
-    parcel = pack(function, kwargs)
-    folder = Path(tempfile.mkdtemp(prefix="accumviz-"))
-    try:
-        fates = _fates(folder, parcel, ranks, timeout)
-        return _world(folder, fates, timeout)
-    finally:
-        if not all(path.exists() for path in _exits(folder, ranks)):
-            _end_launcher()  # and with it all ranks
-        shutil.rmtree(folder, ignore_errors=True)
+    call = rank.pack(function, kwargs)
+    with tempfile.TemporaryDirectory(
+        prefix="accumviz-", ignore_cleanup_errors=True
+    ) as name:
+        folder = Path(name)
+        (folder / "call").write_bytes(call)
+        processes: list[BaseProcess] = []
+        try:
+            for process in _processes(folder, ranks, timeout):
+                with _nothing_in_main():
+                    process.start()
+                processes.append(process)
+            _wait(processes, timeout)
+            _ask_where(processes, folder)
+        finally:
+            _end(processes)
+        outcomes = [_outcome(folder, i, one) for i, one in enumerate(processes)]
+        return _world(folder, outcomes, timeout)
 
 
-def _fates(folder: Path, parcel: bytes, ranks: int, timeout: float) -> list[_Fate]:
-    (folder / "parcel").write_bytes(parcel)
-    gpu = _gpus() >= ranks
-    # What was set since the launcher began; the rest its children have anyway.
-    known = _known if _launcher is not None and _launcher.poll() is None else os.environ
-    env = {
-        name: value for name, value in os.environ.items() if known.get(name) != value
-    }
-    env |= {
+def _processes(folder: Path, ranks: int, timeout: float) -> list[BaseProcess]:
+    """Make one process for each rank, with the variables that torchrun sets."""
+    import torch
+
+    gpu = torch.cuda.device_count() >= ranks
+    shared = os.environ | {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
     }
-    env |= {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
-    env["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    heavy = (
-        "torch.nn.parallel",
-        "torch.distributed.fsdp",
-        "torch.distributed.device_mesh",
-    )
-    asked = {
-        "folder": str(folder),
-        "ranks": ranks,
-        "timeout": timeout,
-        "gpu": gpu,
-        "cwd": str(Path.cwd()),
-        "env": env,
-        "modules": [name for name in heavy if name in sys.modules],
-    }
-    (folder / "asked.json").write_text(json.dumps(asked))
-    launcher = _ask(asked)
-    begun = time.monotonic()
-    while not (folder / "started").exists():
-        if launcher.poll() is not None or time.monotonic() > begun + _STARTING:
-            raise RuntimeError(
-                "the process that starts the ranks did not come up; "
-                + _said(folder / "launcher.log")
-            )
-        time.sleep(0.005)
-    begun, failing = time.monotonic(), 0.0
-    while True:
-        fates = [_fate(folder, rank) for rank in range(ranks)]
-        if all(fate.what for fate in fates):
-            return fates
-        if launcher.poll() is not None:
-            lost = _Fate(
-                "died", "was ended together with the process that had started it"
-            )
-            return [fate if fate.what else lost for fate in fates]
-        if not failing and any(fate.what not in ("", "returned") for fate in fates):
-            failing = time.monotonic()
-        if time.monotonic() > begun + timeout or (
-            failing and time.monotonic() > failing + _GRACE
-        ):
-            return _stop(folder, fates)
-        time.sleep(0.005)
+    if not gpu:
+        shared["CUDA_VISIBLE_DEVICES"] = ""
+    context: Any = get_context(_METHOD)
+    if _METHOD == "forkserver":
+        context.set_forkserver_preload(_HEAVY)
+    made: list[BaseProcess] = []
+    for i in range(ranks):
+        env = shared | {"RANK": str(i), "LOCAL_RANK": str(i)}
+        settings = rank.Settings(str(folder), i, ranks, timeout, gpu, env)
+        made.append(context.Process(target=rank.run, args=(settings,), daemon=True))
+    return made
 
 
-def _exits(folder: Path, ranks: int) -> list[Path]:
-    """The files that say of each rank that its process is gone."""
-    return [folder / f"rank{rank}.exit" for rank in range(ranks)]
+@contextmanager
+def _nothing_in_main() -> Iterator[None]:
+    """Keep a process that starts from importing the user's script again: the function is sent instead."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
-def _stop(folder: Path, fates: list[_Fate]) -> list[_Fate]:
-    """Ask the ranks that still run where they are, and end them."""
-    (folder / "stop").touch()
-    begun = time.monotonic()
-    exits = _exits(folder, len(fates))
-    while (
-        not all(path.exists() for path in exits)
-        and time.monotonic() < begun + 3 * _GRACE
-    ):
-        time.sleep(0.01)
-    result = []
-    for rank, fate in enumerate(fates):
-        stack = folder / f"rank{rank}.stack"
-        trace = stack.read_text() if stack.exists() else ""
-        result.append(
-            fate if fate.what else _Fate("unfinished", "had not ended", trace)
-        )
-    return result
+def _wait(processes: list[BaseProcess], timeout: float) -> None:
+    """Wait until all ranks have ended, time is up, or one has failed and the others had time to notice."""
+    until = time.monotonic() + timeout
+    failed = False
+    while running := [one.sentinel for one in processes if one.exitcode is None]:
+        if not failed and any(one.exitcode for one in processes):
+            failed, until = True, min(until, time.monotonic() + _GRACE)
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        connection.wait(running, left)
 
 
-def _fate(folder: Path, rank: int) -> _Fate:
-    result, ended = folder / f"rank{rank}.result", folder / f"rank{rank}.exit"
-    if not ended.exists():
-        return _Fate()
+def _ask_where(processes: list[BaseProcess], folder: Path) -> None:
+    """Have the ranks that still run write down where they are, and their ledgers."""
+    running = [one for one in processes if one.exitcode is None]
+    if running:
+        (folder / "stop").touch()
+    until = time.monotonic() + 3 * _GRACE
+    for process in running:
+        process.join(max(until - time.monotonic(), 0))
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    """End all ranks, and what they have started: each leads a group of processes."""
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.kill()
+        process.join()
+
+
+def _outcome(folder: Path, i: int, process: BaseProcess) -> _Outcome:
+    result, stack = folder / f"rank{i}.result", folder / f"rank{i}.stack"
     if result.exists():
-        what, *rest = pickle.loads(result.read_bytes())  # noqa: S301 - written by a process that we started
-        if what == "returned":
-            return _Fate(what, value=rest[0])
-        said, trace, moment = rest
-        return _Fate(what, f"raised {said}", trace, moment)
-    code, moment = ended.read_text().split()
-    log = _said(folder / f"rank{rank}.log")
-    name = signal.Signals(-int(code)).name if int(code) < 0 else ""
-    said = (
-        f"died, killed by {name}"
-        if name
-        else f"ended with exit code {code} and returned nothing"
-    )
-    # Others notice a death before its parent does.
-    return _Fate("died", said, log, float(moment) - 0.25)
+        value, failure, trace, moment = pickle.loads(result.read_bytes())  # noqa: S301 - our process wrote it
+        return _Outcome(i, value, failure, trace, order=moment)
+    if stack.exists():
+        return _Outcome(i, None, "had not ended", stack.read_text(), True, float("inf"))
+    code = process.exitcode or 0
+    log = _text(folder / f"rank{i}.log")[-4000:]
+    if code == -signal.SIGKILL and (folder / "stop").exists():
+        return _Outcome(i, None, "had not ended", log, True, float("inf"))
+    if code < 0:
+        return _Outcome(i, None, f"died, killed by {signal.Signals(-code).name}", log)
+    return _Outcome(i, None, f"ended with exit code {code} and returned nothing", log)
 
 
-def _world(folder: Path, fates: list[_Fate], timeout: float) -> World:
-    ledgers = tuple(_ledger(folder, rank) for rank in range(len(fates)))
-    world = World(ledgers, tuple(fate.value for fate in fates))
+def _world(folder: Path, outcomes: list[_Outcome], timeout: float) -> World:
+    ledgers = tuple(_last_ledger(folder, one.rank) for one in outcomes)
+    world = World(ledgers, tuple(one.value for one in outcomes))
     for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
-        for rank in range(len(fates)):
-            for line in _said(folder / f"rank{rank}.{name}", most=0).splitlines():
-                print(f"rank {rank}: {line}", file=stream)
-    failed = {rank: fate for rank, fate in enumerate(fates) if fate.what != "returned"}
-    if not failed:
-        return world
-    order = sorted(failed, key=lambda rank: (failed[rank].time, rank))
-    first = failed[order[0]]
-    told = [f"rank {order[0]} {first.said}"]
-    if first.what == "unfinished":
-        told[0] += f" after {timeout:g} seconds"
-    told += [first.trace.rstrip()] if first.trace else []
-    for rank in order[1:]:
-        fate = failed[rank]
-        told.append(f"rank {rank} {fate.said.splitlines()[0]}")
-        told += (
-            [fate.trace.rstrip()] if fate.what == "unfinished" and fate.trace else []
+        for one in outcomes:
+            for line in _text(folder / f"rank{one.rank}.{name}").splitlines():
+                print(f"rank {one.rank}: {line}", file=stream)
+    failed = sorted(
+        (one for one in outcomes if one.failure), key=lambda one: (one.order, one.rank)
+    )
+    if failed:
+        raise RankError(
+            _message(failed, ledgers, timeout), failed[0].rank, failed[0].trace, world
         )
-    kept = [str(rank) for rank, ledger in enumerate(ledgers) if ledger is not None]
+    return world
+
+
+def _message(
+    failed: list[_Outcome], ledgers: tuple[Ledger | None, ...], timeout: float
+) -> str:
+    first = failed[0]
+    after = f" after {timeout:g} seconds" if first.unfinished else ""
+    lines = [f"rank {first.rank} {first.failure}{after}", first.trace.rstrip()]
+    for other in failed[1:]:
+        lines.append(f"rank {other.rank} {other.failure.splitlines()[0]}")
+        if other.unfinished:
+            lines.append(other.trace.rstrip())
+    kept = [str(i) for i, ledger in enumerate(ledgers) if ledger is not None]
     if kept:
-        told.append(
+        lines.append(
             f"The ledgers of these ranks are kept in error.world.ledgers: {', '.join(kept)}"
         )
-    raise RankError("\n".join(told), order[0], first.trace, world)
+    return "\n".join(filter(None, lines))
 
 
-def _ledger(folder: Path, rank: int) -> Ledger | None:
-    listed = folder / f"rank{rank}.ledgers"
-    paths = (
-        [json.loads(line) for line in listed.read_text().splitlines()]
-        if listed.exists()
-        else []
-    )
-    for path in reversed(paths):
-        with contextlib.suppress(files.LedgerFileError):
-            found = files.load(path, repair=True)
-            assert isinstance(found, Ledger)
-            return found
+def _last_ledger(folder: Path, i: int) -> Ledger | None:
+    for line in reversed(_text(folder / f"rank{i}.ledgers").splitlines()):
+        with suppress(files.LedgerFileError):
+            ledger = files.load(json.loads(line), repair=True)
+            assert isinstance(ledger, Ledger)
+            return ledger
     return None
 
 
-def _said(path: Path, most: int = 4000) -> str:
-    text = path.read_text(errors="replace") if path.exists() else ""
-    return text[-most:] if most else text
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _ask(asked: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Have the launcher start these ranks; start itself first if there is none, or it has died."""
-    global _launcher, _known  # noqa: PLW0603 - one per process, kept for the next call
-    line = json.dumps(asked).encode() + b"\n"
-    for _ in range(2):
-        if _launcher is None or _launcher.poll() is not None:
-            log = (Path(asked["folder"]) / "launcher.log").open("wb")
-            paths = os.pathsep.join(
-                [str(Path(child.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-            )
-            threads = dict.fromkeys(
-                ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
-            )
-            _launcher = subprocess.Popen(  # noqa: S603 - this very Python
-                [sys.executable, "-c", child._START],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=os.environ | threads | {"PYTHONPATH": paths.rstrip(os.pathsep)},
-            )
-            log.close()
-            _known = dict(os.environ)
-        assert _launcher.stdin is not None
-        try:
-            _launcher.stdin.write(line)
-            _launcher.stdin.flush()
-        except BrokenPipeError:
-            _end_launcher()
-        else:
-            return _launcher
-    raise RuntimeError("the process that starts the ranks ends as soon as it begins")
-
-
-def _end_launcher() -> None:
-    """End it and with it all that it started."""
-    global _launcher
-    launcher, _launcher = _launcher, None
-    if launcher is None:
-        return
-    with contextlib.suppress(OSError):
-        assert launcher.stdin is not None
-        launcher.stdin.close()
-    try:
-        launcher.wait(5)
-    except subprocess.TimeoutExpired:
-        launcher.kill()
-        launcher.wait()
-
-
-atexit.register(_end_launcher)
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
