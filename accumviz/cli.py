@@ -10,7 +10,6 @@ import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -287,7 +286,6 @@ def _check(asked: Any) -> None:
         if not isinstance(ledger, Ledger):
             _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
         report = check(ledger)
-    report = _standing(report)
     if asked.fail_on and report.verdict == "no verdict":
         _warn(f"--fail-on {asked.fail_on} fails: {report.reason}")
     _say(report.to_json() if asked.json else report)
@@ -320,29 +318,6 @@ def _page(report: Any, file: Path | None) -> None:
             save_page(file, type(report).__name__, report.to_html())
         except OSError as error:
             _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
-
-
-def _standing(report: Report) -> Report:
-    """The report without the cures of lines that are others by now: a patch might find their like elsewhere."""
-    from accumviz.checks.diffs import stands
-
-    def text(file: str) -> str | None:
-        with suppress(OSError, ValueError):
-            return Path(file).read_text("utf-8", "replace")
-        return None  # the report may be read anywhere
-
-    gone = [finding for finding in report.findings if not stands(finding.cure, text)]
-    for file in sorted({finding.file for finding in gone}):
-        print(
-            f"accumviz: {file} is not as it was recorded: cures of lines that changed are left out",
-            file=sys.stderr,
-        )
-    return replace(
-        report,
-        findings=tuple(
-            replace(f, cure="") if f in gone else f for f in report.findings
-        ),
-    )
 
 
 def _fails(report: Report, severity: str | None) -> bool:
@@ -530,7 +505,7 @@ def _judge(found: Any, page: Path | None, fail_on: str | None) -> int:
     except LedgerFileError as error:
         _warn(f"no verdict: {error}")
         return _FAILED if fail_on else 0
-    report = _standing(check(ledger))
+    report = check(ledger)
     if fail_on and report.verdict == "no verdict":
         _warn(f"--fail-on {fail_on} fails: {report.reason}")
     rank = ledger.meta.get("rank")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -232,7 +231,7 @@ class Lab(Displayed):
         )
 
     def _said(self, run: Made) -> list[str]:
-        """The task, the shares and the report of an arrangement, as text; of a task the cure is left out."""
+        """The task, the shares and the report of an arrangement, as text; of a task the suggestions are left out."""
         lines = ["Repair this loop until check says healthy."] if self.task else []
         lines += [bar.words for bar in shares.bars(run.ledger)[0]]
         report = run.report.text()
@@ -316,10 +315,6 @@ def _finding(finding: Finding) -> dict[str, Any]:
     evidence = "; ".join(
         f"{literal(name)}: {told(value)}" for name, value in finding.evidence.items()
     )
-    head = ("---", "+++", "@@")
-    rows = [row for row in finding.cure.splitlines() if not row.startswith(head)]
-    lines = textwrap.dedent("\n".join(row[1:] for row in rows)).split("\n")
-    cure = [literal(row[0] + line) for row, line in zip(rows, lines, strict=False)]
     return {
         "rule": finding.rule,
         "severity": finding.severity,
@@ -327,7 +322,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "line": finding.line,
         "cause": literal(finding.cause),
         "evidence": evidence,
-        "cure": cure,
+        "suggestion": finding.suggestion.splitlines(),
         "read": [finding.chapter, *words.reading(finding.chapter)],
     }
 

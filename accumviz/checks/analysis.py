@@ -1,4 +1,4 @@
-"""A ledger as rules ask about it: whose windows, which epoch, what was lost, where it stands in the code."""
+"""A ledger as rules ask about it: the life of each optimizer, what its steps read, and where epochs end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.checks.diffs import placed
 from accumviz.checks.report import CHAPTERS, Finding
-from accumviz.checks.scripts import Scripts
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event
 from accumviz.ledger.gains import SAME, number, uncancelled
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.lifecycle import erased_for_good, steps_of
 from accumviz.ledger.objectives import call_sites
-from accumviz.ledger.shares import Shares, used_before
+from accumviz.ledger.shares import Shares
 
 
-def near(a: Any, b: Any, within: float = SAME) -> Any:
+def is_close(a: Any, b: Any, within: float = SAME) -> Any:
     """Whether two numbers, or each of two arrays, are the same but for rounding."""
     if isinstance(a, float) and isinstance(b, float):
         return abs(a - b) <= within * max(abs(b), 1e-30)
@@ -30,38 +28,43 @@ def near(a: Any, b: Any, within: float = SAME) -> Any:
         return np.abs(np.subtract(a, b)) <= within * np.maximum(np.abs(b), 1e-30)
 
 
-def usual(lengths: Iterable[int]) -> int:
+def modal_length(lengths: Iterable[int]) -> int:
     """Of windows with so many micro-batches, the length of those that hold most of them; 0 where there are none.
 
-    >>> usual([4, 3, 4, 3])
+    >>> modal_length([4, 3, 4, 3])
     4
     """
     counts = Counter(lengths)
     return max(counts, key=lambda length: (length * counts[length], length), default=0)
 
 
-class Part(NamedTuple):
-    """What one step consumed of one objective: how many backwards, and what they weigh before clips and averages.
+def counted(many: int, noun: str) -> str:
+    """Write a number of things.
 
-    `weights` are their shares, one for each backward, `total` their sum, `least` and `most` their
-    extremes, `each` those of the weights per element, `elements` those of their numbers, which are
-    `sizes`. `read` says whether all constants are known, `known` whether the reductions are, too;
-    `mean` that none of them is a sum. `again`: an earlier step had consumed one of them.
+    >>> counted(1, "micro-batch"), counted(2, "micro-batch"), counted(2, "step")
+    ('1 micro-batch', '2 micro-batches', '2 steps')
+    """
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{many} {noun if many == 1 else plural}"
+
+
+class WindowShare(NamedTuple):
+    """What one step read of one objective, before clips and averages.
+
+    `order` counts the steps of its optimizer. Of each backward, `weights` has its share, `each` the
+    weight of one element, and `sizes` how many elements there are. `read`: all constants are known;
+    `known`: the reductions are, too; `mean`: none of them is a sum; `again`: an earlier step had
+    used one of these backwards; `lost` counts those that were erased.
     """
 
     optimizer: int
     objective: int
     step: int
-    order: int  # the how manyth step of its optimizer
+    order: int
     backwards: tuple[int, ...]
-    many: int
-    total: float
-    least: float
-    most: float
-    each: tuple[float, float]
-    elements: tuple[float, float]
-    sizes: tuple[float, ...]
     weights: tuple[float, ...]
+    each: tuple[float, ...]
+    sizes: tuple[float, ...]
     mean: bool
     read: bool
     known: bool
@@ -69,116 +72,172 @@ class Part(NamedTuple):
     lost: int
 
     @property
+    def many(self) -> int:
+        """How many losses of this objective there are."""
+        return len(self.weights)
+
+    @property
+    def total(self) -> float:
+        """The sum of the shares."""
+        return sum(self.weights)
+
+    @property
+    def least(self) -> float:
+        """The smallest share."""
+        return min(self.weights, default=math.inf)
+
+    @property
+    def most(self) -> float:
+        """The largest share."""
+        return max(self.weights, default=-math.inf)
+
+    @property
     def even(self) -> bool:
-        """Whether all of it could be read, and has one constant."""
-        return (
-            self.read
-            and self.mean
-            and not self.again
-            and self.least > 0
-            and bool(near(self.least, self.most))
-        )
+        """Whether these are means that all have the same share."""
+        fit = self.read and self.mean and not self.again and self.least > 0
+        return fit and bool(is_close(self.least, self.most))
+
+    @property
+    def judged(self) -> bool:
+        """Whether the weight of each element is known, and was used by one step only."""
+        return self.known and not self.again and min(self.each, default=0.0) > 0
+
+    @property
+    def same_sizes(self) -> bool:
+        """Whether all losses are over equally many elements."""
+        return len(set(self.sizes)) == 1
 
 
-class Loop:
-    """One optimizer's life: its parameters, its steps, and which backwards reached it.
+class OptimizerHistory:
+    """One optimizer: its parameters, its steps, and which backwards reached it."""
 
-    `windows` maps each step to the backwards it consumed. `lost` maps each backward of which no
-    optimizer used anything to the event that erased the last of it here.
-    """
-
-    def __init__(self, case: Case, optimizer: int) -> None:
-        self.case, self.optimizer = case, optimizer
-        ledger = case.ledger
-        self.columns = np.array(
-            [i for i, p in enumerate(ledger.parameters) if optimizer in p.optimizers],
-            int,
-        )
-        self.rank = (
-            ledger.parameters[self.columns[0]].rank if self.columns.size else None
-        )
-        self.steps = steps_of(ledger, (optimizer,))
-        self.skipped = np.flatnonzero(case.skipped & (case.optimizer_of == optimizer))
-        reached = case.contributed[:, self.columns].any(axis=1)
-        self.backwards = np.flatnonzero(reached & case.backward)
-        rows = case.once[
-            (case.shares.optimizer[case.once] == optimizer)
-            & ~case.shares.erased[case.once]
+    def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
+        self.analysis, self.optimizer = analysis, optimizer
+        ledger, shares = analysis.ledger, analysis.shares
+        owned = [
+            i for i, p in enumerate(ledger.parameters) if optimizer in p.optimizers
         ]
-        self.read_step, self.read = case.shares.step[rows], case.shares.backward[rows]
+        self.columns = np.array(owned, int)
+        self.rank = ledger.parameters[owned[0]].rank if owned else None
+        self.steps = steps_of(ledger, (optimizer,))
+        mine = analysis.optimizer_of == optimizer
+        self.skipped = np.flatnonzero(analysis.skipped & mine)
+        reached = analysis.contributed[:, self.columns].any(axis=1)
+        self.backwards = np.flatnonzero(reached & analysis.backward)
+        first = analysis.first_terms
+        used = (shares.optimizer[first] == optimizer) & ~shares.erased[first]
+        self.read_step = shares.step[first[used]]
+        self.read = shares.backward[first[used]]
 
     @property
     def name(self) -> str:
         """What the optimizer is called."""
-        return self.case.optimizer_name(self.optimizer)
+        return self.analysis.optimizer_name(self.optimizer)
 
     @cached_property
     def windows(self) -> dict[int, list[int]]:
         """Each step and the backwards that it consumed."""
-        found: dict[int, list[int]] = {step: [] for step in self.steps.tolist()}
-        for step, backward in zip(
-            self.read_step.tolist(), self.read.tolist(), strict=True
-        ):
-            found[step].append(backward)
-        return found
+        windows: dict[int, list[int]] = {step: [] for step in self.steps.tolist()}
+        pairs = zip(self.read_step.tolist(), self.read.tolist(), strict=True)
+        for step, backward in pairs:
+            windows[step].append(backward)
+        return windows
 
     @cached_property
-    def first_reads(self) -> dict[int, int]:
+    def full_windows(self) -> dict[int, list[int]]:
+        """Each step that consumed something."""
+        return {step: used for step, used in self.windows.items() if used}
+
+    @cached_property
+    def first_step_of(self) -> dict[int, int]:
         """Each backward that was consumed, and the first step that did."""
-        return dict(
-            zip(self.read[::-1].tolist(), self.read_step[::-1].tolist(), strict=True)
-        )
+        backwards, steps = self.read[::-1].tolist(), self.read_step[::-1].tolist()
+        return dict(zip(backwards, steps, strict=True))
 
     @cached_property
     def usual(self) -> int:
-        """How many backwards a window usually has that no earlier one had."""
-        return usual(Counter(self.first_reads.values()).values())
+        """How many new backwards a window usually has."""
+        return modal_length(Counter(self.first_step_of.values()).values())
 
     @cached_property
     def lost(self) -> dict[int, int]:
-        """The backwards that nobody used, and what erased them here; not those that a skipped step had read."""
-        case, found = self.case, {}
-        for b in self.backwards[case.wasted[self.backwards]].tolist():
-            end = int(case.erased[b, self.columns].max())
-            tried = np.searchsorted(self.skipped, end) > np.searchsorted(
-                self.skipped, b
-            )
-            if not tried and case.finite(b):
-                found[b] = end
-        return found
+        """The backwards that no optimizer used, and what erased them here; not those that a skipped step had read."""
+        analysis, lost = self.analysis, {}
+        for b in self.backwards[analysis.wasted[self.backwards]].tolist():
+            end = int(analysis.erased[b, self.columns].max())
+            tried = self.skipped[(self.skipped > b) & (self.skipped < end)].size
+            if not tried and analysis.finite(b):
+                lost[b] = end
+        return lost
 
     @cached_property
     def lost_here(self) -> dict[int, int]:
-        """The backwards of which this optimizer used nothing, and another one did, and what erased them here."""
-        case = self.case
-        here: np.ndarray = ~case.used[:, self.columns].any(axis=1) & ~case.wasted
-        mine = self.backwards[here[self.backwards]].tolist()
-        return {b: int(case.erased[b, self.columns].max()) for b in mine}
+        """The backwards of which only another optimizer used something, and what erased them here."""
+        analysis = self.analysis
+        unused = ~analysis.used[:, self.columns].any(axis=1) & ~analysis.wasted
+        mine = self.backwards[unused[self.backwards]].tolist()
+        return {b: int(analysis.erased[b, self.columns].max()) for b in mine}
+
+    def previous_step(self, event: int) -> int:
+        """Return the last step before an event; -1 where there is none."""
+        at = int(self.steps.searchsorted(event))
+        return int(self.steps[at - 1]) if at else -1
+
+    def next_step(self, event: int) -> int:
+        """Return the first step from an event on; the number of events where there is none."""
+        at = int(self.steps.searchsorted(event))
+        return (
+            int(self.steps[at]) if at < self.steps.size else len(self.analysis.events)
+        )
+
+    def next_backward(self, event: int) -> int:
+        """Return the first backward from an event on; the number of events where there is none."""
+        after = self.backwards[self.backwards.searchsorted(event) :]
+        return int(after[0]) if after.size else len(self.analysis.events)
+
+    def nothing_since_step(self, event: int) -> bool:
+        """Whether nothing has been contributed between the last step and an event."""
+        step = self.previous_step(event)
+        return step >= 0 and self.next_backward(step) > event
 
     def changed_by(self, event: int) -> bool:
         """Whether the event touched one of this optimizer's `.grad`."""
-        return bool((self.case.ledger.state[event, self.columns] & CHANGED).any())
+        state = self.analysis.ledger.state[event, self.columns]
+        return bool((state & CHANGED).any())
 
     def changing(self, events: np.ndarray) -> np.ndarray:
-        """Those of some events that touched one of this optimizer's `.grad`."""
-        found: np.ndarray = events[
-            (self.case.ledger.state[np.ix_(events, self.columns)] & CHANGED).any(axis=1)
-        ]
-        return found
+        """Return those of some events that touched one of this optimizer's `.grad`."""
+        state = self.analysis.ledger.state[np.ix_(events, self.columns)]
+        changing: np.ndarray = events[(state & CHANGED).any(axis=1)]
+        return changing
 
-    def within(self, events: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Those of some sorted events that lie between two, in this optimizer's rank."""
-        found = events[
-            np.searchsorted(events, start, side="right") : np.searchsorted(events, stop)
-        ]
-        ranks = self.case.ranks[found]
-        mine: np.ndarray = found[
-            (ranks < 0) | (ranks == (-1 if self.rank is None else self.rank))
-        ]
+    def between(self, events: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Return those of some sorted events that lie between two, in this optimizer's rank."""
+        first = np.searchsorted(events, start, side="right")
+        inside = events[first : np.searchsorted(events, stop)]
+        ranks = self.analysis.ranks[inside]
+        rank = -1 if self.rank is None else self.rank
+        mine: np.ndarray = inside[(ranks < 0) | (ranks == rank)]
         return mine
 
+    def change_between(self, events: np.ndarray, start: int, stop: int) -> bool:
+        """Whether one of some events between two touched one of this optimizer's `.grad`."""
+        return bool(self.changing(self.between(events, start, stop)).size)
 
-class Case:
+    def clip_ratio(self, event: int) -> float:
+        """Return by what factor an event has shortened these gradients; 1 where it did nothing."""
+        ledger = self.analysis.ledger
+        changed = (ledger.state[event, self.columns] & CHANGED).astype(bool)
+        columns = self.columns[changed]
+        if event == 0 or not columns.size:
+            return 1.0
+        before = ledger.grad[event - 1, columns].astype(float)
+        after = ledger.grad[event, columns].astype(float)
+        usable = np.isfinite(before) & np.isfinite(after) & (before > 0)
+        return float((after[usable] / before[usable]).min(initial=1.0))
+
+
+class LedgerAnalysis:
     """A ledger, its shares, and what several rules ask of both."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -189,21 +248,23 @@ class Case:
         self.skipped = self.events.where("kind", "step") & self.events.skipped
         self.optimizer_of = self.events.detail("optimizer_index", 0)
         self.ranks = self.events.column("rank")
-        self.once = np.flatnonzero(self.shares.term == 0)
+        # One row for each backward and step.
+        self.first_terms = np.flatnonzero(self.shares.term == 0)
 
     def at(self, *kinds: str) -> np.ndarray:
-        """The events of these kinds."""
+        """Return the events of these kinds."""
         return np.flatnonzero(self.events.where("kind", *kinds))
 
+    def detail(self, event: int, name: str) -> Any:
+        """Return one entry of an event's details; None where it has none."""
+        return self.ledger[event].details.get(name)
+
     @cached_property
-    def loops(self) -> list[Loop]:
+    def optimizers(self) -> list[OptimizerHistory]:
         """Every optimizer that has parameters here and stepped."""
-        owners = sorted({o for p in self.ledger.parameters for o in p.optimizers})
-        return [
-            loop
-            for loop in (Loop(self, o) for o in owners)
-            if loop.steps.size or loop.skipped.size
-        ]
+        numbers = sorted({o for p in self.ledger.parameters for o in p.optimizers})
+        every = [OptimizerHistory(self, number) for number in numbers]
+        return [each for each in every if each.steps.size or each.skipped.size]
 
     @cached_property
     def sites(self) -> np.ndarray:
@@ -213,26 +274,24 @@ class Case:
     @cached_property
     def lines(self) -> np.ndarray:
         """For each event, a number of its line and expression, however that was reached."""
-        own = [self.events.column(name) for name in ("file", "line", "label")]
-        found: np.ndarray = np.unique(
-            np.stack(own, axis=1), axis=0, return_inverse=True
-        )[1].reshape(-1)
-        return found
+        codes = [self.events.column(name) for name in ("file", "line", "label")]
+        _, lines = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)
+        numbers: np.ndarray = lines.reshape(-1)
+        return numbers
 
     @cached_property
     def wasted(self) -> np.ndarray:
-        """For each event, whether it is a backward of which all contributions were erased and none used."""
-        found: np.ndarray = (
-            self.backward & self.contributed.any(axis=1) & ~self.used.any(axis=1)
-        )
-        return found
+        """For each event, whether it is a backward of which everything was erased and nothing used."""
+        reached = self.backward & self.contributed.any(axis=1)
+        wasted: np.ndarray = reached & ~self.used.any(axis=1)
+        return wasted
 
     @cached_property
     def used(self) -> np.ndarray:
         """For each contribution, whether a step used it, or may still."""
-        found: np.ndarray = (self.erased < 0) | (self.ledger.fates.steps > 0)
-        found &= self.contributed
-        return found
+        alive = (self.erased < 0) | (self.ledger.fates.steps > 0)
+        used: np.ndarray = alive & self.contributed
+        return used
 
     @cached_property
     def erased(self) -> np.ndarray:
@@ -241,164 +300,146 @@ class Case:
 
     def finite(self, backward: int) -> bool:
         """Whether what a backward added is known to be neither infinite nor NaN."""
-        there = self.contributed[backward]
-        return bool(np.isfinite(self.ledger.contribution[backward, there]).all())
+        reached = self.contributed[backward]
+        return bool(np.isfinite(self.ledger.contribution[backward, reached]).all())
 
     @cached_property
-    def parts(self) -> list[Part]:
-        """What each step consumed of each objective, step by step."""
+    def window_shares(self) -> list[WindowShare]:
+        """What each step read of each objective, step by step."""
         s = self.shares
-        if not len(s):
-            return []
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             # What is maximised has a minus before it, and weighs as much.
             factor = np.abs(s.constant) * s.by_hand
             each = np.where(s.mean, factor / s.elements, factor)
             weight = np.where(s.mean | s.opaque, factor, factor * s.elements)
         order = np.lexsort((s.backward, s.objective, s.step))
-        step, objective, optimizer = (
-            s.step[order],
-            s.objective[order],
-            s.optimizer[order],
+        names = "step", "objective", "optimizer", "backward", "elements", "erased"
+        step, objective, optimizer, backward, size, erased = (
+            s.columns[name][order].tolist() for name in names
         )
-        change = (np.diff(step, prepend=-1) != 0) | (
-            np.diff(objective, prepend=-1) != 0
-        )
-        starts = np.flatnonzero(change)
-        lost, used = s.erased[order], ~s.erased[order]
-        weight, each, elements = weight[order], each[order], s.elements[order]
-        before = used_before(s.optimizer[order], s.backward[order], step, used)
-        followed, opaque = s.followed[order] | lost, s.opaque[order] & used
-        low = [
-            np.minimum.reduceat(np.where(used, x, np.inf), starts).tolist()
-            for x in (weight, each, elements)
-        ]
-        high = [
-            np.maximum.reduceat(np.where(used, x, -np.inf), starts).tolist()
-            for x in (weight, each, elements)
-        ]
-        total = np.add.reduceat(np.where(used, weight, 0), starts).tolist()
-        count, gone = (
-            np.add.reduceat(which.astype(int), starts).tolist()
-            for which in (used, lost)
-        )
-        mean = np.logical_and.reduceat(s.mean[order] | opaque | lost, starts).tolist()
-        read = np.logical_and.reduceat(followed, starts)
-        known = (read & ~np.logical_or.reduceat(opaque, starts)).tolist()
-        again = np.logical_or.reduceat(before, starts).tolist()
-        backward, sizes, weights = (
-            s.backward[order].tolist(),
-            elements.tolist(),
-            weight.tolist(),
-        )
-        ends = [*starts[1:].tolist(), len(order)]
-        place = {
-            o: {e: i for i, e in enumerate(steps_of(self.ledger, (o,)).tolist())}
-            for o in set(optimizer.tolist())
-        }
-        used_list, read_list = used.tolist(), read.tolist()
-        return [
-            Part(
-                o,
-                ob,
-                st,
-                place[o][st],
-                tuple(backward[k] for k in range(start, end) if used_list[k]),
-                count[i],
-                total[i],
-                low[0][i],
-                high[0][i],
-                (low[1][i], high[1][i]),
-                (low[2][i], high[2][i]),
-                tuple(sizes[k] for k in range(start, end) if used_list[k]),
-                tuple(weights[k] for k in range(start, end) if used_list[k]),
-                mean[i],
-                read_list[i],
-                known[i],
-                again[i],
-                gone[i],
-            )
-            for i, (start, end, o, ob, st) in enumerate(
-                zip(
-                    starts.tolist(),
-                    ends,
-                    *(one[starts].tolist() for one in (optimizer, objective, step)),
-                    strict=True,
+        weights, weight_of_each = weight[order].tolist(), each[order].tolist()
+        opaque, followed = s.opaque[order].tolist(), s.followed[order].tolist()
+        mean = (s.mean | s.opaque)[order].tolist()
+        place = self._step_numbers()
+        first_step: dict[tuple[int, int], int] = {}
+        every = []
+        for start, end in _runs(step, objective):
+            o, at = optimizer[start], step[start]
+            used = [k for k in range(start, end) if not erased[k]]
+            first = [first_step.setdefault((o, backward[k]), at) for k in used]
+            read = all(followed[k] for k in used)
+            every.append(
+                WindowShare(
+                    o,
+                    objective[start],
+                    at,
+                    place[o, at],
+                    tuple(backward[k] for k in used),
+                    tuple(weights[k] for k in used),
+                    tuple(weight_of_each[k] for k in used),
+                    tuple(size[k] for k in used),
+                    mean=all(mean[k] for k in used),
+                    read=read,
+                    known=read and not any(opaque[k] for k in used),
+                    again=any(each != at for each in first),
+                    lost=end - start - len(used),
                 )
             )
-        ]
+        return every
 
-    def constants(self, part: Part) -> list[float] | None:
-        """What the loss of a part was multiplied by in its first backward, one by one, without 1; None: not known.
+    def _step_numbers(self) -> dict[tuple[int, int], int]:
+        """For each optimizer and step, which of its steps it is."""
+        numbers: dict[tuple[int, int], int] = {}
+        for optimizer in np.unique(self.shares.optimizer).tolist():
+            steps = steps_of(self.ledger, (optimizer,)).tolist()
+            numbers |= {(optimizer, step): i for i, step in enumerate(steps)}
+        return numbers
 
-        What undid each other is left out, too: whoever multiplies by K before a library divides by it does neither.
+    @cached_property
+    def objectives(self) -> dict[tuple[int, int], list[WindowShare]]:
+        """What each optimizer consumed of each objective, in the order of its steps."""
+        objectives: dict[tuple[int, int], list[WindowShare]] = {}
+        for share in self.window_shares:
+            if share.many:
+                key = share.optimizer, share.objective
+                objectives.setdefault(key, []).append(share)
+        return objectives
+
+    @cached_property
+    def _shares_of_steps(self) -> dict[int, list[WindowShare]]:
+        of_steps: dict[int, list[WindowShare]] = {}
+        for share in self.window_shares:
+            if share.many:
+                of_steps.setdefault(share.step, []).append(share)
+        return of_steps
+
+    def shares_of(self, step: int, optimizer: int) -> list[WindowShare]:
+        """Return what an optimizer's step read of all objectives."""
+        every = self._shares_of_steps.get(step, [])
+        return [share for share in every if share.optimizer == optimizer]
+
+    def in_same_step(self, share: WindowShare) -> list[WindowShare]:
+        """Return what a step read of all objectives, of which this is one."""
+        return self.shares_of(share.step, share.optimizer)
+
+    def micro_batches(self, share: WindowShare) -> int:
+        """Count the backwards that a step consumed, of whatever objective."""
+        return len({b for other in self.in_same_step(share) for b in other.backwards})
+
+    def alone(self, share: WindowShare) -> bool:
+        """Whether a step read no other loss."""
+        return len(self.in_same_step(share)) == 1
+
+    def constants(self, share: WindowShare) -> list[float] | None:
+        """Return what a loss was multiplied by in its first backward, one by one, without 1; None: not known.
+
+        What undid each other is left out: multiplying by K before a library divides by K is neither.
         """
-        rows = self.shares.of(part.step)
-        here = np.flatnonzero(
-            (rows.objective == part.objective) & (rows.backward == part.backwards[0])
-        )
-        terms = self.ledger[part.backwards[0]].terms
-        if not here.size or int(rows.term[here[0]]) >= len(terms):
+        term = self.term(share)
+        constants = term.get("constants", [term.get("factor")])
+        if not isinstance(constants, list) or not constants:
             return None
-        term = terms[int(rows.term[here[0]])]
-        found = term.get("constants", [term.get("factor")])
-        if not isinstance(found, list) or any(math.isnan(number(one)) for one in found):
+        if any(math.isnan(number(one)) for one in constants):
             return None
-        return uncancelled([abs(one) for one in found if abs(one) != 1])
+        return uncancelled([abs(one) for one in constants if abs(one) != 1])
 
-    @cached_property
-    def scripts(self) -> Scripts:
-        """What was kept of the scripts."""
-        return Scripts(self.ledger.sources)
+    def term(self, share: WindowShare) -> Mapping[str, Any]:
+        """Return what is known of a loss in its first backward."""
+        rows = self.shares.of(share.step)
+        first = rows.backward == share.backwards[0]
+        here = np.flatnonzero((rows.objective == share.objective) & first)
+        terms = self.ledger[share.backwards[0]].terms
+        place = int(rows.term[here[0]]) if here.size else len(terms)
+        return terms[place] if place < len(terms) else {}
 
-    @cached_property
-    def objectives(self) -> dict[tuple[int, int], list[Part]]:
-        """The parts of each optimizer's objectives that consumed something, in the order of its steps."""
-        found: dict[tuple[int, int], list[Part]] = {}
-        for part in self.parts:
-            if part.many:
-                found.setdefault((part.optimizer, part.objective), []).append(part)
-        return found
+    def factors_by_hand(self, share: WindowShare) -> list[float]:
+        """Return by how much `.grad` was multiplied by hand after each backward, until the step."""
+        rows = self.shares.of(share.step)
+        mine = (rows.objective == share.objective) & ~rows.erased
+        factors: list[float] = rows.by_hand[mine].tolist()
+        return factors
 
-    @cached_property
-    def shortened(self) -> dict[tuple[int, int], list[tuple[Part, list[float]]]]:
-        """The windows of objectives of which `.grad` was changed by hand after each backward, in each of them.
+    def fading(self, shares: Sequence[WindowShare]) -> list[float]:
+        """Return how much less is left of each backward than of the next, where `.grad` is shortened after each.
 
-        With each, how many times less was left after it of every backward than of the next one.
+        Empty where that is not so in every window of several micro-batches.
         """
-        every = {key: self._shortened(parts) for key, parts in self.objectives.items()}
-        return {key: found for key, found in every.items() if found}
-
-    def _shortened(self, parts: list[Part]) -> list[tuple[Part, list[float]]]:
-        found = []
-        for part in parts:
-            if part.many < 2:
+        ratios: list[float] = []
+        for share in shares:
+            if share.many < 2:
                 continue
-            if not part.read or part.again or near(part.least, part.most):
+            if not share.read or share.again or is_close(share.least, share.most):
                 return []
-            rows = self.shares.of(part.step)
-            left = rows.by_hand[
-                (rows.objective == part.objective) & ~rows.erased
-            ].tolist()
-            ratios = [
-                later / early if early else 0.0 for early, later in pairwise(left)
-            ]
-            if not all(1 - SAME <= ratio < math.inf for ratio in ratios):
-                return []
-            found.append((part, ratios))
-        return found
-
-    @cached_property
-    def parts_of(self) -> dict[int, list[Part]]:
-        """The parts of each step."""
-        found: dict[int, list[Part]] = {}
-        for part in self.parts:
-            found.setdefault(part.step, []).append(part)
-        return found
+            for early, late in pairwise(self.factors_by_hand(share)):
+                ratio = late / early if early else 0.0
+                if not 1 - SAME <= ratio < math.inf:
+                    return []
+                ratios.append(ratio)
+        return ratios
 
     @cached_property
     def moved(self) -> np.ndarray:
-        """For each event, whether it is a backward before which the first parameter's weights were moved by hand."""
+        """For each event, whether it is a backward before which weights were moved by hand."""
         return self.events.detail("moved", default=False)
 
     @cached_property
@@ -420,70 +461,74 @@ class Case:
     def epochs(self) -> list[tuple[int, int]]:
         """Every run through a loader: its first event and its last (the number of events where it has no end)."""
         begun: dict[tuple[int, str], int] = {}
-        found: dict[int, int] = {}
-        for event in (self.ledger[e] for e in self.at("loader").tolist()):
-            which = (
-                -1 if event.rank is None else event.rank,
-                str(event.details.get("loader")),
-            )
-            if event.details.get("what") == "begins":
-                if which in begun:  # left early
-                    found[begun[which]] = event.index
-                begun[which] = event.index
-                found[event.index] = len(self.events)
-            elif which in begun:
-                found[begun.pop(which)] = event.index
-        return sorted(found.items())
+        epochs: dict[int, int] = {}
+        for e in self.at("loader").tolist():
+            details = self.ledger[e].details
+            loader = int(self.ranks[e]), str(details.get("loader"))
+            if details.get("what") == "begins":
+                if loader in begun:  # it was left early
+                    epochs[begun[loader]] = e
+                begun[loader] = e
+                epochs[e] = len(self.events)
+            elif loader in begun:
+                epochs[begun.pop(loader)] = e
+        return sorted(epochs.items())
 
     def epoch(self, event: int, rank: int | None = None) -> tuple[int, int] | None:
-        """The run through a loader in which an event fell: the innermost, or else the one that ended last before it.
+        """Return the run through a loader in which an event fell: the innermost, or the last that ended before.
 
         Some loaders look ahead: theirs has ended when the last batches that it gave are used.
         """
-        mine = [
-            e
-            for e in self.epochs
-            if e[0] < event and self.ranks[e[0]] in (-1, -1 if rank is None else rank)
-        ]
-        around = [e for e in mine if e[1] > event]
-        return around[-1] if around else max(mine, key=lambda e: e[1], default=None)
-
-    def trains(self, begins: int, ends: int) -> bool:
-        """Whether anything was learnt in a run through a loader; an evaluation has no backward."""
-        return bool(self.backward[begins:ends].any())
+        here = (-1, -1 if rank is None else rank)
+        begun = [e for e in self.epochs if e[0] < event and self.ranks[e[0]] in here]
+        around = [e for e in begun if e[1] > event]
+        if around:
+            return around[-1]
+        return max(begun, key=lambda e: e[1], default=None)
 
     def ended(self, epoch: tuple[int, int] | None) -> bool:
         """Whether a run through a loader came to the loader's end."""
-        return (
-            epoch is not None
-            and epoch[1] < len(self.events)
-            and self.ledger[epoch[1]].details.get("what") == "ends"
-        )
+        if epoch is None or epoch[1] >= len(self.events):
+            return False
+        return bool(self.detail(epoch[1], "what") == "ends")
+
+    def carried(self, share: WindowShare) -> int:
+        """Count the micro-batches of a window that came before a loader began anew inside it."""
+        first, last = share.backwards[0], share.backwards[-1]
+        begun = [
+            begins
+            for begins, ends in self.epochs
+            if first < begins < last and self.backward[begins:ends].any()
+        ]
+        return sum(b < begun[-1] for b in share.backwards) if begun else 0
 
     @property
-    def ran_out(self) -> bool:
+    def ran_to_its_end(self) -> bool:
         """Whether the script came to its end while this was recorded."""
         return self.ledger.meta.get("ended") == "exit"
 
+    @property
+    def single(self) -> bool:
+        """Whether there is one rank: what averages over all of them changes nothing."""
+        return self.ledger.meta.get("ranks") == 1
+
     def listed(self, name: str) -> Sequence[Any]:
-        """What the ledger's meta lists under this name; nothing where it is no list."""
-        found = self.ledger.meta.get(name)
-        return found if isinstance(found, list | tuple) else ()
+        """Return what the ledger's meta lists under this name; nothing where it is no list."""
+        entries = self.ledger.meta.get(name)
+        return entries if isinstance(entries, list | tuple) else ()
 
     def settings(self, optimizer: int) -> Mapping[str, Any]:
-        """What an optimizer was made with; empty where that was not recorded."""
-        known = self.listed("optimizer_settings")
-        found = known[optimizer] if optimizer < len(known) else {}
-        return found if isinstance(found, Mapping) else {}
+        """Return what an optimizer was made with; empty where that was not recorded."""
+        every = self.listed("optimizer_settings")
+        settings = every[optimizer] if optimizer < len(every) else {}
+        return settings if isinstance(settings, Mapping) else {}
 
     def optimizer_name(self, optimizer: int) -> str:
-        """What an optimizer is called."""
+        """Return what an optimizer is called."""
         names = self.listed("optimizers")
-        return (
-            str(names[optimizer])
-            if optimizer < len(names)
-            else f"optimizer {optimizer}"
-        )
+        if optimizer < len(names):
+            return str(names[optimizer])
+        return f"optimizer {optimizer}"
 
     def finding(
         self,
@@ -494,67 +539,60 @@ class Case:
         evidence: Mapping[str, Any],
         cause: str,
         step: int | None = None,
-        cure: str = "",
+        suggestion: str = "",
         times: int = 1,
         optimizer: int | None = None,
         at: Event | None = None,
     ) -> Finding:
-        """A finding at this event, on its line or on that of `at`, which led to it.
+        """Return a finding at this event, on its line or on that of `at`, which led to it.
 
-        A change by hand, which has no line, is told at the next one that has.
+        A change by hand has no line: it is told at the next event that has one.
         """
-        own = self.ledger[event]
-        at = at or own
-        if (at.file, at.line) != (own.file, own.line):
-            evidence = {**evidence, "by way of": f"{own.file}:{own.line} {own.source}"}
+        itself = self.ledger[event]
+        at = at or itself
+        if (at.file, at.line) != (itself.file, itself.line):
+            way = f"{itself.file}:{itself.line} {itself.source}"
+            evidence = {**evidence, "by way of": way}
         if at.kind == "edit" and not at.line:
             later = (self.ledger[e] for e in range(event + 1, len(self.events)))
             at = next((e for e in later if e.line and e.rank == at.rank), at)
             cause += " That is done by hand, above this line." if at.line else ""
-        about = {
-            "step": step,
-            "event": event,
-            "file": at.file,
-            "line": at.line,
-            "source": at.source,
-        }
         return Finding(
             rule,
             severity,
+            step=step,
+            event=event,
+            file=at.file,
+            line=at.line,
+            source=at.source,
             evidence=dict(evidence),
             cause=cause,
-            cure=placed(cure, self.ledger.sources),
+            suggestion=suggestion,
             chapter=CHAPTERS[rule],
             times=times,
             optimizer=optimizer,
-            **about,  # type: ignore[arg-type] # one of each kind
         )
 
-    def of_part(
+    def finding_of(
         self,
         rule: str,
         severity: str,
-        part: Part,
+        share: WindowShare,
         *,
         event: int | None = None,
         **about: Any,
     ) -> Finding:
-        """A finding about a part, at its first backward unless another `event` is given."""
-        at = part.backwards[0] if event is None else event
-        return self.finding(
-            rule, severity, at, step=part.step, optimizer=part.optimizer, **about
-        )
+        """Return a finding about a window, at its first backward unless another `event` is given."""
+        at = share.backwards[0] if event is None else event
+        about = {"step": share.step, "optimizer": share.optimizer} | about
+        return self.finding(rule, severity, at, **about)
 
 
-def reduces(case: Case, loop: Loop, event: int) -> float:
-    """By what factor a clip has shortened this optimizer's gradients; 1 where it did nothing."""
-    ledger = case.ledger
-    if event == 0:
-        return 1.0
-    columns = loop.columns[(ledger.state[event, loop.columns] & CHANGED).astype(bool)]
-    before, after = (
-        ledger.grad[event - 1, columns].astype(float),
-        ledger.grad[event, columns].astype(float),
-    )
-    some = np.isfinite(before) & np.isfinite(after) & (before > 0)
-    return float((after[some] / before[some]).min(initial=1.0))
+def _runs(step: list[int], objective: list[int]) -> list[tuple[int, int]]:
+    """Where the rows of one step and one objective begin and end."""
+    changes = [
+        i
+        for i in range(len(step))
+        if i == 0 or (step[i], objective[i]) != (step[i - 1], objective[i - 1])
+    ]
+    return list(pairwise([*changes, len(step)]))

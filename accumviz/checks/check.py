@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from accumviz.checks import (
     across_ranks,
-    batch_coupling,
     distributed,
     divisors,
     epoch_end,
@@ -23,13 +22,10 @@ from accumviz.checks import (
     uneven,
     windows,
 )
-from accumviz.checks.analysis import Case
+from accumviz.checks.analysis import LedgerAnalysis
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
 from accumviz.ledger.lifecycle import inherited
-
-# The rank and the number of an optimizer: of several files each counts its own.
-_Owner = tuple[int | None, int] | None
 
 _SHARES = "shares"
 _MEMORY = "memory"
@@ -38,21 +34,24 @@ _LACKING = ("CUDA graph", "not recorded")
 
 
 class Rule(NamedTuple):
-    """A rule: its name, the function that finds, what it explains (no finding of its own then), and what it needs.
+    """A rule: its name, the function that finds, what it explains (no finding then), and what it needs.
 
-    `compare` finds instead where ranks have to be compared, in what each of them told of itself.
+    `compare` finds where ranks have to be compared, in what each of them told of itself.
     """
 
     name: str
-    find: Callable[[Case], Iterator[Finding]] | None
+    find: Callable[[LedgerAnalysis], Iterator[Finding]] | None
     explains: tuple[str, ...] = ()
     needs: str = ""
-    compare: Callable[[across_ranks.Compared], Iterator[Finding]] | None = None
+    compare: (
+        Callable[[Sequence[across_ranks.RankSummary]], Iterator[Finding]] | None
+    ) = None
 
 
+# Said only where no rule before them has named the cause.
+_UNEXPLAINED = ("uneven-shares", "sums-differ")
 # Root causes stand before what follows from them.
 RULES = (
-    Rule("step-before-backward", multi_model.step_before_backward),
     Rule(
         "missing-zero-grad",
         windows.missing_zero_grad,
@@ -67,12 +66,7 @@ RULES = (
     Rule(
         "zero-before-step",
         windows.zero_before_step,
-        (
-            "zero-grad-inside-window",
-            "tail-dropped",
-            "clip-on-the-wrong-side",
-            "zero-tensor-drift",
-        ),
+        ("zero-grad-inside-window", "tail-dropped", "clip-on-the-wrong-side"),
     ),
     Rule(
         "zero-grad-inside-window",
@@ -81,7 +75,6 @@ RULES = (
             "tail-dropped",
             "partial-window-underscaled",
             "token-mean-of-means",
-            "window-collapses-at-end",
             "wrong-divisor",
         ),
     ),
@@ -106,17 +99,11 @@ RULES = (
         ("tail-dropped", "leftover-carried", "loss-not-divided"),
     ),
     Rule(
-        "window-collapses-at-end",
-        epoch_end.window_collapses_at_end,
-        ("partial-window-underscaled",),
-    ),
-    Rule(
         "fsdp2-zero-keeps-unsharded",
         distributed.fsdp2_zero_keeps_unsharded,
         (
             "leftover-carried",
             "tail-dropped",
-            "fsdp-no-sync-memory",
             "partial-window-underscaled",
             "parameter-outside-or-twice",
         ),
@@ -148,19 +135,8 @@ RULES = (
         ("rank-token-weight", "loss-not-divided"),
         _SHARES,
     ),
-    Rule(
-        "ascent-gradient-kept",
-        windows.ascent_gradient_kept,
-        ("loss-not-divided",),
-        _SHARES,
-    ),
     Rule("loss-not-divided", divisors.loss_not_divided, needs=_SHARES),
-    Rule(
-        "scheduler-per-micro-batch",
-        order.scheduler_per_micro_batch,
-        ("scheduler-on-skipped-step",),
-    ),
-    Rule("scheduler-on-skipped-step", precision.scheduler_on_skipped_step),
+    Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch),
     Rule(
         "ddp-unsynced-step",
         order.averaged_after_the_step,
@@ -170,27 +146,19 @@ RULES = (
     Rule("uneven-rank-backwards", None, compare=across_ranks.uneven_rank_backwards),
     Rule("no-sync-excludes-forward", distributed.no_sync_excludes_forward),
     Rule("rank-token-weight", None, (), _SHARES, across_ranks.rank_token_weight),
-    Rule("fsdp-no-sync-memory", distributed.fsdp_no_sync_memory),
     Rule("graph-retained", multi_model.graph_retained, needs=_MEMORY),
     Rule("low-precision-accumulation", precision.low_precision_accumulation),
-    Rule("zero-tensor-drift", multi_model.zero_tensor_drift),
     Rule("parameter-outside-or-twice", ownership.parameter_outside_or_twice),
-    Rule("fsdp1-local-clip", distributed.fsdp1_local_clip),
-    Rule("ddp-static-graph-no-sync", distributed.ddp_static_graph_no_sync),
-    Rule("micro-batch-side-effects", batch_coupling.micro_batch_side_effects),
-    Rule("contrastive-accumulation", batch_coupling.contrastive_accumulation),
-    # Only where no rule before them has named the cause.
     Rule("uneven-shares", uneven.uneven_shares, needs=_SHARES),
     Rule("sums-differ", uneven.sums_differ, needs=_SHARES),
 )
-_LAST = frozenset({"uneven-shares", "sums-differ"})
 
 
 def check(recording: Ledger | Recorded) -> Report:
     """Look for the known mistakes of training loops in a recording.
 
     `recording` is what `record` gave, or a ledger. The report has findings, each with its line, its
-    numbers and its cure; or it says that the loop is healthy; or that nobody can tell, and why.
+    numbers and a suggestion; or it says that the loop is healthy; or that it cannot be judged, and why.
 
     >>> from accumviz.ledger.ledger import Ledger, Parameter
     >>> row = dict(kind="backward", label="loss", contribution={"w": 1.0}, grad={"w": 1.0})
@@ -198,9 +166,8 @@ def check(recording: Ledger | Recorded) -> Report:
     'no optimizer stepped while it was recorded'
     """
     judged = _judge(recorded(recording, "check"), None)
-    found = _one_for_each_cause([judged])
     return Report(
-        tuple(found),
+        tuple(_one_for_each_cause([judged])),
         judged.reason,
         judged.unjudged,
         judged.counts,
@@ -209,7 +176,7 @@ def check(recording: Ledger | Recorded) -> Report:
 
 
 def check_ranks(ledgers: Iterable[Ledger]) -> Report:
-    """As `check` of all ranks' ledgers in one, with one of them in memory at a time.
+    """Judge all ranks' ledgers as one, with one of them in memory at a time.
 
     Events are counted in each rank's own file; a finding says whose they are. `ledgers` are taken one after the other.
     """
@@ -217,43 +184,69 @@ def check_ranks(ledgers: Iterable[Ledger]) -> Report:
     for place, ledger in enumerate(ledgers):
         judged.append(_judge(ledger, int(ledger.meta.get("rank", place))))
         del ledger
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     unjudged: dict[str, str] = {}
     for one in judged:
-        for what, many in one.counts.items():
-            counts[what] = counts.get(what, 0) + many
+        counts.update(one.counts)
         for rule, why in one.unjudged.items():
             unjudged.setdefault(rule, f"rank {one.rank}: {why}")
-    whose: dict[str, list[int | None]] = {}
-    for one in judged:
-        if one.reason:
-            whose.setdefault(one.reason, []).append(one.rank)
-    alike = len(whose) == 1 and len(next(iter(whose.values()))) == len(judged)
-    reasons = [
-        why
-        if alike
-        else f"rank{'s' * (len(them) > 1)} {', '.join(map(str, them))}: {why}"
-        for why, them in whose.items()
-    ]
-    condition = next((one.condition for one in judged if one.condition), "")
     return Report(
         tuple(_one_for_each_cause(judged)),
-        "; ".join(reasons),
+        _reason_of_ranks(judged),
         unjudged,
         counts,
-        condition,
+        next((one.condition for one in judged if one.condition), ""),
     )
 
 
-class _Judged(NamedTuple):
+def _reason_of_ranks(judged: Sequence[_Judged]) -> str:
+    """Say which ranks have no verdict, and why; of all for the same reason, only that."""
+    whose: dict[str, list[str]] = {}
+    for one in judged:
+        if one.reason:
+            whose.setdefault(one.reason, []).append(str(one.rank))
+    if len(whose) == 1 and len(next(iter(whose.values()))) == len(judged):
+        return next(iter(whose))
+    return "; ".join(
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {why}"
+        for why, ranks in whose.items()
+    )
+
+
+class _Explained:
+    """The rules of which other findings have said why, each of an optimizer of a rank, or of all."""
+
+    def __init__(self) -> None:
+        self._pairs: set[tuple[str, Any]] = set()
+
+    def add(self, rule: Rule, finding: Finding) -> None:
+        if finding.severity != "note":
+            names = (*rule.explains, *_UNEXPLAINED)
+            self._pairs |= {(name, _owner(finding)) for name in names}
+
+    def __contains__(self, finding: Finding) -> bool:
+        owner = _owner(finding)
+        if owner is None:
+            return any(name == finding.rule for name, _ in self._pairs)
+        named = {(finding.rule, owner), (finding.rule, None)}
+        return bool(named & self._pairs)
+
+
+def _owner(finding: Finding) -> tuple[int | None, int] | None:
+    """Return whose optimizer a finding is about: of several files each counts its own."""
+    return None if finding.optimizer is None else (finding.rank, finding.optimizer)
+
+
+@dataclass
+class _Judged:
     """What one ledger came to: what each rule found, and what it tells those that compare."""
 
     rank: int | None
-    found: dict[str, list[Finding]]
-    facts: across_ranks.Facts | None
-    reason: str
-    unjudged: dict[str, str]
     counts: dict[str, int]
+    findings: dict[str, list[Finding]] = field(default_factory=dict)
+    summary: across_ranks.RankSummary | None = None
+    reason: str = ""
+    unjudged: dict[str, str] = field(default_factory=dict)
     condition: str = ""
 
 
@@ -262,70 +255,43 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         kind: int(ledger.columns.where("kind", kind).sum())
         for kind in ("backward", "step")
     }
-    counts = {
-        "events": len(ledger),
-        "backwards": kinds["backward"],
-        "steps": kinds["step"],
-    }
-    reason = _nothing_to_judge(ledger, kinds)
-    if reason:
-        # What stops a script in its first window is found all the same.
-        early = (
-            distributed.ddp_static_graph_no_sync(Case(ledger))
-            if kinds["backward"]
-            else ()
-        )
-        stopped = [replace(finding, rank=rank) for finding in early]
-        facts = across_ranks.facts(Case(ledger), rank) if kinds["backward"] else None
-        return _Judged(
-            rank, {"ddp-static-graph-no-sync": stopped}, facts, reason, {}, counts
-        )
-    case = Case(ledger)
-    found: dict[str, list[Finding]] = {}
-    explained: list[tuple[str, _Owner]] = []
+    backwards, steps = kinds["backward"], kinds["step"]
+    judged = _Judged(
+        rank, {"events": len(ledger), "backwards": backwards, "steps": steps}
+    )
+    judged.reason = _nothing_to_judge(ledger, backwards, steps)
+    if not backwards:
+        return judged
+    analysis = LedgerAnalysis(ledger)
+    judged.summary = across_ranks.summarise(analysis, rank)
+    if judged.reason:
+        return judged
+    explained = _Explained()
     for rule in RULES:
-        mine = (
-            []
-            if rule.find is None
-            else [f for f in rule.find(case) if not _explained(explained, f)]
-        )
-        found[rule.name] = [replace(finding, rank=rank) for finding in mine]
-        serious = [finding for finding in mine if finding.severity != "note"]
-        explained += [
-            (name, _owner(finding))
-            for finding in serious
-            for name in (*rule.explains, *_LAST)
-        ]
-    return _Judged(
-        rank,
-        found,
-        across_ranks.facts(case, rank),
-        _no_verdict(case),
-        _unjudged(case),
-        counts,
-        uneven.condition(case),
-    )
+        every = rule.find(analysis) if rule.find is not None else ()
+        mine = [finding for finding in every if finding not in explained]
+        judged.findings[rule.name] = [replace(each, rank=rank) for each in mine]
+        for finding in mine:
+            explained.add(rule, finding)
+    judged.reason = _no_verdict(analysis)
+    judged.unjudged = _unjudged(analysis)
+    conditions = uneven.constant_sum(analysis), multi_model.shared_loss(analysis)
+    judged.condition = ", and if ".join(filter(None, conditions))
+    return judged
 
 
-def _explained(explained: list[tuple[str, _Owner]], finding: Finding) -> bool:
-    """Whether another finding has said why: of the same optimizer, or of one of which nobody knows."""
-    owner = _owner(finding)
-    return any(
-        name == finding.rule and (None in (o, owner) or o == owner)
-        for name, o in explained
-    )
-
-
-def _nothing_to_judge(ledger: Ledger, kinds: dict[str, int]) -> str:
-    if not (kinds["backward"] and kinds["step"]) and _cut_short(ledger):
+def _nothing_to_judge(ledger: Ledger, backwards: int, steps: int) -> str:
+    if backwards and steps:
+        return ""
+    if _cut_short(ledger):
         return _cut_short(ledger)
     if not len(ledger):
         return "nothing was recorded"
-    if not kinds["backward"]:
-        return "no backward was recorded: what the steps read came from elsewhere"
-    if not kinds["step"]:
+    if backwards:
         return "no optimizer stepped while it was recorded"
-    return ""
+    if steps:
+        return "no backward was recorded: what the steps read came from elsewhere"
+    return "no backward and no step were recorded"
 
 
 def _cut_short(ledger: Ledger) -> str:
@@ -341,118 +307,116 @@ def _cut_short(ledger: Ledger) -> str:
 
 
 def _is_error(ended: Any) -> bool:
-    """Whether a recording's end is that of a script which raised; whoever interrupts a script may do so anywhere."""
-    right = ("", "closed", "exit", "None")
-    text = str(ended).partition(":")[0]
-    return text not in right and text not in ("KeyboardInterrupt", "SystemExit")
+    """Whether a recording's end is that of a script which raised; an interrupt may come anywhere."""
+    if ended in (None, "", "closed", "exit"):
+        return False
+    return not str(ended).startswith(("KeyboardInterrupt", "SystemExit"))
 
 
-def _no_verdict(case: Case) -> str:
-    """Why the silence of the rules says nothing, if it does not."""
-    ledger = case.ledger
+def _no_verdict(analysis: LedgerAnalysis) -> str:
+    """Say why the silence of the rules says nothing, if it does not."""
+    ledger = analysis.ledger
     if _cut_short(ledger):
         return _cut_short(ledger)
-    lacking = [
-        str(note)
-        for note in case.listed("notes")
-        if any(words in str(note) for words in _LACKING)
-    ]
-    if lacking:
-        return f"part of the training is not in the ledger: {lacking[0]}"
-    shares = case.shares
-    if not case.loops:
+    for note in map(str, analysis.listed("notes")):
+        if any(words in note for words in _LACKING):
+            return f"part of the training is not in the ledger: {note}"
+    if not analysis.optimizers:
         return "no parameter that was recorded belongs to an optimizer that stepped"
-    unknown = shares.unknown[case.once]
+    unknown = analysis.shares.unknown[analysis.first_terms]
     if unknown.size and (unknown > 0).all():
-        return f"what the micro-batches weigh is not known: {_most(case)}"
-    last = {case.ranks[b]: b for b in case.at("backward").tolist()}
-    errors = [
-        str(ledger[b].details.get("error") or "KeyboardInterrupt")
-        for b in last.values()
-    ]
-    # Who stops a script stops it anywhere.
-    raised = [error for error in errors if not error.startswith("KeyboardInterrupt")]
-    return f"the last backward raised an error: {raised[0]}" if raised else ""
+        return f"what the micro-batches weigh is not known: {_most_frequent(analysis)}"
+    if _moved_inside_a_window(analysis):
+        return (
+            "weights were moved by hand between the backwards of a window: which of them its step is for is not known"
+        )
+    last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
+    for b in last.values():
+        error = str(analysis.detail(b, "error") or "")
+        if error and _is_error(error):
+            return f"the last backward raised an error: {error}"
+    return ""
 
 
-def _most(case: Case) -> str:
-    """The most frequent reason why a share is unknown."""
-    unknown = case.shares.unknown
+def _moved_inside_a_window(analysis: LedgerAnalysis) -> bool:
+    """Whether most windows of an optimizer hold backwards of several places of its weights, as a SAM's would."""
+    moved = analysis.events.detail("last_moved", default=False)
+    moved = moved & ~analysis.events.where("within", "step")
+    for optimizer in analysis.optimizers:
+        windows = [used for used in optimizer.full_windows.values() if len(used) > 1]
+        several = [used for used in windows if moved[used[1:]].any()]
+        if 0 in optimizer.columns and 2 * len(several) > len(windows):
+            return True
+    return False
+
+
+def _most_frequent(analysis: LedgerAnalysis) -> str:
+    """Return the most frequent reason why a share is unknown."""
+    unknown = analysis.shares.unknown
     code, _ = Counter(unknown[unknown > 0].tolist()).most_common(1)[0]
-    return case.shares.reasons[code]
+    return analysis.shares.reasons[code]
 
 
-def _unjudged(case: Case) -> dict[str, str]:
-    """The rules that lacked something, and what."""
-    found: dict[str, str] = {}
-    unknown = case.shares.unknown[case.once] > 0
-    lacking = (
-        [f"{int(unknown.sum())} of {unknown.size} shares are unknown: {_most(case)}"]
-        if unknown.any()
-        else []
-    )
-    if (
-        case.ledger.meta.get("steps_elsewhere")
-        and (astray := case.backward & ~case.contributed.any(axis=1)).any()
-    ):
-        lacking.append(
-            f"{int(astray.sum())} of {int(case.backward.sum())} backwards reached no parameter that is recorded, and "
-            "an optimizer stepped that is not recorded: what they trained is in no share"
-        )
-    from_before = inherited(case.ledger)
-    if (from_before >= 0).any():
-        step = from_before[from_before >= 0].min()
-        lacking.append(
-            f"the step of event {step} also used what `.grad` held before the recording began, which is in no share"
-        )
+def _unjudged(analysis: LedgerAnalysis) -> dict[str, str]:
+    """Return the rules that lacked something, and what."""
+    lacking = "; ".join(_lacking_of_shares(analysis))
+    saved = analysis.events.column("saved_after")[analysis.backward]
+    unmeasured = bool(np.isnan(saved).all())
+    unjudged = {}
     for rule in RULES:
         if rule.needs == _SHARES and lacking:
-            found[rule.name] = "; ".join(lacking)
-        elif (
-            rule.needs == _MEMORY
-            and np.isnan(case.events.column("saved_after")[case.backward]).all()
-        ):
-            found[rule.name] = "saved bytes were not measured: record(..., memory=True)"
-    return found
+            unjudged[rule.name] = lacking
+        elif rule.needs == _MEMORY and unmeasured:
+            unjudged[rule.name] = (
+                "saved bytes were not measured: record(..., memory=True)"
+            )
+    return unjudged
+
+
+def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
+    """Say what is in no share, or of which shares."""
+    unknown = analysis.shares.unknown[analysis.first_terms] > 0
+    if unknown.any():
+        many = f"{int(unknown.sum())} of {unknown.size} shares are unknown"
+        yield f"{many}: {_most_frequent(analysis)}"
+    astray = analysis.backward & ~analysis.contributed.any(axis=1)
+    if analysis.ledger.meta.get("steps_elsewhere") and astray.any():
+        yield (
+            f"{int(astray.sum())} of {int(analysis.backward.sum())} backwards reached no parameter that is recorded, "
+            "and an optimizer stepped that is not recorded: what they trained is in no share"
+        )
+    from_before = inherited(analysis.ledger)
+    steps = from_before[from_before >= 0]
+    if steps.size:
+        yield (
+            f"the step of event {steps.min()} also used what `.grad` held before the recording began, which is in no "
+            "share"
+        )
 
 
 def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
-    found: dict[tuple[str, str, int, str], Finding] = {}
-    explained: list[tuple[str, _Owner]] = []
-    between: list[
-        tuple[str, _Owner]
-    ] = []  # by what only a comparison of ranks can find
-    facts = [one.facts for one in judged if one.facts is not None]
-    compared = across_ranks.Compared(facts) if facts else None
+    """Put together what the ranks' rules have found, and what their comparison finds."""
+    findings: dict[tuple[str, str, int, str], Finding] = {}
+    explained, by_comparison = _Explained(), _Explained()
+    summaries = [one.summary for one in judged if one.summary is not None]
     for rule in RULES:
-        mine = [
-            f
-            for one in judged
-            for f in one.found.get(rule.name, ())
-            if not _explained(between, f)
-        ]
-        if rule.compare is not None and compared is not None:
+        every = [f for one in judged for f in one.findings.get(rule.name, ())]
+        mine = [finding for finding in every if finding not in by_comparison]
+        for finding in rule.compare(summaries) if rule.compare and summaries else ():
             # In one ledger the optimizers of all ranks are numbered through.
-            apart = [
-                f if judged[0].rank is not None else replace(f, rank=None)
-                for f in rule.compare(compared)
-            ]
-            apart = [f for f in apart if not _explained(explained, f)]
-            between += [(name, _owner(f)) for f in apart for name in rule.explains]
-            mine += apart
+            numbered = judged[0].rank is None
+            compared = replace(finding, rank=None) if numbered else finding
+            if compared not in explained:
+                mine.append(compared)
+                by_comparison.add(rule, compared)
         for finding in mine:
-            key = (finding.rule, finding.file, finding.line, finding.source)
-            if key in found:  # one line, in several ranks or for several objectives
-                before = found[key]
-                found[key] = replace(before, times=before.times + finding.times)
+            # One line, in several ranks or for several objectives, is one finding.
+            key = finding.rule, finding.file, finding.line, finding.source
+            before = findings.get(key)
+            if before is not None:
+                times = before.times + finding.times
+                findings[key] = replace(before, times=times)
                 continue
-            found[key] = finding
-            if finding.severity != "note":
-                explained += [(name, _owner(finding)) for name in rule.explains]
-    return sorted(
-        found.values(), key=lambda finding: SEVERITIES.index(finding.severity)
-    )
-
-
-def _owner(finding: Finding) -> _Owner:
-    return None if finding.optimizer is None else (finding.rank, finding.optimizer)
+            findings[key] = finding
+            explained.add(rule, finding)
+    return sorted(findings.values(), key=lambda each: SEVERITIES.index(each.severity))

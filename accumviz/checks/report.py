@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,30 +28,20 @@ CHAPTERS = {
     "scheduler-per-micro-batch": "04_recipe#sec-scheduler",
     "ddp-unsynced-step": "08_ddp#sec-forward",
     "graph-retained": "11_museum#museum-graph-retained",
-    "ascent-gradient-kept": "02_zero_grad#sec-never",
     "zero-before-step": "02_zero_grad#sec-where",
     "double-division": "04_recipe#sec-divide",
     "wrong-divisor": "04_recipe#sec-divide",
     "clip-on-the-wrong-side": "04_recipe#sec-clip",
-    "window-collapses-at-end": "10_your_own#sec-own-windows",
     "backward-after-unscale": "06_memory#sec-amp-order",
     "bypass-scaler-step": "06_memory#sec-amp-order",
-    "scheduler-on-skipped-step": "06_memory#sec-amp-skipped",
     "nonfinite-micro-batch": "06_memory#sec-amp-skipped",
     "no-sync-excludes-forward": "08_ddp#sec-forward",
-    "fsdp-no-sync-memory": "09_fsdp#sec-fsdp-price",
     "fsdp2-zero-keeps-unsharded": "09_fsdp#sec-hidden",
     "uneven-rank-backwards": "08_ddp#sec-uneven",
     "rank-token-weight": "08_ddp#sec-rank-tokens",
     "low-precision-accumulation": "06_memory#sec-bf16",
-    "zero-tensor-drift": "02_zero_grad#sec-sits-out",
     "gan-gradient-leak": "07_gan#sec-gan-zero",
-    "step-before-backward": "07_gan#sec-gan-once",
     "parameter-outside-or-twice": "10_your_own#sec-own-owner",
-    "ddp-static-graph-no-sync": "08_ddp#sec-unused",
-    "fsdp1-local-clip": "09_fsdp#sec-fsdp1",
-    "micro-batch-side-effects": "04_recipe#sec-mixing",
-    "contrastive-accumulation": "04_recipe#sec-equal",
     "uneven-shares": "04_recipe#sec-equal",
     "sums-differ": "04_recipe#sec-divide",
 }
@@ -70,14 +60,14 @@ _COLORS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One mistake, with what proves it and what cures it.
+    """One mistake, with what proves it and how the line should read.
 
     `rule` is its name, `severity` one of `"error"`, `"warning"` and `"note"`. `step` is the index of
     the step that it spoils (None where there is none), `event` that of the event to look at; `file`,
-    `line` and `source` are where that is. `evidence` holds the numbers, `cause` one sentence, `cure`
-    a unified diff of the line (`""` where no line is known), `chapter` the part of the book about it.
-    `times` counts how often it was met, `optimizer` is the number of the optimizer that it concerns,
-    `rank` whose events these are where the files of several ranks were judged.
+    `line` and `source` are where that is. `evidence` holds the numbers, `cause` one sentence;
+    `suggestion` shows the line as it is (`-`) and as it should be (`+`), or is empty; `chapter` is the
+    part of the book about it. `times` counts how often it was met, `optimizer` is the number of the
+    optimizer that it concerns, `rank` whose events these are where the files of several ranks were judged.
     """
 
     rule: str
@@ -89,8 +79,8 @@ class Finding:
     source: str
     evidence: Mapping[str, Any]
     cause: str
-    cure: str
     chapter: str
+    suggestion: str = ""
     times: int = 1
     optimizer: int | None = None
     rank: int | None = None
@@ -132,64 +122,43 @@ class Report(Displayed):
 
     def text(self, *, color: bool = False) -> str:
         """The report as text; with `color`, in a terminal's colours."""
+        paint = _painted if color else _plain
+        lines = [self._head(paint)]
+        if self.reason:
+            lines.append(f"  {literal(self.reason)}")
+        for finding in self.findings:
+            lines += ["", *_lines_of(finding, paint)]
+        if self.unjudged:
+            lines += ["", "Not judged:"]
+        why: dict[str, list[str]] = {}
+        for rule, reason in self.unjudged.items():
+            why.setdefault(reason, []).append(rule)
+        for reason, rules in why.items():
+            lines.append(f"  {', '.join(rules)}: {literal(reason)}")
+        return "\n".join(lines)
 
-        def paint(text: str, what: str) -> str:
-            return f"\x1b[{_COLORS[what]}m{text}\x1b[0m" if color else text
-
+    def _head(self, paint: Callable[[str, str], str]) -> str:
         looked = ", ".join(
             f"{many:,} {what if many != 1 else what.removesuffix('s')}"
             for what, many in self.counts.items()
         )
-        head = (
-            paint(self.verdict, self.verdict)
-            if self.verdict in _COLORS
-            else _counted(self.findings)
-        )
-        if self.condition and self.verdict == "healthy":
+        head = self._counted()
+        if self.verdict != "findings":
+            head = paint(self.verdict, self.verdict)
+        if self.condition and self.healthy:
             head += f", if {self.condition}"
-        lines = [f"Report: {head}" + (f" ({looked})" if looked else "")]
-        if self.reason:
-            lines.append(f"  {literal(self.reason)}")
-        for finding in self.findings:
-            times = f", {finding.times} times" if finding.times > 1 else ""
-            where = "" if finding.rank is None else f"  rank {finding.rank}"
-            where += "" if finding.step is None else f"  at event {finding.step}"
-            lines += [
-                "",
-                f"{paint(finding.severity, finding.severity)}  {finding.rule}{where}{times}",
-            ]
-            if finding.file or finding.line:
-                lines.append(
-                    f"  {literal(finding.file)}:{finding.line}  {literal(finding.source)}"
-                )
-            lines.append(f"  {literal(finding.cause)}")
-            lines.append(
-                "  "
-                + "; ".join(
-                    f"{name}: {told(value)}" for name, value in finding.evidence.items()
-                )
-            )
-            for line in finding.cure.split("\n") if finding.cure else ():
-                # A diff has the file's own tabs and ends; elsewhere, an end has a terminal write over what it showed.
-                row = literal(
-                    line.removesuffix("\r"), keep="\t"
-                ) + "\r" * line.endswith("\r")
-                # Of an indented diff, patch takes such a row for what it is only where nothing stands before it.
-                indent = "" if row.startswith("\\") else "    "
-                lines.append(
-                    indent + (paint(row, line[0]) if line[:1] in "+-" and line else row)
-                )
-            lines.append(f"  Read: {finding.chapter}")
-        if self.unjudged:
-            lines += ["", "Not judged:"]
-            why: dict[str, list[str]] = {}
-            for rule, reason in self.unjudged.items():
-                why.setdefault(reason, []).append(rule)
-            lines += [
-                f"  {', '.join(rules)}: {literal(reason)}"
-                for reason, rules in why.items()
-            ]
-        return "\n".join(lines)
+        return f"Report: {head}" + (f" ({looked})" if looked else "")
+
+    def _counted(self) -> str:
+        counts = {
+            severity: sum(finding.severity == severity for finding in self.findings)
+            for severity in SEVERITIES
+        }
+        return ", ".join(
+            f"{many} {severity}{'s' * (many != 1)}"
+            for severity, many in counts.items()
+            if many
+        )
 
     def to_json(self) -> str:
         """The report for machines: one JSON object, with NaN and the infinities by name."""
@@ -214,6 +183,31 @@ class Report(Displayed):
         Path(path).write_text(text + "\n", "utf-8", "replace")
 
 
+def _lines_of(finding: Finding, paint: Callable[[str, str], str]) -> Iterator[str]:
+    """Write a finding, line by line."""
+    head = f"{paint(finding.severity, finding.severity)}  {finding.rule}"
+    head += "" if finding.rank is None else f"  rank {finding.rank}"
+    head += "" if finding.step is None else f"  at event {finding.step}"
+    yield head + (f", {finding.times} times" if finding.times > 1 else "")
+    if finding.file or finding.line:
+        where = f"{literal(finding.file)}:{finding.line}"
+        yield f"  {where}  {literal(finding.source)}"
+    yield f"  {literal(finding.cause)}"
+    evidence = [f"{name}: {told(value)}" for name, value in finding.evidence.items()]
+    yield f"  {'; '.join(evidence)}"
+    for row in finding.suggestion.splitlines():
+        yield f"    {paint(literal(row), row[:1])}"
+    yield f"  Read: {finding.chapter}"
+
+
+def _painted(text: str, what: str) -> str:
+    return f"\x1b[{_COLORS[what]}m{text}\x1b[0m" if what in _COLORS else text
+
+
+def _plain(text: str, what: str) -> str:
+    return text
+
+
 def told(value: Any) -> str:
     """A piece of evidence in words.
 
@@ -228,18 +222,8 @@ def told(value: Any) -> str:
     return literal(str(value))
 
 
-def _counted(findings: tuple[Finding, ...]) -> str:
-    counts = (
-        (sum(f.severity == severity for f in findings), severity)
-        for severity in SEVERITIES
-    )
-    return ", ".join(
-        f"{many} {severity}{'s' * (many != 1)}" for many, severity in counts if many
-    )
-
-
 def _terminal() -> bool:
-    """Whether what is printed goes to a terminal that has colours, and to somebody who wants them."""
+    """Whether what is printed goes to a terminal that has colours, and that shall show them."""
     wanted = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return wanted and bool(getattr(sys.stdout, "isatty", bool)())
 

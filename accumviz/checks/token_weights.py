@@ -3,109 +3,101 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from accumviz.checks.analysis import Case, Part, near
-from accumviz.checks.cures import summed
-from accumviz.checks.divisors import named
-from accumviz.checks.epoch_end import on_top, restarted
+from accumviz.checks.analysis import LedgerAnalysis, WindowShare, is_close
+from accumviz.checks.divisors import name_of
+from accumviz.checks.epoch_end import on_top
 from accumviz.checks.report import Finding
 
 # The most that is misplaced where no element counts more than twice as much as another: with √2 times as many of one.
 _MUCH = 3 - 2 * math.sqrt(2)
 
 
-def token_mean_of_means(case: Case) -> Iterator[Finding]:
-    """Means over unequal numbers of elements, averaged as if they were equal."""
-    for parts in case.objectives.values():
-        unequal = [
-            p
-            for p in parts
-            if p.known and p.many > 1 and p.elements[0] < p.elements[1] and _means(p)
-        ]
-        # What an epoch left over may be a smaller batch: that is another mistake.
-        unequal = [
-            p
-            for p in unequal
-            if min(p.elements[0], p.each[0]) > 0
-            and not near(p.each[0], p.each[1])
-            and not restarted(case, p)
-        ]
-        carried = {p.step for p, _ in on_top(case, parts)} if unequal else set()
-        unequal = [p for p in unequal if p.step not in carried]
+def token_mean_of_means(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find means over unequal numbers of elements, averaged as if they were equal."""
+    for shares in analysis.objectives.values():
+        unequal = _unequal(analysis, shares)
         if not unequal:
             continue
-        inside = [p for p in unequal if not _only_the_last_is_smaller(p)]
-        worst = max(inside or unequal, key=lambda p: p.each[1] / p.each[0])
-        low = worst.backwards[worst.sizes.index(worst.elements[1])]
-        weighted = any(term.get("class_weights") for term in case.ledger[low].terms)
-        # An average over ranks divides by their number, and one rank's count weighs its elements otherwise.
-        averaged = bool((case.shares.of(worst.step).averaged < 1).any())
-        clipped = bool((case.shares.of(worst.step).clipped < 1).any())
-        each = [
-            weight / n for weight, n in zip(worst.weights, worst.sizes, strict=True)
-        ]
-        yield case.of_part(
+        # Only the last micro-batch of a window may have been smaller.
+        inside = [share for share in unequal if not _only_the_last_is_smaller(share)]
+        worst = max(inside or unequal, key=_ratio)
+        smallest = min(worst.sizes)
+        event = worst.backwards[worst.sizes.index(max(worst.sizes))]
+        weighted = any(t.get("class_weights") for t in analysis.ledger[event].terms)
+        clipped = bool((analysis.shares.of(worst.step).clipped < 1).any())
+        misplaced = _misplaced(worst)
+        severity = "error" if misplaced > _MUCH else "warning"
+        yield analysis.finding_of(
             "token-mean-of-means",
-            "note"
-            if weighted or not inside
-            else "error"
-            if _misplaced(worst) > _MUCH
-            else "warning",
+            "note" if weighted or not inside else severity,
             worst,
-            event=low,
+            event=event,
             evidence={
-                **named(case, worst),
+                **name_of(analysis, worst),
                 "elements": list(worst.sizes),
-                f"weight per element{', before the clip' * clipped}": each,
-                "largest over smallest": worst.each[1] / worst.each[0],
-                "weight on the wrong elements": _misplaced(worst),
+                f"weight per element{', before the clip' * clipped}": list(worst.each),
+                "largest over smallest": _ratio(worst),
+                "weight on the wrong elements": misplaced,
             },
-            cause=(
-                f"Each loss is a mean over its own elements, and these are from {worst.elements[0]:g} to "
-                f"{worst.elements[1]:g}: an element of the smallest counts {worst.each[1] / worst.each[0]:.3g} times "
-                "as much as one of the largest."
-            )
-            + ("" if inside else " Only the last micro-batch of a window was smaller.")
-            + (
-                " They are counted with the weights of their classes."
-                if weighted
-                else ""
-            ),
-            cure=""  # what a line divides is the whole loss, and not one of its terms
-            if named(case, worst)
-            else summed(
-                case.ledger[low],
-                "elements_in_window * world_size" if averaged else "elements_in_window",
-                "elements_in_window: counted over all of its micro-batches"
-                + (" on all ranks" if averaged else ""),
-                sums=not worst.mean,
-            ),
+            cause=_cause(worst, smallest, last_only=not inside, weighted=weighted),
             times=len(inside or unequal),
         )
 
 
-def _misplaced(part: Part) -> float:
-    """How much of a step's weight lies on other elements than in one large batch."""
-    weight, many = sum(part.weights), sum(part.sizes)
-    return (
-        sum(
-            abs(w / weight - n / many)
-            for w, n in zip(part.weights, part.sizes, strict=True)
-        )
-        / 2
+def _cause(
+    worst: WindowShare, smallest: float, *, last_only: bool, weighted: bool
+) -> str:
+    cause = (
+        f"Each loss is a mean over its own elements, and these are from {smallest:g} to {max(worst.sizes):g}: "
+        f"an element of the smallest counts {_ratio(worst):.3g} times as much as one of the largest."
     )
+    if last_only:
+        return f"{cause} Only the last micro-batch of a window was smaller."
+    if weighted:
+        return f"{cause} They are counted with the weights of their classes."
+    return f"{cause} Add up sums, and divide by the number of elements in the window."
 
 
-def _means(part: Part) -> bool:
-    """Whether all of a part are means; sums are where each is divided by its own number of elements, and no weights."""
-    return part.mean or bool(
-        near(part.least, part.most) and all(size.is_integer() for size in part.sizes)
-    )
+def _unequal(
+    analysis: LedgerAnalysis, shares: Sequence[WindowShare]
+) -> list[WindowShare]:
+    """Return the windows in which elements weigh differently, because there are more of them in some losses."""
+    unequal = [
+        share
+        for share in shares
+        if share.many > 1
+        and share.known
+        and min(share.each) > 0
+        and 0 < min(share.sizes) < max(share.sizes)
+        and not is_close(min(share.each), max(share.each))
+        and _are_means(share)
+        # What an epoch left over may be a smaller batch: that is another mistake.
+        and not analysis.carried(share)
+    ]
+    carried = {share.step for share, _ in on_top(analysis, shares)} if unequal else ()
+    return [share for share in unequal if share.step not in carried]
 
 
-def _only_the_last_is_smaller(part: Part) -> bool:
-    *others, last = part.sizes
-    return (
-        len(set(others)) == 1 and last < others[0] and bool(near(part.least, part.most))
-    )
+def _ratio(share: WindowShare) -> float:
+    return max(share.each) / min(share.each)
+
+
+def _misplaced(share: WindowShare) -> float:
+    """Return how much of a step's weight lies on other elements than in one large batch."""
+    many = sum(share.sizes)
+    pairs = zip(share.weights, share.sizes, strict=True)
+    return sum(abs(w / share.total - n / many) for w, n in pairs) / 2
+
+
+def _are_means(share: WindowShare) -> bool:
+    """Whether these are means, or sums that are each divided by their own number of elements."""
+    even = is_close(share.least, share.most)
+    return share.mean or bool(even and all(float(n).is_integer() for n in share.sizes))
+
+
+def _only_the_last_is_smaller(share: WindowShare) -> bool:
+    *others, last = share.sizes
+    even = bool(is_close(share.least, share.most))
+    return len(set(others)) == 1 and last < others[0] and even

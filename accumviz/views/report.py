@@ -1,4 +1,4 @@
-"""Report -> HTML: each finding with its line, its numbers and its cure, readable without colour."""
+"""Report -> HTML: each finding with its line, its numbers and a suggestion, readable without colour."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def _finding(finding: Finding) -> str:
         f"{escape(name)}: {escape(told(value))}"
         for name, value in finding.evidence.items()
     )
-    cure = "\n".join(escape(text, keep="\t") for text in finding.cure.splitlines())
+    suggestion = "\n".join(map(escape, finding.suggestion.splitlines()))
     return (
         f'<article class="av-{finding.severity}"><h3>{finding.severity}: <code>{escape(finding.rule)}</code>'
         f"{where}{times}</h3>{line}<p>{marked(finding.cause)}</p><p class='av-said'>{evidence}</p>"
-        + (f'<pre tabindex="0">{cure}</pre>' if cure else "")
+        + (f'<pre tabindex="0">{suggestion}</pre>' if suggestion else "")
         + f"<p class='av-said av-read'>Read: {escape(finding.chapter)}</p></article>"
     )

@@ -1,4 +1,4 @@
-/** The report on an arrangement: its first line is said aloud, what was found and what cures it stands below. */
+/** The report on an arrangement: its first line is said aloud, what was found and how the line should read are below. */
 
 /** @import { LabFinding, LabReport } from "./lab-types.d.ts" */
 
@@ -7,22 +7,22 @@ import { h, pane, put } from "../../views/js/dom.js";
 const SIGNS = { healthy: "✓", findings: "✗", "no verdict": "?" };
 
 /** @param {string} line */
-const cureLine = (line) => h(line.startsWith("+") ? "ins" : line.startsWith("-") ? "del" : "span", {}, `${line}\n`);
+const suggestedLine = (line) => h(line.startsWith("+") ? "ins" : line.startsWith("-") ? "del" : "span", {}, `${line}\n`);
 
 /** A text in which backticks mark code. @param {string} text */
 const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
 /** @param {LabFinding} found @param {boolean} hidden @param {(e: number) => void} go */
-function articleOf({ rule, severity, event, line, cause, evidence, cure, read }, hidden, go) {
+function articleOf({ rule, severity, event, line, cause, evidence, suggestion, read }, hidden, go) {
   const leads = h("button.av-leads", { type: "button", click: () => go(event) }, `line ${line}`);
   const head = h("p", {}, h("b", {}, rule), ` (${severity}) `, ...(line ? [leads] : []));
-  const lines = h("pre.av-cure", { tabindex: 0, role: "group", "aria-label": "the cure" }, ...cure.map(cureLine));
-  const shown = hidden ? h("details", {}, h("summary", {}, "Show the cure"), lines) : lines;
+  const lines = h("pre.av-suggestion", { tabindex: 0, role: "group", "aria-label": "the suggestion" }, ...suggestion.map(suggestedLine));
+  const shown = hidden ? h("details", {}, h("summary", {}, "Show the suggestion"), lines) : lines;
   const { book } = document.documentElement.dataset;
   const [plain, address, said] = read;
   const page = book ? h("a", { href: book + address }, said) : plain;
   const more = [...(evidence ? [[evidence]] : []), ["Read: ", page]];
-  return h("article", {}, head, h("p", {}, ...marked(cause)), ...(cure.length ? [shown] : []),
+  return h("article", {}, head, h("p", {}, ...marked(cause)), ...(suggestion.length ? [shown] : []),
     ...more.map((parts) => h("p.av-quiet", {}, ...parts)));
 }
 

@@ -25,7 +25,7 @@ export interface LabFinding {
   line: number;
   cause: string;
   evidence: string;
-  cure: string[];
+  suggestion: string[];
   /** A chapter and its section; where that is below the book's chapters, and how a link to it is called. */
   read: [string, string, string];
 }
