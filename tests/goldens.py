@@ -5,7 +5,7 @@
 
 `write` puts one JSON file for each loop into OUT, and the loops themselves into `OUT/loops.json`: with `--loops` of
 such a file the same loops run after the suites have changed. `--only` takes loops whose names hold one of these texts:
-`nasty/`, `healthy/`, `mistakes/`, `cures/`, `disguises/`, `projects/`, `museum/`, `ranks/`. `compare` names each
+`nasty/`, `healthy/`, `mistakes/`, `museum/`, `ranks/`. `compare` names each
 difference with an example and how many loops have it; it ends with 1 where there is one.
 
 Only public names of accumviz are used, so that the same tool runs before and after a change of what is behind them.

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -290,11 +289,6 @@ def _windows_by_epoch(*epochs: tuple[int, ...], by: int = 0) -> Play:
     return play
 
 
-@case("window-collapses-at-end", lambda: _windows_by_epoch((4, 4, 3), (4, 4, 3)))
-def _() -> Play:
-    return _windows_by_epoch((4, 4, 1, 1, 1), (4, 4, 1, 1, 1), by=4)
-
-
 def _unscaled(*, early: bool) -> Play:
     play = Play()
     play.amp = 1024.0
@@ -320,7 +314,7 @@ def test_gradients_that_are_unscaled_after_each_backward_fade() -> None:
         play.step(source="scaler.step(optimizer)")
         play.zero()
     (finding,) = av.check(play.ledger).findings
-    assert finding.rule == "backward-after-unscale" and finding.times == 2 and not finding.cure
+    assert finding.rule == "backward-after-unscale" and finding.times == 2 and not finding.suggestion
     assert "1024 times as large as those before it, which are divided again" in finding.cause
 
 
@@ -344,22 +338,6 @@ def _stepped(source: str, *, unscale: bool) -> Play:
 @case("bypass-scaler-step", lambda: _stepped("scaler.step(optimizer)", unscale=True))
 def _() -> Play:
     return _stepped("optimizer.step()", unscale=False)
-
-
-def _skipping(*, guarded: bool) -> Play:
-    play = Play()
-    for i in range(4):
-        play.backward(term(8, 1.0))
-        play.step(skipped=i == 1, source="scaler.step(optimizer)")
-        if not (guarded and i == 1):
-            play.schedule()
-        play.zero()
-    return play
-
-
-@case("scheduler-on-skipped-step", lambda: _skipping(guarded=True))
-def _() -> Play:
-    return _skipping(guarded=False)
 
 
 @pytest.mark.parametrize("rule", ["backward-after-unscale", "bypass-scaler-step"])
@@ -406,11 +384,10 @@ def _sharded(*doings: str) -> Ledger:
     return Ledger.build(parameters, rows)
 
 
-def test_what_fsdp_gathers_between_micro_batches_is_a_note() -> None:
+def test_what_fsdp_gathers_between_micro_batches_is_no_mistake() -> None:
     ledger = _sharded(*["backward", "backward", "sync", "step", "zero_grad"] * 2)
     assert [(row.share, row.unknown) for row in ledger.shares()] == [(0.25, "")] * 4
-    assert [(f.rule, f.severity) for f in av.check(ledger).findings] == [("fsdp-no-sync-memory", "note")]
-    assert av.check(ledger).healthy
+    assert av.check(ledger).findings == () and av.check(ledger).healthy
     assert found(_sharded(*["backward", "sync", "backward", "sync", "step", "zero_grad"] * 2)) == []
 
 
@@ -421,17 +398,6 @@ def test_a_zeroing_that_does_not_reach_the_gathered_sum_is_found() -> None:
     assert "no_sync" not in judged.cause  # which FSDP2 does not have
     erased_late = (*stale[:6], "edit", *stale[6:])
     assert "fsdp2-zero-keeps-unsharded" not in found(_sharded(*erased_late))
-
-
-def test_what_waits_for_the_other_groups_of_ranks_was_zeroed_by_nobody() -> None:
-    parameters = _sharded("step").parameters
-    rows: list[dict[str, Any]] = []
-    for _ in range(3):
-        gone = {"kind": "backward", "label": "loss", "contribution": {"whole": [1.0] * 4}}
-        rows += [gone | {"details": {"terms": [term(8, 0.5)]}}] * 2 + [{"kind": "step"}, {"kind": "zero_grad"}]
-    (judged,) = av.check(Ledger.build(parameters, rows)).findings
-    assert (judged.rule, judged.severity) == ("parameter-outside-or-twice", "note")
-    assert judged.cause == "What 6 backwards brought to shard waits to be synchronised, and no step has read it."
 
 
 def test_a_sum_that_is_never_scattered_and_not_zeroed_is_one_finding() -> None:
@@ -497,26 +463,6 @@ def test_ranks_that_divide_by_a_number_of_micro_batches_of_their_own_are_found()
     (judged,) = av.check(_ranks(*plays)).findings
     assert (judged.rule, judged.severity, judged.times) == ("rank-token-weight", "warning", 3)
     assert judged.evidence["elements on each rank"] == [16, 24]
-
-
-def test_the_cure_for_unequal_texts_counts_those_of_all_ranks_where_they_are_averaged() -> None:
-    def loop(*factors: float, reduction: str) -> list[Play]:
-        plays = [Play(seed=0), Play(seed=3)]
-        for play, lengths, factor in zip(plays * 2, ((3, 40), (7, 110)) * 2, factors * 2, strict=True):
-            for elements in lengths:
-                play.backward(term(elements, factor, reduction), armed=True, armed_line=3, no_sync=False)
-                play.sync(2)
-            play.step()
-            play.zero()
-        return plays
-
-    (judged,) = av.check(_ranks(*loop(0.5, 0.5, reduction="mean"))).findings
-    assert judged.rule == "token-mean-of-means"
-    said, line = judged.cure.splitlines()[-2:]
-    assert said.endswith("elements_in_window: counted over all of its micro-batches on all ranks")
-    assert line == "+(loss / elements_in_window * world_size).backward()"
-    assert found(_ranks(*loop(1 / 160 * 2, 1 / 160 * 2, reduction="sum"))) == []
-    assert found(_ranks(*loop(1 / 43, 1 / 117, reduction="sum"))) == ["rank-token-weight"]
 
 
 def test_each_clip_between_the_backwards_of_a_window_has_its_own_factor() -> None:
@@ -636,47 +582,25 @@ def _averaged(*, late: bool, ranks: int = 2) -> Play:
 def test_gradients_that_are_averaged_after_the_step_are_found_and_those_before_it_are_not() -> None:
     (judged,) = av.check(_averaged(late=True).ledger).findings
     assert (judged.rule, judged.severity, judged.times) == ("ddp-unsynced-step", "error", 3)
-    assert judged.cure.endswith("+average(model)\n optimizer.step()")
+    assert judged.suggestion.endswith("+ average(model)\n  optimizer.step()")
     assert found(_averaged(late=False)) == found(_averaged(late=True, ranks=1)) == []
 
 
-def _by_themselves(*, every: int = 0, apart: float = 0.0, optimizer: str = "SGD", kept: bool = True) -> list[Play]:
-    """Two ranks that share no gradient; after so many steps their weights are averaged; `apart`: how they began."""
+def _by_themselves() -> list[Play]:
+    """Two ranks that share no gradient."""
     plays = [Play(seed=seed, rank=seed) for seed in range(2)]
-    weights = [{name: np.ones(3) + rank * apart for name in "wv"} for rank in range(2)]
-    for step in range(5):
-        for play, own in zip(plays, weights, strict=True):
-            play.meta["optimizer_settings"] = [{"class": optimizer}]
-            at = play.backward(term(8, 0.5), armed=False, armed_line=3, no_sync=True)
-            play.rows[at] |= {"weights": {name: own[name].tolist() for name in own}} if kept and not step else {}
+    for play in plays * 5:
+        for _ in range(2):
             play.backward(term(8, 0.5), armed=False, armed_line=3, no_sync=True)
-            for name in own:
-                own[name] = own[name] - 0.1 * play.grad[name]
-            at = play.step()
-            play.rows[at] |= {"weights": {name: own[name].tolist() for name in own}} if kept else {}
-            play.zero()
-        if every and step % every == every - 1:
-            weights = [{name: (weights[0][name] + weights[1][name]) / 2 for name in "wv"} for _ in range(2)]
+        play.step()
+        play.zero()
     return plays
 
 
-def test_ranks_that_never_share_a_gradient_have_come_apart_where_their_weights_say_so() -> None:
-    (judged,) = av.check(_ranks(*_by_themselves())).findings
-    assert (judged.rule, judged.severity, judged.times) == ("ddp-unsynced-step", "warning", 5)
-    for unknown in (_by_themselves(kept=False), _by_themselves(optimizer="Adam")):
-        report = av.check(_ranks(*unknown))
-        assert [(f.rule, f.severity) for f in report.findings] == [("ddp-unsynced-step", "note")] and report.healthy
-        assert "Unless their weights are averaged" in report.findings[0].cause
-
-
-@pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_weights_that_are_averaged_need_no_gradients_that_are(every: int, optimizer: str) -> None:
-    assert found(_ranks(*_by_themselves(every=every, optimizer=optimizer))) == []
-
-
-def test_ranks_that_began_apart_train_a_model_each() -> None:
-    assert found(_ranks(*_by_themselves(apart=0.5))) == []
+def test_ranks_that_never_share_a_gradient_are_noted() -> None:
+    report = av.check(_ranks(*_by_themselves()))
+    assert [(f.rule, f.severity) for f in report.findings] == [("ddp-unsynced-step", "note")] and report.healthy
+    assert "Unless their weights are averaged" in report.findings[0].cause
 
 
 @pytest.mark.parametrize("ended", ["KeyboardInterrupt", "closed"])
@@ -759,91 +683,6 @@ def _() -> Play:
     return _half("bfloat16")
 
 
-def _drifting(*, to_none: bool) -> Play:
-    play = Play()
-    play.meta["optimizer_settings"] = [{"class": "SGD", "momentum": 0.9}]
-    for i in range(3):
-        play.backward(term(8, 1.0), into=("w", "v") if i == 0 else ("w",))
-        play.step()
-        play.zero(to_none=to_none)
-    return play
-
-
-@case("zero-tensor-drift", lambda: _drifting(to_none=True))
-def _() -> Play:
-    return _drifting(to_none=False)
-
-
-def _contrasting(*, pairs: bool) -> Play:
-    play = Play()
-    for _ in range(2):
-        for _ in range(4):
-            play.backward(term(8, 1 / 4) | ({"in_batch": True} if pairs else {}))
-        play.step()
-        play.zero()
-    return play
-
-
-@case("contrastive-accumulation", lambda: _contrasting(pairs=False))
-def _() -> Play:
-    return _contrasting(pairs=True)
-
-
-def _normalised(times: int) -> Play:
-    play = windows(4, 4, 4)
-    play.meta["batch_norms"] = {"norm": times} if times else {}
-    return play
-
-
-def test_layers_that_count_no_more_than_steps_are_not_those_that_normalise() -> None:
-    play = _normalised(12)
-    play.meta["batch_norms"] |= {"copy": 3}
-    (finding,) = av.check(play.ledger).findings
-    assert finding.evidence["layers"] == ["norm"] and finding.evidence["in all"] == 1
-
-
-@case("micro-batch-side-effects", lambda: _normalised(0))
-def _() -> Play:
-    return _normalised(12)
-
-
-def _refused(*, static: bool) -> Play:
-    play = Play()
-    error = "RuntimeError: expect_autograd_hooks_ INTERNAL ASSERT FAILED" if static else None
-    for i in range(1 if static else 8):
-        more = {"error": error} if static else {}
-        play.backward(armed=i % 4 == 3, armed_line=3, no_sync=i % 4 < 3, **more)
-        if i % 4 == 3:
-            play.sync()
-            play.step()
-            play.zero()
-    return play
-
-
-@case("ddp-static-graph-no-sync", lambda: _refused(static=False))
-def _() -> Play:
-    return _refused(static=True)
-
-
-@pytest.mark.parametrize(
-    ("settings_", "to_none", "expected"),
-    [
-        ({"class": "SGD", "momentum": 0.9}, False, ["zero-tensor-drift"]),
-        ({"class": "AdamW", "betas": [0.9, 0.999], "weight_decay": 0.01}, False, ["zero-tensor-drift"]),
-        ({"class": "SGD", "momentum": 0, "weight_decay": 0}, False, []),
-        ({"class": "SGD", "momentum": 0.9}, True, []),
-    ],
-)
-def test_zeros_that_move_a_parameter_are_found(settings_: dict[str, Any], to_none: bool, expected: list[str]) -> None:
-    play = Play()
-    play.meta["optimizer_settings"] = [settings_]
-    for i in range(3):
-        play.backward(term(8, 1.0), into=("w", "v") if i == 0 else ("w",))
-        play.step()
-        play.zero(to_none=to_none)
-    assert found(play) == expected
-
-
 def _gan(*, zeroed: bool) -> Play:
     """Both losses reach both networks' parameters or, with `zeroed`, what leaks is erased in time."""
     play = Play({"g": 0, "d": 1})
@@ -867,23 +706,8 @@ def _() -> Play:
 def test_a_loss_that_leaks_into_the_other_networks_step_is_found_and_one_that_is_zeroed_is_not() -> None:
     (leak,) = av.check(_gan(zeroed=False).ledger).findings
     assert (leak.rule, leak.line, leak.event) == ("gan-gradient-leak", 24, 4), "the first of them"
-    assert "+d_optimizer.zero_grad()" in leak.cure
+    assert "+ d_optimizer.zero_grad()" in leak.suggestion
     assert found(_gan(zeroed=True)) == []
-
-
-def _stale(error: str | None) -> Play:
-    play = Play()
-    for _ in range(2):
-        play.backward(term(8, 1.0))
-        play.step()
-        play.zero()
-    play.backward(term(8, 1.0), label="second", into=(), **({} if error is None else {"error": error}))
-    return play
-
-
-@case("step-before-backward", lambda: _stale(None))
-def _() -> Play:
-    return _stale("one of the variables needed for gradient computation has been modified by an inplace operation")
 
 
 def _unowned(*, zeroed: bool) -> Play:
@@ -1012,43 +836,12 @@ def test_the_healthy_loop_stays_healthy_beside_another_network(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_a_finding_has_its_line_its_numbers_and_its_cure(name: str) -> None:
+def test_a_finding_has_its_line_its_numbers_and_its_suggestion(name: str) -> None:
     (finding,) = av.check(CASES[name][0]().ledger).findings
     assert finding.severity in reports.SEVERITIES and finding.evidence and finding.cause.endswith(".")
     assert finding.file == "train.py" and finding.line > 0
-    for line in finding.cure.splitlines()[:2]:
-        assert line.startswith(("--- train.py", "+++ train.py"))
-    if finding.cure:
-        assert re.search(r"^[+-](?![+-])", finding.cure, re.MULTILINE)
-
-
-def test_the_cures_are_written_on_the_users_own_lines() -> None:
-    cures = {name: av.check(make().ledger).findings[0].cure for name, (make, _) in CASES.items()}
-    assert "-loss.backward()\n+(loss / 4).backward()" in cures["loss-not-divided"]
-    assert "-optimizer.zero_grad()" in cures["zero-grad-inside-window"]
-    assert " optimizer.step()\n+optimizer.zero_grad()" in cures["missing-zero-grad"]
-    assert "+scaler.step(optimizer)" in cures["bypass-scaler-step"]
-    assert "+scaler.unscale_(optimizer)" in cures["clip-scaled-grads"]
-    assert "+scale_before_update = scaler.get_scale()\n scaler.step(optimizer)" in cures["scheduler-on-skipped-step"]
-    without = {name for name, cure in cures.items() if not cure}
-    # Where a flag, a forward, or something that is kept has to change, no line that was recorded is the wrong one.
-    assert without <= {
-        "ddp-unsynced-step",
-        "no-sync-excludes-forward",
-        "graph-retained",
-        "nonfinite-micro-batch",
-        "window-collapses-at-end",
-        "double-division",  # one of the two stands elsewhere
-        "low-precision-accumulation",
-        "micro-batch-side-effects",
-        "contrastive-accumulation",
-        "ddp-static-graph-no-sync",
-        "parameter-outside-or-twice",
-        "uneven-shares",
-        "sums-differ",
-        "step-before-backward",
-        "zero-tensor-drift",  # whoever zeroed by default has no argument to take away
-    }
+    for line in finding.suggestion.splitlines():
+        assert re.fullmatch(r"[-+ ] \S.*", line)
 
 
 # ---------------------------------------------------------------- what is no mistake
@@ -1386,9 +1179,10 @@ def test_a_window_that_is_zeroed_in_one_of_two_networks_is_found() -> None:
 
 
 @pytest.mark.parametrize("divisor", [3, 5])
-def test_a_divisor_beside_the_length_of_the_windows_is_a_warning_and_another_one_a_note(divisor: int) -> None:
+def test_a_divisor_beside_the_length_of_the_windows_is_a_warning_and_another_one_a_condition(divisor: int) -> None:
     severity = {n: [f.severity for f in av.check(_by_a_number(n).ledger).findings] for n in (2, divisor, 8, 16)}
-    assert severity == {2: [], divisor: ["warning"], 8: ["note"], 16: ["warning"]}  # the last: divided twice
+    assert severity == {2: [], divisor: ["warning"], 8: [], 16: ["warning"]}  # the last: divided twice
+    assert "a sum of 0.5 is meant" in repr(av.check(_by_a_number(8).ledger))
     assert found(_by_a_number(16)) == ["double-division"]
 
 
@@ -1414,36 +1208,6 @@ def test_windows_that_outgrow_their_divisor_are_told_so() -> None:
         (finding,) = av.check(windows(*counts, factor=0.5).ledger).findings
         assert (finding.rule, finding.severity, finding.times) == ("wrong-divisor", "warning", 2)
         assert finding.cause.endswith(total)
-
-
-SHORTER = [
-    ((4, 4, 1), (1,), (4, 4, 1)),  # what is left over from one epoch, and a short one after it
-    ((1, 4, 4, 1), (1, 4, 4, 1)),
-    ((4, 4, 2, 2, 1, 1),),
-    ((8, 4, 1, 1), (8, 4, 1, 1)),
-    ((4, 4, *[1] * 8), (4, 4, *[1] * 8)),
-    ((4, 4), (4, 1, 1, 1, 1), (1,) * 8),
-]
-
-
-@pytest.mark.parametrize("epochs", SHORTER, ids=str)
-def test_windows_that_are_made_shorter_do_not_collapse(epochs: tuple[tuple[int, ...], ...]) -> None:
-    assert av.check(_windows_by_epoch(*epochs).ledger).findings == ()
-
-
-def test_a_schedule_that_may_be_meant_is_no_collapse_unless_its_losses_say_so() -> None:
-    for epochs in [((4, 4, 1, 1),), ((4, 4, 1, 1), (1,) * 8)]:
-        (note,) = av.check(_windows_by_epoch(*epochs).ledger).findings
-        assert (note.rule, note.severity) == ("window-collapses-at-end", "note")
-        assert note.cause.endswith("that is meant.")
-    assert found(_windows_by_epoch((4, 4, 1, 1), by=4)) == ["window-collapses-at-end"]
-
-
-@pytest.mark.parametrize("by", [0, 4])
-def test_what_the_next_epoch_takes_back_is_no_schedule(by: int) -> None:
-    for epochs in [((4, 4, 1, 1), (4, 4, 1, 1)), ((1, 4, 4, 1, 1), (1, 4, 4, 1, 1))]:
-        found = av.check(_windows_by_epoch(*epochs, by=by).ledger).findings
-        assert [(f.rule, f.severity, f.times) for f in found] == [("window-collapses-at-end", "error", 2)]
 
 
 def test_what_was_carried_is_what_came_before_the_epoch_began() -> None:
@@ -1473,7 +1237,7 @@ def test_a_counter_that_begins_too_late_is_told_where_the_first_window_alone_is_
     of_windows.rows = play.rows + of_windows.rows
     finding = next(f for f in av.check(of_windows.ledger).findings if f.rule == "partial-window-underscaled")
     assert finding.cause.startswith("The window holds 1 micro-batch,")
-    assert ("begins too late" in finding.cause, finding.cure == "") == (first, first)
+    assert ("begins too late" in finding.cause) == first
 
 
 def _drawn(*windows: str, factor: float = 0.25, lines: bool = False) -> Play:
@@ -1498,7 +1262,7 @@ def test_a_window_of_several_tasks_is_as_long_as_all_of_its_micro_batches(lines:
     for finding in av.check(_drawn(*tasks, factor=1.0, lines=lines).ledger).findings:
         assert finding.rule == "loss-not-divided" and finding.cause.startswith("4 mean losses are added up")
         assert finding.evidence["micro-batches"] == finding.evidence["sum of shares"] == 4
-        assert "/ 4)" in finding.cure and "/ 3)" not in finding.cure
+        assert "/ 4)" in finding.suggestion and "/ 3)" not in finding.suggestion
 
 
 def test_a_loss_that_some_micro_batches_have_makes_no_window_short() -> None:
@@ -1516,9 +1280,9 @@ def test_a_loss_that_some_micro_batches_have_makes_no_window_short() -> None:
 def test_where_windows_grow_the_cure_of_undivided_losses_divides_by_each_ones_own_number() -> None:
     (grown,) = av.check(windows(1, 1, 2, 2, 2, 4, 4, 4, factor=1.0).ledger).findings
     assert grown.cause.endswith("Windows hold from 2 to 4, each its own number.")
-    assert "(loss / micro_batches_in_this_window)" in grown.cure
+    assert "(loss / micro_batches_in_this_window)" in grown.suggestion
     (steady,) = av.check(windows(4, 4, 3, 4, 4, 3, factor=1.0).ledger).findings
-    assert "(loss / 4)" in steady.cure and "Windows" not in steady.cause
+    assert "(loss / 4)" in steady.suggestion and "Windows" not in steady.cause
 
 
 def _without_loader(*events: str) -> Play:
@@ -1639,7 +1403,7 @@ def test_unequal_means_name_the_loss_where_a_backward_has_several_and_offer_no_c
     play.step()
     play.zero()
     finding = next(f for f in av.check(play.ledger).findings if f.rule == "token-mean-of-means")
-    assert finding.evidence["the loss"] == "loss · SmoothL1LossBackward0" and finding.cure == ""
+    assert finding.evidence["the loss"] == "loss · SmoothL1LossBackward0" and finding.suggestion == ""
     assert "the loss" not in av.check(_tokens("mean").ledger).findings[0].evidence
 
 

@@ -461,28 +461,6 @@ def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
     assert said(capsys, "check", whole, cut)[0] == 2  # neither is a rank's
 
 
-@pytest.mark.parametrize(
-    ("now", "cured"),
-    [
-        ("def f():\n    pass\n    loss.backward()\n", True),
-        ("def f():\n    loss = g()\n    (loss / 2).backward()\n    loss.backward()\n", False),
-        (None, True),
-    ],
-)
-def test_a_cure_of_a_line_that_is_another_by_now_is_left_out(
-    now: str | None, cured: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    ledger(wrong=True).save("x.ledger")
-    if now is not None:
-        Path("train.py").write_text(now)
-    code, out, err = said(capsys, "check", "x.ledger")
-    assert (code, "+(loss / 2).backward()" in out) == (0, cured)
-    assert "loss-not-divided" in out
-    told = "accumviz: train.py is not as it was recorded: cures of lines that changed are left out\n"
-    assert err == ("" if cured else told)
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
 @pytest.mark.parametrize(
     "command", ["check --fail-on warning", "compare x.ledger", "view --no-open", "export --to csv"]

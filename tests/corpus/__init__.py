@@ -1,0 +1,1 @@
+"""Loops of a training script, each with one mistake and its right twin; and loops with nothing wrong."""

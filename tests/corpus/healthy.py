@@ -1,0 +1,1207 @@
+"""Loops that people have, with nothing wrong in them: none may be frightened."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+K = 4
+# A loop yields once, what is to be recorded, and then trains.
+Loop = Callable[[], Iterator[tuple[Any, ...]]]
+LOOPS: dict[str, Loop] = {}
+
+
+def healthy(loop: Loop) -> Loop:
+    LOOPS[loop.__name__.strip("_").replace("_", " ")] = loop
+    return loop
+
+
+def net(out: int = 5) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, out))
+
+
+def loader(samples: int = 32, size: int = 2, **settings: Any) -> DataLoader[Any]:
+    data = TensorDataset(torch.randn(samples, 8), torch.randint(0, 5, (samples,)))
+    return DataLoader(data, batch_size=size, **settings)
+
+
+@healthy
+def _clipped_by_value() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _merged(width: int) -> Iterator[tuple[Any, ...]]:
+    """Objectives whose gradients are kept one by one, and whose mean is put back, as gradient surgery does."""
+    model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    yield model, optimizer
+    for _ in range(4):
+        kept = []
+        out = model(torch.randn(4, 8))
+        for i in range(3):
+            optimizer.zero_grad()
+            out[:, i].square().mean().backward(retain_graph=True)
+            kept.append([p.grad for p in model.parameters()])
+        for p, *grads in zip(model.parameters(), *kept, strict=True):
+            p.grad = sum(grads[1:], grads[0]) / 3
+        optimizer.step()
+
+
+@healthy
+def _the_mean_of_gradients_that_were_kept() -> Iterator[tuple[Any, ...]]:
+    yield from _merged(4)
+
+
+@healthy
+def _the_mean_of_large_gradients_that_were_kept() -> Iterator[tuple[Any, ...]]:
+    yield from _merged(200)
+
+
+@healthy
+def _a_mean_over_equal_batches_of_sums_over_unequal_lengths() -> Iterator[tuple[Any, ...]]:
+    layer = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    yield layer, optimizer
+    for i in range(16):
+        error = layer(torch.randn(2, 3 + i % 5, 8)).squeeze(-1).square()
+        (error.mean(0).sum() / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_mean_over_as_many_classes_as_a_window_has_micro_batches() -> Iterator[tuple[Any, ...]]:
+    model = net(K)
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, _) in enumerate(loader()):
+        (F.multilabel_soft_margin_loss(model(x), torch.ones(len(x), K)) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_mean_over_classes_without_windows() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for x, _ in loader():
+        F.multilabel_soft_margin_loss(model(x), torch.ones(len(x), 5)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@healthy
+def _an_average_of_weights_and_a_warmup() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [3])
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+
+
+@healthy
+def _an_optimizer_for_the_body_and_one_for_the_head() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    body = torch.optim.SGD(model[0].parameters(), lr=0.01, momentum=0.9)
+    head = torch.optim.AdamW(model[2].parameters())
+    yield model, body, head
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            for optimizer in (body, head):
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@healthy
+def _gradient_checkpointing() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        hidden = checkpoint(model[:2], x, use_reentrant=False)
+        (F.cross_entropy(model[2](hidden), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _reentrant_checkpointing() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        hidden = checkpoint(model[:2], x.requires_grad_(), use_reentrant=True)
+        (F.cross_entropy(model[2](hidden), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _layers_frozen_and_thawed_in_the_middle() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model[0].requires_grad_(False)
+    yield model, optimizer
+    for epoch in range(3):
+        model[0].requires_grad_(epoch == 1)
+        for x, y in loader(8):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_search_for_the_learning_rate() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    yield model, optimizer
+    before = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    for x, y in loader(20):
+        optimizer.param_groups[0]["lr"] *= 2
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    model.load_state_dict(before[0])
+    optimizer.load_state_dict(before[1])
+    for x, y in loader(20):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+@healthy
+def _an_evaluation_every_few_steps() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % 6 == 5:
+            model.eval()
+            with torch.no_grad():
+                total = sum(float(F.cross_entropy(model(a), b)) for a, b in loader(6))
+            scheduler.step(total)
+            model.train()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _an_epoch_left_early() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for _ in range(2):
+        optimizer.zero_grad()
+        for i, (x, y) in enumerate(loader()):
+            (F.cross_entropy(model(x), y) / K).backward()
+            if i % K == K - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+            if i == 9:
+                break
+
+
+@healthy
+def _an_uneven_last_batch_weighted_by_its_samples() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for _ in range(2):
+        batches = list(loader(30, 4))
+        for start in range(0, len(batches), K):
+            window = batches[start : start + K]
+            samples = sum(len(y) for _, y in window)
+            for x, y in window:
+                (F.cross_entropy(model(x), y) * (len(y) / samples)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _two_weighted_losses_and_a_penalty() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        out = model(x)
+        penalty = sum(p.square().sum() for p in model.parameters())
+        loss = 0.7 * F.cross_entropy(out, y) + 0.3 * out.square().mean() + 1e-4 * penalty
+        (loss / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _smoothed_labels() -> Iterator[tuple[Any, ...]]:
+    model, criterion = net(), nn.CrossEntropyLoss(label_smoothing=0.1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (criterion(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_focal_loss() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        each = F.cross_entropy(model(x), y, reduction="none")
+        loss = ((1 - torch.exp(-each)) ** 2 * each).mean()
+        (loss / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_contrastive_loss_over_a_whole_batch() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for x, _ in loader(size=8):
+        one, other = F.normalize(model(x), dim=1), F.normalize(model(x + 0.1 * torch.randn_like(x)), dim=1)
+        loss = F.cross_entropy(one @ other.T / 0.1, torch.arange(len(x)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@healthy
+def _an_update_written_by_hand() -> Iterator[tuple[Any, ...]]:
+    model, head = net(), nn.Linear(8, 5)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    yield model, head, optimizer
+    for x, y in loader():
+        (F.cross_entropy(model(x), y) + F.cross_entropy(head(x), y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for p in model.parameters():
+                assert p.grad is not None
+                p -= 0.1 * p.grad
+                p.grad = None
+
+
+@healthy
+def _windows_summed_up_outside_grad() -> Iterator[tuple[Any, ...]]:
+    model, head = net(), nn.Linear(8, 5)
+    of_model, of_head = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(head.parameters(), lr=0.1)
+    yield model, head, of_model, of_head
+    weights = list(model.parameters())
+    total = [torch.zeros_like(p) for p in weights]
+    for i, (x, y) in enumerate(loader()):
+        for kept, new in zip(total, torch.autograd.grad(F.cross_entropy(model(x), y), weights), strict=True):
+            kept += new / K
+        (F.cross_entropy(head(x), y) / K).backward()
+        if i % K == K - 1:
+            for p, kept in zip(weights, total, strict=True):
+                p.grad = kept.clone()
+                kept.zero_()
+            of_model.step()
+            of_head.step()
+            of_model.zero_grad()
+            of_head.zero_grad()
+
+
+@healthy
+def _mixed_precision_with_an_overflow() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(model(x), y) / K
+        scaler.scale(loss * (math.inf if i == 5 else 1)).backward()
+        if i % K == K - 1:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
+@healthy
+def _gradients_kept_as_zeros() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    yield model, optimizer
+    optimizer.zero_grad(set_to_none=False)
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+
+@healthy
+def _the_model_zeroed_and_the_optimizer_too() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    yield model, optimizer
+    model.zero_grad()
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+            model.zero_grad()
+
+
+@healthy
+def _an_optimizer_for_each_parameter_in_its_hook() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    own = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
+
+    def apply(p: Tensor) -> None:
+        own[p].step()
+        own[p].zero_grad()
+
+    for p in own:
+        p.register_post_accumulate_grad_hook(apply)
+    yield (model, *own.values())
+    for x, y in loader():
+        F.cross_entropy(model(x), y).backward()
+
+
+@healthy
+def _truncated_backpropagation_through_time() -> Iterator[tuple[Any, ...]]:
+    cell, head = nn.LSTM(8, 8), nn.Linear(8, 5)
+    optimizer = torch.optim.AdamW([*cell.parameters(), *head.parameters()])
+    yield cell, head, optimizer
+    state = None
+    for _ in range(8):
+        out, state = cell(torch.randn(6, 2, 8), state)
+        state = tuple(part.detach() for part in state)
+        optimizer.zero_grad()
+        F.cross_entropy(head(out).flatten(0, 1), torch.randint(0, 5, (12,))).backward()
+        nn.utils.clip_grad_norm_([*cell.parameters(), *head.parameters()], 0.25)
+        optimizer.step()
+
+
+@healthy
+def _an_actor_and_a_critic_with_one_trunk() -> Iterator[tuple[Any, ...]]:
+    trunk, actor, critic = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(8, 1)
+    optimizer = torch.optim.Adam([*trunk.parameters(), *actor.parameters(), *critic.parameters()])
+    yield trunk, actor, critic, optimizer
+    for _ in range(4):
+        states, returns = torch.randn(12, 8), torch.randn(12)
+        for _ in range(3):
+            hidden = trunk(states)
+            chances = torch.distributions.Categorical(logits=actor(hidden))
+            value = critic(hidden).squeeze(1)
+            gain = (returns - value).detach()
+            loss = -(chances.log_prob(chances.sample()) * gain).mean() + 0.5 * (returns - value).square().mean()
+            loss = loss - 0.01 * chances.entropy().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)
+            optimizer.step()
+
+
+@healthy
+def _soft_actor_critic() -> Iterator[tuple[Any, ...]]:
+    actor, critic = nn.Linear(8, 2), nn.Linear(10, 1)
+    of_actor, of_critic = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
+    yield actor, critic, of_actor, of_critic
+    for _ in range(8):
+        states, actions, targets = torch.randn(6, 8), torch.randn(6, 2), torch.randn(6, 1)
+        of_critic.zero_grad()
+        F.mse_loss(critic(torch.cat([states, actions], 1)), targets).backward()
+        of_critic.step()
+        of_actor.zero_grad()
+        (-critic(torch.cat([states, actor(states)], 1))).mean().backward()
+        of_actor.step()
+
+
+@healthy
+def _an_adversarial_step_on_the_input() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    yield model, optimizer
+    for x, y in loader(8):
+        moved = x.clone().requires_grad_()
+        for _ in range(3):
+            (slope,) = torch.autograd.grad(F.cross_entropy(model(moved), y), moved)
+            moved = (moved + 0.01 * slope.sign()).detach().requires_grad_()
+        optimizer.zero_grad()
+        F.cross_entropy(model(moved), y).backward()
+        optimizer.step()
+
+
+@healthy
+def _an_attack_by_backward_zeroed_before_its_step() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    yield model, optimizer
+    for x, y in loader(8):
+        moved = x.clone().requires_grad_()
+        F.cross_entropy(model(moved), y).backward()
+        assert moved.grad is not None
+        moved = (moved + 0.01 * moved.grad.sign()).detach()
+        optimizer.zero_grad()
+        F.cross_entropy(model(moved), y).backward()
+        optimizer.step()
+
+
+@healthy
+def _sharpness_aware_minimization() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    yield model, optimizer
+    for x, y in loader(16):
+        F.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            moves = [0.05 * p.grad.clone() for p in model.parameters() if p.grad is not None]
+            for p, move in zip(model.parameters(), moves, strict=True):
+                p += move
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), moves, strict=True):
+                p -= move
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@healthy
+def _tasks_one_after_the_other_in_one_window() -> Iterator[tuple[Any, ...]]:
+    body, heads = nn.Linear(8, 8), nn.ModuleList([nn.Linear(8, 5), nn.Linear(8, 5)])
+    optimizer = torch.optim.AdamW([*body.parameters(), *heads.parameters()])
+    yield body, heads, optimizer
+    for x, y in loader():
+        optimizer.zero_grad()
+        for head in heads:
+            F.cross_entropy(head(body(x)), y).backward()
+        optimizer.step()
+
+
+@healthy
+def _the_mean_of_a_list_of_losses() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    window = []
+    for x, y in loader():
+        window.append(F.cross_entropy(model(x), y))
+        if len(window) == K:
+            (sum(window) / K).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            window.clear()
+
+
+@healthy
+def _the_schedule_once_an_epoch_and_gradients_logged() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    yield model, optimizer
+    norms = []
+    for _ in range(3):
+        for i, (x, y) in enumerate(loader(16)):
+            (F.cross_entropy(model(x), y) / K).backward()
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), math.inf)))
+            if i % K == K - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+        scheduler.step()
+
+
+@healthy
+def _samples_weighted_one_by_one() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        weights = torch.rand(len(y))
+        loss = (F.cross_entropy(model(x), y, reduction="none") * weights).sum() / (K * len(y))
+        loss.backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _classes_weighted_by_how_rare_they_are() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0, 4.0, 1.0]))
+    yield model, optimizer
+    for x, y in loader(size=4):
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+
+@healthy
+def _meta_learning_by_reptile() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    yield model, optimizer
+    for _ in range(3):
+        before = copy.deepcopy(model.state_dict())
+        for x, y in loader(6):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        after = model.state_dict()
+        model.load_state_dict({name: before[name] + 0.1 * (after[name] - before[name]) for name in before})
+
+
+@healthy
+def _gradients_looked_at_after_the_step() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for x, y in loader():
+        F.cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        optimizer.zero_grad()
+
+
+@healthy
+def _a_window_that_grows_with_the_epochs() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for many in (1, 2, 4):
+        for i, (x, y) in enumerate(loader(16)):
+            (F.cross_entropy(model(x), y) / many).backward()
+            if i % many == many - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@healthy
+def _two_loaders_at_once() -> Iterator[tuple[Any, ...]]:
+    """Labelled batches and as many without labels: each gives a loss of its own to the window."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, ((x, y), (u, _)) in enumerate(zip(loader(32), loader(64, 4), strict=True)):
+        (F.cross_entropy(model(x), y) / K).backward()
+        entropy = -(F.softmax(model(u), 1) * F.log_softmax(model(u), 1)).sum(1).mean()
+        (0.1 * entropy / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_loader_that_is_begun_anew_for_ever() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+
+    def batches() -> Iterator[Any]:
+        while True:
+            yield from source
+
+    source = loader(12)
+    stream = batches()
+    for _ in range(8):
+        for _ in range(K):
+            x, y = next(stream)
+            (F.cross_entropy(model(x), y) / K).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@healthy
+def _gradients_that_are_zero_taken_away() -> Iterator[tuple[Any, ...]]:
+    """A mixture of two, of which a batch may use one: what got exact zeros is left alone by the optimizer."""
+    experts = nn.ModuleList([nn.Linear(8, 5), nn.Linear(8, 5)])
+    optimizer = torch.optim.AdamW(experts.parameters())
+    yield experts, optimizer
+    for i, (x, y) in enumerate(loader(16)):
+        chosen = torch.tensor([float(i % 3 != 1), float(i % 3 != 2)])
+        out = chosen[0] * experts[0](x) + chosen[1] * experts[1](x)
+        F.cross_entropy(out, y).backward()
+        for p in experts.parameters():
+            if p.grad is not None and not p.grad.any():
+                p.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@healthy
+def _sharpness_aware_minimisation() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    yield model, optimizer
+    weights = list(model.parameters())
+    for x, y in loader(16):
+        F.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            moves = [0.05 * p.grad / p.grad.norm().clamp_min(1e-12) for p in weights if p.grad is not None]
+            for p, move in zip(weights, moves, strict=True):
+                p += move
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for p, move in zip(weights, moves, strict=True):
+                p -= move
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _windows_of(length: Callable[[int], int]) -> Iterator[tuple[Any, ...]]:
+    """Windows inside one epoch, each as long as its micro-batches' number says."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    gathered = 0
+    for i, (x, y) in enumerate(loader(56)):
+        many = length(i)
+        (F.cross_entropy(model(x), y) / many).backward()
+        gathered += 1
+        if gathered == many:
+            optimizer.step()
+            optimizer.zero_grad()
+            gathered = 0
+
+
+@healthy
+def _a_window_that_grows_inside_an_epoch() -> Iterator[tuple[Any, ...]]:
+    yield from _windows_of(lambda i: 1 if i < 4 else 2 if i < 12 else 4)
+
+
+@healthy
+def _a_window_that_shrinks_inside_an_epoch() -> Iterator[tuple[Any, ...]]:
+    yield from _windows_of(lambda i: 4 if i < 16 else 2 if i < 24 else 1)
+
+
+@healthy
+def _a_critic_with_a_penalty_on_its_slope_over_several_batches() -> Iterator[tuple[Any, ...]]:
+    actor, critic = nn.Linear(4, 8), net(1)
+    of_actor, of_critic = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
+    yield actor, critic, of_actor, of_critic
+    for _ in range(4):
+        of_critic.zero_grad()
+        for _ in range(K):
+            real, fake = torch.randn(8, 8), actor(torch.randn(8, 4)).detach()
+            between = (0.5 * real + 0.5 * fake).requires_grad_()
+            (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+            loss = critic(fake).mean() - critic(real).mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
+            (loss / K).backward()
+        of_critic.step()
+        of_actor.zero_grad()
+        for _ in range(K):
+            (-critic(actor(torch.randn(8, 4))).mean() / K).backward()
+        of_actor.step()
+
+
+@healthy
+def _two_generators_and_two_frozen_judges() -> Iterator[tuple[Any, ...]]:
+    there, back, judge = nn.Linear(8, 8), nn.Linear(8, 8), net(1)
+    of_both = torch.optim.Adam([*there.parameters(), *back.parameters()])
+    of_judge = torch.optim.Adam(judge.parameters())
+    yield there, back, judge, of_both, of_judge
+    for _ in range(4):
+        a = torch.randn(4, 8)
+        judge.requires_grad_(requires_grad=False)
+        of_both.zero_grad()
+        fake = there(a)
+        ((judge(fake) - 1).square().mean() + 10 * (back(fake) - a).abs().mean()).backward()
+        of_both.step()
+        judge.requires_grad_(requires_grad=True)
+        of_judge.zero_grad()
+        (0.5 * ((judge(a) - 1).square().mean() + judge(fake.detach()).square().mean())).backward()
+        of_judge.step()
+
+
+@healthy
+def _what_a_teacher_says_and_the_labels_each_divided() -> Iterator[tuple[Any, ...]]:
+    model, teacher = net(), net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    part = 0.7
+    for i, (x, y) in enumerate(loader()):
+        with torch.no_grad():
+            wanted = teacher(x)
+        out = model(x)
+        ((part / K) * F.mse_loss(out, wanted) + ((1 - part) / K) * F.cross_entropy(out, y)).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_mean_of_as_many_losses_as_micro_batches() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        out = model(x)
+        losses = F.cross_entropy(out, y), out.square().mean(), out.abs().mean(), out.exp().mean()
+        (sum(losses) / len(losses) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_mean_of_two_losses_over_the_micro_batches_in_one_division() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        out = model(x)
+        ((F.cross_entropy(out, y) + out.square().mean()) / (2 * K)).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_weight_that_is_divided_before_it_multiplies() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    weight = 0.1
+    for i, (x, y) in enumerate(loader()):
+        out = model(x)
+        (F.cross_entropy(out, y) / K + (weight / K) * out.square().mean()).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _sums_of_two_kinds_over_the_batch() -> Iterator[tuple[Any, ...]]:
+    encoder, decoder = nn.Linear(8, 8), nn.Linear(4, 8)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
+    yield encoder, decoder, optimizer
+    for i, (x, _) in enumerate(loader(64, 4)):
+        mean, spread = encoder(x).chunk(2, 1)
+        again = F.mse_loss(decoder(mean + torch.randn_like(mean) * (spread / 2).exp()), x, reduction="sum")
+        prior = -0.5 * torch.sum(1 + spread - mean.pow(2) - spread.exp())
+        ((again + prior) / len(x) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _gradients_unscaled_by_hand() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        scaler.scale(F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            for p in model.parameters():
+                p.grad /= scaler.get_scale()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_limit_of_scaled_gradients_that_is_scaled() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        scaler.scale(F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1 * scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
+@healthy
+def _sums_in_buffers_of_its_own() -> Iterator[tuple[Any, ...]]:
+    """As a cure of sums in half precision has it: `.grad` holds one micro-batch, until the step."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    sums = [torch.zeros_like(p) for p in model.parameters()]
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        for p, total in zip(model.parameters(), sums, strict=True):
+            total += p.grad
+        optimizer.zero_grad()
+        if i % K == K - 1:
+            for p, total in zip(model.parameters(), sums, strict=True):
+                p.grad = total.clone()
+                total.zero_()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _gradients_of_two_tasks_put_together_by_hand() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for x, y in loader():
+        out, parts = model(x), []
+        for loss in (F.cross_entropy(out, y), out.square().mean()):
+            optimizer.zero_grad()
+            loss.backward(retain_graph=True)
+            parts.append([p.grad.clone() for p in model.parameters()])
+        for p, one, other in zip(model.parameters(), *parts, strict=True):
+            p.grad = one + other
+        optimizer.step()
+
+
+class Tidy(torch.optim.AdamW):
+    """An optimizer that zeroes what it has read."""
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        self.zero_grad()
+        return found
+
+
+@healthy
+def _an_optimizer_that_zeroes_itself() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = Tidy(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+
+
+@healthy
+def _plain_sums() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        F.cross_entropy(model(x), y, reduction="sum").backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_budget_of_tokens() -> Iterator[tuple[Any, ...]]:
+    """A step when enough have come, each token at the same weight: how many that are differs a little."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    tokens = 0
+    for i in range(32):
+        n = (3, 5, 7, 2, 6, 4, 9, 1)[i % 8]
+        x, y = torch.randn(n, 8), torch.randint(0, 5, (n,))
+        (F.cross_entropy(model(x), y, reduction="sum") / 16).backward()
+        tokens += n
+        if tokens >= 16:
+            optimizer.step()
+            optimizer.zero_grad()
+            tokens = 0
+
+
+@healthy
+def _tokens_counted_over_each_window_and_the_last_one_short() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for _ in range(2):
+        batches = list(loader(22))
+        for start in range(0, len(batches), K):
+            window = batches[start : start + K]
+            tokens = sum(len(y) for _, y in window)
+            for x, y in window:
+                (F.cross_entropy(model(x), y, reduction="sum") / tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _samples_weighted_and_divided_by_their_weights() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader(64, 8)):
+        weights = torch.rand(8)
+        loss = (F.cross_entropy(model(x), y, reduction="none") * weights).sum() / weights.sum()
+        (loss / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_probe_on_what_is_learnt() -> Iterator[tuple[Any, ...]]:
+    body, head, probe = nn.Linear(8, 8), nn.Linear(8, 5), nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()])
+    of_probe = torch.optim.Adam(probe.parameters())
+    yield body, head, probe, optimizer, of_probe
+    for x, y in loader(16, 4):
+        features = body(x)
+        optimizer.zero_grad()
+        of_probe.zero_grad()
+        F.cross_entropy(head(features), y).backward()
+        F.cross_entropy(probe(features.detach()), y % 2).backward()
+        optimizer.step()
+        of_probe.step()
+
+
+@healthy
+def _experts_and_their_balance() -> Iterator[tuple[Any, ...]]:
+    experts, gate = nn.ModuleList([net(), net()]), nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW([*experts.parameters(), *gate.parameters()])
+    yield experts, gate, optimizer
+    for i, (x, y) in enumerate(loader()):
+        chances = gate(x).softmax(1)
+        out = sum(chances[:, j : j + 1] * expert(x) for j, expert in enumerate(experts))
+        balance = 2 * chances.mean(0).square().sum()
+        ((F.cross_entropy(out, y) + 0.01 * balance) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _gradients_divided_through_their_data() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        F.cross_entropy(model(x), y).backward()
+        if i % K == K - 1:
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.data.div_(K)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_weight_of_a_fifth_and_four_micro_batches() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    weight = 1 / (K + 1)
+    for i, (x, y) in enumerate(loader()):
+        (weight * F.cross_entropy(model(x), y)).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_loss_divided_by_the_number_of_its_terms() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        losses = [F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y) for _ in range(3)]
+        (sum(losses) / 3 / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _a_loss_at_several_scales_each_weighing_twice_the_one_before() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for x, y in loader():
+        for scale in range(4):
+            (2.0 ** (scale - 3) * F.cross_entropy(model(x / 2**scale), y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@healthy
+def _a_sum_that_fades() -> Iterator[tuple[Any, ...]]:
+    """What came before counts nine tenths with each micro-batch: a momentum inside the window."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad *= 0.9
+
+
+@healthy
+def _a_loss_divided_by_the_workers_and_the_micro_batches() -> Iterator[tuple[Any, ...]]:
+    model, workers = net(), 3
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        (F.cross_entropy(model(x), y) / workers / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@healthy
+def _two_paces_and_the_slow_one_averaged_by_hand() -> Iterator[tuple[Any, ...]]:
+    body, head = nn.Linear(8, 8), nn.Linear(8, 5)
+    of_body, of_head = torch.optim.Adam(body.parameters()), torch.optim.Adam(head.parameters())
+    yield body, head, of_body, of_head
+    for i, (x, y) in enumerate(loader(64)):
+        (F.cross_entropy(head(body(x)), y) / K).backward()
+        if i % K == K - 1:
+            of_head.step()
+            of_head.zero_grad()
+        if i % (2 * K) == 2 * K - 1:
+            for p in body.parameters():
+                assert p.grad is not None
+                p.grad /= 2
+            of_body.step()
+            of_body.zero_grad()
+
+
+class _Proxy:
+    """An optimizer in a framework's clothes."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@healthy
+def _an_optimizer_behind_a_proxy() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    inner = torch.optim.AdamW(model.parameters())
+    optimizer = _Proxy(inner)
+    yield model, inner
+    for i, (x, y) in enumerate(loader(16)):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _trained(model: nn.Module, optimizer: torch.optim.Optimizer, data: DataLoader[Any], after: Any = None) -> None:
+    for i, (x, y) in enumerate(data):
+        (F.cross_entropy(model(x), y) / K).backward()
+        if i % K == K - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+        if after is not None:
+            after(i)
+
+
+@healthy
+def _an_optimizer_of_its_own_for_each_epoch() -> Iterator[tuple[Any, ...]]:
+    model, data = net(), loader()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1 * 0.5**epoch) for epoch in range(3)]
+    yield model, *optimizers
+    for optimizer in optimizers:
+        _trained(model, optimizer, data)
+
+
+@healthy
+def _a_head_first_and_then_all_with_another_optimizer() -> Iterator[tuple[Any, ...]]:
+    model, data = net(), loader()
+    first, then = torch.optim.AdamW(model[2].parameters()), torch.optim.AdamW(model.parameters())
+    yield model, first, then
+    for optimizer in (first, then):
+        model[0].requires_grad_(optimizer is then)
+        _trained(model, optimizer, data)
+
+
+def _by_the_micro_batch(made: Callable[..., Any], *, told: bool = False) -> Iterator[tuple[Any, ...]]:
+    model, data = net(), loader()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = made(optimizer, 2 * len(data))
+    optimizer.step()  # of nothing: torch warns of a scheduler that is the first to step
+    yield model, optimizer
+    for epoch in range(2):
+
+        def after(i: int, epoch: int = epoch) -> None:
+            if told:
+                scheduler.step(epoch + i / len(data))
+            else:
+                scheduler.step()
+
+        _trained(model, optimizer, data, after)
+
+
+@healthy
+def _warm_restarts_told_where_they_are() -> Iterator[tuple[Any, ...]]:
+    schedulers = torch.optim.lr_scheduler
+    yield from _by_the_micro_batch(lambda of, n: schedulers.CosineAnnealingWarmRestarts(of, 2), told=True)
+
+
+@healthy
+def _one_cycle_of_all_micro_batches() -> Iterator[tuple[Any, ...]]:
+    yield from _by_the_micro_batch(lambda of, n: torch.optim.lr_scheduler.OneCycleLR(of, 0.1, n))
+
+
+@healthy
+def _a_line_down_to_nothing_over_all_micro_batches() -> Iterator[tuple[Any, ...]]:
+    yield from _by_the_micro_batch(lambda of, n: torch.optim.lr_scheduler.LambdaLR(of, lambda step: 1 - step / n))
+
+
+@healthy
+def _a_model_that_learns_from_an_attack_on_its_embedding_as_well() -> Iterator[tuple[Any, ...]]:
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Flatten(), nn.Linear(96, 5))
+    optimizer = torch.optim.AdamW(model.parameters())
+    yield model, optimizer
+    for _ in range(8):
+        words, y = torch.randint(0, 20, (4, 6)), torch.randint(0, 5, (4,))
+        F.cross_entropy(model(words), y).backward()
+        table = model[0].weight
+        kept = table.detach().clone()
+        with torch.no_grad():
+            table += table.grad / table.grad.norm()
+        F.cross_entropy(model(words), y).backward()
+        with torch.no_grad():
+            table.copy_(kept)
+        optimizer.step()
+        optimizer.zero_grad()

@@ -1,0 +1,19 @@
+"""Sums divided by their own lengths."""
+
+import torch
+import torch.nn.functional as F
+
+from tests.corpus.common import batches, net
+
+
+def loop(record):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer):
+        for i, (x, y) in enumerate(batches(*[3, 11, 5, 7] * 4)):
+            loss = F.cross_entropy(model(x), y, reduction="sum")
+            (loss / len(y) / 4).backward()  # wrong, finding: token-mean-of-means
+            # right: (loss / 26).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()

@@ -1,0 +1,119 @@
+"""Each mistake of the corpus is found on its line, and nothing in its right twin, nor in loops that are right."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accumviz as av
+from accumviz.checks.check import RULES, check_ranks
+from accumviz.checks.report import Finding, Report
+from accumviz.ledger.ledger import Ledger
+from tests.corpus import healthy
+from tests.corpus.scripts import Script, run, scripts
+
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
+MISTAKES = {script.path.stem: script for script in scripts("mistakes")}
+
+
+def serious(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.severity != "note"]
+
+
+def judged(script: Script, folder: Path, *, right: bool) -> Report:
+    torch.manual_seed(0)
+    recordings: list[Any] = []
+
+    def record(*objects: Any, **settings: Any) -> Any:
+        recordings.append(av.record(*objects, **settings))
+        return recordings[0]
+
+    run(script.text(right=right), folder / script.path.name, record)
+    return av.check(recordings[0])
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_the_only_finding_and_on_its_line(name: str, tmp_path: Path) -> None:
+    script = MISTAKES[name]
+    report = judged(script, tmp_path, right=False)
+    found = [(finding.rule, Path(finding.file).name, finding.line) for finding in serious(report)]
+    assert found == [(script.rule, script.path.name, script.line)], report
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_right_twin_is_healthy(name: str, tmp_path: Path) -> None:
+    report = judged(MISTAKES[name], tmp_path, right=True)
+    assert report.healthy and serious(report) == [], report
+
+
+@pytest.mark.parametrize("name", healthy.LOOPS)
+def test_a_loop_with_nothing_wrong_has_no_finding(name: str) -> None:
+    torch.manual_seed(0)
+    running = healthy.LOOPS[name]()
+    with av.record(*next(running)) as recording:
+        assert list(running) == []
+    report = av.check(recording)
+    assert report.verdict != "findings" and report.findings == (), report
+
+
+# ---------------------------------------------------------------- two ranks
+
+RANKS = {script.path.stem: script for script in scripts("ranks")}
+
+
+def play(loops: list[tuple[Script, bool]], folder: Path) -> list[Ledger]:
+    """Run every script on one rank, one after the other."""
+    return [play_one(script, right, folder) for script, right in loops]
+
+
+def play_one(script: Script, right: bool, folder: Path) -> Ledger:
+    from tests.corpus import of_ranks
+
+    recordings: list[Any] = []
+
+    def record(*objects: Any, **settings: Any) -> Any:
+        recordings.append(av.record(*objects, **settings))
+        return recordings[0]
+
+    # A rank that waits for another one that has gone is told so by its group.
+    stops = not right and script.rule == "uneven-rank-backwards"
+    path = folder / f"{torch.distributed.get_rank()}-{right}" / script.path.name
+    path.parent.mkdir(exist_ok=True)
+    with contextlib.suppress(RuntimeError) if stops else contextlib.nullcontext():
+        run(script.text(right=right), path, record)
+    of_ranks.end_groups()
+    ledger: Ledger = recordings[0].ledger
+    return ledger
+
+
+@pytest.fixture(scope="module")
+def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], list[Ledger]]:
+    """The ledgers of both ranks, by script and whether it is the right twin."""
+    loops = [(script, right) for script in RANKS.values() for right in (False, True)]
+    world = av.distribute(play, loops=loops, folder=tmp_path_factory.mktemp("ranks"), timeout=300)
+    pairs = zip(loops, zip(*world.returned, strict=True), strict=True)
+    return {(script.path.stem, right): list(each) for (script, right), each in pairs}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_a_mistake_of_ranks_is_found_on_its_line(name: str, ledgers: dict[tuple[str, bool], list[Ledger]]) -> None:
+    script = RANKS[name]
+    for report in (av.check(Ledger.merge(ledgers[name, False])), check_ranks(ledgers[name, False])):
+        (finding,) = serious(report) or report.findings
+        assert (finding.rule, finding.line) == (script.rule, script.line), report
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_the_right_twin_of_ranks_is_healthy(name: str, ledgers: dict[tuple[str, bool], list[Ledger]]) -> None:
+    for report in map(av.check, (*ledgers[name, True], Ledger.merge(ledgers[name, True]))):
+        assert report.healthy and serious(report) == [], report
+
+
+def test_every_rule_has_a_script() -> None:
+    of_ledgers_by_hand = {"low-precision-accumulation", "clip-on-the-wrong-side"}
+    rules = {script.rule for script in (*MISTAKES.values(), *RANKS.values())}
+    assert {rule.name for rule in RULES} - of_ledgers_by_hand <= rules
