@@ -106,6 +106,24 @@ def marked(text: str, *, veiled: bool = False) -> str:
     )
 
 
+def plural(count: int, noun: str) -> str:
+    """Write a noun as it stands behind this count.
+
+    >>> plural(1, "rank"), plural(2, "rank")
+    ('rank', 'ranks')
+    """
+    return noun if count == 1 else f"{noun}s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a count and its noun.
+
+    >>> counted(1, "event"), counted(10000, "event")
+    ('1 event', '10,000 events')
+    """
+    return f"{count:,} {plural(count, noun)}"
+
+
 def encoded(value: float) -> float | str:
     """A number as JSON can hold it: NaN and the infinities by name, in the words that JavaScript has for them.
 

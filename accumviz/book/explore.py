@@ -20,8 +20,8 @@ from accumviz.book import outcome, weights
 from accumviz.book.scale import CommonScale, common_levels, common_scale
 from accumviz.checks.check import check
 from accumviz.ledger.ledger import Ledger, ledger_of
-from accumviz.show import Displayed, check_page_name, literal, save_page
-from accumviz.views import style, words
+from accumviz.show import Displayed, check_page_name, counted, literal, save_page
+from accumviz.views import style
 from accumviz.views.payload import encode, identity
 from accumviz.views.player import Player, assets, fragment, play, widget
 
@@ -236,9 +236,7 @@ class Explorer(Displayed):
             last = f"<td{wide}>{html.escape(row[-1])}</td>"
             body += f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row[:-1])}{last}</tr>"
         table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-        summary = (
-            f"<summary>All {words.counted(len(self.runs), 'run')} in a table</summary>"
-        )
+        summary = f"<summary>All {counted(len(self.runs), 'run')} in a table</summary>"
         box = f'<div class="av-runs" tabindex="0" role="group" aria-label="all runs, scrollable">{table}</div>'
         return f'<details class="av-words" open>{summary}{box}</details>\n'
 
@@ -266,7 +264,7 @@ class Explorer(Displayed):
         )
         failed = sum(run.failure is not None for run in self.runs)
         raised = f", {failed} of which raised" if failed else ""
-        return f"Explorer: {words.counted(len(self.runs), 'run')}{raised}; {told}; .save('runs.html') writes a page"
+        return f"Explorer: {counted(len(self.runs), 'run')}{raised}; {told}; .save('runs.html') writes a page"
 
 
 def _static(name: str) -> str:
@@ -352,7 +350,7 @@ def explore(
         failure = runs[0].failure
         assert failure is not None
         failure.add_note(
-            f"All {words.counted(len(runs), 'run')} of the experiment raised; this is the first of them."
+            f"All {counted(len(runs), 'run')} of the experiment raised; this is the first of them."
         )
         raise failure
     _let_go(runs[0].failure)

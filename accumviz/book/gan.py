@@ -9,6 +9,7 @@ from typing import Any
 from accumviz.book.loops import LEARNING_RATE, NOWHERE, Axis, K, Loop, Row, movable
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import Ledger
+from accumviz.show import counted
 
 _PLACES = {
     "round": "at the top of the round",
@@ -190,7 +191,7 @@ def _remark(ledger: Ledger, report: Report) -> str:
 
 
 def _steps(steps: set[int]) -> str:
-    return f"{len(steps)} step{'s' * (len(steps) > 1)}"
+    return counted(len(steps), "step")
 
 
 LOOP = Loop(_AXES, _RIGHT, _rows, _begin, remark=_remark)

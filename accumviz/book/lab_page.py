@@ -15,7 +15,7 @@ import numpy as np
 from accumviz.book import weights
 from accumviz.checks.report import Finding, Report, told
 from accumviz.ledger.ledger import Ledger
-from accumviz.show import Displayed, check_page_name, literal, save_page
+from accumviz.show import Displayed, check_page_name, counted, literal, save_page
 from accumviz.views import player, shares, style, words
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.player import fragment, widget
@@ -195,7 +195,7 @@ class Lab(Displayed):
             raise ValueError(
                 f"the loop has {len(run.ledger):,} events: too many for a lab"
             )
-        whole = data | {"about": words.counted(len(run.ledger), "event")}
+        whole = data | {"about": counted(len(run.ledger), "event")}
         whole |= {
             "rows": _rows(run),
             "report": report_data(run.report) | {"remark": literal(run.remark)},

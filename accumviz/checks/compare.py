@@ -16,7 +16,7 @@ from accumviz import arguments
 from accumviz.checks.report import plain
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT, Event
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
-from accumviz.show import Displayed, literal, save_page
+from accumviz.show import Displayed, counted, literal, save_page
 
 # Two gradients that differ by less than this, relative to their size, differ by the order of additions.
 ROUNDING = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-4, "bfloat16": 1e-4}
@@ -124,7 +124,7 @@ class Comparison(Displayed):
     @property
     def summary(self) -> str:
         """The result in one line."""
-        count = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)} compared"
+        count = f"{counted(len(self.steps), 'step')} compared"
         unknown = self.step.note if math.isnan(self.step.at_least) else ""
         if self.first is None:
             return f"{self.verdict}{unknown and ': '}{unknown} ({count})"
@@ -584,7 +584,7 @@ def _parting(
     last = a.ledger[a.step], b.ledger[b.step]
     counts = len(a.backwards), len(b.backwards)
     if counts[0] != counts[1]:
-        said = f"the step: a has {counts[0]} backward{'s' * (counts[0] != 1)} in this window, b has {counts[1]}"
+        said = f"the step: a has {counted(counts[0], 'backward')} in this window, b has {counts[1]}"
         return Parting(*last, said)
     number = 0
     for one, other in zip_longest(_events_that_count(a), _events_that_count(b)):

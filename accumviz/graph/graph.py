@@ -12,7 +12,7 @@ from accumviz import arguments
 from accumviz.graph import file as columns
 from accumviz.graph.nodes import Edge, Node, Saved, distinct_bytes, in_order
 from accumviz.ledger.container import LedgerFileError, Reader, Writer, valid
-from accumviz.show import Displayed, save_page, shown
+from accumviz.show import Displayed, counted, save_page, shown
 
 __all__ = ["Difference", "Edge", "Graph", "Node", "Saved"]
 
@@ -262,7 +262,7 @@ class Graph(Displayed):
         suffix = Path(path).suffix.lower()
         if suffix == ".html":
             save_page(
-                path, f"Autograd graph: {_plural(len(self), 'node')}", self.to_html()
+                path, f"Autograd graph: {counted(len(self), 'node')}", self.to_html()
             )
             return
         if suffix == ".svg":
@@ -299,7 +299,7 @@ class Graph(Displayed):
     def __repr__(self) -> str:
         roots = ", ".join(_title(self.nodes[root]) for root in self.roots[:3])
         head = (
-            f"Graph: {_plural(len(self), 'node')}, {_plural(len(self.edges), 'edge')}, "
+            f"Graph: {counted(len(self), 'node')}, {counted(len(self.edges), 'edge')}, "
             f"saves {self.saved_bytes:,} B; root{'s' if len(self.roots) > 1 else ''} {roots or 'unknown'}"
         )
         columns = (
@@ -332,10 +332,6 @@ class Graph(Displayed):
                 f"  … and {len(self) - _REPR_ROWS:,} more; .collapse_modules() folds them"
             )
         return "\n".join([head, *lines, *(f"note: {note}" for note in self.notes)])
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _title(node: Node) -> str:

@@ -29,6 +29,7 @@ from accumviz.ledger.lifecycle import (
     zeroed_by_steps,
 )
 from accumviz.ledger.objectives import MEAN, NO_TERMS, SUM, Terms
+from accumviz.show import counted
 
 # Where nothing is ever erased each step reads all backwards before it: so many rows are listed, then the first ones.
 _MOST, _FIRST = 4_000_000, 16
@@ -177,7 +178,7 @@ class Shares(Sequence[Share]):
 
     def __repr__(self) -> str:
         steps = len(np.unique(self.columns["step"]))
-        title = f"Shares: {len(self)} row{'s' * (len(self) != 1)}, {steps} step{'s' * (steps != 1)}"
+        title = f"Shares: {counted(len(self), 'row')}, {counted(steps, 'step')}"
         if self.left_out:
             title += f" ({self.left_out} more rows of contributions that stay in .grad)"
         if not len(self):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from accumviz.graph.graph import Graph, Node
-from accumviz.show import escape, literal
+from accumviz.show import counted, escape, literal
 from accumviz.views.graphviz import SMALL, STYLE, TITLE, graphviz
 from accumviz.views.style import number, size
 
@@ -108,7 +108,7 @@ def graph_html(graph: Graph) -> str:
         f'<figure class="accumviz av-graph"><style>{STYLE}</style>\n'
         f"{'' if other is None else _folds(other, others, shown)}{_scrolled(shown, cards)}\n"
         f'<figcaption><span class="av-key">{flow}</span> {" ".join(keys)}{notes}</figcaption>\n'
-        f"<details><summary>The graph as text ({len(shown)} node{'s' * (len(shown) != 1)})</summary>\n"
+        f"<details><summary>The graph as text ({counted(len(shown), 'node')})</summary>\n"
         f"<ol>\n{items}\n</ol></details></figure>"
     )
 
@@ -201,9 +201,7 @@ def _card(node: Node, root: bool, grad: str) -> Card:
         title = node.module or node.op
         rows += [("", node.op)] if node.module else []
         counts = [(node.operations, "operation"), (node.parameters, "parameter")]
-        rows.append(
-            (", ".join(f"{n:,} {noun}{'s' * (n != 1)}" for n, noun in counts if n), "")
-        )
+        rows.append((", ".join(counted(n, noun) for n, noun in counts if n), ""))
     else:
         rows += [("", node.op)] if node.name else []
         if len(title) > _LONGEST and "." in title:
@@ -456,7 +454,7 @@ def _summary(graph: Graph) -> str:
         return (node.module if node.kind == "fold" else "") or node.op
 
     roots = ", ".join(name(graph.nodes[root]) for root in graph.roots)
-    text = f"Autograd graph of {roots or 'no root'}: {len(graph)} node{'s' * (len(graph) != 1)}"
+    text = f"Autograd graph of {roots or 'no root'}: {counted(len(graph), 'node')}"
     leaves = [node.name for node in graph if node.kind == "accumulate" and node.name][
         :6
     ]

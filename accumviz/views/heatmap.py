@@ -11,6 +11,7 @@ from matplotlib.colors import to_rgb
 
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.ledger.lifecycle import Window
+from accumviz.show import counted
 from accumviz.views import style, words
 from accumviz.views.columns import (
     AFTER,
@@ -126,8 +127,8 @@ def _cells(
 
 
 def _draw_summary(canvas: Canvas, plot: _Plot, end: float) -> None:
-    counts = words.counted(len(plot.rows), "parameter")
-    counts += f" × {words.counted(len(plot.columns.events), 'event')}"
+    counts = counted(len(plot.rows), "parameter")
+    counts += f" × {counted(len(plot.columns.events), 'event')}"
     summary = f"{counts}, {words.window_summary(plot.ledger)}"
     with canvas.outside():
         canvas.text(12, 11, summary, size=12, color=MUTED)
@@ -313,7 +314,7 @@ def _legend(plot: _Plot, bands: bool) -> tuple[list[Key], list[str]]:
     for strip in measured(ledger, events):
         keys += strip.keys()
     if broken := int((~np.isfinite(cells.added)).sum()):
-        told = words.counted(broken, "contribution")
+        told = counted(broken, "contribution")
         keys.append(Key(f"not finite ({told})", INK, kind="cross"))
     return keys, _notes(plot, len(colors))
 
@@ -335,7 +336,7 @@ def _notes(plot: _Plot, losses: int) -> list[str]:
     if losses > _MOST_COLORS:
         notes.append(f"{losses} losses; colours repeat after the sixth.")
     counts = ((plot.each[1], "parameter"), (plot.each[0], "event"))
-    thinned = [words.counted(n, what) for n, what in counts if n > 1]
+    thinned = [counted(n, what) for n, what in counts if n > 1]
     if thinned:
         each = " × ".join(thinned)
         notes.append(f"Thinned: each cell shows the largest contribution of {each}.")

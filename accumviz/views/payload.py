@@ -15,7 +15,7 @@ import numpy as np
 
 from accumviz.ledger import lifecycle
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
-from accumviz.show import encoded, literal
+from accumviz.show import counted, encoded, literal
 from accumviz.views import shares, style, words
 from accumviz.views.heat import BROKEN, PRESENT_ONLY, heat
 from accumviz.views.listing import listing
@@ -395,7 +395,7 @@ def _unmeasured(events: Sequence[Event]) -> str:
     known = [not math.isnan(e.saved_before) for e in events if e.kind == "backward"]
     if all(known) or not any(known):
         return ""
-    return f"Saved tensors were measured at {sum(known):,} of {words.counted(len(known), 'backward')}."
+    return f"Saved tensors were measured at {sum(known):,} of {counted(len(known), 'backward')}."
 
 
 def _rows(

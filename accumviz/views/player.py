@@ -15,7 +15,7 @@ from accumviz import arguments
 from accumviz.graph.graph import Graph, Node
 from accumviz.graph.nodes import in_order
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
-from accumviz.show import Displayed, check_page_name, literal, save_page
+from accumviz.show import Displayed, check_page_name, counted, literal, save_page
 from accumviz.views import style, words
 from accumviz.views.graph import (
     Card,
@@ -173,9 +173,9 @@ class Player(Displayed):
     def __repr__(self) -> str:
         parts = []
         if self.ledger is not None:
-            counted = words.counted(len(self.ledger.parameters), "parameter")
-            parts = [words.counted(len(self.ledger), "event"), counted]
-        parts += [words.counted(len(self.graphs), "graph")] if self.graphs else []
+            parameters = counted(len(self.ledger.parameters), "parameter")
+            parts = [counted(len(self.ledger), "event"), parameters]
+        parts += [counted(len(self.graphs), "graph")] if self.graphs else []
         return f"Player: {', '.join(parts) or 'nothing'}; a notebook shows it, .save('run.html') writes a page"
 
 
@@ -202,24 +202,18 @@ def play(
         )
     if ledger is None:
         return Player(None, {0: graph} if isinstance(graph, Graph) else _graphs(graph))
-    graph = getattr(ledger, "graphs", None) if graph is None else graph
+    graph = getattr(ledger, "graphs", None) or {} if graph is None else graph
     ledger = recorded(ledger, "play")
     backwards = [event.index for event in ledger.of("backward")]
     if isinstance(graph, Graph):
         note = "One graph was given; every backward shows it."
         shown = dict.fromkeys(backwards, graph)
         return Player(ledger, shown, note if len(backwards) > 1 else "")
-    graphs = {} if graph is None else _graphs(graph)
-    if alien := [event for event in graphs if event not in backwards]:
-        there = ", ".join(map(str, backwards[:8])) or "none"
-        raise ValueError(
-            f"graph has the event {alien[0]!r}, which is no backward of this ledger; its backwards are: {there}"
-        )
-    return Player(ledger, graphs)
+    return Player(ledger, _graphs(graph, backwards))
 
 
-def _graphs(graphs: Any) -> dict[int, Graph]:
-    """Each event's graph, checked."""
+def _graphs(graphs: Any, backwards: list[int] | None = None) -> dict[int, Graph]:
+    """Each event's graph, checked; those of a ledger are of its backwards."""
     if not isinstance(graphs, Mapping):
         raise TypeError(
             f"graph is {arguments.a(graphs)}; expected a Graph as from av.trace, or a dict of them by event"
@@ -228,6 +222,11 @@ def _graphs(graphs: Any) -> dict[int, Graph]:
         if not isinstance(one, Graph):
             raise TypeError(
                 f"graph[{event!r}] is {arguments.a(one)}; expected a Graph, as from av.trace: leave it out"
+            )
+        if backwards is not None and event not in backwards:
+            known = ", ".join(map(str, backwards[:8])) or "none"
+            raise ValueError(
+                f"graph has the event {event!r}, which is no backward of this ledger; its backwards are: {known}"
             )
     return dict(graphs)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from accumviz.checks.report import Finding, Report, told
-from accumviz.show import escape, literal, marked
-from accumviz.views import style, words
+from accumviz.show import counted, escape, literal, marked
+from accumviz.views import style
 
 _CSS = """
 .av-report { max-width: 60rem; font-size: 0.875rem; line-height: 1.45; }
@@ -41,14 +41,13 @@ def first_line(report: Report) -> str:
         finding.rule for finding in report.findings if finding.severity != "note"
     )
     told = [rule if many == 1 else f"{rule} × {many}" for rule, many in rules.items()]
-    return f"{words.counted(sum(rules.values()), 'mistake')}: {', '.join(told)}."
+    return f"{counted(sum(rules.values()), 'mistake')}: {', '.join(told)}."
 
 
 def report_html(report: Report) -> str:
     """Show a report: its verdict, every finding, and what could not be judged."""
     looked = ", ".join(
-        words.counted(many, what.removesuffix("s"))
-        for what, many in report.counts.items()
+        counted(many, what.removesuffix("s")) for what, many in report.counts.items()
     )
     seen = (
         f" <span class='av-said'>Looked at: {escape(looked)}.</span>" if looked else ""
@@ -64,7 +63,7 @@ def report_html(report: Report) -> str:
             f"<li><code>{escape(rule)}</code>: {escape(why)}</li>"
             for rule, why in report.unjudged.items()
         )
-        many = words.counted(len(report.unjudged), "rule")
+        many = counted(len(report.unjudged), "rule")
         parts.append(
             f"<details><summary>Not judged: {many}</summary><ul>{rows}</ul></details>"
         )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Provenance
-from accumviz.show import literal
+from accumviz.show import counted, literal
 from accumviz.views import style, words
 
 _MOST_ROWS, _MOST_PARAMETERS = 40, 6
@@ -173,9 +173,9 @@ def _event(ledger: Ledger, event: Event, lost: dict[str, list[int]]) -> str:
     if lost:
         backwards = sorted({b for births in lost.values() for b in births})
         said.append(
-            f"erased before any step used it: {words.counted(len(backwards), 'backward')} "
+            f"erased before any step used it: {counted(len(backwards), 'backward')} "
             f"({', '.join(f'#{b}' for b in backwards[:4])}{', …' if len(backwards) > 4 else ''}) "
-            f"in {words.counted(len(lost), 'parameter')}"
+            f"in {counted(len(lost), 'parameter')}"
         )
     remarks = "".join(
         f'<span class="av-said">{html.escape(remark)}</span>' for remark in said

@@ -12,6 +12,7 @@ import numpy as np
 
 from accumviz import arguments
 from accumviz.ledger.ledger import Event, Ledger, Parameter, Recorded, recorded
+from accumviz.show import counted
 from accumviz.views import heatmap, style, words
 from accumviz.views.columns import (
     AFTER,
@@ -649,7 +650,7 @@ def _draw_erased(picture: _Picture, lane: _Lane, i: int) -> None:
         digits = picture.writing.digits
         text += f" {words.value(ledger, lost[0], lane.p, 'contribution', digits)}"
         if len(lost) > 1 or not 2 < len(text) <= 11:
-            text = f"× {words.counted(len(lost), 'part')}"
+            text = f"× {counted(len(lost), 'part')}"
     middle = lane.top + lane.tall / 2
     y = middle + (18 if lane.zero < middle else -18)
     picture.canvas.text(picture.middle(i), y, text, ha="center")

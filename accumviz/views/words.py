@@ -13,7 +13,7 @@ import numpy as np
 
 from accumviz.graph.graph import Graph
 from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger
-from accumviz.show import literal
+from accumviz.show import counted, literal, plural
 from accumviz.views.shares import bars
 from accumviz.views.style import number, size
 
@@ -100,15 +100,6 @@ def on_any_rank(name: str) -> str:
     ('fc.weight', 'fc.weight')
     """
     return re.sub(r"^rank \d+ · ", "", name)
-
-
-def counted(count: int, noun: str) -> str:
-    """Write a count and its noun.
-
-    >>> counted(1, "event"), counted(10000, "event")
-    ('1 event', '10,000 events')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def action(event: Event) -> str:
@@ -342,7 +333,7 @@ def held(event: Event) -> str:
         rates := list(dict.fromkeys(_numbers(event.details.get("lr"))))
     ):
         told.append(
-            f"learning rate{'s' * (len(rates) > 1)} {', '.join(map(number, rates[:_MOST_NAMES]))}"
+            f"{plural(len(rates), 'learning rate')} {', '.join(map(number, rates[:_MOST_NAMES]))}"
         )
     return ", ".join(told)
 
