@@ -24,14 +24,21 @@ class Script(NamedTuple):
     def text(self, *, right: bool) -> str:
         """The script, or its right twin."""
         lines = self.path.read_text("utf-8").splitlines()
-        return "\n".join(map(_right, lines) if right else lines) + "\n"
+        return "\n".join(_right(lines) if right else lines) + "\n"
 
 
-def _right(line: str) -> str:
-    indent, code = re.match(r"(\s*)(.*)", line).groups()  # type: ignore[union-attr] # it matches anything
-    if code.startswith("# right: "):
-        return indent + code.removeprefix("# right: ")
-    return f"{indent}pass" if re.search(r"# wrong(,|$)", code) else line
+def _right(lines: list[str]) -> Iterator[str]:
+    """The lines of the twin. What comes in the place of a block's head is indented as that was."""
+    head = None
+    for line in lines:
+        indent, code = re.match(r"(\s*)(.*)", line).groups()  # type: ignore[union-attr] # it matches anything
+        if code.startswith("# right:"):
+            indent = indent if head is None else head
+            yield indent + code.removeprefix("# right:").strip()
+            continue
+        wrong = re.search(r"# wrong(,|$)", code)
+        head = indent if wrong and re.search(r":\s*# wrong", code) else None
+        yield f"{indent}pass" if wrong else line
 
 
 def scripts(folder: str) -> Iterator[Script]:
