@@ -96,12 +96,6 @@ def _parser() -> argparse.ArgumentParser:
         help="the ledger's file (SCRIPT.ledger, in this folder)",
     )
     run.add_argument(
-        "-q",
-        "--quiet",
-        action="store_true",
-        help="show no progress, also on a terminal",
-    )
-    run.add_argument(
         "--exact",
         type=_count,
         default=64,
@@ -236,7 +230,7 @@ def _read(files: list[Path]) -> Iterator[Any]:
     most = 0
     for file in files:
         try:
-            found = load(file)
+            ledger = load(file)
         except LedgerFileError as error:
             _fail(error)
         except OSError as error:
@@ -244,23 +238,23 @@ def _read(files: list[Path]) -> Iterator[Any]:
                 f"cannot read {str(error.filename or file)!r}: {error.strerror or error}"
             )
         if len(files) > 1:
-            if not isinstance(found, Ledger):
+            if not isinstance(ledger, Ledger):
                 _fail(
                     f"{str(file)!r} holds a graph; expected the ledgers of several ranks"
                 )
-            if "rank" not in found.meta:
+            if "rank" not in ledger.meta:
                 _fail(
                     f"{str(file)!r} is no rank's ledger; expected one file, or those of the ranks of one run"
                 )
-            if found.meta["rank"] in ranks:
+            if ledger.meta["rank"] in ranks:
                 _fail(
-                    f"{str(file)!r} is of rank {found.meta['rank']}, as another file is; expected each rank once"
+                    f"{str(file)!r} is of rank {ledger.meta['rank']}, as another file is; expected each rank once"
                 )
-        if "rank" in getattr(found, "meta", {}):
-            ranks.append(int(found.meta["rank"]))
-            most = max(most, int(found.meta.get("ranks", 0)))
-        yield found
-        del found
+        if "rank" in getattr(ledger, "meta", {}):
+            ranks.append(int(ledger.meta["rank"]))
+            most = max(most, int(ledger.meta.get("ranks", 0)))
+        yield ledger
+        del ledger
     if len(ranks) < most:
         there = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
         said = f"this is {there} of {most}: what the ranks do to each other needs the files of all"
@@ -407,15 +401,12 @@ def _run(asked: Any) -> None:
     def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
         return _finish(recordings, notes, page, asked.fail_on, judged=judged)
 
-    # Of several ranks on one terminal, one is enough.
-    quiet = asked.quiet or os.environ.get("RANK", "0") != "0"
     try:
         run(
             Script(command[0], command[1:], module=module),
             path,
             finish,
             exact=asked.exact,
-            quiet=quiet,
         )
     except CannotRunError as error:
         _fail(error)
@@ -465,25 +456,25 @@ def _finish(
     if fail_on is not None and not recordings:
         _warn(f"--fail-on {fail_on} fails: {notes[0]}")
         notes, codes = notes[1:], [_FAILED]
-    for n, found in enumerate(recordings):
-        _warn(_closing(found))
+    for n, recording in enumerate(recordings):
+        _warn(_closing(recording))
         if judged:
             numbered = (
                 page.with_stem(f"{page.stem}.model{n + 1}") if page and n else page
             )
-            codes.append(_judge(found, numbered, fail_on))
+            codes.append(_judge(recording, numbered, fail_on))
     for note in notes:
         _warn(note)
     return _FAILED if _FAILED in codes else max(codes)
 
 
-def _closing(found: Any) -> str:
+def _closing(recording: Any) -> str:
     """What was recorded and where it is; of a file that lacks some of it, what it really holds."""
-    if found.file is None or not found.file.exists():
-        return str(found.counted)
-    if found.recording.is_on_disk():
-        return f"{found.counted} → {_shown(found.file)}"
-    return f"{found.counted}, of which the file holds {_held(found.file)} → {_shown(found.file)}"
+    if recording.file is None or not recording.file.exists():
+        return str(recording.counted)
+    if recording.is_on_disk():
+        return f"{recording.counted} → {_shown(recording.file)}"
+    return f"{recording.counted}, of which the file holds {_held(recording.file)} → {_shown(recording.file)}"
 
 
 def _held(file: Path) -> str:
@@ -495,13 +486,13 @@ def _held(file: Path) -> str:
         return f"none ({error})"
 
 
-def _judge(found: Any, page: Path | None, fail_on: str | None) -> int:
+def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
     """Say what is wrong with one recording; the exit code that follows from it."""
     from accumviz.checks.check import check
     from accumviz.graph.load import LedgerFileError
 
     try:
-        ledger = found.recording.ledger
+        ledger = recording.ledger
     except LedgerFileError as error:
         _warn(f"no verdict: {error}")
         return _FAILED if fail_on else 0
@@ -517,8 +508,8 @@ def _judge(found: Any, page: Path | None, fail_on: str | None) -> int:
         sys.stderr.write(f"{report.text(color=_colored())}\n")
     if rank == 0:
         every = (
-            _shown(_of_all_ranks(found.file))
-            if found.file
+            _shown(_of_all_ranks(recording.file))
+            if recording.file
             else "the files of all ranks"
         )
         sys.stderr.write(

@@ -30,7 +30,6 @@ TEACHING_WITH_TORCH = {
     "accumviz.book.distribute",
     "accumviz.book.gan",
     "accumviz.book.rank",
-    "accumviz.recorder.ranks",
 }
 # Above everything, the recorder included: they run, or stand around, what the user trains.
 ABOVE = {"accumviz.cli", "accumviz.expectation"}

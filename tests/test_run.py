@@ -1,4 +1,4 @@
-"""`accumviz run` at its edges: killed at any moment, on a terminal, under torchrun; and what TensorBoard reads."""
+"""`accumviz run` at its edges: killed at any moment, under torchrun; and what TensorBoard reads."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import math
 import os
 import random
-import re
-import select
 import subprocess
 import sys
 import time
@@ -20,7 +18,7 @@ from accumviz.checks.check import check
 from accumviz.cli import main
 from tests.light import LIGHT
 from tests.test_cli import ledger as by_hand
-from tests.test_cli import ran, said
+from tests.test_cli import said
 
 ROOT = Path(__file__).resolve().parent.parent
 POSIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="a terminal, or a kill, as POSIX has them")
@@ -81,92 +79,6 @@ def test_killed_at_any_moment_it_leaves_all_but_the_last_second(tmp_path: Path) 
             due = max((int(steps) for when, steps in readings if float(when) < killed - 1 - late), default=0)
             lost.append(due - len(ledger.of("step")))
     assert max(lost) <= 0, lost
-
-
-# --- a terminal -----------------------------------------------------------------------------------------------
-
-SLOW = """
-import sys, time, torch
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(3):
-    model(torch.ones(1, 1)).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    time.sleep(0.8)
-    print("said", step, file=sys.stderr)
-print("half ", end="", flush=True)
-time.sleep(1.2)
-print("whole")
-print(type(sys.stderr).__name__)
-"""
-
-
-def on_a_terminal(folder: Path, *command: str) -> str:
-    """What a terminal is sent that is both stdout and stderr."""
-    import pty
-
-    mine, its = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        stdin=its,
-        stdout=its,
-        stderr=its,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"},
-    ) as process:
-        os.close(its)
-        got, end = b"", time.time() + 200
-        while time.time() < end:
-            if select.select([mine], [], [], 0.2)[0]:
-                try:
-                    some = os.read(mine, 65536)
-                except OSError:
-                    break
-                if not some:
-                    break
-                got += some
-        assert process.wait(10) == 0, got
-    os.close(mine)
-    return got.decode()
-
-
-def seen(sent: str) -> list[str]:
-    """The lines that are left on it."""
-    return [line.rpartition("\r\x1b[K")[2].rstrip("\r") for line in sent.split("\n")]
-
-
-@POSIX
-def test_progress_is_a_line_of_a_terminal_that_is_gone_at_the_end(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LIGHT + SLOW)
-    sent = on_a_terminal(tmp_path, "-m", "accumviz", "run", "train.py")
-    drawn = re.findall(r"\r\x1b\[Kaccumviz: [^\r\n]*", sent)
-    assert any("3 events × 2 parameters" in line for line in drawn)
-    assert 2 <= len(drawn) <= 30, "a few each second"
-    lines = seen(sent)
-    # What the script says stands as without us, a line that it has not ended included.
-    own = ["said 0", "said 1", "said 2", "half whole", "TextIOWrapper"]
-    assert lines[:5] == own
-    assert lines[5].startswith("accumviz: 9 events × 2 parameters → ")
-    assert lines[6:] == [""]
-
-
-@POSIX
-@pytest.mark.parametrize("how", ["quiet", "another rank"])
-def test_whoever_asks_for_quiet_sees_no_progress(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").write_text(LIGHT + SLOW)
-    if how == "another rank":
-        monkeypatch.setenv("RANK", "1")
-    sent = on_a_terminal(tmp_path, "-m", "accumviz", "run", *(["--quiet"] if how == "quiet" else []), "train.py")
-    assert "\x1b[K" not in sent
-
-
-def test_where_stderr_is_no_terminal_there_is_no_progress(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LIGHT + SLOW)
-    code, out, err = ran(tmp_path, "-m", "accumviz", "run", "train.py")
-    assert (code, out) == (0, "half whole\nTextIOWrapper\n")
-    assert err.startswith("said 0\nsaid 1\nsaid 2\naccumviz: 9 events")
-    assert "\x1b" not in err
 
 
 # --- torchrun -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from accumviz.recorder.sources import needs, only, parsed
+from accumviz.recorder.callsite import needs, only, parsed
 
 SCRIPT = """\
 import torch

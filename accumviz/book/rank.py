@@ -6,6 +6,7 @@ import builtins
 import datetime
 import faulthandler
 import io
+import json
 import linecache
 import os
 import pickle
@@ -16,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -23,7 +25,6 @@ from typing import Any
 
 import cloudpickle
 
-from accumviz.recorder import ranks
 from accumviz.recorder.callsite import readable
 
 _POLL = 0.02
@@ -49,7 +50,6 @@ def run(settings: Settings) -> None:
         os.setpgid(0, 0)
     os.environ.clear()
     os.environ.update(settings.env)
-    ranks.collect_in(folder)
     _redirect(base)
     threading.Thread(target=_watch, args=(base,), daemon=True).start()
     code = 0
@@ -69,6 +69,9 @@ def _call(folder: Path, settings: Settings) -> Any:
     import torch
     import torch.distributed as dist
 
+    from accumviz.recorder import recording
+
+    recording.locate = partial(_locate, folder, settings.rank)
     torch.set_num_threads(1)
     if settings.gpu:
         torch.cuda.set_device(settings.rank)
@@ -90,6 +93,16 @@ def _call(folder: Path, settings: Settings) -> Any:
     value = function(**kwargs)
     dist.destroy_process_group()
     return value
+
+
+def _locate(folder: Path, rank: int, path: Path | None) -> Path:
+    """Give every recording of this rank a file, and list it for the process that waits."""
+    from accumviz.recorder.distributed import own_path
+
+    own = own_path(path) or folder / f"rank{rank}.{time.monotonic_ns()}.ledger"
+    with (folder / f"rank{rank}.ledgers").open("a") as listed:
+        listed.write(json.dumps(str(own.absolute())) + "\n")
+    return own
 
 
 def _below(error: BaseException) -> TracebackType | None:
@@ -128,7 +141,11 @@ def _watch(base: Path) -> None:
 
 
 def _flush() -> None:
-    ranks.write_out()
+    from accumviz.recorder import patches
+
+    for recording in patches.listening:
+        with suppress(Exception):
+            recording.write_out()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

@@ -19,7 +19,7 @@ from accumviz.graph.node_values import Watch, forward_values, gradients, variabl
 from accumviz.graph.scopes import Scopes, modules, submodules
 from accumviz.recorder import memory
 from accumviz.recorder.callsite import variables
-from accumviz.recorder.fsdp import units
+from accumviz.recorder.distributed import units
 
 __all__ = ["Scopes", "modules", "trace"]
 

@@ -22,10 +22,9 @@ from accumviz.ledger import file as ledgerfile
 from accumviz.ledger.container import LedgerFileError, Writer
 from accumviz.ledger.events import CODES, PRESENT, TABLES, Events, Parameter
 from accumviz.ledger.ledger import Ledger
-from accumviz.recorder.callsite import CallSite
+from accumviz.recorder.callsite import CallSite, needs, only
 from accumviz.recorder.memory import Allocated
 from accumviz.recorder.rows import Backward, Columns, Row, Shape
-from accumviz.recorder.sources import ends, needs, only
 from accumviz.recorder.transfer import Wire
 
 # A cell or a script, not a generated file: the player shows the code beside what it did.
@@ -110,9 +109,6 @@ class Buffer:
         # By file: the lines that events stand on, and those that these need; and its text, until they are written.
         self._lines: dict[str, tuple[set[int], set[int]]] = {}
         self._texts: dict[str, str] = {}
-        self._ends: dict[
-            str, tuple[str, str]
-        ] = {}  # of the lines of each file, and of its last
         # By line, kind and how many leaves are alike, the last event's label, whereabouts and details, and the codes
         # that these became; what it filled, and the shape that this became.
         self._last: dict[
@@ -320,12 +316,7 @@ class Buffer:
                 news = set() if self._whole_sources else needs(text, site.line)
                 # Replaced, never changed: another thread may be writing what was there.
                 self._lines[site.file] = {*lines, site.line}, kept | news
-                if site.file not in self._ends:
-                    self._ends[site.file] = ends(site.path)
-                end, last = self._ends[site.file]
-                self._texts[site.file] = (
-                    text and text.removesuffix("\n").replace("\n", end) + last
-                )
+                self._texts[site.file] = text
 
     def _codes(self, row: Row) -> bytes:
         tables, site = self._tables, row.site

@@ -1,4 +1,4 @@
-"""Where in the user's code something happened, found from the stack once per place and then remembered."""
+"""Where in the user's code something happened, and which lines of its file show it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
-
-from accumviz.recorder.sources import parsed
 
 # Another environment's, which was put on the path, are libraries as well.
 _BORROWED = {
@@ -22,24 +21,28 @@ _BORROWED = {
     for path in sys.path
     if os.path.basename(path) in ("site-packages", "dist-packages")
 }
-_LIBRARIES = tuple(
-    os.path.normcase(path) + os.sep
-    for path in {
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-        sysconfig.get_path("stdlib"),
-        *_BORROWED,
-    }
+_STANDARD = os.path.normcase(sysconfig.get_path("stdlib")) + os.sep
+_INSTALLED = {*site.getsitepackages(), site.getusersitepackages(), *_BORROWED}
+_LIBRARIES = (
+    *(os.path.normcase(path) + os.sep for path in _INSTALLED),
+    _STANDARD,
 )
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_STANDARD = os.path.normcase(sysconfig.get_path("stdlib")) + os.sep
+_USER, _LIBRARY, _TORCH_OR_OURS = range(3)
 _LONGEST = 80
 # So many of the user's frames are kept, and so many of others' in a row are looked through for the next.
 _FRAMES, _BETWEEN = 4, 16
-# So many pieces of code are remembered: a program has fewer, one that makes code as it runs has no end of them.
+# So many places and pieces of code are remembered: a program that makes code as it runs has no end of them.
 _MOST = 10_000
-# And of one place, so many ways on which it is reached.
-_FEW = 100
+# So many lines around one that is in no function are kept; and the longest statement that is kept whole.
+_AROUND, _WHOLE = 3, 200
+# Of a longer text, the syntax takes too much memory to be kept.
+_KEPT = 100_000
+_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+_DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
+
+# The places on a stack, from the inside out
+_Way = tuple[tuple[CodeType, int], ...]
 
 
 @dataclass(frozen=True)
@@ -59,186 +62,124 @@ class CallSite:
     via: str = ""
 
 
-class _Place:
-    """A place in the user's code, and the line for each way on which it was reached: from where, from where, ..."""
-
-    def __init__(self) -> None:
-        self.here: CallSite | None = None  # without the way
-        self.sites: dict[tuple[tuple[CodeType, int], ...], CallSite] = {}
-
-
 class CallSites:
     """Find the user's line for the call being made now; each place is parsed once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], _Place] = {}
-        # By the frame in which a search began, the way that it took the last time and what it found: a loop comes again
-        # and again by the same one. Both are replaced as one: another thread may come by another.
-        self._chains: dict[int, tuple[tuple[tuple[CodeType, int], ...], CallSite]] = {}
-        self._mine: dict[int, int] = {}
-        self._packages: dict[int, str] = {}  # by a library's code, its file
-        # A code object's id may be reused once it is gone: hold those that were met.
-        self._codes: list[CodeType] = []
+        # By where a search began, the way that it took the last time and what it found: a loop comes by the same one.
+        self._last: dict[int, tuple[_Way, CallSite]] = {}
+        self._sites: dict[_Way, CallSite] = {}
+        self._places: dict[tuple[int, int], CallSite] = {}
+        # By the id of a piece of code, whose it is, and the code: it is held, so that no other gets its id.
+        self._owners: dict[int, tuple[int, CodeType]] = {}
 
     def find(self, frame: FrameType | None) -> CallSite:
-        """The nearest frame that belongs to the user, not to torch, accumviz or another library."""
+        """Return the nearest line that belongs to the user, not to torch, accumviz or another library."""
         if frame is None:
             return CallSite()
-        chain = self._chains.get(id(frame.f_code) + frame.f_lasti)
-        if chain is not None:
+        last = self._last.get(id(frame.f_code) + frame.f_lasti)
+        if last is not None:
             outer: FrameType | None = frame
-            for code, at in chain[0]:
+            for code, at in last[0]:
                 if outer is None or outer.f_code is not code or outer.f_lasti != at:
                     break
                 outer = outer.f_back
             else:
-                return chain[1]
+                return last[1]
         return self._search(frame)
 
     def _search(self, first: FrameType) -> CallSite:
-        """Likewise, of a call that did not come by the same way as the last one from there."""
-        frame: FrameType | None = first
-        fallback: FrameType | None = None
-        below: FrameType | None = None
-        while frame is not None:
-            distance = self._distance(frame)
-            if distance == 0:
-                return self._find(first, frame, below)
-            if distance == 1 and fallback is None:
-                fallback = frame
-            below, frame = frame, frame.f_back
-        return _describe(fallback, None) if fallback is not None else CallSite()
-
-    def _find(
-        self, first: FrameType, frame: FrameType, below: FrameType | None
-    ) -> CallSite:
-        """The line of a frame that is the user's, with those from which it was called; and through which library."""
-        users, way = self._way(frame)
-        through = self._through(first, frame)
-        if len(self._known) > _MOST:
-            self._known.clear()
-        place = self._known.setdefault((id(frame.f_code), frame.f_lasti), _Place())
-        key = (*way, *((f.f_code, f.f_lasti) for f, _ in through))
-        site = place.sites.get(key)
-        if site is None:
-            if len(place.sites) > _FEW:
-                place.sites.clear()
-            here = place.here = place.here or _describe(frame, below)
-            frames = ((here.file, here.line, here.source), *map(_line, users))
-            site = place.sites[key] = replace(here, frames=frames, via=_via(through))
-        if len(self._chains) > _MOST:
-            self._chains.clear()
-        self._chains[id(first.f_code) + first.f_lasti] = (
-            (*_between(first, frame), *way),
-            site,
-        )
-        return site
-
-    def _way(
-        self, frame: FrameType
-    ) -> tuple[list[FrameType], tuple[tuple[CodeType, int], ...]]:
-        """The user's frames around this one, and every place on the way to the last of them.
-
-        Around a module's own code there is only what runs it.
-        """
-        users: list[FrameType] = []
+        """Walk the stack from here to the outermost of the user's frames that are kept."""
+        if len(self._owners) > _MOST or len(self._sites) > _MOST:
+            for remembered in (self._last, self._sites, self._places, self._owners):
+                remembered.clear()
         way: list[tuple[CodeType, int]] = []
-        between, last = 0, 0
-        module, outer = frame.f_code.co_name == "<module>", frame.f_back
-        while (
-            outer is not None
-            and not module
-            and between < _BETWEEN
-            and len(users) < _FRAMES - 1
-        ):
-            way.append((outer.f_code, outer.f_lasti))
-            if self._distance(outer):
+        users: list[FrameType] = []
+        libraries: list[FrameType] = []
+        between, frame = 0, first
+        below: FrameType | None = None
+        while between < _BETWEEN and len(users) < _FRAMES:
+            way.append((frame.f_code, frame.f_lasti))
+            owner = self._owner(frame)
+            if owner == _USER:
+                users.append(frame)
+                between = 0
+            elif users:
                 between += 1
-            else:
-                users.append(outer)
-                module = outer.f_code.co_name == "<module>"
-                between, last = 0, len(way)
-            outer = outer.f_back
-        return users, tuple(way[: max(last, 1)])
-
-    def _through(
-        self, frame: FrameType | None, user: FrameType
-    ) -> list[tuple[FrameType, str]]:
-        """The frames of libraries between what happened and the user's line, innermost first, and their files."""
-        found: list[tuple[FrameType, str]] = []
-        while frame is not None and frame is not user:
-            if self._distance(frame) == 1:
-                code = frame.f_code
-                package = self._packages.get(id(code))
-                if package is None:
-                    package = self._packages[id(code)] = _package(code.co_filename)
-                if package:
-                    found.append((frame, package))
+            elif owner == _LIBRARY:
+                libraries.append(frame)
+            below = below if users else frame
+            # Around a module's own code there is only what runs it.
+            if frame.f_back is None or (
+                owner == _USER and frame.f_code.co_name == "<module>"
+            ):
+                break
             frame = frame.f_back
+        key = tuple(way)
+        found = self._sites.get(key)
+        if found is None:
+            found = self._sites[key] = self._described(users, libraries, below)
+        self._last[id(first.f_code) + first.f_lasti] = key, found
         return found
 
+    def _described(
+        self,
+        users: list[FrameType],
+        libraries: list[FrameType],
+        below: FrameType | None,
+    ) -> CallSite:
+        if not users:
+            return _describe(libraries[0], None) if libraries else CallSite()
+        place = id(users[0].f_code), users[0].f_lasti
+        here = self._places.get(place)
+        if here is None:
+            here = self._places[place] = _describe(users[0], below)
+        frames = (here.file, here.line, here.source), *map(_line, users[1:])
+        return replace(here, frames=frames, via=_via(libraries))
+
     def owner(self, frame: FrameType | None) -> FrameType | None:
-        """The frame that `find` would describe, for its variables."""
-        while frame is not None and self._distance(frame):
+        """Return the frame that `find` would describe, for its variables."""
+        while frame is not None and self._owner(frame) != _USER:
             frame = frame.f_back
         return frame
 
-    def _distance(self, frame: FrameType) -> int:
-        """0: the user's; 1: some library's; 2: torch's or ours."""
+    def _owner(self, frame: FrameType) -> int:
         code = frame.f_code
-        known = self._mine.get(id(code))
-        if known is not None:
-            return known
-        if len(self._codes) >= _MOST:
-            self._codes.clear()
-            self._mine.clear()
-            self._packages.clear()
-            self._known.clear()
-            self._chains.clear()
-        self._codes.append(code)
-        path = os.path.normcase(os.path.abspath(code.co_filename))
-        name = frame.f_globals.get("__name__", "")
-        if path.startswith(_HERE) or name == "torch" or name.startswith("torch."):
-            known = 2
-        else:
-            known = int(
-                path.startswith(_LIBRARIES) or code.co_filename.startswith("<frozen")
-            )
-        self._mine[id(code)] = known
-        return known
+        known = self._owners.get(id(code))
+        if known is None:
+            known = self._owners[id(code)] = _owner(frame), code
+        return known[0]
 
 
-def _between(first: FrameType, last: FrameType) -> Iterator[tuple[CodeType, int]]:
-    """The places from one frame out to another."""
-    frame: FrameType | None = first
-    while frame is not None:
-        yield frame.f_code, frame.f_lasti
-        frame = None if frame is last else frame.f_back
+def _owner(frame: FrameType) -> int:
+    """Return whose code a frame runs."""
+    file = frame.f_code.co_filename
+    path = os.path.normcase(os.path.abspath(file))
+    name = frame.f_globals.get("__name__", "")
+    if path.startswith(_HERE) or name == "torch" or name.startswith("torch."):
+        return _TORCH_OR_OURS
+    library = path.startswith(_LIBRARIES) or file.startswith("<frozen")
+    return _LIBRARY if library else _USER
 
 
-def _package(path: str) -> str:
-    """A library's file below where libraries are, as `transformers/trainer.py`; empty for the standard library's."""
-    path = os.path.normcase(os.path.abspath(path))
-    deepest = max(
-        (place for place in _LIBRARIES if path.startswith(place)),
-        key=len,
-        default=_STANDARD,
-    )
-    return (
-        "" if deepest == _STANDARD else path.removeprefix(deepest).replace(os.sep, "/")
-    )
-
-
-def _via(through: list[tuple[FrameType, str]]) -> str:
-    """The innermost line of the library that the user's line called, which may have called others."""
-    if not through:
+def _package(frame: FrameType) -> str:
+    """Return a library's file as `transformers/trainer.py`; empty for the standard library's."""
+    path = os.path.normcase(os.path.abspath(frame.f_code.co_filename))
+    above = [place for place in _LIBRARIES if path.startswith(place)]
+    deepest = max(above, key=len, default=_STANDARD)
+    if deepest == _STANDARD:
         return ""
-    called = through[-1][1].partition("/")[0]
-    return next(
-        f"{path}:{frame.f_lineno}"
-        for frame, path in through
-        if path.partition("/")[0] == called
-    )
+    return path.removeprefix(deepest).replace(os.sep, "/")
+
+
+def _via(libraries: list[FrameType]) -> str:
+    """Return the innermost line of the library that the user's line called, which may have called others."""
+    lines = [(_package(frame), frame.f_lineno) for frame in libraries]
+    lines = [(package, line) for package, line in lines if package]
+    for package, line in lines:
+        if package.partition("/")[0] == lines[-1][0].partition("/")[0]:
+            return f"{package}:{line}"
+    return ""
 
 
 def _line(frame: FrameType) -> tuple[str, int, str]:
@@ -249,59 +190,45 @@ def _line(frame: FrameType) -> tuple[str, int, str]:
 
 
 def _describe(frame: FrameType, below: FrameType | None) -> CallSite:
-    method = below is not None and below.f_code.co_qualname == "Tensor.backward"
-    path, line = frame.f_code.co_filename, frame.f_lineno
+    file, line, source = _line(frame)
+    path = frame.f_code.co_filename
     lines = linecache.getlines(path, frame.f_globals)
-    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     subject, call = "", _call(frame, lines)
     if call is not None:
+        method = below is not None and below.f_code.co_qualname == "Tensor.backward"
         subject = _subject(call, method)
         if call.end_lineno != call.lineno:  # one line of several says little
             source = _shorten(ast.get_source_segment("".join(lines), call) or source)
     elif ".backward(" in source:
         subject = source.split(".backward(", maxsplit=1)[0].strip()
-    return CallSite(readable(path), line, source[:200], _shorten(subject), path)
+    return CallSite(file, line, source[:200], _shorten(subject), path)
 
 
 def _call(frame: FrameType, lines: list[str]) -> ast.Call | None:
-    """The call that the frame is making now. Where a call starts is told apart by no position, its end is."""
-    _, line, _, column = next(
-        islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
-    )
+    """Return the call that the frame makes now. Several may start at one position, but only one ends there."""
+    positions = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    _, line, _, column = next(positions)
     tree = parsed("".join(lines))
     return None if tree is None else next(_ending(tree, line, column), None)
 
 
 def _ending(tree: ast.AST, line: int | None, column: int | None) -> Iterator[ast.Call]:
-    """The calls that end here; statements elsewhere are not looked into, of which a script has thousands."""
+    """Yield the calls that end here; statements elsewhere are not looked into, of which a script has thousands."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (
-            line,
-            column,
-        ):
+        end = getattr(node, "end_lineno", None), getattr(node, "end_col_offset", None)
+        if isinstance(node, ast.Call) and end == (line, column):
             yield node
-        if (
-            not isinstance(node, ast.stmt)
-            or line is None
-            or _first_line(node) <= line <= (node.end_lineno or line)
-        ):
+        if not isinstance(node, ast.stmt) or line is None or line in _lines(node):
             waiting.extend(ast.iter_child_nodes(node))
 
 
-def _first_line(statement: ast.stmt) -> int:
-    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-    return min([statement.lineno, *(each.lineno for each in decorators)])
-
-
 def _subject(call: ast.Call, method: bool) -> str:
-    """What the call is about: `loss` in `loss.backward()` and in `accelerator.backward(loss)`."""
+    """Return what the call is about: `loss` in `loss.backward()` and in `accelerator.backward(loss)`."""
     if not method and "backward" in ast.unparse(call.func):
-        for value in (
-            *call.args,
-            *(keyword.value for keyword in call.keywords if keyword.arg == "tensors"),
-        ):
+        named = [each.value for each in call.keywords if each.arg == "tensors"]
+        for value in (*call.args, *named):
             return ast.unparse(value)
     return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
@@ -311,27 +238,8 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-def _cell(shell: Any, path: str) -> str:
-    """What IPython calls a piece of code of its own; IPython 7 remembers only the text of its cells."""
-    if hasattr(shell.compile, "format_code_name"):
-        kind, name = shell.compile.format_code_name(path) or ("", "")
-        return str(name) if kind == "Cell" else path * bool(kind)
-    text, cells = (
-        "".join(linecache.getlines(path)).rstrip(),
-        shell.user_ns.get("In", []),
-    )
-    return next(
-        (
-            f"In[{n}]"
-            for n in reversed(range(1, len(cells)))
-            if cells[n].rstrip() == text
-        ),
-        "",
-    )
-
-
 def readable(path: str) -> str:
-    """A file's name without anything private: the notebook cell, or the path below the working folder."""
+    """Return a file's name without anything private: the notebook cell, or the path below the working folder."""
     if "IPython" in sys.modules:
         from IPython.core.getipython import get_ipython
 
@@ -342,27 +250,141 @@ def readable(path: str) -> str:
     return os.path.basename(path) if relative.startswith("..") else relative
 
 
+def _cell(shell: Any, path: str) -> str:
+    """Return what IPython calls a piece of code of its own; IPython 7 remembers only the text of its cells."""
+    if hasattr(shell.compile, "format_code_name"):
+        kind, name = shell.compile.format_code_name(path) or ("", "")
+        if kind == "Cell":
+            return str(name)
+        return path if kind else ""
+    text = "".join(linecache.getlines(path)).rstrip()
+    cells = shell.user_ns.get("In", [])
+    for n in reversed(range(1, len(cells))):
+        if cells[n].rstrip() == text:
+            return f"In[{n}]"
+    return ""
+
+
+# --- variables ---------------------------------------------------------------------------------
+
+_OWN_REFERENCES = 3  # the frame's, `local` in `variables`, getrefcount's argument
+
+
 def variable(frame: FrameType | None, value: object) -> str:
-    """The name by which the frame knows this object, or an empty string."""
+    """Return the name by which the frame knows this object, or an empty string."""
     pairs = variables(frame) if frame is not None else []
     return next((name for name, candidate in pairs if candidate is value), "")
 
 
 def variables(frame: FrameType) -> list[tuple[str, Any]]:
-    """The frame's variables, local before global, without those that begin with an underscore."""
+    """Return the frame's variables, local before global, without those that begin with an underscore."""
     local, outer = frame.f_locals, frame.f_globals
-    found = {**outer, **local} if outer is not local else local
+    merged = {**outer, **local} if outer is not local else local
     order = dict.fromkeys([*local, *outer])
-    pairs = [(name, found[name]) for name in order if not name.startswith("_")]
+    pairs = [(name, merged[name]) for name in order if not name.startswith("_")]
     # Before Python 3.13 the frame keeps this copy of its variables, which would hold a tensor alive
     # after its `del`; three references mean that nobody else has asked for it with locals().
-    if (
-        type(local) is dict
-        and outer is not local
-        and sys.getrefcount(local) <= _OWN_REFERENCES
-    ):
+    mine = type(local) is dict and outer is not local
+    if mine and sys.getrefcount(local) <= _OWN_REFERENCES:
         local.clear()
     return pairs
 
 
-_OWN_REFERENCES = 3  # the frame's, this function's variable, getrefcount's argument
+# --- the lines that a ledger keeps of a file ---------------------------------------------------
+
+# The text that was parsed last, and its syntax: each line of a script that an event is on asks for it anew.
+_parsed_last: tuple[str | None, ast.Module | None] = None, None
+
+
+def parsed(text: str) -> ast.Module | None:
+    """Return the text's syntax, which nobody may change; None where it has none."""
+    global _parsed_last  # noqa: PLW0603 - one for the process
+    known, tree = _parsed_last
+    if known != text:
+        tree = _parse(text)
+        _parsed_last = (text, tree) if len(text) <= _KEPT else (None, None)
+    return tree
+
+
+def _parse(text: str) -> ast.Module | None:
+    # Before Python 3.12, two threads that parse at once may be told that the parser is broken (SystemError).
+    try:
+        if "\\" not in text:
+            return ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of "\\d", Python warned when it was run
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+        return None
+
+
+def needs(text: str, line: int) -> set[int]:
+    """Return the lines that one (from 1) needs, itself among them; none if there is no such line.
+
+    A line in a function needs that function and the heads of what encloses it; one at the top
+    level the statement it belongs to and three lines around it. Of a function longer than 200
+    lines, it is the largest statement around the line that is not.
+
+    >>> needs("K = 'secret'\\n\\ndef f(x):\\n    y = x\\n    return y\\n", 5)
+    {3, 4, 5}
+    """
+    if not 1 <= line <= text.count("\n") + 1:
+        return set()
+    tree = parsed(text)
+    around = set(range(max(line - _AROUND, 1), line + _AROUND + 1))
+    return around if tree is None else _needs(list(_path(tree, line)), around)
+
+
+def _needs(path: list[ast.stmt], around: set[int]) -> set[int]:
+    lines: set[int] = set()
+    inside = path
+    in_function = False
+    for depth, node in enumerate(path):
+        if isinstance(node, _DEFINITIONS):
+            first = _lines(node)[0]
+            lines |= {*range(first, min(node.body[0].lineno, first + 10))}
+        if isinstance(node, _FUNCTIONS):
+            inside, in_function = path[depth:], True
+    block = next((node for node in inside if len(_lines(node)) <= _WHOLE), None)
+    if block is not None:
+        lines |= {*_lines(block)}
+    return lines if block is not None and in_function else lines | around
+
+
+def _path(tree: ast.AST, line: int) -> Iterator[ast.stmt]:
+    """Yield the statements that contain a line, from the outermost in."""
+    at: ast.AST | None = tree
+    while at is not None:
+        at = next((node for node in _statements(at) if line in _lines(node)), None)
+        if at is not None:
+            yield at
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        elif isinstance(child, ast.ExceptHandler | ast.match_case):
+            yield from _statements(child)
+
+
+def _lines(node: ast.stmt) -> range:
+    """Return a statement's lines, its decorators' included."""
+    decorators = node.decorator_list if isinstance(node, _DEFINITIONS) else []
+    first = min([node.lineno, *(each.lineno for each in decorators)])
+    return range(first, (node.end_lineno or node.lineno) + 1)
+
+
+def only(text: str, kept: Set[int]) -> str:
+    """Return the text with every other line emptied, without those at its end.
+
+    >>> only("K = 'secret'\\ny = x\\nz = y\\n", {2})
+    '\\ny = x\\n'
+    """
+    rows = text.split("\n")
+    last = max((n for n in kept if n <= len(rows) and rows[n - 1].strip()), default=0)
+    shown: Iterable[str] = (
+        rows[n - 1] if n in kept else "" for n in range(1, last + 1)
+    )
+    end = "" if last == len(rows) or not last else "\n"  # the last line may have no end
+    return "\n".join(shown) + end

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from accumviz.ledger.events import PRESENT
-from accumviz.recorder import patches, sessions
+from accumviz.recorder import patches
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.leaves import HOT, Hook, Leaves
 from accumviz.recorder.rows import Backward, Row
@@ -251,10 +251,10 @@ class Contributions:
             except (
                 Exception
             ) as error:  # a hook that raises would end the user's backward
-                sessions.failures.append(type(error).__name__)
+                patches.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     contributions._failed(error)
-                    sessions.failures.pop()
+                    patches.failures.pop()
 
         return _unsaved(hook)
 
@@ -376,10 +376,10 @@ class Contributions:
             try:
                 note(contributions, i, grad)
             except Exception as error:
-                sessions.failures.append(type(error).__name__)
+                patches.failures.append(type(error).__name__)
                 with contextlib.suppress(Exception):
                     contributions._failed(error)
-                    sessions.failures.pop()
+                    patches.failures.pop()
 
         return _unsaved(hook)
 

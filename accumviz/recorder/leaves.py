@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from accumviz.ledger.events import PRESENT, Parameter
 from accumviz.recorder import targets
-from accumviz.recorder.fsdp import local
+from accumviz.recorder.distributed import local
 from accumviz.recorder.rows import Row
 from accumviz.recorder.targets import Named
 from accumviz.recorder.transfer import PLAIN, Wire, norm, norms, readable, unseen

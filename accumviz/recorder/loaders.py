@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader, dataloader, sampler
 from torch.utils.data.distributed import DistributedSampler
-
-from accumviz.recorder import sessions
-from accumviz.recorder.sessions import Session
 
 # Their lengths are sums over what they were given; another's may draw a batch, or a random number.
 _PLAIN = (
@@ -50,7 +44,7 @@ def _known(loader: Any) -> _Known:
     return known
 
 
-def _begun(loader: Any, iterator: Any) -> None:
+def begin(loader: Any, iterator: Any) -> None:
     """Remember whose iterator this is."""
     if isinstance(iterator, Iterating):
         _of[iterator] = _known(loader)
@@ -113,50 +107,3 @@ def drop_last(source: Any) -> bool | None:
     else:
         said = getattr(source.batch_sampler, "__dict__", {}).get("drop_last")
     return said if isinstance(said, bool) else None
-
-
-def beginning(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """A loader's `__iter__` that tells where it begins."""
-
-    def __iter__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807 - its name in torch
-        iterator = original(*args, **kwargs)
-        if sessions.listening and session is sessions.current:
-            try:
-                _begun(args[0], iterator)
-                sessions.tell(
-                    sessions.told(session), "loads", "begins", args[0], sys._getframe(1)
-                )
-            except Exception as failure:
-                sessions.failures.append(type(failure).__name__)
-                with contextlib.suppress(Exception):
-                    sessions.fail(failure)
-                    sessions.failures.pop()
-        return iterator
-
-    return __iter__
-
-
-def ending(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """An iterator's `__next__` that tells where it ends."""
-
-    def __next__(*args: Any, **kwargs: Any) -> Any:  # noqa: N807 - its name in torch
-        try:
-            return original(*args, **kwargs)
-        except StopIteration:
-            if sessions.listening and session is sessions.current:
-                try:
-                    sessions.tell(
-                        sessions.told(session),
-                        "loads",
-                        "ends",
-                        args[0],
-                        sys._getframe(1),
-                    )
-                except Exception as failure:
-                    sessions.failures.append(type(failure).__name__)
-                    with contextlib.suppress(Exception):
-                        sessions.fail(failure)
-                        sessions.failures.pop()
-            raise
-
-    return __next__

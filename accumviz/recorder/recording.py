@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
 import weakref
@@ -11,7 +12,7 @@ from pathlib import Path
 from threading import get_ident
 from time import perf_counter
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -20,11 +21,11 @@ from accumviz.graph.graph import Graph
 from accumviz.graph.recorded import Graphs
 from accumviz.ledger.events import Parameter
 from accumviz.ledger.ledger import Ledger
-from accumviz.recorder import patches, ranks, sessions
+from accumviz.recorder import distributed, patches
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.callsite import CallSite, CallSites
-from accumviz.recorder.collectives import Collectives
 from accumviz.recorder.contributions import Contributions
+from accumviz.recorder.distributed import Collectives
 from accumviz.recorder.leaves import Leaves
 from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.memory import Allocated, Held
@@ -47,6 +48,11 @@ _CLOSELY, _SELDOM = 32, 17
 _made = tuple.__new__  # what a NamedTuple is called by costs four times as much
 
 
+# Where a recording's file goes. The processes that `distribute` starts put a function of their own here.
+locate: Callable[[Path | None], Path | None] = distributed.own_path
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
 class _Step(NamedTuple):
     """An optimizer's step that has begun: its number, and what tells its frame from others, without holding it."""
 
@@ -55,6 +61,24 @@ class _Step(NamedTuple):
     code: CodeType
     thread: int
     inner: bool  # inside the step of what wraps it: one step, one event
+
+
+def _guarded(ours: _Method, passing: type[Exception] | tuple[()] = ()) -> _Method:
+    """Have a method keep to its recording what fails in it, except errors of a kind that the user is to see."""
+
+    @functools.wraps(ours)
+    def call(recording: Recording, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return ours(recording, *args, **kwargs)
+        except passing:
+            raise
+        except Exception as failure:
+            patches.failures.append(type(failure).__name__)
+            with contextlib.suppress(Exception):
+                patches.report(failure, (recording,))
+                patches.failures.pop()
+
+    return cast("_Method", call)
 
 
 class Recording:
@@ -105,7 +129,7 @@ class Recording:
             -1,
             -1,
         )  # the versions of the first leaf's weights and of the last one's, as last seen
-        self._failure, self._failures = "", len(sessions.failures)
+        self._failure, self._failures = "", len(patches.failures)
         self._notes = list(named.notes)
         self._elsewhere = (
             False  # whether an optimizer stepped of whose parameters none is recorded
@@ -113,18 +137,17 @@ class Recording:
         # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
         self._capturing: CallSite | None = None
         self._in_graphs: dict[int, None] = {}
-        self._rank = ranks.where()
+        self._rank = distributed.rank()
         self._known: list[Parameter] | None = None  # once they have been let go
         self._size = len(self._leaves)
-        place = ranks.ledger_path(path)
-        self.file = None if place is None else Path(place)
+        self.file = locate(None if path is None else Path(path))
         self._rows = Buffer(
             self._leaves.sizes,
             list(self._leaves.small),
             self._leaves.wire,
             self._allocated,
             self._about,
-            path=place,
+            path=self.file,
             overwrite=overwrite,
             sources=sources,
         )
@@ -154,53 +177,42 @@ class Recording:
             )
         self._entered = True
         try:
-            self._rows.open()
+            self._open_file()
         except OSError:
             self._entered = False
             raise
-        except Exception as failure:
-            with contextlib.suppress(Exception):
-                self._rows.forked()
-            sessions.failures.append(type(failure).__name__)
-            with contextlib.suppress(Exception):
-                sessions.fails(self, failure)
-                sessions.failures.pop()
-            return self
-        try:
+        if not self._failure:
             self._open()
-        except Exception as failure:
-            sessions.failures.append(type(failure).__name__)
-            with contextlib.suppress(Exception):
-                sessions.fails(self, failure)
-                sessions.failures.pop()
         return self
 
+    @functools.partial(_guarded, passing=OSError)
+    def _open_file(self) -> None:
+        try:
+            self._rows.open()
+        except OSError:
+            raise
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._rows.forked()
+            raise
+
+    @_guarded
     def stop(self, ended: str = "closed") -> None:
         """Close the recording, and its file; `ended` is what the ledger says of how it ended."""
-        try:
-            self._close(ended)
-        except Exception as failure:
-            sessions.failures.append(type(failure).__name__)
-            with contextlib.suppress(Exception):
-                sessions.fails(self, failure)
-                sessions.failures.pop()
+        self._close(ended)
 
     __enter__ = start
 
+    @_guarded
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self._close("closed" if error is None else sessions.said(error)[:500])
-        except Exception as failure:
-            sessions.failures.append(type(failure).__name__)
-            with contextlib.suppress(Exception):
-                sessions.fails(self, failure)
-                sessions.failures.pop()
+        self._close("closed" if error is None else patches.describe(error))
 
+    @_guarded
     def _open(self) -> None:
         self._rows.start = perf_counter()
         self._leaves.update()
@@ -212,10 +224,9 @@ class Recording:
         self._allocated.open(devices)
         if self._graphs is not None:
             self._graphs.open()
-        self._collectives.open()
         self._norms.open()
-        ranks.opened(self)
         patches.enter(self)
+        self._collectives.open()
 
     def _close(self, ended: str) -> None:
         self._leave()
@@ -230,7 +241,7 @@ class Recording:
     def _leave(self) -> None:
         """Take everything of ours away from torch and from the user's tensors, whatever fails on the way."""
         with contextlib.suppress(Exception):
-            sessions.leave(self)
+            patches.leave(self)
         for part in (self._collectives, self._leaves, self._graphs):
             with contextlib.suppress(Exception):
                 if part is not None:
@@ -309,20 +320,23 @@ class Recording:
             else "not entered: use it in a with statement"
         )
         state = f"stopped by {self._failure}" if self._failure else state
-        return (
-            f"Recording ({state}): {len(self._rows)} events × {self._size} parameters"
-        )
+        return f"Recording ({state}): {self.counted}"
+
+    @property
+    def counted(self) -> str:
+        """How much was recorded, in words, without reading the file."""
+        return f"{len(self._rows)} events × {self._size} parameters"
 
     # --- what watch tells us -------------------------------------------------------------------
 
     def failed(self, error: BaseException) -> None:
         """Stop observing, keep what is recorded, and say so once: training goes on as if we were not there."""
         if self._failure:
-            sessions.leave(self)
+            patches.leave(self)
             return
         self._failure, self._closed = type(error).__name__, True
         with contextlib.suppress(Exception):
-            self._failure = sessions.said(error)
+            self._failure = patches.describe(error)
         with contextlib.suppress(Exception):
             self._leave()
         with contextlib.suppress(Exception):
@@ -413,7 +427,7 @@ class Recording:
             running.storages = None
         running.nodes = ()
         if error is not None:
-            running.details["error"] = sessions.said(error)[:500]
+            running.details["error"] = patches.describe(error)
         meanwhile = self._rows.put_last(running) if contributions.shared else []
         beside = contributions.open[:]
         if not contributions.finish(running):
@@ -611,6 +625,20 @@ class Recording:
         """A model that DDP replicates is called."""
         self._collectives.forwards(module, frame)
 
+    def collective(
+        self,
+        op: str,
+        whole: list[torch.Tensor],
+        output: list[torch.Tensor],
+        frame: FrameType,
+    ) -> Row | None:
+        """Gradients or sharded parameters are about to be moved."""
+        return self._collectives.collective(op, whole, output, frame)
+
+    def launched(self, row: Row, work: Any) -> None:
+        """A collective of the user's own is on its way."""
+        self._collectives.launched(row, work)
+
     def waited(self, work: Any, frame: FrameType) -> None:
         """Somebody has waited for a collective."""
         self._collectives.waited(work)
@@ -641,7 +669,7 @@ class Recording:
             and self._changed_unseen()
         ):
             changed = [i for i, there in enumerate(self._leaves.present) if there]
-        if mine and self._collectives.manual:
+        if mine and self._collectives.by_hand:
             changed = self._collectives.claim(changed)
         if changed and by_hook is not None:
             self._emit("edit", self._site(by_hook), "", {"by": "hook"}, changed)
@@ -819,7 +847,7 @@ class Recording:
         # What libraries do without a new version is no edit.
         if (
             collectives.replicas
-            or collectives.manual
+            or collectives.by_hand
             or self._in_graphs
             or self._leaves.stands(told, only)
         ):
@@ -870,7 +898,7 @@ class Recording:
             meta["notes"] = list(self._notes)
         if self._graphs is not None and self._graphs.left_out:
             meta["graphs_left_out"] = self._graphs.left_out
-        stopped = self._failure or "".join(sessions.failures[self._failures :][:1])
+        stopped = self._failure or "".join(patches.failures[self._failures :][:1])
         return meta | ({"stopped": stopped} if stopped else {})
 
 
@@ -901,6 +929,6 @@ def _telling(recording: Recording) -> Callable[[Exception], None]:
     def failed(error: Exception) -> None:
         told = here()
         if told is not None:
-            sessions.fails(told, error)
+            patches.report(error, (told,))
 
     return failed

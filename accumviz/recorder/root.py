@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from accumviz.recorder import patches
-from accumviz.recorder.fsdp import local
+from accumviz.recorder.distributed import local
 from accumviz.recorder.rows import Backward, raised
 from accumviz.recorder.terms import (
     LEAF,

@@ -144,21 +144,12 @@ class Row:
             self.details["lr"][where] = value
         elif where == "found_inf":
             self.details |= {"skipped": True} if value else {}
-        elif where in (
-            "by_hook",
-            "by_comm_hook",
+        elif (
+            where == "by_hook"
         ):  # rounded as it is, each backward's own would be a text of its own
             self.details[where] = float(f"{value:.6g}")
         else:
             self.details[where] = value
-
-
-class Sent(NamedTuple):
-    """What a comm hook reduces, in which versions, and by which factor its sum is more than that of the gradients."""
-
-    tensors: list[torch.Tensor]
-    versions: list[int]
-    factor: torch.Tensor
 
 
 class Sync(NamedTuple):
@@ -171,7 +162,6 @@ class Sync(NamedTuple):
     row: Row
     leaves: list[int]
     arriving: dict[int, torch.Tensor | None]
-    sent: Sent | None = None
 
 
 class Backward(Row):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from accumviz.recorder import sessions
+from accumviz.recorder import patches
 
 
 class BatchNorms:
@@ -62,6 +62,6 @@ def _count(layer: Any) -> _Count | None:
         return None
     tracked = layer._buffers.get("num_batches_tracked")
     with contextlib.suppress(Exception):
-        if tracked is not None and not sessions.capturing():
+        if tracked is not None and not patches.capturing():
             return _Count(int(tracked.item()), id(tracked), tracked._version)
     return None

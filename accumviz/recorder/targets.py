@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from accumviz.arguments import a
 from accumviz.recorder.callsite import variable
-from accumviz.recorder.fsdp import Shard, Shards, local, units
+from accumviz.recorder.distributed import Shard, Shards, local, units
 from accumviz.recorder.transfer import readable
 
 # The variables of so many callers are searched for an optimizer's name.

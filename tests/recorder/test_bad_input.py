@@ -20,7 +20,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT
-from accumviz.recorder import root, sessions, targets
+from accumviz.recorder import patches, root, targets
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.contributions import Contributions
 from accumviz.recorder.leaves import Leaves
@@ -240,7 +240,7 @@ def test_an_exception_in_the_loop_ends_the_recording_and_goes_on() -> None:
         (w * w).sum().backward()
         raise KeyError("the user's")
     assert kinds(recording.ledger) == ["backward"]
-    assert sessions.listening == ()
+    assert patches.listening == ()
 
 
 def test_an_optimizer_whose_step_raises_leaves_nothing_open() -> None:
@@ -610,7 +610,7 @@ def test_a_failure_of_ours_ends_the_recording_not_the_training(
     assert len(said) == 1
     for a, b in zip(plain, recorded, strict=True):
         assert torch.equal(a, b)
-    assert sessions.listening == ()
+    assert patches.listening == ()
     ledger = kept[0].ledger
     assert "ZeroDivisionError" in ledger.meta["stopped"]
     assert "stopped by ZeroDivisionError: ours" in repr(kept[0])
@@ -722,7 +722,7 @@ class _Pressed(set[int]):
 
 @pytest.mark.parametrize("kind", ["backward", "zero_grad", "clip"])
 def test_a_key_that_is_pressed_at_our_door_leaves_it_open(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sessions.inside, kind, _Pressed())
+    monkeypatch.setitem(patches.inside, kind, _Pressed())
     w = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=0.1)
     with av.record(w, optimizer) as recording:
@@ -731,5 +731,5 @@ def test_a_key_that_is_pressed_at_our_door_leaves_it_open(kind: str, monkeypatch
                 w.square().sum().backward()
                 nn.utils.clip_grad_norm_([w], 1.0)
                 optimizer.zero_grad()
-    assert sessions.inside[kind] == set()
+    assert patches.inside[kind] == set()
     assert [event.kind for event in recording.ledger][-3:] == ["backward", "clip", "zero_grad"]

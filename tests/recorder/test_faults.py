@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 import accumviz as av
 from accumviz.graph import scopes
-from accumviz.recorder import buffer, sessions
+from accumviz.recorder import buffer, patches
 from tests.recorder.loops import Train, alone, replicated, sharded
 from tests.thorough import THOROUGH
 
@@ -322,8 +322,8 @@ def survey(train: Train, mode: dict[str, Any], wanted: Wanted = every) -> tuple[
             raise AssertionError(f"{name}: {wrong}")
         if wrong:
             found[name] = wrong
-    for left in (*sessions.listening, None):  # what the last fault kept from leaving, or from being undone
-        sessions.leave(left)
+    for left in (*patches.listening, None):  # what the last fault kept from leaving, or from being undone
+        patches.leave(left)
     for left_watching in scopes._watching:
         left_watching.close()
     return agreed(len(planted)), found

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import accumviz as av
-from accumviz.recorder import sessions
+from accumviz.recorder import patches
 from accumviz.recorder.recording import Recording
 
 
@@ -87,7 +87,7 @@ def assert_let_go(recording: Recording, found: list[weakref.ref[Any]]) -> None:
     gc.collect()
     assert [type(thing()).__name__ for thing in found if thing() is not None] == []
     _ = recording.ledger, recording.graphs, repr(recording)
-    assert sessions.listening == ()
+    assert patches.listening == ()
 
 
 @pytest.mark.parametrize("end", [*ENDS, "never entered"])
@@ -129,7 +129,7 @@ def test_an_open_recording_stays_open_when_nobody_holds_it(tmp_path: Path) -> No
     w = torch.ones(2, requires_grad=True)
     av.record(w, path=tmp_path / "x.ledger").start()
     gc.collect()
-    (recording,) = sessions.listening
+    (recording,) = patches.listening
     (w * 2).sum().backward()
     recording.stop()
     assert len(av.load(tmp_path / "x.ledger")) == 1

@@ -28,7 +28,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import accumviz as av
 from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT
-from accumviz.recorder import sessions
+from accumviz.recorder import patches
 from accumviz.recorder.callsite import CallSites
 from tests.light import LIGHT
 from tests.thorough import examples
@@ -551,10 +551,10 @@ def test_a_gradient_of_which_torch_has_yet_to_turn_the_sign_is_told_with_its_own
 
 def test_in_a_forked_process_no_thread_of_its_parent_is_in_the_middle_of_anything() -> None:
     gone = -1
-    for threads in (*sessions.inside.values(), sessions.asked):
+    for threads in (*patches.inside.values(), patches.asked):
         threads.update((gone, threading.get_ident()))
-    sessions._in_child()
-    for threads in (*sessions.inside.values(), sessions.asked):
+    patches._in_child()
+    for threads in (*patches.inside.values(), patches.asked):
         assert threads == {threading.get_ident()}
         threads.clear()
 
@@ -896,7 +896,7 @@ def test_recordings_print_what_they_are() -> None:
         (w * w).sum().backward()
         assert repr(recording) == "Recording (open): 1 events × 1 parameters"
     assert "closed" in repr(recording)
-    assert sessions.listening == ()
+    assert patches.listening == ()
 
 
 def test_finding_names_does_not_keep_the_callers_variables_alive() -> None:

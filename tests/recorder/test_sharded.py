@@ -1,4 +1,4 @@
-"""What FSDP shards: what deleted tensors it keeps, and the norm of gradients that no rank has whole."""
+"""What FSDP shards: what deleted tensors it keeps, and the whole gradients that wait to be scattered."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ import torch.distributed as dist
 from torch import nn
 
 import accumviz as av
-from accumviz.recorder import record
-
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def deleted_yet_alive(kind: str, recorded: bool) -> list[bool]:
@@ -57,7 +54,7 @@ def kept_beside_the_weights(width: int, each: bool) -> tuple[list[list[float]], 
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    from accumviz.recorder import fsdp
+    from accumviz.recorder import distributed
 
     def trained(recorded: bool) -> tuple[Any, list[list[float]], list[Any]]:
         torch.manual_seed(0)
@@ -65,7 +62,7 @@ def kept_beside_the_weights(width: int, each: bool) -> tuple[list[list[float]], 
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for part in (*model, model) if each else (model,):
             fully_shard(part, mp_policy=precision)
-        wholes = [unit for unit, _, _ in fsdp.units(model)]
+        wholes = [unit for unit, _, _ in distributed.units(model)]
         kept = []
         recording = av.record(model) if recorded else None
         with recording or contextlib.nullcontext():
@@ -80,6 +77,7 @@ def kept_beside_the_weights(width: int, each: bool) -> tuple[list[list[float]], 
     recording, kept, grads = trained(True)
     ledger = recording.ledger
     columns = [ledger.index(f"{n}.weight (unsharded)") for n in (0, 1)]
+    assert {ledger.parameters[column].dtype for column in columns} == {"float32"}
     told = [ledger.grad[event.index, columns].tolist() for event in ledger.of("backward")]
     alone = trained(False)[2]
     return told, kept, all(torch.equal(a, b) for a, b in zip(grads, alone, strict=True))
@@ -138,49 +136,18 @@ def test_a_zeroing_of_whole_weights_is_an_event_also_where_it_reached_nothing(ho
             assert (found, lost) == ([rule], not apart)
 
 
-# --- the norm of sharded gradients ----------------------------------------------------------------
+def summed_in_16_bits() -> tuple[str, str]:
+    """Return the dtypes of a whole gradient and of its shard, by their names in the ledger."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model: Any = nn.Linear(2, 2, bias=False)
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    with av.record(model) as recording:
+        model.set_requires_gradient_sync(False)
+        model(torch.ones(1, 2)).float().mean().backward()
+    shard, whole = recording.ledger.parameters
+    return whole.dtype, shard.dtype
 
 
-def clipped(shape: tuple[int, ...], norm_type: float, partial: bool, watched: bool) -> tuple[Any, ...]:
-    """Clip sharded gradients; returns the norm of the whole gradient, ours, the clipped gradient, the collectives."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.debug import CommDebugMode
-    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-
-    from accumviz.recorder import fsdp
-
-    torch.manual_seed(0)
-    model = nn.Linear(8, 8)
-    fully_shard(model, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("outer", "inner")[-len(shape) :]))
-    torch.manual_seed(dist.get_rank())
-    model(torch.randn(4, 8)).square().mean().backward()
-    grads: list[Any] = [parameter.grad for parameter in model.parameters()][: 1 if partial else 2]
-    whole = torch.cat([grad.full_tensor().ravel() for grad in grads]).norm(norm_type)
-    total = torch.linalg.vector_norm(grads[0], norm_type) if partial else get_total_norm(grads, norm_type)
-    with CommDebugMode() as collectives:
-        norm = fsdp.Norm(total) if watched else None
-        clip_grads_with_norm_(model.parameters(), 0.1, total)
-        told = norm.end() if norm is not None else None
-    counts = {str(name): count for name, count in collectives.get_comm_counts().items()}
-    return whole, told, [grad.full_tensor() for grad in grads], counts, (fsdp._open, fsdp._undo)
-
-
-CASES = [((4,), 2.0), ((4,), 1.0), ((4,), float("inf")), ((2, 2), 2.0), ((2, 2), float("inf"))]
-
-
-def every_clip() -> list[list[tuple[Any, ...]]]:
-    return [
-        [clipped(*case, partial, watched) for watched in (False, True)] for case in CASES for partial in (False, True)
-    ]
-
-
-def test_the_norm_of_a_sharded_gradient_is_the_whole_ones_and_no_collective_is_added() -> None:
-    for rank in av.distribute(every_clip, ranks=4).returned:
-        for (_, _, alone, theirs, _), (whole, told, grads, collectives, left) in rank:
-            if told is not None or record.NEEDED < TORCH:  # torch 2.10 adds to a partial norm before it reduces it
-                assert type(told) is torch.Tensor
-                torch.testing.assert_close(told, whole)
-            assert all(torch.equal(a, b) for a, b in zip(alone, grads, strict=True))
-            assert collectives == theirs
-            assert left == ((), [])
+def test_a_sum_that_fsdp_keeps_in_16_bits_is_named_so() -> None:
+    assert av.distribute(summed_in_16_bits).returned == (("bfloat16", "float32"),) * 2

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -15,20 +11,20 @@ from torch import nn
 from torch.nn import functional as F
 
 import accumviz as av
-from accumviz.recorder import watch as watching
-from accumviz.recorder.watch import Found, Watch
+from accumviz.recorder.detection import Detector
+from accumviz.recorder.recording import Recording
 
 Step = Callable[[int], None]
 
 
 @contextmanager
-def watched(found: list[Found]) -> Iterator[None]:
+def watched(found: list[Recording]) -> Iterator[None]:
     notes: list[str] = []
-    watch = Watch(None, found, notes)
+    detector = Detector(None, found, notes)
     try:
         yield
     finally:
-        watch.close("exit")
+        detector.close("exit")
     assert notes == []
 
 
@@ -91,67 +87,26 @@ def _differentiated_in_one_line() -> Step:
 
 @pytest.mark.parametrize("made", [_bare, _frozen_at_first, _scaled_in_one_line, _differentiated_in_one_line])
 def test_a_right_loop_is_recorded_from_its_first_backward_and_healthy(made: Callable[[], Step]) -> None:
-    found: list[Found] = []
+    found: list[Recording] = []
     with watched(found):
         step = made()
         for i in range(8):
             step(i)
     [recorded] = found
-    ledger = recorded.recording.ledger
+    ledger = recorded.ledger
     assert len(ledger.of("backward")) == 8
     assert {round(share.share, 6) for share in ledger.shares()} == {0.25}
     assert av.check(ledger).healthy, str(av.check(ledger))
 
 
-def test_a_model_that_another_thread_makes_while_a_recording_opens_has_one_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def trained() -> None:
+def test_of_models_made_one_after_the_other_the_first_four_are_recorded() -> None:
+    recordings: list[Recording] = []
+    notes: list[str] = []
+    detector = Detector(None, recordings, notes)
+    for _ in range(6):
         step = _differentiated_in_one_line()
-        for i in range(8):
+        for i in range(4):
             step(i)
-
-    other, living = threading.Thread(target=trained), watching._living
-
-    def meanwhile() -> Any:
-        if other.ident is None:
-            other.start()
-            other.join(0.3)  # so long as it is free to run
-        return living()
-
-    monkeypatch.setattr(watching, "_living", meanwhile)
-    found: list[Found] = []
-    with watched(found):
-        trained()
-        other.join()
-    assert [len(recorded.recording.ledger.of("step")) for recorded in found] == [2, 2]
-    assert all(av.check(recorded.recording.ledger).healthy for recorded in found)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_process_makes_an_optimizer_while_its_parent_was_opening_a_recording() -> None:
-    watch = Watch(None, [], [])
-    try:
-        held, done = threading.Event(), threading.Event()
-
-        def holding() -> None:
-            with watch._lock:
-                held.set()
-                done.wait(20)
-
-        def made() -> None:
-            torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-
-        other = threading.Thread(target=holding)
-        other.start()
-        assert held.wait(20)
-        child = multiprocessing.get_context("fork").Process(target=made)
-        child.start()
-        done.set()
-        other.join()
-        child.join(5)
-        child.kill()
-        child.join()
-        assert child.exitcode == 0
-    finally:
-        watch.close("exit")
+    detector.close("exit")
+    assert [len(recording.ledger.windows()) for recording in recordings] == [1] * 4
+    assert notes == ["the first 4 models were recorded, and later ones were not"]

@@ -1,0 +1,301 @@
+"""Finds what a script trains, and opens a recording when its first training step begins."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from accumviz.graph.scopes import submodules
+from accumviz.recorder import patches, record
+from accumviz.recorder.callsite import CallSites, variable
+from accumviz.recorder.recording import Recording
+from accumviz.recorder.targets import Named, collect, parameters
+
+# A script that makes a model for each fold or trial is recorded so many times.
+_MOST = 4
+_LIVING = (torch.nn.Module, torch.amp.GradScaler)
+# So many callers are asked what they call a model.
+_CALLERS = 32
+_MANY = f"the first {_MOST} models were recorded, and later ones were not"
+
+
+class Detector:
+    """Sees optimizers being made, and opens a recording of what they train when the training begins.
+
+    It begins with a data loader, a forward in training mode (both once there is an optimizer), or a backward. What is
+    made later has a recording of its own. `recordings` and `notes`, on what was not recorded, grow as it sees more.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        recordings: list[Recording],
+        notes: list[str],
+        *,
+        exact: int = 64,
+    ) -> None:
+        record.check()
+        self._path, self._exact = path, exact
+        self.recordings, self.notes = recordings, notes
+        self._number = 1  # of the first name that no other run has
+        # For each recording that is open, the optimizers that it was opened with.
+        self._opened: dict[Recording, list[weakref.ref[Any]]] = {}
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._armed = self._closed = False
+        self._process = os.getpid()
+        self._undo: list[Callable[[], None]] = []
+        self._wrap(torch.optim.Optimizer, "__init__", self._making)
+        self._always, self._undo = self._undo, []
+        self._arm()
+
+    # --- when ----------------------------------------------------------------------------------
+
+    def _wrap(
+        self,
+        owner: Any,
+        name: str,
+        around: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        original = getattr(owner, name)
+        ours = functools.update_wrapper(around(original), original)
+
+        def undo() -> None:
+            if getattr(owner, name) is ours:
+                setattr(owner, name, original)
+
+        setattr(owner, name, ours)
+        self._undo.append(undo)
+
+    def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - its name in torch
+            original(optimizer, *args, **kwargs)
+            try:
+                if not self._closed and os.getpid() == self._process:
+                    self._optimizers.append(weakref.ref(optimizer))
+                    self._arm()
+            except Exception as failure:
+                self._fail(failure)
+
+        return __init__
+
+    def _arm(self) -> None:
+        """Be told when a training step begins, once."""
+        if self._armed:
+            return
+        self._armed = True
+        for owner, name, begins in (
+            (torch.nn.Module, "__call__", self._trains),
+            (torch.utils.data.DataLoader, "__iter__", self._has_optimizer),
+            (torch.autograd, "backward", lambda *_: True),
+        ):
+            self._wrap(owner, name, functools.partial(self._at, owner, name, begins))
+
+    def _disarm(self) -> None:
+        self._armed = False
+        while self._undo:
+            self._undo.pop()()
+
+    def _at(
+        self,
+        owner: Any,
+        name: str,
+        begins: Callable[..., bool],
+        original: Callable[..., Any],
+    ) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._armed or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            before = getattr(owner, name)
+            try:
+                if begins(*args[:1]):
+                    self._open(sys._getframe(1))
+            except Exception as failure:
+                self._fail(failure)
+            now = getattr(owner, name)
+            # A recording that was opened just now wants to see this call, too.
+            return (original if now is before else now)(*args, **kwargs)
+
+        return call
+
+    def _has_optimizer(self, *_: Any) -> bool:
+        return any(known() is not None for known in self._optimizers)
+
+    def _trains(self, module: Any) -> bool:
+        return module.training and torch.is_grad_enabled() and self._has_optimizer()
+
+    def _fail(self, failure: Exception) -> None:
+        self._armed = False
+        said = f"{type(failure).__name__}: {failure}"
+        self._note(f"some of the training was not recorded: {said}")
+
+    def _note(self, said: str) -> None:
+        if said not in self.notes:
+            self.notes.append(said)
+
+    # --- what ----------------------------------------------------------------------------------
+
+    def _open(self, frame: FrameType) -> None:
+        """Record every model and optimizer that no recording has."""
+        if self._closed or os.getpid() != self._process:
+            return
+        self._armed = False  # while we look: another thread may begin, too
+        alive = (known() for known in self._optimizers)
+        optimizers = [optimizer for optimizer in alive if optimizer is not None]
+        recorded = {
+            id(tensor)
+            for recording in self._opened
+            for tensor in recording._leaves.tensors
+        }
+        fresh = [
+            optimizer
+            for optimizer in optimizers
+            if any(id(p) not in recorded for p in parameters(optimizer))
+        ]
+        if self.recordings and not fresh:
+            self._disarm()
+            return
+        modules, scalers = _living()
+        # `scaler.scale(model(x))` was looked up before the forward that has us called.
+        patches.scalers.update(scalers)
+        roots = _roots(modules, fresh, recorded, frame)
+        given = [p for optimizer in fresh for p in parameters(optimizer)]
+        given += [p for root in roots for p in root.parameters()]
+        # It may differentiate something that is no model, or all is frozen; lazy parameters are made by a forward.
+        early = any(map(torch.nn.parameter.is_lazy, given))
+        if early or not any(p.requires_grad for p in given):
+            self._armed = True
+            return
+        self._disarm()
+        self._close_those_that_are_over()
+        if len(self.recordings) >= _MOST:
+            self._note(_MANY)
+            self._closed = True
+        else:
+            self._record(roots, fresh, CallSites().owner(frame))
+
+    def _record(
+        self, roots: list[Any], optimizers: list[Any], caller: FrameType | None
+    ) -> None:
+        groups: dict[str, Any] = {}
+        for root in roots if len(roots) > 1 else ():
+            name = _called(root, caller) or type(root).__name__
+            while name in groups:
+                name += "_"
+            groups[name] = root
+        # Without a module, what an optimizer was given is all there is.
+        named = collect(() if groups else (*(roots or optimizers),), groups, caller)
+        # Last, as in record(): a model knows better names for the same parameters.
+        for optimizer in optimizers:
+            more = collect((optimizer,), {}, caller)
+            for name, tensor in zip(more.names, more.tensors, strict=True):
+                if id(tensor) not in named.index:
+                    named.add(name, tensor, "")
+        recording = self._started(named, optimizers, caller)
+        named.optimizers.clear()  # none is held: a loop may make one for each epoch
+        self.recordings.append(recording)
+        self._opened[recording] = [weakref.ref(each) for each in optimizers]
+
+    def _started(
+        self, named: Named, optimizers: list[Any], caller: FrameType | None
+    ) -> Recording:
+        """Return an open recording in a file of its own: a name that another run took meanwhile gets a number."""
+        while True:
+            named.optimizers[:] = optimizers
+            place = self._place()
+            recording = Recording(
+                named, caller, path=place, exact=self._exact, memory=None
+            )
+            try:
+                return recording.start()
+            except FileExistsError:
+                self._number += 1
+            except OSError as error:
+                self._note(
+                    f"no file could be written ({error}), so the recording was held in memory, and is gone now"
+                )
+                self._path = None
+
+    def _place(self) -> Path | None:
+        if self._path is None:
+            return None
+        number = f"-{self._number}" if self._number > 1 else ""
+        model = f".model{len(self.recordings) + 1}" if self.recordings else ""
+        name = f"{self._path.stem}{number}{model}{self._path.suffix}"
+        return self._path.with_name(name)
+
+    def _close_those_that_are_over(self) -> None:
+        for recording, optimizers in list(self._opened.items()):
+            if optimizers and all(known() is None for known in optimizers):
+                recording.stop()
+                del self._opened[recording]
+
+    def close(self, ended: str) -> None:
+        """Close all recordings; afterwards nothing of ours is left in torch."""
+        self._closed = True
+        self._undo += self._always
+        self._disarm()
+        for recording in self._opened:
+            recording.stop(ended)
+        if not self.recordings and not self.notes:
+            self._note(
+                "nothing was recorded: no model or optimizer was seen training in this process"
+            )
+
+
+def _living() -> list[list[Any]]:
+    """Return the modules and the gradient scalers that there are."""
+    # By class: a proxy says that it is one, and may do anything when it is asked.
+    living = [one for one in gc.get_objects() if issubclass(type(one), _LIVING)]
+    return [[one for one in living if issubclass(type(one), kind)] for kind in _LIVING]
+
+
+def _roots(
+    modules: list[Any], optimizers: list[Any], recorded: set[int], frame: FrameType
+) -> list[Any]:
+    """Return the models that are trained: whole ones, not their parts, and neither losses nor what only wraps them.
+
+    They share parameters with an optimizer, or some caller has a name for them; with neither, all are taken.
+    """
+    children = itertools.chain.from_iterable(map(_children, modules))
+    inner = {id(child) for child in children}
+    whole: list[tuple[Any, set[int]]] = []
+    for module in modules:
+        if id(module) not in inner:
+            # without torch.compile's wrapper
+            bare = getattr(module, "_modules", {}).get("_orig_mod", module)
+            tensors = {id(p) for p in bare.parameters() if p.requires_grad}
+            if tensors and not tensors & recorded:
+                whole.append((bare, tensors))
+    owned = {id(p) for optimizer in optimizers for p in parameters(optimizer)}
+    caller = CallSites().owner(frame)
+    wanted = [
+        module
+        for module, tensors in whole
+        if tensors & owned or (not recorded and _called(module, caller))
+    ]
+    return wanted if wanted or owned else [module for module, _ in whole]
+
+
+def _children(module: Any) -> Iterator[Any]:
+    return (child for _, child in submodules(module) if child is not module)
+
+
+def _called(module: Any, frame: FrameType | None) -> str:
+    """Return the name that the outermost caller who has one gives it: inside a function, several models share one."""
+    name = ""
+    for _ in range(_CALLERS):
+        if frame is None:
+            break
+        here, frame = variable(frame, module), frame.f_back
+        name = here if here not in ("", "self") else name
+    return name
