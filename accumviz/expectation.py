@@ -12,7 +12,7 @@ import numpy as np
 from accumviz import arguments
 from accumviz.checks.check import check
 from accumviz.checks.report import Report, told
-from accumviz.ledger.gains import number
+from accumviz.ledger.flow import number
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.shares import Shares
 

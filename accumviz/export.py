@@ -41,7 +41,7 @@ def to_csv(ledger: Ledger, file: TextIO) -> None:
     """
     rows = csv.writer(file, lineterminator="\n")
     rows.writerow(("event", "rank", *_TEXTS, *_NUMBERS, *_OF_PARAMETER))
-    consumed, erased = ledger.fates.consumed, ledger.fates.erased
+    consumed, erased = ledger.outcomes.consumed, ledger.outcomes.erased
     for event in ledger:
         e = event.index
         about = [e, "" if event.rank is None else event.rank]

@@ -160,7 +160,7 @@ def test_claim_8_the_recipe_leaves_the_last_partial_window_unconsumed() -> None:
     ledger = recording.ledger
     assert [len(window.backwards) for window in ledger.windows()] == [4, 4]
     assert ledger.live(-1, "w") == [12, 13]
-    assert (ledger.fates.steps[[12, 13], 0] == 0).all()
+    assert (ledger.outcomes.steps[[12, 13], 0] == 0).all()
 
 
 def test_claim_9_every_intermediate_derivative_stands_on_the_graph() -> None:

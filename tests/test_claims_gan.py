@@ -277,11 +277,11 @@ def test_claim_21_a_leak_that_is_zeroed_in_time_is_erased_unconsumed() -> None:
     ledger = play(True)[0]
     leaks = [event.index for event in ledger.of("backward") if event.label == "g_loss"]
     of_d = [p for p, parameter in enumerate(ledger.parameters) if parameter.name.startswith("D.")]
-    assert (ledger.fates.erased[leaks][:, of_d] > 0).all()
-    assert (ledger.fates.steps[leaks][:, of_d] == 0).all()
+    assert (ledger.outcomes.erased[leaks][:, of_d] > 0).all()
+    assert (ledger.outcomes.steps[leaks][:, of_d] == 0).all()
     harmful = play(False)[0]
     leaks = [event.index for event in harmful.of("backward") if event.label == "g_loss"]
-    assert (harmful.fates.steps[leaks][:, of_d] == 1).all()
+    assert (harmful.outcomes.steps[leaks][:, of_d] == 1).all()
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ def toy() -> Ledger:
 
 
 def test_both_contributions_are_consumed_by_the_step_and_erased_by_the_zero(toy: Ledger) -> None:
-    assert toy.fates.consumed[:, 0].tolist() == [2, 2, -1, -1]
-    assert toy.fates.erased[:, 0].tolist() == [3, 3, -1, -1]
-    assert toy.fates.steps[:, 0].tolist() == [1, 1, 0, 0]
+    assert toy.outcomes.consumed[:, 0].tolist() == [2, 2, -1, -1]
+    assert toy.outcomes.erased[:, 0].tolist() == [3, 3, -1, -1]
+    assert toy.outcomes.steps[:, 0].tolist() == [1, 1, 0, 0]
 
 
 def test_a_window_holds_its_backwards(toy: Ledger) -> None:
@@ -76,7 +76,7 @@ def test_a_zero_inside_the_window_erases_unconsumed() -> None:
 
 def test_zeroing_to_zeros_erases_as_zeroing_to_none_does() -> None:
     ledger = Ledger.build([W], [backward(-16, -16), ZERO | {"grad": {"w": 0.0}}, backward(-4, -4)])
-    assert ledger.fates.erased[0, 0] == 1
+    assert ledger.outcomes.erased[0, 0] == 1
     assert ledger.state[1, 0] & PRESENT
 
 
@@ -100,7 +100,7 @@ def test_a_backward_whose_sum_happens_to_be_zero_erases_nothing() -> None:
 
 def test_without_a_zero_one_contribution_is_used_by_several_steps() -> None:
     ledger = Ledger.build([W], [backward(1, 1), step(1), backward(3, 2), step(3)])
-    assert ledger.fates.steps[:, 0].tolist() == [2, 0, 1, 0]
+    assert ledger.outcomes.steps[:, 0].tolist() == [2, 0, 1, 0]
     assert [w.backwards for w in ledger.windows()] == [(0,), (0, 2)]
 
 
@@ -118,7 +118,7 @@ def test_an_optimizer_consumes_only_what_it_owns() -> None:
         {"kind": "step", "details": {"optimizer": "SGD", "optimizer_index": 0}, "grad": {"g": 1, "d": 2, "f": 3}},
     ]
     ledger = Ledger.build([g, d, frozen], rows)
-    assert ledger.fates.consumed[0].tolist() == [2, 1, -1]
+    assert ledger.outcomes.consumed[0].tolist() == [2, 1, -1]
     assert [(w.optimizer, w.backwards) for w in ledger.windows()] == [("Adam", (0,)), ("SGD", (0,))]
 
 
@@ -131,8 +131,8 @@ def test_a_closure_that_zeroes_before_its_step_has_ended_is_consumed_by_that_ste
         step(2),
     ]
     ledger = Ledger.build([W], rows)
-    assert ledger.fates.consumed[:, 0].tolist() == [-1, 4, -1, 4, -1]
-    assert ledger.fates.erased[:, 0].tolist() == [-1, 2, -1, -1, -1]
+    assert ledger.outcomes.consumed[:, 0].tolist() == [-1, 4, -1, 4, -1]
+    assert ledger.outcomes.erased[:, 0].tolist() == [-1, 2, -1, -1, -1]
     assert ledger.windows()[0].backwards == (1, 3)
     assert ledger.unconsumed(2) == {}
 
@@ -358,7 +358,7 @@ def test_the_running_sum_equals_the_simulated_grad(loop: Loop) -> None:
 @settings(max_examples=examples(200), deadline=None)
 @given(loops())
 def test_fates_agree_with_walking_event_by_event(loop: Loop) -> None:
-    fates = loop.ledger.fates
+    fates = loop.ledger.outcomes
     for p in range(len(loop.ledger.parameters)):
         seen = set()
         for born, erased, used in walked(loop.ledger, p):
@@ -465,7 +465,7 @@ def test_each_ranks_windows_and_fates_are_its_own() -> None:
     assert [(w.step, w.backwards) for w in merged.windows()] == [(4, (0, 2)), (5, (1,))]
     assert merged.live(6, "rank 0 · w") == []
     assert merged.live(6, "rank 1 · w") == [1]
-    assert merged.fates.erased[1].tolist() == [-1, 7]
+    assert merged.outcomes.erased[1].tolist() == [-1, 7]
 
 
 def test_a_zero_grad_of_one_rank_erases_nothing_on_another_even_where_grad_is_zero() -> None:
@@ -530,7 +530,7 @@ def test_what_a_reduce_scatter_takes_from_a_whole_gradient_is_consumed_with_the_
     assert ledger.windows()[0].backwards == (0, 1)
     assert ledger.live(1, whole) == [0, 1]
     assert ledger.live(2, whole) == []
-    assert ledger.fates.consumed[:2, 1].tolist() == [3, 3]
+    assert ledger.outcomes.consumed[:2, 1].tolist() == [3, 3]
     assert [ledger.unconsumed(e) for e in range(5)] == [{}] * 5
 
 
@@ -598,5 +598,5 @@ def test_the_backwards_of_a_window_are_used_as_a_tuple_is() -> None:
     assert not never_zeroed(0).windows()
     with pytest.raises(IndexError):
         found[4]
-    with pytest.raises(ValueError, match="not in tuple"):
+    with pytest.raises(ValueError):
         found.index(5)

@@ -161,13 +161,13 @@ def at_random(rng: np.random.Generator) -> Ledger:
 
 
 def read_by_the_page(told: list[dict[str, Any]]) -> list[Any]:
-    """What the page's own functions make of fates: per ledger, row and event what is live, used and lost."""
+    """What the page's own functions make of lifetimes: per ledger, row and event what is live, used and lost."""
     script = """
-        import { decode, live, lost } from "./accumviz/views/js/fates.js";
+        import { decode, live, lost } from "./accumviz/views/js/lifetimes.js";
         let text = "";
         for await (const chunk of process.stdin) text += chunk;
-        const rows = ({ length, fates, rows }) => rows.map(({ c, f }) => {
-          const read = decode(fates[f], c);
+        const rows = ({ length, flow, rows }) => rows.map(({ c, f }) => {
+          const read = decode(flow[f], c);
           return Array.from({ length }, (_, e) => {
             const here = live(read, e);
             const used = here.filter((k) => read.consumed[k] <= e);
@@ -188,17 +188,17 @@ def carried(ledger: Ledger) -> dict[str, Any]:
     length, rows = len(ledger), data["p"]
     columns = [data["c"][p * length : (p + 1) * length] for p in range(len(rows))]
     told = [{"c": column, "f": row["f"]} for column, row in zip(columns, rows, strict=True)]
-    return {"length": length, "fates": data["fates"], "rows": told, "in": [row.get("in") for row in rows]}
+    return {"length": length, "flow": data["flow"], "rows": told, "in": [row.get("in") for row in rows]}
 
 
 def test_the_page_holds_live_used_and_lost_what_the_ledger_says() -> None:
     rng = np.random.default_rng(7)
     ledgers = [at_random(rng) for _ in range(300)]
     told = [carried(ledger) for ledger in ledgers]
-    assert any(fate < 0 for one in told for runs in one["fates"] for fate in runs), "something is handed on"
+    assert any(fate < 0 for one in told for each in one["flow"] for fate in each["runs"]), "something is handed on"
     assert any(inside and inside[1] > inside[0] + 1 for one in told for inside in one["in"]), "there are groups"
     for ledger, one, found in zip(ledgers, told, read_by_the_page(told), strict=True):
-        consumed = ledger.fates.consumed
+        consumed = ledger.outcomes.consumed
         for row, (inside, events) in enumerate(zip(one["in"], found, strict=True)):
             members = range(*inside) if inside else [row]
             for e, (live, used, lost) in enumerate(events):
@@ -226,14 +226,14 @@ def carried_thinned(ledger: Ledger) -> tuple[list[int], dict[str, Any]]:
     data, _ = payload.ledger_data(ledger)
     chosen = data["e"]["i"]
     rows = [{"c": data["c"][p * len(chosen) : (p + 1) * len(chosen)], "f": row["f"]} for p, row in enumerate(data["p"])]
-    return chosen, {"length": len(chosen), "fates": data["fates"], "rows": rows}
+    return chosen, {"length": len(chosen), "flow": data["flow"], "rows": rows}
 
 
-def test_the_fates_of_a_regular_loop_weigh_next_to_nothing() -> None:
+def test_the_lifetimes_of_a_regular_loop_weigh_next_to_nothing() -> None:
     from tests.toys import large
 
     data, _ = payload.ledger_data(large(6000, 150))
-    assert len(data["fates"]) == 1
-    assert len(data["fates"][0]) == 3 * 1000
-    with_fates, without = (len(payload.encode(one)) for one in (data, {**data, "fates": []}))
-    assert with_fates - without < 400
+    assert len(data["flow"]) == 1
+    assert len(data["flow"][0]["runs"]) == 3 * 1000
+    whole, without = (len(payload.encode(one)) for one in (data, {**data, "flow": []}))
+    assert whole - without < 400

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 
 import accumviz as av
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT, Events
+from accumviz.ledger.flow import BY_HAND, UNREAD
 from accumviz.ledger.ledger import Ledger, Parameter
+from accumviz.views import payload
+from accumviz.views.parts import segments
 from tests.by_hand import Play, term, windows
 from tests.thorough import examples
 
@@ -196,17 +199,17 @@ def test_an_average_over_ranks_counts_once_however_often_it_is_made() -> None:
     assert shares(play) == pytest.approx([0.125, 0.125])
 
 
-def test_a_reduction_by_hand_is_a_sum_where_a_division_by_the_ranks_follows() -> None:
-    for divided in (True, False):
-        play = Play()
-        play.backward()
-        about: dict[str, Any] = {"op": "all-reduce", "ranks": 2}
-        play.touched(play._put("sync", details=about), ["w", "v"])
-        if divided:
-            play.edit(0.5)
-        play.step()
-        (row,) = play.ledger.shares()
-        assert (row.share == pytest.approx(0.125)) if divided else ("sum or a mean" in row.unknown)
+@pytest.mark.parametrize("reduction", ["sum", "avg", None])
+def test_a_reduction_by_hand_is_what_the_call_asked_for_or_unknown(reduction: str | None) -> None:
+    play = Play()
+    play.backward()
+    about: dict[str, Any] = {"op": "all-reduce", "ranks": 2} | ({"reduction": reduction} if reduction else {})
+    play.touched(play._put("sync", details=about), ["w", "v"])
+    if reduction == "sum":
+        play.edit(0.5)
+    play.step()
+    (row,) = play.ledger.shares()
+    assert (row.share == pytest.approx(0.125)) if reduction else ("sum or a mean" in row.unknown)
 
 
 def test_what_a_skipped_step_had_read_is_not_counted_as_erased() -> None:
@@ -449,3 +452,42 @@ def test_a_loop_that_never_zeroes_is_listed_without_filling_the_memory() -> None
     rows = ledger.shares()
     assert len(rows) + rows.left_out == count * (count + 1) // 2
     assert f"{rows.left_out} more rows" in repr(rows)
+
+
+def _edited(by: float, unknown: bool = False) -> Ledger:
+    """One weight, contributions of -16 and -4; then `.grad` is multiplied by hand, or replaced."""
+    rows: list[dict[str, Any]] = [
+        {"kind": "backward", "label": "loss", "contribution": {"w": -16}, "grad": {"w": -16}},
+        {"kind": "backward", "label": "loss", "contribution": {"w": -4}, "grad": {"w": -20}},
+        {"kind": "edit", "grad": {"w": -20 * by}},
+        {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": -20 * by}},
+    ]
+    for row in rows[:2]:
+        row["details"] = {"terms": [term(8, 0.5)]}
+    if unknown:  # a sign is no factor
+        rows[2]["grad"] = rows[3]["grad"] = {"w": 10}
+    return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
+
+
+def test_a_gradient_halved_by_hand_has_one_story_in_shares_timeline_page_and_report() -> None:
+    ledger = _edited(0.5)
+    assert [row.share for row in ledger.shares()] == [0.25, 0.25]
+    assert [(part.born, part.amount) for part in segments(ledger, 0, [2])[0]] == [(0, -8), (1, -2)]
+    data, _ = payload.ledger_data(ledger)
+    assert data["flow"] == [{"runs": [2, 0, 2], "by": [[2, 0.5]]}] and "z" not in data["p"][0]
+    assert [(total.total, total.lightest, total.heaviest) for total in ledger.shares().sums()] == [
+        (0.5, 1 / 32, 1 / 32)
+    ]
+    assert "unknown" not in str(av.check(ledger))
+
+
+def test_a_gradient_replaced_by_hand_is_unknown_in_shares_timeline_page_and_report() -> None:
+    ledger = _edited(0.5, unknown=True)
+    assert {row.unknown for row in ledger.shares()} == {UNREAD[BY_HAND]}
+    assert [(part.born, part.amount) for part in segments(ledger, 0, [2])[0]] == [(-1, 10)]
+    data, _ = payload.ledger_data(ledger)
+    assert data["flow"][0]["by"] == [[2, None]] and data["p"][0]["z"] == [2, 4]
+    (total,) = ledger.shares().sums()
+    assert math.isnan(total.total) and total.unknown == UNREAD[BY_HAND]
+    report = av.check(ledger)
+    assert not report.healthy and UNREAD[BY_HAND] in report.reason

@@ -19,7 +19,7 @@ from accumviz.checks.analysis import (
 from accumviz.checks.divisors import divisor
 from accumviz.checks.report import CHAPTERS, Finding
 from accumviz.ledger.events import CHANGED
-from accumviz.ledger.gains import SAME, number
+from accumviz.ledger.flow import SAME, number
 
 
 class Place(NamedTuple):

@@ -13,9 +13,8 @@ import numpy as np
 
 from accumviz.checks.report import CHAPTERS, Finding
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event
-from accumviz.ledger.gains import SAME, number, uncancelled
+from accumviz.ledger.flow import SAME, number, steps_of
 from accumviz.ledger.ledger import Ledger
-from accumviz.ledger.lifecycle import erased_for_good, steps_of
 from accumviz.ledger.objectives import call_sites
 from accumviz.ledger.shares import Shares
 
@@ -26,6 +25,21 @@ def is_close(a: Any, b: Any, within: float = SAME) -> Any:
         return abs(a - b) <= within * max(abs(b), 1e-30)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.abs(np.subtract(a, b)) <= within * np.maximum(np.abs(b), 1e-30)
+
+
+def uncancelled(factors: list[float]) -> list[float]:
+    """Return factors without those pairs of which one undoes the other.
+
+    >>> uncancelled([4.0, 0.2, 0.25]), uncancelled([1.0])
+    ([0.2], [1.0])
+    """
+    left = list(factors)
+    for one in factors:
+        undone = [x for x in left if one != x and is_close(one * x, 1.0)]
+        if one in left and undone:
+            left.remove(one)
+            left.remove(undone[0])
+    return left
 
 
 def modal_length(lengths: Iterable[int]) -> int:
@@ -269,7 +283,7 @@ class LedgerAnalysis:
     @cached_property
     def sites(self) -> np.ndarray:
         """For each event, a number of its call site."""
-        return call_sites(self.ledger)
+        return call_sites(self.events)
 
     @cached_property
     def lines(self) -> np.ndarray:
@@ -289,14 +303,14 @@ class LedgerAnalysis:
     @cached_property
     def used(self) -> np.ndarray:
         """For each contribution, whether a step used it, or may still."""
-        alive = (self.erased < 0) | (self.ledger.fates.steps > 0)
+        alive = (self.erased < 0) | (self.ledger.outcomes.steps > 0)
         used: np.ndarray = alive & self.contributed
         return used
 
     @cached_property
     def erased(self) -> np.ndarray:
         """For each contribution what erased it; of what FSDP has scattered, what erased that from the shard."""
-        return erased_for_good(self.ledger, self.ledger.fates)
+        return self.ledger.flow.erased_for_good
 
     def finite(self, backward: int) -> bool:
         """Whether what a backward added is known to be neither infinite nor NaN."""

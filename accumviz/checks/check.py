@@ -25,7 +25,6 @@ from accumviz.checks import (
 from accumviz.checks.analysis import LedgerAnalysis
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
-from accumviz.ledger.lifecycle import inherited
 
 _SHARES = "shares"
 _MEMORY = "memory"
@@ -327,9 +326,7 @@ def _no_verdict(analysis: LedgerAnalysis) -> str:
     if unknown.size and (unknown > 0).all():
         return f"what the micro-batches weigh is not known: {_most_frequent(analysis)}"
     if _moved_inside_a_window(analysis):
-        return (
-            "weights were moved by hand between the backwards of a window: which of them its step is for is not known"
-        )
+        return "weights were moved by hand between the backwards of a window: which of them its step is for is not known"
     last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
     for b in last.values():
         error = str(analysis.detail(b, "error") or "")
@@ -385,11 +382,10 @@ def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
             f"{int(astray.sum())} of {int(analysis.backward.sum())} backwards reached no parameter that is recorded, "
             "and an optimizer stepped that is not recorded: what they trained is in no share"
         )
-    from_before = inherited(analysis.ledger)
-    steps = from_before[from_before >= 0]
-    if steps.size:
+    step = analysis.ledger.flow.used_from_before()
+    if step >= 0:
         yield (
-            f"the step of event {steps.min()} also used what `.grad` held before the recording began, which is in no "
+            f"the step of event {step} also used what `.grad` held before the recording began, which is in no "
             "share"
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 from accumviz.checks.analysis import LedgerAnalysis
 from accumviz.checks.report import Finding
 from accumviz.ledger.events import PRESENT
-from accumviz.ledger.lifecycle import scatters
+from accumviz.ledger.flow import scatters
 
 
 def no_sync_excludes_forward(analysis: LedgerAnalysis) -> Iterator[Finding]:
@@ -78,7 +78,7 @@ def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Iterator[Finding]:
     if not kept:
         return
     zero, stay = kept[0]
-    scattered = scatters(analysis.ledger).any()
+    scattered = scatters(analysis.events).any()
     later = "and enters the next window." if scattered else "and no step reads it."
     yield analysis.finding(
         "fsdp2-zero-keeps-unsharded",

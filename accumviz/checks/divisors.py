@@ -19,7 +19,7 @@ from accumviz.checks.analysis import (
 from accumviz.checks.epoch_end import outgrown
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import divided, divided_by_another
-from accumviz.ledger.gains import number
+from accumviz.ledger.flow import number
 
 
 def loss_not_divided(analysis: LedgerAnalysis) -> Iterator[Finding]:

@@ -98,7 +98,7 @@ def _left_at_the_end(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> list[int]:
     """Return the backwards that are live when everything is over, where a loader or the script has ended."""
-    steps = analysis.ledger.fates.steps
+    steps = analysis.ledger.outcomes.steps
     read = np.unique(optimizer.read)
     last_read = optimizer.read_step.max(initial=-1)
     after = optimizer.backwards[optimizer.backwards > last_read]

@@ -14,7 +14,7 @@ from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, is_close
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import calling_line, moved_above, moved_below
 from accumviz.ledger.events import Event
-from accumviz.ledger.gains import SAME, SAME_IN_HALF, number
+from accumviz.ledger.flow import SAME, SAME_IN_HALF, number
 
 
 def lines_of(

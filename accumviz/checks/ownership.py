@@ -9,7 +9,7 @@ import numpy as np
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
 from accumviz.checks.report import Finding
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT
-from accumviz.ledger.lifecycle import steps_of
+from accumviz.ledger.flow import steps_of
 
 # What is zeroed or missed less often may belong to a phase that was not recorded.
 _AGAIN = 3
@@ -75,7 +75,7 @@ def _outside(analysis: LedgerAnalysis) -> Iterator[Finding]:
             continue
         born = np.flatnonzero(analysis.contributed[:, p])
         rounds = np.unique(np.searchsorted(steps, born)).size
-        erased = (ledger.fates.erased[born, p] >= 0).any()
+        erased = (ledger.outcomes.erased[born, p] >= 0).any()
         least = _AGAIN if parameter.optimizers else 1
         if stepping and born.size > 1 and not erased and rounds > least:
             growing.setdefault(tuple(parameter.optimizers), []).append(p)
@@ -175,7 +175,7 @@ def _second_steps(
 ) -> Iterator[tuple[int, int]]:
     """Return each contribution that two optimizers applied, and the later of their steps."""
     born = np.flatnonzero(analysis.contributed[:, p])
-    erased = analysis.ledger.fates.erased[born, p]
+    erased = analysis.ledger.outcomes.erased[born, p]
     never = len(analysis.events)
     end = np.where(erased < 0, never, erased)
     readers = []

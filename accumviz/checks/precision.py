@@ -12,7 +12,7 @@ from accumviz.checks.order import lines_of
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import added_above, moved_above, taken_over
 from accumviz.ledger.events import CONTRIBUTED
-from accumviz.ledger.gains import SAME, SAME_IN_HALF, number
+from accumviz.ledger.flow import SAME, SAME_IN_HALF, number
 
 # A few per cent of a normal distribution's elements are too small for any format of 8 bits.
 _LOST, _LOOKED_AT = 0.05, 20

@@ -60,8 +60,11 @@ def arrays(
                 norms[name][e, p] = np.sqrt((values**2).sum())
                 exact[p][which][e] = values
                 state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
-                # Whoever writes a zeroing, and a 0 after it, says that this one was zeroed.
-                if which and row["kind"] == "zero_grad" and not values.any():
+                # A zeroing with a 0 after it has zeroed this one, also if it was 0.
+                zeroed = row["kind"] == "zero_grad" and not values.any()
+                before = exact[p][1][e - 1] if e else values
+                other = not np.isnan(before).any() and (before != values).any()
+                if which and (zeroed or (other and row["kind"] != "backward")):
                     state[e, p] |= CHANGED
         events.append(Event(e, **{k: v for k, v in row.items() if k not in _BY_NAME}))
     found = norms["contribution"], norms["grad"], state, exact

@@ -386,6 +386,18 @@ class Events(Sequence[Event]):
         self._detailed[key] = found
         return found
 
+    def has(self, name: str) -> np.ndarray:
+        """For each event, whether its details have this entry."""
+        found: np.ndarray = np.array(
+            [name in details for details in self.details] or [False], bool
+        )[self.column("details")]
+        return found
+
+    def label(self, event: int) -> str:
+        """The label of one event."""
+        label: str = self.tables["label"][self.column("label")[event]]
+        return label
+
     @cached_property
     def details(self) -> list[Mapping[str, Any]]:
         """The distinct details, by their code."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from accumviz import arguments
-from accumviz.ledger import builder, lifecycle
+from accumviz.ledger import builder
 from accumviz.ledger import file as columns
 from accumviz.ledger.container import LedgerFileError, Reader, Writer, valid
 from accumviz.ledger.events import (
@@ -24,7 +24,7 @@ from accumviz.ledger.events import (
     Events,
     Parameter,
 )
-from accumviz.ledger.lifecycle import Fates, Window
+from accumviz.ledger.flow import Flow, Outcomes, Window
 from accumviz.ledger.merge import merge
 from accumviz.ledger.shares import Shares, shares
 from accumviz.show import Displayed, save_page
@@ -272,9 +272,14 @@ class Ledger(Arrays, Displayed):
         return self.weighed.after_each(len(self), self.index(parameter))
 
     @cached_property
-    def fates(self) -> Fates:
+    def flow(self) -> Flow:
+        """With what coefficient each contribution is in `.grad` after each event."""
+        return Flow(self)
+
+    @property
+    def outcomes(self) -> Outcomes:
         """What became of each contribution: erased by which event, consumed by which steps."""
-        return lifecycle.fates(self)
+        return self.flow.outcomes
 
     def live(self, event: int, parameter: str | int) -> list[int]:
         """The backwards whose contributions are in this parameter's `.grad` after the event.
@@ -282,30 +287,24 @@ class Ledger(Arrays, Displayed):
         Returns indices of events; -1 is the last event, as in a list.
         """
         p = self.index(parameter)
-        found: list[int] = lifecycle.live(
-            self, self.fates, self._place(event), p
-        ).tolist()
-        return found
+        live: list[int] = self.flow.live(self._place(event), p).tolist()
+        return live
 
     def unconsumed(self, event: int) -> dict[str, list[int]]:
         """The contributions, by parameter, that this event erased before any step had used them."""
         event = self._place(event)
         if self.columns.where("kind", "sync")[event]:  # it hands them on
             return {}
-        ends, columns, births = self._unconsumed
+        ends, columns, births = self.flow.unconsumed
         here = slice(*np.searchsorted(ends, [event, event + 1]))
         found: dict[str, list[int]] = {}
         for p, born in zip(columns[here].tolist(), births[here].tolist(), strict=True):
             found.setdefault(self.parameters[p].name, []).append(born)
         return found
 
-    @cached_property
-    def _unconsumed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return lifecycle.unconsumed(self.fates)
-
     def windows(self) -> list[Window]:
         """The accumulation window of every step: which backwards it consumed."""
-        return lifecycle.windows(self, self.fates)
+        return self.flow.windows()
 
     def shares(self) -> Shares:
         """What each backward weighs in each step: the coefficient of its mean loss in the gradient that is consumed.
@@ -326,7 +325,7 @@ class Ledger(Arrays, Displayed):
 
     @cached_property
     def _shares(self) -> Shares:
-        return shares(self, self.fates)
+        return shares(self.flow)
 
     def running_sum(self, parameter: str | int) -> np.ndarray:
         """Element by element, the sum of the live contributions after each event.
@@ -335,9 +334,7 @@ class Ledger(Arrays, Displayed):
         but backward and zero_grad touched it. Raises `KeyError` as `values` does.
         """
         p = self.index(parameter)
-        return lifecycle.running_sum(
-            self, self.fates, p, self.values(p, "contribution")
-        )
+        return self.flow.running_sum(p, self.values(p, "contribution"))
 
     def provenance(self) -> Provenance:
         """Which loss wrote into which parameter, and how much: the loss × parameter matrix."""
@@ -399,8 +396,8 @@ class Ledger(Arrays, Displayed):
                 "grad": self.grad.ravel(),
                 "present": (self.state & PRESENT > 0).ravel(),
                 "changed": (self.state & CHANGED > 0).ravel(),
-                "consumed_by": self.fates.consumed.ravel(),
-                "erased_by": self.fates.erased.ravel(),
+                "consumed_by": self.outcomes.consumed.ravel(),
+                "erased_by": self.outcomes.erased.ravel(),
             }
         )
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.colors import to_rgb
 
+from accumviz.ledger.flow import Window
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
-from accumviz.ledger.lifecycle import Window
 from accumviz.show import counted
 from accumviz.views import style, words
 from accumviz.views.columns import (

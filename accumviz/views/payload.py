@@ -13,13 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from accumviz.ledger import lifecycle
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import counted, encoded, literal
 from accumviz.views import shares, style, words
 from accumviz.views.heat import BROKEN, PRESENT_ONLY, heat
 from accumviz.views.listing import listing
-from accumviz.views.parts import lane
+from accumviz.views.parts import lane, lifetimes, of_signed
 from accumviz.views.words import group_rows
 
 # What is shown at once; beyond, events are thinned, and a note says so.
@@ -34,8 +33,6 @@ _UNGROUPED = 12
 _HEADING = 14
 # Three digits are shown of a packed number; finer steps would only weigh.
 _FINEST = 8e-4
-# These change the whole of `.grad`, and so every part of it alike.
-_SCALING = ("clip", "unscale")
 # Codes of a packed number (what lies between is a logarithm), and what the looks of shares mean.
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
 _LOOKS = {
@@ -92,7 +89,7 @@ def ledger_data(
         "heads": heads.values,
         "count": len(ledger.parameters),
         "p": described,
-        "fates": _add_fates(ledger, chosen, columns["c"], described),
+        "flow": _add_flow(ledger, chosen, columns["c"], described),
         "cut": _cut([row["n"] for row in described]),
         "code": files,
         "x": _exact(ledger, chosen),
@@ -131,7 +128,7 @@ def _heading(event: Event) -> tuple[str, str, str]:
     return words.title(event), words.action(event), words.on_rank(event, about)
 
 
-def _add_fates(
+def _add_flow(
     ledger: Ledger,
     chosen: np.ndarray,
     added: np.ndarray,
@@ -140,10 +137,10 @@ def _add_fates(
     """What became of contributions, once each; rows that share it name its place as `f`."""
     members = [tuple(row.get("in", (p, p + 1))) for p, row in enumerate(described)]
     rows = added.reshape(len(described), len(chosen))
-    fates, which = lifecycle.runs(ledger, ledger.fates, chosen, rows, members)
+    flow, which = lifetimes(ledger, chosen, rows, members)
     for row, place in zip(described, which, strict=True):
         row["f"] = place
-    return fates
+    return flow
 
 
 def _column(column: np.ndarray, at: int) -> tuple[Any, bytes]:
@@ -304,7 +301,6 @@ def _events(
         "h": [words.head(event) for event in events],
         "l": [names(words.subject(event)) for event in events],
         "retained": [i for i, kept in enumerate(retained) if kept],
-        "scales": [i for i, event in enumerate(events) if event.kind in _SCALING],
     }
     saved = [[event.saved_before, event.saved_after] for event in events]
     if np.isfinite(np.array(saved, float)).any():
@@ -404,8 +400,8 @@ def _rows(
     """The columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
 
     A row is described by its name `n`, shape `d`, reach `r` of its bars and, if it is a group,
-    the range of parameters `in` it; `y` says what ranks make of its parts, `u` that nobody knows what its
-    `.grad` was before the first event: that event does not account for all of it.
+    the range of parameters `in` it; `z` says where a part of `.grad` is unseen, `o` where ranks first
+    average it, `u` that what its `.grad` was before the first event is unknown.
     """
     state = ledger.state[chosen]
     columns = {
@@ -435,18 +431,19 @@ def _rows(
 
 def _parameter(ledger: Ledger, p: int, chosen: np.ndarray) -> dict[str, Any]:
     parameter = ledger.parameters[p]
-    row = {
+    row: dict[str, Any] = {
         "n": literal(parameter.name),
         "s": words.shorten(parameter.name, 40),
         "d": list(parameter.shape),
     }
     if words.is_signed(ledger, p):
-        row["r"] = plain(lifecycle.reach(ledger, ledger.fates, p))
-    # What a rank's own part counts for, once it is averaged.
-    ranks = {s.index: s.details.get("ranks", 1) for s in words.averaged(ledger, p)}
-    if ranks:
-        at = enumerate(chosen.tolist())
-        row["y"] = [[i, 1 / ranks[e]] for i, e in at if e in ranks]
+        reach, unseen = of_signed(ledger, p, chosen)
+        row["r"] = plain(list(reach))
+        if unseen:
+            row["z"] = unseen
+    averages = ledger.flow.averages(p)
+    if averages.size:
+        row["o"] = int(np.searchsorted(chosen, averages[0]))
     return row
 
 
@@ -501,7 +498,7 @@ def _keys(
 
 def _part_keys(ledger: Ledger, color: str, several: bool) -> list[list[str]]:
     """What the looks of parts of `.grad` mean, of those that there are."""
-    erased, consumed, _ = ledger.fates
+    erased, consumed, _ = ledger.outcomes
     born, of = np.nonzero(ledger.state & CONTRIBUTED)
     until, used = (
         np.where(ends < 0, len(ledger), ends)[born, of] for ends in (erased, consumed)
@@ -514,7 +511,7 @@ def _part_keys(ledger: Ledger, color: str, several: bool) -> list[list[str]]:
         keys.append(["already in .grad", "live", color])
     if (used < len(ledger)).any():
         keys.append(["used by a step", "used", color])
-    if any(words.averaged(ledger, p) for p in signed):
+    if any(ledger.flow.averages(p).size for p in signed):
         keys.append(["from other ranks", "live", "var(--av-muted)"])
     return keys
 

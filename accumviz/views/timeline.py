@@ -40,7 +40,7 @@ from accumviz.views.figure import (
     draw_legend,
     text_width,
 )
-from accumviz.views.parts import Segment, extent, heights, present, segments, totals
+from accumviz.views.parts import LivePart, extent, heights, present, segments, totals
 from accumviz.views.sharebars import ShareStrip
 
 _MOST_LANES, _NARROWEST, _WIDEST = 8, 27.0, 112.0
@@ -152,7 +152,7 @@ class _Lane(NamedTuple):
 
     p: int
     signed: bool
-    stacks: list[list[Segment]]
+    stacks: list[list[LivePart]]
     heights: list[list[float]]
     grads: list[float]
     present: list[bool]
@@ -185,7 +185,7 @@ class _Lane(NamedTuple):
         """Where the line of `.grad` lies."""
         return self.zero - self.grads[i] * self.scale
 
-    def parts(self, i: int) -> Iterator[tuple[Segment, float, float]]:
+    def parts(self, i: int) -> Iterator[tuple[LivePart, float, float]]:
         """Each part of a bar, its upper edge and its height; old ones first, so that the newest sits at the end."""
         up = down = self.zero
         for part, drawn in zip(self.stacks[i], self.heights[i], strict=True):
@@ -218,7 +218,7 @@ class _Lane(NamedTuple):
                     return False
         return True
 
-    def is_labelled(self, i: int, part: Segment, height: float) -> bool:
+    def is_labelled(self, i: int, part: LivePart, height: float) -> bool:
         """Whether a part may have a number of its own: a lone one is its own total, which stands at the end."""
         alone = len(self.stacks[i]) == 1 and not part.new
         return part.born >= 0 and height >= _THIN and not alone
@@ -563,7 +563,7 @@ def _draw_broken(picture: _Picture, lane: _Lane, i: int) -> None:
     canvas.text(middle, y, told, size=12, weight="bold", ha="center")
 
 
-def _look(part: Segment) -> str:
+def _look(part: LivePart) -> str:
     if part.born < 0:
         return "unseen"
     return "new" if part.new else "used" if part.used else "live"
@@ -573,7 +573,7 @@ def _draw_part(
     picture: _Picture,
     lane: _Lane,
     i: int,
-    part: Segment,
+    part: LivePart,
     y: float,
     height: float,
     written: list[bool],
@@ -698,7 +698,7 @@ def _keys(picture: _Picture) -> list[Key]:
     return keys + rule_keys(ledger, events)
 
 
-def _part_keys(ledger: Ledger, parts: list[Segment]) -> list[Key]:
+def _part_keys(ledger: Ledger, parts: list[LivePart]) -> list[Key]:
     """The entries for the colours of losses, where there are several, and for the looks of parts."""
     shown = {ledger[part.born].label for part in parts if part.born >= 0}
     colors = {

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from accumviz.graph.graph import Graph
-from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import counted, literal, plural
 from accumviz.views.shares import bars
 from accumviz.views.style import number, size
@@ -171,29 +171,6 @@ def is_signed(ledger: Ledger, parameter: int) -> bool:
 def is_vector(ledger: Ledger, parameter: int) -> bool:
     """Whether a parameter is so small, and recorded so exactly, that all of its elements are written."""
     return parameter in ledger.exact and 0 < ledger.parameters[parameter].numel <= 4
-
-
-def averaged(ledger: Ledger, parameter: int) -> list[Event]:
-    """The collectives that put a mean over all ranks in place of a rank's own sum.
-
-    >>> averaged(Ledger.build([], []), 0)
-    []
-    """
-    syncs = ledger.of("sync")
-    if not syncs:
-        return []
-    grad = (
-        ledger.exact[parameter][1][:, 0]
-        if is_signed(ledger, parameter)
-        else ledger.grad[:, parameter]
-    )
-    moved, state = np.append(np.nan, grad[:-1]) != grad, ledger.state[:, parameter]
-    return [
-        s
-        for s in syncs
-        if not state[s.index] & CONTRIBUTED
-        and (state[s.index] & CHANGED or (moved[s.index] and state[s.index] & PRESENT))
-    ]
 
 
 def value(

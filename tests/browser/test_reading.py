@@ -150,7 +150,11 @@ def of_ranks() -> Ledger:
     """Two ranks whose gradients differ until they are averaged."""
     parts = []
     for rank, added in enumerate((-16.0, -40.0)):
-        sync = {"kind": "sync", "details": {"op": "all_reduce", "ranks": 2}, "grad": {"w": -28.0, "b": 0.5}}
+        sync = {
+            "kind": "sync",
+            "details": {"op": "all-reduce", "ranks": 2, "reduction": "avg"},
+            "grad": {"w": -28.0, "b": 0.5},
+        }
         rows = [{**ROWS[0], "contribution": {"w": added, "b": 0.5}, "grad": {"w": added, "b": 0.5}}, sync]
         parts.append(Ledger.build([W, Parameter("b", (1,))], rows, meta={"rank": rank}))
     return Ledger.merge(parts)

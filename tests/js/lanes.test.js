@@ -13,10 +13,10 @@ function ledger(part) {
   return new Ledger({
     kinds: [["backward", "#000"], ["step", "#222"], ["zero_grad", "#333"]],
     colors: [[0, "#0072B2", "#fff"]],
-    e: { k: [0, 0, 0, 0, 1, 2], h: kinds, l: kinds.map(() => 0), c: [], skipped: [], retained: [], scales: [] },
+    e: { k: [0, 0, 0, 0, 1, 2], h: kinds, l: kinds.map(() => 0), c: [], skipped: [], retained: [] },
     count: 1,
     p: [{ n: "w", s: "w", d: [1], r: [Math.min(0, 4 * part), Math.max(0, 4 * part)], f: 0 }],
-    fates: [[4, 2, 1]],
+    flow: [{ runs: [4, 2, 1], by: [] }],
     x: { 0: [added, grad] },
     c: norms(added),
     g: norms(grad),

@@ -12,11 +12,11 @@ function ledger() {
   return new Ledger({
     kinds: [["backward", "#000", []]],
     colors: [[0, "#0072B2", "#fff"]],
-    e: { k: [0, 0, 0], h: [], l: [0, 0, 0], c: [], retained: [], scales: [],
+    e: { k: [0, 0, 0], h: [], l: [0, 0, 0], c: [], retained: [],
       b: [9000, 6000, 3000], a: [4500, 3000, 0] },
     count: 1,
     p: [{ n: "w", s: "w", d: [1], r: [-20, 6], f: 0 }],
-    fates: [[3, 0, 0]],
+    flow: [{ runs: [3, 0, 0], by: [] }],
     x: { 0: [added, grad] },
     c: norms(added),
     g: norms(grad),

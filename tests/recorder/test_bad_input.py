@@ -321,7 +321,7 @@ def test_a_parameter_added_to_the_optimizer_later_is_owned() -> None:
         (w * v).sum().backward()
         optimizer.step()
     assert [parameter.optimizers for parameter in recording.ledger.parameters] == [(0,), (0,)]
-    assert (recording.ledger.fates.steps[0] == 1).all()
+    assert (recording.ledger.outcomes.steps[0] == 1).all()
 
 
 # --- several at once ------------------------------------------------------------------------------------

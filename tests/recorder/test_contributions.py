@@ -202,7 +202,7 @@ def test_an_optimizer_that_steps_in_a_hook_consumes_what_had_come() -> None:
     ledger = recording.ledger
     backwards = [event.index for event in ledger.of("backward")]
     np.testing.assert_allclose(ledger.contribution[backwards], [_norms(part)] * 2, rtol=1e-5)
-    assert (ledger.fates.steps[backwards] == 1).all()
+    assert (ledger.outcomes.steps[backwards] == 1).all()
 
 
 def _replicated(view: bool, comm: bool) -> tuple[Any, ...]:
@@ -440,8 +440,8 @@ def _each_is_used_by_its_own(recording: Any) -> None:
     changed = [(event.index, np.flatnonzero(ledger.state[event.index] & CHANGED)) for event in ledger.of("zero_grad")]
     for event, p in zip(born, leaf, strict=True):
         [owner] = ledger.parameters[p].optimizers
-        assert ledger.fates.consumed[event, p] == next(n for n, index in steps if n > event and index == owner)
-        assert ledger.fates.erased[event, p] == next((n for n, found in changed if n > event and p in found), -1)
+        assert ledger.outcomes.consumed[event, p] == next(n for n, index in steps if n > event and index == owner)
+        assert ledger.outcomes.erased[event, p] == next((n for n, found in changed if n > event and p in found), -1)
     assert [(row.share, row.unknown) for row in ledger.shares()] == [(1, "")] * len(born)
 
 

@@ -608,7 +608,7 @@ def test_an_optimizer_that_steps_in_a_hook_is_inside_the_backward() -> None:
     for p, contribution in enumerate(expected):
         np.testing.assert_allclose(ledger.values(p, "contribution")[0], contribution.ravel())
         np.testing.assert_allclose(ledger.values(p)[0], contribution.ravel())
-    assert (ledger.fates.steps[0] == 1).all()
+    assert (ledger.outcomes.steps[0] == 1).all()
     assert not (ledger.state[-1] & PRESENT).any()
 
 

@@ -201,16 +201,15 @@ def _on_its_way(loop: Loop, change: Callable[[Tensor], Tensor | None]) -> None:
 
 
 @loops
-def test_what_a_tensors_hook_divides_weighs_so_much_less(options: dict[str, Any]) -> None:
+def test_what_a_tensors_hook_divides_is_unknown_and_not_judged(options: dict[str, Any]) -> None:
     loop, plain = Loop(**options), Loop(**options)
     _on_its_way(loop, lambda g: g / K)
     ledger, divided = loop.train(), plain.train(divisor=K)
     assert _told(ledger) == [*["backward"] * K, "step", "zero_grad"] * WINDOWS
     for what in ("grad", "contribution"):
         np.testing.assert_array_equal(getattr(ledger, what), getattr(divided, what))
-    assert ledger.shares() == divided.shares()
-    assert set(ledger.shares().share) == {1 / K}
-    assert av.check(ledger).verdict == "healthy"
+    assert {row.unknown for row in ledger.shares()} == {"hooks of the parameters changed what it brought"}
+    assert av.check(ledger).verdict == "no verdict"
 
 
 CHANGES: dict[str, Callable[[Tensor], Tensor | None]] = {
@@ -251,9 +250,7 @@ def test_what_a_tensors_hook_changes_in_another_way_is_unknown_and_judged_by_nob
     ledger = loop.train()
     shares = ledger.shares()
     assert np.isnan(shares.share).all()
-    assert {row.unknown for row in shares} == {
-        "hooks of the parameters changed what it brought, by no one factor that could be read"
-    }
+    assert {row.unknown for row in shares} == {"hooks of the parameters changed what it brought"}
     assert av.check(ledger).verdict == "no verdict"
 
 
@@ -377,5 +374,8 @@ def test_what_a_hook_divides_before_ranks_average_it_is_told_apart_from_that(how
     assert ledger is not None
     edit = ["edit hook"] * (how == "accumulated")
     assert _told(ledger) == [*["backward"] * K, *edit, "sync", "step", "zero_grad"] * 2
-    np.testing.assert_allclose(ledger.shares().share, 1 / 2 / (K if how else 1), rtol=1e-5)
+    if how == "coming":
+        assert np.isnan(ledger.shares().share).all()
+    else:
+        np.testing.assert_allclose(ledger.shares().share, 1 / 2 / (K if how else 1), rtol=1e-5)
     assert _rules(ledger) == (set() if how else {"loss-not-divided"})

@@ -349,7 +349,11 @@ def test_of_a_pixels_events_the_largest_is_seen_whichever_loss_it_is_of() -> Non
 
 def two_ranks() -> Ledger:
     def rank(number: int, added: float) -> Ledger:
-        sync = {"kind": "sync", "details": {"op": "reduce-scatter", "ranks": 2}, "grad": {"w": -20.0}}
+        sync = {
+            "kind": "sync",
+            "details": {"op": "reduce-scatter", "ranks": 2, "reduction": "avg"},
+            "grad": {"w": -20.0},
+        }
         backward = {"kind": "backward", "label": "a long loss / K", "contribution": {"w": added}, "grad": {"w": added}}
         step = {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": -20.0}}
         return Ledger.build([W], [backward, sync, step], meta={"rank": number})
@@ -372,7 +376,9 @@ def test_headings_cut_a_call_where_it_stays_a_call() -> None:
 
 
 def test_the_legend_names_what_came_from_other_ranks_where_some_did() -> None:
-    named = [text for text, *_ in payload.ledger_data(two_ranks())[0]["keys"]]
+    sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2, "reduction": "avg"}, "grad": {"w": -20.0}}
+    own = {"kind": "backward", "contribution": {"w": -32.0}, "grad": {"w": -32.0}}
+    named = [text for text, *_ in payload.ledger_data(Ledger.build([W], [own, sync]))[0]["keys"]]
     assert "from other ranks" in named
     assert "from other ranks" not in [text for text, *_ in payload.ledger_data(toy())[0]["keys"]]
 

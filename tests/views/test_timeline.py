@@ -102,7 +102,7 @@ def test_segments_are_new_then_live_then_used(toy: Ledger) -> None:
 
 def test_what_no_backward_added_is_a_segment_of_its_own() -> None:
     ledger = Ledger.build([W], [TOY[0], {"kind": "edit", "grad": {"w": 4}}])
-    assert [(part.born, part.amount) for part in segments(ledger, 0, [1])[0]] == [(-1, 20), (0, -16)]
+    assert [(part.born, part.amount) for part in segments(ledger, 0, [1])[0]] == [(-1, 4)]
     assert "not from a recorded backward" in texts(timeline(ledger))
 
 
@@ -436,7 +436,11 @@ def two_ranks() -> Ledger:
             return {"kind": "backward", "label": "loss", "contribution": {"w": local}, "grad": {"w": total}}
 
         def reduce(mean: float) -> dict[str, Any]:
-            return {"kind": "sync", "details": {"op": "all-reduce", "bytes": 4, "ranks": 2}, "grad": {"w": mean}}
+            return {
+                "kind": "sync",
+                "details": {"op": "all-reduce", "bytes": 4, "ranks": 2, "reduction": "avg"},
+                "grad": {"w": mean},
+            }
 
         rows = [add(local), reduce(3.0), add(3.0 + local), reduce(6.0), {"kind": "step", "grad": {"w": 6.0}}]
         return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, meta={"rank": rank, "optimizers": ["SGD"]})
@@ -558,7 +562,7 @@ def test_nothing_beside_or_above_a_heat_map_is_cut_off_or_printed_over(events: i
 
 def test_one_parameter_on_several_ranks_has_one_scale() -> None:
     def rank(number: int, added: float) -> Ledger:
-        sync = {"kind": "sync", "details": {"op": "all_reduce", "ranks": 2}, "grad": {"w": -28.0}}
+        sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2, "reduction": "avg"}, "grad": {"w": -28.0}}
         return Ledger.build(
             [W], [{**TOY[0], "contribution": {"w": added}, "grad": {"w": added}}, sync], meta={"rank": number}
         )
@@ -750,7 +754,7 @@ def test_on_a_phone_names_stand_above_their_lanes_where_beside_them_they_leave_n
 
 def test_what_came_from_other_ranks_has_its_number_and_is_hollow_once_used() -> None:
     def rank(number: int, added: float) -> Ledger:
-        sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": -20.0}}
+        sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2, "reduction": "avg"}, "grad": {"w": -20.0}}
         step = {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": -20.0}}
         own = {"kind": "backward", "contribution": {"w": added}, "grad": {"w": added}}
         return Ledger.build([Parameter("w", (1,), optimizers=(0,))], [own, sync, step], meta={"rank": number})
@@ -763,7 +767,11 @@ def test_what_came_from_other_ranks_has_its_number_and_is_hollow_once_used() -> 
 
 def test_a_heading_that_is_cut_keeps_its_rank_and_says_what_a_sync_was() -> None:
     def rank(number: int) -> Ledger:
-        sync = {"kind": "sync", "details": {"op": "reduce-scatter", "ranks": 2}, "grad": {"w": -20.0}}
+        sync = {
+            "kind": "sync",
+            "details": {"op": "reduce-scatter", "ranks": 2, "reduction": "avg"},
+            "grad": {"w": -20.0},
+        }
         own = {"kind": "backward", "contribution": {"w": -20.0}, "grad": {"w": -20.0}, "file": "a.py", "line": 1600}
         return Ledger.build([W], [own, sync], meta={"rank": number})
 
@@ -777,7 +785,7 @@ def ranks(columns: int = 2) -> Ledger:
 
     def one(rank: int, each: float) -> Ledger:
         rows = [add(each, each * (n + 1), details={"terms": terms}) for n in range(columns)]
-        sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": -30.0}}
+        sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2, "reduction": "avg"}, "grad": {"w": -30.0}}
         step = {"kind": "step", "grad": {"w": -30.0}, "details": {"optimizer": "SGD"}}
         return Ledger.build([W], [*rows, sync, step], meta={"rank": rank, "ranks": 2, "optimizers": ["SGD"]})
 

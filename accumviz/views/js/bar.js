@@ -4,7 +4,7 @@
 /** @import { Row } from "./ledger.js" */
 /** @import { Part } from "./types.d.ts" */
 
-import { lost } from "./fates.js";
+import { lost } from "./lifetimes.js";
 import { h, put } from "./dom.js";
 import { clamp, counted, number } from "./numbers.js";
 import { along, drawn, isTorn, joined, look, pieceOn } from "./parts.js";
@@ -82,7 +82,7 @@ export function barOf({ ledger }, tall, choose) {
   }
   /** What stands beside the end of a bar: which parts were lost, or how short it is. */
   function remark(/** @type {Filling} */ { row, e, width }, /** @type {number} */ grad) {
-    const unused = row.in ? [] : lost(row.fates, e);
+    const unused = row.in ? [] : lost(row.lifetimes, e);
     const told = unused.length === 1 ? contributionText(ledger, unused[0], row) : counted(unused.length, "part");
     if (unused.length) return `× ${told} unused`;
     const times = Math.max(...row.r.map(Math.abs)) / Math.abs(grad);
@@ -94,7 +94,7 @@ export function barOf({ ledger }, tall, choose) {
     const key = [row.p, ...Object.values(filling)].join();
     if (key === was) return; // of many steps through a graph few bring anything to a row
     was = key;
-    const { grad, parts, absent, broken } = drawn(ledger, e, row, now);
+    const { grad, parts, absent, broken } = drawn(e, row, now);
     const x = (/** @type {number} */ value) => `${100 * clamp(along(row.r, value), 0, 1)}%`;
     shown = row;
     fillNames(filling);

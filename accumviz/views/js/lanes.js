@@ -70,7 +70,7 @@ export function drawLanes(pen, inks, ledger, place) {
 /** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Row} row @param {number} e @param {Bar} bar */
 function drawBar(pen, inks, ledger, row, e, bar) {
   const { start, wide, column, zero, scale, high, told = "" } = bar;
-  const { grad, parts, absent, broken } = drawn(ledger, e, row);
+  const { grad, parts, absent, broken } = drawn(e, row);
   const odd = absent || broken;
   const whole = odd ? zero : zero - grad * scale;
   const end = clamp(whole, bar.ends[0], bar.ends[1]);

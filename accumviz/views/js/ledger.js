@@ -2,7 +2,7 @@
 
 /** @import { Data, Plain, RowData } from "./types.d.ts" */
 
-import { decode } from "./fates.js";
+import { decode } from "./lifetimes.js";
 import { abbreviated } from "./names.js";
 import { column } from "./packed.js";
 
@@ -11,8 +11,8 @@ const PLAIN_COLOR = ["#0072B2", "#fff"];
 
 /** A parameter, or a group of them: its contributions `c` and its `.grad` `g`, event by event, below 0 for none. */
 export class Row {
-  /** @type {import("./fates.js").Fates | undefined} */
-  #fates;
+  /** @type {import("./lifetimes.js").Lifetimes | undefined} */
+  #lifetimes;
 
   /** @param {RowData} told @param {number} p @param {Data} data @param {ArrayLike<number>[]} columns */
   constructor(told, p, data, [c, g]) {
@@ -27,16 +27,19 @@ export class Row {
     this.g = g;
     /** All elements of contributions and `.grad`, of a small parameter. */
     this.x = exact;
-    this.y = new Map(told.y);
+    /** After which events something is in `.grad` that was not seen to come: where that begins, ends, and so on. */
+    this.unseen = told.z ?? [];
     this.r = told.r.map(Number);
     this.signed = Boolean(exact) && told.d.every((side) => side === 1);
-    this.runs = data.fates[told.f];
+    this.flow = data.flow[told.f];
+    /** The first event that averaged it over ranks. */
+    this.averaged = told.o ?? Infinity;
     /** Whether its `.grad` before the first event is known: it was None. */
     this.began = !told.u;
   }
 
-  get fates() {
-    return (this.#fates ??= decode(this.runs, this.c));
+  get lifetimes() {
+    return (this.#lifetimes ??= decode(this.flow, this.c));
   }
 
   /** What was added (null: nothing): signed where the sign is known. @param {number} e @returns {number | null} */
@@ -65,7 +68,6 @@ export class Ledger {
     this.other = false;
     this.kinds = events.k.map((kind) => data.kinds[kind][0]);
     this.retained = new Set(events.retained);
-    this.scales = new Set(events.scales);
     /** @type {Map<number, [string, string]>} */
     this.colors = new Map(data.colors.map(([label, color, ink]) => [label, [color, ink]]));
     const columns = [data.c, data.g].map((packed) => column(packed, bytes));

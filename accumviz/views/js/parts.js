@@ -1,58 +1,56 @@
 /** What a `.grad` is made of: the contributions live in it, and how much each of them is by now. */
 
 /** @import { Ledger, Row } from "./ledger.js" */
+/** @import { Flow } from "./lifetimes.js" */
 /** @import { Part } from "./types.d.ts" */
 
-import { live } from "./fates.js";
+import { countUpTo, live } from "./lifetimes.js";
 import { clamp, sum } from "./numbers.js";
 
-/** What a clip or an unscale did to the whole of `.grad`. @param {Ledger} ledger @param {Row} row @param {number} i */
-function factor(ledger, row, i) {
-  const ratio = ledger.scales.has(i) ? Number(row.grad(i)) / Number(row.grad(i - 1)) : 1;
-  return ratio && Number.isFinite(ratio) ? ratio : 1;
-}
-
-/** What is in a signed `.grad` and was not seen to come. @param {Row} row @param {number} e @param {Part[]} parts */
-function unseen(row, e, parts) {
-  const grad = row.signed ? row.grad(e) : null;
-  if (grad === null) return [];
-  const most = Math.max(Math.abs(grad), ...parts.map(({ amount }) => Math.abs(amount)));
-  const amount = grad - sum(parts);
+/**
+ * What is there by a factor that is unknown (`lost`), or was not seen to come.
+ * @param {Row} row @param {number} e @param {Part[]} parts @param {Part[]} lost @returns {Part[]}
+ */
+function rest(row, e, parts, lost) {
+  const unseen = countUpTo(row.unseen, e) % 2 ? Number(row.grad(e)) - sum(parts) : 0;
+  // Norms do not add up: how much of one is there by an unknown factor is a guess, and hatched.
+  const amount = row.signed ? unseen : sum(lost);
   // A step uses an average as a whole, not a rank's own part of it.
-  const used = Boolean(row.y.size && parts[0]?.used);
-  return Math.abs(amount) > 1e-4 * most ? [{ born: -1, amount, height: amount, fresh: false, used }] : [];
+  const like = lost.at(-1) ?? (row.averaged <= e ? parts[0] : null);
+  return amount ? [{ born: -1, amount, height: amount, fresh: false, used: Boolean(like?.used) }] : [];
 }
 
 /**
  * The parts of a row's `.grad` after event `e`, the oldest first; `now` is the event that the page shows.
- * @param {Ledger} ledger @param {number} e @param {Row} row @returns {Part[]}
+ * @param {number} e @param {Row} row @returns {Part[]}
  */
-export function stack(ledger, e, row, now = e) {
-  if (e < 0) return [];
-  /** @type {Part[]} */
-  const parts = [];
-  const { born: births, consumed } = row.fates;
-  let [i, scale, mean] = [e, 1, 1];
-  for (const k of live(row.fates, e).reverse()) {
+export function stack(e, row, now = e) {
+  /** @type {Part[][]} */
+  const [parts, lost] = [[], []];
+  const { born: births, consumed, by } = row.lifetimes;
+  const past = by.filter(([event]) => event <= e);
+  let [scale, mean] = [1, 1];
+  for (const k of live(row.lifetimes, e).reverse()) {
     const born = births[k];
-    for (; i > born; i--) {
-      mean = row.y.get(i) ?? mean;
-      scale *= factor(ledger, row, i);
+    while (past.length && past[past.length - 1][0] > born) {
+      const [, factor, average] = /** @type {Flow["by"][0]} */ (past.pop());
+      scale *= factor ?? NaN;
+      mean = average ?? mean;
     }
-    const amount = Number(row.added(born)) * scale * mean;
-    parts.push({ born, amount, height: amount, fresh: born === now, used: consumed[k] <= e });
+    const amount = Number(row.added(born)) * (scale * mean || 1);
+    const part = { born, amount, height: amount, fresh: born === now, used: consumed[k] <= e };
+    (scale ? parts : lost).unshift(part);
   }
-  parts.reverse();
-  return [...unseen(row, e, parts), ...parts];
+  return [...rest(row, e, parts, lost), ...parts];
 }
 
 /**
  * As it is drawn: norms do not add up, so parts share the height of `‖.grad‖`.
- * @param {Ledger} ledger @param {number} e @param {Row} row @param {number} [now]
+ * @param {number} e @param {Row} row @param {number} [now]
  */
-export function drawn(ledger, e, row, now) {
+export function drawn(e, row, now) {
   const grad = row.grad(e);
-  const parts = stack(ledger, e, row, now);
+  const parts = stack(e, row, now);
   const whole = sum(parts);
   const share = row.signed || !whole ? 1 : Number(grad) / whole;
   for (const part of parts) part.height = part.amount * share;

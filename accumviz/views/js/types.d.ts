@@ -41,7 +41,6 @@ export interface Events {
   l: number[];
   c: number[];
   retained: number[];
-  scales: number[];
   i?: number[];
   b?: (number | null)[];
   a?: (number | null)[];
@@ -49,8 +48,8 @@ export interface Events {
 }
 
 /**
- * A parameter, or a group of neighbouring ones: name, short name, shape, reach, fates, means, range of parameters,
- * and whether what its `.grad` was before the first event is unknown.
+ * A parameter, or a group of neighbouring ones: name, short name, shape, reach, flow, where a part is unseen, the first
+ * average over ranks, range of parameters, and whether what its `.grad` was before the first event is unknown.
  */
 export interface RowData {
   n: string;
@@ -58,7 +57,8 @@ export interface RowData {
   d: number[];
   r: Plain[];
   f: number;
-  y?: [number, number][];
+  z?: number[];
+  o?: number;
   in?: [number, number];
   u?: number;
 }
@@ -144,7 +144,7 @@ export interface Data {
   e: Events;
   count: number;
   p: RowData[];
-  fates: number[][];
+  flow: import("./lifetimes.js").Flow[];
   cut: number;
   code: { name: string; lines: [number, ...Piece[]][] }[];
   x: Record<string, [(Plain[] | null)[], (Plain[] | null)[]]>;

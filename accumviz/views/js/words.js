@@ -2,7 +2,7 @@
 
 /** @import { Ledger, Row } from "./ledger.js" */
 
-import { lost } from "./fates.js";
+import { lost } from "./lifetimes.js";
 import { counted, number, sum } from "./numbers.js";
 import { stack } from "./parts.js";
 
@@ -36,7 +36,7 @@ function written(ledger, norm, exact, plus) {
 /** @param {Ledger} ledger @param {number} e @param {Row} row */
 function toldOf(ledger, e, row) {
   const added = contributionText(ledger, e, row);
-  const erased = lost(row.fates, e).map((born) => contributionText(ledger, born, row));
+  const erased = lost(row.lifetimes, e).map((born) => contributionText(ledger, born, row));
   const receives = added ? ` receives ${added}, ` : "";
   const loses = erased.length ? ` (erased ${erased.join(", ")} before any step used it)` : "";
   return `${row.s}${receives}.grad ${gradText(ledger, e, row)}${loses}`;
@@ -64,7 +64,7 @@ export function sentence(ledger, e, chosen = -1) {
 function term(ledger, row, { born, amount }) {
   const scaled = (/** @type {number} */ x) => (row.signed ? amount : (x * amount) / row.c[born] || 0);
   const all = row.x?.[0][born]?.map((x) => number(scaled(x))) || [number(amount)];
-  const unseen = row.y.size ? "other ranks" : "not recorded";
+  const unseen = row.averaged < Infinity ? "other ranks" : "not recorded";
   const from = born < 0 ? unseen : `event ${ledger.index(born)}`;
   return `${all[1] ? `(${all.join(", ")})` : all[0]} (${from})`;
 }
@@ -75,7 +75,7 @@ export function equation(ledger, e, row) {
   const total = gradText(ledger, e, row);
   if (e < 0 && !row.began) return `${name}: ${total} before the first event.`;
   if (row.grad(e) === null) return `${name} is None: there is no tensor, which is not zero.`;
-  const parts = stack(ledger, e, row);
+  const parts = stack(e, row);
   if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;
   const terms = parts.slice(-TERMS).map((part) => term(ledger, row, part));
   const early = parts.slice(0, -TERMS);

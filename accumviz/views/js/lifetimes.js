@@ -1,11 +1,16 @@
-/** What became of each contribution, as Python says it: nothing here decides what is live. */
+/** What became of each contribution, as Python says it: nothing here decides what is live, or how much of it. */
 
 /**
- * @typedef {object} Fates  per contribution of a row, the oldest first
+ * @typedef {object} Flow  as Python writes it
+ * @property {number[]} runs
+ * @property {[number, number | null, number?][]} by  what scaled it: event, factor (null: unknown), an average's
+ *
+ * @typedef {object} Lifetimes  per contribution of a row, the oldest first
  * @property {number[]} born  the event that made it
  * @property {Int32Array} erased  the event that removed it from `.grad`
  * @property {Int32Array} consumed  the first step that used it
  * @property {Int32Array} until  when the last of it and all before it is erased: beyond, no search is needed
+ * @property {Flow["by"]} by
  */
 
 export const NEVER = 2 ** 31 - 1;
@@ -13,12 +18,12 @@ export const NEVER = 2 ** 31 - 1;
 const HANDED_ON = NEVER - 1;
 
 /**
- * Read the runs of `payload.fates`: how many contributions in a row share a fate, and after how many events, counted
- * from the last of them, they are erased (0: never) and consumed (0: never, -1: handed on).
- * @param {number[]} runs @param {ArrayLike<number>} norms contributions by event, below 0 for none
- * @returns {Fates}
+ * Read `payload.flow`: runs of how many contributions share a fate, and after how many events, counted from the last
+ * of them, they are erased (0: never) and consumed (0: never, -1: handed on).
+ * @param {Flow} flow @param {ArrayLike<number>} norms contributions by event, below 0 for none
+ * @returns {Lifetimes}
  */
-export function decode(runs, norms) {
+export function decode({ runs, by }, norms) {
   const born = Array.from(norms, (_, e) => e).filter((e) => !(norms[e] < 0));
   const [erased, consumed, until] = [1, 2, 3].map(() => new Int32Array(born.length).fill(NEVER));
   for (let i = 0, at = 0; i < runs.length; i += 3) {
@@ -29,7 +34,7 @@ export function decode(runs, norms) {
     at += count;
   }
   erased.forEach((end, k) => { until[k] = Math.max(until[k - 1] ?? 0, end); });
-  return { born, erased, consumed, until };
+  return { born, erased, consumed, until, by };
 }
 
 /** How many of the ascending numbers are at most `limit`. @param {number[]} numbers @param {number} limit */
@@ -43,16 +48,19 @@ export function countUpTo(numbers, limit) {
   return low;
 }
 
-/** The places of the contributions live after an event, the oldest first. @param {Fates} fates @param {number} e */
+/** The places of the contributions live after an event, the oldest first. @param {Lifetimes} row @param {number} e */
 export function live({ born, erased, until }, e) {
   const found = [];
   for (let k = countUpTo(born, e) - 1; k >= 0 && until[k] > e; k--) if (erased[k] > e) found.push(k);
   return found.reverse();
 }
 
-/** The events whose contributions an event erased before any step used them. @param {Fates} fates @param {number} e */
-export function lost(fates, e) {
-  const { born, erased, consumed } = fates;
-  const gone = live(fates, e - 1).filter((k) => erased[k] === e && consumed[k] === NEVER);
+/**
+ * The events whose contributions an event erased before any step used them.
+ * @param {Lifetimes} row @param {number} e
+ */
+export function lost(row, e) {
+  const { born, erased, consumed } = row;
+  const gone = live(row, e - 1).filter((k) => erased[k] === e && consumed[k] === NEVER);
   return gone.map((k) => born[k]);
 }
