@@ -1,4 +1,4 @@
-"""A question, its recorded answer and a figure -> HTML that asks before it shows; the answer is never typed twice."""
+"""Ask a question that the recorded answer, and a figure, follow: the answer is never typed twice."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from accumviz.views import style
 
 Value: TypeAlias = "float | bool | str | None"
 
-_NO_NUMBER_NEAR_ZERO = 1e-9
-# Before anything of the answer is drawn: a module comes after the page, which would have shown it by then.
+_ZERO = 1e-9
+# This runs before the answer is drawn: a module runs only after the page, which would have shown it.
 _SHUT = (
     'document.currentScript?.parentElement.setAttribute("data-av-state","asked");'
     'document.documentElement.classList.add("av-asks")'
@@ -46,8 +46,9 @@ class Prediction(Displayed):
 
     def __repr__(self) -> str:
         lines = [f"Prediction: {literal(self.question)}"]
-        lines += [f"  - {_said(choice)}" for choice in self.choices]
-        lines += [f"  Hint: {literal(self.hint)}"] if self.hint else []
+        lines += [f"  - {_text(choice)}" for choice in self.choices]
+        if self.hint:
+            lines.append(f"  Hint: {literal(self.hint)}")
         return "\n".join([*lines, "  (.answer is what was recorded)"])
 
     def save(self, path: str | Path) -> None:
@@ -96,56 +97,46 @@ def predict(
     Traceback (most recent call last):
     ValueError: because has the key -20, but that is the right answer (recorded: −20)...
     """
-    for name, text in (("question", question), ("why", why), ("hint", hint)):
+    texts = {"question": question, "why": why, "hint": hint}
+    for name, text in texts.items():
         if not isinstance(text, str):
             raise TypeError(
-                f"{name}={text!r}; expected a text, in which `code` stands in backticks"
+                f"{name}={text!r}; expected a text, with `code` in backticks"
             )
     if not question.strip():
         raise ValueError(
             "the question is empty; expected a text such as 'What is `w.grad` after the second backward?'"
         )
-    if (
-        isinstance(tolerance, bool)
-        or not isinstance(tolerance, (int, float))
-        or not 0 <= tolerance < 1
-    ):
+    if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
         raise ValueError(
             f"tolerance={tolerance!r}; expected a share of the answer from 0 to below 1, as in 0.005"
         )
-    if not (
-        reveal is None
-        or isinstance(reveal, str)
-        or any(hasattr(reveal, name) for name in _REPRS)
-    ):
+    if reveal is not None and not _is_shown(reveal):
         raise TypeError(
             f"reveal is {arguments.a(reveal)}, which shows no HTML ({', '.join(_REPRS)}); "
             "expected something like accumviz.timeline(ledger), or a text"
         )
     answer = _recorded(answer_from)
     offered = _offered(choices, answer, tolerance)
+    reasons = _reasons(because, answer, offered, tolerance)
     return Prediction(
-        question,
-        answer,
-        offered,
-        _reasons(because, answer, offered, tolerance),
-        why,
-        hint,
-        reveal,
-        float(tolerance),
+        question, answer, offered, reasons, why, hint, reveal, float(tolerance)
     )
 
 
+def _is_shown(reveal: Any) -> bool:
+    return isinstance(reveal, str) or any(hasattr(reveal, name) for name in _REPRS)
+
+
 def _recorded(source: Any) -> Value:
-    if isinstance(source, tuple):
-        return _from_ledger(source)
     if callable(source) and not hasattr(source, "item"):
         source = source()
         if callable(source):
             raise TypeError(
                 f"answer_from returned {arguments.a(source)}; expected a function that returns a value"
             )
-        return _recorded(source)
+    if isinstance(source, tuple):
+        return _from_ledger(source)
     answer = _value(source, "answer_from")
     if isinstance(answer, float) and math.isnan(answer):
         raise ValueError(
@@ -156,18 +147,18 @@ def _recorded(source: Any) -> Value:
 
 
 def _from_ledger(source: tuple[Any, ...]) -> Value:
-    what: Any = source[3] if len(source) == 4 else "grad"
-    ledger = ledger_of(source[0]) if source else None
+    given, event, parameter, what = (*source, *[None] * 4)[:4]
+    ledger, what = ledger_of(given), what or "grad"
     if (
-        len(source) not in (3, 4)
-        or ledger is None
+        ledger is None
+        or len(source) not in (3, 4)
         or what not in ("grad", "contribution")
     ):
+        kinds = ", ".join(type(part).__name__ for part in source) or "nothing"
         raise TypeError(
-            f"answer_from is a tuple of {', '.join(type(part).__name__ for part in source) or 'nothing'}; expected "
-            "(ledger, event, parameter), and perhaps 'contribution', as in (ledger, 1, 'w')"
+            f"answer_from is a tuple of {kinds}; expected (ledger, event, parameter), "
+            "and perhaps 'contribution', as in (ledger, 1, 'w')"
         )
-    event, parameter = source[1:3]
     column = ledger.index(parameter)
     try:
         row = range(len(ledger))[event.index if isinstance(event, Event) else event]
@@ -177,14 +168,12 @@ def _from_ledger(source: tuple[Any, ...]) -> Value:
         ) from None
     if not ledger.state[row, column] & (PRESENT if what == "grad" else CONTRIBUTED):
         return None
-    return _value(
-        ledger.values(column, what)[row],
-        f"{what} of {ledger.parameters[column].name!r}",
-    )
+    name = ledger.parameters[column].name
+    return _value(ledger.values(column, what)[row], f"{what} of {name!r}")
 
 
 def _value(source: Any, name: str) -> Value:
-    """A plain value: tensors and arrays of one element give theirs, without this module knowing what they are."""
+    """Return a plain value: tensors and arrays of one element give theirs."""
     if source is None or isinstance(source, (bool, str)):
         return source
     try:
@@ -212,15 +201,17 @@ def _offered(
             f"choices={choices!r:.80} is {arguments.a(choices)}; expected a list of answers, as in choices=[0, 1]"
         )
     offered = tuple(_value(choice, "a choice") for choice in choices)
-    if len({_said(choice) for choice in offered}) < max(2, len(offered)):
-        shown = ", ".join(map(_said, offered)) or "nothing"
-        raise ValueError(f"choices are {shown}; expected two or more that differ")
-    right = [choice for choice in offered if _same(choice, answer, tolerance)]
-    if len(right) != 1:
-        how = "is not among" if not right else "is more than one of"
+    texts = ", ".join(map(_text, offered))
+    if len(set(map(_text, offered))) < max(2, len(offered)):
         raise ValueError(
-            f"the recorded answer, {_said(answer)}, {how} the choices: {', '.join(map(_said, offered))}; "
-            "mend the choices, or the program that was recorded"
+            f"choices are {texts or 'nothing'}; expected two or more that differ"
+        )
+    right = sum(_same(choice, answer, tolerance) for choice in offered)
+    if right != 1:
+        how = "is more than one of" if right else "is not among"
+        raise ValueError(
+            f"the recorded answer, {_text(answer)}, {how} the choices: {texts}; "
+            "fix the choices, or the program that was recorded"
         )
     return offered
 
@@ -242,43 +233,44 @@ def _reasons(
                 f"because[{key!r}] is {text!r}; expected a text that names the misconception"
             )
         value = _value(key, "a key of because")
-        if _same(value, answer, tolerance):
-            raise ValueError(
-                f"because has the key {key!r}, but that is the right answer (recorded: {_said(answer)}); "
-                "`why` explains the right one"
-            )
-        if offered and not any(_same(value, choice, tolerance) for choice in offered):
-            raise ValueError(
-                f"because has the key {key!r}, which is no choice: {', '.join(map(_said, offered))}"
-            )
-        if not offered and isinstance(value, (bool, str)):
-            raise ValueError(
-                f"because has the key {key!r}; expected a number or None, as the answer is one"
-            )
+        wrong = _wrong_key(value, answer, offered, tolerance)
         if any(_same(value, earlier, tolerance) for earlier, _ in reasons):
-            raise ValueError(
-                f"because has {key!r} and another key within the tolerance of {tolerance:g}; keep one"
-            )
+            wrong = f"and another key within the tolerance of {tolerance:g}; keep one"
+        if wrong:
+            raise ValueError(f"because has the key {key!r}, {wrong}")
         reasons.append((value, text))
     return tuple(reasons)
 
 
-def _same(said: Value, answer: Value, tolerance: float) -> bool:
-    """Whether an answer counts as another one; the page's script decides in the same way."""
-    if (
-        type(said) is not type(answer)
-        or not isinstance(said, float)
-        or not isinstance(answer, float)
-    ):
-        return type(said) is type(answer) and said == answer
-    if not math.isfinite(answer) or not math.isfinite(said):
-        return said == answer or (math.isnan(said) and math.isnan(answer))
-    if answer == 0:
-        return abs(said) <= _NO_NUMBER_NEAR_ZERO
-    return abs(said - answer) <= (tolerance + 1e-12) * abs(answer)
+def _wrong_key(
+    value: Value, answer: Value, offered: tuple[Value, ...], tolerance: float
+) -> str:
+    """Say why a value is no wrong answer to the question ("": it is one)."""
+    if _same(value, answer, tolerance):
+        return (
+            f"but that is the right answer (recorded: {_text(answer)}); "
+            "`why` explains the right one"
+        )
+    if not offered and isinstance(value, (bool, str)):
+        return "but the answer is a number or None"
+    if offered and not any(_same(value, choice, tolerance) for choice in offered):
+        return f"which is no choice: {', '.join(map(_text, offered))}"
+    return ""
 
 
-def _said(value: Value) -> str:
+def _same(value: Value, answer: Value, tolerance: float) -> bool:
+    """Return whether an answer counts as another one; the page's script decides in the same way."""
+    if type(value) is not type(answer):
+        return False
+    if not isinstance(value, float) or not isinstance(answer, float):
+        return value == answer
+    if not math.isfinite(answer) or not math.isfinite(value):
+        return value == answer or (math.isnan(value) and math.isnan(answer))
+    room = (tolerance + 1e-12) * abs(answer) or _ZERO
+    return abs(value - answer) <= room
+
+
+def _text(value: Value) -> str:
     if isinstance(value, bool):
         return "Yes" if value else "No"
     return style.number(value) if isinstance(value, float) else literal(str(value))
@@ -287,72 +279,76 @@ def _said(value: Value) -> str:
 def prediction_html(prediction: Prediction) -> str:
     """Show a prediction: the question, and in a fold the recorded answer, the misconceptions and the figure.
 
-    Scripts shut the fold as it is read, and turn the question into a form that opens it; without them it stands open.
+    Scripts shut the fold as it is read, and turn the question into a form that opens it; without them it is open.
 
     >>> "<code>w.grad</code>" in prediction_html(predict("What is `w.grad`?", -20, reveal="It is the sum."))
     True
     """
-    p = prediction
-    offered = "".join(f"<li>{marked(_said(choice))}</li>" for choice in p.choices)
-    hint = (
-        f'<details class="av-hint"><summary>Hint</summary><p>{marked(p.hint)}</p></details>'
-        if p.hint
-        else ""
-    )
-    others = "".join(
-        f'<tr><th scope="row">{marked(_said(value), veiled=True)}</th><td>{marked(text, veiled=True)}</td></tr>'
-        for value, text in p.because
-    )
-    if others:
-        head = '<tr><th scope="col">Another answer</th><th scope="col">What lies behind it</th></tr>'
-        others = f'<table class="av-others"><thead>{head}</thead><tbody>{others}</tbody></table>'
-    recorded = f"Recorded: <b>{marked(_said(p.answer), veiled=True)}</b>"
-    recorded += f"<br>{marked(p.why, veiled=True)}" if p.why else ""
-    figure = (
-        "" if p.reveal is None else f'<div class="av-shown">{_figure(p.reveal)}</div>'
-    )
-    css, script = (
-        style.static("predict.css", __file__),
-        style.static("predict.js", __file__),
-    )
+    css = style.static("predict.css", __file__)
+    script = style.static("predict.js", __file__)
     return (
-        f'<div class="accumviz av-predict" data-av-predict="{_payload(p)}"><script>{_SHUT}</script>'
+        f'<div class="accumviz av-predict" data-av-predict="{_payload(prediction)}"><script>{_SHUT}</script>'
         f"<style>{style.CSS}{css}</style>"
-        f'<div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{marked(p.question)}</p>'
-        f'{f"<ul>{offered}</ul>" if offered else ""}{hint}<p class="av-space"></p></div>'
-        f'<details class="av-reveal" open><summary>Show me</summary>'
-        f'<p class="av-recorded">{recorded}</p>{figure}{others}'
+        f'<div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{marked(prediction.question)}</p>'
+        f'{_choices_html(prediction)}<p class="av-space"></p></div>'
+        f'<details class="av-reveal" open><summary>Show me</summary>{_answer_html(prediction)}'
         f'</details><script type="module">{script}</script></div>'
     )
 
 
-def _payload(p: Prediction) -> str:
-    """What the script grades with, in a form that no eye reads in passing; the words stand in the fold already."""
-    if p.choices:
-        right = next(
-            i
-            for i, choice in enumerate(p.choices)
-            if _same(choice, p.answer, p.tolerance)
+def _choices_html(prediction: Prediction) -> str:
+    items = "".join(f"<li>{marked(_text(one))}</li>" for one in prediction.choices)
+    choices = f"<ul>{items}</ul>" if items else ""
+    if not prediction.hint:
+        return choices
+    hint = f"<summary>Hint</summary><p>{marked(prediction.hint)}</p>"
+    return f'{choices}<details class="av-hint">{hint}</details>'
+
+
+def _answer_html(prediction: Prediction) -> str:
+    recorded = f"Recorded: <b>{_veiled(_text(prediction.answer))}</b>"
+    if prediction.why:
+        recorded += f"<br>{_veiled(prediction.why)}"
+    parts = [f'<p class="av-recorded">{recorded}</p>']
+    if prediction.reveal is not None:
+        parts.append(f'<div class="av-shown">{_figure(prediction.reveal)}</div>')
+    if prediction.because:
+        head = '<tr><th scope="col">Another answer</th><th scope="col">What lies behind it</th></tr>'
+        rows = "".join(
+            f'<tr><th scope="row">{_veiled(_text(value))}</th><td>{_veiled(text)}</td></tr>'
+            for value, text in prediction.because
         )
-        keys = [
-            next(
-                i
-                for i, choice in enumerate(p.choices)
-                if _same(value, choice, p.tolerance)
-            )
-            for value, _ in p.because
-        ]
-        answer: dict[str, Any] = {"right": right, "keys": keys}
+        parts.append(
+            f'<table class="av-others"><thead>{head}</thead><tbody>{rows}</tbody></table>'
+        )
+    return "".join(parts)
+
+
+def _veiled(text: str) -> str:
+    """Write a text so that a reader of the page's source does not meet the answer."""
+    return marked(text, veiled=True)
+
+
+def _payload(prediction: Prediction) -> str:
+    """Return what the script grades with, in a form that no eye reads in passing."""
+    p = prediction
+    answer: dict[str, Any]
+    if p.choices:
+        answer = {"right": _place(p, p.answer)}
+        answer["keys"] = [_place(p, value) for value, _ in p.because]
     else:
         # As texts: JSON has no NaN, and the script reads them as it reads what the reader types.
-        answer = {
-            "right": str(p.answer),
-            "keys": [str(value) for value, _ in p.because],
-            "tolerance": p.tolerance,
-        }
-    told = json.dumps([p.question, [_said(choice) for choice in p.choices], answer])
-    answer["id"] = hashlib.sha256(told.encode()).hexdigest()[:16]
+        answer = {"right": str(p.answer)}
+        answer["keys"] = [str(value) for value, _ in p.because]
+        answer["tolerance"] = p.tolerance
+    asked = json.dumps([p.question, [_text(choice) for choice in p.choices], answer])
+    answer["id"] = hashlib.sha256(asked.encode()).hexdigest()[:16]
     return base64.b64encode(json.dumps(answer).encode()).decode()
+
+
+def _place(prediction: Prediction, value: Value) -> int:
+    same = [_same(value, one, prediction.tolerance) for one in prediction.choices]
+    return same.index(True)
 
 
 def _figure(reveal: Any) -> str:
@@ -363,13 +359,11 @@ def _figure(reveal: Any) -> str:
         bundle = reveal._repr_mimebundle_()
         bundle = bundle[0] if isinstance(bundle, tuple) else bundle or {}
     for mime, method in (("text/html", "_repr_html_"), ("image/svg+xml", "_repr_svg_")):
-        shown = bundle.get(mime) or (
-            getattr(reveal, method)() if hasattr(reveal, method) else None
-        )
-        if shown:
-            return str(shown)
-    text = literal(bundle.get("text/plain", "")) or "a figure"
+        markup = bundle.get(mime) or getattr(reveal, method, lambda: None)()
+        if markup:
+            return str(markup)
+    text = str(bundle.get("text/plain") or repr(reveal))
     if "image/png" in bundle:
         data = html.escape(str(bundle["image/png"]).strip())
-        return f'<img alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
-    return f"<pre>{html.escape(str(bundle.get('text/plain') or repr(reveal)))}</pre>"
+        return f'<img alt="{html.escape(literal(text))}" src="data:image/png;base64,{data}">'
+    return f"<pre>{html.escape(text)}</pre>"
