@@ -1,4 +1,4 @@
-"""An experiment × choices -> Explorer: recorded once for each choice, then switched between with no kernel."""
+"""Record an experiment once for each choice, and switch between the runs with no kernel."""
 
 from __future__ import annotations
 
@@ -39,34 +39,27 @@ class Run:
     failure: Exception | None = None
     error: str = ""
 
-    def draw_among(
-        self, ground: weights.Field | None, levels: tuple[float, float] | None
-    ) -> None:
-        """Draw its weights and its heat map as those of the other runs are drawn."""
-        if self.player is not None:
-            self.player.ground, self.player.levels = ground, levels
-
-    def page(self) -> dict[str, Any] | None:
-        """Return what a player is told of this run; None if it raised."""
-        return None if self.player is None else self.player.content[0]
-
-    def content(self, scale: CommonScale) -> tuple[dict[str, Any], bytes]:
-        """Return what a page is told of this run, drawn to this scale."""
-        if self.player is None or self.player.ledger is None:
-            return {"error": self.error}, b""
-        data, blob = self.player.content
-        told = {
-            "figures": [list(pair) for pair in self.figures],
-            "grad": outcome.gradients(self.player.ledger),
-        }
-        return {**told, "data": scale.apply(data)}, blob
+    @property
+    def ledger(self) -> Ledger | None:
+        """What was recorded; None if the run raised."""
+        return None if self.player is None else self.player.ledger
 
     @property
     def right(self) -> bool:
         """Whether `check` calls it healthy."""
-        if self.player is None or self.player.ledger is None:
-            return False
-        return check(self.player.ledger).healthy
+        return self.ledger is not None and check(self.ledger).healthy
+
+    def content(self, scale: CommonScale) -> tuple[dict[str, Any], bytes]:
+        """Return what a page is told of this run, drawn to this scale."""
+        if self.player is None or self.ledger is None:
+            return {"error": self.error}, b""
+        data, blob = self.player.content
+        page = {
+            "figures": [list(pair) for pair in self.figures],
+            "grad": outcome.gradients(self.ledger),
+            "data": scale.apply(data),
+        }
+        return page, blob
 
 
 class Explorer(Displayed):
@@ -82,82 +75,88 @@ class Explorer(Displayed):
         runs: Sequence[Run],
         start: Sequence[int],
         against: Sequence[int] | None,
-        ground: weights.Field | None = None,
+        loss: weights.Loss | None = None,
     ) -> None:
         self.experiment, self.choices, self.runs = experiment, choices, runs
-        self.start, self.against, self.ground = start, against, ground
-        players = [run.player for run in runs if run.player is not None]
-        self.levels = common_levels(
-            [player.ledger for player in players if player.ledger]
-        )
+        self.start, self.against = start, against
+        ledgers = [run.ledger for run in runs if run.ledger is not None]
+        self._ground = weights.field(ledgers, loss)
+        self._levels = common_levels(ledgers)
         for run in runs:
-            run.draw_among(ground, self.levels)
+            self._draw_among_others(run)
+
+    def _draw_among_others(self, run: Run) -> None:
+        """Draw a run's weights and heat map to the scales of all runs."""
+        if run.player is not None:
+            run.player.ground, run.player.levels = self._ground, self._levels
 
     def run(self, **choice: Any) -> Ledger:
         """The ledger of one run, as in `explorer.run(k=4)`; choices that have a single value may be left out.
 
         Raises what the experiment raised there, and `ValueError` for a choice that was not recorded.
         """
-        single = {
-            name: values[0] for name, values in self.choices.items() if len(values) == 1
-        }
-        missing = [name for name in self.choices if name not in single | choice]
+        for name, values in self.choices.items():
+            if len(values) == 1:
+                choice.setdefault(name, values[0])
+        missing = [name for name in self.choices if name not in choice]
         if missing:
             raise ValueError(
                 f"run() was given no {' and no '.join(missing)}; expected one value for each choice"
             )
         index = 0
-        for name, position in zip(
-            self.choices, positions("run", single | choice, self.choices), strict=True
-        ):
-            index = index * len(self.choices[name]) + position
-        found = self.runs[index]
-        if found.failure is not None:
-            raise found.failure
-        assert found.player is not None and found.player.ledger is not None
-        return found.player.ledger
+        places = positions("run", choice, self.choices)
+        for values, place in zip(self.choices.values(), places, strict=True):
+            index = index * len(values) + place
+        run = self.runs[index]
+        if run.failure is not None:
+            raise run.failure
+        assert run.ledger is not None
+        return run.ledger
 
     @cached_property
-    def scale(self) -> CommonScale:
-        """The scale of all runs: longer bars than three times those of right ones are torn off."""
-        pages = [page for run in self.runs if (page := run.page()) is not None]
-        right = [page for run in self.runs if run.right and (page := run.page())]
-        return common_scale(pages, right)
+    def _scale(self) -> CommonScale:
+        """The scale of all runs: bars more than three times as long as the right runs' are torn off."""
+        pages = {
+            i: run.player.content[0] for i, run in enumerate(self.runs) if run.player
+        }
+        right = [page for i, page in pages.items() if self.runs[i].right]
+        return common_scale([*pages.values()], right)
 
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What the page is told: each different run once, and what runs have in common once."""
         parts: dict[str, int] = {}
         places: dict[str, int] = {}
-        shown: list[dict[str, Any]] = []
+        different: list[dict[str, Any]] = []
         grid, blob = [], b""
-        contents = [run.content(self.scale) for run in self.runs]
-        for told, packed in contents:
-            key = hashlib.sha256(
-                json.dumps(told, sort_keys=True).encode("utf-8", "replace") + packed
-            ).hexdigest()
+        for run in self.runs:
+            page, packed = run.content(self._scale)
+            text = json.dumps(page, sort_keys=True).encode("utf-8", "replace")
+            key = hashlib.sha256(text + packed).hexdigest()
             if key not in places:
-                places[key] = len(shown)
-                shown.append(told)
-                if "data" in told:
-                    told["data"] = {
-                        name: parts.setdefault(json.dumps(part), len(parts))
-                        for name, part in told["data"].items()
-                    }
-                    told["bytes"] = [len(blob), len(blob) + len(packed)]
+                places[key] = len(different)
+                different.append(page)
+                if "data" in page:
+                    page["data"] = _numbered(page["data"], parts)
+                    page["bytes"] = [len(blob), len(blob) + len(packed)]
                     blob += packed
             grid.append(places[key])
         data = {
-            "controls": [
-                self._control(name, values) for name, values in self.choices.items()
-            ],
+            "controls": self._controls(),
             "grid": grid,
-            "runs": shown,
+            "runs": different,
             "parts": [json.loads(part) for part in parts],
             "start": list(self.start),
             "against": None if self.against is None else list(self.against),
         }
         return data, blob
+
+    def _controls(self) -> list[dict[str, Any]]:
+        controls = [control(name, values) for name, values in self.choices.items()]
+        if isinstance(self.experiment, _NamedRuns):
+            # Runs by name are tabs above one player, which begins before anything has run.
+            controls[0]["kind"] = "tabs"
+        return controls
 
     @cached_property
     def id(self) -> str:
@@ -166,10 +165,9 @@ class Explorer(Displayed):
 
     def to_html(self) -> str:
         """A fragment of HTML that needs nothing else; with its scripts stripped, a table of all runs remains."""
-        sheets, script = [assets()[0], _static("explore.css")], _static("explore.js")
-        return fragment(
-            "explorer", self.id, self._table(), encode(*self.content), sheets, script
-        )
+        sheets = [assets()[0], _static("explore.css")]
+        data, script = encode(*self.content), _static("explore.js")
+        return fragment("explorer", self.id, self._table(), data, sheets, script)
 
     def save(self, path: str | Path) -> None:
         """Write one self-contained page that any browser opens.
@@ -184,30 +182,21 @@ class Explorer(Displayed):
 
         Raises `ImportError` when anywidget is not installed.
         """
-        css = assets()[0] + _static("explore.css")
-        shown = widget(
-            _static("explore-live.js"), css, "explorer", encode(*self.content)
-        )
+        css, data = assets()[0] + _static("explore.css"), encode(*self.content)
+        shown = widget(_static("explore-live.js"), css, "explorer", data)
 
         def record(change: Any) -> None:
             asked = change["new"]["choice"]
-            choice = {
-                name: values[place] if isinstance(place, int) else number(place, values)
-                for place, (name, values) in zip(
-                    asked, self.choices.items(), strict=True
-                )
-            }
+            choice = {}
+            for place, (name, values) in zip(asked, self.choices.items(), strict=True):
+                recorded = isinstance(place, int)
+                choice[name] = values[place] if recorded else number(place, values)
             run = record_run(self.experiment, choice)
-            run.draw_among(self.ground, self.levels)
-            shown.told = {"choice": asked, "run": encode(*run.content(self.scale))}
+            self._draw_among_others(run)
+            shown.told = {"choice": asked, "run": encode(*run.content(self._scale))}
 
         shown.observe(record, "ask")
         return shown
-
-    def _control(self, name: str, values: Sequence[Any]) -> dict[str, Any]:
-        """Runs by name are tabs above one player, which begins before anything has run."""
-        named = isinstance(self.experiment, _NamedRuns)
-        return control(name, values) | ({"kind": "tabs"} if named else {})
 
     def _rows(self) -> list[list[str]]:
         """The table of all runs: a heading, then one row for each."""
@@ -216,13 +205,14 @@ class Explorer(Displayed):
         )
         rows = [[*map(literal, self.choices), *names]]
         for run in self.runs:
-            told = dict(run.figures)
-            figures = (
-                [told.get(name, "") for name in names]
-                if run.failure is None
-                else [run.error]
+            figures = dict(run.figures)
+            cells = [figures.get(name, "") for name in names]
+            rows.append(
+                [
+                    *map(label, run.choice.values()),
+                    *([run.error] if run.failure else cells),
+                ]
             )
-            rows.append([*map(label, run.choice.values()), *figures])
         return rows
 
     def _table(self) -> str:
@@ -230,41 +220,45 @@ class Explorer(Displayed):
         cells = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in head)
         body = ""
         for row in rows:
-            wide = (
-                f' colspan="{len(head) - len(row) + 1}"' if len(row) < len(head) else ""
-            )
-            last = f"<td{wide}>{html.escape(row[-1])}</td>"
-            body += f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row[:-1])}{last}</tr>"
+            missing = len(head) - len(row)
+            wide = f' colspan="{missing + 1}"' if missing else ""
+            first = "".join(f"<td>{html.escape(text)}</td>" for text in row[:-1])
+            body += f"<tr>{first}<td{wide}>{html.escape(row[-1])}</td></tr>"
         table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-        summary = f"<summary>All {counted(len(self.runs), 'run')} in a table</summary>"
+        runs = counted(len(self.runs), "run")
         box = f'<div class="av-runs" tabindex="0" role="group" aria-label="all runs, scrollable">{table}</div>'
-        return f'<details class="av-words" open>{summary}{box}</details>\n'
+        return f'<details class="av-words" open><summary>All {runs} in a table</summary>{box}</details>\n'
 
     def _repr_mimebundle_(
         self, include: Any = None, exclude: Any = None
     ) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
         rows = self._rows()
-        whole = [row for row in rows if len(row) == len(rows[0])]
-        widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
-        lines = [
-            "  ".join(
-                text.ljust(width) for text, width in zip(row, widths, strict=False)
-            )
-            for row in rows
-        ]
-        bundle["text/plain"] = "\n".join(
-            [repr(self), *(line.rstrip() for line in lines)]
-        )
+        full = [row for row in rows if len(row) == len(rows[0])]
+        widths = [max(map(len, column)) for column in zip(*full, strict=True)]
+        lines = [repr(self)]
+        for row in rows:
+            cells = zip(row, widths, strict=False)
+            lines.append("  ".join(text.ljust(width) for text, width in cells).rstrip())
+        bundle["text/plain"] = "\n".join(lines)
         return bundle
 
     def __repr__(self) -> str:
-        told = ", ".join(
+        choices = ", ".join(
             f"{literal(name)} ({len(values)})" for name, values in self.choices.items()
         )
         failed = sum(run.failure is not None for run in self.runs)
         raised = f", {failed} of which raised" if failed else ""
-        return f"Explorer: {counted(len(self.runs), 'run')}{raised}; {told}; .save('runs.html') writes a page"
+        runs = counted(len(self.runs), "run")
+        return f"Explorer: {runs}{raised}; {choices}; .save('runs.html') writes a page"
+
+
+def _numbered(data: Mapping[str, Any], parts: dict[str, int]) -> dict[str, int]:
+    """Replace each part of a run's data by its number among the parts of all runs."""
+    return {
+        name: parts.setdefault(json.dumps(part), len(parts))
+        for name, part in data.items()
+    }
 
 
 def _static(name: str) -> str:
@@ -305,8 +299,6 @@ def explore(
     >>> av.explore(train, k=[1, 2, 4])
     Explorer: 3 runs; k (3); .save('runs.html') writes a page
     """
-    from tqdm.auto import tqdm
-
     if loss is not None and not callable(loss):
         choices, loss = choices | {"loss": loss}, None
     if isinstance(experiment, Mapping) and experiment and not choices:
@@ -322,44 +314,38 @@ def explore(
             )
     most = arguments.whole("most", most, "how many runs to allow", least=1)
     grid = _grid(choices, most)
-    begin = positions("start", dict(start or {}), grid)
-    beside = (
-        None
-        if against is None
-        else positions("against", dict(start or {}) | dict(against), grid)
+    first = dict(start or {})
+    begin = positions("start", first, grid)
+    beside = None
+    if against is not None:
+        beside = positions("against", first | dict(against), grid)
+    return Explorer(
+        experiment, grid, _record_all(experiment, grid), begin, beside, loss
     )
-    combinations = [
-        dict(zip(grid, values, strict=True)) for values in product(*grid.values())
-    ]
-    # A notebook's bar does not ask the environment, as those of a terminal do.
+
+
+def _record_all(experiment: Callable[..., Any], grid: Choices) -> list[Run]:
+    """Record every combination of choices; raise what the first raised if all of them did."""
+    from tqdm.auto import tqdm
+
+    combinations = list(product(*grid.values()))
+    # A notebook's bar does not read this variable, as those of a terminal do.
     silent = bool(os.environ.get("TQDM_DISABLE"))
-    bar = tqdm(
-        combinations,
-        desc="recording",
-        unit="run",
-        leave=False,
-        delay=0.5,
-        disable=silent,
-    )
+    look = {"desc": "recording", "unit": "run", "leave": False, "delay": 0.5}
     runs: list[Run] = []
-    for choice in bar:
-        runs.append(record_run(experiment, choice))
+    for values in tqdm(combinations, disable=silent, **look):
+        runs.append(record_run(experiment, dict(zip(grid, values, strict=True))))
         if len(runs) > 1:
-            _let_go(runs[-1].failure)
-    if all(run.failure is not None for run in runs):
-        failure = runs[0].failure
-        assert failure is not None
-        failure.add_note(
-            f"All {counted(len(runs), 'run')} of the experiment raised; this is the first of them."
+            _drop_frames(runs[-1].failure)
+    first = runs[0].failure
+    if first is not None and all(run.failure is not None for run in runs):
+        all_runs = counted(len(runs), "run")
+        first.add_note(
+            f"All {all_runs} of the experiment raised; this is the first of them."
         )
-        raise failure
-    _let_go(runs[0].failure)
-    ledgers = [
-        run.player.ledger
-        for run in runs
-        if run.player is not None and run.player.ledger is not None
-    ]
-    return Explorer(experiment, grid, runs, begin, beside, weights.field(ledgers, loss))
+        raise first
+    _drop_frames(first)
+    return runs
 
 
 def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run:
@@ -369,40 +355,29 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
     except Exception as failure:
         text = literal(str(failure).partition("\n")[0])
         line = literal(traceback.extract_tb(failure.__traceback__)[-1].line or "")
-        error = (
-            f"{type(failure).__name__}: {text}{f' (raised by: {line})' if line else ''}"
-        )
+        raised = f" (raised by: {line})" if line else ""
+        error = f"{type(failure).__name__}: {text}{raised}"
         return Run(choice, failure=failure, error=error)
-    figures: Mapping[str, Any] = {}
     parts = list(result) if isinstance(result, tuple) else [result]
-    if (
-        len(parts) > 1
-        and isinstance(parts[-1], Mapping)
-        and all(isinstance(key, str) for key in parts[-1])
-    ):
-        figures = parts.pop()
+    figures = parts.pop() if len(parts) > 1 and _are_figures(parts[-1]) else {}
     ledger = ledger_of(parts[0]) if parts else None
-    graphs = (
-        parts[1]
-        if len(parts) == 2
-        else getattr(parts[0], "graphs", None)
-        if parts
-        else None
-    )
     if ledger is None or len(parts) > 2:
         raise TypeError(
             f"the experiment returned {arguments.a(result)}; expected {_EXPECTED}"
         )
-    told = [
-        *outcome.figures(ledger),
-        *((literal(name), label(value)) for name, value in figures.items()),
-    ]
-    return Run(choice, play(ledger, graphs), told)
+    graphs = parts[1] if len(parts) == 2 else getattr(parts[0], "graphs", None)
+    given = [(literal(name), label(value)) for name, value in figures.items()]
+    return Run(choice, play(ledger, graphs), [*outcome.figures(ledger), *given])
+
+
+def _are_figures(value: Any) -> bool:
+    """Return whether a value is figures by name, rather than graphs by event."""
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
 
 @dataclass(frozen=True)
 class _NamedRuns:
-    """Runs that were made already, as the experiment that returns the one that is asked for."""
+    """Runs that were made already, as the experiment that returns the one that is chosen."""
 
     runs: Mapping[str, Any]
 
@@ -410,8 +385,8 @@ class _NamedRuns:
         return self.runs[run]
 
 
-def _let_go(failure: BaseException | None) -> None:
-    """Drop the frames of an exception, which keep alive what the experiment held, and note where it was raised."""
+def _drop_frames(failure: BaseException | None) -> None:
+    """Drop an exception's frames, which keep alive what the experiment held, and note where it was raised."""
     if failure is None:
         return
     where = "".join(traceback.format_tb(failure.__traceback__))
@@ -420,16 +395,14 @@ def _let_go(failure: BaseException | None) -> None:
     seen: set[int] = set()
     while waiting:
         one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        one.__traceback__ = None
-        waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            inner = getattr(one, "exceptions", ())
+            waiting += [one.__cause__, one.__context__, *inner]
 
 
-def _grid(
-    choices: Mapping[str, Iterable[Any]], most: int
-) -> dict[str, tuple[Any, ...]]:
+def _grid(choices: Mapping[str, Iterable[Any]], most: int) -> Choices:
     grid: dict[str, tuple[Any, ...]] = {}
     for name, values in choices.items():
         if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
@@ -442,11 +415,11 @@ def _grid(
             raise ValueError(
                 f"{name}={list(grid[name])!r}; expected one value or more, each of them once"
             )
-    runs = prod(map(len, grid.values()))
     if not grid:
         raise ValueError(
             "explore() was given no choices; expected lists of values by name, as in k=[1, 2, 4]"
         )
+    runs = prod(map(len, grid.values()))
     if runs > most:
         sizes = " × ".join(f"{len(values)} {name}" for name, values in grid.items())
         raise ValueError(
@@ -456,44 +429,43 @@ def _grid(
 
 
 def positions(argument: str, choice: Mapping[str, Any], choices: Choices) -> list[int]:
-    """Where the chosen values stand in their lists; 0 for a choice that is not named."""
+    """Return where the chosen values are in their lists; 0 for a choice that is not named."""
+    labels = {name: [label(value) for value in choices[name]] for name in choices}
     for name, value in choice.items():
         if name not in choices:
             raise ValueError(
                 f"{argument} names {name!r}; the choices are {', '.join(choices)}"
             )
-        if label(value) not in map(label, choices[name]):
-            recorded = ", ".join(map(label, choices[name]))
+        if label(value) not in labels[name]:
             raise ValueError(
-                f"{argument} has {name}={value!r}, which is not recorded; recorded: {recorded}"
+                f"{argument} has {name}={value!r}, which is not recorded; recorded: {', '.join(labels[name])}"
             )
     return [
-        list(map(label, values)).index(label(choice[name])) if name in choice else 0
-        for name, values in choices.items()
+        listed.index(label(choice[name])) if name in choice else 0
+        for name, listed in labels.items()
     ]
 
 
 def control(name: str, values: Sequence[Any]) -> dict[str, Any]:
-    """How one choice is offered.
+    """Return how one choice is offered.
 
     >>> control("k", [1, 2, 4])
     {'name': 'k', 'kind': 'slider', 'labels': ['1', '2', '4']}
     """
+    bools = [isinstance(value, bool) for value in values]
+    numbers = all(isinstance(value, (int, float)) for value in values)
+    kind = "select"
     if len(values) == 1:
         kind = "fixed"
-    elif set(map(type, values)) == {bool}:
+    elif all(bools):
         kind = "switch"
-    else:
-        numbers = all(
-            isinstance(value, (int, float)) and not isinstance(value, bool)
-            for value in values
-        )
-        kind = "slider" if numbers and len(values) > 2 else "select"
+    elif len(values) > 2 and numbers and not any(bools):
+        kind = "slider"
     return {"name": literal(name), "kind": kind, "labels": list(map(label, values))}
 
 
 def label(value: Any) -> str:
-    """How a value of a choice is written.
+    """Return how a value of a choice is written.
 
     >>> label(True), label(1e-3), label(16), label(explore)
     ('yes', '0.001', '16', 'explore')
@@ -507,14 +479,11 @@ def label(value: Any) -> str:
 
 
 def number(text: str, values: Sequence[Any]) -> float | int:
-    """The number that a reader typed: whole where all recorded ones are.
+    """Return the number that a reader typed: whole where all recorded ones are.
 
     >>> number("3", (1, 2)), number("3", (0.5, 1))
     (3, 3.0)
     """
     value = float(text)
-    return (
-        int(value)
-        if value.is_integer() and all(isinstance(known, int) for known in values)
-        else value
-    )
+    whole = value.is_integer() and all(isinstance(one, int) for one in values)
+    return int(value) if whole else value
