@@ -192,11 +192,11 @@ def recordings_of(loop: dict[str, Any], folder: Path) -> tuple[list[Any], str]:
                 del sys.modules[name]
         os.chdir(before)
         gc.collect()
-    return opened, raised.replace(str(folder) + os.sep, "")
+    return opened, re.sub(r"\[[^]]*:\d+\]", "", raised.replace(str(folder) + os.sep, ""))
 
 
-def in_rank(loops: list[tuple[str, dict[str, Any]]], folder: str) -> list[tuple[list[Any], str]]:
-    """Run loops one after the other in each rank; return for each its ledgers, and what it raised."""
+def in_rank(loops: list[tuple[str, dict[str, Any]]], folder: str) -> list[tuple[str, str]]:
+    """Run loops one after the other in each rank; return for each the file of its first ledger, and what it raised."""
     import torch
     import torch.distributed as dist
 
@@ -206,7 +206,10 @@ def in_rank(loops: list[tuple[str, dict[str, Any]]], folder: str) -> list[tuple[
         place = Path(folder) / f"{number}-{dist.get_rank()}"
         place.mkdir(parents=True)
         opened, raised = recordings_of(loop, place)
-        results.append(([recording.ledger for recording in opened], raised))
+        file = f"{place}.ledger" if opened else ""
+        if opened:
+            opened[0].ledger.save(file)
+        results.append((file, raised))
         dist.barrier()
     return results
 
@@ -226,7 +229,7 @@ def run_in_ranks(loops: dict[str, dict[str, Any]], folder: Path) -> Iterator[tup
                 yield name, {"raised": plain(str(error)).splitlines()[0]}
             continue
         for (name, _), each in zip(group, zip(*returned, strict=True), strict=True):
-            ledgers = [ledgers[0] for ledgers, _ in each if ledgers]
+            ledgers = [av.load(file) for file, _ in each if file]
             described = [describe(ledger) for ledger in ledgers]
             described.append(describe(av.Ledger.merge(ledgers)) if len(ledgers) > 1 else {})
             yield name, {"raised": [raised for _, raised in each], "recordings": described}
