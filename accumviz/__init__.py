@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from accumviz.checks.check import check as check
     from accumviz.checks.compare import compare as compare
     from accumviz.expectation import expect as expect
+    from accumviz.graph.file import load as load
     from accumviz.graph.graph import Graph as Graph
-    from accumviz.graph.load import load as load
     from accumviz.graph.trace import trace as trace
     from accumviz.ledger.ledger import Ledger as Ledger
     from accumviz.recorder.record import record as record
@@ -38,7 +38,7 @@ _HOME = {
     "expect": "accumviz.expectation",
     "explore": "accumviz.book.explore",
     "lab": "accumviz.book.lab",
-    "load": "accumviz.graph.load",
+    "load": "accumviz.graph.file",
     "play": "accumviz.book.weights",
     "predict": "accumviz.book.predict",
     "record": "accumviz.recorder.record",

@@ -223,7 +223,7 @@ def _say(said: object) -> None:
 
 def _read(files: list[Path]) -> Iterator[Any]:
     """What is in each file, one after the other; of several, the ledger of each rank once."""
-    from accumviz.graph.load import LedgerFileError, load
+    from accumviz.graph.file import LedgerFileError, load
     from accumviz.ledger.ledger import Ledger
 
     ranks: list[int] = []
@@ -478,7 +478,7 @@ def _closing(recording: Any) -> str:
 
 
 def _held(file: Path) -> str:
-    from accumviz.graph.load import LedgerFileError, load
+    from accumviz.graph.file import LedgerFileError, load
 
     try:
         return f"{len(load(file, repair=True))}, because it was cut short"
@@ -489,7 +489,7 @@ def _held(file: Path) -> str:
 def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
     """Say what is wrong with one recording; the exit code that follows from it."""
     from accumviz.checks.check import check
-    from accumviz.graph.load import LedgerFileError
+    from accumviz.graph.file import LedgerFileError
 
     try:
         ledger = recording.ledger

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from accumviz.graph.trace import modules, trace
-from accumviz.recorder.memory import saved_bytes
+from accumviz.recorder.memory import saved_storages
 from accumviz.views.graph import to_svg
 from accumviz.views.graphviz import graphviz
 
@@ -69,7 +69,7 @@ def _saved() -> list[dict[str, Any]]:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128), 12, enable_nested_tensor=False)
     loss = model(torch.randn(8, 2, 64)).mean()
     nodes = len(trace(loss))
-    seconds = _best(lambda: saved_bytes([loss.grad_fn]), 20)
+    seconds = _best(lambda: saved_storages([loss.grad_fn]), 20)
     return [_row(f"saved_bytes over {nodes} nodes", 1e6 * seconds / nodes, "µs per node")]
 
 

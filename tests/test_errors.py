@@ -187,8 +187,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "graph.diff(3)": (lambda: G.diff(3), TypeError, ("given an int", "the graph to compare with")),
     "graph.collapse_modules(0)": (lambda: G.collapse_modules(0), ValueError, ("depth=0", "from 1 on")),
     "graph.collapse_modules('a')": (lambda: G.collapse_modules("a"), TypeError, ("depth='a'", "levels of modules")),
-    "graph.collapse_slices(0)": (lambda: G.collapse_slices(0), ValueError, ("count=0", "the most nodes")),
-    "graph.collapse_slices('a')": (lambda: G.collapse_slices("a"), TypeError, ("count='a'", "the most nodes")),
     "graph.save(3)": (lambda: G.save(3), TypeError, ("path is an int", "a file")),
     "graph.save, overwrite": (lambda: G.save("x", overwrite=3), TypeError, ("overwrite=3", "True or False")),
     "Graph.load(3)": (lambda: Graph.load(3), TypeError, ("path is an int", "a file")),

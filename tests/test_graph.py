@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accumviz.graph.graph import Edge, Graph, Node, Saved
-from accumviz.graph.nodes import in_order
+from accumviz.graph.graph import Edge, Graph, Node, Saved, in_order
 from accumviz.ledger.container import LedgerFileError
 from tests.thorough import examples
 
@@ -119,24 +118,16 @@ def test_folding_needs_a_depth_of_at_least_one() -> None:
         modules().collapse_modules(0)
 
 
-def test_runs_fold_between_branches_and_leaves_stay() -> None:
-    folded = CHAIN.collapse_runs()
-    assert [(n.op, n.operations) for n in folded] == [("run", 3), ("AccumulateGrad", 1)]
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(graphs())
 def test_folding_loses_no_operation_no_parameter_and_no_byte(graph: Graph) -> None:
     leaves = sum(n.kind == "accumulate" for n in graph)
-    folds = [graph.collapse_modules(1), graph.collapse_modules(3), graph.collapse_runs(), graph.collapse_slices(3)]
-    for folded in folds:
+    for folded in (graph.collapse_modules(1), graph.collapse_modules(3)):
         assert sum(n.operations for n in folded if n.kind != "accumulate") == len(graph) - leaves
         assert sum(n.parameters if n.kind == "fold" else n.kind == "accumulate" for n in folded) == leaves
         assert folded.saved_bytes == graph.saved_bytes
         assert [n.id for n in folded] == list(range(len(folded)))
         assert all(e.source != e.target for e in folded.edges)
-    assert len(folds[-1]) <= 3
-    assert all(e.source < e.target for e in folds[-1].edges) or len(folds[-1].edges) > 0
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -197,21 +188,13 @@ def test_a_graph_needs_neither_torch_nor_a_layout_engine() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
 
 
-@given(st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11))), st.booleans())
-def test_an_order_has_each_node_once_and_sources_before_their_targets(
-    edges: set[tuple[int, int]], across: bool
-) -> None:
+@given(st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11))))
+def test_an_order_has_each_node_once_and_sources_before_their_targets(edges: set[tuple[int, int]]) -> None:
     forward = [(min(edge), max(edge)) for edge in edges if edge[0] != edge[1]]
-    order = in_order(12, forward, across=across)
+    order = in_order(12, forward)
     assert sorted(order) == list(range(12))
     assert all(order.index(source) < order.index(target) for source, target in forward)
 
 
 def test_an_order_of_nodes_in_a_circle_still_has_them_all() -> None:
     assert in_order(4, [(0, 1), (1, 2), (2, 1), (3, 0)]) == [3, 0, 1, 2]
-
-
-def test_levels_come_one_after_the_other_across() -> None:
-    edges = [(0, 1), (0, 2), (1, 3), (2, 4)]
-    assert in_order(5, edges) == [0, 1, 2, 3, 4]
-    assert in_order(5, [(0, 2), (0, 1), (2, 3), (1, 4)], across=True) == [0, 2, 1, 3, 4]

@@ -20,7 +20,7 @@ from typing import Any
 
 from accumviz import arguments
 from accumviz.book import rank
-from accumviz.graph import load as files
+from accumviz.graph import file as files
 from accumviz.ledger.ledger import Ledger
 
 # Seconds until the other ranks are ended once one has failed, and for them to say where they are.

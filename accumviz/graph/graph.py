@@ -1,30 +1,138 @@
-"""The autograd graph as plain data: stable ids, no tensors, nothing that keeps a graph alive."""
+"""The autograd graph as plain data: no tensors, nothing that keeps a graph alive."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+import heapq
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
-from accumviz.graph import file as columns
-from accumviz.graph.nodes import Edge, Node, Saved, distinct_bytes, in_order
-from accumviz.ledger.container import LedgerFileError, Reader, Writer, valid
+from accumviz.ledger.container import LedgerFileError, Reader, Writer, plain, valid
 from accumviz.show import Displayed, counted, save_page, shown
 
-__all__ = ["Difference", "Edge", "Graph", "Node", "Saved"]
-
 _REPR_ROWS = 16
+_COLUMNS = (
+    "id",
+    "operation",
+    "name",
+    "module",
+    "shape",
+    "dtype",
+    "saved",
+    "state",
+    "value",
+    "grad",
+)
+_COMPARED = (
+    "shape",
+    "dtype",
+    "alive",
+    "saved_bytes",
+    "value",
+    "grad",
+    "operations",
+    "parameters",
+)
+
+
+_LARGEST = 1 << 48
+# JSON has no numbers for these.
+_NOT_FINITE = ("nan", "inf", "-inf")
+_SAVED = (str, tuple, str, int, int, bool)
+_NODE = (str, str, str, tuple, str, list, bool, float, float, int, int)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One tensor an operation keeps for its backward.
+
+    `attr` is the name under which the node keeps it, without `_saved_`.
+
+    `shape` is None once the tensor was freed. `bytes` is the whole storage it holds on to, and
+    `storage` tells equal storages apart (-1: no storage is known, as of sparse tensors). A
+    parameter's storage is there anyway, so `parameter` excludes it from every sum.
+    """
+
+    attr: str
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    bytes: int = 0
+    storage: int = -1
+    parameter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One backward operation, or a group of them after folding.
+
+    `op` is autograd's own name; `name` is the variable's or the parameter's, `module` the dotted
+    path of the module that ran it; both are empty when unknown. `shape` and `dtype` are those of
+    the operation's first forward output. `value` and `grad` (the derivative of the roots with
+    respect to it) are nested lists of floats, None when unknown. In a recorded graph, `grad` is
+    what the engine brought to the node: it begins with the gradient that `backward` was given,
+    and hooks may have changed it. `alive` is False once a backward has freed what it saved.
+    `operations` and `parameters` count what a folded node holds.
+
+    >>> from accumviz.graph.graph import Node
+    >>> Node(0, "MulBackward0", name="y_hat", shape=(4,)).kind
+    'operation'
+    """
+
+    id: int
+    op: str
+    name: str = ""
+    module: str = ""
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    saved: tuple[Saved, ...] = ()
+    alive: bool = True
+    value: Any = None
+    grad: Any = None
+    operations: int = 1
+    parameters: int = 0
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the distinct storages it keeps, parameters excluded."""
+        return distinct_bytes([self])
+
+    @property
+    def kind(self) -> str:
+        """`accumulate` (a leaf's AccumulateGrad), `operation` or `fold`."""
+        if self.operations + self.parameters > 1:
+            return "fold"
+        return "accumulate" if self.op == "AccumulateGrad" else "operation"
+
+    @property
+    def title(self) -> str:
+        """The node's name, or its module's when it is a fold, or its operation."""
+        return self.name or (self.module if self.kind == "fold" else "") or self.op
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The way of a gradient: from the operation `source` to `target`, one of its `next_functions`.
+
+    Data went the other way in the forward. `input` is the position in `next_functions`,
+    `output` says which output of `target` it was.
+    """
+
+    source: int
+    target: int
+    input: int = 0
+    output: int = 0
 
 
 @dataclass(frozen=True)
 class Difference:
     """What changed from one graph to another; nodes are matched by module, operation and name.
 
-    `changed` holds pairs of nodes, as they were and as they are; `saved_bytes` is how many more
-    bytes the second graph keeps.
+    `changed` holds pairs of nodes, before and after; `saved_bytes` is how many more bytes the
+    second graph keeps.
     """
 
     removed: tuple[Node, ...]
@@ -33,15 +141,12 @@ class Difference:
     saved_bytes: int
 
     def __repr__(self) -> str:
-        lines = [f"- {_title(node)}" for node in self.removed]
-        lines += [f"+ {_title(node)}" for node in self.added]
-        lines += [
-            f"~ {_title(new)}: {', '.join(_changes(old, new))}"
-            for old, new in self.changed
-        ]
-        return "\n".join(
-            [*(lines or ["no difference"]), f"saved bytes: {self.saved_bytes:+,}"]
-        )
+        lines = [f"- {node.title}" for node in self.removed]
+        lines += [f"+ {node.title}" for node in self.added]
+        for old, new in self.changed:
+            lines.append(f"~ {new.title}: {', '.join(_changes(old, new))}")
+        lines = lines or ["no difference"]
+        return "\n".join([*lines, f"saved bytes: {self.saved_bytes:+,}"])
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,25 +201,21 @@ class Graph(Displayed):
         >>> Graph((Node(0, "PowBackward0"), Node(1, "AccumulateGrad")), (Edge(0, 1),), (0,)).chain()
         ['PowBackward0', 'AccumulateGrad']
         """
-        following: dict[int, set[int]] = {}
+        following = defaultdict(set)
         for edge in self.edges:
-            following.setdefault(edge.source, set()).add(edge.target)
-        branch = next((i for i, targets in following.items() if len(targets) > 1), None)
-        if branch is not None or len(self.roots) != 1:
-            where = (
-                f"{len(self.roots)} roots"
-                if branch is None
-                else f"a branch at {self.nodes[branch].op}"
-            )
+            following[edge.source].add(edge.target)
+        where = "" if len(self.roots) == 1 else f"{len(self.roots)} roots"
+        for node in self.nodes:
+            if len(following[node.id]) > 1:
+                where = where or f"a branch at {node.op}"
+        if where:
             raise ValueError(
                 f"the graph is not a single path: it has {where}; look at .nodes and .edges instead"
             )
-        names, at = [], self.roots[0]
-        while True:
-            names.append(self.nodes[at].op)
-            if at not in following:
-                return names
-            (at,) = following[at]
+        path = [self.roots[0]]
+        while following[path[-1]]:
+            path += following[path[-1]]
+        return [self.nodes[i].op for i in path]
 
     def diff(self, other: Graph) -> Difference:
         """Say what `other` has that this graph has not, and the reverse.
@@ -130,11 +231,11 @@ class Graph(Displayed):
             raise TypeError(
                 f"diff() was given {arguments.a(other)}; expected the graph to compare with, as from av.trace"
             )
-        mine, theirs = _keyed(self.nodes), _keyed(other.nodes)
-        both = [(node, theirs[key]) for key, node in mine.items() if key in theirs]
+        before, after = _by_place(self.nodes), _by_place(other.nodes)
+        both = [(node, after[key]) for key, node in before.items() if key in after]
         return Difference(
-            removed=tuple(node for key, node in mine.items() if key not in theirs),
-            added=tuple(node for key, node in theirs.items() if key not in mine),
+            removed=tuple(node for key, node in before.items() if key not in after),
+            added=tuple(node for key, node in after.items() if key not in before),
             changed=tuple(pair for pair in both if _changes(*pair)),
             saved_bytes=other.saved_bytes - self.saved_bytes,
         )
@@ -143,7 +244,7 @@ class Graph(Displayed):
         """Fold each module, down to `depth` levels of its dotted path, into one node with its parameters.
 
         Operations that ran in no module, or between the folded modules (a residual addition),
-        stay as they are. Raises `ValueError` for a depth below 1.
+        stay single. Raises `ValueError` for a depth below 1.
 
         >>> from accumviz.graph.graph import Edge, Graph, Node
         >>> inside = (Node(0, "ReluBackward0", module="act"),
@@ -153,103 +254,49 @@ class Graph(Displayed):
         >>> [(node.module or node.op, node.operations, node.parameters) for node in folded]
         [('act', 1, 0), ('fc', 1, 1)]
         """
-        depth = arguments.whole(
-            "depth",
-            depth,
-            "how many levels of modules to fold, 1 for the outermost",
-            least=1,
-        )
-        classes: dict[str, str] = self.meta.get("classes", {})
-
-        paths = {
-            node.module: node.module.split(".") for node in self.nodes if node.module
-        }
-        containers = {
-            ".".join(path[:i])
-            for path in paths.values()
-            for i in range(1, min(len(path), depth))
-        }
-
-        def module(node: Node) -> tuple[str, str]:
-            path = ".".join(paths.get(node.module, ())[:depth])
-            if (
-                path in containers
-            ):  # folding what runs before and after its parts would draw a cycle
-                return "", ""
-            return path, classes.get(path, "module") if path else ""
-
-        return self._fold(module)
-
-    def collapse_runs(self) -> Graph:
-        """Fold each run of operations that has one way in and one way out into one node."""
-        targets: dict[int, set[int]] = {}
-        sources: dict[int, set[int]] = {}
-        for edge in self.edges:
-            targets.setdefault(edge.source, set()).add(edge.target)
-            sources.setdefault(edge.target, set()).add(edge.source)
-        start: dict[int, int] = {}
+        expected = "how many levels of modules to fold, 1 for the outermost"
+        depth = arguments.whole("depth", depth, expected, least=1)
+        containers = set()
         for node in self.nodes:
-            at = node.id
-            while (
-                at not in start
-            ):  # walk to the end of the run; each node is visited once
-                start[at] = node.id
-                onward = targets.get(at, set())
-                if len(onward) != 1 or node.kind == "accumulate":
-                    break
-                (following,) = onward
-                joins = len(sources[following]) > 1 or following in self.roots
-                if joins or self.nodes[following].kind == "accumulate":
-                    break
-                at = following
-        return self._fold(
-            lambda node: (
-                (f"#{start[node.id]}", "run") if node.kind == "operation" else ("", "")
-            )
-        )
+            path = node.module.split(".")
+            for i in range(1, min(len(path), depth)):
+                containers.add(".".join(path[:i]))
 
-    def collapse_slices(self, count: int = 100) -> Graph:
-        """Fold the graph into at most `count` nodes: equal slices of an order in which gradients flow."""
-        count = arguments.whole("count", count, "the most nodes to keep", least=1)
-        order = in_order(
-            len(self.nodes),
-            ((edge.source, edge.target) for edge in self.edges),
-            across=True,
-        )
-        rank = {at: position for position, at in enumerate(order)}
-        width = -(-len(self.nodes) // count)
-        return self._fold(lambda node: (f"#{rank[node.id] // width}", "slice"))
+        def folded_module(node: Node) -> str:
+            path = ".".join(node.module.split(".")[:depth])
+            # Folding what runs before and after its parts would draw a cycle.
+            return "" if path in containers else path
 
-    def _fold(self, group: Callable[[Node], tuple[str, str]]) -> Graph:
-        """Fold nodes of one group (key, what to call it) into one; the empty key stays alone."""
-        members: list[list[Node]] = []
-        place: dict[str, int] = {}
-        called: list[str] = []
-        new: list[int] = []
+        return self._fold(folded_module)
+
+    def _fold(self, group_of: Callable[[Node], str]) -> Graph:
+        """Fold the nodes of each module that `group_of` names into one; others stay single."""
+        groups: dict[str | int, list[Node]] = defaultdict(list)
         for node in self.nodes:
-            key, label = group(node)
-            at = place.setdefault(key, len(members)) if key else len(members)
-            if at == len(members):
-                members.append([])
-                called.append(label)
-            members[at].append(node)
-            new.append(at)
-        nodes = [
-            _join(i, nodes, label)
-            for i, (nodes, label) in enumerate(zip(members, called, strict=True))
-        ]
-        for key, i in place.items():
-            if not key.startswith("#") and nodes[i].kind == "fold":
-                nodes[i] = replace(nodes[i], module=key, name="")
+            groups[group_of(node) or node.id].append(node)
+        classes = self.meta.get("classes", {})
+        place: dict[int, int] = {}
+        folded = []
+        for i, (group, members) in enumerate(groups.items()):
+            place |= dict.fromkeys((node.id for node in members), i)
+            if len(members) == 1:
+                folded.append(replace(members[0], id=i))
+            else:
+                label = classes.get(group, "module")
+                folded.append(_joined(i, members, label, str(group)))
         edges: dict[tuple[int, int], Edge] = {}
         for edge in self.edges:
-            source, target = new[edge.source], new[edge.target]
-            if source != target:
-                edges.setdefault(
-                    (source, target), Edge(source, target, edge.input, edge.output)
-                )
-        roots = tuple(dict.fromkeys(new[root] for root in self.roots))
-        return Graph(tuple(nodes), tuple(edges.values()), roots, dict(self.meta))
+            ends = place[edge.source], place[edge.target]
+            if ends[0] != ends[1]:
+                edges.setdefault(ends, Edge(*ends, edge.input, edge.output))
+        roots = tuple(dict.fromkeys(place[root] for root in self.roots))
+        return Graph(tuple(folded), tuple(edges.values()), roots, dict(self.meta))
+
+    def first(self, count: int) -> Graph:
+        """Return the part of the graph that is its first `count` nodes, those nearest the loss."""
+        edges = [e for e in self.edges if max(e.source, e.target) < count]
+        roots = tuple(root for root in self.roots if root < count)
+        return Graph(self.nodes[:count], tuple(edges), roots, dict(self.meta))
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the graph to a file: `.html` a page, `.svg` a drawing, else a file that `av.load` reads.
@@ -261,17 +308,13 @@ class Graph(Displayed):
         arguments.flag("overwrite", overwrite)
         suffix = Path(path).suffix.lower()
         if suffix == ".html":
-            save_page(
-                path, f"Autograd graph: {counted(len(self), 'node')}", self.to_html()
-            )
-            return
-        if suffix == ".svg":
+            title = f"Autograd graph: {counted(len(self), 'node')}"
+            save_page(path, title, self.to_html())
+        elif suffix == ".svg":
             Path(path).write_text(shown(self, "svg"), encoding="utf-8")
-            return
-        with Writer(path, "graph", overwrite=overwrite, whole=True) as writer:
-            writer.append(
-                *columns.encode((self.nodes, self.edges, self.roots, self.meta))
-            )
+        else:
+            with Writer(path, "graph", overwrite=overwrite, whole=True) as writer:
+                writer.append(_encoded(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
@@ -293,63 +336,81 @@ class Graph(Displayed):
 
     @classmethod
     def read(cls, reader: Reader) -> Graph:
-        """The graph of a file that is open. Raises `LedgerFileError` when it is not whole."""
-        return cls(*valid(reader, columns.decode))
+        """Return the graph of a file that is open. Raises `LedgerFileError` when it is not whole."""
+        return valid(reader, _decode)
 
     def __repr__(self) -> str:
-        roots = ", ".join(_title(self.nodes[root]) for root in self.roots[:3])
+        roots = ", ".join(self.nodes[root].title for root in self.roots[:3])
         head = (
             f"Graph: {counted(len(self), 'node')}, {counted(len(self.edges), 'edge')}, "
-            f"saves {self.saved_bytes:,} B; root{'s' if len(self.roots) > 1 else ''} {roots or 'unknown'}"
+            f"saves {self.saved_bytes:,} B; root{'s' * (len(self.roots) > 1)} {roots or 'unknown'}"
         )
-        columns = (
-            "id",
-            "operation",
-            "name",
-            "module",
-            "shape",
-            "dtype",
-            "saved",
-            "state",
-            "value",
-            "grad",
-        )
-        rows = [columns, *(_row(node) for node in self.nodes[:_REPR_ROWS])]
-        kept = [
-            i for i in range(len(columns)) if i < 2 or any(row[i] for row in rows[1:])
-        ]
-        widths = {i: max(len(row[i]) for row in rows) for i in kept}
-        lines = [
-            "  "
-            + "  ".join(
-                row[i].rjust(widths[i]) if i == 0 else row[i].ljust(widths[i])
-                for i in kept
-            ).rstrip()
-            for row in rows
-        ]
+        lines = _table([_row(node) for node in self.nodes[:_REPR_ROWS]])
         if len(self) > _REPR_ROWS:
-            lines.append(
-                f"  … and {len(self) - _REPR_ROWS:,} more; .collapse_modules() folds them"
-            )
+            more = len(self) - _REPR_ROWS
+            lines.append(f"  … and {more:,} more; .collapse_modules() folds them")
         return "\n".join([head, *lines, *(f"note: {note}" for note in self.notes)])
 
 
-def _title(node: Node) -> str:
-    return node.name or (node.module if node.kind == "fold" else "") or node.op
+def distinct_bytes(nodes: Iterable[Node]) -> int:
+    """Sum the distinct storages that these nodes keep, parameters excluded."""
+    sizes = {}
+    parameters = set()
+    for saved in (saved for node in nodes for saved in node.saved):
+        sizes[saved.storage] = saved.bytes
+        if saved.parameter:
+            parameters.add(saved.storage)
+    return sum(sizes[i] for i in sizes.keys() - parameters if i >= 0)
+
+
+def in_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+    """Order so many nodes, sources before their targets; of several that could be next, the first by number.
+
+    What lies in a circle, as folded modules can, comes last.
+
+    >>> in_order(4, [(2, 1), (1, 3)])
+    [0, 2, 1, 3]
+    """
+    waiting = [0] * count
+    targets = defaultdict(list)
+    for source, target in edges:
+        waiting[target] += 1
+        targets[source].append(target)
+    ready = [i for i in range(count) if not waiting[i]]
+    order = []
+    while ready:
+        at = heapq.heappop(ready)
+        order.append(at)
+        for target in targets[at]:
+            waiting[target] -= 1
+            if not waiting[target]:
+                heapq.heappush(ready, target)
+    return list(dict.fromkeys([*order, *range(count)]))
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Align rows below their headings; a column without any entry is left out."""
+    columns = []
+    for name, *cells in zip(_COLUMNS, *rows, strict=True):
+        if name in ("id", "operation") or any(cells):
+            width = max(map(len, [name, *cells]))
+            aligned = str.rjust if name == "id" else str.ljust
+            columns.append([aligned(cell, width) for cell in (name, *cells)])
+    return ["  " + "  ".join(line).rstrip() for line in zip(*columns, strict=True)]
 
 
 def _row(node: Node) -> tuple[str, ...]:
-    kept = node.saved_bytes
+    op = node.op
+    if node.kind == "fold":
+        op = f"{op} ({node.operations} operations, {node.parameters} parameters)"
     return (
         str(node.id),
-        node.op
-        if node.kind != "fold"
-        else f"{node.op} ({node.operations} operations, {node.parameters} parameters)",
+        op,
         node.name,
         node.module,
         "" if node.shape is None else str(node.shape),
         node.dtype,
-        f"{kept:,} B" if kept else "",
+        f"{node.saved_bytes:,} B" if node.saved_bytes else "",
         "" if node.alive else "freed",
         _short(node.value),
         _short(node.grad),
@@ -359,52 +420,131 @@ def _row(node: Node) -> tuple[str, ...]:
 def _short(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, (list, tuple)):
-        text = "[" + ", ".join(map(_short, value)) + "]"
-        return text if len(text) <= 40 else text[:38] + "…]"
-    return f"{value:.4g}"
+    if not isinstance(value, (list, tuple)):
+        return f"{value:.4g}"
+    text = "[" + ", ".join(map(_short, value)) + "]"
+    return text if len(text) <= 40 else text[:38] + "…]"
 
 
-def _join(at: int, nodes: list[Node], label: str) -> Node:
-    if len(nodes) == 1:
-        return replace(nodes[0], id=at)
-    # the first in traversal order is the one nearest the loss: what the group hands on
-    first = next((node for node in nodes if node.kind != "accumulate"), nodes[0])
+def _joined(at: int, nodes: Sequence[Node], label: str, module: str) -> Node:
+    operations = [node for node in nodes if node.kind != "accumulate"]
+    # The first in traversal order is the one nearest the loss: what the group hands on.
+    first = (operations or nodes)[0]
+    leaves = len(nodes) - len(operations)
     return Node(
         at,
         label,
+        module=module,
         shape=first.shape,
         dtype=first.dtype,
         saved=tuple(saved for node in nodes for saved in node.saved),
         alive=all(node.alive for node in nodes),
-        operations=sum(node.operations for node in nodes if node.kind != "accumulate"),
-        parameters=sum(
-            1 if node.kind == "accumulate" else node.parameters for node in nodes
-        ),
+        operations=sum(node.operations for node in operations),
+        parameters=leaves + sum(node.parameters for node in operations),
     )
 
 
-def _keyed(nodes: tuple[Node, ...]) -> dict[tuple[str, str, str, int], Node]:
-    seen: Counter[tuple[str, str, str]] = Counter()
+def _by_place(nodes: Iterable[Node]) -> dict[tuple[Any, ...], Node]:
+    """Map each node's module, operation, name, and how many such came before it, to the node."""
+    seen: Counter[tuple[str, ...]] = Counter()
     keyed = {}
     for node in nodes:
-        key = (node.module, node.op, node.name)
-        keyed[(*key, seen[key])] = node
+        key = node.module, node.op, node.name
+        keyed[*key, seen[key]] = node
         seen[key] += 1
     return keyed
 
 
 def _changes(old: Node, new: Node) -> list[str]:
-    compared = (
-        "shape",
-        "dtype",
-        "alive",
-        "saved_bytes",
-        "value",
-        "grad",
-        "operations",
-        "parameters",
-    )
-    pairs = [(name, getattr(old, name), getattr(new, name)) for name in compared]
-    # repr, because NaN differs from itself
-    return [f"{name} {a} → {b}" for name, a, b in pairs if repr(a) != repr(b)]
+    changes = []
+    for name in _COMPARED:
+        before, after = getattr(old, name), getattr(new, name)
+        if repr(before) != repr(after):  # NaN differs from itself
+            changes.append(f"{name} {before} → {after}")
+    return changes
+
+
+# --- as JSON, for a file ---------------------------------------------------------------------
+
+
+def _encoded(graph: Graph) -> dict[str, Any]:
+    nodes = []
+    for n in graph:
+        saved = [
+            [s.attr, s.shape, s.dtype, s.bytes, s.storage, s.parameter] for s in n.saved
+        ]
+        numbers = _as_json(n.value), _as_json(n.grad)
+        row = [n.op, n.name, n.module, n.shape, n.dtype, saved, n.alive, *numbers]
+        nodes.append([*row, n.operations, n.parameters])
+    edges = [[e.source, e.target, e.input, e.output] for e in graph.edges]
+    return {"nodes": nodes, "edges": edges, "roots": graph.roots, "meta": graph.meta}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_as_json(item) for item in value]
+    if value is None or math.isfinite(value):
+        return value
+    return str(float(value))
+
+
+def _decode(reader: Reader) -> Graph:
+    """Return a file's graph. Raises `ValueError` or `TypeError` when its parts do not fit together."""
+    chunks = list(reader)
+    if len(chunks) != 1:
+        raise ValueError(f"it holds {len(chunks)} graphs, expected one")
+    about = plain(chunks[0][0], "graph", dict)
+    nodes = []
+    for i, row in enumerate(about["nodes"]):
+        *text, shape, dtype, kept, alive, value, grad, operations, parameters = _typed(
+            row, _NODE
+        )
+        saved = tuple(Saved(*_typed(one, _SAVED)) for one in kept)
+        some = shape, dtype, saved, alive, value, grad, operations, parameters
+        nodes.append(Node(i, *text, *some))
+    edges = [Edge(*_typed(row, (int,) * 4)) for row in about["edges"]]
+    roots = _typed(about["roots"], (int,) * len(about["roots"]))
+    meta = _meta(plain(about["meta"], "meta", dict))
+    ends = [end for edge in edges for end in (edge.source, edge.target)]
+    for i in (*ends, *roots, *meta.get("order", ())):
+        if not 0 <= i < len(nodes):
+            raise ValueError(f"there is no node {i}")
+    return Graph(tuple(nodes), tuple(edges), tuple(roots), meta)
+
+
+def _typed(row: Any, kinds: tuple[type, ...]) -> list[Any]:
+    """Return the entries of a list, each checked to be of its kind."""
+    if not isinstance(row, list) or len(row) != len(kinds):
+        raise ValueError(f"{str(row)[:100]}, expected {len(kinds)} entries")
+    return [_entry(value, kind) for value, kind in zip(row, kinds, strict=True)]
+
+
+def _entry(value: Any, kind: type) -> Any:
+    if kind is float:
+        return _numbers(value)
+    if kind is tuple:
+        return None if value is None else tuple(_typed(value, (int,) * len(value)))
+    if type(value) is not kind or (kind is int and not -1 <= value < _LARGEST):
+        raise ValueError(f"{str(value)[:100]!r}, expected {arguments.a(kind())}")
+    return value
+
+
+def _numbers(value: Any) -> Any:
+    """Return nested lists of floats, as they were before `_as_json`."""
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    if value is None:
+        return None
+    if value not in _NOT_FINITE and type(value) not in (int, float):
+        raise TypeError(f"{str(value)[:100]!r}, expected a number")
+    return float(value)
+
+
+def _meta(meta: dict[str, Any]) -> dict[str, Any]:
+    classes = plain(meta.get("classes", {}), "classes", dict)
+    for text in (*plain(meta.get("notes", []), "notes"), *classes.values()):
+        if not isinstance(text, str):
+            raise TypeError("a note or the name of a class is no text")
+    order = meta.get("order", [])
+    _typed(order, (int,) * len(order))
+    return meta

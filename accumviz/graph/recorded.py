@@ -11,41 +11,40 @@ from typing import Any
 import torch
 
 from accumviz.graph.graph import Graph
-from accumviz.graph.node_values import Later, Sum, fill, forward_values
+from accumviz.graph.node_values import forward_values, numbers_on_cpu
 from accumviz.graph.scopes import Scopes, sequence
-from accumviz.graph.trace import VALUES_LIMIT, Labels, Walk, read, walk_of
+from accumviz.graph.trace import VALUES_LIMIT, Labels, Numbers, Walk, graph_of, walk_of
 from accumviz.recorder.callsite import CallSites
 from accumviz.recorder.rows import Backward
-from accumviz.recorder.transfer import Wire
 
 # Nodes of one graph, and of all that a recording keeps: more is for `trace` at the place of interest.
 GRAPH_NODES, ALL_NODES = 2000, 100_000
+_ON_A_DEVICE = "the numbers of tensors on a device are not read"
+_TOO_LARGE = f"values are left out: the graph has more than {VALUES_LIMIT} nodes"
 _current_task = torch._C._current_graph_task_id
 
 
 class Graphs:
-    """Reads the graph that a backward is about to run, and what the engine brings to each node as it runs."""
+    """A reader of the graph that a backward is about to run, and of what the engine brings to each node."""
 
-    def __init__(
-        self, modules: dict[str, torch.nn.Module], sites: CallSites, wire: Wire
-    ) -> None:
-        self._scopes, self._sites, self._wire = Scopes(modules), sites, wire
-        self._flows: list[Flow] = []
+    def __init__(self, modules: dict[str, torch.nn.Module], sites: CallSites) -> None:
+        self._scopes, self._sites = Scopes(modules), sites
+        self._open: list[EngineRun] = []
         self._room = ALL_NODES
         self._began = 0, 0
         self.left_out = 0
 
     def open(self) -> None:
-        """Watch which module runs which operations."""
+        """Note which module runs which operations."""
         self._scopes.open()
         self._began = get_ident(), sequence()
 
     def close(self) -> None:
-        """Let go of modules and nodes, those of a backward that still runs, too."""
+        """Let go of modules and nodes, also those of a backward that still runs."""
         self._scopes.close()
         self._scopes = Scopes()
-        while self._flows:
-            self._flows.pop().close()
+        while self._open:
+            self._open.pop().close()
 
     def begin(
         self,
@@ -54,86 +53,69 @@ class Graphs:
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        """Look at the graph before it is freed; raises what went wrong in a forward pass."""
+        """Look at the graph before it is freed. Raises what went wrong in a forward pass."""
         if self._scopes.failure is not None:
             raise self._scopes.failure
         given = args[0] if args else kwargs.get("tensors", ())
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             roots = [given] if isinstance(given, torch.Tensor) else list(given)
-            if not roots or not all(
-                isinstance(root, torch.Tensor) and root.grad_fn is not None
-                for root in roots
-            ):
-                return
+            for root in roots:
+                if not isinstance(root, torch.Tensor) or root.grad_fn is None:
+                    return
             walk = walk_of(roots)
-            if len(walk.order) > min(GRAPH_NODES, self._room):
-                self.left_out += 1
+            if not roots or len(walk.order) > min(GRAPH_NODES, self._room):
+                self.left_out += bool(roots)
                 return
-            owner = self._sites.owner(frame)
-            labels = Labels([owner] if owner is not None else [], {})
-            later, values = Later(self._wire), {}
-            small = len(walk.order) <= VALUES_LIMIT
-            if small:
-                values = forward_values(walk.order, roots, labels.tensors, None, later)
-                later.send()
-            notes = (
-                []
-                if small
-                else [
-                    f"values are left out: the graph has more than {VALUES_LIMIT} nodes"
-                ]
+            run = EngineRun(self._read(walk, frame), walk)
+        self._open.append(run)
+        self._room -= len(walk.order)
+        running.graph, running.finish_graph = run.graph, run.finish
+
+    def _read(self, walk: Walk, frame: FrameType | None) -> Graph:
+        labels = Labels(self._sites.owner(frame), {})
+        numbers: Numbers = ({}, {}, [_TOO_LARGE])
+        if len(walk.order) <= VALUES_LIMIT:
+            values = forward_values(
+                walk.order, walk.roots, labels.tensors, numbers_on_cpu
             )
-            graph = read(walk, labels, self._scopes, values, {}, notes)
-            thread, first = self._began
-            # Autograd numbers operations in each thread anew.
-            if thread == get_ident():
-                graph.meta["before"] = all(
-                    walk.order[i]._sequence_nr() < first for i in walk.top
-                )
-        flow = Flow(graph, later.now if small else None)
-        self._flows.append(flow)
-        flow.open(walk)
-        running.graph, running.finish_graph, running.fill_graph = (
-            graph,
-            flow.finish,
-            fill,
-        )
-        self._room -= len(graph)
+            on_cpu = all(root.is_cpu for root in walk.roots)
+            numbers = values, {}, [] if on_cpu else [_ON_A_DEVICE]
+        graph = graph_of(walk, labels, self._scopes, numbers)
+        thread, first = self._began
+        if thread == get_ident():  # autograd numbers operations in each thread anew
+            tops = [walk.order[i] for i in walk.top]
+            graph.meta["before"] = all(fn._sequence_nr() < first for fn in tops)
+        return graph
 
     def end(self, running: Backward) -> None:
-        """Add what the engine brought, and in which order; raises what went wrong on the way."""
+        """Add what the engine brought, and in which order. Raises what went wrong on the way."""
         finish, running.finish_graph = running.finish_graph, None
         if finish is not None:
             running.graph = finish()
-            self._flows = [flow for flow in self._flows if not flow.closed]
+            self._open = [run for run in self._open if not run.closed]
 
 
-class Flow:
+class EngineRun:
     """What the engine brings to the nodes of one graph, read by hooks of ours just before each node runs.
 
     Small tensors are read at once, and nothing is kept: a tensor that we held could not be summed
-    in place or become a `.grad`. What comes in another run of the engine (a hook's, another
-    thread's) is not this backward's; only a leaf takes what a backward inside this one brings,
-    because its `.grad` does.
+    in place or become a `.grad`. Another run of the engine (a hook's, another thread's) brings
+    something else; of a leaf that it reaches, the gradient is unknown.
     """
 
-    def __init__(self, graph: Graph, now: Callable[[Any], Any] | None) -> None:
-        self._graph, self._now = graph, now
-        self._thread, self._task = get_ident(), -2
-        self._ran: list[int] = []
-        self._brought: dict[int, list[Any]] = {}
-        self._handles: list[Any] = []
-        self._failure: Exception | None = None
+    def __init__(self, graph: Graph, walk: Walk) -> None:
+        self.graph = graph
         self.closed = False
-
-    def open(self, walk: Walk) -> None:
-        """Hook on to the nodes."""
-        self._leaves = frozenset(walk.leaves)
-        self._single = frozenset(
-            i for i, fn in enumerate(walk.order) if len(fn._input_metadata) == 1
-        )
+        self._failure: Exception | None = None
+        self._task: int | None = None
+        self._top, self._leaves = walk.top, walk.leaves
+        self._reads = len(walk.order) <= VALUES_LIMIT
+        self._order: list[int] = []
+        self._grads: dict[int, Any] = {}
+        self._handles = []
         for i, fn in enumerate(walk.order):
-            self._handles.append(fn.register_prehook(self._hook_of(i)))
+            single = len(fn._input_metadata) == 1
+            self._handles.append(fn.register_prehook(self._hook_of(i, single)))
 
     def close(self) -> None:
         """Let go of the nodes."""
@@ -141,52 +123,36 @@ class Flow:
         while self._handles:
             self._handles.pop().remove()
 
-    def _hook_of(self, i: int) -> Callable[[Any], None]:
+    def _hook_of(self, i: int, single: bool) -> Callable[[Any], None]:
         def hook(grads: Any) -> None:
             if self._failure is None:
                 try:
-                    self.note(i, grads)
+                    self.note(i, grads[0] if single else None)
                 except Exception as error:  # it would end the user's backward
                     self._failure = error
 
         return hook
 
-    def note(self, i: int, grads: Sequence[torch.Tensor | None]) -> None:
+    def note(self, i: int, grad: torch.Tensor | None) -> None:
         """Take note of what is about to go through a node."""
         task = _current_task()
-        first = next((grad for grad in grads if grad is not None), None)
-        if first is not None and first.is_cpu and get_ident() != self._thread:
-            if (
-                i in self._leaves
-            ):  # another training's, or a part of this one for which the engine took a thread
-                self._brought.setdefault(i, []).append(None)
-            return
-        if self._task == -2:
+        if self._task is None and i in self._top:
             self._task = task
-        own = task == self._task
-        if own:
-            self._ran.append(i)
-        elif i not in self._leaves:
-            return
-        if self._now is not None and i in self._single:
-            # On a device, one thread runs the backwards of all: whose this is cannot be told.
-            told = own or (first is not None and first.is_cpu)
-            self._brought.setdefault(i, []).append(
-                self._now(grads[0]) if told else None
-            )
+        if task == self._task:
+            again = i in self._grads
+            self._order.append(i)
+            self._grads[i] = None if again else self._number(grad)
+        elif i in self._leaves:
+            self._grads[i] = None
+
+    def _number(self, grad: torch.Tensor | None) -> Any:
+        return numbers_on_cpu(grad) if self._reads else None
 
     def finish(self) -> Graph:
-        """The graph with what was brought, once the backward is over."""
+        """Return the graph with what was brought, once the backward is over."""
         self.close()
         if self._failure is not None:
             raise self._failure
-        brought = {
-            i: parts[0] if len(parts) == 1 else Sum(tuple(parts))
-            for i, parts in self._brought.items()
-        }
-        nodes = tuple(
-            replace(node, grad=brought.get(node.id)) for node in self._graph.nodes
-        )
-        return replace(
-            self._graph, nodes=nodes, meta={**self._graph.meta, "order": self._ran}
-        )
+        nodes = [replace(node, grad=self._grads.get(node.id)) for node in self.graph]
+        meta = {**self.graph.meta, "order": self._order}
+        return replace(self.graph, nodes=tuple(nodes), meta=meta)

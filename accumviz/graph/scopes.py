@@ -1,8 +1,8 @@
-"""Which module ran which operations: told at the modules' doors, without a hook on any of them.
+"""Which module ran which operations: noted at the modules' calls, without a hook on any of them.
 
 A hook would be copied and pickled with its module, refused by `torch.jit.script`, traced by
 `torch.compile`, and would turn off the fast paths of attention. So `torch.nn.Module.__call__` is
-replaced while somebody watches; the compiler, and whoever asks for it by name, gets the original.
+replaced while scopes are open; the compiler, and code that names the method, gets the original.
 """
 
 from __future__ import annotations
@@ -19,85 +19,74 @@ import torch
 from torch.nn import Module
 
 _NOWHERE = ("", "")
-MARKS = 200_000  # of one thread: the oldest are forgotten
+MARKS = 200_000  # the oldest are forgotten: a forward pass may never meet a backward
 sequence = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
-class _Marks(threading.local):
-    """One thread's marks: autograd numbers operations in each thread anew."""
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.places: list[tuple[str, str]] = []
-        self.inside = [_NOWHERE]
-
-
 class Scopes:
-    """Which module ran which operations, told by autograd's sequence numbers.
+    """Which module ran which operations of one thread, by autograd's sequence numbers.
 
     `modules` makes it, and `trace(loss, module=scopes)` reads it.
     """
 
     def __init__(self, modules: dict[str, Module] | None = None) -> None:
         self.modules = dict(modules or {})
-        self.failure: Exception | None = (
-            None  # ours, kept out of the user's forward pass
-        )
-        self._marks = _Marks()
+        # What we raised in the user's forward pass, kept out of it.
+        self.failure: Exception | None = None
+        # Autograd numbers operations in each thread anew.
+        self._thread = threading.get_ident()
+        self._starts: list[int] = []
+        self._marks: list[tuple[str, str]] = []
+        self._inside = [_NOWHERE]
         # The modules are kept, so that no other one gets the id of one that is gone.
         self._places: dict[int, tuple[Module, tuple[str, str]]] = {}
 
     def __len__(self) -> int:
-        return len(self._marks.starts)
+        return len(self._starts)
 
-    def at(self, sequence: int) -> tuple[str, str]:
-        """Return (root name, path) of the module in which this thread made the operation with this number."""
-        marks = self._marks
-        i = bisect_right(marks.starts, sequence) - 1
-        return marks.places[i] if i >= 0 else _NOWHERE
+    def at(self, number: int) -> tuple[str, str]:
+        """Return (root name, path) of the module that made the operation with this sequence number."""
+        i = bisect_right(self._starts, number) - 1
+        here = threading.get_ident() == self._thread
+        return self._marks[i] if here and i >= 0 else _NOWHERE
 
     def clear(self) -> None:
-        """Forget what was seen, so that a long recording keeps only the current graph's marks."""
-        self._marks.starts.clear()
-        self._marks.places.clear()
+        """Forget what was noted."""
+        self._starts.clear()
+        self._marks.clear()
 
     def open(self) -> None:
-        """Be told from now on."""
+        """Note calls from now on."""
+        self._thread = threading.get_ident()
         for root, module in self.modules.items():
             for path, inner in submodules(module):
                 self._places[id(inner)] = inner, (root, path)
-        _watch(self)
+        _replace_call((*_open, self))
 
     def close(self) -> None:
-        """Be told no more."""
-        _unwatch(self)
+        """Note no more calls."""
+        _replace_call(tuple(scopes for scopes in _open if scopes is not self))
         self._places = {}
-
-    def knows(self, module: Module) -> bool:
-        """Whether it wants to be told of calls of this module."""
-        return id(module) in self._places
 
     def enter(self, module: Module) -> bool:
         """Note that this module is called; False if there is nothing to note."""
-        known = self._places.get(id(module))
-        if known is None or self.failure is not None:
+        if id(module) not in self._places or threading.get_ident() != self._thread:
             return False
-        self._marks.inside.append(known[1])
-        self._mark(known[1])
+        _, place = self._places[id(module)]
+        self._inside.append(place)
+        self._mark()
         return True
 
     def leave(self) -> None:
         """Note that it has returned."""
-        inside = self._marks.inside
-        inside.pop()
-        self._mark(inside[-1])
+        self._inside.pop()
+        self._mark()
 
-    def _mark(self, place: tuple[str, str]) -> None:
-        starts, places = self._marks.starts, self._marks.places
-        starts.append(sequence())
-        places.append(place)
-        if len(starts) > MARKS:  # a forward pass may never meet a backward
-            del starts[: MARKS // 2], places[: MARKS // 2]
+    def _mark(self) -> None:
+        self._starts.append(sequence())
+        self._marks.append(self._inside[-1])
+        if len(self._starts) > MARKS:
+            del self._starts[: MARKS // 2], self._marks[: MARKS // 2]
 
 
 @contextmanager
@@ -114,9 +103,8 @@ def modules(*given: Module, **named: Module) -> Iterator[Scopes]:
     >>> [node.module for node in av.trace(loss, module=scopes)][:3]
     ['', '1', '0']
     """
-    scopes = Scopes(
-        {**{f"model{i or ''}": module for i, module in enumerate(given)}, **named}
-    )
+    numbered = {f"model{i or ''}": module for i, module in enumerate(given)}
+    scopes = Scopes({**numbered, **named})
     scopes.open()
     try:
         yield scopes
@@ -125,7 +113,7 @@ def modules(*given: Module, **named: Module) -> Iterator[Scopes]:
 
 
 def submodules(module: Module) -> Iterator[tuple[str, Module]]:
-    """The modules inside this one and itself, each once, under their paths."""
+    """Yield this module and those inside it, each once, under their paths."""
     todo = [("", module)]
     seen = {id(module)}
     while todo:
@@ -137,13 +125,13 @@ def submodules(module: Module) -> Iterator[tuple[str, Module]]:
                 todo.append((f"{path}.{name}" if path else name, child))
 
 
-# Replaced, never changed: a call goes through those that watched when it began.
-_watching: tuple[Scopes, ...] = ()
+# Replaced, never changed: a call goes through those that were open when it began.
+_open: tuple[Scopes, ...] = ()
 _lock = threading.Lock()
 
 
-class _Door:
-    """Stands for `Module.__call__`: an instance that is called gets ours, everybody else the original."""
+class _Call:
+    """A stand-in for `Module.__call__`: a module that is called gets ours, code that names it the original."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -157,54 +145,47 @@ class _Door:
         if module is None:
             return self.original
         try:
-            if any(scopes.knows(module) for scopes in _watching) and not _by_name(
-                sys._getframe(1)
-            ):
+            if _open and not _names_the_method(sys._getframe(1)):
                 return MethodType(_called, (self.original, module))
-        except Exception as error:  # it would end the user's forward pass
-            for scopes in _watching:
+        except Exception as error:
+            for scopes in _open:
                 scopes.failure = error
         return MethodType(self.original, module)
 
 
-def _by_name(caller: FrameType) -> bool:
-    """Whether this frame names the method: it may keep it, or compile it, as `torch.compile` does."""
+def _names_the_method(caller: FrameType) -> bool:
+    """Tell whether a frame names `__call__`: it may keep it, or compile it, as `torch.compile` does."""
     code = caller.f_code
     named = "__call__" in code.co_names or "__call__" in code.co_consts
     return named or caller.f_globals.get("__name__", "").startswith("torch._dynamo")
 
 
-def _called(door: tuple[Any, Module], /, *args: Any, **kwargs: Any) -> Any:
-    original, module = door
-    inside: list[Scopes] = []
+def _called(call: tuple[Any, Module], /, *args: Any, **kwargs: Any) -> Any:
+    original, module = call
+    entered: list[Scopes] = []
     try:
-        inside += (scopes for scopes in _watching if scopes.enter(module))
+        entered += (scopes for scopes in _open if scopes.enter(module))
     except Exception as error:
-        for scopes in _watching:
+        for scopes in _open:
             scopes.failure = error
     try:
         return original(module, *args, **kwargs)
     finally:
         try:
-            for scopes in reversed(inside):
+            for scopes in reversed(entered):
                 scopes.leave()
         except Exception as error:
-            for scopes in _watching:
+            for scopes in _open:
                 scopes.failure = error
 
 
-def _watch(scopes: Scopes) -> None:
-    global _watching  # noqa: PLW0603 - there is one Module.__call__ in a process
+def _replace_call(scopes: tuple[Scopes, ...]) -> None:
+    """Keep `Module.__call__` replaced as long as scopes are open."""
+    global _open  # noqa: PLW0603 - there is one Module.__call__ in a process
     with _lock:
-        _watching = (*_watching, scopes)
-        if not isinstance(vars(Module)["__call__"], _Door):
-            Module.__call__ = _Door(vars(Module)["__call__"])  # type: ignore[method-assign, assignment]
-
-
-def _unwatch(scopes: Scopes) -> None:
-    global _watching  # noqa: PLW0603 - as above
-    with _lock:
-        _watching = tuple(other for other in _watching if other is not scopes)
-        door = vars(Module)["__call__"]
-        if not _watching and isinstance(door, _Door):
-            Module.__call__ = door.original  # type: ignore[method-assign]
+        _open = scopes
+        call = vars(Module)["__call__"]
+        if scopes and not isinstance(call, _Call):
+            Module.__call__ = _Call(call)  # type: ignore[method-assign, assignment]
+        elif not scopes and isinstance(call, _Call):
+            Module.__call__ = call.original  # type: ignore[method-assign]

@@ -94,7 +94,7 @@ class Buffer:
         self._least = (
             _TOGETHER if path is None else 0
         )  # with fewer rows nothing is to be done
-        self._graphs: dict[int, tuple[Graph, Callable[[Graph], Graph] | None]] = {}
+        self._graphs: dict[int, Graph] = {}
         self._chunks: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = []
         self._bytes, self._room = 0, float(ROOM)
         self._temporary = False
@@ -281,7 +281,7 @@ class Buffer:
 
     def _put(self, row: Row, index: int) -> None:
         if type(row) is Backward and row.graph is not None:
-            self._graphs[index] = row.graph, row.fill_graph
+            self._graphs[index] = row.graph
         if row.host:
             row.arrive()
         # Most events say what the last one on the same line said.
@@ -502,10 +502,7 @@ class Buffer:
 
     def graphs(self) -> dict[int, Graph]:
         """The graphs that backwards ran, by event."""
-        for index, (graph, fill) in list(self._graphs.items()):
-            if fill is not None:
-                self._graphs[index] = fill(graph), None
-        return {index: graph for index, (graph, _) in self._graphs.items()}
+        return dict(self._graphs)
 
     def ledger(self) -> Ledger:
         """All rows that are done, as a ledger."""

@@ -7,92 +7,57 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
-# `dir()` of a node takes longer than reading all it saved, and the answer is the same for its class.
-_slots: dict[type, tuple[str, ...]] = {}
-_CUSTOM = ("_raw_saved_tensors",)
 _CHECKPOINT = "torch.utils.checkpoint"
-# Older versions of PyTorch show what was saved only by unpacking it, which may run someone's hook.
-READABLE = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
-_TENSOR = torch.Tensor
-_ACCUMULATE = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+_AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+_NOT_MEASURED = float("nan")
+# Nodes; deleting a chain of about 50,000 ended the process.
+DEEP = 10_000
+# `dir()` of a node takes longer than reading all it saved, and is the same for its class.
+_slots: dict[type, tuple[str, ...]] = {}
 
 
 def slots(node: Any) -> tuple[str, ...]:
     """Name the attributes in which this kind of node keeps tensors (`_raw_saved_self`, ...)."""
     kind = type(node)
-    names = _slots.get(kind)
-    if names is None:
-        if issubclass(kind, BackwardCFunction):
-            # a class per user function, or per compilation: caching it would keep it alive for ever
-            return _CUSTOM
-        names = _slots[kind] = tuple(
-            name for name in dir(kind) if name.startswith("_raw_saved_")
-        )
-    return names
+    if issubclass(kind, BackwardCFunction):
+        # A class for each user function: caching it would keep it alive for ever.
+        return ("_raw_saved_tensors",)
+    if kind not in _slots:
+        _slots[kind] = tuple(n for n in dir(kind) if n.startswith("_raw_saved_"))
+    return _slots[kind]
 
 
 def raw_saved(node: Any) -> list[tuple[str, Any]]:
     """List what a node saved as (attribute, SavedTensor), without unpacking; None stands for a freed list."""
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for slot in slots(node):
         attr = slot.removeprefix("_raw_saved_")
         try:
             raw = getattr(node, slot)
-        except (
-            RuntimeError
-        ):  # a freed list of tensors raises where a freed tensor is only empty
-            found.append((attr, None))
-            continue
+        except RuntimeError:
+            # A freed list of tensors raises where a freed tensor is only empty.
+            raw = None
         if isinstance(raw, (tuple, list)):
-            found += [(f"{attr}[{i}]", one) for i, one in enumerate(raw)]
+            pairs += [(f"{attr}[{i}]", one) for i, one in enumerate(raw)]
         else:
-            found.append((attr, raw))
-    return found
+            pairs.append((attr, raw))
+    return pairs
 
 
 def held(raw: Any) -> torch.Tensor | None:
     """Return the tensor a SavedTensor really holds, None when it was freed or packed into something else."""
-    data = raw.data if READABLE and raw is not None else None
-    if type(data) is _TENSOR or isinstance(data, torch.Tensor):
-        return data
-    if isinstance(data, tuple):  # save_on_cpu packs (device, copy)
-        return next((part for part in data if isinstance(part, torch.Tensor)), None)
+    data = None if raw is None else raw.data
+    # `save_on_cpu` packs (device, copy).
+    for part in data if isinstance(data, tuple) else (data,):
+        if isinstance(part, torch.Tensor):
+            return part
     return None
-
-
-def inputs_of_checkpoint(raw: Any) -> list[torch.Tensor]:
-    """List the inputs that a non-reentrant checkpoint keeps to run its part again.
-
-    The graph holds placeholders only; the hook that would unpack them holds the inputs, since
-    PyTorch 2.12 in a list, before in a node of their own.
-    """
-    hook = raw.unpack_hook
-    if getattr(hook, "__module__", "") != _CHECKPOINT:
-        return []
-    found: list[torch.Tensor] = []
-    for cell in hook.__closure__ or ():
-        try:
-            frame = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-        if type(frame).__module__ != _CHECKPOINT:
-            continue
-        kept = getattr(frame, "saved_args", None)
-        if kept is None:
-            saver = getattr(getattr(frame, "input_saver", None), "grad_fn", None)
-            kept = [] if saver is None else [one for _, one in raw_saved(saver)]
-        found += [
-            tensor
-            for one in kept
-            if isinstance(one, type(raw)) and (tensor := held(one)) is not None
-        ]
-    return found
 
 
 def saved_tensors(node: Any) -> list[tuple[str, torch.Tensor | None]]:
@@ -108,43 +73,47 @@ def saved_tensors(node: Any) -> list[tuple[str, torch.Tensor | None]]:
     return [(attr, held(raw)) for attr, raw in raw_saved(node)]
 
 
+def inputs_of_checkpoint(raw: Any) -> list[torch.Tensor]:
+    """List the inputs that a non-reentrant checkpoint keeps to run its part again.
+
+    The graph holds placeholders only; the hook that would unpack them holds the inputs, since
+    PyTorch 2.12 in a list, before in a node of their own.
+    """
+    hook = getattr(raw, "unpack_hook", None)
+    tensors: list[torch.Tensor] = []
+    if getattr(hook, "__module__", "") != _CHECKPOINT:
+        return tensors
+    for cell in hook.__closure__ or ():
+        try:
+            frame = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if type(frame).__module__ != _CHECKPOINT:
+            continue
+        kept = getattr(frame, "saved_args", None)
+        if kept is None:
+            saver = getattr(getattr(frame, "input_saver", None), "grad_fn", None)
+            kept = [] if saver is None else [one for _, one in raw_saved(saver)]
+        packed = [held(one) for one in kept if isinstance(one, type(raw))]
+        tensors += [tensor for tensor in packed if tensor is not None]
+    return tensors
+
+
 def storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return a key that equal storages share, and the storage's bytes."""
+    """Return a key that equal storages share, and the storage's bytes; (-1, 0) of a layout without one storage."""
     try:
-        return torch._C._storage_address(tensor), tensor.untyped_storage().nbytes()  # type: ignore[attr-defined]
-    except (
-        NotImplementedError,
-        RuntimeError,
-    ):  # sparse and opaque layouts have no storage of their own
-        pass
-    try:
-        if tensor.layout is torch.sparse_coo:
-            parts = [tensor._indices(), tensor._values()]
-        else:
-            parts = [
-                tensor.values(),
-                *(getattr(tensor, name)() for name in _INDICES[tensor.layout]),
-            ]
-    except (RuntimeError, KeyError):
-        return id(tensor), 0
-    return storage(parts[-1])[0], sum(storage(part)[1] for part in parts)
-
-
-_ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
-_INDICES = {
-    torch.sparse_csr: _ROWS,
-    torch.sparse_bsr: _ROWS,
-    torch.sparse_csc: _COLUMNS,
-    torch.sparse_bsc: _COLUMNS,
-}
+        key = torch._C._storage_address(tensor)  # type: ignore[attr-defined]
+        return key, tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return -1, 0
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is a parameter or a view of one: it is there with or without the graph."""
     base = tensor._base if tensor._is_view() else tensor
-    return type(base) is torch.nn.Parameter or (
-        base is not None and base.is_leaf and base.requires_grad
-    )
+    if base is None:
+        return False
+    return type(base) is torch.nn.Parameter or (base.is_leaf and base.requires_grad)
 
 
 class _Dismantling:
@@ -159,10 +128,7 @@ class _Dismantling:
             self.below.pop()
 
 
-DEEP = 10_000  # nodes; the crash below was seen from about 50,000 in a row
-
-
-def keep_deletable(order: list[Any], roots: list[Any]) -> None:
+def keep_deletable(order: list[Any], roots: Sequence[Any]) -> None:
     """See to it that a deep graph which was walked can still be freed.
 
     A node that Python has seen keeps its wrapper, and PyTorch frees a chain of such nodes by
@@ -171,92 +137,50 @@ def keep_deletable(order: list[Any], roots: list[Any]) -> None:
     """
     if len(order) <= DEEP:
         return
-    targets = {following for node in order for following, _ in node.next_functions}
-    tops = [
-        root for root in roots if root not in targets
-    ]  # a lower root would hold itself alive
-    held_by_caller = set(roots)
-    dismantling = _Dismantling([node for node in order if node not in held_by_caller])
-    for top in tops:
-        top.metadata["accumviz: nodes below"] = dismantling
+    below = {following for node in order for following, _ in node.next_functions}
+    dismantling = _Dismantling([node for node in order if node not in set(roots)])
+    for root in roots:
+        if root not in below:  # a lower root would hold itself alive
+            root.metadata["accumviz: nodes below"] = dismantling
 
 
-def saved_bytes(roots: Iterable[Any], limit: int | None = None) -> int | None:
-    """Sum the bytes of the distinct storages that the graph below these grad_fns keeps alive.
+def saved_storages(roots: Iterable[Any]) -> dict[int, int]:
+    """Map each storage that the graph below these grad_fns keeps alive to its bytes.
 
-    Parameters (leaves that require grad, and frozen `nn.Parameter`s) are excluded. Returns None
-    when the graph has more than `limit` nodes, or on a PyTorch that cannot tell. Costs about a
-    microsecond per node.
+    Parameters (leaves that require grad, and frozen `nn.Parameter`s) count as 0. Tensors without
+    one storage, such as sparse ones, are left out.
 
     >>> x = torch.ones(1000, requires_grad=True)
-    >>> saved_bytes([x.exp().sum().grad_fn])
-    4000
+    >>> [*saved_storages([x.exp().sum().grad_fn]).values()]
+    [4000]
     """
-    storages = saved_storages(roots, limit)
-    return None if storages is None else sum(storages.values())
-
-
-def saved_storages(
-    roots: Iterable[Any], limit: int | None = None
-) -> dict[int, int] | None:
-    """Map each storage that `saved_bytes` counts to its bytes (parameters to 0)."""
-    if not READABLE:
-        return None
     tops = [root for root in dict.fromkeys(roots) if root is not None]
-    order = list(tops)
-    seen = set(order)
+    order, seen = list(tops), set(tops)
     storages: dict[int, int] = {}
-    own: list[torch.Tensor] = []
-    known = _slots
-    address = torch._C._storage_address  # type: ignore[attr-defined]
+    leaves: list[torch.Tensor] = []
     for node in order:
-        if type(node) is _ACCUMULATE:
-            own.append(node.variable)
+        if type(node) is _AccumulateGrad:
+            leaves.append(node.variable)
             continue
-        names = known.get(type(node))
-        if names is None:
-            names = slots(node)
-        for name in names:
-            try:
-                raw = getattr(node, name)
-            except RuntimeError:
-                continue
-            for one in raw if type(raw) is tuple else (raw,):
-                data = one.data
-                if data is None:
-                    continue
-                tensor = data if isinstance(data, torch.Tensor) else held(one)
-                for kept in (
-                    (tensor,) if tensor is not None else inputs_of_checkpoint(one)
-                ):
-                    try:
-                        key = address(kept)
-                    except (NotImplementedError, RuntimeError):
-                        key = storage(kept)[0]
-                    if key not in storages:
-                        storages[key] = 0 if is_parameter(kept) else storage(kept)[1]
+        for _, raw in raw_saved(node):
+            tensor = held(raw)
+            kept = [tensor] if tensor is not None else inputs_of_checkpoint(raw)
+            for one in kept:
+                key, size = storage(one)
+                storages.setdefault(key, 0 if is_parameter(one) else size)
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 order.append(following)
-        if limit is not None and len(order) > limit:
-            keep_deletable(order, tops)
-            return None
-    for (
-        leaf
-    ) in own:  # a hook that packs a detached tensor hides that it was a parameter
-        key = storage(leaf)[0]
-        if key in storages:
-            storages[key] = 0
+    # A hook that packs a detached tensor hides that it was a parameter.
+    for key in storages.keys() & {storage(leaf)[0] for leaf in leaves}:
+        storages[key] = 0
     keep_deletable(order, tops)
     return storages
 
 
-_UNKNOWN = float("nan")
-
-
 class _Budget:
-    """What measuring may take unless it is wanted each time: a share of the loop's time, after some that is free."""
+    """The time that measuring may take: without limit, none, or a share of the loop's after some that is free."""
 
     SHARE, FREE = 0.002, 0.01  # seconds a second, seconds
 
@@ -265,42 +189,34 @@ class _Budget:
         self._spent, self._start = 0.0, time.perf_counter()
 
     def begin(self) -> float | None:
-        """When the measurement begins, for `end`; None where there is to be none."""
+        """Return when a measurement begins, for `end`; None where there is to be none."""
         now = time.perf_counter()
-        if not self._wanted and (
-            self._wanted is False
-            or self._spent > self.FREE + self.SHARE * (now - self._start)
-        ):
-            return None
-        return now
+        allowed = self.FREE + self.SHARE * (now - self._start)
+        measured = self._spent <= allowed if self._wanted is None else self._wanted
+        return now if measured else None
 
     def end(self, began: float) -> None:
+        """Count the time since `began`."""
         self._spent += time.perf_counter() - began
 
 
 class _Mark:
-    """Lives as long as a graph node that carries it."""
+    """An object that lives as long as a graph node that carries it."""
 
 
-def _with_what_is_scaled(root: Any) -> Iterator[Any]:
-    """A root, and what is below it as long as that is one and a number was all that was saved: a loss over K.
+def _scaled_losses(root: Any) -> list[Any]:
+    """Return a root, and the losses below it of which it is a multiple, as in a loss over K.
 
-    Whoever keeps that loss keeps the graph, though its quotient is gone.
+    A caller who keeps that loss keeps the graph, though its quotient is gone.
     """
-    node = root
-    while node is not None:
-        yield node
-        below = [
-            following for following, _ in node.next_functions if following is not None
-        ]
-        numbers = all(
-            tensor is None or tensor.numel() == 1 for _, tensor in saved_tensors(node)
-        )
-        node = (
-            below[0]
-            if len(below) == 1 and numbers and type(below[0]) is not _ACCUMULATE
-            else None
-        )
+    nodes = [root]
+    while True:
+        below = [fn for fn, _ in nodes[-1].next_functions if fn is not None]
+        saved = [tensor for _, tensor in saved_tensors(nodes[-1])]
+        single = all(tensor is None or tensor.numel() == 1 for tensor in saved)
+        if len(below) != 1 or not single or type(below[0]) is _AccumulateGrad:
+            return nodes
+        nodes += below
 
 
 class Held:
@@ -314,27 +230,23 @@ class Held:
         self._retained: list[tuple[weakref.ref[_Mark], dict[int, int]]] = []
 
     def before(self, nodes: Sequence[Any]) -> dict[int, int] | None:
-        """The storages of this backward's graph, or None where they are not measured."""
+        """Return the storages of this backward's graph, or None where they are not measured."""
         began = self._budget.begin()
         if began is None:
             return None
         storages = saved_storages(nodes)
-        self._retained = [
-            (mark, held) for mark, held in self._retained if mark() is not None
-        ]
+        self._retained = [pair for pair in self._retained if pair[0]() is not None]
         self._budget.end(began)
         return storages
 
     def total(self, storages: dict[int, int] | None) -> float:
-        """Bytes alive: these storages and those of the graphs that earlier backwards retained."""
+        """Sum the bytes alive: these storages and those of the graphs that earlier backwards retained."""
         if storages is None:
-            return _UNKNOWN
-        if not self._retained:
-            return float(sum(storages.values()))
-        union: dict[int, int] = {}
-        for _, held in self._retained:
-            union |= held
-        return float(sum((union | storages).values()))
+            return _NOT_MEASURED
+        alive: dict[int, int] = {}
+        for _, retained in self._retained:
+            alive |= retained
+        return float(sum((alive | storages).values()))
 
     def after(
         self,
@@ -344,18 +256,18 @@ class Held:
         keeps: bool,
         failed: bool,
     ) -> float:
-        """Bytes alive once the backward is over; unknown when it failed half-way."""
+        """Return the bytes alive once the backward is over; unknown when it failed half-way."""
         if storages is None or failed:
-            return _UNKNOWN
+            return _NOT_MEASURED
         if keeps and nodes:
             mark = _Mark()
-            for node in _with_what_is_scaled(nodes[0]):
+            for node in _scaled_losses(nodes[0]):
                 node.metadata["accumviz"] = mark
             self._retained.append((weakref.ref(mark), storages))
         else:
-            for _, held in self._retained:
+            for _, retained in self._retained:
                 for key in storages:
-                    held.pop(key, None)
+                    retained.pop(key, None)
         return self.total({})
 
 
@@ -374,34 +286,27 @@ class Allocated:
     def open(self, devices: Iterable[torch.device]) -> None:
         """Begin with what the allocator says now."""
         if self._wanted is not False:
-            self.devices = sorted(
-                device.index or 0 for device in devices if device.type == "cuda"
-            )
+            cuda = (device for device in devices if device.type == "cuda")
+            self.devices = sorted(device.index or 0 for device in cuda)
         self._peaks = {device: _counters(device)[1] for device in self.devices}
 
     def after(self) -> tuple[float, float]:
-        """Bytes allocated now, and the new maximum if there was one since the last call; NaN where not known."""
-        if not self.devices:
-            return _UNKNOWN, _UNKNOWN
-        began = self._budget.begin()
+        """Return the bytes allocated now, and the maximum if it has moved since the last call; NaN where not known."""
+        began = self._budget.begin() if self.devices else None
         if began is None:
-            return _UNKNOWN, _UNKNOWN
-        allocated, peak = 0, _UNKNOWN
-        for device in self.devices:
-            current, most = _counters(device)
-            allocated += current
-            if most != self._peaks[device] and len(self.devices) == 1:
-                peak = float(most)
-            self._peaks[device] = most
+            return _NOT_MEASURED, _NOT_MEASURED
+        counters = {device: _counters(device) for device in self.devices}
+        peaks = {device: most for device, (_, most) in counters.items()}
+        peak = _NOT_MEASURED
+        if len(peaks) == 1 and peaks != self._peaks:
+            peak = float(*peaks.values())
+        self._peaks = peaks
         self._budget.end(began)
-        return float(allocated), peak
+        return float(sum(current for current, _ in counters.values())), peak
 
 
 def _counters(device: int) -> tuple[int, int]:
-    """Bytes allocated, and the most since the process began or the user reset the peak."""
-    found = (
-        torch.cuda.memory_stats_as_nested_dict(device)
-        .get("allocated_bytes", {})
-        .get("all", {})
-    )
-    return found.get("current", 0), found.get("peak", 0)
+    """Return the bytes allocated, and the most since the process began or the user reset the peak."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    counts = stats.get("allocated_bytes", {}).get("all", {})
+    return counts.get("current", 0), counts.get("peak", 0)

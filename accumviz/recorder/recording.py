@@ -106,9 +106,7 @@ class Recording:
         self._optimizers = Optimizers(self._leaves.owned)
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
-        self._graphs = (
-            Graphs(named.modules, self._sites, self._leaves.wire) if graphs else None
-        )
+        self._graphs = Graphs(named.modules, self._sites) if graphs else None
         self._norms = BatchNorms(named.modules)
         self._steps: list[_Step] = []
         self._entered = self._closed = False

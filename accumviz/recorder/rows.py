@@ -199,7 +199,6 @@ class Backward(Row):
     scaled: dict[int, torch.Tensor | None] = {}  # noqa: RUF012 - as `written`
     graph: Graph | None = None
     finish_graph: Callable[[], Graph] | None = None
-    fill_graph: Callable[[Graph], Graph] | None = None
 
     def __init__(
         self, site: CallSite, time: float, within: str, had: bytes, thread: int

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
-from accumviz.graph.graph import Graph, Node
-from accumviz.graph.nodes import in_order
+from accumviz.graph.graph import Graph, Node, in_order
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
 from accumviz.show import Displayed, check_page_name, counted, literal, save_page
 from accumviz.views import style, words

@@ -324,7 +324,7 @@ def survey(train: Train, mode: dict[str, Any], wanted: Wanted = every) -> tuple[
             found[name] = wrong
     for left in (*patches.listening, None):  # what the last fault kept from leaving, or from being undone
         patches.leave(left)
-    for left_watching in scopes._watching:
+    for left_watching in scopes._open:
         left_watching.close()
     return agreed(len(planted)), found
 

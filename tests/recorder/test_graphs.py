@@ -25,13 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import accumviz as av
-from accumviz.graph import recorded, scopes
-from accumviz.graph.node_values import fill
-from accumviz.graph.recorded import Graphs
-from accumviz.graph.trace import modules, trace
-from accumviz.recorder.callsite import CallSite, CallSites
-from accumviz.recorder.rows import Backward
-from accumviz.recorder.transfer import Wire, readable
+from accumviz.graph.trace import trace
+from accumviz.recorder.transfer import readable
 from tests.light import LIGHT
 
 
@@ -110,11 +105,16 @@ def test_training_is_bitwise_the_same_and_no_hook_stays_on_the_nodes() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True)) and torch.equal(random, same)
 
 
-def test_a_graph_over_the_limit_is_left_out_and_counted(monkeypatch) -> None:
-    monkeypatch.setattr(recorded, "GRAPH_NODES", 4)
-    _, ledger, kept = toy()
-    assert kept == {} and ledger.meta["graphs_left_out"] == 2
-    assert ledger.values("w", of="contribution").ravel().tolist()[:2] == [-16.0, -4.0]
+def test_a_graph_of_more_than_2000_nodes_is_left_out_and_counted() -> None:
+    w = torch.ones(1, requires_grad=True)
+    with av.record(w, graphs=True) as recording:
+        y = w
+        for _ in range(2001):
+            y = y + 1
+        y.backward()
+        (w * 2).backward()
+    assert [*recording.graphs] == [1] and recording.ledger.meta["graphs_left_out"] == 1
+    assert recording.ledger.values("w", of="contribution").ravel().tolist() == [1.0, 2.0]
 
 
 def test_without_graphs_nothing_is_kept_and_a_failing_backward_keeps_what_was_there() -> None:
@@ -440,7 +440,8 @@ def train(wrap, how):
         assert len(recording.graphs) == 8
         graph = recording.graphs[max(recording.graphs)]
         assert "TanhBackward0" in {node.op for node in graph}, graph
-        assert {"0.weight", "0.bias", "2.weight", "2.bias"} <= {node.name for node in graph}, graph
+        if wrap is not fsdp2:  # it computes with gathered parameters of its own
+            assert {"0.weight", "0.bias", "2.weight", "2.bias"} <= {node.name for node in graph}, graph
         assert graph.nodes[0].grad == 1 and len(graph.meta["order"]) == len(graph)
     full = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
     return [p.detach().clone() for p in full]
@@ -460,16 +461,10 @@ def test_sharded_models_are_drawn_with_what_can_be_known_and_train_as_without_us
 
 
 def graph_of(loss: torch.Tensor) -> av.Graph:
-    """The graph of one backward, without the rest of a recording."""
-    kept = Graphs({}, CallSites(), Wire())
-    kept.open()
-    running = Backward(CallSite(), 0.0, "", b"", 0)
-    kept.begin(running, sys._getframe(), (loss,), {})
-    loss.backward()
-    kept.end(running)
-    kept.close()
-    assert running.graph is not None
-    return fill(running.graph)
+    """The graph of one backward."""
+    with av.record({"another": torch.ones(1, requires_grad=True)}, graphs=True) as recording:
+        loss.backward()
+    return recording.graphs[0]
 
 
 def test_fake_and_meta_tensors_have_graphs_without_numbers() -> None:
@@ -688,20 +683,9 @@ def test_operations_of_another_thread_get_no_module_of_this_one() -> None:
         found += recording.graphs.values()
     assert [(n.op, n.module) for n in found[0]][:3] == [
         ("SumBackward0", ""),
-        ("TanhBackward0", "1"),
-        ("AddmmBackward0", "0"),
+        ("TanhBackward0", ""),
+        ("AddmmBackward0", ""),
     ]
-
-
-def test_forward_passes_without_a_backward_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scopes, "MARKS", 10)
-    model, x = nn.Sequential(nn.Linear(1, 1), nn.Tanh()), torch.ones(1, 1)
-    with modules(model) as seen:
-        for _ in range(20):
-            model(x)
-        loss = model(x).sum()
-    assert len(seen) <= 10
-    assert [n.module for n in trace(loss, module=seen)][:3] == ["", "1", "0"]
 
 
 def test_modules_are_called_as_before_once_nobody_watches() -> None:
@@ -732,25 +716,17 @@ def test_who_replaced_the_call_of_modules_meanwhile_keeps_it_replaced() -> None:
         nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
-def test_a_closed_recording_keeps_no_model_no_tensor_and_no_frame() -> None:
+def test_a_closed_recording_keeps_no_model_and_no_tensor() -> None:
     def train() -> tuple[Any, list[weakref.ref[Any]]]:
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
         x = torch.randn(3, 4)
-        kept = Graphs({"model": model}, CallSites(), Wire())
-        kept.open()
-        loss = model(x).sum()
-        running = Backward(CallSite(), 0.0, "", b"", 0)
-        kept.begin(running, sys._getframe(), (loss,), {})
-        loss.backward()
-        kept.end(running)
-        kept.close()
-        gone = [weakref.ref(thing) for thing in (model, model[0], model[0].weight, x, loss)]
-        return (kept, running), gone
+        with av.record(model, graphs=True) as recording:
+            loss = model(x).sum()
+            loss.backward()
+        return recording, [weakref.ref(thing) for thing in (model, model[0], model[0].weight, x, loss)]
 
-    (_, running), gone = train()
-    assert running.graph is not None
-    assert running.fill_graph is not None
-    assert running.fill_graph(running.graph).nodes[0].grad == 1
+    recording, gone = train()
+    assert recording.graphs[0].nodes[0].grad == 1
     gc.collect()
     assert [ref() for ref in gone] == [None] * 5
 
@@ -796,7 +772,7 @@ def test_a_backward_that_goes_to_some_inputs_leaves_the_others_unknown() -> None
     assert [graph.nodes[i].name for i in graph.meta["order"]].count("b") == 0
 
 
-def test_a_leaf_takes_what_a_backward_inside_this_one_brings_and_an_operation_does_not() -> None:
+def test_the_gradient_of_a_leaf_that_a_backward_inside_this_one_reaches_is_unknown() -> None:
     w = torch.ones(1, requires_grad=True)
     with av.record({"w": w}, graphs=True) as recording:
         y = w * 2
@@ -805,9 +781,8 @@ def test_a_leaf_takes_what_a_backward_inside_this_one_brings_and_an_operation_do
         handle = y.register_hook(lambda grad: handle.remove() or inner.backward(retain_graph=True))
         loss.backward()
     graph = recording.graphs[0]
-    assert w.grad is not None
-    assert w.grad.tolist() == [206.0] == graph.nodes[-1].grad
-    assert [n.grad for n in graph] == [1.0, [1.0], [3.0], [206.0]]
+    assert w.grad is not None and w.grad.tolist() == [206.0]
+    assert [n.grad for n in graph] == [1.0, [1.0], [3.0], None]
     assert len(graph.meta["order"]) == len(graph)
 
 
@@ -830,41 +805,6 @@ def test_what_a_backward_of_another_thread_brought_meanwhile_is_not_taken_for_th
     assert sorted(graph.meta["order"]) == [0, 1, 2, 3]
 
 
-def test_nothing_that_fails_in_a_hook_of_ours_reaches_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise ValueError("ours")
-
-    for owner, name in (
-        (recorded.Flow, "note"),
-        (scopes.Scopes, "enter"),
-        (scopes.Scopes, "leave"),
-        (scopes, "_by_name"),
-    ):
-        model = nn.Linear(1, 1)
-        with monkeypatch.context() as broken, pytest.warns(RuntimeWarning, match="stopped recording.*ours"):
-            broken.setattr(owner, name, fail)
-            with av.record(model, graphs=True) as recording:
-                for _ in range(2):
-                    model(torch.ones(1, 1)).sum().backward()
-        assert "ValueError: ours" in recording.ledger.meta["stopped"]
-        assert model.weight.grad is not None
-        assert model.weight.grad.tolist() == [[2.0]]
-        assert not watched()
-
-
 def watched() -> bool:
     """Whether modules are watched; a function that says `__call__` calls modules unseen."""
     return vars(nn.Module)["__call__"] is not nn.Module.__call__
-
-
-def test_no_hook_of_ours_stays_on_a_graph_whose_recording_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    w = torch.ones(1, requires_grad=True)
-    loss = (w * 2).sum()
-    noted: list[int] = []
-    monkeypatch.setattr(recorded.Flow, "note", lambda self, i, grads: noted.append(i))
-    with pytest.warns(RuntimeWarning, match="stopped"), av.record(w, graphs=True) as recording:
-        w.register_hook(lambda grad: recording.failed(ValueError("x")))
-        loss.backward(retain_graph=True)
-    noted.clear()
-    loss.backward()
-    assert noted == []

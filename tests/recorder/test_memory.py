@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accumviz.graph.trace import trace
-from accumviz.recorder.memory import saved_bytes, saved_tensors
+from accumviz.recorder.memory import saved_storages, saved_tensors
 
 
 def packed(make: Any, parameters: list[torch.Tensor]) -> int:
@@ -29,6 +29,10 @@ def packed(make: Any, parameters: list[torch.Tensor]) -> int:
     for parameter in parameters:
         storages.pop(parameter.untyped_storage().data_ptr(), None)
     return sum(storages.values())
+
+
+def saved_bytes(roots: list[Any]) -> int:
+    return sum(saved_storages(roots).values())
 
 
 MODELS = {
@@ -58,7 +62,6 @@ def test_a_storage_shared_by_several_operations_counts_once() -> None:
     y = torch.ones(1000, requires_grad=True) * 1.0
     roots = [y.exp().sum().grad_fn, y.sin().sum().grad_fn, (y[:10] * y[10:20]).sum().grad_fn]
     total = saved_bytes(roots)
-    assert total is not None
     # y, exp's result, and the scalar's 4 or 8 bytes
     assert 8000 <= total <= 8016
 
@@ -66,15 +69,6 @@ def test_a_storage_shared_by_several_operations_counts_once() -> None:
 def test_frozen_weights_are_no_memory_of_the_graph() -> None:
     layer = nn.Linear(100, 100).requires_grad_(False)
     assert saved_bytes([layer(torch.ones(2, 100, requires_grad=True)).sum().grad_fn]) == 0
-
-
-def test_a_graph_over_the_limit_is_not_summed() -> None:
-    a = torch.ones(1, requires_grad=True)
-    for _ in range(50):
-        a = a.exp()
-    assert saved_bytes([a.grad_fn], limit=20) is None
-    assert saved_bytes([a.grad_fn], limit=60) == 200
-    assert saved_bytes([None]) == 0
 
 
 def test_a_freed_graph_keeps_nothing() -> None:
@@ -135,13 +129,6 @@ def test_custom_functions_and_lists_of_saved_tensors_are_read() -> None:
     assert saved_bytes([y.grad_fn]) == 80
     index = torch.zeros(3, dtype=torch.long)
     assert saved_bytes([y[index].grad_fn]) == 80 + 24
-
-
-def test_sparse_tensors_have_bytes() -> None:
-    matrix = torch.eye(4).to_sparse()
-    y = torch.sparse.mm(matrix, torch.ones(4, 2, requires_grad=True))
-    total = saved_bytes([y.grad_fn])
-    assert total is not None and total >= 4 * 4 + 2 * 4 * 8
 
 
 def test_what_is_beside_a_hook_of_somebody_else_is_not_asked() -> None:
