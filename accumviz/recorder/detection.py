@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import os
 import sys
 import weakref
@@ -23,7 +22,6 @@ from accumviz.recorder.targets import Named, collect, parameters
 
 # A script that makes a model for each fold or trial is recorded so many times.
 _MOST = 4
-_LIVING = (torch.nn.Module, torch.amp.GradScaler)
 # So many callers are asked what they call a model.
 _CALLERS = 32
 _MANY = f"the first {_MOST} models were recorded, and later ones were not"
@@ -149,26 +147,15 @@ class Detector:
         if self._closed or os.getpid() != self._process:
             return
         self._armed = False  # while we look: another thread may begin, too
-        alive = (known() for known in self._optimizers)
-        optimizers = [optimizer for optimizer in alive if optimizer is not None]
-        recorded = {
-            id(tensor)
-            for recording in self._opened
-            for tensor in recording._leaves.tensors
-        }
-        fresh = [
-            optimizer
-            for optimizer in optimizers
-            if any(id(p) not in recorded for p in parameters(optimizer))
-        ]
+        recorded = {id(p) for recording in self._opened for p in recording.tensors}
+        fresh = [each for each in self._alive() if not recorded.issuperset(_ids(each))]
         if self.recordings and not fresh:
             self._disarm()
             return
-        modules, scalers = _living()
         # `scaler.scale(model(x))` was looked up before the forward that has us called.
-        patches.scalers.update(scalers)
-        roots = _roots(modules, fresh, recorded, frame)
-        given = [p for optimizer in fresh for p in parameters(optimizer)]
+        patches.scalers.update(_living(torch.amp.GradScaler))
+        roots = _roots(fresh, recorded, CallSites().owner(frame))
+        given = [p for each in fresh for p in parameters(each)]
         given += [p for root in roots for p in root.parameters()]
         # It may differentiate something that is no model, or all is frozen; lazy parameters are made by a forward.
         early = any(map(torch.nn.parameter.is_lazy, given))
@@ -183,15 +170,14 @@ class Detector:
         else:
             self._record(roots, fresh, CallSites().owner(frame))
 
+    def _alive(self) -> list[Any]:
+        optimizers = [known() for known in self._optimizers]
+        return [optimizer for optimizer in optimizers if optimizer is not None]
+
     def _record(
         self, roots: list[Any], optimizers: list[Any], caller: FrameType | None
     ) -> None:
-        groups: dict[str, Any] = {}
-        for root in roots if len(roots) > 1 else ():
-            name = _called(root, caller) or type(root).__name__
-            while name in groups:
-                name += "_"
-            groups[name] = root
+        groups = _grouped(roots, caller) if len(roots) > 1 else {}
         # Without a module, what an optimizer was given is all there is.
         named = collect(() if groups else (*(roots or optimizers),), groups, caller)
         # Last, as in record(): a model knows better names for the same parameters.
@@ -252,42 +238,59 @@ class Detector:
             )
 
 
-def _living() -> list[list[Any]]:
-    """Return the modules and the gradient scalers that there are."""
+def _living(kind: type[Any]) -> list[Any]:
+    """Return all modules, or all gradient scalers, that there are."""
     # By class: a proxy says that it is one, and may do anything when it is asked.
-    living = [one for one in gc.get_objects() if issubclass(type(one), _LIVING)]
-    return [[one for one in living if issubclass(type(one), kind)] for kind in _LIVING]
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+def _ids(optimizer: Any) -> set[int]:
+    return {id(p) for p in parameters(optimizer)}
 
 
 def _roots(
-    modules: list[Any], optimizers: list[Any], recorded: set[int], frame: FrameType
+    optimizers: list[Any], recorded: set[int], caller: FrameType | None
 ) -> list[Any]:
     """Return the models that are trained: whole ones, not their parts, and neither losses nor what only wraps them.
 
     They share parameters with an optimizer, or some caller has a name for them; with neither, all are taken.
     """
-    children = itertools.chain.from_iterable(map(_children, modules))
-    inner = {id(child) for child in children}
-    whole: list[tuple[Any, set[int]]] = []
-    for module in modules:
-        if id(module) not in inner:
-            # without torch.compile's wrapper
-            bare = getattr(module, "_modules", {}).get("_orig_mod", module)
-            tensors = {id(p) for p in bare.parameters() if p.requires_grad}
-            if tensors and not tensors & recorded:
-                whole.append((bare, tensors))
-    owned = {id(p) for optimizer in optimizers for p in parameters(optimizer)}
-    caller = CallSites().owner(frame)
+    whole = _whole_models(recorded)
+    owned = set[int]().union(*map(_ids, optimizers))
     wanted = [
         module
-        for module, tensors in whole
-        if tensors & owned or (not recorded and _called(module, caller))
+        for module, trained in whole
+        if trained & owned or (not recorded and _called(module, caller))
     ]
     return wanted if wanted or owned else [module for module, _ in whole]
 
 
+def _whole_models(recorded: set[int]) -> list[tuple[Any, set[int]]]:
+    """Return the modules that are no part of another, without the compiler's wrapper, and their trained parameters."""
+    modules = _living(torch.nn.Module)
+    inner = {id(child) for module in modules for child in _children(module)}
+    whole = []
+    for module in modules:
+        bare = getattr(module, "_modules", {}).get("_orig_mod", module)
+        trained = {id(p) for p in bare.parameters() if p.requires_grad}
+        if id(module) not in inner and trained and not trained & recorded:
+            whole.append((bare, trained))
+    return whole
+
+
 def _children(module: Any) -> Iterator[Any]:
     return (child for _, child in submodules(module) if child is not module)
+
+
+def _grouped(roots: list[Any], caller: FrameType | None) -> dict[str, Any]:
+    """Return the models by the names that they have in the caller, each once."""
+    groups: dict[str, Any] = {}
+    for root in roots:
+        name = _called(root, caller) or type(root).__name__
+        while name in groups:
+            name += "_"
+        groups[name] = root
+    return groups
 
 
 def _called(module: Any, frame: FrameType | None) -> str:

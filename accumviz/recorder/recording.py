@@ -281,6 +281,11 @@ class Recording:
                 self._rows.pending.remove(running)
         self._contributions.open.clear()
 
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors that are recorded, until it is closed."""
+        return self._leaves.tensors
+
     def is_on_disk(self) -> bool:
         """Whether the file of a closed recording holds all that was recorded."""
         return self._rows.is_on_disk()
