@@ -28,8 +28,8 @@ from accumviz.recorder.contributions import Contributions
 from accumviz.recorder.distributed import Collectives
 from accumviz.recorder.leaves import Leaves
 from accumviz.recorder.loaders import Loaders
+from accumviz.recorder.loss_terms import describe_root, starts
 from accumviz.recorder.memory import Allocated, Held
-from accumviz.recorder.root import describe_root, starts
 from accumviz.recorder.rows import Backward, Row
 from accumviz.recorder.statistics import BatchNorms
 from accumviz.recorder.targets import Named, Optimizers, called

@@ -1,7 +1,7 @@
-"""Which losses a backward is the gradient of: each reduced loss under its root, over how many elements, times what.
+"""What a backward starts from: its value, its scale, and its terms.
 
-Read from what the graph's nodes saved, without unpacking it: no node runs, no code of the user's does, and no device
-is waited for.
+A term is a reduced loss under the root: which reduction, over how many elements, times which constant. It is read from
+what the graph's nodes saved, without unpacking it: no node runs, no user code does, and no device is waited for.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from accumviz.recorder import patches
+from accumviz.recorder.distributed import local
 from accumviz.recorder.memory import held
-from accumviz.recorder.rows import Row, arrived, raised
-from accumviz.recorder.transfer import PLAIN, readable
+from accumviz.recorder.rows import Backward, Row, arrived, raised
+from accumviz.recorder.transfer import PLAIN, plainly, readable
 
 LEAF = "torch::autograd::AccumulateGrad"
 # A sum of more losses than this, or one that hangs together by more operations, is not taken apart further.
@@ -25,8 +26,7 @@ _TERMS, _NODES = 64, 512
 _CONSTANTS = 8
 # A mask is counted up to so many elements: more would cost a step what the loss itself does.
 _MASK = 1 << 22
-# So many operations may lie between a cross entropy and the products that it compares: its softmax, a temperature.
-_SCALINGS = 6
+_ALIAS = "AliasBackward0"
 _REDUCTIONS = ("none", "mean", "sum")
 LEAF_ITSELF = "it is a parameter itself, and no loss"
 _NOT_READ = "a constant that it is multiplied or divided by cannot be read"
@@ -61,6 +61,13 @@ class Factor(NamedTuple):
         each = self.each if plain else (*self.each, value)
         divisor = self.divisor if power > 0 else self.divisor * constant
         return self._replace(known=self.known * value, each=each, divisor=divisor)
+
+    def times_inside(self, constant: Any, power: int) -> Factor:
+        """Note a constant inside a mean; one that is not read yet is NaN."""
+        number = isinstance(constant, float)
+        return self._replace(
+            own=self.own * (raised(constant, power) if number else math.nan)
+        )
 
 
 ONE = Factor()
@@ -127,63 +134,39 @@ def is_scale(found: Any) -> bool:
 
 
 def describe_terms(row: Row, node: Any, name: str, factor: Factor = ONE) -> None:
-    """Write into the row which losses are below this node, which is multiplied by `factor`: after those of others."""
+    """Write into the row which losses are below this node, times `factor`: after those of other roots."""
     terms: list[dict[str, Any]] = row.details.setdefault("terms", [])
-    read = _LOSSES.get(name)
-    if read is not None:  # nearly always
-        reduction, elements, unknown = read(node)
-        if factor.late or factor.unknown or isinstance(elements, _TENSOR):
-            _add(row, terms, name, factor, reduction, elements, unknown)
-        else:
-            terms.append(
-                {
-                    "op": name,
-                    "reduction": reduction,
-                    "elements": elements,
-                    "factor": factor.known,
-                    "unknown": unknown,
-                }
-            )
-            if factor is not ONE:
-                _tell(terms[-1], factor)
-        if name in _CROSS_ENTROPIES:
-            _describe_classes(terms[-1], node)
-        return
     work, visited = [(node, name, factor)], 0
     while work:
         node, name, factor = work.pop()
         visited += 1
         if len(terms) >= _TERMS or visited > _NODES:
-            # What came so far stands; that there is more is the last thing said.
-            _add(
-                row,
-                terms,
-                name,
-                factor,
-                "",
-                None,
-                f"the root adds up more than {_TERMS} losses",
-            )
+            # What was read so far stays; that there is more is the last thing said.
+            more = f"the root adds up more than {_TERMS} losses"
+            _add(row, terms, name, factor, "", None, more)
             return
-        read = _LOSSES.get(name)
-        if read is not None:
-            _add(row, terms, name, factor, *read(node))
-            if name in _CROSS_ENTROPIES:
-                _describe_classes(terms[-1], node)
+        if name in _LOSSES:
+            _add(row, terms, name, factor, *_LOSSES[name](node))
+            _note_class_weights(terms[-1], node)
             continue
-        below = _LINEAR.get(name)
-        if below is not None:
-            found = below(node, factor)
-        elif name in SCALING:
-            found = _scaled(node, name, factor)
-        elif name in _REDUCING:
-            found = _reduced(row, terms, node, name, factor)
+        below = _take_apart(row, terms, node, name, factor)
+        if isinstance(below, str):
+            _add(row, terms, name, factor, "", None, below)
         else:
-            found = _why(node, name)
-        if isinstance(found, str):
-            _add(row, terms, name, factor, "", None, found)
-        else:
-            work += [(fn, name_of(fn), times) for fn, times in reversed(found)]
+            work += [(fn, name_of(fn), times) for fn, times in reversed(below)]
+
+
+def _take_apart(
+    row: Row, terms: list[dict[str, Any]], node: Any, name: str, factor: Factor
+) -> Found:
+    """Return what is added up below a node, each with its factor; or why that cannot be read."""
+    if name in _LINEAR:
+        return _LINEAR[name](node, factor)
+    if name in SCALING:
+        return _scaled(node, name, factor)
+    if name in _REDUCING:
+        return _reduced(row, terms, node, name, factor)
+    return _why(node, name)
 
 
 def unknown_root(row: Row, why: str, op: str = "") -> None:
@@ -268,34 +251,16 @@ def _scaled(node: Any, name: str, factor: Factor) -> Found:
     return [(parents[0], factor.times(number(found), SCALING[name]))]
 
 
-def _added(node: Any, factor: Factor) -> Found:
-    """Both sides; the second has `alpha` before it."""
+def _two_sides(node: Any, factor: Factor) -> Found:
+    """Both sides of a sum or a difference, `alpha` before one of them."""
     alpha = getattr(node, "_saved_alpha", 1)
-    signs = (1, alpha, 0)
+    # `torch.rsub(a, b)` is b - alpha * a.
+    signs = {"Add": (1, alpha), "Sub": (1, -alpha), "Rsub": (-alpha, 1)}
+    kind = name_of(node).partition("Backward")[0]
     return [
-        (fn, factor.times(s, 1))
-        for (fn, _), s in zip(node.next_functions, signs, strict=False)
-        if fn is not None
-    ]
-
-
-def _subtracted(node: Any, factor: Factor) -> Found:
-    alpha = getattr(node, "_saved_alpha", 1)
-    signs = (1, -alpha, 0)
-    return [
-        (fn, factor.times(s, 1))
-        for (fn, _), s in zip(node.next_functions, signs, strict=False)
-        if fn is not None
-    ]
-
-
-def _subtracted_from(node: Any, factor: Factor) -> Found:
-    """`torch.rsub(a, b)`: b - alpha * a."""
-    signs = (-getattr(node, "_saved_alpha", 1), 1, 0)
-    return [
-        (fn, factor.times(s, 1))
-        for (fn, _), s in zip(node.next_functions, signs, strict=False)
-        if fn is not None
+        (below, factor.times(sign, 1))
+        for (below, _), sign in zip(node.next_functions, signs[kind], strict=False)
+        if below is not None
     ]
 
 
@@ -334,21 +299,9 @@ _VIEWS = _variants(
     "Alias",
 )
 _MOVES = _variants("Permute", "Transpose", "T")
-# What a learnt one is made of.
-_TEMPERATURES = (
-    LEAF,
-    "ExpBackward0",
-    "SoftplusBackward0",
-    *_variants("Clamp", "ClampMax", "ClampMin"),
-)
-_TURNED = (*_VIEWS, *_MOVES, *_variants("Expand"), "DivBackward0")
-# What multiplies in three dimensions, and how many it holds in the first of them: one batch, or (0) each row.
-_PAIRS = {"BmmBackward0": 1, "MulBackward0": 0}
 _LINEAR: dict[str, Callable[[Any, Factor], Found]] = {
     **dict.fromkeys((*_VIEWS, *_MOVES, *_variants("Expand")), _same),
-    **dict.fromkeys(_variants("Add"), _added),
-    **dict.fromkeys(_variants("Sub"), _subtracted),
-    **dict.fromkeys(_variants("Rsub"), _subtracted_from),
+    **dict.fromkeys(_variants("Add", "Sub", "Rsub"), _two_sides),
     **dict.fromkeys(_variants("Neg"), _negated),
     "SelectBackward0": _picked,
 }
@@ -387,59 +340,15 @@ def _cross_entropy(node: Any) -> _Read:
     return reduction, elements, "" if elements is not None else _PACKED
 
 
-def _describe_classes(term: dict[str, Any], node: Any) -> None:
-    """What a cross entropy's classes are: samples of the batch, or such as count unequally."""
-    if _in_batch(node):
-        term["in_batch"] = True
+def _note_class_weights(term: dict[str, Any], node: Any) -> None:
+    """Say so where a cross entropy counts its classes unequally."""
     weight = getattr(node, "_raw_saved_weight", None)
-    if weight is not None and held(weight) is not None:
+    if (
+        term["op"] in _CROSS_ENTROPIES
+        and weight is not None
+        and held(weight) is not None
+    ):
         term["class_weights"] = True
-
-
-def _in_batch(node: Any) -> bool:
-    """Whether its classes are the samples of the batch themselves: products of each with each, and one is the right."""
-    given = held(node._raw_saved_self)
-    if given is None or type(given) not in PLAIN:
-        return False
-    shape = given.shape
-    if len(shape) != 2 or not 1 < shape[0] == shape[1]:
-        return False
-    at = node.next_functions[0][0]
-    for _ in range(_SCALINGS):
-        if at is None or _multiplies(at, shape[0]):
-            break
-        at = next(
-            (
-                fn
-                for fn, _ in at.next_functions
-                if fn is not None and name_of(fn) not in _TEMPERATURES
-            ),
-            None,
-        )
-    if at is None or not _multiplies(at, shape[0]):
-        return False
-    return all(fn is not None and not _is_weight(fn) for fn, _ in at.next_functions)
-
-
-def _multiplies(node: Any, many: int) -> bool:
-    """Whether it multiplies rows with rows: as `@` and `einsum` do, or all pairs at once, as `cosine_similarity`."""
-    name = name_of(node)
-    if name not in _PAIRS:
-        return name == "MmBackward0"
-    raw = getattr(node, "_raw_saved_self", None)
-    given = None if raw is None else held(raw)
-    return (
-        given is not None
-        and given.dim() == 3
-        and tuple(given.shape[:2]) == (_PAIRS[name] or many, many)
-    )
-
-
-def _is_weight(node: Any) -> bool:
-    """Whether this is a parameter: one that is transposed, as a linear layer has it, or normalised, too."""
-    while node is not None and name_of(node) in _TURNED:
-        node = node.next_functions[0][0]
-    return node is not None and name_of(node) == LEAF
 
 
 def _of_rows(node: Any) -> _Read:
@@ -478,35 +387,31 @@ _JOINED = ("StackBackward0", "CatBackward0", "GatherBackward")
 _MANY = "it is summed under a mask that is too large to be counted, or cannot be read"
 
 
+class _Reduced(NamedTuple):
+    """What a sum or a mean reduces, past what only scales, masks or arranges its elements.
+
+    `node` is where the loss proper begins, `elements` how many are reduced there.
+    """
+
+    node: Any
+    name: str
+    elements: int
+    factor: Factor
+    masks: list[torch.Tensor]
+
+
 def _reduced(
     row: Row, terms: list[dict[str, Any]], node: Any, name: str, factor: Factor
 ) -> Found:
     """A sum or a mean: the term itself, or the losses that were stacked for it.
 
-    Below it, constants are factors; a mask says how many elements a sum has, another's weights how much they weigh.
+    Below it, constants are factors; a mask says how many elements a sum has, weights how much they weigh.
     """
     kind = _REDUCING[name]
-    count = _counted(node)
-    if count is None:
-        return "the size of what it reduces is not known"
-    masks: list[torch.Tensor] = []
-    at, below, apart = node, name, False
-    while (step := _below(at, below, kind)) is not None:
-        at, made, inner = step
-        if isinstance(made, torch.Tensor):
-            if apart:
-                return "it is summed with weights before and after a first sum"
-            masks.append(made)
-        elif made is not None:
-            factor = factor.times(*made)
-            if kind == "mean":
-                own = (
-                    raised(made[0], made[1]) if isinstance(made[0], float) else math.nan
-                )
-                factor = factor._replace(own=factor.own * own)
-        if inner is not None:
-            count, apart = inner, bool(masks)
-        below = name_of(at)
+    inner = _walk_down(node, name, kind, factor)
+    if isinstance(inner, str):
+        return inner
+    at, below, count, factor, masks = inner
     first = None if masks else _reduced_first(at, count)
     if first is not None:
         # What is left of a sample is its own: a sum over the batch is one of losses that are means, then.
@@ -521,16 +426,32 @@ def _reduced(
         left = math.prod(node._input_metadata[0].shape)
         _add(row, terms, name, factor, kind, count // max(left, 1))
         return []
-    ignoring = _ignoring(at) if below in _CROSS_ENTROPIES else None
-    _add_sum(
-        row,
-        terms,
-        name,
-        factor,
-        count,
-        masks if ignoring is None else [*masks, ignoring],
-    )
+    if below in _CROSS_ENTROPIES and (counted := _counted_targets(at)) is not None:
+        masks.append(counted)
+    _add_sum(row, terms, name, factor, count, masks)
     return []
+
+
+def _walk_down(node: Any, name: str, kind: str, factor: Factor) -> _Reduced | str:
+    count = _counted(node)
+    if count is None:
+        return "the size of what it reduces is not known"
+    masks: list[torch.Tensor] = []
+    at, below, apart = node, name, False
+    while (step := _below(at, below, kind)) is not None:
+        at, passed, inner = step
+        if isinstance(passed, torch.Tensor):
+            if apart:
+                return "it is summed with weights before and after a first sum"
+            masks.append(passed)
+        elif passed is not None:
+            factor = factor.times(*passed)
+            if kind == "mean":
+                factor = factor.times_inside(*passed)
+        if inner is not None:
+            count, apart = inner, bool(masks)
+        below = name_of(at)
+    return _Reduced(at, below, count, factor, masks)
 
 
 def _reduced_first(node: Any, count: int) -> Any:
@@ -583,30 +504,31 @@ def _below(node: Any, name: str, kind: str) -> tuple[Any, Any, int | None] | Non
         return None
     if _REDUCING.get(above) == kind:
         return parent, None, _counted(parent)
-    if above in _PASSED:  # the second of two has `alpha` before it
-        alpha = (
-            1
-            if parent.next_functions[0][0] is not None
-            else getattr(parent, "_saved_alpha", 1)
-        )
-        return parent, None if alpha == 1 else (float(alpha), 1), None
+    if above in _PASSED:
+        alpha = getattr(parent, "_saved_alpha", 1)
+        second = parent.next_functions[0][0] is None  # `alpha` is before the second
+        scales = second and alpha != 1
+        return parent, (float(alpha), 1) if scales else None, None
     if above in SCALING:
-        found = operand(parent, above)
-        if isinstance(found, torch.Tensor) and found.numel() != 1:
-            return (parent, found, None) if above == "MulBackward0" else None
-        return parent, (number(found), SCALING[above]), None
-    if above in _MASKED:
-        mask = held(getattr(parent, _MASKED[above]))
-        if (
-            mask is None
-            or type(mask) not in PLAIN
-            or not readable(mask)
-            or parent.next_functions[0][0] is None
-        ):
-            return None
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            return parent, mask if above == "WhereBackward0" else ~mask, None
-    return None
+        return _below_scaling(parent, above)
+    return _below_mask(parent, above) if above in _MASKED else None
+
+
+def _below_scaling(node: Any, name: str) -> tuple[Any, Any, int | None] | None:
+    constant = operand(node, name)
+    if not isinstance(constant, torch.Tensor) or constant.numel() == 1:
+        return node, (number(constant), SCALING[name]), None
+    return (node, constant, None) if name == "MulBackward0" else None
+
+
+def _below_mask(node: Any, name: str) -> tuple[Any, Any, int | None] | None:
+    mask = held(getattr(node, _MASKED[name]))
+    if mask is None or node.next_functions[0][0] is None:
+        return None
+    if type(mask) not in PLAIN or not readable(mask):
+        return None
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        return node, mask if name == "WhereBackward0" else ~mask, None
 
 
 _PASSED = (*_VIEWS, *_variants("Neg", "Sub", "Add"))
@@ -617,7 +539,7 @@ _MASKED = {
 _CROSS_ENTROPIES = _variants("NllLoss", "NllLoss2D")
 
 
-def _ignoring(node: Any) -> torch.Tensor | None:
+def _counted_targets(node: Any) -> torch.Tensor | None:
     """Which targets of an unreduced cross entropy count."""
     target = held(node._raw_saved_target)
     ignored = node._saved_ignore_index
@@ -646,21 +568,10 @@ def _add_sum(
     if not masks:
         _add(row, terms, name, factor, "sum", count)
         return
-    sizes = {mask.numel() for mask in masks}
-    if (
-        not all(
-            type(mask) in PLAIN and not mask.dtype.is_complex and readable(mask)
-            for mask in masks
-        )
-        or max(sizes) > _MASK
-        or 0 in sizes
-        or len(sizes) > 1
-        # What is repeated along other dimensions does not meet element by element.
-        or (count not in sizes and len({tuple(mask.shape) for mask in masks}) > 1)
-    ):
+    if not _countable(masks, count):
         _add(row, terms, name, factor, "sum", None, _MANY)
         return
-    repeated, place = count // sizes.pop(), len(terms)
+    repeated, place = count // masks[0].numel(), len(terms)
     with torch.no_grad(), torch._C.DisableTorchFunction():
         weights = masks[0].reshape(-1)
         for other in masks[1:]:
@@ -676,3 +587,175 @@ def _add_sum(
             row.take(("term", (place, "lowest", 1)), low)
         else:
             arrived(term, "lowest", 1, low)
+
+
+def _countable(masks: list[torch.Tensor], count: int) -> bool:
+    """Whether masks can be read, are no larger than is cheap, and meet the elements one by one."""
+    for mask in masks:
+        if type(mask) not in PLAIN or mask.dtype.is_complex or not readable(mask):
+            return False
+    sizes = {mask.numel() for mask in masks}
+    if len(sizes) > 1 or not 0 < max(sizes) <= _MASK:
+        return False
+    # What is repeated along other dimensions does not meet element by element.
+    return count in sizes or len({tuple(mask.shape) for mask in masks}) == 1
+
+
+# --- what backward was called on ---------------------------------------------------------------
+
+
+def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Write into the row what `torch.autograd.backward` was called on, and how."""
+    if not torch._C._len_torch_dispatch_stack():
+        _describe_root(row, args, kwargs)
+        return
+    # A mode (a FLOP counter) would be handed the constant of `loss / 2` as a plain 2, and cannot take its item().
+    with torch._C._DisableTorchDispatch():
+        _describe_root(row, args, kwargs)
+
+
+def _describe_root(
+    row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    root = _argument(args, kwargs, 0, "tensors")
+    given = _argument(args, kwargs, 1, "grad_tensors")
+    retain = _argument(args, kwargs, 2, "retain_graph")
+    create = _argument(args, kwargs, 3, "create_graph")
+    inputs = _argument(args, kwargs, 5, "inputs")
+    row.keeps = bool(create if retain is None else retain)
+    row.details |= {"retain_graph": True} if retain else {}
+    row.details |= {"create_graph": True} if create else {}
+    if inputs is not None:
+        several = isinstance(inputs, list | tuple | dict)
+        row.details["inputs"] = len(inputs) if several else 1
+    with torch._C.DisableTorchFunction():  # a subclass would be asked each question
+        _describe_roots(row, () if root is None else root, given)
+
+
+def _argument(
+    args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str
+) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name)
+
+
+def _describe_roots(row: Backward, root: Any, given: Any) -> None:
+    details = row.details
+    plain = isinstance(root, torch.Tensor)
+    if not plain and isinstance(root, list | tuple) and not hasattr(root, "node"):
+        row.nodes = tuple(node for node in map(_node, root) if node is not None)
+        if len(root) != 1:
+            details["roots"] = len(root)
+            _describe_each(row, root, given)
+            return
+        root = root[0]
+        given = given[0] if isinstance(given, list | tuple) and given else given
+    if isinstance(root, torch.Tensor):
+        node = root.grad_fn
+        if root.numel() != 1:
+            details["root_shape"] = list(root.shape)
+        elif not root.is_complex() and readable(value := plainly(local(root))):
+            row.take(("loss", None), value)
+    else:
+        node = _node(root)
+    if node is not None:
+        _describe_node(
+            row, node, given, whole=isinstance(root, torch.Tensor) and root.numel() == 1
+        )
+    else:
+        unknown_root(row, LEAF_ITSELF)
+
+
+def _describe_each(row: Backward, roots: Any, given: Any) -> None:
+    """Several losses at once are as good as their sum."""
+    whole = all(
+        type(root) is _TENSOR and root.numel() == 1 and root.grad_fn is not None
+        for root in roots
+    )
+    if not roots or not whole or given is not None or patches.scalers:
+        unknown_root(row, f"backward started from {len(roots)} roots at once")
+        return
+    for node in row.nodes:
+        describe_terms(row, node, name_of(node))
+
+
+def _describe_node(row: Backward, node: Any, given: Any, *, whole: bool = True) -> None:
+    row.nodes = (node,)
+    (node, name), factor = _unaliased(node), ONE
+    if name in SCALING:
+        node, name, factor = _walk_scale(row, node, name)
+    row.details["root"] = name
+    if (
+        not row.label
+    ):  # no source to read it from: the operation names it better than nothing
+        row.label = name
+    value = (
+        number(given) if whole and given is not None and not is_scale(given) else None
+    )
+    if isinstance(value, float):  # `loss.backward(torch.tensor(1 / K))`
+        row.scale *= value
+        factor = factor.times(value, 1)
+    if given is not None and not isinstance(value, float):
+        unknown_root(row, "backward was given a gradient to start from", name)
+    elif not whole:
+        unknown_root(
+            row,
+            "backward started from several numbers, or from an edge of the graph",
+            name,
+        )
+    else:
+        describe_terms(row, node, name, factor)
+
+
+def starts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The nodes from which `torch.autograd.backward`, called with these, goes through the graph."""
+    roots = args[0] if args else kwargs.get("tensors", ())
+    roots = (
+        roots
+        if isinstance(roots, list | tuple) and not hasattr(roots, "node")
+        else [roots]
+    )
+    return [node for node in map(_node, roots) if node is not None]
+
+
+def _node(root: Any) -> Any:
+    # a tensor, or a GradientEdge
+    return (
+        root.grad_fn if isinstance(root, torch.Tensor) else getattr(root, "node", None)
+    )
+
+
+def _walk_scale(row: Backward, node: Any, name: str) -> tuple[Any, str, Factor]:
+    """Multiply the constants between the root and the loss proper: `loss / 4` has scale 1/4.
+
+    The gradient scaler's factor is no part of it: `amp_scale` keeps that one. Returns the node
+    that made the loss proper, its name, and what it is multiplied by.
+    """
+    factor = ONE
+    while name in SCALING:
+        parents = [fn for fn, _ in node.next_functions if fn is not None]
+        constant = operand(node, name)
+        value = number(constant)
+        if len(parents) != 1 or value is None:
+            break
+        parent, above = _unaliased(parents[0])
+        if above == LEAF:  # a constant times a parameter is a loss, not a scaled one
+            break
+        amp = bool(patches.scalers) and is_scale(constant)
+        if isinstance(value, torch.Tensor):
+            row.take(
+                ("detail", "amp_scale") if amp else ("scale", SCALING[name]), value
+            )
+        elif amp:
+            row.details["amp_scale"] = value
+        else:
+            row.scale *= raised(value, SCALING[name])
+        factor = factor if amp else factor.times(value, SCALING[name])
+        node, name = parent, above
+    return node, name, factor
+
+
+def _unaliased(node: Any) -> tuple[Any, str]:
+    """This node and its name, or those of what it gives another type: what a subclass ends each operation with."""
+    while (name := name_of(node)) == _ALIAS:
+        node = node.next_functions[0][0]
+    return node, name
