@@ -27,15 +27,13 @@ _WORSE = {"error": ("error",), "warning": ("error", "warning")}
 def main(arguments: list[str] | None = None) -> None:
     """Do what the command line says; raises `SystemExit` with the exit code where that is not 0."""
     parser = _parser()
-    own, script = _apart(sys.argv[1:] if arguments is None else arguments)
-    asked, unknown = parser.parse_known_args(own)
+    ours, script = _apart(sys.argv[1:] if arguments is None else arguments)
+    asked, unknown = parser.parse_known_args(ours)
     if unknown:
-        told = (
-            "; the script's own options stand after its name"
-            if asked.do is _run
-            else ""
-        )
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{told}")
+        said = f"unrecognized arguments: {' '.join(unknown)}"
+        if asked.do is _run:
+            said += "; the script's own options stand after its name"
+        parser.error(said)
     asked.script = script
     with suppress(AttributeError):  # a stream that somebody put there instead
         sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -43,22 +41,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _apart(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What is ours of a command line, and what `run` is to run, from its name or from `-m` on, as it stands there.
+    """Return what is ours of a command line, and what `run` is to run, from its name or from `-m` on.
 
     >>> _apart(["run", "--out", "a.ledger", "-m", "package", "--", "-q"])
     (['run', '--out', 'a.ledger'], ['-m', 'package', '--', '-q'])
     """
-    at = len(arguments)
-    if arguments[:1] == ["run"]:
-        at = 1
-        while (
-            at < len(arguments)
-            and arguments[at].startswith("-")
-            and not arguments[at].startswith("-m")
-        ):
-            if arguments[at] == "--":
-                return arguments[:at], arguments[at + 1 :]
-            at += 2 if arguments[at] in _VALUED else 1
+    if arguments[:1] != ["run"]:
+        return arguments, []
+    at = 1
+    while at < len(arguments) and arguments[at].startswith("-"):
+        if arguments[at] == "--":
+            return arguments[:at], arguments[at + 1 :]
+        if arguments[at].startswith("-m"):
+            break
+        at += 2 if arguments[at] in _VALUED else 1
     return arguments[:at], arguments[at:]
 
 
@@ -170,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    """A whole number from 0 on. Raises `ArgumentTypeError` for anything else."""
+    """Return a whole number from 0 on. Raises `ArgumentTypeError` for anything else."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 0 on")
     return int(text)
@@ -197,7 +193,7 @@ def _fail(said: object) -> NoReturn:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """What is written meanwhile gets there, or it is said why not; that a reader has seen enough is no failure."""
+    """Have what is written meanwhile get there, or say why not; a reader that has seen enough is no failure."""
     if sys.stdout is None:  # as Python has it where `>&-` closed it
         _fail("cannot write to the standard output: it is closed")
     try:
@@ -221,67 +217,80 @@ def _say(said: object) -> None:
         print(said)
 
 
-def _read(files: list[Path]) -> Iterator[Any]:
-    """What is in each file, one after the other; of several, the ledger of each rank once."""
+@contextmanager
+def _writing_to(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
+
+
+def _open(file: Path) -> Any:
+    """Return the ledger or the graph in a file."""
     from accumviz.graph.file import LedgerFileError, load
+
+    try:
+        return load(file)
+    except LedgerFileError as error:
+        _fail(error)
+    except OSError as error:
+        name = str(error.filename or file)
+        _fail(f"cannot read {name!r}: {error.strerror or error}")
+
+
+def _ledger(file: Path) -> Any:
     from accumviz.ledger.ledger import Ledger
 
-    ranks: list[int] = []
-    most = 0
+    ledger = _open(file)
+    if not isinstance(ledger, Ledger):
+        _fail(f"{str(file)!r} holds a graph; expected a ledger")
+    return ledger
+
+
+def _ranks(files: list[Path]) -> Iterator[Any]:
+    """Yield the ledger of each rank, one after the other; of one file, whatever ledger it holds."""
+    met: list[int] = []
+    ranks = 0
     for file in files:
-        try:
-            ledger = load(file)
-        except LedgerFileError as error:
-            _fail(error)
-        except OSError as error:
+        ledger = _ledger(file)
+        rank = ledger.meta.get("rank")
+        if len(files) > 1 and rank is None:
             _fail(
-                f"cannot read {str(error.filename or file)!r}: {error.strerror or error}"
+                f"{str(file)!r} is no rank's ledger; expected one file, or those of the ranks of one run"
             )
-        if len(files) > 1:
-            if not isinstance(ledger, Ledger):
-                _fail(
-                    f"{str(file)!r} holds a graph; expected the ledgers of several ranks"
-                )
-            if "rank" not in ledger.meta:
-                _fail(
-                    f"{str(file)!r} is no rank's ledger; expected one file, or those of the ranks of one run"
-                )
-            if ledger.meta["rank"] in ranks:
-                _fail(
-                    f"{str(file)!r} is of rank {ledger.meta['rank']}, as another file is; expected each rank once"
-                )
-        if "rank" in getattr(ledger, "meta", {}):
-            ranks.append(int(ledger.meta["rank"]))
-            most = max(most, int(ledger.meta.get("ranks", 0)))
+        if rank in met:
+            _fail(
+                f"{str(file)!r} is of rank {rank}, as another file is; expected each rank once"
+            )
+        if rank is not None:
+            met.append(int(rank))
+            ranks = max(ranks, int(ledger.meta.get("ranks", 0)))
         yield ledger
         del ledger
-    if len(ranks) < most:
-        there = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
-        said = f"this is {there} of {most}: what the ranks do to each other needs the files of all"
-        print(f"accumviz: {said}", file=sys.stderr)
+    if len(met) < ranks:
+        known = ", ".join(map(str, sorted(met)))
+        which = f"rank{'s' * (len(met) > 1)} {known}"
+        _warn(
+            f"this is {which} of {ranks}: what the ranks do to each other needs the files of all"
+        )
 
 
-def _load(files: list[Path]) -> Any:
-    """The ledger in a file, or that of all ranks in theirs; a graph only where it is alone."""
+def _merged(files: list[Path]) -> Any:
+    """Return the ledger in a file, or that of all ranks in theirs."""
     from accumviz.ledger.ledger import Ledger
 
-    found = list(_read(files))
-    return found[0] if len(found) == 1 else Ledger.merge(found)
+    ledgers = list(_ranks(files))
+    return ledgers[0] if len(ledgers) == 1 else Ledger.merge(ledgers)
 
 
 def _check(asked: Any) -> None:
     from accumviz.checks.check import check, check_ranks
-    from accumviz.ledger.ledger import Ledger
 
-    if len(asked.files) > 1:
-        report = check_ranks(_read(asked.files))
-    else:
-        ledger = _load(asked.files)
-        if not isinstance(ledger, Ledger):
-            _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
-        report = check(ledger)
-    if asked.fail_on and report.verdict == "no verdict":
-        _warn(f"--fail-on {asked.fail_on} fails: {report.reason}")
+    several = len(asked.files) > 1
+    report = (
+        check_ranks(_ranks(asked.files)) if several else check(_merged(asked.files))
+    )
+    _say_why_it_fails(report, asked.fail_on)
     _say(report.to_json() if asked.json else report)
     _page(report, asked.html)
     if _fails(report, asked.fail_on):
@@ -290,14 +299,10 @@ def _check(asked: Any) -> None:
 
 def _compare(asked: Any) -> None:
     from accumviz.checks.compare import compare
-    from accumviz.ledger.ledger import Ledger
 
-    found = [_load([file]) for file in (asked.a, asked.b)]
-    for file, ledger in zip((asked.a, asked.b), found, strict=True):
-        if not isinstance(ledger, Ledger):
-            _fail(f"{str(file)!r} holds a graph; expected a ledger")
+    ledgers = [_merged([file]) for file in (asked.a, asked.b)]
     try:
-        comparison = compare(found[0], found[1])
+        comparison = compare(*ledgers)
     except ValueError as error:
         _fail(error)
     _say(comparison.to_json() if asked.json else comparison)
@@ -308,14 +313,17 @@ def _page(report: Any, file: Path | None) -> None:
     if file is not None:
         from accumviz.show import save_page
 
-        try:
+        with _writing_to(file):
             save_page(file, type(report).__name__, report.to_html())
-        except OSError as error:
-            _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
+
+
+def _say_why_it_fails(report: Report, severity: str | None) -> None:
+    if severity is not None and report.verdict == "no verdict":
+        _warn(f"--fail-on {severity} fails: {report.reason}")
 
 
 def _fails(report: Report, severity: str | None) -> bool:
-    """Whether `--fail-on` turns this report into a failure; a gate that saw nothing is not open."""
+    """Return whether `--fail-on` turns this report into a failure; a gate that saw nothing is not open."""
     if severity is None:
         return False
     severities = {finding.severity for finding in report.findings}
@@ -325,7 +333,8 @@ def _fails(report: Report, severity: str | None) -> bool:
 def _view(asked: Any) -> None:
     from accumviz.views.player import play
 
-    player = play(_load(asked.files))
+    one = len(asked.files) == 1
+    player = play(_open(asked.files[0]) if one else _merged(asked.files))
     page = Path(f"{asked.files[0]}.html")
     try:
         player.save(page)
@@ -339,39 +348,29 @@ def _view(asked: Any) -> None:
 
 def _export(asked: Any) -> None:
     from accumviz import export
-    from accumviz.ledger.ledger import Ledger
 
-    ledger = _load(asked.files)
-    if not isinstance(ledger, Ledger):
-        _fail(f"{str(asked.files[0])!r} holds a graph; expected a ledger")
+    ledger, out = _merged(asked.files), asked.out
     if asked.to == "tensorboard":
-        if asked.out is None:
+        if out is None:
             _fail(
                 "export --to tensorboard writes a folder; name it with --out, for instance --out runs/train"
             )
         try:
-            export.to_tensorboard(ledger, asked.out)
+            with _writing_to(out):
+                export.to_tensorboard(ledger, out)
         except ImportError as error:
             _fail(error)
-        except OSError as error:
-            _fail(f"cannot write {str(asked.out)!r}: {error.strerror or error}")
         return
-    write = {
-        "csv": export.to_csv,
-        "json": export.to_json,
-        "perfetto": export.to_perfetto,
-    }[asked.to]
-    if asked.out is None:
+    write = getattr(export, f"to_{asked.to}")
+    if out is None:
         with _writing():
             write(ledger, sys.stdout)
         return
-    try:
-        with asked.out.open(
-            "x", encoding="utf-8", errors="replace", newline=""
-        ) as file:
-            write(ledger, file)
-    except OSError as error:
-        _fail(f"cannot write {str(asked.out)!r}: {error.strerror or error}")
+    with (
+        _writing_to(out),
+        out.open("x", encoding="utf-8", errors="replace", newline="") as file,
+    ):
+        write(ledger, file)
 
 
 # --- run ---------------------------------------------------------------------------------------
@@ -382,63 +381,54 @@ def _run(asked: Any) -> None:
 
     command = asked.script
     module = bool(command) and command[0].startswith("-m")
-    if module:
+    if module:  # `-m name` or `-mname`
         command = [command[0][2:], *command[1:]] if command[0] != "-m" else command[1:]
     if not command:
         _fail(
             "run was given no script; expected accumviz run [options] train.py, or accumviz run -m package.module"
         )
     path = _place(asked.out, command[0], module=module)
-    page = None if asked.html is None else asked.html.absolute()
-    if page is not None and not page.parent.is_dir():
-        _fail(
-            f"{str(asked.html)!r} cannot be written: there is no folder {str(page.parent)!r}"
-        )
-    if page is not None and page.is_dir():
-        _fail(f"{str(asked.html)!r} cannot be written: it is a folder")
+    page = _checked_page(asked.html)
     judged = asked.check or page is not None or asked.fail_on is not None
 
     def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
         return _finish(recordings, notes, page, asked.fail_on, judged=judged)
 
     try:
-        run(
-            Script(command[0], command[1:], module=module),
-            path,
-            finish,
-            exact=asked.exact,
-        )
+        script = Script(command[0], command[1:], module=module)
+        run(script, path, finish, exact=asked.exact)
     except CannotRunError as error:
         _fail(error)
 
 
+def _checked_page(given: Path | None) -> Path | None:
+    if given is None:
+        return None
+    page, cannot = given.absolute(), f"{str(given)!r} cannot be written"
+    if not page.parent.is_dir():
+        _fail(f"{cannot}: there is no folder {str(page.parent)!r}")
+    if page.is_dir():
+        _fail(f"{cannot}: it is a folder")
+    return page
+
+
 def _place(given: Path | None, name: str, *, module: bool) -> Path:
-    """Where the ledger goes, whatever folder the script changes to; a file that was asked for may not be there."""
-    rank = os.environ.get("RANK", "")
-    ranked = (
-        f".rank{rank}"
-        if rank.isdigit() and os.environ.get("WORLD_SIZE", "").isdigit()
-        else ""
-    )
-
-    def taken(path: Path) -> bool:
-        return path.with_name(f"{path.stem}{ranked}{path.suffix}").exists()
-
-    if given is not None:
-        path = given.absolute()
-        if taken(path):
-            _fail(f"{str(given)!r} exists already; pass another name with --out")
-        if not path.parent.is_dir():
-            _fail(
-                f"{str(given)!r} cannot be written: there is no folder {str(path.parent)!r}"
-            )
-        return path
-    stem = name if module else (Path(name).resolve().stem or "run")
-    names = (
-        Path.cwd() / f"{stem}{'' if n == 1 else f'-{n}'}.ledger"
-        for n in range(1, 100_000)
-    )
-    return next(path for path in names if not taken(path))
+    """Return where the ledger goes, whatever folder the script changes to; one that was asked for may not exist."""
+    if given is None:
+        stem = name if module else (Path(name).resolve().stem or "run")
+        return Path.cwd() / f"{stem}.ledger"
+    path, rank = given.absolute(), os.environ.get("RANK", "")
+    if not path.parent.is_dir():
+        _fail(
+            f"{str(given)!r} cannot be written: there is no folder {str(path.parent)!r}"
+        )
+    if rank.isdigit() and os.environ.get("WORLD_SIZE", "").isdigit():
+        taken = path.with_name(f"{path.stem}.rank{rank}{path.suffix}").exists()
+    else:
+        taken = path.exists()
+    if taken:
+        _fail(f"{str(given)!r} exists already; pass another name with --out")
+    return path
 
 
 def _finish(
@@ -449,32 +439,34 @@ def _finish(
     *,
     judged: bool,
 ) -> int:
-    """Say on stderr what was recorded, and what is wrong with it; the exit code for a script that ended well."""
-    codes = [0]
+    """Say on stderr what was recorded, and what is wrong with it; return the exit code for a script that ended well."""
     if judged and not recordings and not notes:
         notes = ["nothing was recorded: this process did not import torch"]
+    codes = [0]
     if fail_on is not None and not recordings:
         _warn(f"--fail-on {fail_on} fails: {notes[0]}")
         notes, codes = notes[1:], [_FAILED]
     for n, recording in enumerate(recordings):
         _warn(_closing(recording))
         if judged:
-            numbered = (
-                page.with_stem(f"{page.stem}.model{n + 1}") if page and n else page
-            )
-            codes.append(_judge(recording, numbered, fail_on))
+            codes.append(_judge(recording, _numbered(page, n), fail_on))
     for note in notes:
         _warn(note)
     return _FAILED if _FAILED in codes else max(codes)
 
 
+def _numbered(page: Path | None, n: int) -> Path | None:
+    return page.with_stem(f"{page.stem}.model{n + 1}") if page and n else page
+
+
 def _closing(recording: Any) -> str:
-    """What was recorded and where it is; of a file that lacks some of it, what it really holds."""
-    if recording.file is None or not recording.file.exists():
-        return str(recording.counted)
-    if recording.is_on_disk():
-        return f"{recording.counted} → {_shown(recording.file)}"
-    return f"{recording.counted}, of which the file holds {_held(recording.file)} → {_shown(recording.file)}"
+    """Return what was recorded and where it is; of a file that lacks some of it, what it really holds."""
+    file, counted = recording.file, str(recording.counted)
+    if file is None or not file.exists():
+        return counted
+    if not recording.is_on_disk():
+        counted += f", of which the file holds {_held(file)}"
+    return f"{counted} → {_shown(file)}"
 
 
 def _held(file: Path) -> str:
@@ -487,7 +479,7 @@ def _held(file: Path) -> str:
 
 
 def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
-    """Say what is wrong with one recording; the exit code that follows from it."""
+    """Say what is wrong with one recording; return the exit code that follows from it."""
     from accumviz.checks.check import check
     from accumviz.graph.file import LedgerFileError
 
@@ -497,8 +489,7 @@ def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
         _warn(f"no verdict: {error}")
         return _FAILED if fail_on else 0
     report = check(ledger)
-    if fail_on and report.verdict == "no verdict":
-        _warn(f"--fail-on {fail_on} fails: {report.reason}")
+    _say_why_it_fails(report, fail_on)
     rank = ledger.meta.get("rank")
     if rank:
         # What the ranks have in common would stand on the terminal once for each.
@@ -507,11 +498,7 @@ def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
     else:
         sys.stderr.write(f"{report.text(color=_colored())}\n")
     if rank == 0:
-        every = (
-            _shown(_of_all_ranks(recording.file))
-            if recording.file
-            else "the files of all ranks"
-        )
+        every = _shown(_of_all_ranks(recording.file))
         sys.stderr.write(
             f"  This is rank 0; all ranks are judged together by: accumviz check {every}\n"
         )
@@ -523,12 +510,14 @@ def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
     return code
 
 
-def _of_all_ranks(file: Path) -> Path:
-    """The files of all ranks, as a shell finds them.
+def _of_all_ranks(file: Path | None) -> Path:
+    """Return the files of all ranks, as a shell finds them.
 
     >>> _of_all_ranks(Path("train.rank0.ledger")).name
     'train.rank*.ledger'
     """
+    if file is None:
+        return Path("the files of all ranks")
     return file.with_name(re.sub(r"\.rank\d+(\.\w+)$", r".rank*\1", file.name))
 
 

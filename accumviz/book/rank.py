@@ -99,7 +99,9 @@ def _locate(folder: Path, rank: int, path: Path | None) -> Path:
     """Give every recording of this rank a file, and list it for the process that waits."""
     from accumviz.recorder.distributed import own_path
 
-    own = own_path(path) or folder / f"rank{rank}.{time.monotonic_ns()}.ledger"
+    own = (
+        own_path(path) if path else folder / f"rank{rank}.{time.monotonic_ns()}.ledger"
+    )
     with (folder / f"rank{rank}.ledgers").open("a") as listed:
         listed.write(json.dumps(str(own.absolute())) + "\n")
     return own

@@ -17,6 +17,7 @@ import torch
 from accumviz.graph.scopes import submodules
 from accumviz.recorder import patches, record
 from accumviz.recorder.callsite import CallSites, variable
+from accumviz.recorder.distributed import own_path
 from accumviz.recorder.recording import Recording
 from accumviz.recorder.targets import Named, collect, parameters
 
@@ -197,7 +198,8 @@ class Detector:
         """Return an open recording in a file of its own: a name that another run took meanwhile gets a number."""
         while True:
             named.optimizers[:] = optimizers
-            place = self._place()
+            while (place := self._place()) and own_path(place).exists():
+                self._number += 1
             recording = Recording(
                 named, caller, path=place, exact=self._exact, memory=None
             )

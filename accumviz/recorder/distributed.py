@@ -70,10 +70,10 @@ def rank() -> tuple[int, int] | None:
     return None
 
 
-def own_path(path: Path | None) -> Path | None:
+def own_path(path: Path) -> Path:
     """Return where this process writes its ledger: each rank to a file of its own."""
     here = rank()
-    if path is None or here is None:
+    if here is None:
         return path
     return path.with_name(f"{path.stem}.rank{here[0]}{path.suffix}")
 

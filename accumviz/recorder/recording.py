@@ -48,8 +48,11 @@ _CLOSELY, _SELDOM = 32, 17
 _made = tuple.__new__  # what a NamedTuple is called by costs four times as much
 
 
-# Where a recording's file goes. The processes that `distribute` starts put a function of their own here.
-locate: Callable[[Path | None], Path | None] = distributed.own_path
+def locate(path: Path | None) -> Path | None:
+    """Return where a recording's file goes; the processes that `distribute` starts put another function here."""
+    return None if path is None else distributed.own_path(path)
+
+
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
