@@ -34,23 +34,19 @@ def listing(
     places: dict[str, dict[int, str]] = {}
     for event in events:
         if isinstance(event.line, int) and event.line > 0:
-            places.setdefault(str(event.file), {}).setdefault(
-                event.line, str(event.source)
-            )
+            lines = places.setdefault(str(event.file), {})
+            lines.setdefault(event.line, str(event.source))
     files: list[dict[str, Any]] = []
     at: dict[tuple[str, int], int] = {}
-    for file, lines in places.items():
+    before = 0
+    for file, sources in places.items():
         text = str(ledger.sources.get(file, "")).expandtabs(4).splitlines()
-        shown = (
-            _stretches(text, sorted(lines))
-            if text
-            else [(line, lines[line]) for line in sorted(lines)[:_MOST]]
-        )
-        before = sum(len(each["lines"]) for each in files)
+        shown = _stretches(text, sorted(sources)) if text else sorted(sources.items())
+        shown = shown[:_MOST]
         at |= {(file, n): before + i for i, (n, _) in enumerate(shown) if n}
-        files.append(
-            {"name": file, "lines": [[n, *parts(line[:400])] for n, line in shown]}
-        )
+        before += len(shown)
+        told = [[n, *parts(line[:400])] for n, line in shown]
+        files.append({"name": file, "lines": told})
     return files, [at.get((str(event.file), event.line), -1) for event in events]
 
 
@@ -60,17 +56,16 @@ def parts(line: str) -> list[Any]:
     >>> parts("if x:  # why")
     [['keyword', 'if'], ' x:  ', ['comment', '# why']]
     """
-    found: list[Any] = []
+    pieces: list[Any] = []
     end = 0
     for token in _TOKENS.finditer(line):
-        found += [line[end : token.start()]] if token.start() > end else []
-        found.append([token.lastgroup, token[0]])
+        pieces += [line[end : token.start()], [token.lastgroup, token[0]]]
         end = token.end()
-    return [*found, line[end:]] if end < len(line) else found
+    return [piece for piece in [*pieces, line[end:]] if piece]
 
 
-def _empty(text: list[str], line: int) -> bool:
-    """Whether this line is code that was left out of the file: nobody writes so many empty lines in a row."""
+def _is_left_out(text: list[str], line: int) -> bool:
+    """Whether this line is code that was left out of the file: no style has so many empty lines in a row."""
     if text[line - 1].strip():
         return False
     first = last = line
@@ -82,18 +77,18 @@ def _empty(text: list[str], line: int) -> bool:
 
 
 def _stretches(text: list[str], lines: list[int]) -> list[tuple[int, str]]:
-    wanted = {n for line in lines for n in range(line - _AROUND, line + _AROUND + 1)}
+    """The lines around these, all of a short file or stretch; between stretches a line with the number 0."""
+    wanted = set(lines)
+    for line in lines:
+        wanted |= set(range(line - _AROUND, line + _AROUND + 1))
     if len(text) <= _WHOLE:
         wanted = set(range(1, len(text) + 1))
     elif lines[-1] - lines[0] <= _WHOLE:
         wanted = set(range(lines[0] - _AROUND, lines[-1] + _AROUND + 1))
-    kept = [
-        n
-        for n in sorted(wanted)
-        if 1 <= n <= len(text) and (n in lines or not _empty(text, n))
-    ][:_MOST]
     shown: list[tuple[int, str]] = []
-    for n in kept:
+    for n in sorted(wanted & set(range(1, len(text) + 1))):
+        if n not in lines and _is_left_out(text, n):
+            continue
         if shown and n > shown[-1][0] + 1:
             shown.append((0, ""))
         shown.append((n, text[n - 1]))
