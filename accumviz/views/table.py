@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Provenance
 from accumviz.show import counted, literal
@@ -153,35 +154,40 @@ def _row(ledger: Ledger, event: Event, shown: Iterable[int]) -> str:
 
 def _event(ledger: Ledger, event: Event, lost: dict[str, list[int]]) -> str:
     about, dot = words.subject(event), ""
-    if event.kind == "backward":
+    if event.kind == "backward" and len(ledger.labels) > 1:
         color = style.label_colors(ledger.labels)[event.label]
-        dot = (
-            f'<span class="av-label" style="background:{color}"></span>'
-            if len(ledger.labels) > 1
-            else ""
-        )
-    name = (
-        f" {dot}<code><bdi>{html.escape(words.shorten(about, 28))}</bdi></code>"
-        if about
-        else ""
-    )
-    said = [] if event.rank is None else [f"rank {event.rank}"]
-    if event.skipped:
-        said.append("skipped: no weight changed")
-    if event.within:
-        said.append(f"inside a {event.within}")
-    if lost:
-        backwards = sorted({b for births in lost.values() for b in births})
-        said.append(
-            f"erased before any step used it: {counted(len(backwards), 'backward')} "
-            f"({', '.join(f'#{b}' for b in backwards[:4])}{', …' if len(backwards) > 4 else ''}) "
-            f"in {counted(len(lost), 'parameter')}"
-        )
+        dot = _dot(color)
+    name = f" {dot}{_name(about, 28)}" if about else ""
     remarks = "".join(
-        f'<span class="av-said">{html.escape(remark)}</span>' for remark in said
+        f'<span class="av-said">{html.escape(remark)}</span>'
+        for remark in _remarks(event, lost)
     )
     color = style.KIND[event.kind]
     return f'<span class="av-kind" style="border-color:{color}"><b>{event.kind}</b>{name}</span>{remarks}'
+
+
+def _remarks(event: Event, lost: dict[str, list[int]]) -> Iterator[str]:
+    if event.rank is not None:
+        yield f"rank {event.rank}"
+    if event.skipped:
+        yield "skipped: no weight changed"
+    if event.within:
+        yield f"inside a {event.within}"
+    if lost:
+        backwards = sorted(set(itertools.chain.from_iterable(lost.values())))
+        numbers = [f"#{b}" for b in backwards[:4]] + ["…"] * (len(backwards) > 4)
+        yield (
+            f"erased before any step used it: {counted(len(backwards), 'backward')} "
+            f"({', '.join(numbers)}) in {counted(len(lost), 'parameter')}"
+        )
+
+
+def _dot(color: str) -> str:
+    return f'<span class="av-label" style="background:{color}"></span>'
+
+
+def _name(name: str, limit: int) -> str:
+    return f"<code><bdi>{html.escape(words.shorten(name, limit))}</bdi></code>"
 
 
 def _code(event: Event) -> str:
@@ -221,44 +227,18 @@ def provenance_html(provenance: Provenance) -> str:
     Parameters are rows, losses columns; at most 40 parameters (the first and the last), with a note about the rest.
     """
     labels, names = provenance.labels, provenance.parameters
-    total, count = provenance.total, provenance.count
-    colors, most = style.label_colors(labels), max(float(total.max(initial=0)), 1e-300)
-    half, rows = _MOST_ROWS // 2, []
-    chosen = list(range(len(names)))
-    if len(chosen) > _MOST_ROWS:
+    half, chosen = _MOST_ROWS // 2, list(range(len(names)))
+    note = ""
+    if len(names) > _MOST_ROWS:
         chosen = [*chosen[:half], *chosen[-half:]]
+        note = f"<p>Shown: the first {half} and the last {half} of {len(names):,} parameters.</p>"
+    rows = []
     for p in chosen:
-        cells = ""
-        for i, label in enumerate(labels):
-            share = (
-                math.sqrt(min(float(total[i, p]) / most, 1.0))
-                if math.isfinite(total[i, p])
-                else 1.0
-            )
-            # Transparent over the page's own background: readable in light and dark.
-            shade = f"background:{colors[label]}{round(110 * share):02x} !important"
-            # In the cell's own colour: a quieter one is not readable on the shade.
-            told = f"{style.number(total[i, p])} ({count[i, p]} ×)"
-            cells += (
-                f'<td class="av-n" style="{shade}">{told}</td>'
-                if count[i, p]
-                else ('<td class="av-n av-none">nothing</td>')
-            )
-        name = html.escape(words.shorten(names[p], 40))
-        rows.append(
-            f'<tr><th scope="row"><code><bdi>{name}</bdi></code></th>{cells}</tr>'
-        )
-    note = (
-        ""
-        if len(chosen) == len(names)
-        else (
-            f"<p>Shown: the first {half} and the last {half} of {len(names):,} parameters.</p>"
-        )
-    )
+        cells = "".join(_wrote(provenance, i, p) for i in range(len(labels)))
+        rows.append(f'<tr><th scope="row">{_name(names[p], 40)}</th>{cells}</tr>')
     head = "".join(
-        f'<th class="av-n" scope="col"><span class="av-label" style="background:{colors[label]}"></span>'
-        f"<code><bdi>{html.escape(words.shorten(label or 'backward', 28))}</bdi></code></th>"
-        for label in labels
+        f'<th class="av-n" scope="col">{_dot(color)}{_name(label or "backward", 28)}</th>'
+        for label, color in style.label_colors(labels).items()
     )
     caption = "What each loss added to each .grad: the sum of the norms of its contributions, and their number."
     table = (
@@ -266,6 +246,21 @@ def provenance_html(provenance: Provenance) -> str:
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
     return _framed(table, "which loss wrote where", note)
+
+
+def _wrote(provenance: Provenance, i: int, p: int) -> str:
+    """The cell of what a loss added to a parameter, shaded by how much that is."""
+    total, count = provenance.total, provenance.count[i, p]
+    if not count:
+        return '<td class="av-n av-none">nothing</td>'
+    share = float(total[i, p]) / max(float(total.max()), 1e-300)
+    share = math.sqrt(min(share, 1.0)) if math.isfinite(share) else 1.0
+    color = style.label_colors(provenance.labels)[provenance.labels[i]]
+    # Transparent over the page's own background: readable in light and dark.
+    shade = f"background:{color}{round(110 * share):02x} !important"
+    # In the cell's own colour: a quieter one is not readable on the shade.
+    told = f"{style.number(total[i, p])} ({count} ×)"
+    return f'<td class="av-n" style="{shade}">{told}</td>'
 
 
 def _framed(table: str, label: str, notes: str) -> str:

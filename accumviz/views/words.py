@@ -288,31 +288,28 @@ def held(event: Event) -> str:
     >>> held(Event(0, "step", details={"lr": [0.1, 0.01]}))
     'learning rates 0.1, 0.01'
     """
-    known = {
-        name: _numbers(event.details.get(name))
-        for name in ("total_norm", "max_norm", "clip_value", "amp_scale")
-    }
-    told = []
-    if event.kind == "clip":
-        told += [f"norm {number(x)}" for x in known["total_norm"]]
-        told += [f"limit {number(x)}" for x in known["max_norm"]]
-        told += [f"limit {number(x)} for each element" for x in known["clip_value"]]
-        if known["total_norm"] and known["max_norm"]:
-            norm, most = known["total_norm"][0], known["max_norm"][0]
-            told += (
-                [f"factor {number(min(1.0, most / (norm + 1e-6)))}"]
-                if norm >= 0 and math.isfinite(norm)
-                else []
-            )
+    told = _clipped(event) if event.kind == "clip" else []
     if event.kind in ("backward", "unscale", "step"):
-        told += [f"the scaler’s scale {number(x)}" for x in known["amp_scale"]]
-    if event.kind == "step" and (
-        rates := list(dict.fromkeys(_numbers(event.details.get("lr"))))
-    ):
-        told.append(
-            f"{plural(len(rates), 'learning rate')} {', '.join(map(number, rates[:_MOST_NAMES]))}"
-        )
+        scales = _numbers(event.details.get("amp_scale"))
+        told += [f"the scaler’s scale {number(x)}" for x in scales]
+    if event.kind == "step":
+        rates = [*dict.fromkeys(_numbers(event.details.get("lr")))]
+        numbers = ", ".join(map(number, rates[:_MOST_NAMES]))
+        told += [f"{plural(len(rates), 'learning rate')} {numbers}"] if rates else []
     return ", ".join(told)
+
+
+def _clipped(event: Event) -> list[str]:
+    norms, limits, values = (
+        _numbers(event.details.get(name))
+        for name in ("total_norm", "max_norm", "clip_value")
+    )
+    told = [f"norm {number(x)}" for x in norms]
+    told += [f"limit {number(x)}" for x in limits]
+    told += [f"limit {number(x)} for each element" for x in values]
+    if norms and limits and 0 <= norms[0] < math.inf:
+        told.append(f"factor {number(min(1.0, limits[0] / (norms[0] + 1e-6)))}")
+    return told
 
 
 def _numbers(given: object) -> list[float]:
