@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,7 @@ _COMPARED = (
     "operations",
     "parameters",
 )
-
-
 _LARGEST = 1 << 48
-# JSON has no numbers for these.
-_NOT_FINITE = ("nan", "inf", "-inf")
-_SAVED = (str, tuple, str, int, int, bool)
-_NODE = (str, str, str, tuple, str, list, bool, float, float, int, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +307,7 @@ class Graph(Displayed):
             Path(path).write_text(shown(self, "svg"), encoding="utf-8")
         else:
             with Writer(path, "graph", overwrite=overwrite, whole=True) as writer:
-                writer.append(_encoded(self))
+                writer.append(asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Graph:
@@ -464,87 +457,68 @@ def _changes(old: Node, new: Node) -> list[str]:
     return changes
 
 
-# --- as JSON, for a file ---------------------------------------------------------------------
-
-
-def _encoded(graph: Graph) -> dict[str, Any]:
-    nodes = []
-    for n in graph:
-        saved = [
-            [s.attr, s.shape, s.dtype, s.bytes, s.storage, s.parameter] for s in n.saved
-        ]
-        numbers = _as_json(n.value), _as_json(n.grad)
-        row = [n.op, n.name, n.module, n.shape, n.dtype, saved, n.alive, *numbers]
-        nodes.append([*row, n.operations, n.parameters])
-    edges = [[e.source, e.target, e.input, e.output] for e in graph.edges]
-    return {"nodes": nodes, "edges": edges, "roots": graph.roots, "meta": graph.meta}
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_as_json(item) for item in value]
-    if value is None or math.isfinite(value):
-        return value
-    return str(float(value))
+# --- from a file -----------------------------------------------------------------------------
 
 
 def _decode(reader: Reader) -> Graph:
-    """Return a file's graph. Raises `ValueError` or `TypeError` when its parts do not fit together."""
-    chunks = list(reader)
-    if len(chunks) != 1:
-        raise ValueError(f"it holds {len(chunks)} graphs, expected one")
-    about = plain(chunks[0][0], "graph", dict)
+    """Return a file's graph. Raises `ValueError`, `TypeError` or `KeyError` when its parts do not fit together."""
+    ((held, _),) = reader
+    held = plain(held, "graph", dict)
     nodes = []
-    for i, row in enumerate(about["nodes"]):
-        *text, shape, dtype, kept, alive, value, grad, operations, parameters = _typed(
-            row, _NODE
-        )
-        saved = tuple(Saved(*_typed(one, _SAVED)) for one in kept)
-        some = shape, dtype, saved, alive, value, grad, operations, parameters
-        nodes.append(Node(i, *text, *some))
-    edges = [Edge(*_typed(row, (int,) * 4)) for row in about["edges"]]
-    roots = _typed(about["roots"], (int,) * len(about["roots"]))
-    meta = _meta(plain(about["meta"], "meta", dict))
-    ends = [end for edge in edges for end in (edge.source, edge.target)]
-    for i in (*ends, *roots, *meta.get("order", ())):
+    for row in held["nodes"]:
+        row["saved"] = tuple(_made(Saved, one) for one in row["saved"])
+        if row["id"] != len(nodes):
+            raise ValueError(f"node {len(nodes)} says that it is node {row['id']}")
+        nodes.append(_made(Node, row))
+    edges = tuple(_made(Edge, row) for row in held["edges"])
+    roots, meta = _shape(held["roots"]), held["meta"]
+    for i in _named_nodes(edges, roots, meta):
         if not 0 <= i < len(nodes):
             raise ValueError(f"there is no node {i}")
-    return Graph(tuple(nodes), tuple(edges), tuple(roots), meta)
+    for text in (*meta.get("notes", ()), *meta.get("classes", {}).values()):
+        _check(text, "str")
+    return Graph(tuple(nodes), edges, roots, meta)
 
 
-def _typed(row: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """Return the entries of a list, each checked to be of its kind."""
-    if not isinstance(row, list) or len(row) != len(kinds):
-        raise ValueError(f"{str(row)[:100]}, expected {len(kinds)} entries")
-    return [_entry(value, kind) for value, kind in zip(row, kinds, strict=True)]
+def _named_nodes(
+    edges: Iterable[Edge], roots: Iterable[int], meta: dict[str, Any]
+) -> Iterator[int]:
+    for edge in edges:
+        yield edge.source
+        yield edge.target
+    yield from roots
+    yield from _shape(meta.get("order", []))
 
 
-def _entry(value: Any, kind: type) -> Any:
-    if kind is float:
-        return _numbers(value)
-    if kind is tuple:
-        return None if value is None else tuple(_typed(value, (int,) * len(value)))
-    if type(value) is not kind or (kind is int and not -1 <= value < _LARGEST):
-        raise ValueError(f"{str(value)[:100]!r}, expected {arguments.a(kind())}")
-    return value
+def _made(kind: Any, row: dict[str, Any]) -> Any:
+    """Make a dataclass of what a file says, each field checked to be of its type."""
+    for each in fields(kind):
+        if each.type == "tuple[int, ...] | None" and row[each.name] is not None:
+            row[each.name] = _shape(row[each.name])
+        else:
+            _check(row[each.name], each.type)
+    return kind(**row)
 
 
-def _numbers(value: Any) -> Any:
-    """Return nested lists of floats, as they were before `_as_json`."""
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    if value is None:
-        return None
-    if value not in _NOT_FINITE and type(value) not in (int, float):
-        raise TypeError(f"{str(value)[:100]!r}, expected a number")
-    return float(value)
+def _shape(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{str(value)[:100]!r}, expected a list")
+    for side in value:
+        _check(side, "int")
+        if side < 0:
+            raise ValueError(f"{side}, expected a whole number")
+    return tuple(value)
 
 
-def _meta(meta: dict[str, Any]) -> dict[str, Any]:
-    classes = plain(meta.get("classes", {}), "classes", dict)
-    for text in (*plain(meta.get("notes", []), "notes"), *classes.values()):
-        if not isinstance(text, str):
-            raise TypeError("a note or the name of a class is no text")
-    order = meta.get("order", [])
-    _typed(order, (int,) * len(order))
-    return meta
+def _check(value: Any, kind: Any) -> None:
+    """Raise for a value that is not of this type; `Any` are numbers in lists."""
+    if kind == "Any" and isinstance(value, list):
+        for item in value:
+            _check(item, kind)
+    elif kind == "Any":
+        if value is not None and type(value) not in (int, float):
+            raise TypeError(f"{str(value)[:100]!r}, expected a number")
+    elif kind in ("int", "str", "bool") and type(value).__name__ != kind:
+        raise TypeError(f"{str(value)[:100]!r}, expected {kind}")
+    elif kind == "int" and not -1 <= value < _LARGEST:
+        raise ValueError(f"{value} is too large, or negative")

@@ -163,31 +163,41 @@ def gradients(
     incoming: dict[Any, list[Any]] = {}
     for fn in order:
         incoming[fn] = [None] * len(fn._input_metadata)
-    stopped_at: dict[str, None] = {}
     with Quietly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for root in roots:
             _add(incoming[root.grad_fn], root.output_nr, torch.ones_like(root))
-        for fn in _from_the_roots(order):
-            if hasattr(fn, "variable"):
-                continue
-            try:
-                results = _call(fn, incoming[fn])
-            except (RuntimeError, NotImplementedError, TypeError):
-                stopped_at[type(fn).__name__] = None
-                results = [_UNKNOWN] * len(fn.next_functions)
-            for (target, output), result in zip(
-                fn.next_functions, results, strict=False
-            ):
-                if target is not None and result is not None:
-                    fitting = _fit(result, target._input_metadata[output])
-                    _add(incoming[target], output, fitting)
+        stopped_at = _flow(order, incoming)
     slopes = {}
     for fn, came in incoming.items():
         if len(came) == 1 and came[0] is not _UNKNOWN:
             slopes[fn] = numbers(came[0])
-    note = f"gradients stop at {', '.join(stopped_at)}: to know more, code other than a formula would have to run"
-    return slopes, note if stopped_at else ""
+    if not stopped_at:
+        return slopes, ""
+    stops = ", ".join(dict.fromkeys(stopped_at))
+    return (
+        slopes,
+        f"gradients stop at {stops}: to know more, code other than a formula would have to run",
+    )
+
+
+def _flow(order: list[Any], incoming: dict[Any, list[Any]]) -> list[str]:
+    """Pass gradients on from the roots, and return the operations at which they stop."""
+    stopped_at = []
+    for fn in _from_the_roots(order):
+        if hasattr(fn, "variable"):
+            continue
+        targets = fn.next_functions
+        try:
+            results = _call(fn, incoming[fn])
+        except (RuntimeError, NotImplementedError, TypeError):
+            stopped_at.append(type(fn).__name__)
+            results = [_UNKNOWN] * len(targets)
+        for (target, output), result in zip(targets, results, strict=False):
+            if target is not None and result is not None:
+                fitting = _fit(result, target._input_metadata[output])
+                _add(incoming[target], output, fitting)
+    return stopped_at
 
 
 def _from_the_roots(order: list[Any]) -> list[Any]:

@@ -65,36 +65,41 @@ def graph_html(graph: Graph) -> str:
     A graph with modules folds and unfolds on the page, with no script.
     """
     shown = simplify(graph)
-    cards, other = cards_of(shown), other_form(graph, shown)
-    kinds = {kind for card in cards for kind in card.kinds}
-    folds = ""
+    cards, others, folds = cards_of(shown), [], ""
+    other = other_form(graph, shown)
     if other is not None:
         others = cards_of(other)
-        kinds |= {kind for card in others for kind in card.kinds}
         how = "Folded by module" if len(other) < len(shown) else "Unfolded further"
         folds = (
             f'<details class="av-form"><summary>{how}: {len(other)} nodes</summary>'
             f"{_scrolled(other, others)}</details>\n"
         )
-    keys = [
-        '<span class="av-key">↓ data flows down from the leaves; ↑ gradients flow back up</span>'
-    ]
-    for kind, text in _KEYS:
-        if kind in kinds:
-            keys.append(f'<span class="av-key"><i class="av-{kind}"></i>{text}</span>')
-    notes = [escape(note) for note in shown.notes]
-    if any(node.grad is not None for node in shown):
-        notes.insert(
-            0, "grad: derivative of the root with respect to the value above it"
-        )
     items = "\n".join(f"<li>{line}</li>" for line in lines_of(shown, cards))
     return (
         f'<figure class="accumviz av-graph"><style>{STYLE}</style>\n'
         f"{folds}{_scrolled(shown, cards)}\n"
-        f"<figcaption>{' '.join(keys)}{''.join(f'<br>{note}' for note in notes)}</figcaption>\n"
+        f"<figcaption>{_legend([*cards, *others])}{_notes(shown)}</figcaption>\n"
         f"<details><summary>The graph as text ({counted(len(shown), 'node')})</summary>\n"
         f"<ol>\n{items}\n</ol></details></figure>"
     )
+
+
+def _legend(cards: list[Card]) -> str:
+    """Explain the looks of these cards."""
+    flow = "↓ data flows down from the leaves; ↑ gradients flow back up"
+    keys = [f'<span class="av-key">{flow}</span>']
+    for kind, text in _KEYS:
+        if any(kind in card.kinds for card in cards):
+            keys.append(f'<span class="av-key"><i class="av-{kind}"></i>{text}</span>')
+    return " ".join(keys)
+
+
+def _notes(graph: Graph) -> str:
+    notes = list(graph.notes)
+    if any(node.grad is not None for node in graph):
+        grad = "grad: derivative of the root with respect to the value above it"
+        notes.insert(0, grad)
+    return "".join(f"<br>{escape(note)}" for note in notes)
 
 
 def _scrolled(graph: Graph, cards: list[Card]) -> str:
