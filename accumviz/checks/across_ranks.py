@@ -502,42 +502,49 @@ def divided_by_ranks(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
     """Find losses divided by what all ranks have together, where their average divides by the ranks as well."""
     losses: dict[tuple[int, str], list[list[RankWindow]]] = {}
     for windows in _compared_windows(ranks):
-        kind = windows[0].kind
-        losses.setdefault((kind[0], kind[2]), []).append(windows)
+        optimizer, _, name = windows[0].kind
+        losses.setdefault((optimizer, name), []).append(windows)
     for every in losses.values():
         whole = [windows for windows in every if _is_whole_over_ranks(windows)]
         # A hook may add up what ranks have: then more is left than there was on average.
-        if any(w.grown > 1 + SAME for windows in every for w in windows):
+        grown = max(window.grown for windows in every for window in windows)
+        if len(whole) < 2 or 2 * len(whole) < len(every) or grown > 1 + SAME:
             continue
-        if len(whole) < 2 or 2 * len(whole) < len(every):
-            continue
-        counted = {min(w.counted for w in windows) for windows in whole}
-        uneven = sum(len({w.elements for w in windows}) > 1 for windows in whole)
-        # The same on ranks with other numbers of elements is divided by all of them; else it may be a weight.
-        if counted != {1} and not (counted == {2} and uneven > 1):
-            continue
-        many = len(whole[0])
-        # Half a loss is a choice that people make.
-        half = many == 2 and counted == {1}
-        unless = "Unless a half is meant, the" if half else "The"
-        yield _finding(
-            "wrong-divisor",
-            "note" if half else "warning",
-            whole[0][0].place,
-            step=whole[0][0].step,
-            rank=whole[0][0].rank,
-            evidence={
-                "weight per element, before the average": whole[0][0].least,
-                "elements on each rank": [w.elements for w in whole[0]],
-                "sum of shares of all ranks": 1 / many,
-            },
-            cause=(
-                f"Each loss is divided by what {many} ranks have together, and the average over the ranks divides by "
-                f"{many} again: the step reads 1/{many} of the gradient of one large batch. {unless} loss has to be "
-                "multiplied by the number of ranks."
-            ),
-            times=len(whole),
-        )
+        if _counted_over_ranks(whole):
+            yield _divided_by_all(whole)
+
+
+def _counted_over_ranks(whole: list[list[RankWindow]]) -> bool:
+    """Whether losses were divided by a count of all ranks, and not by a weight."""
+    counted = {min(window.counted for window in windows) for windows in whole}
+    uneven = sum(len({w.elements for w in windows}) > 1 for windows in whole)
+    # The same on ranks with other numbers of elements is divided by all of them.
+    return counted == {1} or (counted == {2} and uneven > 1)
+
+
+def _divided_by_all(whole: list[list[RankWindow]]) -> Finding:
+    windows, many = whole[0], len(whole[0])
+    # Half a loss is a choice that people make.
+    half = many == 2 and windows[0].counted == 1
+    unless = "Unless a half is meant, the" if half else "The"
+    return _finding(
+        "wrong-divisor",
+        "note" if half else "warning",
+        windows[0].place,
+        step=windows[0].step,
+        rank=windows[0].rank,
+        evidence={
+            "weight per element, before the average": windows[0].least,
+            "elements on each rank": [window.elements for window in windows],
+            "sum of shares of all ranks": 1 / many,
+        },
+        cause=(
+            f"Each loss is divided by what {many} ranks have together, and the average over the ranks divides by "
+            f"{many} again: the step reads 1/{many} of the gradient of one large batch. {unless} loss has to be "
+            "multiplied by the number of ranks."
+        ),
+        times=len(whole),
+    )
 
 
 def _is_whole_over_ranks(windows: list[RankWindow]) -> bool:

@@ -29,6 +29,7 @@ from accumviz.ledger.ledger import Ledger, Recorded, recorded
 _SHARES = "shares"
 _MEMORY = "memory"
 # What a recording's notes say of training that it could not see.
+_MOVED = "weights were moved by hand between the backwards of a window: what its step is for is not known"
 _LACKING = ("CUDA graph", "not recorded")
 
 
@@ -326,7 +327,7 @@ def _no_verdict(analysis: LedgerAnalysis) -> str:
     if unknown.size and (unknown > 0).all():
         return f"what the micro-batches weigh is not known: {_most_frequent(analysis)}"
     if _moved_inside_a_window(analysis):
-        return "weights were moved by hand between the backwards of a window: which of them its step is for is not known"
+        return _MOVED
     last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
     for b in last.values():
         error = str(analysis.detail(b, "error") or "")

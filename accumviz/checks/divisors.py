@@ -5,8 +5,10 @@ A sum that is divided by its own length is a mean, and judged as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from accumviz.checks.analysis import (
     WindowShare,
     is_close,
     modal_length,
+    uncancelled,
 )
 from accumviz.checks.epoch_end import outgrown
 from accumviz.checks.report import Finding
@@ -220,22 +223,27 @@ def double_division(analysis: LedgerAnalysis) -> Iterator[Finding]:
 
 def _divided_twice(analysis: LedgerAnalysis, share: WindowShare) -> bool:
     """Whether one over the square of the number of micro-batches is what a loss weighs."""
-    constants = analysis.constants(share) or []
+    many = share.many
     if not share.mean:
+        # Divided by all elements of a window, they add up to 1; then by their number.
         even = share.judged and is_close(min(share.each), max(share.each))
-        by_length = any(is_close(c, 1 / share.many) for c in constants)
-        return bool(even and by_length and is_close(share.total * share.many, 1.0))
-    term = analysis.term(share)
+        small = even and is_close(share.total * many, 1.0)
+        return bool(small) and _divisions(analysis, share) > 0
+    squared = share.even and is_close(share.least * many**2, 1.0)
     # A constant inside a mean may be a part of the loss, as its classes are.
-    squared = share.even and is_close(share.least * share.many**2, 1.0)
-    if not squared or "own" in term:
+    if not squared or "own" in analysis.term(share):
         return False
+    if analysis.alone(share):
+        return True
     together = sum(other.least for other in analysis.in_same_step(share))
     # As many losses as there are micro-batches have a mean of which each weighs as little.
-    if is_close(together * share.many, 1.0) and not analysis.alone(share):
-        return False
-    times = sum(bool(is_close(c, 1 / share.many)) for c in constants)
-    return analysis.alone(share) or times > 1
+    return not is_close(together * many, 1.0) and _divisions(analysis, share) > 1
+
+
+def _divisions(analysis: LedgerAnalysis, share: WindowShare) -> int:
+    """Count how often a loss was divided by the number of micro-batches."""
+    constants = analysis.constants(share) or []
+    return sum(bool(is_close(one, 1 / share.many)) for one in constants)
 
 
 def _divided_in_turn(
@@ -265,48 +273,56 @@ def _divided_in_turn(
 
 
 def wrong_divisor(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find losses divided by a whole number beside that of a window's micro-batches.
-
-    A weight that is meant is multiplied with mostly; what one divides by is a count.
-    """
+    """Find losses divided by a whole number beside that of a window's micro-batches."""
     for shares in analysis.objectives.values():
         yield from outgrown(analysis, shares)
         even = [share for share in shares if share.many > 1 and share.even]
         many = modal_length(share.many for share in even)
         full = [share for share in even if share.many == many]
-        if len(full) < 2 or 2 * len(full) < len(shares):
-            continue
-        by = divisor(analysis, full[0])
-        beside = by >= 3 and abs(by - many) == 1
-        if not beside or not all(_divided_by(analysis, s, by) for s in full):
-            continue
-        if not all(analysis.alone(share) for share in full):
-            continue
-        if _counts_otherwise(analysis, full[0], by):
-            continue
-        late = "late" if by < many else "early"
-        backward = analysis.ledger[full[0].backwards[0]]
-        yield analysis.finding_of(
-            "wrong-divisor",
-            "warning",
-            full[0],
-            evidence={
-                "micro-batches": many,
-                "divided by": by,
-                "sum of shares": full[0].total,
-            },
-            cause=(
-                f"Each window holds {many} micro-batches, and each of their losses is divided by {by}: the shares add "
-                f"up to {full[0].total:.3g} in every step. Either that is the wrong number, or the loop steps one "
-                f"micro-batch too {late}."
-            ),
-            suggestion=divided_by_another(backward, by, str(many)),
-            times=len(full),
-        )
+        if len(full) > 1 and 2 * len(full) >= len(shares):
+            by = round(1 / full[0].least)
+            if _divided_by_one_off(analysis, full, by):
+                yield _one_off(analysis, full, by)
 
 
-def _divided_by(analysis: LedgerAnalysis, share: WindowShare, by: int) -> bool:
-    return is_close(share.least * by, 1.0) and divisor(analysis, share) == by
+def _divided_by_one_off(
+    analysis: LedgerAnalysis, full: Sequence[WindowShare], by: int
+) -> bool:
+    """Whether windows are divided by one more or less than they have micro-batches, and by nothing else.
+
+    A weight that is meant is multiplied with mostly; what one divides by is a count.
+    """
+    if by < 3 or abs(by - full[0].many) != 1:
+        return False
+    return all(
+        is_close(share.least * by, 1.0)
+        and analysis.alone(share)
+        and divisor(analysis, share) == by
+        for share in full
+    ) and not _counts_otherwise(analysis, full[0], by)
+
+
+def _one_off(analysis: LedgerAnalysis, full: Sequence[WindowShare], by: int) -> Finding:
+    share = full[0]
+    late = "late" if by < share.many else "early"
+    backward = analysis.ledger[share.backwards[0]]
+    return analysis.finding_of(
+        "wrong-divisor",
+        "warning",
+        share,
+        evidence={
+            "micro-batches": share.many,
+            "divided by": by,
+            "sum of shares": share.total,
+        },
+        cause=(
+            f"Each window holds {share.many} micro-batches, and each of their losses is divided by {by}: the shares "
+            f"add up to {share.total:.3g} in every step. Either that is the wrong number, or the loop steps one "
+            f"micro-batch too {late}."
+        ),
+        suggestion=divided_by_another(backward, by, str(share.many)),
+        times=len(full),
+    )
 
 
 def _counts_otherwise(analysis: LedgerAnalysis, share: WindowShare, by: int) -> bool:
@@ -320,11 +336,21 @@ def _counts_otherwise(analysis: LedgerAnalysis, share: WindowShare, by: int) -> 
 
 def divisor(analysis: LedgerAnalysis, share: WindowShare) -> int:
     """Return the whole number by which a loss was divided, and by nothing else; or 0."""
-    term = analysis.term(share)
     by = round(1 / share.least) if 0 < share.least < 1 else 0
-    if not by or not is_close(share.least * by, 1.0) or "own" in term:
+    if not by or not is_close(share.least * by, 1.0):
         return 0
+    term = analysis.term(share)
     # By hand: gradients are not multiplied by a weight.
-    if is_close(abs(number(term.get("factor"))), 1.0):
-        return by
-    return by if is_close(number(term.get("divisor")), float(by)) else 0
+    by_hand = is_close(abs(number(term.get("factor"))), 1.0)
+    divided_by = number(term.get("divisor")) / undone(term)
+    counted = by_hand or is_close(divided_by, float(by))
+    return by if counted and "own" not in term else 0
+
+
+def undone(term: Mapping[str, Any]) -> float:
+    """Return what a loss was multiplied by, to undo a part of what it was divided by."""
+    constants = term.get("constants")
+    factors = [number(one) for one in constants] if isinstance(constants, list) else []
+    left = uncancelled(factors)
+    multiplied = math.prod(one for one in factors if one > 1)
+    return multiplied / math.prod(one for one in left if one > 1)

@@ -283,19 +283,25 @@ def on_top(
     several = [share for share in shares if share.many > 1]
     if not all(s.read and not s.again and s.least > 0 for s in several):
         return []
-    whole = {share.many for share in several if is_close(share.total, 1.0)}
+    whole = sorted({s.many for s in several if is_close(s.total, 1.0)})
     rest = [share for share in several if not is_close(share.total, 1.0)]
-    pairs = [
-        (share, many)
-        for share in rest
-        for many in sorted(whole)
-        if many < share.many and is_close(sum(share.weights[-many:]), 1.0)
-    ]
+    pairs = [(share, _whole_at_its_end(share, whole)) for share in rest]
     # The last may have been cut short by the recording's end.
-    explained = {share.step for share, _ in pairs} | {shares[-1].step}
-    if not {share.step for share in rest} <= explained:
+    if any(not many and share is not shares[-1] for share, many in pairs):
         return []
-    return [pair for pair in pairs if _crosses(analysis, *pair, shares)]
+    return [
+        (share, many)
+        for share, many in pairs
+        if many and _crosses(analysis, share, many, shares)
+    ]
+
+
+def _whole_at_its_end(share: WindowShare, lengths: Sequence[int]) -> int:
+    """Return how many of the last micro-batches of a window are a whole one; 0 where none are."""
+    for many in lengths:
+        if many < share.many and is_close(sum(share.weights[-many:]), 1.0):
+            return many
+    return 0
 
 
 def _alike_inside_epochs(

@@ -92,32 +92,30 @@ def sums_differ(analysis: LedgerAnalysis) -> Iterator[Finding]:
 
 def _windows_of_one_loss(analysis: LedgerAnalysis, optimizer: int) -> list[WindowSum]:
     """The windows of an optimizer that has one loss, all of whose shares are known; none otherwise."""
-    steps: dict[int, list[WindowShare]] = {}
-    for part in analysis.window_shares:
-        if part.many and part.optimizer == optimizer:
-            steps.setdefault(part.step, []).append(part)
-    parts = [part for own in steps.values() for part in own]
-    if len({_loss(analysis, part) for part in parts}) > 1 or not all(
-        part.judged for part in parts
-    ):
-        return []
-    return [
-        WindowSum(
-            own[0],
-            sum(part.many for part in own),
-            sum(part.total for part in own),
-            min(part.least for part in own),
-            max(part.most for part in own),
-            (min(min(part.each) for part in own), max(max(part.each) for part in own)),
-        )
-        for own in steps.values()
+    objectives = [
+        shares for key, shares in analysis.objectives.items() if key[0] == optimizer
     ]
+    kinds = {_kind_of_loss(analysis, shares[0]) for shares in objectives}
+    every = [share for shares in objectives for share in shares]
+    if len(kinds) != 1 or not all(share.judged for share in every):
+        return []
+    steps = sorted({share.step for share in every})
+    return [_window_sum(analysis.shares_of(step, optimizer)) for step in steps]
 
 
-def _loss(analysis: LedgerAnalysis, part: WindowShare) -> tuple[Any, ...]:
+def _window_sum(shares: list[WindowShare]) -> WindowSum:
+    each = [weight for share in shares for weight in share.each]
+    weights = [weight for share in shares for weight in share.weights]
+    extremes = min(each), max(each)
+    return WindowSum(
+        shares[0], len(weights), sum(weights), min(weights), max(weights), extremes
+    )
+
+
+def _kind_of_loss(analysis: LedgerAnalysis, share: WindowShare) -> tuple[Any, ...]:
     """What two lines have in common that compute the same loss."""
-    event = analysis.ledger[part.backwards[0]]
-    return event.label, *(str(term.get("op")) for term in event.terms), part.mean
+    event = analysis.ledger[share.backwards[0]]
+    return event.label, *(str(term.get("op")) for term in event.terms), share.mean
 
 
 def _of_different_size(full: list[WindowSum]) -> bool:
@@ -163,10 +161,12 @@ def _uneven(analysis: LedgerAnalysis, part: WindowShare) -> bool:
 
     A loss that is multiplied has a weight that is meant; `.grad` that is multiplied fades on purpose.
     """
+    if not part.same_sizes or is_close(part.least, part.most):
+        return False
     rows = analysis.shares.of(part.step)
     mine = (rows.objective == part.objective) & ~rows.erased
     constants = np.abs(rows.constant[mine])
-    if not part.same_sizes or is_close(constants.min(), constants.max()):
+    if is_close(constants.min(), constants.max()):
         return False
     terms = [term for b in part.backwards for term in analysis.ledger[b].terms]
     return any("divisor" in term for term in terms)
