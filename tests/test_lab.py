@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-import linecache
 import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import accumviz as av
 from accumviz.book import gan
 from accumviz.book.accumulation import INPUTS, LOOP
 from accumviz.book.lab import LOOPS
-from accumviz.book.lab_page import Lab, Made
+from accumviz.book.lab_page import Arrangement, Lab
 from accumviz.book.loops import Loop
 from accumviz.checks.check import RULES
 from accumviz.views.payload import encode, ledger_data
@@ -40,9 +37,9 @@ def lab() -> Lab:
     return shown("accumulation")
 
 
-def choices(lab: Lab) -> Iterator[tuple[dict[str, Any], Made]]:
+def choices(lab: Lab) -> Iterator[tuple[dict[str, Any], Arrangement]]:
     names = [offer.name for offer in lab.offers]
-    for key, made in lab.known.items():
+    for key, made in lab.recorded.items():
         yield dict(zip(names, key, strict=True)), made
 
 
@@ -247,8 +244,8 @@ def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
 
 def test_a_lab_shares_what_another_that_is_there_has_recorded() -> None:
     first, second = shown("gan"), av.lab({"divide": "nothing"}, loop="gan")
-    alike = {*map(id, first.known.values())} & {*map(id, second.known.values())}
-    assert 10 < len(alike) < len({*map(id, second.known.values())})
+    alike = {*map(id, first.recorded.values())} & {*map(id, second.recorded.values())}
+    assert 10 < len(alike) < len({*map(id, second.recorded.values())})
     of = LOOPS["gan"]
     for choice, made in choices(second):
         assert made.text == of.text(of.read(choice))
@@ -399,7 +396,7 @@ class HandOfTwo:
         return found
 
 
-def named(made: Made) -> set[tuple[str, str]]:
+def named(made: Arrangement) -> set[tuple[str, str]]:
     """What the report names, and what the remark does, and in whose steps."""
     optimizers = made.ledger.meta["optimizers"]
     found = {
@@ -467,56 +464,10 @@ def test_one_change_of_two_players_has_the_report_that_a_person_expects() -> Non
     axes, right, lab = gan.LOOP.axes, gan.LOOP.right, shown("gan")
     assert {(axis.name, v) for axis in axes for v in axis.values if v != right[axis.name]} == set(ONE_CHANGE_OF_TWO)
     for (name, value), (rule, more) in ONE_CHANGE_OF_TWO.items():
-        made = lab._found({name: value})
+        made = lab._arrangement({name: value})
         mistakes = [finding for finding in made.report.findings if finding.severity != "note"]
         assert {finding.rule for finding in mistakes} == ({rule} if rule else set()), (name, value)
         assert bool(made.remark) == more, (name, value, made.remark)
-
-
-def afresh(name: str, text: str, lr: float) -> av.Ledger:
-    """A recording of the text that shares nothing with the lab but the text."""
-    return (afresh_of_two if name == "gan" else afresh_of_one)(text, lr)
-
-
-def afresh_of_two(text: str, lr: float) -> av.Ledger:
-    g, d = (torch.tensor([start], requires_grad=True) for start in (1.0, 0.25))
-    g_opt, d_opt = torch.optim.SGD([g], lr=lr), torch.optim.SGD([d], lr=lr)
-    linecache.cache["again.py"] = (len(text), None, text.splitlines(keepends=True), "again.py")
-    with av.record({"g": g, "d": d}, g_opt, d_opt, sources=True, memory=False) as recording:
-        names = {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 2.0}
-        exec(compile(text, "again.py", "exec"), names)
-    return recording.ledger
-
-
-def afresh_of_one(text: str, lr: float) -> av.Ledger:
-    x = torch.tensor(INPUTS)
-    w = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([w], lr=lr)
-
-    def batches_of(sizes: list[int]) -> Any:
-        parts = list(torch.arange(len(x)).split(sizes))
-        data = torch.utils.data.TensorDataset(x, 2 * x)
-        return torch.utils.data.DataLoader(data, batch_sampler=[part.tolist() for part in parts])
-
-    linecache.cache["again.py"] = (len(text), None, text.splitlines(keepends=True), "again.py")
-    with av.record({"w": w}, optimizer, sources=True, memory=False) as recording:
-        exec(
-            compile(text, "again.py", "exec"),
-            {"w": w, "optimizer": optimizer, "nn": torch.nn, "batches_of": batches_of},
-        )
-    return recording.ledger
-
-
-@of_both
-def test_each_arrangement_is_what_a_recording_made_afresh_says(name: str) -> None:
-    for choice, made in choices(shown(name)):
-        again = afresh(name, made.text, LOOPS[name].right["lr"])
-        assert [(e.kind, e.line, e.source) for e in again] == [(e.kind, e.line, e.source) for e in made.ledger], choice
-        for parameter in made.ledger.parameters:
-            for asked in (av.Ledger.values, av.Ledger.weights):
-                np.testing.assert_array_equal(asked(again, parameter.name), asked(made.ledger, parameter.name))
-        rules = [[f.rule for f in report.findings] for report in (av.check(again), made.report)]
-        assert rules[0] == rules[1], choice
 
 
 @of_both
@@ -524,7 +475,7 @@ def test_the_page_is_told_each_arrangement_whole(name: str) -> None:
     lab = shown(name)
     told = json.loads(json.dumps(lab.content))
     names = list(told["parts"])
-    for key, made in lab.known.items():
+    for key, made in lab.recorded.items():
         places = [offer.values.index(value) for offer, value in zip(lab.offers, key, strict=True)]
         row = told["runs"][told["grid"][".".join(map(str, places))]]
         run = {name: told["parts"][name][place] for name, place in zip(names, row, strict=True) if place >= 0}
@@ -543,7 +494,7 @@ def test_the_page_is_told_each_arrangement_whole(name: str) -> None:
 @pytest.mark.parametrize(("start", "name"), BOTH, ids=str)
 def test_what_travels_is_small(start: dict[str, Any], name: str) -> None:
     made = shown(name, **start)
-    assert 100 <= len(made.known) <= 200
+    assert 100 <= len(made.recorded) <= 200
     assert len(gzip.compress(encode(made.content).encode())) <= 60 * 1024
 
 
@@ -638,24 +589,6 @@ def test_a_widget_records_what_is_outside_the_grid_and_tells_what_goes_wrong(lab
         assert live.told["error"].startswith(told), live.told
     live.ask = {"n": 99}
     assert live.told["error"].startswith("KeyError")
-
-
-def test_a_widget_of_two_players_records_what_is_outside_the_grid() -> None:
-    live: Any = shown("gan").live()
-    choice = {name: str(value) for name, value in gan.LOOP.right.items()}
-    other = choice | {"k": "3", "first": "turns", "detach": "no", "zero_g": "after"}
-    live.ask = {"choice": other, "key": "a", "n": 1}
-    assert (live.told["key"], live.told.get("error")) == ("a", None)
-    assert "fake_loss weighs in 3 steps of g_opt" in shown("gan").record(other).remark
-    for n, (change, told) in enumerate(
-        (
-            ({"k": "1000000000"}, "ValueError: k=1000000000; expected at most 20 micro-batches"),
-            ({"lr": "fast"}, "ValueError: lr='fast'; expected a number"),
-            ({"clip": "step"}, "ValueError: 'clip' is no choice; expected zero_d, zero_g"),
-        )
-    ):
-        live.ask = {"choice": choice | change, "key": f"b{n}", "n": 2 + n}
-        assert live.told["error"].startswith(told), live.told
 
 
 def test_the_text_alternative_has_the_code_the_shares_and_the_report() -> None:

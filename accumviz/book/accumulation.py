@@ -12,8 +12,8 @@ from accumviz.book.loops import (
     Axis,
     K,
     Loop,
+    LoopLine,
     Other,
-    Row,
     movable,
 )
 
@@ -124,7 +124,7 @@ _SAMPLES = {
 }
 
 
-def _rows(choice: Mapping[str, Any]) -> Iterator[Row]:
+def _rows(choice: Mapping[str, Any]) -> Iterator[LoopLine]:
     """The loop from top to bottom, lines and places."""
     step, divide, tail = choice["step"], choice["divide"], choice["tail"]
     chosen = choice["sizes"]
@@ -136,38 +136,38 @@ def _rows(choice: Mapping[str, Any]) -> Iterator[Row]:
     }.get(divide)
     counted = inside or (divisor is not None and "i //" in divisor[step])
     if divide == "K" or inside:
-        yield Row(0, f"K = {choice['k']}", "k")
-    yield Row(0, f"sizes = [{', '.join(map(str, sizes))}]", "sizes")
-    yield Row(0, "loader = batches_of(sizes)")
-    yield Row(0, "for epoch in range(2):")
+        yield LoopLine(0, f"K = {choice['k']}", "k")
+    yield LoopLine(0, f"sizes = [{', '.join(map(str, sizes))}]", "sizes")
+    yield LoopLine(0, "loader = batches_of(sizes)")
+    yield LoopLine(0, "for epoch in range(2):")
     yield _zero(choice, "epoch", 1)
-    yield Row(
+    yield LoopLine(
         1, "for i, (x, y) in enumerate(loader):" if counted else "for x, y in loader:"
     )
     yield _zero(choice, "micro-batch", 2)
     if divisor is not None:
-        yield Row(2, f"{divide} = {divisor[step]}", "divide")
+        yield LoopLine(2, f"{divide} = {divisor[step]}", "divide")
     reduced = "sum" if divide == "samples" else "mean"
     by = "" if divide == "nothing" else f" / {divide}"
-    yield Row(2, f"loss = (w * x - y).square().{reduced}(){by}", "divide")
-    yield Row(2, "loss.backward()")
+    yield LoopLine(2, f"loss = (w * x - y).square().{reduced}(){by}", "divide")
+    yield LoopLine(2, "loss.backward()")
     yield movable(_CLIP, choice, "backward", 2)
     if step != "micro-batch":
         yield _zero(choice, "backward", 2)
     yield from _step(choice, "micro-batch", 2)
     if inside:
         last = " or i + 1 == len(loader)" if tail == "step" else ""
-        yield Row(2, f"if (i + 1) % K == 0{last}:", "tail")
+        yield LoopLine(2, f"if (i + 1) % K == 0{last}:", "tail")
     yield from _step(choice, "window", 3 if inside else 2)
     if inside and tail == "drop":
-        yield Row(1, "optimizer.zero_grad()  # drops what is left", "tail")
+        yield LoopLine(1, "optimizer.zero_grad()  # drops what is left", "tail")
     yield from _step(choice, "epoch", 1)
 
 
-def _step(choice: Mapping[str, Any], where: str, depth: int) -> Iterator[Row]:
+def _step(choice: Mapping[str, Any], where: str, depth: int) -> Iterator[LoopLine]:
     """The step and what stands right above and below it; elsewhere, its place."""
     if choice["step"] != where:
-        yield Row(depth, "", "step", where)
+        yield LoopLine(depth, "", "step", where)
         return
     # Above a step in every micro-batch is below backward, too: the two are one place.
     above = (
@@ -177,11 +177,11 @@ def _step(choice: Mapping[str, Any], where: str, depth: int) -> Iterator[Row]:
     )
     yield _zero(choice, above, depth)
     yield movable(_CLIP, choice, "step", depth)
-    yield Row(depth, "optimizer.step()", "step", where)
+    yield LoopLine(depth, "optimizer.step()", "step", where)
     yield _zero(choice, "after", depth)
 
 
-def _zero(choice: Mapping[str, Any], where: str, depth: int) -> Row:
+def _zero(choice: Mapping[str, Any], where: str, depth: int) -> LoopLine:
     return movable(_ZERO, choice, where, depth)
 
 

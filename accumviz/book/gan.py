@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from accumviz.book.loops import LEARNING_RATE, NOWHERE, Axis, K, Loop, Row, movable
+from accumviz.book.loops import LEARNING_RATE, NOWHERE, Axis, K, Loop, LoopLine, movable
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import Ledger
 from accumviz.show import counted
@@ -61,11 +61,11 @@ _RIGHT: dict[str, Any] = {
 _OWN = {"real_loss": "d_opt", "fake_loss": "d_opt", "g_loss": "g_opt"}
 
 
-def _rows(choice: Mapping[str, Any]) -> Iterator[Row]:
+def _rows(choice: Mapping[str, Any]) -> Iterator[LoopLine]:
     """The loop from top to bottom, lines and places."""
     order = {"D": "DG", "G": "GD"}.get(choice["first"], "")
-    yield Row(0, f"K = {choice['k']}", "k")
-    yield Row(0, "for a_round in range(3):")
+    yield LoopLine(0, f"K = {choice['k']}", "k")
+    yield LoopLine(0, "for a_round in range(3):")
     if order:
         yield from _top(choice, order[0])
         for player in order:
@@ -73,7 +73,7 @@ def _rows(choice: Mapping[str, Any]) -> Iterator[Row]:
         return
     for player in "DG":
         yield from _top(choice, player)
-    yield Row(1, "for _ in range(K):", "first")
+    yield LoopLine(1, "for _ in range(K):", "first")
     for player in "DG":
         yield from _micro_batch(choice, player)
     for player in "DG":
@@ -89,7 +89,7 @@ def _above(choice: Mapping[str, Any], player: str) -> str:
     return "round" if choice[_axis(player).name] == "round" else "window"
 
 
-def _top(choice: Mapping[str, Any], begins: str) -> Iterator[Row]:
+def _top(choice: Mapping[str, Any], begins: str) -> Iterator[LoopLine]:
     for player in "DG":
         if choice["first"] == "turns" and player != begins:
             continue
@@ -98,42 +98,44 @@ def _top(choice: Mapping[str, Any], begins: str) -> Iterator[Row]:
     yield movable(_axis(begins), choice, _above(choice, begins), 1)
 
 
-def _window(choice: Mapping[str, Any], player: str, *, opens: bool) -> Iterator[Row]:
+def _window(
+    choice: Mapping[str, Any], player: str, *, opens: bool
+) -> Iterator[LoopLine]:
     """One player's micro-batches, and its step."""
     if not opens:
         yield movable(_axis(player), choice, "window", 1)
-    yield Row(1, "for _ in range(K):", "first")
+    yield LoopLine(1, "for _ in range(K):", "first")
     yield from _micro_batch(choice, player)
     yield from _step(choice, player)
 
 
-def _micro_batch(choice: Mapping[str, Any], player: str) -> Iterator[Row]:
+def _micro_batch(choice: Mapping[str, Any], player: str) -> Iterator[LoopLine]:
     by = " / K" if choice["divide"] == "K" else ""
     yield movable(_axis(player), choice, "micro-batch", 2)
     if player == "D":
-        yield Row(2, f"real_loss = (1 - d * real).square().mean(){by}", "divide")
-        yield Row(2, "real_loss.backward()")
-        yield Row(
+        yield LoopLine(2, f"real_loss = (1 - d * real).square().mean(){by}", "divide")
+        yield LoopLine(2, "real_loss.backward()")
+        yield LoopLine(
             2,
             "fake = (g * noise).detach()"
             if choice["detach"] == "yes"
             else "fake = g * noise",
             "detach",
         )
-        yield Row(2, f"fake_loss = (d * fake).square().mean(){by}", "divide")
-        yield Row(2, "fake_loss.backward()")
+        yield LoopLine(2, f"fake_loss = (d * fake).square().mean(){by}", "divide")
+        yield LoopLine(2, "fake_loss.backward()")
         return
     frozen = choice["freeze"] == "yes"
     if frozen:
-        yield Row(2, "d.requires_grad_(False)", "freeze")
-    yield Row(2, f"g_loss = (1 - d * (g * noise)).square().mean(){by}", "divide")
-    yield Row(2, "g_loss.backward()")
+        yield LoopLine(2, "d.requires_grad_(False)", "freeze")
+    yield LoopLine(2, f"g_loss = (1 - d * (g * noise)).square().mean(){by}", "divide")
+    yield LoopLine(2, "g_loss.backward()")
     if frozen:
-        yield Row(2, "d.requires_grad_(True)", "freeze")
+        yield LoopLine(2, "d.requires_grad_(True)", "freeze")
 
 
-def _step(choice: Mapping[str, Any], player: str) -> Iterator[Row]:
-    yield Row(1, f"{player.lower()}_opt.step()")
+def _step(choice: Mapping[str, Any], player: str) -> Iterator[LoopLine]:
+    yield LoopLine(1, f"{player.lower()}_opt.step()")
     yield movable(_axis(player), choice, "after", 1)
 
 

@@ -8,15 +8,15 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from accumviz.book import accumulation, gan
-from accumviz.book.lab_page import Lab, Made, Offer
-from accumviz.book.loops import Loop, written
+from accumviz.book.lab_page import Arrangement, Lab, Offer
+from accumviz.book.loops import Axis, Loop, written
 
 # A name of its own: what the events of an arrangement show is the text that ran, not a file's.
 _FILE = "loop.py"
 _TASKS = ("", "repair")
 LOOPS = {"accumulation": accumulation.LOOP, "gan": gan.LOOP}
 # What labs that are still there have recorded: another start of the same loop shares most of its arrangements.
-_recorded: WeakValueDictionary[Any, Made] = WeakValueDictionary()
+_recorded: WeakValueDictionary[Any, Arrangement] = WeakValueDictionary()
 
 
 def lab(
@@ -60,50 +60,48 @@ def lab(
         raise ValueError(
             f"loop={loop!r:.80}; expected one of {', '.join(map(repr, LOOPS))}"
         )
-    of = LOOPS[loop]
-    first = of.checked(start)
-    grid = list(of.near(first))
-    # Many choices write the same loop: a step in every micro-batch leaves K nothing to count.
-    texts = [(of.text(choice), choice["lr"]) for choice in grid]
-    runs = {texts[0]: _once(of, first)}
-    if task == "repair" and runs[texts[0]].right:
+    kind = LOOPS[loop]
+    first = kind.checked(start)
+    if task == "repair" and _once(kind, first).right:
         raise ValueError(
             f"the start {dict(start or {})} is healthy; expected one with a mistake to repair"
         )
-    for choice, text in zip(grid, texts, strict=True):
-        if text not in runs:
-            runs[text] = _once(of, choice)
-    axes = of.axes_from(first)
-    offers = [
-        Offer(
-            axis.name,
-            axis.title,
-            tuple(map(written, axis.values)),
-            tuple(axis.values.values()),
-            axis.line,
-            axis.other.example if axis.other else "",
-        )
-        for axis in axes
-    ]
-    known = {
-        tuple(written(choice[axis.name]) for axis in axes): runs[text]
-        for choice, text in zip(grid, texts, strict=True)
-    }
-    begin = tuple(written(first[axis.name]) for axis in axes)
+    axes = kind.axes_from(first)
+    recorded = {}
+    for choice in kind.near(first):
+        key = tuple(written(choice[axis.name]) for axis in axes)
+        recorded[key] = _once(kind, choice)
+    begin = next(iter(recorded))
+
+    def record(asked: Mapping[str, str]) -> Arrangement:
+        return arrange(kind, kind.read(asked))
+
     return Lab(
-        offers, begin, known, task, lambda told: made(of, of.read(told)), of.loss
+        [_offer(axis) for axis in axes], begin, recorded, task, record, kind.loss
     )
 
 
-def _once(loop: Loop, choice: Mapping[str, Any]) -> Made:
+def _offer(axis: Axis) -> Offer:
+    return Offer(
+        axis.name,
+        axis.title,
+        tuple(map(written, axis.values)),
+        tuple(axis.values.values()),
+        axis.line,
+        axis.other.example if axis.other else "",
+    )
+
+
+def _once(loop: Loop, choice: Mapping[str, Any]) -> Arrangement:
+    """Record an arrangement, unless a lab has it: many choices write the same loop."""
     key = id(loop), tuple(loop.rows(choice)), choice["lr"]
-    found = _recorded.get(key)
-    if found is None:
-        found = _recorded[key] = made(loop, choice)
-    return found
+    made = _recorded.get(key)
+    if made is None:
+        made = _recorded[key] = arrange(loop, choice)
+    return made
 
 
-def made(loop: Loop, choice: Mapping[str, Any]) -> Made:
+def arrange(loop: Loop, choice: Mapping[str, Any]) -> Arrangement:
     """Record an arrangement: its source text is what runs."""
     import accumviz as av
 
@@ -115,6 +113,6 @@ def made(loop: Loop, choice: Mapping[str, Any]) -> Made:
         exec(code, names)  # noqa: S102 - the text is ours: choices are checked before it is written
     ledger = recording.ledger
     report = av.check(ledger)
-    return Made(
+    return Arrangement(
         tuple(loop.rows(choice)), text, ledger, report, loop.remark(ledger, report)
     )

@@ -40,7 +40,7 @@ class Offer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Made:
+class Arrangement:
     """An arrangement that ran: the rows of its text (lines, and places for lines), its ledger and its report.
 
     `remark` says what the report does not, and what is wrong all the same.
@@ -65,35 +65,30 @@ class Lab(Displayed):
         self,
         offers: Sequence[Offer],
         start: tuple[str, ...],
-        known: Mapping[tuple[str, ...], Made],
+        recorded: Mapping[tuple[str, ...], Arrangement],
         task: str,
-        record: Callable[[Mapping[str, str]], Made],
+        record: Callable[[Mapping[str, str]], Arrangement],
         loss: Callable[..., float] | None,
     ) -> None:
-        self.offers, self.start, self.known, self.task = (
-            tuple(offers),
-            start,
-            dict(known),
-            task,
-        )
-        self.record, self.loss = record, loss
+        self.offers, self.start, self.recorded = tuple(offers), start, dict(recorded)
+        self.task, self.record, self.loss = task, record, loss
 
     def run(self, **choice: Any) -> Ledger:
         """The ledger of one arrangement, as in `lab.run(zero_grad="nowhere")`: what is not named is as at the start.
 
         Raises `ValueError` for an arrangement that is not recorded.
         """
-        return self._found(choice).ledger
+        return self._arrangement(choice).ledger
 
     def check(self, **choice: Any) -> Report:
         """The report on one arrangement; raises as `run` does."""
-        return self._found(choice).report
+        return self._arrangement(choice).report
 
     def text(self, **choice: Any) -> str:
         """The source of one arrangement; raises as `run` does."""
-        return self._found(choice).text
+        return self._arrangement(choice).text
 
-    def _found(self, choice: Mapping[str, Any]) -> Made:
+    def _arrangement(self, choice: Mapping[str, Any]) -> Arrangement:
         names = [offer.name for offer in self.offers]
         for name, value in choice.items():
             if name not in names:
@@ -109,63 +104,34 @@ class Lab(Displayed):
             str(choice.get(name, first))
             for name, first in zip(names, self.start, strict=True)
         )
-        if key not in self.known:
+        if key not in self.recorded:
             raise ValueError(
                 f"{dict(choice)!r:.160} is not recorded: the lab has the loops that differ from its start in at most "
                 "two choices"
             )
-        return self.known[key]
+        return self.recorded[key]
 
     @cached_property
     def content(self) -> dict[str, Any]:
         """What the page is told: each different run once, and of each part of it, what differs once."""
-        numbered: dict[int, int] = {}
-        told: list[dict[str, Any]] = []
+        numbers = {id(run): i for i, run in enumerate(self._runs)}
         grid = {}
-        for key, run in self.known.items():
-            if id(run) not in numbered:
-                numbered[id(run)] = len(told)
-                told.append(self._flat(run))
-            places = [
-                offer.values.index(value)
-                for offer, value in zip(self.offers, key, strict=True)
-            ]
-            grid[".".join(map(str, places))] = numbered[id(run)]
-        names = list(dict.fromkeys(name for parts in told for name in parts))
-        columns: dict[str, dict[str, int]] = {name: {} for name in names}
-        rows = []
-        for parts in told:
-            row = []
-            for name in names:
-                text = json.dumps(parts[name]) if name in parts else ""
-                row.append(
-                    columns[name].setdefault(text, len(columns[name])) if text else -1
-                )
-            rows.append(row)
+        for key, run in self.recorded.items():
+            grid[".".join(map(str, self._places(key)))] = numbers[id(run)]
+        rows, parts = _shared([self._flat(run) for run in self._runs])
         return {
-            "offers": [
-                {
-                    "name": o.name,
-                    "title": o.title,
-                    "values": o.values,
-                    "labels": o.labels,
-                    "line": o.line,
-                    "example": o.example,
-                }
-                for o in self.offers
-            ],
-            "start": [
-                o.values.index(value)
-                for o, value in zip(self.offers, self.start, strict=True)
-            ],
+            "offers": [offer._asdict() for offer in self.offers],
+            "start": self._places(self.start),
             "task": self.task,
             "grid": grid,
             "runs": rows,
-            "parts": {
-                name: [json.loads(text) for text in found]
-                for name, found in columns.items()
-            },
+            "parts": parts,
         }
+
+    def _places(self, key: Sequence[str]) -> list[int]:
+        """Return where an arrangement's values are in the lists of the choices."""
+        pairs = zip(self.offers, key, strict=True)
+        return [offer.values.index(value) for offer, value in pairs]
 
     @cached_property
     def _ground(self) -> weights.Field | None:
@@ -176,19 +142,22 @@ class Lab(Displayed):
         """
         if self.loss is not None:
             return weights.field([run.ledger for run in self._runs], self.loss)
-        ways = [(run, _reach(run.ledger)) for run in self._runs]
-        least = np.min(
-            [way for run, way in ways if run.right] or [np.zeros_like(ways[0][1])],
-            axis=0,
+        reaches = [_reach(run.ledger) for run in self._runs]
+        right = [
+            reach for run, reach in zip(self._runs, reaches, strict=True) if run.right
+        ]
+        least = np.min(right or [np.zeros_like(reaches[0])], axis=0)
+        pairs = zip(self._runs, reaches, strict=True)
+        return weights.field(
+            [run.ledger for run, reach in pairs if (reach >= least).all()]
         )
-        return weights.field([run.ledger for run, way in ways if (way >= least).all()])
 
     @property
-    def _runs(self) -> list[Made]:
+    def _runs(self) -> list[Arrangement]:
         """The arrangements that differ."""
-        return list({id(run): run for run in self.known.values()}.values())
+        return list({id(run): run for run in self.recorded.values()}.values())
 
-    def _flat(self, run: Made) -> dict[str, Any]:
+    def _flat(self, run: Arrangement) -> dict[str, Any]:
         """A run as its parts by name: `e.k` is the part `k` of what is told of events."""
         data, blob = ledger_data(run.ledger, self._ground)
         if blob:
@@ -223,14 +192,14 @@ class Lab(Displayed):
         )
 
     def _text(self) -> str:
-        run = self.known[self.start]
+        run = self.recorded[self.start]
         said = "".join(f"<p>{html.escape(line)}</p>" for line in self._said(run))
         return (
             f'<details class="av-words" open><summary>In words</summary><pre>{html.escape(run.text)}</pre>{said}'
             "</details>\n"
         )
 
-    def _said(self, run: Made) -> list[str]:
+    def _said(self, run: Arrangement) -> list[str]:
         """The task, the shares and the report of an arrangement, as text; of a task the suggestions are left out."""
         lines = ["Repair this loop until check says healthy."] if self.task else []
         lines += [bar.words for bar in shares.bars(run.ledger)[0]]
@@ -268,9 +237,7 @@ class Lab(Displayed):
             answer: dict[str, Any] = {"n": asked.get("n"), "key": asked.get("key")}
             try:
                 answer["run"] = encode(self._flat(self.record(asked["choice"])))
-            except (
-                Exception
-            ) as failure:  # whatever it is, the reader is told in the widget
+            except Exception as failure:
                 text = literal(str(failure).partition("\n")[0])
                 answer["error"] = f"{type(failure).__name__}: {text}"[:400]
             shown.told = answer
@@ -282,7 +249,7 @@ class Lab(Displayed):
         self, include: Any = None, exclude: Any = None
     ) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
-        run = self.known[self.start]
+        run = self.recorded[self.start]
         bundle["text/plain"] = "\n".join([repr(self), "", run.text, *self._said(run)])
         return bundle
 
@@ -290,16 +257,37 @@ class Lab(Displayed):
         runs = len(self._runs)
         task = ", to be repaired" if self.task else ""
         return (
-            f"Lab: {len(self.known)} arrangements of a loop{task}, {runs} of them different; "
+            f"Lab: {len(self.recorded)} arrangements of a loop{task}, {runs} of them different; "
             ".save('lab.html') writes a page"
         )
 
 
 def assets() -> tuple[list[str], str]:
-    """The style sheets, the first of them a player's, and the module of a lab."""
-    return [player.assets()[0], style.static("lab.css", __file__)], style.static(
-        "lab.js", __file__
-    )
+    """Return the style sheets, the first of them a player's, and the module of a lab."""
+    sheets = [player.assets()[0], style.static("lab.css", __file__)]
+    return sheets, style.static("lab.js", __file__)
+
+
+def _shared(
+    runs: Sequence[Mapping[str, Any]],
+) -> tuple[list[list[int]], dict[str, list[Any]]]:
+    """Number the parts of runs: a row for each run (-1: it has no such part), and the different parts by name.
+
+    >>> _shared([{"a": 1, "b": [2]}, {"a": 1}])
+    ([[0, 0], [0, -1]], {'a': [1], 'b': [[2]]})
+    """
+    names = list(dict.fromkeys(name for run in runs for name in run))
+    numbers: dict[str, dict[str, int]] = {name: {} for name in names}
+    rows = []
+    for run in runs:
+        row = [-1] * len(names)
+        for i, name in enumerate(names):
+            if name in run:
+                texts = numbers[name]
+                row[i] = texts.setdefault(json.dumps(run[name]), len(texts))
+        rows.append(row)
+    parts = {name: [json.loads(text) for text in numbers[name]] for name in names}
+    return rows, parts
 
 
 def report_data(report: Report) -> dict[str, Any]:
@@ -351,7 +339,7 @@ def _in_columns(told: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rows(run: Made) -> list[list[Any]]:
+def _rows(run: Arrangement) -> list[list[Any]]:
     """Each row: its line's number (0: a place for a line), its depth, and what can be moved or changed there."""
     number, rows = 0, []
     for row in run.rows:

@@ -16,7 +16,7 @@ NOWHERE = "nowhere"
 REACH = 2
 
 
-class Row(NamedTuple):
+class LoopLine(NamedTuple):
     """A line of the loop, with what the reader may move or change in it (`role`); or, without text, a place for one.
 
     A place is that of the line `role` once `value` is chosen.
@@ -65,7 +65,7 @@ class Loop:
 
     axes: tuple[Axis, ...]
     right: Mapping[str, Any]
-    rows: Callable[[Mapping[str, Any]], Iterable[Row]]
+    rows: Callable[[Mapping[str, Any]], Iterable[LoopLine]]
     begin: Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
     loss: Callable[..., float] | None = None
     remark: Callable[[Ledger, Report], str] = _nothing
@@ -158,9 +158,11 @@ class Loop:
                     yield {**start, **dict(zip(names, values, strict=True))}
 
 
-def movable(axis: Axis, choice: Mapping[str, Any], where: str, depth: int) -> Row:
+def movable(axis: Axis, choice: Mapping[str, Any], where: str, depth: int) -> LoopLine:
     """The line of this choice where it was put; elsewhere, a place for it."""
-    return Row(depth, axis.line if choice[axis.name] == where else "", axis.name, where)
+    return LoopLine(
+        depth, axis.line if choice[axis.name] == where else "", axis.name, where
+    )
 
 
 def written(value: Any) -> str:

@@ -222,17 +222,6 @@ def test_a_permalink_restores_both_runs_and_the_moment(show: Show, watch: Open, 
         assert odd.complaints == []
 
 
-def test_an_address_brings_the_controls_of_a_tall_explorer_into_the_window(show: Show) -> None:
-    explored = show(make(against={"k": 4, "divide": False}), width=700).explored
-    explored.page.set_viewport_size({"width": 700, "height": 420})
-    address = explored.root.locator(".av-top:visible a").first.get_attribute("href").lstrip("#")
-    explored.page.evaluate("document.body.style.paddingBottom = '3000px'; scrollTo(0, 2500)")
-    explored.page.evaluate(f"location.hash = '{address.partition('&')[0]}&side=a&a=0.2.1&b=0.1.0&e=1'")
-    drawn(explored.page)
-    boxes = [bar.bounding_box() for bar in explored.root.locator(".av-top:visible").all()]
-    assert boxes and all(box["y"] >= -1 and box["y"] + box["height"] <= 421 for box in boxes), boxes
-
-
 def test_switching_keeps_the_end_at_the_end_and_else_the_event(show: Show) -> None:
     explored = show(make(start={"k": 2})).explored
     slider, count = explored.side("A").get_by_role("slider", name="k"), explored.root.locator(".av-player .av-count")
@@ -282,17 +271,6 @@ def test_choices_work_under_reduced_motion_and_print(show: Show) -> None:
     watched.page.emulate_media(media="print")
     assert not watched.explored.root.locator(".av-compare").is_visible()
     assert watched.explored.root.locator(".av-figures").is_visible()
-
-
-def test_a_run_without_a_gradient_is_not_compared_by_its_size(show: Show) -> None:
-    def zeroed(early: bool) -> Ledger:
-        grad = {} if early else {"w": 1.0}
-        rows = [{"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}}, {"kind": "zero_grad"}]
-        rows = (rows if early else rows[:1]) + [{"kind": "step", "grad": grad}]
-        return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
-
-    explored = show(explore(zeroed, early=[True, False], against={"early": False})).explored
-    assert explored.verdict == "The gradients at step 1 cannot be compared: A has none."
 
 
 def test_saved_bytes_of_two_runs_are_drawn_to_one_scale(show: Show) -> None:
