@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from accumviz import arguments
 from accumviz.checks.check import check
 from accumviz.checks.report import Report, told
-from accumviz.ledger.flow import number
+from accumviz.ledger.flow import Window, number
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.shares import Shares
 
@@ -57,7 +57,7 @@ class Expectation:
         if error is not None:  # what went wrong in the block is what there is to say
             return
         ledger, report = self.ledger, self.report
-        said = list(_unmet(ledger, report, **self._wanted))
+        said = list(_unmet(ledger, **self._wanted))
         wrong = [
             finding
             for finding in report.findings
@@ -140,25 +140,17 @@ def expect(
 
 def _unmet(
     ledger: Ledger,
-    report: Report,
     accumulates: int | None,
     complete: bool,
     syncs_per_window: int | None,
     steps: int | None,
 ) -> Iterator[str]:
-    """What was expected and is not so."""
+    """Yield what was expected and is not so."""
     windows = ledger.windows()
     if steps is not None and len(windows) != steps:
         yield f"{len(windows)} steps, expected {steps}"
     if accumulates is not None:
-        yield from _first(
-            (
-                f"the step at event {window.step} consumes {len(window.backwards)} backwards, expected {accumulates}"
-                for i, window in enumerate(windows)
-                if len(window.backwards) != accumulates
-                and not _tail(ledger, i, accumulates)
-            )
-        )
+        yield from _first(_other_lengths(ledger, windows, accumulates))
     if complete:
         yield from _first(_incomplete(ledger))
     if syncs_per_window is not None:
@@ -169,91 +161,94 @@ def _unmet(
         )
 
 
-def _first(said: Iterator[str]) -> Iterator[str]:
-    """The first of many alike, and how many there are."""
+def _first(said: Iterable[str]) -> Iterator[str]:
+    """Yield the first of many alike, and how many there are."""
     every = list(said)
     if every:
-        yield every[0] + (f" (and so {len(every) - 1} more)" if len(every) > 1 else "")
+        more = f" (and so {len(every) - 1} more)" if len(every) > 1 else ""
+        yield every[0] + more
 
 
-def _tail(ledger: Ledger, i: int, accumulates: int) -> bool:
-    """Whether a window is short because an epoch, or the recording, was over."""
-    windows = ledger.windows()
-    window = windows[i]
-    if not 0 < len(window.backwards) < accumulates or all(
-        len(w.backwards) != accumulates for w in windows
-    ):
+def _other_lengths(
+    ledger: Ledger, windows: list[Window], accumulates: int
+) -> Iterator[str]:
+    for window in windows:
+        length = len(window.backwards)
+        if length != accumulates and not _is_tail(ledger, windows, window, accumulates):
+            yield f"the step at event {window.step} consumes {length} backwards, expected {accumulates}"
+
+
+def _is_tail(
+    ledger: Ledger, windows: list[Window], window: Window, accumulates: int
+) -> bool:
+    """Return whether a window is short because an epoch, or the recording, was over."""
+    whole = any(len(each.backwards) == accumulates for each in windows)
+    if not whole or not 0 < len(window.backwards) < accumulates:
         return False
-    own = [w.step for w in windows if w.optimizer == window.optimizer]
-    if window.step == own[-1]:
+    later = [each for each in windows if each.step > window.step]
+    if not any(each.optimizer == window.optimizer for each in later):
         return True
+    after = [event for each in later for event in (*each.backwards, each.step)]
+    until = min(event for event in after if event > window.step)
     ends = [e.index for e in ledger.of("loader") if e.details.get("what") == "ends"]
-    until = min(
-        b
-        for w in windows
-        if w.step > window.step
-        for b in [*w.backwards, w.step]
-        if b > window.step
-    )
     return any(window.backwards[-1] < end < until for end in ends)
 
 
 def _incomplete(ledger: Ledger) -> Iterator[str]:
-    """The steps whose shares do not add up to 1; with several objectives, to what they mostly do."""
+    """Yield the steps whose shares do not add up to 1; with several objectives, to what they mostly do."""
     shares = ledger.shares()
-    several = len(
-        {
-            (int(o), int(n))
-            for o, n in zip(shares.optimizer, shares.objective, strict=True)
-        }
-    ) > len(set(shares.optimizer.tolist()))
-    usual: dict[tuple[int, int], float] = {}
+    pairs = zip(shares.optimizer.tolist(), shares.objective.tolist(), strict=True)
+    several = len(set(pairs)) > len(set(shares.optimizer.tolist()))
+    first: dict[tuple[int, int], float] = {}
     for step in np.unique(shares.step).tolist():
         rows = shares.of(step)
         for objective in np.unique(rows.objective).tolist():
             here = rows.take(rows.objective == objective)
-            # A clip shortens what is complete.
-            factor = np.where(here.erased, 0.0, here.clipped)
-            weights = np.divide(
-                here.share, factor, out=np.zeros(len(here)), where=factor > 0
-            )
-            total = abs(
-                float(weights.sum())
-            )  # what is maximised has a minus before it, and weighs as much
-            # Half a square is whole, and so is a mean of what was divided.
-            whole = (
-                total if several else abs(float((weights / _own(ledger, here)).sum()))
-            )
+            weights = _unclipped(here)
+            # What is maximised has a minus before it, and weighs as much.
+            total = sums = abs(float(weights.sum()))
+            if not several:
+                # Half a square is whole, and so is a mean of what was divided.
+                sums = abs(float((weights / _constants(ledger, here)).sum()))
             key = int(here.optimizer[0]), objective
-            right = usual.setdefault(key, total) if several else 1.0
+            right = first.setdefault(key, total) if several else 1.0
+            said = f"the shares of the step at event {step}"
             if np.isnan(total):
                 reason = next(row.unknown for row in here if row.unknown)
-                yield f"the shares of the step at event {step} cannot be read: {reason}"
-            elif np.isnan(whole):
-                yield f"the shares of the step at event {step} cannot be read: a constant inside a mean is not known"
-            elif min(abs(total - right), abs(whole - right)) > 1e-3 * abs(right):
-                yield f"the shares of the step at event {step} add up to {told(total)}, expected {told(right)}"
+                yield f"{said} cannot be read: {reason}"
+            elif np.isnan(sums):
+                yield f"{said} cannot be read: a constant inside a mean is not known"
+            elif min(abs(total - right), abs(sums - right)) > 1e-3 * abs(right):
+                yield f"{said} add up to {told(total)}, expected {told(right)}"
 
 
-def _own(ledger: Ledger, rows: Shares) -> np.ndarray:
-    """For each row, what stands inside the mean of its loss: a part of that, or what divides it."""
-    found = []
+def _unclipped(rows: Shares) -> np.ndarray:
+    """Return the shares as if nothing had been clipped: a clip shortens what is complete."""
+    factor = np.where(rows.erased, 0.0, rows.clipped)
+    weights = np.zeros(len(rows))
+    np.divide(rows.share, factor, out=weights, where=factor > 0)
+    return weights
+
+
+def _constants(ledger: Ledger, rows: Shares) -> np.ndarray:
+    """Return, for each row, the constant inside the mean of its loss; NaN where it is not known."""
+    constants = []
     for backward, place in zip(rows.backward.tolist(), rows.term.tolist(), strict=True):
         term = next(iter(ledger[backward].terms[place : place + 1]), {})
-        found.append(number(term.get("own", 1.0)))
-    return np.where(np.array(found) == 0, np.nan, found)
+        constants.append(number(term.get("own", 1.0)) or np.nan)
+    return np.array(constants)
 
 
 def _syncs(ledger: Ledger) -> Iterator[tuple[int, int]]:
-    """How often gradients were exchanged between two steps: backwards that do, and reductions by hand."""
-    many, backward, counted = 0, -1, -1
+    """Yield each step, and how often gradients were exchanged before it: backwards that do, reductions by hand."""
+    exchanges: set[int] = set()
+    backward = -1
     for event in ledger:
         if event.kind == "backward":
             backward = event.index
         elif event.kind == "sync":
-            inside = event.within == "backward"
-            many += not inside or backward != counted
-            counted = backward if inside else counted
+            # The all-reduces inside one backward are one exchange.
+            exchanges.add(backward if event.within == "backward" else event.index)
         elif event.kind == "step":
-            yield event.index, many
-            many = 0
+            yield event.index, len(exchanges)
+            exchanges.clear()
