@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral, Real
@@ -281,65 +281,28 @@ class Events(Sequence[Event]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Event, ...]: ...
     def __getitem__(self, index: int | slice) -> Event | tuple[Event, ...]:
-        if isinstance(index, slice):
-            return tuple(self._make(range(len(self))[index]))
-        return next(self._make((range(len(self))[index],)))
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            return tuple(self[i] for i in places)
+        return self._make(places)
 
-    def __iter__(self) -> Iterator[Event]:
-        # In blocks: a loop over a million events must not hold a million lists of numbers.
-        for start in range(0, len(self), 1024):
-            yield from self._make(range(start, min(start + 1024, len(self))))
-
-    def _make(self, places: Sequence[int]) -> Iterator[Event]:
-        where = (
-            slice(places.start, places.stop)
-            if isinstance(places, range) and places.step == 1
-            else list(places)
+    def _make(self, index: int) -> Event:
+        # Details are parsed anew: what is done to those of one event changes no ledger.
+        codes = dict(zip(CODES, self.codes[index].tolist(), strict=True))
+        texts = {name: self.tables[name][codes[name]] for name in _TEXTS}
+        numbers = dict(zip(NUMBERS, self.numbers[index].tolist(), strict=True))
+        for name, value in numbers.items():
+            if math.isnan(value):
+                numbers[name] = _NAN
+        return Event(
+            index,
+            line=codes["line"],
+            rank=None if codes["rank"] < 0 else codes["rank"],
+            details=_mapping(self.tables["details"][codes["details"]]),
+            frames=self._frames[codes["frames"]],
+            **texts,
+            **numbers,
         )
-        tables = self.tables
-        rows = zip(
-            places,
-            self.codes[where].tolist(),
-            self.numbers[where].tolist(),
-            strict=True,
-        )
-        framed = self._frames
-        for index, (
-            kind,
-            label,
-            file,
-            line,
-            source,
-            within,
-            rank,
-            details,
-            frames,
-            via,
-        ), numbers in rows:
-            time, loss, scale, before, after, allocated, peak = (
-                _NAN if x != x else x  # noqa: PLR0124 - NaN
-                for x in numbers
-            )
-            yield Event(
-                index,
-                tables["kind"][kind],
-                tables["label"][label],
-                tables["file"][file],
-                line,
-                tables["source"][source],
-                time,
-                loss,
-                scale,
-                before,
-                after,
-                tables["within"][within],
-                _mapping(tables["details"][details]),
-                None if rank < 0 else rank,
-                allocated,
-                peak,
-                framed[frames],
-                tables["via"][via],
-            )
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Events | tuple):
