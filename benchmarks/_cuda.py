@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from accumviz.ledger.ledger import Ledger
-from accumviz.recorder.contributions import _BULK_BYTES_ON_DEVICE
+from accumviz.recorder.gradients import BULK_ON_DEVICE
 from accumviz.recorder.record import record
 
 if torch.cuda.is_available():  # read by cuBLAS when it starts: without it, bits may differ from run to run
@@ -349,8 +349,8 @@ def figures() -> list[Row]:
             "added to it by recording",
             round(added / MIB, 3),
             "MiB",
-            f"≤ {_BULK_BYTES_ON_DEVICE // MIB}",
-            added <= _BULK_BYTES_ON_DEVICE,
+            f"≤ {BULK_ON_DEVICE // MIB}",
+            added <= BULK_ON_DEVICE,
         ),
         row("asking the allocator, each time", round(1e6 * each, 1), "µs"),
     ]

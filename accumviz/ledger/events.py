@@ -90,10 +90,10 @@ class Event:
     `details` holds what only its kind has, such as the `lr` of a step, or the `terms` of a backward:
     for each loss under its root, the operation (`op`), its `reduction` ("mean", "sum", "none"), over
     how many `elements` (of a cross entropy the targets that count), times which constant `factor`;
-    and why, where that cannot be read (`unknown`, else empty). Where hooks of the parameters changed
-    all that a backward brought, `by_hook` is the factor, NaN where it was not one; an edit that a
-    hook made of `.grad` itself says so (`by`). Where another thread used or changed the same `.grad`
-    while a backward ran, it is `overlapped`: what became of what it brought is not known. Of an
+    and why, where that cannot be read (`unknown`, else empty). Where
+    all parameters that a backward reached have hooks of your own, `by_hook` is NaN; an edit that a hook
+    made before a step says so (`by`). Where another thread trains the parameters, too, a backward is
+    `overlapped`: what became of what it brought is not known. Of an
     all-reduce that your own lines began, `reduction` is to what ("sum", "avg"); of one in your comm
     hook, `by_comm_hook` by which factor what it left is more than the sum over ranks, NaN where that
     could not be read; of what FSDP scatters, `divisor` by what it divides that sum, where it is not

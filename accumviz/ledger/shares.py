@@ -35,7 +35,7 @@ _REASONS = (
     "it was erased in some parameters and used in others",
     "the step read gradients that the scaler had scaled, and nobody is known to have unscaled them",
     "it was unscaled by another factor than that by which the scaler had scaled it",
-    "hooks of the parameters changed what it brought",
+    "parameters have hooks of your own, which may change what a backward brings",
     "another thread changed the same .grad while it ran",
     "over how many elements it sums was not recorded",
 )

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,6 @@ class Buffer:
         )
         self.start = time.perf_counter()
         self.pending: list[Row] = []
-        self.by_threads = (
-            False  # whether several tell events, be it only that they load data
-        )
         self.present: bytes | bytearray = bytes(
             len(sizes)
         )  # the PRESENT bits after the last row that is away
@@ -151,16 +148,6 @@ class Buffer:
         self.pending.append(row)
         return row
 
-    def put_last(self, row: Row) -> list[Row]:
-        """Put a row behind those that other threads began meanwhile, unless some ran inside it; returns all of them."""
-        with self._lock:
-            meanwhile = self.pending[self.pending.index(row) + 1 :]
-            if meanwhile and all(other.within != "backward" for other in meanwhile):
-                self.pending.remove(row)
-                self.pending.append(row)
-                row.time = time.perf_counter() - self.start
-            return meanwhile
-
     def finish(self, row: Row) -> None:
         """This row is whole, but for what a device still sends."""
         if self._allocated.devices:
@@ -211,8 +198,6 @@ class Buffer:
                     if row.sent > there:
                         break
                 ready += 1
-            if self.by_threads:
-                self._carry(pending[:ready])
             moved = 0
             try:
                 for row in pending[:ready]:
@@ -224,17 +209,6 @@ class Buffer:
                 self._away += moved
             if self._writer is not None:
                 self._write_soon()
-
-    def _carry(self, rows: list[Row]) -> None:
-        """Have each row say what is present of the leaves that it changed, and of others what the row before it says.
-
-        When a row looked at the leaves of other threads, theirs may not have been told, or have gone on.
-        """
-        present = bytearray(self.present)
-        for row in rows:
-            for i in row.changed:
-                present[i] = row.present[i]
-            row.present = bytes(present)
 
     def _worth_asking(self) -> bool:
         """Whether to ask a device what has arrived: for many events at once, or because a file waits for them."""
@@ -342,34 +316,29 @@ class Buffer:
             separators=(",", ":"),
         )
 
-    def expect(self, running: Backward, touched: Iterable[int]) -> None:
-        """In rows that happened while this backward ran, what it had yet to bring counts as there already.
+    def expect(self, running: Backward) -> None:
+        """Count what a backward had yet to bring as there already in the rows that happened while it ran.
 
         Its own row stands before them with all it brought: a `.grad` may not be gone in between.
         """
-        with self._lock:
-            self._expect(running, touched)
-
-    def _expect(self, running: Backward, touched: Iterable[int]) -> None:
-        position = self.pending.index(running)
-        last = len(self)
-        arrivals = sorted(
-            (running.settled.get(i, last), i) for i in touched if not running.had[i]
+        inner = self.pending[self.pending.index(running) + 1 :]
+        if not inner:
+            return
+        last, first = len(self), len(self) - len(inner)
+        settled = {i: running.settled.get(i, last) for i in running.reached}
+        self._add_present(
+            running, [i for i, number in settled.items() if number < last]
         )
-        missing, arrived = bytearray(self._count), 0
-        for _, i in arrivals:
-            missing[i] = PRESENT
-        for number, row in enumerate(
-            self.pending[position + 1 :], self._away + position + 1
-        ):
-            while arrived < len(arrivals) and arrivals[arrived][0] <= number:
-                missing[arrivals[arrived][1]] = 0
-                arrived += 1
+        for number, row in enumerate(inner, first):
             if row.within == "backward" and row.done:
-                both = int.from_bytes(row.present, "little") | int.from_bytes(
-                    missing, "little"
-                )
-                row.present = both.to_bytes(self._count, "little")
+                late = [i for i, at in settled.items() if at > number]
+                self._add_present(row, [i for i in late if not running.had[i]])
+
+    def _add_present(self, row: Row, leaves: list[int]) -> None:
+        present = bytearray(row.present)
+        for i in leaves:
+            present[i] = PRESENT
+        row.present = bytes(present)
 
     # --- from columns to chunks ----------------------------------------------------------------
 

@@ -196,7 +196,8 @@ class Shard:
     def __init__(self, tensor: torch.Tensor, handle: Any) -> None:
         self.tensor, self._handle = tensor, handle
         self.shape = tensor.shape
-        self._backward_hooks = self._post_accumulate_grad_hooks = None
+        self._backward_hooks = {_NoHandle.id: None}
+        self._post_accumulate_grad_hooks = None
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -451,14 +452,15 @@ class Collectives:
 
     def __init__(
         self,
-        contributions: Any,
+        gradients: Any,
+        rows: Any,
         sites: CallSites,
         failed: Callable[[Exception], None],
         edits: weakref.WeakMethod[Callable[[list[int]], None]],
     ) -> None:
-        self._contributions, self._sites = contributions, sites
+        self._leaves = leaves = gradients
+        self._rows, self._sites = rows, sites
         self._failed, self._edits = failed, edits
-        self._leaves = leaves = contributions.leaves
         self._shards: Shards = leaves.named.shards
         modules = [m for root in leaves.named.wrapped for m in root.modules()]
         self.replicas = [
@@ -477,11 +479,10 @@ class Collectives:
                 for i in replica.leaves
                 if replica.in_place or leaves.tensors[i].device.type != "cpu"
             }
-        contributions.taken = taken
+        leaves.taken = taken
         self.unhooked = set(taken)
-        leaves.always |= self._replicated | taken
         self.by_hand: dict[Row, ByHand] = {}
-        self.told = contributions.told
+        self.told: dict[int, Row] = {}
 
     def open(self) -> None:
         """Watch every collective."""
@@ -549,26 +550,9 @@ class Collectives:
         def hook(_: torch.Tensor) -> None:
             collectives = here()
             if collectives is not None:
-                collectives._read_accumulated(i)
+                collectives._leaves.accumulated(i)
 
         return patches.guarded(hook, failed=self._failed)
-
-    def _read_accumulated(self, i: int) -> None:
-        """Read a `.grad` that will be changed or taken away, once autograd has added to it."""
-        contributions, leaves = self._contributions, self._leaves
-        running = contributions.running()
-        if running is None:
-            return
-        # Once: FSDP's sum in another dtype is made each time.
-        grad = leaves.tensors[i].grad
-        if i in running.written:
-            contributions.edited(running, [i])
-        elif running.had[i]:
-            leaves.reduce(running, "grad", [] if grad is None else [(i, grad)])
-            running.read[i] = None
-        elif i not in running.unknown:
-            running.same[i] = None
-        leaves.saw([(i, grad)])
 
     def collective(
         self,
@@ -581,14 +565,11 @@ class Collectives:
 
         Returns the row of one that the user's own lines began.
         """
-        contributions = self._contributions
         inside = torch._C._current_graph_task_id() != -1
-        running = contributions.running() if inside else None
-        if running is not None and running.written:
-            contributions.edited(running)
-        if running is not None and running.hot:
+        running = self._leaves.running_here() if inside else None
+        if running is not None:
             # Once it is over, `.grad` is no longer what this backward made of it.
-            contributions.reduce(running)
+            self._leaves.settle(running)
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
         details: dict[str, Any] = {"op": op, "bytes": size, "ranks": self._ranks}
         moving = self._shards.moving(frame, self._ranks) if self._shards else None
@@ -614,7 +595,7 @@ class Collectives:
         details: dict[str, Any],
     ) -> Row:
         details["parameters"] = [self._leaves.named.names[i] for i in leaves]
-        rows = self._contributions.rows
+        rows = self._rows
         if running is not None:
             row = rows.begin("sync", running.label, running.site, "backward", details)
         else:
@@ -627,7 +608,7 @@ class Collectives:
 
     def _over(self, row: Row) -> None:
         row.present = bytes(self._leaves.present)
-        self._contributions.rows.finish(row)
+        self._rows.finish(row)
 
     # --- FSDP ----------------------------------------------------------------------------------
 
@@ -680,7 +661,7 @@ class Collectives:
         """
         if any(at.f_code.co_filename.endswith(_BATCH_NORM) for at in _outwards(frame)):
             return []
-        arrived = [i for i in running.met if i in self._replicated]
+        arrived = [i for i in running.reached if i in self._replicated]
         left = [i for i in arrived if i not in running.synced]
         replica = next((r for r in self.replicas if r.leaves & {*left}), None)
         if replica is None or replica.armed is None:
@@ -714,17 +695,17 @@ class Collectives:
         leaves, present = self._leaves, bytearray(running.present)
         for replica in self.replicas:
             if replica.armed is not None and running.synced & replica.leaves:
-                arrived = [i for i in running.met if i in self._replicated]
+                arrived = [i for i in running.reached if i in self._replicated]
                 replica.arrivals = replica.arrivals or arrived
                 replica.armed, replica.spent = False, True
         for i in running.synced:
-            if i not in running.met:
+            if i not in running.reached:
                 present[i] = running.had[i]
         running.present = bytes(present)
         for row, concerned, arriving in running.syncs:
             row.changed = concerned
             row.contributed = [i for i in arriving if leaves.present[i]]
-            leaves.read(row, concerned)
+            leaves.read_grads(row, concerned)
             for i in row.contributed:
                 piece = arriving[i]
                 if piece is None and not present[i]:
@@ -733,13 +714,13 @@ class Collectives:
             for i in concerned:
                 present[i] = leaves.present[i]
             row.present = bytes(present)
-            self._contributions.rows.finish(row)
+            self._rows.finish(row)
 
     def _contribute(self, row: Row, i: int, piece: torch.Tensor | None) -> None:
         if piece is None:
             row.unmeasured = [*row.unmeasured, i]
             return
-        self._leaves.reduce(row, "contribution", [(i, piece.reshape(-1))])
+        self._leaves.read(row, "contribution", [(i, piece.reshape(-1))])
         keep_for_stream([piece])  # it was scattered on a stream of FSDP's
 
     # --- by hand -------------------------------------------------------------------------------
@@ -770,9 +751,7 @@ class Collectives:
         size = sum(self._leaves.sizes[i] for i in leaves)
         wholly = on_cpu and sum(tensor.numel() for tensor in whole) >= size
         details["reduction"] = _reduction(frame, self._ranks) if wholly else ""
-        if running is not None:
-            self._contributions.settle(running)
-        elif (edits := self._edits()) is not None:
+        if running is None and (edits := self._edits()) is not None:
             edits(leaves)
         row = self._row(leaves, frame, running, details)
         self.by_hand[row] = ByHand(leaves, None, get_ident())
@@ -802,7 +781,7 @@ class Collectives:
         for row, begun in list(self.by_hand.items()):
             if begun.work is work and begun.thread == get_ident():
                 del self.by_hand[row]
-                self._end_by_hand(row, begun.leaves, self._leaves.read)
+                self._end_by_hand(row, begun.leaves, self._leaves.read_grads)
                 self.told |= dict.fromkeys(begun.leaves, row)
                 return
 
@@ -819,8 +798,8 @@ class Collectives:
         self, row: Row, leaves: list[int], read: Callable[[Row, list[int]], None]
     ) -> None:
         row.changed = leaves  # the library writes without a new version
+        self._leaves.mark_seen(leaves)
         read(row, leaves)
-        self._leaves.note(leaves)
         self._over(row)
 
 

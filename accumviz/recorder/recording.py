@@ -24,11 +24,10 @@ from accumviz.ledger.ledger import Ledger
 from accumviz.recorder import distributed, patches
 from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.callsite import CallSite, CallSites
-from accumviz.recorder.contributions import Contributions
 from accumviz.recorder.distributed import Collectives
-from accumviz.recorder.leaves import Leaves
+from accumviz.recorder.gradients import THREADS, Gradients
 from accumviz.recorder.loaders import Loaders
-from accumviz.recorder.loss_terms import describe_root, starts
+from accumviz.recorder.loss_terms import describe_root
 from accumviz.recorder.memory import Allocated, Held
 from accumviz.recorder.rows import Backward, Row
 from accumviz.recorder.statistics import BatchNorms
@@ -40,9 +39,6 @@ _CAPTURED = (
     "only the .grad that a replay leaves; to see every event, record the loop before it is captured"
 )
 _GROWN = "`{name}` got parameters that are not recorded, because they were not there before: what they get is not seen"
-_MANY = (list, tuple)
-# What counts no version is looked for before so many steps, and then in one of so many: it costs a small step 2 %.
-_CLOSELY, _SELDOM = 32, 17
 
 
 _made = tuple.__new__  # what a NamedTuple is called by costs four times as much
@@ -105,8 +101,9 @@ class Recording:
         overwrite: bool = False,
         sources: bool = False,
     ) -> None:
-        self._leaves = Leaves(named, exact)
-        self._optimizers = Optimizers(self._leaves.owned)
+        failed = _telling(self)
+        self._gradients = Gradients(named, exact, failed)
+        self._optimizers = Optimizers(self._gradients.owned)
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
         self._graphs = Graphs(named.modules, self._sites) if graphs else None
@@ -114,14 +111,11 @@ class Recording:
         self._steps: list[_Step] = []
         self._entered = self._closed = False
         self._unmoved = True  # until the weights were read for the first time
-        # Whether this step's `.grad` is compared with what the last row says of it; and whether it ever differed.
-        self._closely, self._unseen, self._stepped = True, False, 0
-        self._told: Row | None = None
         # What FSDP gathers comes after all others, and is no tensor.
         self._last = max(
             (
                 i
-                for i, leaf in enumerate(self._leaves.tensors)
+                for i, leaf in enumerate(self._gradients.tensors)
                 if isinstance(leaf, torch.Tensor)
             ),
             default=0,
@@ -140,26 +134,28 @@ class Recording:
         self._in_graphs: dict[int, None] = {}
         self._rank = distributed.rank()
         self._known: list[Parameter] | None = None  # once they have been let go
-        self._size = len(self._leaves)
+        self._size = len(self._gradients)
         self.file = locate(None if path is None else Path(path))
         self._rows = Buffer(
-            self._leaves.sizes,
-            list(self._leaves.small),
-            self._leaves.wire,
+            self._gradients.sizes,
+            list(self._gradients.small),
+            self._gradients.wire,
             self._allocated,
             self._about,
             path=self.file,
             overwrite=overwrite,
             sources=sources,
         )
-        failed = _telling(self)
-        self._contributions = Contributions(self._leaves, self._rows, failed)
+        self._gradients.events = self._rows.__len__
         self._collectives = Collectives(
-            self._contributions,
+            self._gradients,
+            self._rows,
             self._sites,
             failed,
             weakref.WeakMethod(self.edits_before),
         )
+        replicas = self._collectives.replicas or self._gradients.taken
+        self._gradients.watches = not replicas
         self._early: Row | None = (
             None  # what was changed by hand before collectives by hand, as they come
         )
@@ -216,12 +212,11 @@ class Recording:
     @_guarded
     def _open(self) -> None:
         self._rows.start = perf_counter()
-        self._leaves.update()
-        self._rows.present = bytes(self._leaves.present)
+        self._gradients.update()
+        self._rows.present = bytes(self._gradients.present)
         self._look_at_weights()
-        devices = self._leaves.devices()
-        self._leaves.wire.open(devices)
-        self._contributions.on_devices(devices)
+        devices = self._gradients.devices()
+        self._gradients.wire.open(devices)
         self._allocated.open(devices)
         if self._graphs is not None:
             self._graphs.open()
@@ -243,7 +238,7 @@ class Recording:
         """Take everything of ours away from torch and from the user's tensors, whatever fails on the way."""
         with contextlib.suppress(Exception):
             patches.leave(self)
-        for part in (self._collectives, self._leaves, self._graphs):
+        for part in (self._collectives, self._gradients, self._graphs):
             with contextlib.suppress(Exception):
                 if part is not None:
                     part.close()
@@ -259,35 +254,30 @@ class Recording:
             self._norms.close()
         finally:
             self._steps.clear()
-            self._told = None
             self._optimizers.forget()
             self._memory = Held(wanted=False)
             self._collectives.forget()
-            self._leaves.forget()
-            self._contributions.forget()
+            self._gradients.forget()
 
     def _leave_running(self) -> None:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
-        for running in list(self._contributions.open):
-            self._contributions.reduce(running)
-            self._contributions.end_edit(running)
-            if running.met:
-                running.details["error"] = (
-                    "the recording was closed while this backward ran"
-                )
-                running.contributed = running.changed = list(running.met)
-                running.alike = [i for i in running.same if i not in running.unknown]
-                running.present, running.done = bytes(self._leaves.present), True
-                for sync in running.syncs:
-                    sync.row.present, sync.row.done = running.present, True
-            else:
-                self._rows.pending.remove(running)
-        self._contributions.open.clear()
+        running, self._gradients.running = self._gradients.running, None
+        if running is None:
+            return
+        self._gradients.finish(running)
+        if running.reached:
+            said = "the recording was closed while this backward ran"
+            running.details["error"] = said
+            for sync in running.syncs:
+                sync.row.present, sync.row.done = running.present, True
+            running.done = True
+        else:
+            self._rows.pending.remove(running)
 
     @property
     def tensors(self) -> list[Any]:
         """The tensors that are recorded, until it is closed."""
-        return self._leaves.tensors
+        return self._gradients.tensors
 
     def is_on_disk(self) -> bool:
         """Whether the file of a closed recording holds all that was recorded."""
@@ -304,7 +294,7 @@ class Recording:
 
         What was written to a file is read back from there.
         """
-        if self._entered and not self._closed and not self._contributions.open:
+        if self._entered and not self._closed and self._gradients.running is None:
             self._edits()
         return self._rows.ledger()
 
@@ -376,25 +366,24 @@ class Recording:
 
     def backward_begins(
         self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Backward:
-        leaves = self._leaves
-        contributions, within, thread = self._contributions, "", get_ident()
-        if self._steps:
-            within = self._within()
+    ) -> Backward | None:
+        gradients, thread = self._gradients, get_ident()
+        if gradients.thread is None:
+            gradients.thread = thread
+        if thread != gradients.thread:
+            gradients.others += 1
+            return None
+        within = self._within() if self._steps else ""
         if self._collectives.unhooked:
             self._collectives.hook()
-        if thread == contributions.opener:
-            self._edits(closely=True)
-            self._collectives.told.clear()
-            contributions.prepare()
-        else:
-            contributions.share_with_threads()
-            self._edits()
+        self._edits()
+        self._collectives.told.clear()
+        gradients.hook()
         running = Backward(
             self._sites.find(frame),
             perf_counter() - self._rows.start,
             within,
-            bytes(leaves.present),
+            bytes(gradients.present),
             thread,
         )
         describe_root(running, args, kwargs)
@@ -404,7 +393,7 @@ class Recording:
             if stood[1] != self._stood[1]:
                 running.details["last_moved"] = True
         if running.late:
-            running.send(leaves.wire)
+            running.send(gradients.wire)
         if self._collectives.replicas:
             self._collectives.describe(running.details, None)
         storages = self._memory.before(running.nodes)
@@ -413,17 +402,24 @@ class Recording:
         if self._graphs is not None:
             self._graphs.begin(running, frame, args, kwargs)
         self._rows.pending.append(running)
-        contributions.begin(running)
+        gradients.running = running
         return running
 
     def backward_nests(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._contributions.nests(starts(args, kwargs))
+        running = self._gradients.running_here()
+        if running is not None:
+            running.nested = True
 
-    def backward_ends(self, running: Backward, error: BaseException | None) -> None:
+    def backward_ends(
+        self, running: Backward | None, error: BaseException | None
+    ) -> None:
+        gradients = self._gradients
+        if running is None:
+            gradients.others -= 1
+            return
         if running.finish_graph is not None and self._graphs is not None:
             self._graphs.end(running)
-        contributions = self._contributions
-        if self._closed or not contributions.end(running):
+        if self._closed or gradients.running is not running:
             return
         if running.storages is not None:
             failed = error is not None
@@ -434,51 +430,23 @@ class Recording:
         running.nodes = ()
         if error is not None:
             running.details["error"] = patches.describe(error)
-        meanwhile = self._rows.put_last(running) if contributions.shared else []
-        beside = contributions.open[:]
-        if not contributions.finish(running):
-            self._rows.pending.remove(running)
-            return
-        if contributions.shared and (
-            contributions.disturbed(running, beside)
-            | self._overlaps(running, meanwhile)
-        ):
-            running.details["overlapped"] = True
+        gradients.finish(running)
+        self._rows.expect(running)
         if self._collectives.replicas:
-            self._collectives.describe(running.details, {*running.met})
+            self._collectives.describe(running.details, {*running.reached})
         if running.syncs:
             self._collectives.finish(running)
-        if self._unmoved and self._leaves.small:
+        if self._unmoved and self._gradients.small:
             self._weigh(running)
             if running.late:
-                running.send(self._leaves.wire)
+                running.send(self._gradients.wire)
         self._finish(running)
 
-    def _overlaps(self, running: Backward, meanwhile: list[Row]) -> bool:
-        """Whether what other threads did meanwhile used or changed the `.grad` that it reached, in an order not known.
-
-        Additions have none, as long as each has its place behind those that came before it ended.
-        """
-        reached, moved = {*running.contributed}, self._rows.pending[-1] is running
-        for row in meanwhile:
-            adds = type(row) is Backward
-            if (
-                row.within == "backward"
-                or row.kind in ("schedule", "loader")
-                or (adds and moved)
-            ):
-                continue
-            used = {*row.changed, *(row.met if type(row) is Backward else ())}
-            if row.kind == "step":
-                used.update(self._optimizers.leaves()[row.details["optimizer_index"]])
-            # What a collective has changed is known once it is over.
-            if (row.kind == "sync" and not row.done) or not reached.isdisjoint(used):
-                return True
-        return False
-
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
-        if not self._leaves.owns(optimizer):
+        if not self._gradients.owns(optimizer):
             self._elsewhere = True
+            return
+        if not self._is_ours():
             return
         index, thread = self._optimizers.meet(optimizer, frame), get_ident()
         steps = self._steps
@@ -486,13 +454,13 @@ class Recording:
             step.thread == thread and step.optimizer == index for step in steps
         )
         if not inner:
-            self._before_change(optimizer, closely=True)
+            self._before_change()
         steps.append(_made(_Step, (index, id(frame), frame.f_code, thread, inner)))
 
     def step_prepared(self, optimizer: Any, frame: FrameType) -> None:
         """The optimizer's own hooks have run, and its step has not."""
-        if self._leaves.owns(optimizer):
-            self._before_change(optimizer, closely=True, by_hook=frame)
+        if self._gradients.owns(optimizer) and self._is_ours():
+            self._before_change(by_hook=frame)
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
         steps, number = self._steps, id(frame)
@@ -507,12 +475,12 @@ class Recording:
         if step is not None:
             if not step.inner:
                 self._step(step.optimizer, optimizer, frame, {})
-        elif self._leaves.owns(optimizer):
+        elif self._gradients.owns(optimizer) and self._is_ours():
             self._step(self._optimizers.meet(optimizer, frame), optimizer, frame, {})
 
     def step_skipped(self, optimizer: Any, frame: FrameType) -> None:
-        if self._leaves.owns(optimizer):
-            self._before_change(optimizer)
+        if self._gradients.owns(optimizer) and self._is_ours():
+            self._before_change()
             self._step(
                 self._optimizers.meet(optimizer, frame),
                 optimizer,
@@ -523,9 +491,11 @@ class Recording:
     def scheduled(self, scheduler: Any, frame: FrameType) -> None:
         """A learning-rate scheduler has stepped."""
         optimizer = getattr(scheduler, "optimizer", None)
-        if self._closed or optimizer is None or not self._leaves.owns(optimizer):
+        if self._closed or optimizer is None or not self._gradients.owns(optimizer):
             return
-        self._before_change(optimizer)
+        if not self._is_ours():
+            return
+        self._before_change()
         index = self._optimizers.meet(optimizer, frame)
         details: dict[str, Any] = {
             "scheduler": type(scheduler).__name__,
@@ -544,8 +514,8 @@ class Recording:
 
     def loads(self, what: str, source: Any, frame: FrameType) -> None:
         """A data loader begins, or its iterator ends."""
-        if not self._closed:
-            self._before_change(None)
+        if not self._closed and self._gradients.is_ours():
+            self._before_change()
             self._emit(
                 "loader",
                 self._site(frame),
@@ -555,28 +525,30 @@ class Recording:
             )
 
     def change_begins(self, tensors: Any) -> bool:
-        if not self._leaves.owns(tensors):
+        if not self._gradients.owns(tensors) or not self._is_ours():
             return False
-        # A list is clipped, what else there is zeroed, whatever stood there.
-        self._before_change(tensors, closely=isinstance(tensors, _MANY))
+        self._before_change()
         return True
 
     def swap_begins(self, tensors: tuple[Any, ...]) -> list[int]:
-        return self._leaves.let_go(tensors)
+        return self._gradients.let_go(tensors)
 
     def swap_ends(self, leaves: list[int]) -> None:
         if leaves:
-            self._leaves.note(leaves)
+            self._gradients.mark_seen(leaves)
 
-    def _before_change(
-        self, owner: Any, *, closely: bool = False, by_hook: FrameType | None = None
-    ) -> None:
-        contributions = self._contributions
-        running = contributions.running() if contributions.open else None
+    def _is_ours(self) -> bool:
+        """Return whether the caller's thread is followed; what others do leaves nothing that could be judged."""
+        ours = self._gradients.is_ours()
+        self._gradients.disturbed |= not ours
+        return ours
+
+    def _before_change(self, *, by_hook: FrameType | None = None) -> None:
+        running = self._gradients.running_here()
         if running is not None:
-            contributions.settle(running)
+            self._gradients.settle(running)
         else:
-            self._edits(owner, closely=closely, by_hook=by_hook)
+            self._edits(by_hook=by_hook)
 
     def change_ends(
         self,
@@ -588,14 +560,11 @@ class Recording:
     ) -> None:
         if self._closed:
             return
-        changed = self._contributions.changed(tensors)
+        changed = self._gradients.update()
         if kind == "unscale":  # it does not bump versions
-            changed = [
-                i
-                for i in self._leaves.owned(owner)
-                if self._leaves.tensors[i].grad is not None
-            ]
-        elif kind == "clip" and len(parts := self._leaves.sharded(tensors)):
+            changed = self._gradients.with_grad(owner)
+        elif kind == "clip":
+            parts = self._gradients.with_grad(tensors, sharded=True)
             changed = sorted({*changed, *parts})
         site, label = self._site(frame), ""
         if owner is not None and not isinstance(owner, torch.nn.Module):
@@ -651,32 +620,17 @@ class Recording:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _edits(
-        self,
-        owner: Any = None,
-        *,
-        closely: bool = False,
-        by_hook: FrameType | None = None,
-    ) -> None:
-        """Tell what changed since the last event; `closely`: without a new version, too; `by_hook`: where it ran."""
-        contributions = self._contributions
-        mine = get_ident() == contributions.opener
-        if not mine:
-            self._rows.by_threads = True
-        elif self._early is not None:
+    def _edits(self, *, by_hook: FrameType | None = None) -> None:
+        """Add what changed since the last event; `by_hook`: where a hook of the user's ran."""
+        if not self._gradients.is_ours():
+            return
+        if self._early is not None:
             self._rows.finish(self._early)
             self._early = None
-        changed = contributions.look(owner)
-        if (
-            closely
-            and mine
-            and not changed
-            and (self._told or self._collectives.told)
-            and self._changed_unseen()
-        ):
-            changed = [i for i, there in enumerate(self._leaves.present) if there]
-        if mine and self._collectives.by_hand:
-            changed = self._collectives.claim(changed)
+        if self._collectives.by_hand:
+            changed = self._collectives.claim(self._gradients.update())
+        else:
+            changed = self._gradients.look()
         if changed and by_hook is not None:
             self._emit("edit", self._site(by_hook), "", {"by": "hook"}, changed)
         elif changed or self._capturing is not None:
@@ -684,10 +638,10 @@ class Recording:
 
     def edits_before(self, leaves: list[int]) -> None:
         """As `_edits`, of leaves that are about to be reduced by hand: in one row, until something else happens."""
-        if get_ident() != self._contributions.opener:
+        if not self._gradients.is_ours():
             return
-        unseen = [i for i in leaves if self._changed_unseen(i)]
-        changed = sorted({*self._leaves.update(leaves), *unseen})
+        unseen = [i for i in leaves if self._gradients.differs(i)]
+        changed = sorted({*self._gradients.update(leaves), *unseen})
         if not changed:
             return
         row, told = self._early, self._collectives.told
@@ -699,8 +653,8 @@ class Recording:
             )
         else:
             row.changed = [*row.changed, *changed]
-        self._leaves.read(row, changed)
-        row.present = bytes(self._leaves.present)
+        self._gradients.read_grads(row, changed)
+        row.present = bytes(self._gradients.present)
 
     def _edit(self, changed: list[int]) -> None:
         """What changed since we last looked: by a hand that we did not see, or in a capture."""
@@ -711,6 +665,7 @@ class Recording:
             self._emit("edit", CallSite(), "", {}, changed)
         else:
             self._in_graphs |= dict.fromkeys(changed)
+            self._gradients.watches = False
             self._emit(
                 "edit", capturing, "CUDA graph", {"captured": True}, changed, read=False
             )
@@ -726,32 +681,24 @@ class Recording:
         found = getattr(optimizer, "found_inf", None)
         if isinstance(found, torch.Tensor):
             plain, details["found_inf"] = False, found
-        self._stepped += 1
-        self._closely = (
-            self._unseen or self._stepped < _CLOSELY or not self._stepped % _SELDOM
-        )
-        changed = self._contributions.changed(optimizer)
+        changed = self._gradients.update()
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:  # unscaled inside the kernel, unseen by versions
             plain, details["amp_scale"] = False, scale
-            changed = [
-                i
-                for i in self._leaves.owned(optimizer)
-                if self._leaves.tensors[i].grad is not None
-            ]
+            changed = self._gradients.with_grad(optimizer)
         self._emit("step", self._site(frame), name, details, changed, plain=plain)
 
     def _site(self, frame: FrameType) -> CallSite:
         """The user's line; on the engine's thread, where there may be none, that of the backward."""
         site = self._sites.find(frame)
-        running = None if site.file else self._contributions.running()
+        running = None if site.file else self._gradients.running_here()
         return site if running is None else running.site
 
     def _within(self) -> str:
         """What the caller is inside of: a step (its closure), a backward (its hooks), or nothing."""
         if self._steps:
             self._drop_stale_steps()
-        if self._contributions.running():
+        if self._gradients.running_here() is not None:
             return "backward"
         thread = get_ident()
         return "step" if any(step.thread == thread for step in self._steps) else ""
@@ -770,7 +717,7 @@ class Recording:
         """Add an event; `plain` says that none of its details is a tensor that is still to be read."""
         within = (
             self._within()
-            if self._contributions.open or (self._steps and kind != "step")
+            if self._gradients.running is not None or (self._steps and kind != "step")
             else ""
         )
         row = self._rows.begin(kind, label, site, within, details, changed)
@@ -789,18 +736,20 @@ class Recording:
                     if readable(value):
                         row.take(("lr", group), value)
         if changed:
-            (self._leaves.read if read else self._leaves.leave_unread)(row, changed)
-        if (kind == "step" or self._unmoved) and self._leaves.small:
+            (self._gradients.read_grads if read else self._gradients.leave_unread)(
+                row, changed
+            )
+        if (kind == "step" or self._unmoved) and self._gradients.small:
             self._weigh(row)
         if row.late:
-            row.send(self._leaves.wire)
-        row.present = bytes(self._leaves.present)
+            row.send(self._gradients.wire)
+        row.present = bytes(self._gradients.present)
         self._finish(row)
 
     def _standing(self) -> tuple[int, int]:
-        if not self._leaves.tensors:
+        if not self._gradients.tensors:
             return -1, -1
-        first, last = self._leaves.tensors[0], self._leaves.tensors[self._last]
+        first, last = self._gradients.tensors[0], self._gradients.tensors[self._last]
         # A tensor made for inference counts no versions.
         return (
             -1 if first.is_inference() else first._version,
@@ -810,56 +759,17 @@ class Recording:
     def _weigh(self, row: Row) -> None:
         """The weights after a step; and at the first event, so that it is known where they began."""
         self._unmoved = False
-        self._leaves.weigh(row)
+        self._gradients.weigh(row)
 
     def _finish(self, row: Row) -> None:
-        if row.changed:
-            self._told = row if self._closely else None
-            if row.kind != "backward":
-                self._collectives.told.clear()
+        if row.changed and row.kind != "backward":
+            self._collectives.told.clear()
         self._rows.finish(row)
         if self._rows.lost:
             self._tell_lost()
 
     def _look_at_weights(self) -> None:
         self._stood = self._standing()
-
-    def _changed_unseen(self, only: int | None = None) -> bool:
-        """Whether a `.grad` was changed through `.data`, which counts no version: whoever does, does it each time."""
-        told, contributions, collectives = (
-            self._told,
-            self._contributions,
-            self._collectives,
-        )
-        reduced = collectives.told
-        if reduced and only in (None, *reduced):
-            i = next(reversed(reduced)) if only is None else only
-            found = (
-                not contributions.shared
-                and not reduced[i].host
-                and not self._leaves.stands(reduced[i], i)
-            )
-            self._unseen |= found
-            return found
-        if (
-            told is None
-            or told.host
-            or told.within
-            or told.written
-            or contributions.shared
-            or contributions.taken
-        ):
-            return False
-        # What libraries do without a new version is no edit.
-        if (
-            collectives.replicas
-            or collectives.by_hand
-            or self._in_graphs
-            or self._leaves.stands(told, only)
-        ):
-            return False
-        self._unseen = True
-        return True
 
     def _drop_stale_steps(self) -> None:
         """A step that raised never ends: forget it once its frame has left the stack."""
@@ -882,7 +792,7 @@ class Recording:
 
     def _parameters(self) -> list[Parameter]:
         return (
-            self._leaves.parameters(self._optimizers.leaves())
+            self._gradients.parameters(self._optimizers.leaves())
             if self._known is None
             else self._known
         )
@@ -900,8 +810,9 @@ class Recording:
             meta["steps_elsewhere"] = True
         if self._norms.counted:
             meta["batch_norms"] = dict(self._norms.counted)
-        if self._notes:
-            meta["notes"] = list(self._notes)
+        notes = [*self._notes, *([THREADS] if self._gradients.disturbed else [])]
+        if notes:
+            meta["notes"] = notes
         if self._graphs is not None and self._graphs.left_out:
             meta["graphs_left_out"] = self._graphs.left_out
         stopped = self._failure or "".join(patches.failures[self._failures :][:1])

@@ -144,10 +144,6 @@ class Row:
             self.details["lr"][where] = value
         elif where == "found_inf":
             self.details |= {"skipped": True} if value else {}
-        elif (
-            where == "by_hook"
-        ):  # rounded as it is, each backward's own would be a text of its own
-            self.details[where] = float(f"{value:.6g}")
         else:
             self.details[where] = value
 
@@ -167,65 +163,35 @@ class Sync(NamedTuple):
 class Backward(Row):
     """A backward that is running: what it started from, and what has reached which leaf so far.
 
-    `had` are the PRESENT bits when it began, `met` the leaves at which our hook saw something
-    arrive. Of a leaf that had no `.grad`, nothing is kept while it runs (autograd may then hand it
-    the very tensor that comes, without a copy): it is `fresh`. What comes to the others is `held`, in
-    its version, until it is reduced; then the leaf is `settled`, before the row of that number. `read` are those
-    whose `.grad` was taken as well, `same` those of which it was all that was taken.
-
-    It is `hot` while each hook finds what the hooks before it saw in `.grad`, and in the cache. It
-    is kept `whole` where contributions may come in parts. `unhooked` are the leaves that had none of
-    our hooks when it began: what reached one of them, a hook that came meanwhile may have missed.
-    `written` are those whose `.grad` was taken before hooks of the user's could change it, and whether
-    they did; what they made of it is `edit`, a row of its own. `coming` is what is on its way through
-    hooks of the user's to a leaf, in which version; `scaled` what they did to it (`scaling`).
+    `had` are the PRESENT bits when it began, `state` is what it has brought to each leaf (`gradients.State`), `reached`
+    the leaves in the order in which it came. What is `held` is there in its version. A contribution has been read
+    (`settled`) before the event of that number. `looked` are the leaves whose `.grad` was looked at while it runs;
+    `same` those whose `.grad` is what was contributed.
     """
 
     measured = True
-    keeps = hot = whole = tagged = False
-    tasks: Set[int] = (
-        frozenset()
-    )  # the engine's numbers for it and those inside it, noted where it is tagged
-    tags: Sequence[Any] = ()
-    unhooked: Mapping[int, None]
-    streams: Set[int] = frozenset()  # on which contributions came
+    keeps = nested = False
     storages: dict[int, int] | None = None
-    waiting = 0  # bytes that are not reduced yet
+    waiting = 0  # bytes that are held
     nodes: Sequence[Any] = ()
     syncs: Sequence[Sync] = ()
     synced: Set[int] = frozenset()
-    edit: Row | None = None
-    coming: dict[int, tuple[torch.Tensor, int]] = {}  # noqa: RUF012 - as `written`
-    scaled: dict[int, torch.Tensor | None] = {}  # noqa: RUF012 - as `written`
     graph: Graph | None = None
     finish_graph: Callable[[], Graph] | None = None
 
     def __init__(
         self, site: CallSite, time: float, within: str, had: bytes, thread: int
     ) -> None:
-        # With 30 attributes Python gives an object a dict of its own: what most have no need of is the class's.
-        self.kind, self.label, self.site, self.time, self.within = (
-            "backward",
-            site.subject,
-            site,
-            time,
-            within,
-        )
-        self.details, self.targets, self.numbers, self.late, self.host = (
-            {},
-            [],
-            [],
-            [],
-            [],
-        )
+        super().__init__("backward", site.subject, site, time, within, {})
         self.had, self.thread = had, thread
-        self.met: dict[int, None] = {}
-        self.fresh: dict[int, None] = {}
-        self.settled: dict[int, int] = {}
+        self.state = bytearray(len(had))
+        self.reached: list[int] = []
         self.held: dict[int, tuple[torch.Tensor, int]] = {}
-        self.read: dict[int, None] = {}
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.settled: dict[int, int] = {}
         self.same: dict[int, None] = {}
-        self.unknown: dict[int, None] = {}
+        self.looked: set[int] = set()
+        self.streams: set[int] = set()  # on which contributions came
 
 
 # What a row says beside its time if it was not measured.

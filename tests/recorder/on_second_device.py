@@ -14,7 +14,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger.ledger import CONTRIBUTED, Ledger
-from accumviz.recorder import contributions
+from accumviz.recorder import gradients
 from benchmarks import _cuda as cuda
 from tests.recorder import second_device as device
 
@@ -191,76 +191,19 @@ def nothing_on_the_device_is_kept_alive() -> None:
     assert left(recorded=True) == left(recorded=False)
 
 
-def two_threads_on_one_device_are_told_apart() -> None:
-    first, second = (torch.full((2,), float(n)).to(device.NAME).requires_grad_() for n in (1, 2))
-    barrier = threading.Barrier(2)
-
-    def train(w: torch.Tensor) -> None:
-        for _ in range(20):
-            barrier.wait()
-            (w * w).sum().backward()
-
-    with av.record({"first": first, "second": second}) as recording:
-        other = threading.Thread(target=train, args=(second,))
-        other.start()
-        train(first)
-        other.join()
-    ledger = recording.ledger
-    backwards = [event.index for event in ledger.of("backward")]
-    contributed = (ledger.state[backwards] & CONTRIBUTED) > 0
-    assert len(backwards) == 40
-    assert contributed.sum(axis=1).max() == 1  # no backward is given what another one brought
-    assert contributed.sum(axis=0).tolist() == [20, 20]
-    for n in range(2):
-        values = ledger.values(n, "contribution")[backwards][contributed[:, n]]
-        assert (values == 2 * (n + 1)).all()
-
-
-def what_comes_before_another_threads_backward_has_begun_is_not_given_to_that_one() -> None:
-    first, second = (torch.full((2,), float(n)).to(device.NAME).requires_grad_() for n in (1, 2))
-    holds, begun = threading.Event(), threading.Event()
-
-    def hold(_: Any) -> None:  # the device's thread, which the other's backward will need, too
-        holds.set()
-        assert begun.wait(10)
-
-    with av.record({"first": first, "second": second}) as recording:
-        y = first * first
-        y.register_hook(hold)
-        other = threading.Thread(target=lambda: (holds.wait(10), (second * second).sum().backward()))
-        other.start()
-        begin = recording._contributions.begin
-
-        def begins(running: Any) -> None:
-            begin(running)
-            if running.thread == other.ident:
-                begun.set()
-
-        recording._contributions.begin = begins
-        y.sum().backward()
-        other.join()
-    ledger = recording.ledger
-    # Both end on the device at nearly one moment: which thread wakes first, and is told first, is its own matter.
-    by = {event.label: n for n, event in enumerate(ledger)}
-    events = [by["y.sum()"], by["(second * second).sum()"]]
-    assert ((ledger.state[events] & CONTRIBUTED) > 0).tolist() == [[True, False], [False, True]]
-    assert ledger.values("first", "contribution")[events[0]].tolist() == [2, 2]
-    assert ledger.values("second", "contribution")[events[1]].tolist() == [4, 4]
-
-
 def leaves_on_two_devices_lose_nothing_to_each_others_threads() -> None:
     here = [torch.ones(100, requires_grad=True) for _ in range(30)]
     there = [torch.ones(100).to(device.NAME).requires_grad_() for _ in range(30)]
-    often, hot, switch = contributions._BULK_BYTES_ON_DEVICE, contributions.HOT, sys.getswitchinterval()
+    on_device, bulk, switch = gradients.BULK_ON_DEVICE, gradients.BULK, sys.getswitchinterval()
     try:
         sys.setswitchinterval(1e-6)  # the two threads take turns as often as they can
-        contributions.HOT = contributions._BULK_BYTES_ON_DEVICE = 1000
+        gradients.BULK = gradients.BULK_ON_DEVICE = 1000
         with av.record({"here": here[0]}, [*here[1:], *there]) as recording:
             for _ in range(10):
                 (sum((w * 2).sum() for w in here) + sum((w * 3).sum() for w in there).cpu()).backward()
     finally:
         sys.setswitchinterval(switch)
-        contributions.HOT, contributions._BULK_BYTES_ON_DEVICE = hot, often
+        gradients.BULK, gradients.BULK_ON_DEVICE = bulk, on_device
     ledger = recording.ledger
     assert ((ledger.state & CONTRIBUTED) > 0).all()
     expected = np.repeat([20.0, 30.0], 30)
@@ -288,46 +231,6 @@ def an_optimizer_that_steps_on_the_engines_thread_has_a_line() -> None:
     ]
     assert recording.ledger.windows()[0].backwards == (0,)
     assert recording.ledger.values("w", "contribution")[[0, 3]].tolist() == [[2, 2], [0, 0]]
-
-
-def what_hooks_divide_is_told_without_a_wait() -> None:
-    def after(p: torch.Tensor) -> None:
-        assert p.grad is not None
-        p.grad.div_(4)
-
-    def run(where: str, how: str, size: int) -> Ledger:
-        w = torch.arange(1.0, size + 1).to(where).requires_grad_()
-        v = torch.ones(3).to(where).requires_grad_()
-        optimizer = torch.optim.SGD([w, v], 0.5, foreach=False)
-        for p in (w, v):
-            if how == "accumulated":
-                p.register_post_accumulate_grad_hook(after)
-            elif how == "coming":
-                p.register_hook(lambda g: g / 4)
-            elif how == "clamped":
-                p.register_hook(lambda g: g.clamp(max=3.0))
-        if how == "step":
-            optimizer.register_step_pre_hook(lambda *_: [after(p) for p in (w, v)] and None)
-        with av.record({"w": w, "v": v}, optimizer) as recording:
-            for _ in range(3):
-                loss = (w * w).mean() + (v * v).mean()
-                device.waits.clear()
-                loss.backward()
-                optimizer.step()
-                assert not device.waits, (how, device.waits)
-                optimizer.zero_grad()
-        return recording.ledger
-
-    for how in ("accumulated", "coming", "clamped", "step"):
-        for size in (2, 400):
-            there, here = run(device.NAME, how, size), run("cpu", how, size)
-            assert [(e.kind, e.within) for e in there] == [(e.kind, e.within) for e in here], how
-            np.testing.assert_allclose(there.grad, here.grad, rtol=1e-5)
-            np.testing.assert_array_equal(there.state, here.state)
-            assert [row.unknown for row in there.shares()] == [row.unknown for row in here.shares()]
-            np.testing.assert_allclose(there.shares().share, here.shares().share, rtol=1e-5)
-            if how != "clamped":
-                np.testing.assert_allclose(there.shares().share, 0.25, rtol=1e-5)
 
 
 def a_graph_has_no_values_of_the_device_and_nobody_waits_for_them() -> None:

@@ -22,8 +22,7 @@ import accumviz as av
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT
 from accumviz.recorder import patches, root, targets
 from accumviz.recorder.buffer import Buffer
-from accumviz.recorder.contributions import Contributions
-from accumviz.recorder.leaves import Leaves
+from accumviz.recorder.gradients import Gradients
 from accumviz.recorder.recording import Recording
 from tests.light import LIGHT
 
@@ -564,16 +563,16 @@ def _train(around: Any) -> list[torch.Tensor]:
     ("owner", "name"),
     [
         (root, "_walk_scale"),
-        (Leaves, "update"),
-        (Leaves, "reduce"),
-        (Leaves, "_hook"),
+        (Gradients, "update"),
+        (Gradients, "read"),
+        (Gradients, "_hook"),
         (Recording, "backward_begins"),
         (Recording, "backward_ends"),
         (Recording, "step_begins"),
         (Recording, "step_ends"),
         (Recording, "change_begins"),
         (Recording, "change_ends"),
-        (Contributions, "reduce"),
+        (Gradients, "finish"),
         (Buffer, "settle"),
     ],
 )
@@ -590,7 +589,7 @@ def test_a_failure_of_ours_ends_the_recording_not_the_training(
         # Rows are put away many at a time, and leaves are hooked together.
         often = (
             9
-            if owner is not Contributions and name in ("update", "reduce")
+            if owner is Gradients and name in ("update", "read")
             else 0
             if name in ("settle", "_hook")
             else 2

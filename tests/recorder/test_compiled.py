@@ -153,13 +153,13 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 def test_nothing_is_read_while_a_graph_is_captured_and_one_warning_says_what_to_do(
     capture: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from accumviz.recorder.leaves import Leaves
+    from accumviz.recorder.gradients import Gradients
 
     model = nn.Linear(3, 100)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     read: list[Any] = []
-    original = Leaves.reduce
-    monkeypatch.setattr(Leaves, "reduce", lambda *args: read.append(args) or original(*args))
+    original = Gradients.read
+    monkeypatch.setattr(Gradients, "read", lambda *args: read.append(args) or original(*args))
     with av.record(model, optimizer) as recording:
         model(torch.ones(2, 3)).sum().backward()
         read.clear()

@@ -180,7 +180,7 @@ def test_a_hook_that_is_left_on_a_tensor_is_found_whenever_that_was_made(
 ) -> None:
     def left(gradient: torch.Tensor) -> None: ...
 
-    left.__module__ = "accumviz.recorder.leaves"
+    left.__module__ = "accumviz.recorder.gradients"
     tensor = torch.ones(1, requires_grad=True) if age == "new" else BEFORE
     handle = tensor.register_hook(left)
     assert hooks_of_ours() == [left]

@@ -67,11 +67,11 @@ GONE = [_released, _shortened, _empty, _behind_the_end]
 THERE = [_given_back, _swapped, _shared]
 
 
-def _with_another_grad(change: Callable[[Tensor], Tensor], dtype: torch.dtype, size: int, sketch: int) -> av.Ledger:
+def _with_another_grad(change: Callable[[Tensor], Tensor], dtype: torch.dtype, size: int) -> av.Ledger:
     """Train once after `.grad` was replaced by hand: what it holds is looked at before the gradient is zeroed."""
     weight = torch.nn.Parameter(torch.ones(size, dtype=dtype))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    with av.record(weight, optimizer, sketch=sketch) as recording:
+    with av.record(weight, optimizer) as recording:
         weight.abs().sum().backward()
         assert weight.grad is not None
         weight.grad = change(weight.grad)
@@ -82,7 +82,7 @@ def _with_another_grad(change: Callable[[Tensor], Tensor], dtype: torch.dtype, s
 
 
 def _replaced(change: Callable[[Tensor], Tensor], dtype: str, size: int) -> None:
-    ledger = _with_another_grad(change, getattr(torch, dtype), size, 0)
+    ledger = _with_another_grad(change, getattr(torch, dtype), size)
     if change is not _given_back:
         assert [event.kind for event in ledger] == ["backward", "edit", "zero_grad", "backward", "step"], str(ledger)
         norm = ledger.grad[1, 0]
@@ -142,7 +142,7 @@ def _placeholders_at_the_opening() -> None:
 def _touched_after_it_was_released() -> None:
     weight = torch.nn.Parameter(torch.ones(40_000))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    with av.record(weight, optimizer, sketch=16):
+    with av.record(weight, optimizer):
         weight.square().sum().backward()
         assert weight.grad is not None
         weight.grad.untyped_storage().resize_(0)
@@ -174,7 +174,7 @@ def _small_weights_released() -> None:
 
 def _loss_released() -> None:
     weight = torch.nn.Parameter(torch.ones(40))
-    with av.record(weight, graphs=True, sketch=16, memory=True) as recording:
+    with av.record(weight, graphs=True, memory=True) as recording:
         for size in (0, 2):
             loss = weight.sum()
             loss.detach().untyped_storage().resize_(size)
@@ -220,8 +220,6 @@ def main() -> None:
             for size in SIZES:
                 print(change.__name__, dtype, size, flush=True)
                 _replaced(change, dtype, size)
-        print(change.__name__, "sketched", flush=True)
-        _with_another_grad(change, torch.float32, 40_000, 16)
     for program in PROGRAMS:
         print(program.__name__, flush=True)
         program()
@@ -238,7 +236,7 @@ def test_no_tensor_is_read_that_its_storage_does_not_hold() -> None:
 # --- leaves of unusual kinds ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [{}, {"graphs": True}, {"memory": True}, {"sketch": 16}], ids=str)
+@pytest.mark.parametrize("mode", [{}, {"graphs": True}, {"memory": True}], ids=str)
 def test_a_complex_parameter_is_recorded(mode: dict[str, object]) -> None:
     weight = torch.nn.Parameter(torch.full((1,), 3 + 4j))
     optimizer = torch.optim.Adam([weight])
