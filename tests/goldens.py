@@ -299,10 +299,11 @@ def differences(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, str]]:
     """Yield what differs between two values: where, without the numbers of rows, and how."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
-            if at.endswith((" parameters", " graphs")):
-                yield from differences(old.get(key), new.get(key), f"{at} *")
-            else:
-                yield from differences(old.get(key), new.get(key), f"{at} {key}")
+            place = f"{at} *" if at.endswith((" parameters", " graphs")) else f"{at} {key}"
+            if key not in old or key not in new:
+                yield place, "gone" if key in old else "new"
+            elif key != "index":  # it follows from the events before
+                yield from differences(old[key], new[key], place)
     elif isinstance(old, list) and isinstance(new, list):
         yield from different_rows(old, new, at)
     elif isinstance(old, int | float) and isinstance(new, int | float) and not isinstance(old, bool):
@@ -336,7 +337,8 @@ def title(row: Any) -> str:
 
 def shortened(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return re.sub(r"\b[0-9a-f]{12}\b", "hash", text if len(text) <= 200 else text[:199] + "…")
+    text = re.sub(r"\b[0-9a-f]{12}\b", "hash", text).replace("\n", "⏎")
+    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def run_in(folder: Path) -> dict[str, Any]:
