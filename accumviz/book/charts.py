@@ -100,24 +100,28 @@ def nameless(chart: Figure) -> list[str]:
     numbered: dict[tuple[str, object], str] = {}
     for axes in chart.axes:
         place = axes.get_subplotspec()
-        for axis, side, over in (
-            (axes.xaxis, "x", chart.get_supxlabel()),
-            (axes.yaxis, "y", chart.get_supylabel()),
-        ):
+        for side in "xy":
             span = place and (place.colspan if side == "x" else place.rowspan)
             key = side, (span.start, span.stop) if span else id(axes)
-            if over or axis.label.get_text().strip():
+            if _has_name(chart, axes, side):
                 named.add(key)
-            labels = [
-                tick.get_text() for tick in axis.get_ticklabels() if tick.get_visible()
-            ]
-            if (
-                axes.axison
-                and axis.get_visible()
-                and any(_NUMBER.fullmatch(label) for label in labels)
-            ):
+            elif _has_numbers(axes, side):
                 numbered.setdefault(key, f"{side} of {axes.get_title() or 'a panel'}")
     return [told for key, told in numbered.items() if key not in named]
+
+
+def _has_name(chart: Figure, axes: Axes, side: str) -> bool:
+    over = chart.get_supxlabel() if side == "x" else chart.get_supylabel()
+    label = axes.get_xlabel() if side == "x" else axes.get_ylabel()
+    return bool(over or label.strip())
+
+
+def _has_numbers(axes: Axes, side: str) -> bool:
+    axis = axes.xaxis if side == "x" else axes.yaxis
+    if not axes.axison or not axis.get_visible():
+        return False
+    labels = [tick for tick in axis.get_ticklabels() if tick.get_visible()]
+    return any(_NUMBER.fullmatch(label.get_text()) for label in labels)
 
 
 def _panel(axes: Axes, black: set[str]) -> None:
@@ -213,45 +217,38 @@ def _say_above(chart: Figure) -> list[tuple[Axes, Legend]]:
     Where the first panel has nothing of it, it stands above the one that has; such are returned.
     """
     inside = [axes for axes in chart.axes if axes.get_legend()]
-    keys = [
-        key for key in (*chart.legends, *(axes.get_legend() for axes in inside)) if key
-    ]
-    pairs = [
-        pair for key in keys for pair in zip(key.legend_handles, key.texts, strict=True)
-    ]
-    entries = {text.get_text(): (hand, text) for hand, text in pairs if hand}
+    keys = [*chart.legends, *filter(None, (axes.get_legend() for axes in inside))]
+    entries: dict[str, tuple[Any, Text]] = {}
     for key in keys:
+        for hand, text in zip(key.legend_handles, key.texts, strict=True):
+            if hand:
+                entries[text.get_text()] = hand, text
         key.remove()
-    own = (
-        inside[0]
-        if len(keys) == len(inside) == 1
-        and not chart.axes[0].get_legend_handles_labels()[1]
-        else None
-    )
+    first = chart.axes[0].get_legend_handles_labels()[1] if chart.axes else []
+    own = inside[0] if len(keys) == len(inside) == 1 and not first else None
     for columns in range(len(entries), 0, -1):
-        hands = [hand for hand, _ in entries.values()]
-        looks: dict[str, Any] = {
-            "ncols": columns,
-            "frameon": False,
-            "fontsize": _LETTERS,
-        }
-        if own:
-            looks |= {
-                "loc": "lower left",
-                "bbox_to_anchor": (0, 1),
-                "borderaxespad": 0,
-                "borderpad": 0.2,
-            }
-            key = own.legend(hands, [*entries], **looks)
-        else:
-            key = chart.legend(hands, [*entries], loc="outside upper left", **looks)
-        for text, (_, old) in zip(key.texts, entries.values(), strict=True):
-            text.set_color(old.get_color())
-        chart.draw_without_rendering()
+        key = _key(chart, own, entries, columns)
         if columns == 1 or key.get_window_extent().width <= (own or chart).bbox.width:
             return [(own, key)] if own else []
         key.remove()
     return []
+
+
+def _key(
+    chart: Figure, own: Axes | None, entries: dict[str, tuple[Any, Text]], columns: int
+) -> Legend:
+    """Draw a key in so many columns, above a panel of its own or above all of them."""
+    hands = [hand for hand, _ in entries.values()]
+    looks: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": _LETTERS}
+    if own:
+        looks |= {"bbox_to_anchor": (0, 1), "borderaxespad": 0, "borderpad": 0.2}
+        key = own.legend(hands, [*entries], loc="lower left", **looks)
+    else:
+        key = chart.legend(hands, [*entries], loc="outside upper left", **looks)
+    for text, (_, old) in zip(key.texts, entries.values(), strict=True):
+        text.set_color(old.get_color())
+    chart.draw_without_rendering()
+    return key
 
 
 def _wrap(chart: Figure, axes: Axes, room: float) -> None:

@@ -19,6 +19,7 @@ from accumviz.views.style import number
 from accumviz.views.words import shorten
 
 Loss = Callable[..., Any]
+Range = tuple[float, float]
 # The picture, in its own units, and the room in it that is the path's.
 WIDTH, HEIGHT = 320, 190
 # Left of it is room for the rings around the first station, and then for the numbers of the axis.
@@ -59,57 +60,52 @@ class Field:
         place = {event: i for i, event in enumerate(chosen)} | {-1: -1}
         kept = [i for i, event in enumerate(at) if event in place]
         kept = kept[:: math.ceil(len(kept) / _MOST_POINTS)] if kept else kept
-        axes, (across, up), lines = _axes(self, max(self.steps, len(at)))
-        told = []
+        names, (across, up), lines = _axes(self, max(self.steps, len(at)))
         digits = words.telling(points)
+        stations: list[list[Any]] = []
         before = None
         for i in kept:
             values = [float(x) for x in points[i]]
             stands = _stands(self, values, i)
             x, y = _seen(stands, before, across, up)
-            station = [
-                round(_along(x, across, _LEFT, _RIGHT), 1),
-                round(_along(y, up, _BOTTOM, _TOP), 1),
-            ]
-            told.append(
-                [
-                    place[at[i]],
-                    *station,
-                    _words(self, names, values, digits),
-                    _arrow(self, values),
-                ]
-            )
+            x, y = _along(x, across, _LEFT, _RIGHT), _along(y, up, _BOTTOM, _TOP)
+            told = [_words(self, self.names, values, digits), _arrow(self, values)]
+            stations.append([place[at[i]], round(x, 1), round(y, 1), *told])
             before = stands
-        if not told:
+        if not stations:
             return {}
-        sides = [(across, (_LEFT, _RIGHT)), (up, (_BOTTOM, _TOP))]
-        bases = [_base(*axis) for axis in (across, up)]
-        marks = [
-            _round_values(low - base, high - base)
-            for (low, high), base in zip((across, up), bases, strict=True)
+        steps = len(self.names) == 1 and self.losses is None
+        named = [
+            _axis(names[0], across, (_LEFT, _RIGHT), whole=steps),
+            _axis(names[1], up, (_BOTTOM, _TOP)),
         ]
-        if len(self.names) == 1 and self.losses is None:
-            marks[0] = [step for step in marks[0] if step.is_integer()]
-        axes = [
-            f"{name} {'+' if base < 0 else '−'} {number(abs(base))}" if base else name
-            for name, base in zip(axes, bases, strict=True)
-        ]
-        ticks = [
-            [
-                [round(_along(v + base, axis, *span), 1), told]
-                for v, told in zip(found, _apart(found), strict=True)
-            ]
-            for found, base, (axis, span) in zip(marks, bases, sides, strict=True)
-        ]
-        note = f"Small dots: after each step.{' Grey: the loss.' if lines else ''}"
-        note += " One scale for all runs." * (self.runs > 1)
-        arrow = "Arrow: beyond the edge." * any(arrow for *_, arrow in told)
+        note = "Small dots: after each step."
+        note += " Grey: the loss." if lines else ""
+        note += " One scale for all runs." if self.runs > 1 else ""
+        beyond = any(arrow for *_, arrow in stations)
         return {
-            "m": _elements(axes, ticks, lines),
+            "m": _elements(named, lines),
             "note": note,
-            "arrow": arrow,
-            "p": told,
+            "arrow": "Arrow: beyond the edge." if beyond else "",
+            "p": stations,
         }
+
+
+def _axis(
+    name: str, reach: Range, span: Range, *, whole: bool = False
+) -> tuple[str, list[Any]]:
+    """What an axis is called, and its ticks: where each stands and what it says; `whole` numbers only, or all."""
+    base = _base(*reach)
+    marks = _round_values(reach[0] - base, reach[1] - base)
+    if whole:
+        marks = [mark for mark in marks if mark.is_integer()]
+    if base:
+        name = f"{name} {'+' if base < 0 else '−'} {number(abs(base))}"
+    ticks = [
+        [round(_along(mark + base, reach, *span), 1), told]
+        for mark, told in zip(marks, _apart(marks), strict=True)
+    ]
+    return name, ticks
 
 
 def play(
@@ -139,29 +135,30 @@ def path(ledger: Ledger) -> tuple[list[str], list[int], np.ndarray]:
 
     Nothing where there are more than two elements, or some that were not kept.
     """
-    nothing: tuple[list[str], list[int], np.ndarray] = ([], [], np.zeros((0, 0)))
     parameters = ledger.parameters
-    if not 1 <= sum(p.numel for p in parameters) <= 2 or any(
-        p.rank is not None for p in parameters
-    ):
-        return nothing
-    found = [ledger.weights(i) for i in range(len(parameters))]
-    if any(not one.size for one in found):
-        return nothing
-    elements = np.concatenate(found, axis=1)
-    names = [
-        literal(p.name) + (f"[{i}]" if p.numel > 1 else "")
-        for p in parameters
-        for i in range(p.numel)
-    ]
     steps = {event.index for event in ledger.of("step")}
-    known = [
-        e for e in range(len(ledger)) if e in steps or not np.isnan(elements[e]).all()
-    ]
+    few = 1 <= sum(p.numel for p in parameters) <= 2
+    kept = [ledger.weights(i) for i in range(len(parameters))] if few else []
+    ranks = any(p.rank is not None for p in parameters)
+    if ranks or not steps or not kept or not all(one.size for one in kept):
+        return [], [], np.zeros((0, 0))
+    elements = np.concatenate(kept, axis=1)
+    there = ~np.isnan(elements).all(axis=1)
+    there[list(steps)] = True
+    known = np.flatnonzero(there).tolist()
     at = [e if e in steps else -1 for e in known]
-    if not steps or at.count(-1) > 1:
-        return nothing
-    return names, at, elements[known]
+    if at.count(-1) > 1:
+        return [], [], np.zeros((0, 0))
+    return _element_names(ledger), at, elements[known]
+
+
+def _element_names(ledger: Ledger) -> list[str]:
+    names = []
+    for parameter in ledger.parameters:
+        name = literal(parameter.name)
+        several = [f"{name}[{i}]" for i in range(parameter.numel)]
+        names += several if parameter.numel > 1 else [name]
+    return names
 
 
 def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
@@ -178,36 +175,42 @@ def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
     names = {tuple(one) for one, _, _ in paths}
     if len(names) != 1 or not (axes := names.pop()):
         return None
-    ranges = tuple(
-        _range([points[:, i] for _, _, points in paths]) for i in range(len(axes))
-    )
+    points = [one for _, _, one in paths]
+    ranges = tuple(_range([one[:, i] for one in points]) for i in range(len(axes)))
     steps = max(len(at) for _, at, _ in paths)
     if loss is None:
         return Field(axes, ranges, runs=len(paths), steps=steps)
-    ends = [points[np.isfinite(points).all(axis=1)][-1:] for _, _, points in paths]
-    middle = [
-        float(np.clip(ends[0][0, i] if len(ends[0]) else low, low, high))
-        for i, (low, high) in enumerate(ranges)
-    ]
+    middle = _middle(points[0], ranges)
     ranges = tuple(
-        _down_to_the_valley(loss, ranges[i], middle, i) for i in range(len(ranges))
+        _down_to_the_valley(loss, one, middle, i) for i, one in enumerate(ranges)
     )
-    across = [
-        np.linspace(*one, _FINE if len(ranges) == 1 else _COARSE) for one in ranges
-    ]
-    if len(across) == 1:
-        losses = np.array([[_at(loss, x) for x in across[0]]])
-    else:
-        losses = np.array([[_at(loss, x, y) for x in across[0]] for y in across[1]])
-    return Field(axes, ranges, losses, loss, len(paths), steps)
+    return Field(axes, ranges, _losses(loss, ranges), loss, len(paths), steps)
+
+
+def _middle(points: np.ndarray, ranges: Sequence[Range]) -> list[float]:
+    """Where the last finite point of a path lies, within these ranges."""
+    ends = points[np.isfinite(points).all(axis=1)][-1:]
+    if not len(ends):
+        return [low for low, _ in ranges]
+    lows, highs = zip(*ranges, strict=True)
+    return [float(x) for x in np.clip(ends[0], lows, highs)]
+
+
+def _losses(loss: Loss, ranges: Sequence[Range]) -> np.ndarray:
+    """The loss on a grid: one row for one weight, and for two a row for each value of the second."""
+    fine = _FINE if len(ranges) == 1 else _COARSE
+    across, *up = (np.linspace(*one, fine) for one in ranges)
+    rows = up[0] if up else [None]
+    return np.array(
+        [[_at(loss, x, *([] if y is None else [y])) for x in across] for y in rows]
+    )
 
 
 def _elements(
-    axes: Sequence[str], ticks: Sequence[Sequence[Any]], lines: Sequence[str]
+    axes: Sequence[tuple[str, list[Any]]], lines: Sequence[str]
 ) -> list[list[Any]]:
     """Ticks, axes with their names, and lines of the loss: each a name, its attributes, and its text if it has one."""
-    across, up = axes
-    below, beside = ticks
+    (across, below), (up, beside) = axes
     return [
         *(["text.av-tickx", {"x": at, "y": 176}, text] for at, text in below),
         *(
