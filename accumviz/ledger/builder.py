@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,48 +27,59 @@ def arrays(
 ) -> tuple[tuple[Any, ...], Weighed]:
     """See `Ledger.build`: the events, contributions, gradients, states and elements of these rows, and the weights."""
     _check_rows(parameters, rows)
-    names = [parameter.name for parameter in parameters]
     shape = (len(rows), len(parameters))
-    norms = {
-        name: np.full(shape, np.nan, np.float32) for name in ("contribution", "grad")
-    }
     exact = {
-        i: (
-            np.full((len(rows), p.numel), np.nan),
-            np.full((len(rows), p.numel), np.nan),
+        p: (
+            np.full((len(rows), one.numel), np.nan),
+            np.full((len(rows), one.numel), np.nan),
         )
-        for i, p in enumerate(parameters)
+        for p, one in enumerate(parameters)
     }
     state = np.zeros(shape, np.uint8)
     weights: dict[int, dict[int, np.ndarray]] = {}
-    events = []
     for e, row in enumerate(rows):
-        for which, name in enumerate(("contribution", "grad", "weights")):
-            for key, value in row.get(name, {}).items():
-                if key not in names:
-                    near = arguments.nearest(str(key), names)
-                    raise KeyError(
-                        f"rows[{e}] has a {name} of {key!r}, which is no parameter; nearest: {near}"
-                    )
-                p = names.index(key)
-                values = _elements(
-                    f"rows[{e}][{name!r}][{key!r}]", value, parameters[p].numel
-                )
-                if name == "weights":
-                    weights.setdefault(p, {})[e] = values
-                    continue
-                norms[name][e, p] = np.sqrt((values**2).sum())
-                exact[p][which][e] = values
-                state[e, p] |= (CONTRIBUTED | CHANGED) if which == 0 else PRESENT
-                # A zeroing with a 0 after it has zeroed this one, also if it was 0.
-                zeroed = row["kind"] == "zero_grad" and not values.any()
-                before = exact[p][1][e - 1] if e else values
-                other = not np.isnan(before).any() and (before != values).any()
-                if which and (zeroed or (other and row["kind"] != "backward")):
-                    state[e, p] |= CHANGED
-        events.append(Event(e, **{k: v for k, v in row.items() if k not in _BY_NAME}))
-    found = norms["contribution"], norms["grad"], state, exact
-    return (tuple(events), *found), Weighed.of(parameters, weights)
+        for p, added in _by_parameter(parameters, e, row, "contribution"):
+            exact[p][0][e] = added
+            state[e, p] |= CONTRIBUTED | CHANGED
+        for p, grad in _by_parameter(parameters, e, row, "grad"):
+            exact[p][1][e] = grad
+            state[e, p] |= PRESENT
+            if _changes(row["kind"], exact[p][1][e - 1] if e else grad, grad):
+                state[e, p] |= CHANGED
+        for p, weight in _by_parameter(parameters, e, row, "weights"):
+            weights.setdefault(p, {})[e] = weight
+    norms = np.full((2, *shape), np.nan, np.float32)
+    for p, sides in exact.items():
+        norms[:, :, p] = np.sqrt((np.array(sides) ** 2).sum(axis=2))
+    for side, bit in zip(norms, (CONTRIBUTED, PRESENT), strict=True):
+        side[state & bit == 0] = np.nan
+    fields = [{k: v for k, v in row.items() if k not in _BY_NAME} for row in rows]
+    events = tuple(Event(e, **about) for e, about in enumerate(fields))
+    return (events, *norms, state, exact), Weighed.of(parameters, weights)
+
+
+def _by_parameter(
+    parameters: list[Parameter], e: int, row: dict[str, Any], name: str
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The columns that a row names under `name`, with their elements. Raises `KeyError` for another name."""
+    names = [parameter.name for parameter in parameters]
+    for key, value in row.get(name, {}).items():
+        if key not in names:
+            near = arguments.nearest(str(key), names)
+            raise KeyError(
+                f"rows[{e}] has a {name} of {key!r}, which is no parameter; nearest: {near}"
+            )
+        p = names.index(key)
+        where = f"rows[{e}][{name!r}][{key!r}]"
+        yield p, _elements(where, value, parameters[p].numel)
+
+
+def _changes(kind: str, before: np.ndarray, after: np.ndarray) -> bool:
+    """Whether an event changed a `.grad` that is there after it: a `zero_grad` also a 0 into a 0."""
+    if kind == "zero_grad" and not after.any():
+        return True
+    other = not np.isnan(before).any() and bool((before != after).any())
+    return other and kind != "backward"
 
 
 def _check_rows(parameters: Any, rows: Any) -> None:

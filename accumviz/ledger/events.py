@@ -90,14 +90,13 @@ class Event:
     `details` holds what only its kind has, such as the `lr` of a step, or the `terms` of a backward:
     for each loss under its root, the operation (`op`), its `reduction` ("mean", "sum", "none"), over
     how many `elements` (of a cross entropy the targets that count), times which constant `factor`;
-    and why, where that cannot be read (`unknown`, else empty). Where
-    all parameters that a backward reached have hooks of your own, `by_hook` is NaN; an edit that a hook
-    made before a step says so (`by`). Where another thread trains the parameters, too, a backward is
-    `overlapped`: what became of what it brought is not known. Of an
-    all-reduce that your own lines began, `reduction` is to what ("sum", "avg"); of one in your comm
-    hook, `by_comm_hook` by which factor what it left is more than the sum over ranks, NaN where that
-    could not be read; of what FSDP scatters, `divisor` by what it divides that sum, where it is not
-    the number of ranks.
+    and why, where that cannot be read (`unknown`, else empty). Where all parameters that a backward
+    reached have hooks of your own, `by_hook` is NaN; an edit that a hook made before a step says so
+    (`by`). Where another thread trains the parameters, too, a backward is `overlapped`: what became
+    of what it brought is not known. Of an all-reduce that your own lines began, `reduction` is to
+    what ("sum", "avg"); where a comm hook of yours had a hand in one of DDP's, there is a
+    `by_comm_hook`; of what FSDP scatters, `divisor` by what it divides the sum, where it is not the
+    number of ranks.
 
     `loss` is the value backward started from (NaN if it was not one number), `scale` the
     product of the constants it was multiplied by or divided by on the way there, `saved_before`

@@ -217,42 +217,39 @@ def _optimizers(ledger: Arrays) -> int:
 
 
 def _meta(ledgers: Sequence[Arrays], numbers: list[int]) -> dict[str, Any]:
+    """Return what is said of all ranks together, and of each where they differ."""
     meta = {key: value for key, value in ledgers[0].meta.items() if key != "rank"}
-    stopped = {
-        str(n): x.meta["stopped"]
-        for n, x in zip(numbers, ledgers, strict=True)
-        if "stopped" in x.meta
-    }
-    optimizers = [o for ledger in ledgers for o in ledger.meta.get("optimizers", ())]
+    meta |= {"merged": numbers, "optimizers": _every(ledgers, "optimizers")}
     if any("optimizer_settings" in ledger.meta for ledger in ledgers):
-        # As many as there are names, also for a rank whose file is older and has none.
-        known = [
-            (
-                len(x.meta.get("optimizers", ())),
-                list(x.meta.get("optimizer_settings", ())),
-            )
-            for x in ledgers
-        ]
-        meta["optimizer_settings"] = [
-            each for count, has in known for each in [*has, *[{}] * (count - len(has))]
-        ]
-    ended = {
-        str(n): x.meta["ended"]
-        for n, x in zip(numbers, ledgers, strict=True)
-        if "ended" in x.meta
-    }
+        meta["optimizer_settings"] = _settings(ledgers)
+    notes = list(dict.fromkeys(_every(ledgers, "notes")))
+    meta |= {"notes": notes} if notes else {}
+    stopped = _by_rank(ledgers, numbers, "stopped")
+    meta |= {"stopped": stopped} if stopped else {}
+    ended = _by_rank(ledgers, numbers, "ended")
     meta.pop("ended", None)
     if ended:  # one text where all ended alike, else one for each rank that says how
         alike = len(ended) == len(ledgers) and len(set(map(str, ended.values()))) == 1
         meta["ended"] = next(iter(ended.values())) if alike else ended
-    notes = list(
-        dict.fromkeys(
-            note for ledger in ledgers for note in ledger.meta.get("notes", ())
-        )
-    )
-    meta |= {"notes": notes} if notes else {}
-    return (
-        meta
-        | {"merged": numbers, "optimizers": optimizers}
-        | ({"stopped": stopped} if stopped else {})
-    )
+    return meta
+
+
+def _every(ledgers: Sequence[Arrays], name: str) -> list[Any]:
+    return [one for ledger in ledgers for one in ledger.meta.get(name, ())]
+
+
+def _by_rank(
+    ledgers: Sequence[Arrays], numbers: list[int], name: str
+) -> dict[str, Any]:
+    ranks = zip(numbers, ledgers, strict=True)
+    return {str(n): one.meta[name] for n, one in ranks if name in one.meta}
+
+
+def _settings(ledgers: Sequence[Arrays]) -> list[Any]:
+    """Return the settings of every optimizer, empty for those of a rank that has none."""
+    settings: list[Any] = []
+    for ledger in ledgers:
+        known = list(ledger.meta.get("optimizer_settings", ()))
+        missing = len(ledger.meta.get("optimizers", ())) - len(known)
+        settings += known + [{}] * missing
+    return settings

@@ -188,24 +188,22 @@ def _sentence(step: int, name: str, segments: Sequence[Segment], total: str) -> 
     if known:
         told += _sum([part.told for part in known])
         told += f", which add to {total}." if len(known) > 1 and total != "?" else "."
-    for why in dict.fromkeys(part.unknown for part in segments if part.unknown):
-        told += f"{' T' if known else 't'}he share of {_named([p for p in segments if p.unknown == why])} is unknown: "
-        told += f"{why}."
-    erased, again = (
-        [part for part in segments if part.erased],
-        [part for part in segments if part.again],
-    )
-    told += (
-        f" {_named(erased).capitalize()} {_were(erased)} erased before the step."
-        if erased
-        else ""
-    )
-    told += (
-        f" {_named(again).capitalize()} {_were(again)} used by an earlier step, too."
-        if again
-        else ""
-    )
+    reasons = dict.fromkeys(part.unknown for part in segments if part.unknown)
+    for why in reasons:
+        of = _named([part for part in segments if part.unknown == why])
+        told += f"{' T' if known else 't'}he share of {of} is unknown: {why}."
+    erased = [part for part in segments if part.erased]
+    told += _said_of(erased, "erased before the step.")
+    again = [part for part in segments if part.again]
+    told += _said_of(again, "used by an earlier step, too.")
     return told + unequal(segments)
+
+
+def _said_of(parts: Sequence[Segment], what: str) -> str:
+    if not parts:
+        return ""
+    several = len({part.nth for part in parts}) > 1
+    return f" {_named(parts).capitalize()} {'were' if several else 'was'} {what}"
 
 
 def unequal(segments: Sequence[Segment]) -> str:
@@ -265,10 +263,6 @@ def _named(parts: Sequence[Segment]) -> str:
     if len(numbers) > _MOST_TOLD:
         numbers = [*numbers[:_MOST_TOLD], f"{len(numbers) - _MOST_TOLD:,} more"]
     return f"micro-batches {', '.join(numbers[:-1])} and {numbers[-1]}"
-
-
-def _were(parts: Sequence[Segment]) -> str:
-    return "was" if len({part.nth for part in parts}) == 1 else "were"
 
 
 def among(ledger: Ledger) -> str:
