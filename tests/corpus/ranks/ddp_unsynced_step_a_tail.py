@@ -2,6 +2,7 @@
 
 import contextlib
 
+import torch.distributed as dist  # noqa: F401 - for the twin
 import torch.nn.functional as F
 from torch.optim import SGD
 
@@ -17,9 +18,7 @@ def loop(record):
                 with model.no_sync() if i % 4 != 3 else contextlib.nullcontext():
                     (F.cross_entropy(model(x), y) / (4 if i < 4 else 2)).backward()  # finding: ddp-unsynced-step
                 if i in (3, 5):
-                    # right: if i == 5:
-                    # right: for p in model.parameters():
-                    # right: dist.all_reduce(p.grad)
-                    # right: p.grad /= dist.get_world_size()
+                    # right: if i == 5: [dist.all_reduce(p.grad) for p in model.parameters()]
+                    # right: if i == 5: [p.grad.div_(dist.get_world_size()) for p in model.parameters()]
                     optimizer.step()
                     optimizer.zero_grad()

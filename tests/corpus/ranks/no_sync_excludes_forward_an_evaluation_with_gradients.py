@@ -2,6 +2,7 @@
 
 import contextlib
 
+import torch  # noqa: F401 - for the twin
 import torch.nn.functional as F
 from torch.optim import SGD
 

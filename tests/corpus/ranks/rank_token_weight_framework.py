@@ -19,8 +19,7 @@ def loop(record):
             # right: count = boss.reduce(count, "mean")
             for x, y in window:
                 with boss.no_sync(model) if y is window[0][1] else contextlib.nullcontext():
-                    boss.backward(
-                        F.cross_entropy(model(x), y, reduction="sum") / count.item()
-                    )  # finding: rank-token-weight
+                    loss = F.cross_entropy(model(x), y, reduction="sum") / count.item()
+                    boss.backward(loss)  # finding: rank-token-weight
             optimizer.step()
             optimizer.zero_grad()

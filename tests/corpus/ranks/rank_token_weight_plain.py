@@ -3,6 +3,7 @@
 import contextlib
 
 import torch
+import torch.distributed as dist  # noqa: F401 - for the twin
 import torch.nn.functional as F
 from torch.optim import SGD
 
