@@ -141,6 +141,43 @@ def test_modules_are_looked_up_by_name_in_two_places_only() -> None:
     assert by_name - inside(by_name, *RECORDER) == {"accumviz", "accumviz.show"}
 
 
+# A function asks more of its reader with each of these, and with each operand of a boolean operator after the first.
+BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.Assert, ast.comprehension, ast.Lambda)
+# Today's figures: each landing may lower them, none may raise them.
+MOST_OVER_15, MOST_COMPLEX, MEAN = 22, 20, 4.6
+
+
+def complexity(function: ast.AST) -> int:
+    total, left = 1, list(ast.iter_child_nodes(function))
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, BRANCHES):
+            total += 1 + len(getattr(node, "ifs", ()))
+        elif isinstance(node, ast.BoolOp):
+            total += len(node.values) - 1
+        left += ast.iter_child_nodes(node)
+    return total
+
+
+def test_functions_do_not_become_more_complex() -> None:
+    found: dict[str, int] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found[f"{module}:{node.lineno} {node.name}"] = complexity(node)
+    over = sorted((n for n, value in found.items() if value > 15), key=found.__getitem__)
+    assert len(over) <= MOST_OVER_15, over
+    assert max(found.values()) <= MOST_COMPLEX, over[-1]
+    assert sum(found.values()) / len(found) <= MEAN
+
+
+def test_a_function_s_complexity_counts_what_its_reader_follows() -> None:
+    source = "def f(x):\n    if x and x > 1 or x < 0:\n        return [y for y in x if y]\n    return lambda: x\n"
+    assert complexity(ast.parse(source).body[0]) == 1 + 1 + 2 + 2 + 1
+
+
 LIGHT = READERS | {"accumviz.cli", "accumviz.expectation", "accumviz.recorder.run"}
 
 
