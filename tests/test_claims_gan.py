@@ -186,6 +186,11 @@ def test_claim_19_a_loop_without_backward_steps_on_an_empty_window() -> None:
     assert torch.equal(model.weight, start)
 
 
+def test_claim_19_a_loop_without_backward_that_divides_the_gradients_raises() -> None:
+    with pytest.raises(TypeError, match="unsupported operand type"):
+        [p.grad / 5 for p in nn.Linear(2, 1).parameters()]  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("order", ["GD", "DG"])
 @pytest.mark.parametrize("g_layers", [1, 2])
 @pytest.mark.parametrize("d_layers", [1, 2])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +28,30 @@ QUESTION = re.compile(r'<p class="av-question">.*?</p>', re.DOTALL)
 ANSWER = re.compile(r'<p class="av-recorded">.*?</p>(?:<table class="av-others">.*?</table>)?', re.DOTALL)
 
 
-def spoken(node: nodes.Node, around: nodes.Node, shut: bool) -> Iterator[str]:
-    """The text of a node that is shut until a prediction is answered, or all that is open.
+def spoken(node: nodes.Node, around: nodes.Node, shut: bool = False) -> Iterator[tuple[bool, str]]:
+    """Yield the texts of a node, each with whether it is shut until a prediction is answered.
 
     Sections, terms and descriptions inside are entries themselves, and left out.
     """
-    asked, absent = question(node), None
+    asked = question(node)
     if asked is not None:
-        absent = source_of_question(node)
-        yield from map(plain, (ANSWER if shut else QUESTION).findall(asked.astext()))
-    hidden = {id(part) for part in answers(node)}
+        yield from ((False, plain(part)) for part in QUESTION.findall(asked.astext()))
+        yield from ((True, plain(part)) for part in ANSWER.findall(asked.astext()))
+    absent = source_of_question(node) if asked is not None else None
+    hidden = answers(node)
     for child in node.children:
-        if child is absent:
+        if child is absent or is_left_out(child, around):
             continue
-        if id(child) in hidden or answers(child) == [child]:
-            if shut:
-                yield from spoken(child, around, shut=False)
-        elif isinstance(child, nodes.Text):
-            if not shut:
-                yield child.astext()
-        elif not (isinstance(child, UNSAID) or is_entry(child) or is_title(child, around)):
-            yield from spoken(child, around, shut)
+        if isinstance(child, nodes.Text):
+            yield shut, child.astext()
+        else:
+            yield from spoken(child, around, shut or child in hidden or child in answers(child))
         if isinstance(child, nodes.TextElement) and not isinstance(child, nodes.Inline):
-            yield " "
+            yield shut, " "
+
+
+def joined(texts: Iterable[str]) -> str:
+    return " ".join("".join(texts).split())
 
 
 def plain(markup: str) -> str:
@@ -62,8 +63,9 @@ def plain(markup: str) -> str:
     return html.unescape(re.sub(r"<[^>]*>", lambda tag: "" if "code" in tag[0] else " ", markup))
 
 
-def is_title(node: nodes.Node, around: nodes.Node) -> bool:
-    return isinstance(node, nodes.title) and node.parent is around
+def is_left_out(node: nodes.Node, around: nodes.Node) -> bool:
+    is_title = isinstance(node, nodes.title) and node.parent is around
+    return is_title or isinstance(node, UNSAID) or is_entry(node)
 
 
 def is_entry(node: nodes.Node) -> bool:
@@ -99,7 +101,8 @@ def entries(doctree: nodes.document, address: str, numbers: dict[str, Any], weig
         name = title(node, numbers)
         page = page or name
         place = address if isinstance(node.parent, nodes.document) else f"{address}#{anchor(node)}"
-        text, shut = (" ".join("".join(spoken(node, node, shut)).split()) for shut in (False, True))
+        parts = list(spoken(node, node))
+        text, shut = (joined(part for is_shut, part in parts if is_shut == which) for which in (False, True))
         yield {"url": place, "title": name, "page": page, "text": text, "shut": shut, "weight": weight}
 
 

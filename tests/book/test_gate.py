@@ -153,7 +153,8 @@ def test_search_finds_questions_and_answers_and_keeps_answers_apart() -> None:
     shut, open_ = nodes.paragraph("", "It is −4.", classes=["answers"]), nodes.paragraph("", "Words.")
     parts = open_, asks(), cell(printed, tags="hide-output"), shut
     part = nodes.section("", nodes.title("", "One"), *parts, ids=["one"])
-    found, answers = (" ".join("".join(search.spoken(part, part, shut)).split()) for shut in (False, True))
+    spoken = list(search.spoken(part, part))
+    found, answers = (search.joined(text for shut, text in spoken if shut == which) for which in (False, True))
     assert found == "Words. What is w.grad?"
     assert "It adds." in answers and answers.endswith("−20 It is −4.")
     assert "av.predict" not in found + answers
