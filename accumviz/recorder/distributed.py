@@ -239,12 +239,19 @@ def units(module: nn.Module) -> Iterator[tuple[Any, Whole, list[torch.Tensor]]]:
             flat = handle.flat_param
             seen = list(flat._params) if handle._use_orig_params else [flat]
             yield handle, _Whole1(handle), seen
-        if _FSDP[:-1] in sys.modules and hasattr(part, "_get_fsdp_state"):
-            state = part._get_fsdp_state()  # type: ignore[operator]
-            alone = [getattr(state, "_fsdp_param_group", None)]
-            for group in getattr(state, "_fsdp_param_groups", None) or alone:
-                for param in group.fsdp_params if group is not None else ():
-                    yield param, _Whole2(param), [param.sharded_param]
+        for param in _fsdp2_params(part):
+            yield param, _Whole2(param), [param.sharded_param]
+
+
+def _fsdp2_params(module: Any) -> Iterator[Any]:
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    if hasattr(module, "_get_fsdp_state"):
+        state = module._get_fsdp_state()
+        alone = [getattr(state, "_fsdp_param_group", None)]
+        for group in getattr(state, "_fsdp_param_groups", None) or alone:
+            if group is not None:
+                yield from group.fsdp_params
 
 
 class Moving(NamedTuple):
@@ -276,6 +283,11 @@ class Shards:
         self.by_id[id(unit)] = whole, shards
         filled = (i for i, size in zip(shards, sizes, strict=True) if size)
         self.wholes[whole] = next(filled, shards[0])
+
+    def columns(self, units: list[Any]) -> list[tuple[int, list[int]]]:
+        """Return the columns of these units, as far as they are recorded."""
+        known = [self.by_id.get(id(unit)) for unit in units]
+        return [columns for columns in known if columns is not None]
 
     def moving(self, frame: FrameType | None, ranks: int) -> Moving | None:
         """Return what FSDP is gathering or scattering now, of so many ranks; None when it is not FSDP."""
@@ -320,19 +332,22 @@ def _is_users(hook: Any) -> bool:
     return hook is not None and not module.startswith("torch.")
 
 
-def _pieces(
-    shards: list[int], params: list[Any], output: torch.Tensor
-) -> dict[int, torch.Tensor]:
-    """Return each parameter's new shard in a reduce-scatter's output, where that is known."""
+def _arriving(
+    shards: list[int], moving: Moving, output: torch.Tensor
+) -> dict[int, torch.Tensor | None]:
+    """Return each parameter's new shard in a reduce-scatter's output; None where that is not known."""
+    params = moving.units
+    pieces: dict[int, torch.Tensor | None] = dict.fromkeys(shards)
+    if len(shards) != len(params):
+        return pieces
     if hasattr(params[0], "flat_param"):
-        return {shards[0]: output}
-    if not all(hasattr(param, "sharded_size") for param in params):
-        return {}
-    pieces, at, ranks = {}, 0, params[0].mesh_info.shard_mesh_size
-    for i, param in zip(shards, params, strict=True):
-        rows, *rest = param._orig_size
-        pieces[i] = output[at : at + param.sharded_size.numel()]
-        at += -(-rows // ranks) * torch.Size(rest).numel()
+        pieces[shards[0]] = output
+    elif all(hasattr(param, "sharded_size") for param in params):
+        at, ranks = 0, params[0].mesh_info.shard_mesh_size
+        for i, param in zip(shards, params, strict=True):
+            rows, *rest = param._orig_size
+            pieces[i] = output[at : at + param.sharded_size.numel()]
+            at += -(-rows // ranks) * torch.Size(rest).numel()
     return pieces
 
 
@@ -433,6 +448,12 @@ class _Replica:
         self.line, self.spent = 0, False
         self.arrivals: list[int] = []
 
+    def concerns(self, reached: Set[int] | None) -> bool:
+        """Return whether a backward that reached these leaves may use its all-reduce."""
+        if self.armed is None:
+            return False
+        return reached is None or not reached.isdisjoint(self.leaves)
+
     @property
     def hooks(self) -> list[Any]:
         """Its comm hooks."""
@@ -517,21 +538,17 @@ class Collectives:
         """
         for name in ("armed", "armed_line", "no_sync", "spent"):
             details.pop(name, None)
-        concerned = [
-            replica
-            for replica in self.replicas
-            if replica.armed is not None
-            and (reached is None or not reached.isdisjoint(replica.leaves))
-        ]
-        if concerned:
-            # One that is not armed is what the step lacks.
-            lacking = (replica for replica in concerned if not replica.armed)
-            first = next(lacking, concerned[-1])
-            details["armed"], details["armed_line"] = first.armed, first.line
-            flags = [each.module.require_backward_grad_sync for each in concerned]
-            details["no_sync"] = not all(flags)
-            if first.spent:
-                details["spent"] = True
+        concerned = [r for r in self.replicas if r.concerns(reached)]
+        if not concerned:
+            return
+        # One that is not armed is what the step lacks.
+        lacking = (replica for replica in concerned if not replica.armed)
+        first = next(lacking, concerned[-1])
+        details["armed"], details["armed_line"] = first.armed, first.line
+        flags = [each.module.require_backward_grad_sync for each in concerned]
+        details["no_sync"] = not all(flags)
+        if first.spent:
+            details["spent"] = True
 
     def hook(self) -> None:
         """Hook those of the leaves that are taken away which exist by now."""
@@ -622,8 +639,7 @@ class Collectives:
         details: dict[str, Any],
     ) -> None:
         details["ranks"] = moving.ranks
-        known = [self._shards.by_id.get(id(unit)) for unit in moving.units]
-        columns = [both for both in known if both is not None]
+        columns = self._shards.columns(moving.units)
         shards = [i for _, inside in columns for i in inside]
         if not shards:
             return
@@ -631,19 +647,15 @@ class Collectives:
         if scatters and moving.divisor != moving.ranks:
             details["divisor"] = moving.divisor
         row = self._row(shards, frame, running, details)
-        # What the groups of ranks reduce among them is in no `.grad` yet.
-        if running is None or not (scatters or op == "all-reduce"):
+        if running is None or op == "all-gather":
             self._over(row)
-            return
-        leaves: list[int] = []
-        arriving: dict[int, torch.Tensor | None] = {}
-        if scatters:
+        elif not scatters:
+            # What the groups of ranks reduce among them is in no `.grad` yet.
+            self._inside(running, Sync(row, [], {}))
+        else:
             leaves = [*(whole for whole, _ in columns), *shards]
-        if scatters and not moving.waits:
-            arriving = dict.fromkeys(shards)
-            if len(shards) == len(moving.units):
-                arriving |= _pieces(shards, moving.units, output[0])
-        self._inside(running, Sync(row, leaves, arriving))
+            arriving = {} if moving.waits else _arriving(shards, moving, output[0])
+            self._inside(running, Sync(row, leaves, arriving))
 
     # --- DDP -----------------------------------------------------------------------------------
 
@@ -671,14 +683,12 @@ class Collectives:
         if any(map(_is_users, replica.hooks)):
             details["by_comm_hook"] = math.nan  # what it makes of the sum is not known
         count = sum(tensor.numel() for tensor in whole)
+        free = replica.leaves - running.synced
         for order in (replica.arrivals, arrived, replica.members[::-1]):
-            here = [i for i in order if i in replica.leaves and i not in running.synced]
-            inside = self._filled(here, count)
+            inside = self._filled([i for i in order if i in free], count)
             if inside:
                 return inside
-        return [
-            i for i in left if i in replica.leaves
-        ]  # a comm hook sends something else
+        return [i for i in left if i in free]  # a comm hook sends something else
 
     def _filled(self, order: list[int], count: int) -> list[int]:
         """Return the first leaves in this order that have so many elements together; none where that is no sum."""
@@ -693,11 +703,7 @@ class Collectives:
     def finish(self, running: Any) -> None:
         """Read what the collectives of a backward left in `.grad`, once it is over."""
         leaves, present = self._leaves, bytearray(running.present)
-        for replica in self.replicas:
-            if replica.armed is not None and running.synced & replica.leaves:
-                arrived = [i for i in running.reached if i in self._replicated]
-                replica.arrivals = replica.arrivals or arrived
-                replica.armed, replica.spent = False, True
+        self._spend(running)
         for i in running.synced:
             if i not in running.reached:
                 present[i] = running.had[i]
@@ -715,6 +721,14 @@ class Collectives:
                 present[i] = leaves.present[i]
             row.present = bytes(present)
             self._rows.finish(row)
+
+    def _spend(self, running: Any) -> None:
+        """Note which replicas a backward has synchronised: a forward has to arm them again."""
+        for replica in self.replicas:
+            if replica.armed is not None and running.synced & replica.leaves:
+                arrived = [i for i in running.reached if i in self._replicated]
+                replica.arrivals = replica.arrivals or arrived
+                replica.armed, replica.spent = False, True
 
     def _contribute(self, row: Row, i: int, piece: torch.Tensor | None) -> None:
         if piece is None:
