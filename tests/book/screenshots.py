@@ -136,7 +136,7 @@ def readme(site: Path = SITE, target: Path = ROOT / "assets") -> None:
             last = [one for _, _, one in PLAYED]
             path = target / f"opening-{mode}.webp"
             kept = json.dumps(told(page)).encode()
-            first.save(path, save_all=True, append_images=others, duration=last, loop=0, quality=60, method=6, xmp=kept)
+            first.save(path, save_all=True, append_images=others, duration=last, loop=0, quality=50, method=6, xmp=kept)
             print(f"{path.name}: {path.stat().st_size / 1000:.0f} KB")
             page.close()
 

@@ -23,7 +23,7 @@ import { weightsPane } from "./weights.js";
 import { sentence } from "./words.js";
 
 /** A timeline of up to so many events needs no more than a column. */
-const BRIEF = 12;
+const BRIEF = 16;
 
 /**
  * @typedef {object} App  what the panes of one player share
