@@ -35,7 +35,6 @@ _EVENTS, _NUMBERS = 2048, 200_000
 _TOGETHER = 24
 # A file has each event after so many, and after so many seconds.
 _FILE_EVENTS, _SECONDS = 256, 0.5
-_LONGEST_WRITE = 5.0
 # What a recording without a file may hold in memory; the rest goes to a temporary one.
 ROOM = 64 << 20
 
@@ -49,8 +48,8 @@ class Buffer:
     A row is `pending` until it is done, its numbers have arrived and those before it are away; it
     then becomes a row of the open columns. Those are closed when they are full, or when a file has
     waited long enough, and written: to the file, or kept until there are more than `ROOM` bytes of
-    them, and then written to a temporary file. A process forked from this one has what was there
-    until then, and holds what comes in memory.
+    them, and then written to a temporary file. Nothing is recorded in a process forked from
+    this one, and the writer leaves the file to its parent.
     """
 
     def __init__(
@@ -97,6 +96,7 @@ class Buffer:
         self._temporary = False
         self._written: list[Writer] = []  # files that take no more, but are read
         self._given_up = False
+        self._process = os.getpid()
         self._asked = -math.inf  # when a device was asked what has arrived
         self._end: dict[str, Any] = {}
         self._lock = threading.RLock()
@@ -117,7 +117,6 @@ class Buffer:
         self._begin(
             np.full(self._count, np.nan, np.float32), np.full(self._elements, np.nan)
         )
-        _alive.add(self)
 
     def _begin(self, grad: np.ndarray, exact_grad: np.ndarray) -> None:
         self._columns = Columns(self._count, self._slices, grad, exact_grad)
@@ -426,7 +425,7 @@ class Buffer:
             raise
 
     def _keep(self, head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        if self._writer is not None:
+        if self._writer is not None and self._may_write():
             try:
                 self._writer.append(head, arrays)
             except OSError as error:
@@ -441,14 +440,18 @@ class Buffer:
         if self._bytes > self._room and self._writer is None:
             self._spill()
 
+    def _may_write(self) -> bool:
+        """Return whether this is the process that records: one forked from it leaves the file to its parent."""
+        return os.getpid() == self._process
+
     def _lose(self, error: OSError) -> None:
         """The disk takes no more: what the file has is read from there, what comes is held in memory."""
-        self._let_be()
+        self.stop_writing()
         if self._temporary:
             self._room = math.inf
         self.lost = f"{type(error).__name__}: {error}"
 
-    def _let_be(self) -> None:
+    def stop_writing(self) -> None:
         """Write no more to the file; what it has is still read from there."""
         writer, self._writer = self._writer, None
         if writer is not None and writer.can_be_read:
@@ -534,12 +537,13 @@ class Buffer:
             if self._flusher is not None:
                 self._flusher.cancel()
                 self._flusher = None
-            if self._writer is not None and not self._temporary:
+            own = not self._temporary and self._may_write()
+            if self._writer is not None and own:
                 try:
                     self._writer.close(**end)
                 except OSError as error:
                     self._lose(error)
-                self._let_be()
+                self.stop_writing()
 
     def is_on_disk(self) -> bool:
         """Whether all that was recorded can be read back from the file, once it is closed."""
@@ -551,13 +555,6 @@ class Buffer:
         except LedgerFileError:
             return False
         return True
-
-    def forked(self) -> None:
-        """In a forked process: hold on in memory, and leave the parent's file to the parent."""
-        self._lock, self._flusher = threading.RLock(), None
-        if self._writer is not None and self._writer.size:
-            self._let_be()
-            self._temporary = False
 
 
 def _place(table: dict[str, int], text: str) -> int:
@@ -586,35 +583,3 @@ def _flush(buffer: weakref.ref[Buffer]) -> None:
     if here is not None:
         with contextlib.suppress(Exception):
             here.flush()
-
-
-# A fork copies a buffer as it stands, so nobody may be in the middle of a change; those whose locks this thread took.
-_alive: weakref.WeakSet[Buffer] = weakref.WeakSet()
-_forking = threading.local()
-
-
-def _before_fork() -> None:
-    # The lock is held for as long as a write takes; a disk that hangs may not hang the user's fork.
-    _forking.locks = [
-        buffer._lock
-        for buffer in list(_alive)
-        if buffer._lock.acquire(timeout=_LONGEST_WRITE)
-    ]
-
-
-def _after_fork() -> None:
-    for lock in _forking.locks:
-        lock.release()
-    _forking.locks = []
-
-
-def _in_child() -> None:
-    _forking.locks = []
-    for buffer in list(_alive):
-        buffer.forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child
-    )

@@ -190,7 +190,7 @@ class Recording:
             raise
         except Exception:
             with contextlib.suppress(Exception):
-                self._rows.forked()
+                self._rows.stop_writing()
             raise
 
     @_guarded
@@ -346,10 +346,6 @@ class Recording:
             self._say(
                 f"accumviz stopped recording after {events} events, training goes on: {self._failure}"
             )
-
-    def forked(self) -> None:
-        """In a forked process nothing is written to the parent's file."""
-        self._rows.forked()
 
     def _tell_lost(self) -> None:
         if self._rows.lost:

@@ -230,11 +230,10 @@ def test_a_fork_leaves_the_file_to_its_parent(by: str, path: Path) -> None:
     warnings.simplefilter("ignore")
     def child():
         train(50)
-        assert len(recording.ledger) == 300 + 150, len(recording.ledger)
+        assert len(recording.ledger) == 300, len(recording.ledger)
         with av.record(model, path=path + ".child"): train(5)
         recording.stop()
-        assert len(recording.ledger) == 300 + 165, len(recording.ledger)
-        assert recording.ledger.complete
+        assert len(recording.ledger) == 300, len(recording.ledger)
     with av.record(model, optimizer, path=path) as recording:
         train(100)
         if {by!r} == "os.fork":
@@ -275,7 +274,7 @@ def test_a_child_that_ends_by_itself_writes_nothing_and_says_nothing(path: Path)
         second._rows._spill()
         if not os.fork():
             train(10)
-            assert len(second.ledger) == 90
+            assert len(second.ledger) == 60
             sys.exit(0)
         assert os.wait()[1] == 0
         train(10)
@@ -284,31 +283,6 @@ def test_a_child_that_ends_by_itself_writes_nothing_and_says_nothing(path: Path)
     done = run(script, path, "-X", "dev", "-W", "ignore::DeprecationWarning")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(av.load(path)) == 90
-
-
-@POSIX
-def test_a_fork_waits_until_nobody_is_in_the_middle_of_a_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer, "_SECONDS", 600.0)
-    loop, inside = Loop(), threading.Event()
-    keep = buffer.Buffer._keep
-
-    def slowly(self: Any, *args: Any) -> None:
-        inside.set()
-        time.sleep(0.3)
-        keep(self, *args)
-
-    with loop.record(path) as recording:
-        loop.train(1)
-        monkeypatch.setattr(buffer.Buffer, "_keep", slowly)
-        writing = threading.Thread(target=recording.write_out)
-        writing.start()
-        assert inside.wait(60)
-        child = os.fork()
-        if not child:
-            os._exit(0 if len(recording.ledger) == 3 else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        writing.join()
-    assert len(av.load(path)) == 3
 
 
 # --- paths that are refused ----------------------------------------------------------------------------------
