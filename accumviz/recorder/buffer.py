@@ -389,6 +389,7 @@ class Buffer:
         return news
 
     def _described(self) -> Any:
+        meta: dict[str, Any] = {"stopped": "it did not begin"}
         try:
             said = self._about()
         except Exception:
@@ -397,11 +398,12 @@ class Buffer:
         else:
             if len(said[0]) == self._count:
                 return said
+            meta |= said[1]
         # It failed while the parameters were let go, or before anything was known of them.
         unknown = [
             Parameter(f"parameter {n}", (size,)) for n, size in enumerate(self._sizes)
         ]
-        return self._said or (unknown, {"stopped": "it did not begin"})
+        return self._said or (unknown, meta)
 
     # --- from chunks to a file -----------------------------------------------------------------
 
