@@ -1682,3 +1682,20 @@ def test_a_ledger_of_nonsense_is_judged_without_an_error(seed: int) -> None:
     assert repr(report) and report.to_html() and json.loads(report.to_json()) and repr(ledger.shares())
     ranks = [meta | {"rank": rank, "ranks": rng.choice([2, *_NONSENSE])} for rank in range(2)]
     assert repr(check_ranks([Ledger.build(parameters, rows, meta=own) for own in ranks]))
+
+
+def test_a_clip_that_does_nothing_to_scaled_gradients_is_no_finding() -> None:
+    assert found(_scaled("clip", "unscale", clip=1e9)) == []
+
+
+def test_one_micro_batch_that_an_epoch_leaves_over_is_carried() -> None:
+    play = Play()
+    for _ in range(3):
+        play.loader("begins")
+        for i in range(5):
+            play.backward()
+            if i == 3:
+                play.step()
+                play.zero()
+        play.loader("ends")
+    assert "leftover-carried" in found(play)
