@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import pickle
 import time
 from typing import Any
 
@@ -491,3 +492,13 @@ def test_a_gradient_replaced_by_hand_is_unknown_in_shares_timeline_page_and_repo
     assert math.isnan(total.total) and total.unknown == UNREAD[BY_HAND]
     report = av.check(ledger)
     assert not report.healthy and UNREAD[BY_HAND] in report.reason
+
+
+def test_a_ledger_whose_shares_were_asked_for_can_be_pickled() -> None:
+    rows: list[dict[str, Any]] = [
+        {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}, "details": {"terms": [term(4, 0.5)]}},
+        {"kind": "step", "grad": {"w": 1.0}},
+    ]
+    ledger = Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
+    assert [row.share for row in ledger.shares()] == [0.5]
+    assert [row.share for row in pickle.loads(pickle.dumps(ledger)).shares()] == [0.5]

@@ -106,8 +106,10 @@ class Shares(Sequence[Share]):
         try:
             column: np.ndarray = self.__dict__["columns"][name]
         except KeyError:
+            # Asked while it is unpickled, it has no columns yet.
+            names = ", ".join(self.__dict__.get("columns", ()))
             raise AttributeError(
-                f"shares have no column {name!r}; they have {', '.join(self.columns)}"
+                f"shares have no column {name!r}; they have {names}"
             ) from None
         return column
 

@@ -36,7 +36,9 @@ from accumviz.recorder import buffer, patches
 from tests.recorder.loops import Train, alone, replicated, sharded
 from tests.thorough import THOROUGH
 
-OURS = str(Path(sys.modules[av.record.__module__].__file__ or "").parent) + os.sep
+PACKAGE = str(Path(av.__file__).parent) + os.sep
+# What runs while a loop trains: the recorder, and what records graphs.
+OURS = PACKAGE + "recorder" + os.sep, PACKAGE + "graph" + os.sep
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "graphs": {"graphs": True},
@@ -60,7 +62,7 @@ def is_ours(frame: types.FrameType | None) -> bool:
 
 
 def name_of(code: types.CodeType) -> str:
-    return f"{code.co_filename.removeprefix(OURS)}:{code.co_firstlineno} {code.co_qualname}"
+    return f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_firstlineno} {code.co_qualname}"
 
 
 @contextlib.contextmanager
