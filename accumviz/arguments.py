@@ -1,4 +1,4 @@
-"""What a verb was given: the checks that several verbs make, and what an error says of it."""
+"""Check the arguments of the public verbs, and say in an error what was passed and what was expected."""
 
 from __future__ import annotations
 

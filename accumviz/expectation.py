@@ -1,4 +1,4 @@
-"""What a training loop should do, said around it: `expect` records it, and fails with the report where it does not."""
+"""Record a training loop and fail, with the report, where it does not do what is expected: `expect`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How anything shows itself: texts and numbers that a page can carry, the page around them, and which view is whose."""
+"""Make text and numbers safe for a page, build the page around them, and name the view of each class."""
 
 from __future__ import annotations
 

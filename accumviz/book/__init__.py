@@ -1,1 +1,1 @@
-"""What a book about training needs and a recorder does not: questions, and numbers measured where it is read."""
+"""The book's instruments: questions, explorers, labs, ranks in a cell. Nothing outside this folder imports them."""

@@ -1,4 +1,4 @@
-"""A chart in matplotlib's own colours and letters -> one that is read on any page, light or dark, and on a phone."""
+"""Make a matplotlib chart readable on any page: light, dark, and on a phone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded arrangements of a loop -> Lab: the reader moves the lines, and code, shares, path and report follow."""
+"""The page of a lab: recorded arrangements of a loop, which the reader's moves choose between."""
 
 from __future__ import annotations
 

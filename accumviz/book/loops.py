@@ -1,4 +1,4 @@
-"""A loop whose lines can be moved: its choices, the source text of each arrangement, and how it is recorded."""
+"""A loop with lines that can be moved: its choices, the source of each arrangement, and how one is recorded."""
 
 from __future__ import annotations
 

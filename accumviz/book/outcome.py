@@ -1,4 +1,4 @@
-"""What a whole run came to: a few figures that stand beside those of another run, and the gradients its steps used."""
+"""Summarise a whole run in a few figures, beside those of another run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ask a question that the recorded answer, and a figure, follow: the answer is never typed twice."""
+"""Ask a question before a figure; the right answer is computed from the recording, never typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process of `distribute`: it runs the function that was sent, and writes down what became of it."""
+"""Run one process of `distribute`, and write down what it returned or raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of one or two elements -> their path: over a curve or contours of the loss, or from step to step."""
+"""Draw the path of one or two weights, over a curve or contours of the loss, or from step to step."""
 
 from __future__ import annotations
 

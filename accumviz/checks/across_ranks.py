@@ -1,4 +1,4 @@
-"""Rules that compare ranks, over a few numbers of each: so that no two ranks' ledgers need be in memory at once."""
+"""Rules that compare ranks, by a few numbers of each, so that one ledger is in memory at a time."""
 
 from __future__ import annotations
 

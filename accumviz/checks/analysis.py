@@ -1,4 +1,4 @@
-"""A ledger as rules ask about it: the life of each optimizer, what its steps read, and where epochs end."""
+"""A ledger prepared for rules: the history of each optimizer, its windows, where epochs end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb: every rule in turn, root causes first, one finding for one cause."""
+"""`check`: run every rule, root causes first, and report one finding for each cause."""
 
 from __future__ import annotations
 

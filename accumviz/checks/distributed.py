@@ -1,4 +1,4 @@
-"""Rules that look at what one process of several does: what it shares when, and what it keeps for itself."""
+"""Rules about one process of several: which gradients it synchronises, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that look at what losses are divided by: nothing, the same twice, or another number than a window's.
+"""Rules about what losses are divided by: nothing, a count twice, or the wrong count.
 
 A sum that is divided by its own length is a mean, and judged as one.
 """

@@ -1,4 +1,4 @@
-"""Rules that look at an epoch's end: what was thrown away there, carried on, or divided by too much."""
+"""Rules about the end of an epoch: a last window that is thrown away, carried over, or divided by too much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that look at several networks, and at graphs that outlive their backward."""
+"""Rules about several networks, and about graphs that outlive their backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that look at the order of events: clips, averages and schedulers that stand where they should not."""
+"""Rules about the order of events: clips, averages and schedulers in the wrong place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule that looks at whose parameters are trained: by no optimizer, by two, or by one that gets nothing."""
+"""A rule about the owner of a parameter: no optimizer, two of them, or one that never gets its gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that look at precision: the gradient scaler, numbers that are none, sums that lose what is added."""
+"""Rules about precision: the gradient scaler, values that are not finite, sums that lose what is added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check says: findings, or that all is well, or why nobody can tell."""
+"""The result of `check`: findings, or healthy, or why no verdict is possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule that looks at what single elements of a loss weigh, where micro-batches have different numbers of them."""
+"""A rule about losses with different numbers of elements: what one element weighs in the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for shares that are known and wrong, and of which no other rule names the cause."""
+"""Rules for shares that are known and wrong where no other rule names the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that look at windows: what a step consumed, what was lost before it, what it consumed twice."""
+"""Rules about windows: what a step consumed, what was lost before it, what was consumed twice."""
 
 from __future__ import annotations
 

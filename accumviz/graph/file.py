@@ -1,4 +1,4 @@
-"""A file -> the ledger or the graph that is in it."""
+"""Store a graph as one chunk of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The autograd graph as plain data: no tensors, nothing that keeps a graph alive."""
+"""The autograd graph as plain data: stable ids, no tensors, nothing that keeps a graph alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph of each backward, with what the engine brought to its nodes, while a person can read it."""
+"""Record the graph of each backward, with the gradients of its nodes, for `play`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which module ran which operations: noted at the modules' calls, without a hook on any of them.
+"""Find which module ran which operations, without a hook on any module.
 
 A hook would be copied and pickled with its module, refused by `torch.jit.script`, traced by
 `torch.compile`, and would turn off the fast paths of attention. So `torch.nn.Module.__call__` is

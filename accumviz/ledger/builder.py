@@ -1,4 +1,4 @@
-"""Ledgers by hand: rows as a test or an example writes them -> arrays. Pure: stdlib and numpy."""
+"""Build a ledger from rows written by hand, for tests and examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ledger is made of: parameters, events and their bits; many events as columns. Pure: stdlib and numpy."""
+"""The parts of a ledger: parameters, events and their bits, and many events as columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger: the immutable record of what happened to `.grad`. Pure: stdlib and numpy."""
+"""The ledger: the immutable record of everything that happened to `.grad`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledgers of several ranks -> one. Pure: stdlib and numpy."""
+"""Merge the ledgers of several ranks into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which losses a backward is the gradient of, and which of them are one objective: same lines, same operation.
+"""Group the losses of backwards into objectives: one objective is one line with one operation.
 
 Several losses of one operation in one backward are one objective where their mean was taken, and several else.
 """

@@ -1,4 +1,4 @@
-"""What each micro-batch weighs in each step: the constants of its loss times what became of it in `.grad`.
+"""The share of each micro-batch in each step: the constants of its loss times its coefficient in `.grad`.
 
 Pure: stdlib and numpy.
 """

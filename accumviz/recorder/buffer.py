@@ -1,4 +1,4 @@
-"""From what was seen to the ledger's columns, and from there to a file: what is written leaves memory."""
+"""Keep the events of an open recording in memory, or write them to its file as they come."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from accumviz.ledger.events import CODES, PRESENT, TABLES, Events, Parameter
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder.callsite import CallSite, needs, only
 from accumviz.recorder.memory import Allocated
-from accumviz.recorder.rows import Backward, Columns, Row, Shape
+from accumviz.recorder.rows import Backward, Columns, Row, RowLayout
 from accumviz.recorder.transfer import Wire
 
 # A cell or a script, not a generated file: the player shows the code beside what it did.
@@ -109,7 +109,8 @@ class Buffer:
         # By line, kind and how many leaves are alike, the last event's label, whereabouts and details, and the codes
         # that these became; what it filled, and the shape that this became.
         self._last: dict[
-            tuple[int, str, int], tuple[tuple[Any, ...], bytes, tuple[Any, ...], Shape]
+            tuple[int, str, int],
+            tuple[tuple[Any, ...], bytes, tuple[Any, ...], RowLayout],
         ] = {}
         self._met: dict[
             int, CallSite

@@ -1,4 +1,4 @@
-"""Where in the user's code something happened, and which lines of its file show it."""
+"""Find the user's line that an event comes from, and keep the code around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what a script trains, and opens a recording when its first training step begins."""
+"""Find what a script trains, and open a recording when its first training step begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DDP and FSDP do to `.grad`: the collectives that move gradients, and the parameters that FSDP shards.
+"""Record what DDP and FSDP do to `.grad`: the collectives that move gradients, and sharded parameters.
 
 Every collective of every backend goes through an operator of torch's `c10d` library. While a recording is open, a
 kernel in front of these operators takes note of the call and passes it on. That sees what DDP's C++ reducer sends, and

@@ -1,4 +1,4 @@
-"""What backwards bring to the recorded leaves, read by hooks, and what each `.grad` was when it was last looked at.
+"""Read what each backward adds to the recorded leaves, by hooks that never wait for a device.
 
 Autograd may hand a leaf without a `.grad` the very tensor that comes, so nothing of it is held: the leaf has
 `ARRIVED`, and its `.grad` is read after the backward. To any other leaf autograd adds: what comes is `HELD` until it

@@ -1,4 +1,4 @@
-"""Where data loaders begin and end: what torch's own iterators tell of themselves; no code of the user's is asked."""
+"""Record where an epoch of a data loader begins and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backward starts from: its value, its scale, and its terms.
+"""Read from the graph which losses a backward starts from: reduction, number of elements, constant factor.
 
 A term is a reduced loss under the root: which reduction, over how many elements, times which constant. It is read from
 what the graph's nodes saved, without unpacking it: no node runs, no user code does, and no device is waited for.

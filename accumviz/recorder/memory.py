@@ -1,4 +1,4 @@
-"""Bytes: of the tensors that graphs save, alive around a backward, and given out by a device's allocator.
+"""Count bytes: tensors that graphs save, alive around a backward, and memory of a device.
 
 Saved tensors are read without unpacking: looking must never recompute a checkpoint.
 """

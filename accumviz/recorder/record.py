@@ -1,4 +1,4 @@
-"""`record`: what to record, under which names, and where to."""
+"""`record`: choose what to record, under which names, and where to."""
 
 from __future__ import annotations
 

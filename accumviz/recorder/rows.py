@@ -1,4 +1,4 @@
-"""Events on their way to the ledger: a row each, then columns, which are flat: the collector has no more to walk.
+"""Collect the numbers of each event as a row, and pack rows into columns.
 
 A `Backward` also keeps what it needs until its numbers are taken.
 """
@@ -213,7 +213,7 @@ class Part(NamedTuple):
     resized: bool
 
 
-class Shape(NamedTuple):
+class RowLayout(NamedTuple):
     """All of a row but its numbers: most rows have the shape of the one that stood on their line before.
 
     `number` is the shape's own, as the bytes that are kept of each row, `length` how many numbers a row has;
@@ -230,7 +230,7 @@ class Shape(NamedTuple):
 
 
 # A shape, the rows that have it, and their numbers, a row each.
-Group = tuple[Shape, np.ndarray, np.ndarray]
+Group = tuple[RowLayout, np.ndarray, np.ndarray]
 
 
 def _together(places: Sequence[int]) -> slice | list[int]:
@@ -263,11 +263,11 @@ class Columns:
         self.codes = bytearray()
         self._count, self._slices, self._elements = count, slices, len(exact_before)
         self._before, self._exact_before = before, exact_before
-        self._shapes: dict[Any, Shape] = {}
+        self._shapes: dict[Any, RowLayout] = {}
         # Of each row, the number of its shape; and the numbers of all, one after the other.
         self._which, self._numbers = bytearray(), bytearray()
 
-    def shape(self, row: Row) -> Shape:
+    def shape(self, row: Row) -> RowLayout:
         """The shape of this row."""
         where = tuple(
             (what, i if isinstance(i, int) else tuple(i), n)
@@ -298,7 +298,7 @@ class Columns:
                 stop += n
             number = len(self._shapes).to_bytes(4, sys.byteorder)
             packer = struct.Struct(f"{stop}d").pack
-            found = Shape(
+            found = RowLayout(
                 number,
                 stop,
                 packer,
@@ -310,7 +310,7 @@ class Columns:
             self._shapes[key] = found
         return found
 
-    def put(self, row: Row, codes: bytes, shape: Shape) -> None:
+    def put(self, row: Row, codes: bytes, shape: RowLayout) -> None:
         """Add this row; what is there of one that failed half-way is dropped by `cut`."""
         if row.measured:
             self._numbers += shape.pack(

@@ -1,4 +1,4 @@
-"""Runs a script or a module as `python` would, and has its training recorded from the moment it has imported torch.
+"""Run a script or a module as `python` would, and record its training.
 
 Nothing here imports torch: what a script sets before its own `import torch` (threads, devices) has to count.
 """

@@ -1,4 +1,4 @@
-"""Layers that count their forwards: how many batches each BatchNorm put into its running statistics meanwhile."""
+"""Count how many batches each BatchNorm layer puts into its running statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to record, by which names, and which optimizers there are: modules, parameters, dicts of tensors, groups."""
+"""Resolve what to record: modules, optimizers, parameters, dicts of tensors, groups, and their names."""
 
 from __future__ import annotations
 

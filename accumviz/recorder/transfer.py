@@ -1,4 +1,4 @@
-"""Numbers on their way from tensors: which may be read, reduced where they are, sent in bulk, read later.
+"""Read norms and elements of tensors: check that they can be read, reduce them in place, copy them without waiting.
 
 Training never waits for them, and no code of the user's runs.
 """

@@ -1,4 +1,4 @@
-"""What lanes and heat map share: a column for each event, its heading, its line, and the bytes measured at it."""
+"""The columns that lanes and heat map share: one for each event, with its heading and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison -> HTML: the error, its cause, where two recordings part, and every step, readable without colour."""
+"""Show a comparison as HTML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The painter of timelines: a matplotlib figure, drawn in pixels, that a page shows in its own colours."""
+"""Paint a timeline with matplotlib, as a figure that a page shows in its own colours."""
 
 from __future__ import annotations
 

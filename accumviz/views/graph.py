@@ -1,4 +1,4 @@
-"""Graph -> DOT -> SVG: Graphviz only places boxes, so fonts, colours and themes are the page's own."""
+"""Draw a graph: Graphviz places the boxes, fonts and colours are those of the page."""
 
 from __future__ import annotations
 

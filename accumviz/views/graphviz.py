@@ -1,4 +1,4 @@
-"""Graphviz, in process or on PATH, whichever is there, and the style of what it places."""
+"""Run Graphviz, in process or from the PATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contributions as the codes of a heat map, which the page and matplotlib paint alike."""
+"""Encode contributions as the colours of a heat map, for the page and for matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline of a ledger too large for bars: hue is the loss, opacity the norm; nothing is left out silently."""
+"""Draw the timeline of a large ledger as a heat map: hue is the loss, opacity the norm."""
 
 from __future__ import annotations
 

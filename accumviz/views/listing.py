@@ -1,4 +1,4 @@
-"""The user's code as a player shows it: only the stretches in which something happened."""
+"""List the user's code around the lines where something happened."""
 
 from __future__ import annotations
 

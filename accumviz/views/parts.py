@@ -1,4 +1,4 @@
-"""`.grad` after an event as the contributions that are live in it: which, how much of each, how tall."""
+"""Split `.grad` after an event into the contributions that are live in it."""
 
 from __future__ import annotations
 

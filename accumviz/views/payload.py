@@ -1,4 +1,4 @@
-"""Ledger and graphs -> what a player carries in its page: plain JSON while small, packed columns beyond; inert text."""
+"""Encode a ledger and its graphs as the data that a page carries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledger + Graph -> Player: one page element that needs no kernel, no network and no second file, and is text first."""
+"""Build the player: one page element that needs no kernel, no network and no second file."""
 
 from __future__ import annotations
 

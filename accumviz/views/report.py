@@ -1,4 +1,4 @@
-"""Report -> HTML: each finding with its line, its numbers and a suggestion, readable without colour."""
+"""Show a report as HTML."""
 
 from __future__ import annotations
 

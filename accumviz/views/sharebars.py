@@ -1,4 +1,4 @@
-"""The shares of each step below the lanes of a timeline: a bar a step and objective, a segment a backward."""
+"""Draw the shares of each step below the lanes of a timeline."""
 
 from __future__ import annotations
 

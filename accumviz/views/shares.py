@@ -1,4 +1,4 @@
-"""Shares -> what views draw and say of them: for each step a bar of segments, one per backward, and its sentence."""
+"""Prepare shares for drawing: for each step a bar with a segment for each backward, and a sentence."""
 
 from __future__ import annotations
 

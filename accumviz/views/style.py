@@ -1,4 +1,4 @@
-"""One place for what things look like: colours, number formats and the CSS variables of both themes."""
+"""Colours, number formats and CSS variables, for both themes."""
 
 from __future__ import annotations
 

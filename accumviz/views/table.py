@@ -1,4 +1,4 @@
-"""Ledger -> HTML table: static, self-contained, understandable without colour, and nothing left out silently."""
+"""Show a ledger as an HTML table."""
 
 from __future__ import annotations
 

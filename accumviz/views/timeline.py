@@ -1,4 +1,4 @@
-"""Ledger -> matplotlib: exact bars while every number can be written, a heat map beyond; never torch, never pyplot."""
+"""Draw a ledger with matplotlib: bars while each number can be written, a heat map beyond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names, numbers and events in words, the same in every view: literal, short, readable without colour."""
+"""Put names, numbers and events into words, the same in every view."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def test_the_code_is_indented_and_nothing_is_cut(show: Show, mode: str, loop: st
             assert step > 12
             for left, depth in zip(lefts, depths, strict=True):
                 assert left == pytest.approx(lefts[0] + step * depth, abs=1.5)
-            beyond = bench.root.locator(".av-line, .av-grip, .av-radios, .av-cure, .av-said, .av-goal").evaluate_all(
+            beyond = bench.root.locator(".av-line, .av-grip, .av-radios, .av-suggestion, .av-said, .av-goal").evaluate_all(
                 """all => all.filter(el => el.getBoundingClientRect().right > innerWidth
                     || (el.scrollWidth > el.clientWidth + 1 && getComputedStyle(el).overflowX === 'hidden'))
                     .map(el => el.outerHTML)"""
@@ -325,7 +325,7 @@ def test_a_repair_is_told_and_remembered_and_its_cure_is_folded_away(show: Show)
     bench = watched.bench
     goal = bench.root.locator(".av-goal")
     assert goal.inner_text() == "Repair this loop until check says healthy."
-    assert not bench.root.locator(".av-cure").is_visible()
+    assert not bench.root.locator(".av-suggestion").is_visible()
     bench.grip(ZERO).focus()
     for _ in range(3):
         bench.page.keyboard.press("ArrowDown")
