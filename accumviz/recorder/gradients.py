@@ -341,21 +341,24 @@ class Gradients:
         running.alike, running.present = list(alike), bytes(self.present)
         unread = [i for i in changed if i not in alike]
         self.read_grads(running, unread)
-        if reached and all(map(self._is_hooked_by_user, reached)):
+        # An event inside the backward has read a leaf, and nothing has changed it since: its hooks did no more.
+        settled = running.looked.difference(changed)
+        if reached and all(self._is_hooked_by_user(i, i in settled) for i in reached):
             running.details["by_hook"] = math.nan
         if self.disturbed:
             running.details["overlapped"] = True
 
-    def _is_hooked_by_user(self, i: int) -> bool:
-        """Return whether hooks that are not ours may change what comes to a leaf, or its `.grad`."""
-        tensor = self.tensors[i]
-        hooks = [tensor._backward_hooks, tensor._post_accumulate_grad_hooks]
-        if not hooks[1] and len(hooks[0] or ()) < 2:
-            return False
-        each = [hook for some in hooks for hook in (some or {}).values()]
-        modules = [getattr(hook, "__module__", None) or "" for hook in each]
-        libraries = ("accumviz.", "torch.")
-        return not all(module.startswith(libraries) for module in modules)
+    def _is_hooked_by_user(self, i: int, settled: bool = False) -> bool:
+        """Return whether hooks of the user may have changed a contribution or, unless `settled`, the `.grad`."""
+        before, after = (
+            self.tensors[i]._backward_hooks,
+            self.tensors[i]._post_accumulate_grad_hooks,
+        )
+        hooks = list(before.values()) if before and len(before) > 1 else []
+        if after and not settled:
+            hooks += after.values()
+        modules = [getattr(hook, "__module__", None) or "" for hook in hooks]
+        return not all(module.startswith(("accumviz.", "torch.")) for module in modules)
 
     # --- what `.grad` is -----------------------------------------------------------------------
 
