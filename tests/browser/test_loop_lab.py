@@ -279,7 +279,9 @@ def test_the_code_is_indented_and_nothing_is_cut(show: Show, mode: str, loop: st
             assert step > 12
             for left, depth in zip(lefts, depths, strict=True):
                 assert left == pytest.approx(lefts[0] + step * depth, abs=1.5)
-            beyond = bench.root.locator(".av-line, .av-grip, .av-radios, .av-suggestion, .av-said, .av-goal").evaluate_all(
+            beyond = bench.root.locator(
+                ".av-line, .av-grip, .av-radios, .av-suggestion, .av-said, .av-goal"
+            ).evaluate_all(
                 """all => all.filter(el => el.getBoundingClientRect().right > innerWidth
                     || (el.scrollWidth > el.clientWidth + 1 && getComputedStyle(el).overflowX === 'hidden'))
                     .map(el => el.outerHTML)"""

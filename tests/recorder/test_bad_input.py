@@ -587,13 +587,7 @@ def test_a_failure_of_ours_ends_the_recording_not_the_training(
     def failing(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
         # Rows are put away many at a time, and leaves are hooked together.
-        often = (
-            9
-            if owner is Gradients and name in ("update", "read")
-            else 0
-            if name in ("settle", "_hook")
-            else 2
-        )
+        often = 9 if owner is Gradients and name in ("update", "read") else 0 if name in ("settle", "_hook") else 2
         if calls[0] > often:
             raise ZeroDivisionError("ours")
         return original(*args, **kwargs)
