@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import linecache
 import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import accumviz as av
 from accumviz.book import gan
@@ -468,6 +471,52 @@ def test_one_change_of_two_players_has_the_report_that_a_person_expects() -> Non
         mistakes = [finding for finding in made.report.findings if finding.severity != "note"]
         assert {finding.rule for finding in mistakes} == ({rule} if rule else set()), (name, value)
         assert bool(made.remark) == more, (name, value, made.remark)
+
+
+def afresh(name: str, text: str, lr: float) -> av.Ledger:
+    """A recording of the text that shares nothing with the lab but the text."""
+    return (afresh_of_two if name == "gan" else afresh_of_one)(text, lr)
+
+
+def afresh_of_two(text: str, lr: float) -> av.Ledger:
+    g, d = (torch.tensor([start], requires_grad=True) for start in (1.0, 0.25))
+    g_opt, d_opt = torch.optim.SGD([g], lr=lr), torch.optim.SGD([d], lr=lr)
+    linecache.cache["again.py"] = (len(text), None, text.splitlines(keepends=True), "again.py")
+    with av.record({"g": g, "d": d}, g_opt, d_opt, sources=True, memory=False) as recording:
+        names = {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 2.0}
+        exec(compile(text, "again.py", "exec"), names)
+    return recording.ledger
+
+
+def afresh_of_one(text: str, lr: float) -> av.Ledger:
+    x = torch.tensor(INPUTS)
+    w = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=lr)
+
+    def batches_of(sizes: list[int]) -> Any:
+        parts = list(torch.arange(len(x)).split(sizes))
+        data = torch.utils.data.TensorDataset(x, 2 * x)
+        return torch.utils.data.DataLoader(data, batch_sampler=[part.tolist() for part in parts])
+
+    linecache.cache["again.py"] = (len(text), None, text.splitlines(keepends=True), "again.py")
+    with av.record({"w": w}, optimizer, sources=True, memory=False) as recording:
+        exec(
+            compile(text, "again.py", "exec"),
+            {"w": w, "optimizer": optimizer, "nn": torch.nn, "batches_of": batches_of},
+        )
+    return recording.ledger
+
+
+@of_both
+def test_each_arrangement_is_what_a_recording_made_afresh_says(name: str) -> None:
+    for choice, made in choices(shown(name)):
+        again = afresh(name, made.text, LOOPS[name].right["lr"])
+        assert [(e.kind, e.line, e.source) for e in again] == [(e.kind, e.line, e.source) for e in made.ledger], choice
+        for parameter in made.ledger.parameters:
+            for asked in (av.Ledger.values, av.Ledger.weights):
+                np.testing.assert_array_equal(asked(again, parameter.name), asked(made.ledger, parameter.name))
+        rules = [[f.rule for f in report.findings] for report in (av.check(again), made.report)]
+        assert rules[0] == rules[1], choice
 
 
 @of_both
