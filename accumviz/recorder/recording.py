@@ -30,7 +30,6 @@ from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.loss_terms import describe_root
 from accumviz.recorder.memory import Allocated, Held
 from accumviz.recorder.rows import Backward, Row
-from accumviz.recorder.statistics import BatchNorms
 from accumviz.recorder.targets import Named, Optimizers, called
 from accumviz.recorder.transfer import readable
 
@@ -107,7 +106,6 @@ class Recording:
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
         self._graphs = Graphs(named.modules, self._sites) if graphs else None
-        self._norms = BatchNorms(named.modules)
         self._steps: list[_Step] = []
         self._entered = self._closed = False
         self._unmoved = True  # until the weights were read for the first time
@@ -220,7 +218,6 @@ class Recording:
         self._allocated.open(devices)
         if self._graphs is not None:
             self._graphs.open()
-        self._norms.open()
         patches.enter(self)
         self._collectives.open()
 
@@ -251,7 +248,6 @@ class Recording:
                 _GROWN.format(name=name)
                 for name in dict.fromkeys(self._optimizers.grown())
             ]
-            self._norms.close()
         finally:
             self._steps.clear()
             self._optimizers.forget()
@@ -804,8 +800,6 @@ class Recording:
             meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
         if self._elsewhere:
             meta["steps_elsewhere"] = True
-        if self._norms.counted:
-            meta["batch_norms"] = dict(self._norms.counted)
         notes = [*self._notes, *([THREADS] if self._gradients.disturbed else [])]
         if notes:
             meta["notes"] = notes
