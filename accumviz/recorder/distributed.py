@@ -587,6 +587,7 @@ class Collectives:
         if running is not None:
             # Once it is over, `.grad` is no longer what this backward made of it.
             self._leaves.settle(running)
+            running.untouched.clear()
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
         details: dict[str, Any] = {"op": op, "bytes": size, "ranks": self._ranks}
         moving = self._shards.moving(frame, self._ranks) if self._shards else None

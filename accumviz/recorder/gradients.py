@@ -280,6 +280,7 @@ class Gradients:
             unread = [i for i in running.reached if i not in looked]
             held = [i for i in unread if state[i] in (HELD, READ)]
             looked.update(unread)
+            running.untouched |= {i for i in held if self._is_as_added(running, i)}
             self.mark_seen(unread)
             self.read_held(running)
             self._read_arrived(running)
@@ -287,6 +288,17 @@ class Gradients:
             count = self.events()
             for i in running.reached:
                 running.settled.setdefault(i, count)
+
+    def _is_as_added(self, running: Backward, i: int) -> bool:
+        """Return whether a leaf's first contribution is in `.grad` as autograd has put it there."""
+        tensor, grad = self.tensors[i], self.tensors[i].grad
+        if type(grad) is not _TENSOR or running.had[i] or i not in running.held:
+            return False
+        came, version = running.held[i]
+        if grad.data_ptr() == came.data_ptr():
+            return grad._version == version
+        # Autograd has copied it, since we hold it, into a new tensor: that is one change.
+        return tensor.is_contiguous() and grad._version == 1
 
     def _read_arrived(self, running: Backward) -> None:
         """Read the contributions that are what `.grad` is."""
@@ -341,8 +353,8 @@ class Gradients:
         running.alike, running.present = list(alike), bytes(self.present)
         unread = [i for i in changed if i not in alike]
         self.read_grads(running, unread)
-        # An event inside the backward has read a leaf, and nothing has changed it since: its hooks did no more.
-        settled = running.looked.difference(changed)
+        # Hooks that brought an event, such as a step, and changed nothing before it or since, are known.
+        settled = running.untouched.difference(changed, running.synced)
         if reached and all(self._is_hooked_by_user(i, i in settled) for i in reached):
             running.details["by_hook"] = math.nan
         if self.disturbed:

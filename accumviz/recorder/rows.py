@@ -165,7 +165,8 @@ class Backward(Row):
 
     `had` are the PRESENT bits when it began, `state` is what it has brought to each leaf (`gradients.State`), `reached`
     the leaves in the order in which it came. What is `held` is there in its version. A contribution has been read
-    (`settled`) before the event of that number. `looked` are the leaves whose `.grad` was looked at while it runs;
+    (`settled`) before the event of that number. `looked` are the leaves whose `.grad` was looked at while it runs,
+    `untouched` those of them in which it was then just what had come;
     `same` those whose `.grad` is what was contributed.
     """
 
@@ -191,6 +192,7 @@ class Backward(Row):
         self.settled: dict[int, int] = {}
         self.same: dict[int, None] = {}
         self.looked: set[int] = set()
+        self.untouched: set[int] = set()
         self.streams: set[int] = set()  # on which contributions came
 
 

@@ -252,6 +252,28 @@ def test_hooks_that_come_and_go_count_from_then_on() -> None:
     assert not w._post_accumulate_grad_hooks
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_shares_of_an_optimizer_in_hooks_are_known_unless_the_hook_changes_the_gradient(factor: float) -> None:
+    model = nn.Linear(3, 1)
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(p: Tensor) -> None:
+        if factor != 1:
+            assert p.grad is not None
+            p.grad.mul_(factor)
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    with av.record(model, *optimizers.values()) as recording:
+        for _ in range(4):
+            (model(torch.ones(2, 3)).mean() / 4).backward()
+    shares = [row.share for row in recording.ledger.shares()]
+    assert len(recording.ledger.of("step")) == 8
+    assert shares == [0.25] * 8 if factor == 1 else np.isnan(shares).all()
+
+
 def test_a_hook_that_raises_leaves_nothing_of_the_gradient_behind() -> None:
     w = torch.ones(2, requires_grad=True)
 
