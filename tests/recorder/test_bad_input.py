@@ -375,30 +375,6 @@ def test_two_threads_train_under_two_recordings() -> None:
         assert values.tolist() == [[n + 1] * 3, [2 * n + 2] * 3] * 100
 
 
-def test_two_threads_train_under_one_recording() -> None:
-    models = [nn.Linear(3, 1, bias=False) for _ in range(2)]
-    start = threading.Barrier(2)
-
-    def train(n: int) -> None:
-        start.wait()
-        for k in range(200):
-            (models[n](torch.ones(3)) * (n + 1)).sum().backward()
-            if k % 2:
-                models[n].zero_grad()
-
-    with av.record(a=models[0], b=models[1]) as recording:
-        threads = [threading.Thread(target=train, args=(n,)) for n in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    ledger = recording.ledger
-    contributed = ledger.state & CONTRIBUTED > 0
-    assert contributed.sum(axis=0).tolist() == [200, 200]
-    for n in range(2):
-        assert (ledger.values(n, "contribution")[contributed[:, n]] == n + 1).all()
-
-
 class _Held(torch.autograd.Function):
     """A backward that waits in its middle until another thread has done something."""
 
@@ -430,84 +406,6 @@ def _meanwhile(loss: torch.Tensor, do: Callable[[], Any], *, in_main: bool = Fal
     if not in_main:
         first.join()
     second.join()
-
-
-@pytest.mark.parametrize("in_main", [False, True])
-@pytest.mark.parametrize("size", [3, 300])
-def test_backwards_of_two_threads_at_once_are_told_in_the_order_in_which_they_ended(in_main: bool, size: int) -> None:
-    w, v = leaf(size), leaf(size)
-    optimizer = torch.optim.SGD([w, v], 0.0)
-    with av.record(w=w, v=v, optimizer=optimizer) as recording:
-        # v is reached before the other thread begins, w after it has ended
-        loss = (_Held.apply(w.clone()) + 2 * v.clone()).sum()
-        _meanwhile(loss, lambda: (3 * w + 3 * v).sum().backward(), in_main=in_main)
-        optimizer.step()
-    ledger = recording.ledger
-    assert kinds(ledger) == ["backward", "backward", "step"]
-    root = size**0.5
-    assert ledger.contribution[0].tolist() == pytest.approx([3 * root, 3 * root])
-    # A sum with what was not over is left unread; in main, where our hooks came with the others, what may be one.
-    assert ledger.grad[0].tolist() == pytest.approx([np.nan if in_main else 3 * root, np.nan], nan_ok=True)
-    assert ledger.grad[1:].tolist() == [pytest.approx([4 * root, np.nan if in_main else 5 * root], nan_ok=True)] * 2
-    shares = ledger.shares()
-    if in_main:
-        assert shares[0].share == size and "another thread" in shares[1].unknown
-    else:
-        assert ledger.contribution[1].tolist() == pytest.approx([root, 2 * root])
-        assert [(row.share, row.unknown) for row in shares] == [(size, ""), (size, "")]
-    assert "before the recording" not in str(av.check(ledger))  # nothing was in `.grad` before
-
-
-def test_a_backward_of_another_thread_takes_nothing_from_one_of_other_parameters() -> None:
-    w, v = leaf(3), leaf(3)
-    optimizer = torch.optim.SGD([w, v], 0.0)
-    with av.record(w=w, v=v, optimizer=optimizer) as recording:
-        _meanwhile(_Held.apply(w * 2).mean(), lambda: (v * 3).mean().backward())
-        optimizer.step()
-    assert [(row.share, row.unknown) for row in recording.ledger.shares()] == [(3, ""), (1, "")]
-
-
-def test_what_another_thread_zeroes_in_the_middle_of_a_backward_is_unknown() -> None:
-    w, v = leaf(3), leaf(3)
-    optimizer = torch.optim.SGD([w, v], 0.0)
-
-    def others() -> None:
-        w.sum().backward()
-        optimizer.zero_grad()
-
-    with av.record(w=w, v=v, optimizer=optimizer) as recording:
-        _meanwhile(_Held.apply(w * 2).mean(), others)
-        optimizer.step()
-    rows = list(recording.ledger.shares())
-    assert [row.share for row in rows][:1] == [0] and "another thread" in rows[1].unknown
-    assert not av.check(recording.ledger).findings
-
-
-@pytest.mark.parametrize("in_main", [False, True])
-def test_what_a_hand_makes_of_gradients_that_threads_brought_is_seen(in_main: bool) -> None:
-    w = leaf(3)
-    optimizer = torch.optim.SGD([w], 0.0)
-
-    def train(*, whole: bool) -> None:
-        for _ in range(2):
-            for _ in range(2):
-                w.mean().backward()
-            if whole:
-                end()
-
-    def end() -> None:
-        w.grad.mul_(0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with av.record(w, optimizer) as recording:
-        for _ in range(1 + in_main):
-            thread = threading.Thread(target=lambda: train(whole=not in_main))
-            thread.start()
-            thread.join()
-            if in_main:
-                end()
-    assert {row.share for row in recording.ledger.shares()} == {0.5}
 
 
 def test_optimizers_that_two_threads_step_for_the_first_time_at_once_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
