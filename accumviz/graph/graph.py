@@ -464,7 +464,7 @@ def _decode(reader: Reader) -> Graph:
     """Return a file's graph. Raises `ValueError`, `TypeError` or `KeyError` when its parts do not fit together."""
     ((held, _),) = reader
     held = plain(held, "graph", dict)
-    nodes = []
+    nodes: list[Node] = []
     for row in held["nodes"]:
         row["saved"] = tuple(_made(Saved, one) for one in row["saved"])
         if row["id"] != len(nodes):

@@ -79,7 +79,7 @@ def inputs_of_checkpoint(raw: Any) -> list[torch.Tensor]:
     The graph holds placeholders only; the hook that would unpack them holds the inputs, since
     PyTorch 2.12 in a list, before in a node of their own.
     """
-    hook = getattr(raw, "unpack_hook", None)
+    hook: Any = getattr(raw, "unpack_hook", None)
     tensors: list[torch.Tensor] = []
     if getattr(hook, "__module__", "") != _CHECKPOINT:
         return tensors

@@ -1,4 +1,4 @@
-/** The report on an arrangement: its first line is said aloud, what was found and how the line should read are below. */
+/** The report on an arrangement: its first line is said aloud; findings and suggestions are below. */
 
 /** @import { LabFinding, LabReport } from "./lab-types.d.ts" */
 
@@ -7,7 +7,10 @@ import { h, pane, put } from "../../views/js/dom.js";
 const SIGNS = { healthy: "✓", findings: "✗", "no verdict": "?" };
 
 /** @param {string} line */
-const suggestedLine = (line) => h(line.startsWith("+") ? "ins" : line.startsWith("-") ? "del" : "span", {}, `${line}\n`);
+const suggestedLine = (line) => {
+  const tag = line.startsWith("+") ? "ins" : line.startsWith("-") ? "del" : "span";
+  return h(tag, {}, `${line}\n`);
+};
 
 /** A text in which backticks mark code. @param {string} text */
 const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
@@ -16,7 +19,8 @@ const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {},
 function articleOf({ rule, severity, event, line, cause, evidence, suggestion, read }, hidden, go) {
   const leads = h("button.av-leads", { type: "button", click: () => go(event) }, `line ${line}`);
   const head = h("p", {}, h("b", {}, rule), ` (${severity}) `, ...(line ? [leads] : []));
-  const lines = h("pre.av-suggestion", { tabindex: 0, role: "group", "aria-label": "the suggestion" }, ...suggestion.map(suggestedLine));
+  const about = { tabindex: 0, role: "group", "aria-label": "the suggestion" };
+  const lines = h("pre.av-suggestion", about, ...suggestion.map(suggestedLine));
   const shown = hidden ? h("details", {}, h("summary", {}, "Show the suggestion"), lines) : lines;
   const { book } = document.documentElement.dataset;
   const [plain, address, said] = read;
