@@ -208,7 +208,7 @@ def test_what_only_the_shares_show_is_said_and_leaves_a_repair_open(show: Show) 
     goal, remark = bench.root.locator(".av-goal"), bench.root.locator(".av-remark")
     assert not remark.is_visible()
     bench.choose("who begins", "they take turns")
-    assert bench.said.startswith("✓ Healthy: check finds no mistake.")
+    assert bench.said.startswith("✓ Healthy, if g_loss is meant to train what d_opt has")
     assert "g_loss weighs in 3 steps of d_opt" in remark.inner_text()
     assert remark.get_attribute("aria-live") == "polite"
     assert goal.inner_text() == "Repair this loop until check says healthy."
