@@ -198,7 +198,8 @@ def ask_for_arrangements_and_values_that_no_lab_brings(page: Any, one: Loops, tw
     two.says("✗ 1 mistake: gan-gradient-leak.", "K = 4", "fake = g * noise")
     two.grip("g_opt.zero_grad()").focus()
     page.keyboard.press("ArrowUp")
-    two.says("✗ 2 mistakes: gan-gradient-leak × 2.", "K = 4", "fake = g * noise")
+    two.root.locator(".av-remark", has_text="fake_loss weighs in 3 steps of g_opt").wait_for(timeout=20_000)
+    two.says("✗ 1 mistake: gan-gradient-leak.", "K = 4", "fake = g * noise")
     assert "g_opt.zero_grad(), at the top of the round" in str(
         page.evaluate("document.activeElement.getAttribute('aria-label')")
     ), "the line that was moved keeps the focus"

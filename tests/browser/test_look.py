@@ -15,6 +15,7 @@ from accumviz.graph.graph import Graph
 from accumviz.ledger.ledger import Ledger, Parameter
 from tests.browser.frames import drawn
 from tests.toys import CODE, ROWS, W, chain, large, toy
+from tests.views.test_explore import recorded
 from tests.views.test_shares import ledger_of, term, window
 
 Open = Callable[..., Any]
@@ -131,7 +132,7 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
         play(Ledger.build([W], [{"kind": "zero_grad"}] * 2)),
         play(ledger_of(window(*[[term(0.5), term(-0.5, op="Neg")]] * 2))),
     ]
-    far = Ledger.build([W], weighed([*ROWS, *ROWS, *ROWS, ROWS[0], {**ROWS[2]}]), sources={"a.py": CODE})
+    far = Ledger.build([W], weighed([*ROWS * 5, ROWS[0], {**ROWS[2]}]), sources={"a.py": CODE})
     near, away = (Ledger.build([W], weighed(ROWS, to=to), sources={"a.py": CODE}) for to in (1.2, -70.0))
     full = [{**row, "details": {"terms": [term(0.5)]}} if row["kind"] == "backward" else row for row in ROWS]
     shared = Ledger.build([W], weighed(full), sources={"a.py": CODE})
@@ -144,6 +145,9 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
         explore(experiment, k=[1, 2, 3, 4], start={"k": 4}, against={"k": 1}),
         explore(experiment, k=[2], graphs=[True, False], way=["a", "b"], against={"way": "b"}),
         explore(experiment, k=[2], way=["a name that is long", "another that is long"], against={}),
+        explore(
+            recorded, k=[1, 8], divide=[True, False], start={"k": 8, "divide": False}
+        ),  # beyond the right run's scale
     ]
     path = tmp_path / "page.html"
     players[0].save(path)

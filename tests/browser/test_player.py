@@ -698,7 +698,8 @@ def test_scrubbing_ten_thousand_events_takes_as_long_as_scrubbing_a_hundred(show
 
 
 def test_after_all_reduces_a_ranks_own_part_is_its_share_of_the_mean_once(show: Show) -> None:
-    names, sync = ("rank 0 · w", "rank 1 · w"), {"kind": "sync", "within": "backward", "details": {"ranks": 2}}
+    names = "rank 0 · w", "rank 1 · w"
+    sync = {"kind": "sync", "within": "backward", "details": {"op": "all-reduce", "ranks": 2}}
     rows = [
         {"kind": "backward", "contribution": {names[0]: -32}, "grad": {names[0]: -32}},
         {"kind": "backward", "contribution": {names[1]: -8}, "grad": {names[0]: -32, names[1]: -8}},
