@@ -331,7 +331,7 @@ def _fails(report: Report, severity: str | None) -> bool:
 
 
 def _view(asked: Any) -> None:
-    from accumviz.views.player import play
+    from accumviz import play
 
     one = len(asked.files) == 1
     player = play(_open(asked.files[0]) if one else _merged(asked.files))

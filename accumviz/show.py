@@ -15,7 +15,6 @@ from accumviz import arguments
 VIEWS = {
     "Ledger": ("accumviz.views.table", {"html": "ledger_html"}),
     "Graph": ("accumviz.views.graph", {"html": "graph_html", "svg": "to_svg"}),
-    "Prediction": ("accumviz.book.predict", {"html": "prediction_html"}),
     "Report": ("accumviz.views.report", {"html": "report_html"}),
     "Comparison": ("accumviz.views.comparison", {"html": "comparison_html"}),
     "Provenance": ("accumviz.views.table", {"html": "provenance_html"}),

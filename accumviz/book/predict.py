@@ -44,16 +44,32 @@ class Prediction(Displayed):
     reveal: Any
     tolerance: float
 
+    def to_html(self) -> str:
+        """Return the question, and in a fold the recorded answer, the misconceptions and the figure.
+
+        Scripts shut the fold as it is read, and turn the question into a form that opens it;
+        without them it is open.
+        """
+        css = style.CSS + style.static("predict.css", __file__)
+        script = style.static("predict.js", __file__)
+        return (
+            f'<div class="accumviz av-predict" data-av-predict="{_payload(self)}"><script>{_SHUT}</script>'
+            f'<style>{css}</style><div class="av-ask"><p class="av-tag">Predict</p>'
+            f'<p class="av-question">{marked(self.question)}</p>{_choices_html(self)}<p class="av-space"></p></div>'
+            f'<details class="av-reveal" open><summary>Show me</summary>{_answer_html(self)}'
+            f'</details><script type="module">{script}</script></div>'
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a self-contained page that asks, and remembers, without Python."""
+        save_page(path, "Prediction", self.to_html())
+
     def __repr__(self) -> str:
         lines = [f"Prediction: {literal(self.question)}"]
         lines += [f"  - {_text(choice)}" for choice in self.choices]
         if self.hint:
             lines.append(f"  Hint: {literal(self.hint)}")
         return "\n".join([*lines, "  (.answer is what was recorded)"])
-
-    def save(self, path: str | Path) -> None:
-        """Write a self-contained page that asks, and remembers, without Python."""
-        save_page(path, "Prediction", self.to_html())
 
 
 def predict(
@@ -70,9 +86,8 @@ def predict(
     """Ask for a prediction, and show a figure once the reader has committed to an answer.
 
     `answer_from` is what was recorded: a number or a tensor of one element, None (which is not 0),
-    a bool (asked as yes or no), one of the `choices`, a function that returns one of these (called
-    once), or `(ledger, event, parameter)`: what that `.grad` held after that event, to which
-    `"contribution"` may be added as a fourth.
+    a bool (asked as yes or no), one of the `choices`, or `(ledger, event, parameter)`: what that
+    `.grad` held after that event, to which `"contribution"` may be added as a fourth.
 
     `because` maps wrong answers to the misconception behind each, `why` explains the right one,
     and `reveal` is anything that notebooks display, or a text; `hint` may be opened before
@@ -97,19 +112,9 @@ def predict(
     Traceback (most recent call last):
     ValueError: because has the key -20, but that is the right answer (recorded: −20)...
     """
-    texts = {"question": question, "why": why, "hint": hint}
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise TypeError(
-                f"{name}={text!r}; expected a text, with `code` in backticks"
-            )
-    if not question.strip():
+    if not isinstance(question, str) or not question.strip():
         raise ValueError(
-            "the question is empty; expected a text such as 'What is `w.grad` after the second backward?'"
-        )
-    if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
-        raise ValueError(
-            f"tolerance={tolerance!r}; expected a share of the answer from 0 to below 1, as in 0.005"
+            f"question={question!r:.80}; expected a text such as 'What is `w.grad` after the second backward?'"
         )
     if reveal is not None and not _is_shown(reveal):
         raise TypeError(
@@ -118,7 +123,7 @@ def predict(
         )
     answer = _recorded(answer_from)
     offered = _offered(choices, answer, tolerance)
-    reasons = _reasons(because, answer, offered, tolerance)
+    reasons = _reasons(because or {}, answer, offered, tolerance)
     return Prediction(
         question, answer, offered, reasons, why, hint, reveal, float(tolerance)
     )
@@ -128,17 +133,14 @@ def _is_shown(reveal: Any) -> bool:
     return isinstance(reveal, str) or any(hasattr(reveal, name) for name in _REPRS)
 
 
+# --- the answer, and the wrong ones -------------------------------------------------------------
+
+
 def _recorded(source: Any) -> Value:
-    if callable(source) and not hasattr(source, "item"):
-        source = source()
-        if callable(source):
-            raise TypeError(
-                f"answer_from returned {arguments.a(source)}; expected a function that returns a value"
-            )
     if isinstance(source, tuple):
-        return _from_ledger(source)
+        return _from_ledger(*source)
     answer = _value(source, "answer_from")
-    if isinstance(answer, float) and math.isnan(answer):
+    if _same(answer, math.nan, tolerance=0):
         raise ValueError(
             "the answer is NaN, which in ledger.values stands where there is no .grad; "
             "pass answer_from=(ledger, event, parameter), which tells None from NaN"
@@ -146,17 +148,13 @@ def _recorded(source: Any) -> Value:
     return answer
 
 
-def _from_ledger(source: tuple[Any, ...]) -> Value:
-    given, event, parameter, what = (*source, *[None] * 4)[:4]
-    ledger, what = ledger_of(given), what or "grad"
-    if (
-        ledger is None
-        or len(source) not in (3, 4)
-        or what not in ("grad", "contribution")
-    ):
-        kinds = ", ".join(type(part).__name__ for part in source) or "nothing"
+def _from_ledger(
+    recorded: Any, event: Any = None, parameter: Any = None, of: str = "grad", *_: Any
+) -> Value:
+    ledger = ledger_of(recorded)
+    if ledger is None or of not in ("grad", "contribution"):
         raise TypeError(
-            f"answer_from is a tuple of {kinds}; expected (ledger, event, parameter), "
+            f"answer_from is a tuple that begins with {arguments.a(recorded)}; expected (ledger, event, parameter), "
             "and perhaps 'contribution', as in (ledger, 1, 'w')"
         )
     column = ledger.index(parameter)
@@ -166,10 +164,11 @@ def _from_ledger(source: tuple[Any, ...]) -> Value:
         raise ValueError(
             f"answer_from asks for event {event!r}; the ledger has {len(ledger)}, counted from 0"
         ) from None
-    if not ledger.state[row, column] & (PRESENT if what == "grad" else CONTRIBUTED):
+    was_there = PRESENT if of == "grad" else CONTRIBUTED
+    if not ledger.state[row, column] & was_there:
         return None
     name = ledger.parameters[column].name
-    return _value(ledger.values(column, what)[row], f"{what} of {name!r}")
+    return _value(ledger.values(column, of)[row], f"{of} of {name!r}")
 
 
 def _value(source: Any, name: str) -> Value:
@@ -177,12 +176,11 @@ def _value(source: Any, name: str) -> Value:
     if source is None or isinstance(source, (bool, str)):
         return source
     try:
-        plain = source.item() if hasattr(source, "item") else float(source)
+        plain = source.item() if hasattr(source, "item") else source
         return plain if isinstance(plain, bool) else float(plain)
     except (TypeError, ValueError, RuntimeError):
-        shape = f" of shape {tuple(source.shape)}" if hasattr(source, "shape") else ""
         raise TypeError(
-            f"{name} is {arguments.a(source)}{shape}; expected one number, None, a bool or one of the choices: "
+            f"{name} is {arguments.a(source)}; expected one number, None, a bool or one of the choices: "
             "pick one element, as in ledger.values('w')[1][0]"
         ) from None
 
@@ -190,51 +188,50 @@ def _value(source: Any, name: str) -> Value:
 def _offered(
     choices: Iterable[Any] | None, answer: Value, tolerance: float
 ) -> tuple[Value, ...]:
+    if choices is None and isinstance(answer, bool):
+        return True, False
     if choices is None:
         if isinstance(answer, str):
             raise ValueError(
                 f"the answer is the text {answer!r}; expected choices=[...] with it among them"
             )
-        return (True, False) if isinstance(answer, bool) else ()
-    if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable):
-        raise TypeError(
-            f"choices={choices!r:.80} is {arguments.a(choices)}; expected a list of answers, as in choices=[0, 1]"
-        )
+        return ()
     offered = tuple(_value(choice, "a choice") for choice in choices)
-    texts = ", ".join(map(_text, offered))
-    if len(set(map(_text, offered))) < max(2, len(offered)):
+    texts = [_text(choice) for choice in offered]
+    if len(set(texts)) < max(2, len(texts)):
         raise ValueError(
-            f"choices are {texts or 'nothing'}; expected two or more that differ"
+            f"choices are {', '.join(texts) or 'nothing'}; expected two or more that differ"
         )
-    right = sum(_same(choice, answer, tolerance) for choice in offered)
-    if right != 1:
+    right = [choice for choice in offered if _same(choice, answer, tolerance)]
+    if len(right) != 1:
         how = "is more than one of" if right else "is not among"
         raise ValueError(
-            f"the recorded answer, {_text(answer)}, {how} the choices: {texts}; "
+            f"the recorded answer, {_text(answer)}, {how} the choices: {', '.join(texts)}; "
             "fix the choices, or the program that was recorded"
         )
     return offered
 
 
 def _reasons(
-    because: Mapping[Any, str] | None,
+    because: Mapping[Any, str],
     answer: Value,
     offered: tuple[Value, ...],
     tolerance: float,
 ) -> tuple[tuple[Value, str], ...]:
-    if because is not None and not isinstance(because, Mapping):
-        raise TypeError(
-            f"because is {arguments.a(because)}; expected {{wrong answer: what lies behind it}}"
-        )
     reasons: list[tuple[Value, str]] = []
-    for key, text in (because or {}).items():
-        if not isinstance(text, str) or not text.strip():
-            raise TypeError(
-                f"because[{key!r}] is {text!r}; expected a text that names the misconception"
-            )
+    for key, text in because.items():
         value = _value(key, "a key of because")
-        wrong = _wrong_key(value, answer, offered, tolerance)
-        if any(_same(value, earlier, tolerance) for earlier, _ in reasons):
+        wrong = ""
+        if _same(value, answer, tolerance):
+            wrong = (
+                f"but that is the right answer (recorded: {_text(answer)}); "
+                "`why` explains the right one"
+            )
+        elif offered and not _among(value, offered, tolerance):
+            wrong = f"which is no choice: {', '.join(map(_text, offered))}"
+        elif not offered and isinstance(value, (bool, str)):
+            wrong = "but the answer is a number or None"
+        elif _among(value, [earlier for earlier, _ in reasons], tolerance):
             wrong = f"and another key within the tolerance of {tolerance:g}; keep one"
         if wrong:
             raise ValueError(f"because has the key {key!r}, {wrong}")
@@ -242,20 +239,8 @@ def _reasons(
     return tuple(reasons)
 
 
-def _wrong_key(
-    value: Value, answer: Value, offered: tuple[Value, ...], tolerance: float
-) -> str:
-    """Say why a value is no wrong answer to the question ("": it is one)."""
-    if _same(value, answer, tolerance):
-        return (
-            f"but that is the right answer (recorded: {_text(answer)}); "
-            "`why` explains the right one"
-        )
-    if not offered and isinstance(value, (bool, str)):
-        return "but the answer is a number or None"
-    if offered and not any(_same(value, choice, tolerance) for choice in offered):
-        return f"which is no choice: {', '.join(map(_text, offered))}"
-    return ""
+def _among(value: Value, others: Iterable[Value], tolerance: float) -> bool:
+    return any(_same(value, other, tolerance) for other in others)
 
 
 def _same(value: Value, answer: Value, tolerance: float) -> bool:
@@ -264,8 +249,10 @@ def _same(value: Value, answer: Value, tolerance: float) -> bool:
         return False
     if not isinstance(value, float) or not isinstance(answer, float):
         return value == answer
-    if not math.isfinite(answer) or not math.isfinite(value):
-        return value == answer or (math.isnan(value) and math.isnan(answer))
+    if math.isnan(value) or math.isnan(answer):
+        return math.isnan(value) and math.isnan(answer)
+    if math.isinf(value) or math.isinf(answer):
+        return value == answer
     room = (tolerance + 1e-12) * abs(answer) or _ZERO
     return abs(value - answer) <= room
 
@@ -276,28 +263,13 @@ def _text(value: Value) -> str:
     return style.number(value) if isinstance(value, float) else literal(str(value))
 
 
-def prediction_html(prediction: Prediction) -> str:
-    """Show a prediction: the question, and in a fold the recorded answer, the misconceptions and the figure.
-
-    Scripts shut the fold as it is read, and turn the question into a form that opens it; without them it is open.
-
-    >>> "<code>w.grad</code>" in prediction_html(predict("What is `w.grad`?", -20, reveal="It is the sum."))
-    True
-    """
-    css = style.static("predict.css", __file__)
-    script = style.static("predict.js", __file__)
-    return (
-        f'<div class="accumviz av-predict" data-av-predict="{_payload(prediction)}"><script>{_SHUT}</script>'
-        f"<style>{style.CSS}{css}</style>"
-        f'<div class="av-ask"><p class="av-tag">Predict</p><p class="av-question">{marked(prediction.question)}</p>'
-        f'{_choices_html(prediction)}<p class="av-space"></p></div>'
-        f'<details class="av-reveal" open><summary>Show me</summary>{_answer_html(prediction)}'
-        f'</details><script type="module">{script}</script></div>'
-    )
+# --- the page -----------------------------------------------------------------------------------
 
 
 def _choices_html(prediction: Prediction) -> str:
-    items = "".join(f"<li>{marked(_text(one))}</li>" for one in prediction.choices)
+    items = ""
+    for choice in prediction.choices:
+        items += f"<li>{marked(_text(choice))}</li>"
     choices = f"<ul>{items}</ul>" if items else ""
     if not prediction.hint:
         return choices
@@ -306,22 +278,19 @@ def _choices_html(prediction: Prediction) -> str:
 
 
 def _answer_html(prediction: Prediction) -> str:
-    recorded = f"Recorded: <b>{_veiled(_text(prediction.answer))}</b>"
+    answer = f"Recorded: <b>{_veiled(_text(prediction.answer))}</b>"
     if prediction.why:
-        recorded += f"<br>{_veiled(prediction.why)}"
-    parts = [f'<p class="av-recorded">{recorded}</p>']
+        answer += f"<br>{_veiled(prediction.why)}"
+    answer = f'<p class="av-recorded">{answer}</p>'
     if prediction.reveal is not None:
-        parts.append(f'<div class="av-shown">{_figure(prediction.reveal)}</div>')
-    if prediction.because:
-        head = '<tr><th scope="col">Another answer</th><th scope="col">What lies behind it</th></tr>'
-        rows = "".join(
-            f'<tr><th scope="row">{_veiled(_text(value))}</th><td>{_veiled(text)}</td></tr>'
-            for value, text in prediction.because
-        )
-        parts.append(
-            f'<table class="av-others"><thead>{head}</thead><tbody>{rows}</tbody></table>'
-        )
-    return "".join(parts)
+        answer += f'<div class="av-shown">{_figure(prediction.reveal)}</div>'
+    rows = ""
+    for value, text in prediction.because:
+        rows += f'<tr><th scope="row">{_veiled(_text(value))}</th><td>{_veiled(text)}</td></tr>'
+    if not rows:
+        return answer
+    head = '<tr><th scope="col">Another answer</th><th scope="col">What lies behind it</th></tr>'
+    return f'{answer}<table class="av-others"><thead>{head}</thead><tbody>{rows}</tbody></table>'
 
 
 def _veiled(text: str) -> str:
@@ -331,17 +300,22 @@ def _veiled(text: str) -> str:
 
 def _payload(prediction: Prediction) -> str:
     """Return what the script grades with, in a form that no eye reads in passing."""
-    p = prediction
+    wrong = [value for value, _ in prediction.because]
     answer: dict[str, Any]
-    if p.choices:
-        answer = {"right": _place(p, p.answer)}
-        answer["keys"] = [_place(p, value) for value, _ in p.because]
+    if prediction.choices:
+        answer = {
+            "right": _place(prediction, prediction.answer),
+            "keys": [_place(prediction, value) for value in wrong],
+        }
     else:
         # As texts: JSON has no NaN, and the script reads them as it reads what the reader types.
-        answer = {"right": str(p.answer)}
-        answer["keys"] = [str(value) for value, _ in p.because]
-        answer["tolerance"] = p.tolerance
-    asked = json.dumps([p.question, [_text(choice) for choice in p.choices], answer])
+        answer = {
+            "right": str(prediction.answer),
+            "keys": [str(value) for value in wrong],
+            "tolerance": prediction.tolerance,
+        }
+    offered = [_text(choice) for choice in prediction.choices]
+    asked = json.dumps([prediction.question, offered, answer])
     answer["id"] = hashlib.sha256(asked.encode()).hexdigest()[:16]
     return base64.b64encode(json.dumps(answer).encode()).decode()
 
@@ -352,18 +326,16 @@ def _place(prediction: Prediction, value: Value) -> int:
 
 
 def _figure(reveal: Any) -> str:
+    """Return as HTML what a notebook would display."""
     if isinstance(reveal, str):
         return f"<p>{marked(reveal)}</p>"
     bundle: Any = {}
     if hasattr(reveal, "_repr_mimebundle_"):
         bundle = reveal._repr_mimebundle_()
-        bundle = bundle[0] if isinstance(bundle, tuple) else bundle or {}
     for mime, method in (("text/html", "_repr_html_"), ("image/svg+xml", "_repr_svg_")):
-        markup = bundle.get(mime) or getattr(reveal, method, lambda: None)()
+        markup = bundle.get(mime)
+        if markup is None and hasattr(reveal, method):
+            markup = getattr(reveal, method)()
         if markup:
             return str(markup)
-    text = str(bundle.get("text/plain") or repr(reveal))
-    if "image/png" in bundle:
-        data = html.escape(str(bundle["image/png"]).strip())
-        return f'<img alt="{html.escape(literal(text))}" src="data:image/png;base64,{data}">'
-    return f"<pre>{html.escape(text)}</pre>"
+    return f"<pre>{html.escape(bundle.get('text/plain') or repr(reveal))}</pre>"

@@ -10,7 +10,7 @@ import pytest
 
 from accumviz.book.explore import explore
 from accumviz.book.lab import lab
-from accumviz.book.predict import predict, prediction_html
+from accumviz.book.predict import predict
 from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
@@ -91,7 +91,7 @@ def test_axe_finds_nothing_on_predictions_asked_and_answered(mode: str, watch: O
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Two predictions</title>'
     grounds = "<style>:root { color-scheme: light dark } body { background: Canvas; color: CanvasText }</style>"
     grounds += "<body><main><h1>Two predictions</h1>"
-    shown = "".join(map(prediction_html, ASKED)) + play(ONE, GRAPH).to_html()  # on a ground that is not ours
+    shown = "".join(one.to_html() for one in ASKED) + play(ONE, GRAPH).to_html()  # on a ground that is not ours
     (tmp_path / "page.html").write_text(f"{head}{grounds}{shown}</main>", "utf-8")
     watched = watch(mode, reduced_motion="reduce")
     page = watched.page

@@ -15,7 +15,7 @@ from myst_nb.sphinx_ import HideCodeCellNode
 from wherebook import at, gate, search
 
 from accumviz.book.explore import explore
-from accumviz.book.predict import predict, prediction_html
+from accumviz.book.predict import predict
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
 from tests.windows import Watched
@@ -28,7 +28,7 @@ LEDGER = Ledger.build(
         {"kind": "backward", "label": "loss", "contribution": {"w": -4}, "grad": {"w": -20}},
     ],
 )
-QUESTION = prediction_html(predict("What is `w.grad`?", -20, because={-4: "It adds."}))
+QUESTION = predict("What is `w.grad`?", -20, because={-4: "It adds."}).to_html()
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>A page</title><body>{}</body></html>"""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from accumviz.book.predict import Prediction, _same, predict, prediction_html
+from accumviz.book.predict import Prediction, _same, predict
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.timeline import timeline
 from tests.browser.frames import reload
@@ -51,7 +51,7 @@ BLOCKED = "Object.defineProperty(window, 'localStorage', {get() { throw new DOME
 
 
 def page_of(*predictions: Prediction) -> str:
-    return PAGE.format("".join(map(prediction_html, predictions)))
+    return PAGE.format("".join(one.to_html() for one in predictions))
 
 
 @pytest.fixture

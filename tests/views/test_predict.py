@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accumviz.book.predict import Prediction, predict, prediction_html
+from accumviz.book.predict import Prediction, predict
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.timeline import timeline
 
@@ -43,7 +43,7 @@ class OneElement:
 
 
 def secret(prediction: Prediction) -> dict[str, Any]:
-    found = re.search(r'data-av-predict="([^"]*)"', prediction_html(prediction))
+    found = re.search(r'data-av-predict="([^"]*)"', prediction.to_html())
     assert found
     read: dict[str, Any] = json.loads(base64.b64decode(found[1]))
     return read
@@ -55,7 +55,7 @@ def without_assets(page: str) -> str:
 
 def seen(prediction: Prediction) -> str:
     """The text a reader meets when scripts and styles are gone."""
-    text = re.sub(r"<[^>]*>", " ", without_assets(prediction_html(prediction)))
+    text = re.sub(r"<[^>]*>", " ", without_assets(prediction.to_html()))
     return re.sub(r"\s+", " ", html.unescape(text)).strip()
 
 
@@ -70,8 +70,6 @@ def seen(prediction: Prediction) -> str:
         (np.bool_(False), False),
         (None, None),
         (True, True),
-        (lambda: -20, -20.0),
-        (lambda: None, None),
         (float("inf"), float("inf")),
     ],
 )
@@ -79,13 +77,6 @@ def test_an_answer_is_taken_from_whatever_was_recorded(source: Any, answer: obje
     taken = predict(ASK, source).answer
     assert taken == answer
     assert type(taken) is type(answer)
-
-
-def test_a_function_is_called_once() -> None:
-    calls: list[int] = []
-    prediction = predict(ASK, lambda: calls.append(1) or 7.0)
-    prediction_html(prediction)
-    assert (prediction.answer, calls) == (7.0, [1])
 
 
 def test_a_place_in_a_ledger_knows_none_from_zero_and_grad_from_contribution(ledger: Ledger) -> None:
@@ -113,14 +104,10 @@ def test_none_is_another_answer_than_zero(ledger: Ledger) -> None:
     [
         ({"answer_from": -20, "because": {-20: "no"}}, ValueError, "that is the right answer"),
         ({"answer_from": -20.001, "because": {-20: "no"}}, ValueError, "that is the right answer"),
-        ({"answer_from": None, "because": {None: "no"}}, ValueError, "that is the right answer"),
         ({"answer_from": True, "because": {True: "no"}}, ValueError, "that is the right answer"),
         ({"answer_from": 1, "because": {"one": "no"}}, ValueError, "a number or None"),
         ({"answer_from": 1, "because": {True: "no"}}, ValueError, "a number or None"),
-        ({"answer_from": 1, "because": {2: ""}}, TypeError, "names the misconception"),
         ({"answer_from": 1, "because": {2: "a", 2.001: "b"}}, ValueError, "keep one"),
-        ({"answer_from": 1, "because": ["a"]}, TypeError, "expected {wrong answer"),
-        ({"answer_from": "b", "choices": "abc"}, TypeError, "is a str; expected a list"),
         ({"answer_from": "b"}, ValueError, "expected choices"),
         ({"answer_from": "b", "choices": ["b"]}, ValueError, "two or more"),
         ({"answer_from": "b", "choices": ["b", "b"]}, ValueError, "two or more that differ"),
@@ -128,15 +115,12 @@ def test_none_is_another_answer_than_zero(ledger: Ledger) -> None:
         ({"answer_from": 20, "choices": [20, 20.01]}, ValueError, "more than one"),
         ({"answer_from": "b", "choices": ["a", "b"], "because": {"c": "?"}}, ValueError, "which is no choice: a, b"),
         ({"answer_from": float("nan")}, ValueError, "tells None from NaN"),
-        ({"answer_from": np.arange(3)}, TypeError, "shape (3,).*pick one element"),
+        ({"answer_from": np.arange(3)}, TypeError, "is a ndarray.*pick one element"),
         ({"answer_from": object()}, TypeError, "expected one number"),
-        ({"answer_from": lambda: len}, TypeError, "a function that returns a value"),
         ({"answer_from": (1, 2, 3)}, TypeError, "(ledger, event, parameter)"),
-        ({"answer_from": 1, "tolerance": -1}, ValueError, "tolerance=-1"),
         ({"answer_from": 1, "reveal": 5}, TypeError, "reveal is an int"),
-        ({"answer_from": 1, "hint": None}, TypeError, "hint=None"),
-        ({"question": " ", "answer_from": 1}, ValueError, "question is empty"),
-        ({"question": 5, "answer_from": 1}, TypeError, "question=5"),
+        ({"question": " ", "answer_from": 1}, ValueError, "question=' '"),
+        ({"question": 5, "answer_from": 1}, ValueError, "question=5"),
     ],
 )
 def test_what_cannot_be_asked_says_what_to_do(arguments: dict[str, Any], error: type[Exception], says: str) -> None:
@@ -156,7 +140,7 @@ def test_a_place_that_is_not_in_the_ledger_is_an_error(ledger: Ledger) -> None:
 
 
 def test_the_page_shows_neither_answer_nor_reasons_to_who_reads_its_source() -> None:
-    source = without_assets(prediction_html(predict(ASK, -2317, because={-99: "You forgot the sum."}, why="It adds.")))
+    source = without_assets(predict(ASK, -2317, because={-99: "You forgot the sum."}, why="It adds.").to_html())
     for given_away in ("2317", "forgot", "-99", "−99", "It adds"):
         assert given_away not in source
 
@@ -165,7 +149,7 @@ def test_without_a_script_the_question_a_fold_and_all_answers_are_there(ledger: 
     prediction = predict(
         ASK, (ledger, 1, "w"), because={-16: "`backward` adds."}, why="−16 − 4.", hint="Twice.", reveal=timeline(ledger)
     )
-    page = prediction_html(prediction)
+    page = prediction.to_html()
     told = seen(prediction)
     for part in ("What is w.grad after", "Hint Twice.", "Show me", "Recorded: −20", "−16 − 4.", "−16 backward adds."):
         assert part in told
@@ -178,16 +162,12 @@ def test_choices_are_a_list_and_a_bool_is_asked_as_yes_or_no() -> None:
     told = seen(predict("Which?", None, choices=[0, None, -4.0, "the `sum`"]))
     assert "Which? 0 None −4 the sum" in told
     assert "Does it? Yes No" in seen(predict("Does it?", True))
+    assert predict("Which?", np.array([2.0]), choices=np.array([1.0, 2.0])).choices == (1.0, 2.0)
     assert secret(predict("Which?", None, choices=[0, None], because={0: "a"})) | {"id": ""} == {
         "right": 1,
         "keys": [0],
         "id": "",
     }
-
-
-def test_a_numpy_choice_is_the_number_it_holds() -> None:
-    prediction = predict("Which?", np.array([2.0]), choices=np.array([1.0, 2.0]))
-    assert prediction.choices == (1.0, 2.0)
 
 
 HOSTILE = "</script><img src=x onerror=boom()>\"'&`<b>x</b>`\u202e"
@@ -196,21 +176,13 @@ HOSTILE = "</script><img src=x onerror=boom()>\"'&`<b>x</b>`\u202e"
 def test_no_text_becomes_markup() -> None:
     choices = [HOSTILE, "b"]
     p = predict(HOSTILE, "b", choices=choices, because={HOSTILE: HOSTILE}, why=HOSTILE, hint=HOSTILE, reveal=HOSTILE)
-    source = without_assets(prediction_html(p))
+    source = without_assets(p.to_html())
     assert "<img" not in source
     assert "<b>x" not in source
+    assert "a ` b" in predict("a ` b", 1).to_html()
     assert "\u202e" not in html.unescape(source)
     assert "<code>&lt;b&gt;x&lt;/b&gt;</code>" in source
     assert p.__repr__().count("\n") == 4
-
-
-def test_backticks_that_do_not_close_stay_as_they_are() -> None:
-    assert "a ` b" in prediction_html(predict("a ` b", 1))
-
-
-class Mime:
-    def _repr_mimebundle_(self, **_formats: Any) -> tuple[dict[str, str], dict[str, str]]:
-        return {"image/png": "AAAA\n", "text/plain": "a <plot>"}, {}
 
 
 class Markup:
@@ -231,7 +203,6 @@ class Words:
 @pytest.mark.parametrize(
     ("reveal", "shown"),
     [
-        (Mime(), '<img alt="a &lt;plot&gt;" src="data:image/png;base64,AAAA">'),
         (Markup(), "<table><tr><td>1</td></tr></table>"),
         (Vector(), "<svg></svg>"),
         (Words(), "<pre>a\n&lt;b&gt;</pre>"),
@@ -239,12 +210,12 @@ class Words:
     ],
 )
 def test_whatever_a_notebook_displays_can_be_revealed(reveal: Any, shown: str) -> None:
-    assert f'<div class="av-shown">{shown}</div></details>' in prediction_html(predict(ASK, 1, reveal=reveal))
+    assert f'<div class="av-shown">{shown}</div></details>' in predict(ASK, 1, reveal=reveal).to_html()
 
 
 def test_a_prediction_can_follow_a_prediction() -> None:
     inner = predict("And then?", 2)
-    assert prediction_html(predict(ASK, 1, reveal=inner)).count("data-av-predict=") == 2
+    assert predict(ASK, 1, reveal=inner).to_html().count("data-av-predict=") == 2
 
 
 def test_another_answer_makes_another_question_so_that_no_memory_is_graded_against_it() -> None:
@@ -253,7 +224,7 @@ def test_another_answer_makes_another_question_so_that_no_memory_is_graded_again
     assert ids[0] == ids[3]
 
 
-def test_the_text_form_asks_and_does_not_answer() -> None:
+def test_the_text_form_asks_and_does_not_answer(tmp_path: Path) -> None:
     prediction = predict("Which?", "b", choices=["a", "b"], hint="Not a.")
     assert repr(prediction).splitlines() == [
         "Prediction: Which?",
@@ -263,20 +234,17 @@ def test_the_text_form_asks_and_does_not_answer() -> None:
         "  (.answer is what was recorded)",
     ]
     bundle = prediction._repr_mimebundle_()
-    assert bundle == {"text/plain": repr(prediction), "text/html": prediction_html(prediction)}
+    assert bundle == {"text/plain": repr(prediction), "text/html": prediction.to_html()}
+    prediction.save(tmp_path / "asked.html")
+    assert (tmp_path / "asked.html").read_text("utf-8").startswith("<!doctype html>")
 
 
 def test_the_script_is_shared_and_names_no_other_host() -> None:
     from wherebook.outputs import share_assets
 
-    page = prediction_html(predict(ASK, 1))
+    page = predict(ASK, 1).to_html()
     script = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
     assert len(script) == 1
     assert not re.search(r"https?://|\bimport\b|innerHTML", page)
-    both = share_assets(page + prediction_html(predict("Else?", 2)))
+    both = share_assets(page + predict("Else?", 2).to_html())
     assert (both.count('<script type="module"'), both.count("<style"), both.count("data-av-predict=")) == (1, 1, 2)
-
-
-def test_a_saved_prediction_is_a_page(tmp_path: Path) -> None:
-    predict(ASK, 1).save(tmp_path / "asked.html")
-    assert (tmp_path / "asked.html").read_text("utf-8").startswith("<!doctype html>")
