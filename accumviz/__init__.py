@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from accumviz.checks.check import check as check
     from accumviz.checks.compare import compare as compare
     from accumviz.expectation import expect as expect
-    from accumviz.graph.file import load as load
     from accumviz.graph.graph import Graph as Graph
     from accumviz.graph.trace import trace as trace
     from accumviz.ledger.ledger import Ledger as Ledger
+    from accumviz.ledger.ledger import load as load
     from accumviz.recorder.record import record as record
     from accumviz.views.timeline import timeline as timeline
 
@@ -38,7 +38,7 @@ _HOME = {
     "expect": "accumviz.expectation",
     "explore": "accumviz.book.explore",
     "lab": "accumviz.book.lab",
-    "load": "accumviz.graph.file",
+    "load": "accumviz.ledger.ledger",
     "play": "accumviz.book.weights",
     "predict": "accumviz.book.predict",
     "record": "accumviz.recorder.record",

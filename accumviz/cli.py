@@ -225,9 +225,10 @@ def _writing_to(file: Path) -> Iterator[None]:
         _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
 
 
-def _open(file: Path) -> Any:
-    """Return the ledger or the graph in a file."""
-    from accumviz.graph.file import LedgerFileError, load
+def _ledger(file: Path) -> Any:
+    """Return the ledger in a file."""
+    from accumviz.ledger.container import LedgerFileError
+    from accumviz.ledger.ledger import load
 
     try:
         return load(file)
@@ -236,15 +237,6 @@ def _open(file: Path) -> Any:
     except OSError as error:
         name = str(error.filename or file)
         _fail(f"cannot read {name!r}: {error.strerror or error}")
-
-
-def _ledger(file: Path) -> Any:
-    from accumviz.ledger.ledger import Ledger
-
-    ledger = _open(file)
-    if not isinstance(ledger, Ledger):
-        _fail(f"{str(file)!r} holds a graph; expected a ledger")
-    return ledger
 
 
 def _ranks(files: list[Path]) -> Iterator[Any]:
@@ -334,7 +326,7 @@ def _view(asked: Any) -> None:
     from accumviz import play
 
     one = len(asked.files) == 1
-    player = play(_open(asked.files[0]) if one else _merged(asked.files))
+    player = play(_ledger(asked.files[0]) if one else _merged(asked.files))
     page = Path(f"{asked.files[0]}.html")
     try:
         player.save(page)
@@ -470,7 +462,8 @@ def _closing(recording: Any) -> str:
 
 
 def _held(file: Path) -> str:
-    from accumviz.graph.file import LedgerFileError, load
+    from accumviz.ledger.container import LedgerFileError
+    from accumviz.ledger.ledger import load
 
     try:
         return f"{len(load(file, repair=True))}, because it was cut short"
@@ -481,7 +474,7 @@ def _held(file: Path) -> str:
 def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
     """Say what is wrong with one recording; return the exit code that follows from it."""
     from accumviz.checks.check import check
-    from accumviz.graph.file import LedgerFileError
+    from accumviz.ledger.container import LedgerFileError
 
     try:
         ledger = recording.ledger

@@ -14,10 +14,10 @@ from benchmarks._turns import Row, row
 _JUDGE = """
 import contextlib, io, pathlib, re, sys, time
 from accumviz.cli import main
-import accumviz.checks.check, accumviz.graph.file
+import accumviz.checks.check, accumviz.ledger.ledger
 with contextlib.redirect_stdout(io.StringIO()):
     if sys.argv[1] == "read":
-        ledger = accumviz.graph.file.load(sys.argv[2])
+        ledger = accumviz.ledger.ledger.load(sys.argv[2])
         start = time.process_time()
         accumviz.checks.check.check(ledger)
     else:

@@ -67,7 +67,7 @@ def tiled(ledger: Ledger, times: int) -> Ledger:
 # VmHWM and not ru_maxrss, which a process takes over from the one that started it.
 _OPEN = """
 import re, sys, time, pathlib
-import accumviz as av, accumviz.ledger.ledger, accumviz.graph.file
+import accumviz as av, accumviz.ledger.ledger
 most = lambda: int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 before, start = most(), time.process_time()
 ledger = av.load(sys.argv[1])

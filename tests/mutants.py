@@ -218,13 +218,8 @@ def _shape(data: bytes, rng: random.Random) -> bytes:
 def show(found: Any, drawn: bool) -> None:
     """Ask everything of it that a reader would."""
     import accumviz as av
-    from accumviz.graph.graph import Graph
 
     repr(found)
-    if isinstance(found, Graph):
-        found.to_html()
-        av.play(found).to_html()
-        return
     found.windows()
     found.provenance()
     found.to_html()

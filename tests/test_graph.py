@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accumviz.graph.graph import Edge, Graph, Node, Saved, in_order
-from accumviz.ledger.container import LedgerFileError
 from tests.thorough import examples
 
 CHAIN = Graph(
@@ -128,40 +126,6 @@ def test_folding_loses_no_operation_no_parameter_and_no_byte(graph: Graph) -> No
         assert folded.saved_bytes == graph.saved_bytes
         assert [n.id for n in folded] == list(range(len(folded)))
         assert all(e.source != e.target for e in folded.edges)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(graphs())
-def test_a_graph_survives_its_file_with_nan_infinity_and_any_name(
-    tmp_path_factory: pytest.TempPathFactory, graph: Graph
-) -> None:
-    path = tmp_path_factory.mktemp("graphs") / "x.graph"
-    shaped = Graph(
-        tuple(Node(n.id, n.op, n.name, n.module, n.shape, n.dtype, n.saved, n.alive, n.value, n.grad) for n in graph),
-        graph.edges,
-        graph.roots,
-        {"notes": ["one"]},
-    )
-    shaped.save(path)
-    assert repr(Graph.load(path)) == repr(shaped)
-    assert [str(n) for n in Graph.load(path)] == [str(n) for n in shaped]
-
-
-def test_an_infinite_value_keeps_its_sign(tmp_path: Path) -> None:
-    Graph((Node(0, "MulBackward0", value=[-math.inf, math.nan, math.inf]),)).save(tmp_path / "x")
-    assert str(Graph.load(tmp_path / "x").nodes[0].value) == "[-inf, nan, inf]"
-
-
-def test_a_file_that_holds_no_graph_is_refused_with_a_reason(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"hello")
-    with pytest.raises(LedgerFileError, match="not an accumviz file"):
-        Graph.load(tmp_path / "x")
-
-
-def test_a_file_whose_edges_point_nowhere_is_refused(tmp_path: Path) -> None:
-    Graph((Node(0, "MulBackward0"),), (Edge(0, 7),)).save(tmp_path / "x")
-    with pytest.raises(LedgerFileError, match="not a valid graph"):
-        Graph.load(tmp_path / "x")
 
 
 def test_a_difference_names_what_came_went_and_changed() -> None:

@@ -18,8 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accumviz as av
-from accumviz.graph.graph import Graph, Node
-from accumviz.ledger.container import LedgerFileError
 from accumviz.ledger.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Events, Ledger, Parameter
 from tests.thorough import examples
 
@@ -505,12 +503,6 @@ def test_ledgers_that_cannot_be_merged_are_refused() -> None:
         Ledger.merge([])
     with pytest.raises(ValueError, match=r"ranks \[1, 1\]"):
         Ledger.merge([of_rank(1, []), of_rank(1, [])])
-
-
-def test_a_file_of_a_graph_is_no_ledger_to_merge(tmp_path: Path) -> None:
-    Graph((Node(0, "MulBackward0"),)).save(tmp_path / "x.graph")
-    with pytest.raises(LedgerFileError, match=r"x\.graph' holds a graph; expected a ledger"):
-        Ledger.merge([of_rank(0, []), tmp_path / "x.graph"])
 
 
 def test_what_a_reduce_scatter_takes_from_a_whole_gradient_is_consumed_with_the_shard() -> None:

@@ -20,8 +20,8 @@ from typing import Any
 
 from accumviz import arguments
 from accumviz.book import rank
-from accumviz.graph import file as files
-from accumviz.ledger.ledger import Ledger
+from accumviz.ledger.container import LedgerFileError
+from accumviz.ledger.ledger import Ledger, load
 
 # Seconds until the other ranks are ended once one has failed, and for them to say where they are.
 _GRACE = 1.0
@@ -263,8 +263,8 @@ def _message(
 
 def _last_ledger(folder: Path, i: int) -> Ledger | None:
     for line in reversed(_text(folder / f"rank{i}.ledgers").splitlines()):
-        with suppress(files.LedgerFileError):
-            ledger = files.load(json.loads(line), repair=True)
+        with suppress(LedgerFileError):
+            ledger = load(json.loads(line), repair=True)
             assert isinstance(ledger, Ledger)
             return ledger
     return None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
-from accumviz.ledger.container import LedgerFileError, Reader, Writer, plain, valid
 from accumviz.show import Displayed, counted, save_page, shown
 
 _REPR_ROWS = 16
@@ -36,7 +35,6 @@ _COMPARED = (
     "operations",
     "parameters",
 )
-_LARGEST = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,14 +289,12 @@ class Graph(Displayed):
         roots = tuple(root for root in self.roots if root < count)
         return Graph(self.nodes[:count], tuple(edges), roots, dict(self.meta))
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the graph to a file: `.html` a page, `.svg` a drawing, else a file that `av.load` reads.
+    def save(self, path: str | Path) -> None:
+        """Write the graph to a file, anew each time: `.html` a page, `.svg` a drawing.
 
-        Pages and drawings are written anew each time. A file of the last kind that is there is
-        not replaced unless `overwrite` says so: `FileExistsError`.
+        Raises `ValueError` for any other name.
         """
         arguments.file("path", path)
-        arguments.flag("overwrite", overwrite)
         suffix = Path(path).suffix.lower()
         if suffix == ".html":
             title = f"Autograd graph: {counted(len(self), 'node')}"
@@ -306,31 +302,9 @@ class Graph(Displayed):
         elif suffix == ".svg":
             Path(path).write_text(shown(self, "svg"), encoding="utf-8")
         else:
-            with Writer(path, "graph", overwrite=overwrite, whole=True) as writer:
-                writer.append(asdict(self))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Graph:
-        """Read a graph written by `save`. Raises `LedgerFileError` for any other file.
-
-        >>> import os, tempfile
-        >>> from accumviz.graph.graph import Graph, Node
-        >>> path = os.path.join(tempfile.mkdtemp(), "c.graph")
-        >>> graph = Graph((Node(0, "MulBackward0", value=float("inf"), shape=()),))
-        >>> graph.save(path); Graph.load(path) == graph
-        True
-        """
-        reader = Reader(path)
-        if reader.kind != "graph":
-            raise LedgerFileError(
-                f"{str(path)!r} holds a {reader.kind}; open it with av.load(...)"
+            raise ValueError(
+                f"cannot write {str(path)!r}; expected a name that ends in .html or .svg"
             )
-        return cls.read(reader)
-
-    @classmethod
-    def read(cls, reader: Reader) -> Graph:
-        """Return the graph of a file that is open. Raises `LedgerFileError` when it is not whole."""
-        return valid(reader, _decode)
 
     def __repr__(self) -> str:
         roots = ", ".join(self.nodes[root].title for root in self.roots[:3])
@@ -455,70 +429,3 @@ def _changes(old: Node, new: Node) -> list[str]:
         if repr(before) != repr(after):  # NaN differs from itself
             changes.append(f"{name} {before} → {after}")
     return changes
-
-
-# --- from a file -----------------------------------------------------------------------------
-
-
-def _decode(reader: Reader) -> Graph:
-    """Return a file's graph. Raises `ValueError`, `TypeError` or `KeyError` when its parts do not fit together."""
-    ((held, _),) = reader
-    held = plain(held, "graph", dict)
-    nodes: list[Node] = []
-    for row in held["nodes"]:
-        row["saved"] = tuple(_made(Saved, one) for one in row["saved"])
-        if row["id"] != len(nodes):
-            raise ValueError(f"node {len(nodes)} says that it is node {row['id']}")
-        nodes.append(_made(Node, row))
-    edges = tuple(_made(Edge, row) for row in held["edges"])
-    roots, meta = _shape(held["roots"]), held["meta"]
-    for i in _named_nodes(edges, roots, meta):
-        if not 0 <= i < len(nodes):
-            raise ValueError(f"there is no node {i}")
-    for text in (*meta.get("notes", ()), *meta.get("classes", {}).values()):
-        _check(text, "str")
-    return Graph(tuple(nodes), edges, roots, meta)
-
-
-def _named_nodes(
-    edges: Iterable[Edge], roots: Iterable[int], meta: dict[str, Any]
-) -> Iterator[int]:
-    for edge in edges:
-        yield edge.source
-        yield edge.target
-    yield from roots
-    yield from _shape(meta.get("order", []))
-
-
-def _made(kind: Any, row: dict[str, Any]) -> Any:
-    """Make a dataclass of what a file says, each field checked to be of its type."""
-    for each in fields(kind):
-        if each.type == "tuple[int, ...] | None" and row[each.name] is not None:
-            row[each.name] = _shape(row[each.name])
-        else:
-            _check(row[each.name], each.type)
-    return kind(**row)
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise TypeError(f"{str(value)[:100]!r}, expected a list")
-    for side in value:
-        _check(side, "int")
-        if side < 0:
-            raise ValueError(f"{side}, expected a whole number")
-    return tuple(value)
-
-
-def _check(value: Any, kind: Any) -> None:
-    """Raise for a value that is not of this type; `Any` are numbers in lists."""
-    if kind == "Any" and isinstance(value, list):
-        for item in value:
-            _check(item, kind)
-    elif kind == "Any":
-        if value is not None and type(value) not in (int, float):
-            raise TypeError(f"{str(value)[:100]!r}, expected a number")
-    elif kind in ("int", "str", "bool") and type(value).__name__ != kind:
-        raise TypeError(f"{str(value)[:100]!r}, expected {kind}")
-    elif kind == "int" and not -1 <= value < _LARGEST:
-        raise ValueError(f"{value} is too large, or negative")

@@ -11,7 +11,6 @@ import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType, MethodType
 from typing import Any
 
@@ -24,10 +23,7 @@ sequence = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class Scopes:
-    """Which module ran which operations of one thread, by autograd's sequence numbers.
-
-    `modules` makes it, and `trace(loss, module=scopes)` reads it.
-    """
+    """Which module ran which operations of one thread, by autograd's sequence numbers."""
 
     def __init__(self, modules: dict[str, Module] | None = None) -> None:
         self.modules = dict(modules or {})
@@ -87,29 +83,6 @@ class Scopes:
         self._marks.append(self._inside[-1])
         if len(self._starts) > MARKS:
             del self._starts[: MARKS // 2], self._marks[: MARKS // 2]
-
-
-@contextmanager
-def modules(*given: Module, **named: Module) -> Iterator[Scopes]:
-    """Note which module runs which operations, for a trace afterwards: `trace(loss, module=scopes)`.
-
-    Costs some microseconds per module call and nothing per operation.
-
-    >>> import torch, accumviz as av
-    >>> from accumviz.graph.trace import modules
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
-    >>> with modules(model) as scopes:
-    ...     loss = model(torch.ones(1, 2)).sum()
-    >>> [node.module for node in av.trace(loss, module=scopes)][:3]
-    ['', '1', '0']
-    """
-    numbered = {f"model{i or ''}": module for i, module in enumerate(given)}
-    scopes = Scopes({**numbered, **named})
-    scopes.open()
-    try:
-        yield scopes
-    finally:
-        scopes.close()
 
 
 def submodules(module: Module) -> Iterator[tuple[str, Module]]:

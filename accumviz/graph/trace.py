@@ -16,11 +16,9 @@ from torch.nn import Module
 from accumviz import arguments
 from accumviz.graph.graph import Edge, Graph, Node, Saved
 from accumviz.graph.node_values import forward_values, gradients
-from accumviz.graph.scopes import Scopes, modules, submodules
+from accumviz.graph.scopes import Scopes, submodules
 from accumviz.recorder import memory
 from accumviz.recorder.callsite import variables
-
-__all__ = ["Scopes", "modules", "trace"]
 
 # Nodes: a larger graph has no readable numbers, and calling every backward costs.
 VALUES_LIMIT = 200
@@ -32,7 +30,7 @@ _FREED = (
 
 def trace(
     *tensors: Any,
-    module: Module | Mapping[str, Module] | Scopes | None = None,
+    module: Module | Mapping[str, Module] | None = None,
     values: bool = False,
     names: Mapping[str, torch.Tensor] | None = None,
 ) -> Graph:
@@ -40,9 +38,8 @@ def trace(
 
     `tensors` are tensors with a `grad_fn`, or one function without arguments that computes and
     returns them: then it is run here, and each operation knows the module that ran it. `module`
-    gives parameters their paths; without it, modules among the caller's variables do. It may also
-    be the scopes of `with modules(model) as scopes`, so that a forward pass outside tells, too,
-    which module ran what. `names` adds names to those of the caller's variables.
+    gives parameters their paths; without it, modules among the caller's variables do. `names` adds
+    names to those of the caller's variables.
 
     `values=True` puts forward values and gradients on the nodes of a graph of at most 200, for
     tensors of at most 64 elements; what cannot be known for certain stays None. A gradient is
@@ -67,11 +64,7 @@ def trace(
     _check_names(names)
     frame = sys._getframe(1)
     with torch._C.DisableTorchFunctionSubclass():
-        scopes = (
-            module
-            if isinstance(module, Scopes)
-            else Scopes(_named_modules(module, frame))
-        )
+        scopes = Scopes(_named_modules(module, frame))
     if len(tensors) == 1 and _is_function(tensors[0]):
         tensors = (_run(tensors[0], scopes),)
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
@@ -147,7 +140,7 @@ def _named_modules(
     if module is not None:
         raise TypeError(
             f"module is {arguments.a(module)}; expected a torch.nn.Module, "
-            "a dict of them by name, or the scopes of `with modules(model) as scopes:`"
+            "or a dict of them by name"
         )
     candidates: dict[int, tuple[str, Module]] = {}
     inner: set[int] = set()

@@ -469,6 +469,24 @@ class Ledger(Arrays, Displayed):
         return "\n".join(lines)
 
 
+def load(path: str | Path, *, repair: bool = False) -> Ledger:
+    """Read a ledger from the file that `save` or `record(..., path=...)` wrote.
+
+    Opening a file runs nothing that is in it, and takes at most 256 MiB and 128 times its size of
+    memory. A process that was killed leaves what it had recorded, and `ledger.complete` is False.
+    Raises `LedgerFileError` for a file that is no ledger, is newer than this accumviz, or is damaged;
+    `repair=True` then gives what stands before the damage.
+
+    >>> import os, tempfile, accumviz as av
+    >>> path = os.path.join(tempfile.mkdtemp(), "run.ledger")
+    >>> av.Ledger.build([], [dict(kind="backward", label="loss")]).save(path)
+    >>> av.load(path).of("backward")[0].label
+    'loss'
+    """
+    arguments.flag("repair", repair)
+    return Ledger.read(Reader(path, repair=repair))
+
+
 def ledger_of(source: Any) -> Ledger | None:
     """What is a ledger, or the ledger of what has one, such as a recording; None for anything else."""
     found = source if isinstance(source, Ledger) else getattr(source, "ledger", None)
