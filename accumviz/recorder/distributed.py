@@ -386,7 +386,7 @@ def _kernel(operator: Any, around: patches.Around) -> Callable[..., Any]:
         try:
             passing = patches.wrapper(passing, around)
         except Exception as failure:
-            patches.failures.append(type(failure).__name__)
+            patches.failures.append(failure)
         return passing(*args, **kwargs)
 
     return kernel
@@ -395,7 +395,7 @@ def _kernel(operator: Any, around: patches.Around) -> Callable[..., Any]:
 def _noting(op: str, whole: int) -> patches.Around:
     def around(call: patches.Call) -> Iterator[None]:
         moved = list(_tensors(call.args[whole])), list(_tensors(call.args[0]))
-        rows = call.notify("collective", op, *moved, call.frame)
+        rows = patches.notify(call.recordings, "collective", op, *moved, call.frame)
         yield
         for recording, row in rows:
             if row is not None and call.error is None:
@@ -476,12 +476,11 @@ class Collectives:
         gradients: Any,
         rows: Any,
         sites: CallSites,
-        failed: Callable[[Exception], None],
         edits: weakref.WeakMethod[Callable[[list[int]], None]],
     ) -> None:
         self._leaves = leaves = gradients
         self._rows, self._sites = rows, sites
-        self._failed, self._edits = failed, edits
+        self._edits = edits
         self._shards: Shards = leaves.named.shards
         modules = [m for root in leaves.named.wrapped for m in root.modules()]
         self.replicas = [
@@ -569,7 +568,7 @@ class Collectives:
             if collectives is not None:
                 collectives._leaves.accumulated(i)
 
-        return patches.guarded(hook, failed=self._failed)
+        return patches.guarded(hook)
 
     def collective(
         self,

@@ -76,14 +76,12 @@ class Gradients:
     """The recorded leaves by index: hooked, watched for changes of `.grad`, and reduced to numbers.
 
     `small` are the leaves whose elements are kept one by one; `present` holds the PRESENT bit of each, one byte a
-    leaf. `taken` are leaves whose `.grad` a library changes or takes away while a backward runs. `failed` is told of
-    what fails in a hook; `events` says how many events there are.
+    leaf. `taken` are leaves whose `.grad` a library changes or takes away while a backward runs.
+    `events` counts the events.
     """
 
-    def __init__(
-        self, named: Named, exact: int, failed: Callable[[Exception], None]
-    ) -> None:
-        self.named, self.tensors, self._failed = named, named.tensors, failed
+    def __init__(self, named: Named, exact: int) -> None:
+        self.named, self.tensors = named, named.tensors
         self.wire = Wire()
         self.events: Callable[[], int] = int
         self.running: Backward | None = None
@@ -168,12 +166,9 @@ class Gradients:
                         gradients._receive(running, i, grad, size)
                     elif gradients.others:
                         gradients._lose(i)
-            except Exception as error:
+            except Exception as failure:
                 # A hook that raises would end the user's backward.
-                patches.failures.append(type(error).__name__)
-                with contextlib.suppress(Exception):
-                    gradients._failed(error)
-                    patches.failures.pop()
+                patches.failures.append(failure)
 
         return hook
 

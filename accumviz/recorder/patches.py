@@ -3,7 +3,7 @@
 `torch.autograd.backward` is what `Tensor.backward` calls. Optimizer steps have global hooks
 (`torch.optim.optimizer.register_optimizer_step_pre_hook`). What has none is wrapped: `zero_grad`, clips, the
 gradient scaler, schedulers, data loaders. A wrapper passes straight through when no recording is open, calls what it
-wraps once, and keeps inside whatever of ours fails: the recordings are told, stop, and say so in their ledger.
+wraps once, and keeps inside whatever of ours fails: the recordings then stop, and say so in their ledger.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from threading import get_ident
 from types import CodeType, FrameType
@@ -33,8 +34,8 @@ from accumviz.recorder import loaders
 
 # The open recordings. Replaced, never changed: an event is told to those that were open when it happened.
 listening: tuple[Any, ...] = ()
-# What failed where no recording could be told: those that are open then are not whole, and say so.
-failures: list[str] = []
+# What failed and was not told yet: a `deque.append` cannot fail, whatever else does.
+failures: deque[BaseException] = deque(maxlen=1)
 # How to leave torch as it was.
 undoing: list[Callable[[], None]] = []
 # The threads that are in the middle of each; `threading.local` costs several times as much.
@@ -43,7 +44,7 @@ inside: dict[str, set[int]] = {
 }
 # The threads in which a scaler was asked to step, and no optimizer has begun to.
 asked: set[int] = set()
-# The threads inside a `torch.autograd.grad` that runs inside a backward: what it computes reaches no `.grad`.
+# The threads inside a `torch.autograd.grad`: what it computes reaches no `.grad`.
 differentiating: list[int] = []
 scalers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -62,19 +63,13 @@ _before_all_steps: dict[int, Any] = getattr(
 class Call:
     """A call of something that is wrapped; `result` or `error` is there once it is over."""
 
-    __slots__ = ("args", "error", "frame", "kwargs", "recordings", "result")
-
-    def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> None:
-        self.args, self.kwargs, self.frame = args, kwargs, frame
-        self.recordings = _uncaptured(frame) if _cuda._initialized else listening
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def notify(self, what: str, *args: Any) -> list[tuple[Any, Any]]:
-        """Call this method of each open recording."""
-        return notify(self.recordings, what, *args)
+    # It has no `__init__`, which could fail at the user's door.
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    frame: FrameType
+    recordings: tuple[Any, ...] = ()
+    result: Any = None
+    error: BaseException | None = None
 
 
 # What happens around one call: up to its `yield` before it, and the rest after it.
@@ -114,27 +109,33 @@ def leave(recording: Any) -> None:
 
 
 def notify(recordings: tuple[Any, ...], what: str, *args: Any) -> list[tuple[Any, Any]]:
-    """Call this method of each recording, and return their answers; one that fails is told so, and heard no more."""
+    """Call this method of each recording, and return their answers; one that fails stops."""
+    if failures:
+        stop_failed(listening)
+        return []
     answers = []
     for recording in recordings:
         try:
             answers.append((recording, getattr(recording, what)(*args)))
         except BaseException as failure:
-            report(failure, (recording,))
+            failures.append(failure)
+            stop_failed((recording,))
             if not isinstance(failure, Exception):  # a key that was pressed
                 raise
     return answers
 
 
-def report(failure: BaseException, recordings: tuple[Any, ...] | None = None) -> None:
-    """Tell recordings (by default all) that something of ours failed; one that cannot even be told is let go."""
-    for recording in listening if recordings is None else recordings:
+def stop_failed(recordings: tuple[Any, ...]) -> None:
+    """Stop these recordings, because something of ours has failed; one that fails at that as well is let go."""
+    failure = failures[-1]
+    for recording in recordings:
         try:
             recording.failed(failure)
         except Exception:
-            failures.append(type(failure).__name__)
+            recording.failure = type(failure).__name__
             with suppress(Exception):
                 leave(recording)
+    failures.clear()
 
 
 def describe(error: BaseException) -> str:
@@ -189,48 +190,53 @@ if hasattr(os, "register_at_fork"):
 
 
 def guarded(
-    ours: Callable[..., Any], failed: Callable[..., None] | None = None
+    ours: Callable[..., Any], passing: type[Exception] | tuple[()] = ()
 ) -> Callable[..., Any]:
-    """Return a function for torch or the user to call, in which whatever of ours fails stays.
+    """Return a function for torch or the user to call, in which what fails stays, except errors of a kind.
 
-    `failed` is told of it; by default, all open recordings are.
+    The recordings stop at what happens next.
     """
 
     @functools.wraps(ours)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return ours(*args, **kwargs)
+        except passing:
+            raise
         except Exception as failure:
-            # What handles a failure may fail as well: then its name stays here.
-            failures.append(type(failure).__name__)
-            with suppress(Exception):
-                (failed or report)(failure)
-                failures.pop()
+            failures.append(failure)
 
     return call
 
 
-def wrapper(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
-    """Return what stands in `original`'s place for this session: it runs `around` each call, guarded."""
+def wrapper(
+    original: Callable[..., Any], around: Around, *, outside: Set[int] = frozenset()
+) -> Callable[..., Any]:
+    """Return what takes `original`'s place for this session: it runs `around` each call, guarded.
+
+    On a thread in `outside` that runs no backward yet, it passes straight through.
+    """
     made_for = session
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not listening or session is not made_for:
             return original(*args, **kwargs)
-        made = steps = caller = None
+        if get_ident() in outside and _task() == -1:
+            return original(*args, **kwargs)
+        made = Call()
+        made.args, made.kwargs = args, kwargs
+        steps: Iterator[None] = iter(())
         try:
             # A device's thread has no frame below this one.
-            caller = sys._getframe().f_back or sys._getframe()
-            made = Call(args, kwargs, caller)
+            frame = sys._getframe()
+            made.frame = frame.f_back or frame
+            made.recordings = listening
+            if _cuda._initialized:
+                made.recordings = _uncaptured(made.frame)
             steps = around(made)
             next(steps, None)
         except Exception as failure:
-            failures.append(type(failure).__name__)
-            with suppress(Exception):
-                report(failure)
-                failures.pop()
-        if made is None:
-            return original(*args, **kwargs)
+            failures.append(failure)
         try:
             made.result = original(*made.args, **made.kwargs)
             return made.result
@@ -239,15 +245,11 @@ def wrapper(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
             raise
         finally:
             try:
-                if steps is not None:
-                    next(steps, None)
+                next(steps, None)
             except Exception as failure:
-                failures.append(type(failure).__name__)
-                with suppress(Exception):
-                    report(failure)
-                    failures.pop()
+                failures.append(failure)
             # The error and this frame would hold each other.
-            made = steps = caller = None
+            del made, steps, frame
 
     call.__code__ = _uncounted(call.__code__)
     return functools.update_wrapper(call, original)
@@ -263,13 +265,14 @@ def _uncounted(code: CodeType) -> CodeType:
     return code.replace(co_filename=name)
 
 
-def _wrap(owner: Any, name: str, around: Around) -> None:
+def _wrap(
+    owner: Any, name: str, around: Around, *, outside: Set[int] = frozenset()
+) -> None:
     original = getattr(owner, name, None)
-    if (
-        original is None
-    ):  # another torch version lacks it: the change is seen as an edit
+    # Another torch version lacks it: the change is seen as an edit.
+    if original is None:
         return
-    ours = wrapper(original, around)
+    ours = wrapper(original, around, outside=outside)
 
     def undo() -> None:
         # Somebody who wrapped ours in the meantime keeps working: ours passes straight through.
@@ -300,8 +303,6 @@ def _install() -> None:
     forward = "_pre_forward" if hasattr(replica, "_pre_forward") else "forward"
     table: list[tuple[Any, str, Around]] = [
         (torch.autograd, "backward", _backward),
-        # `torch.autograd.backward` and `grad` under any name they were imported by
-        (torch.autograd, "_engine_run_backward", _engine_runs),
         (optim.Optimizer, "zero_grad", _changing("zero_grad", _read_zero)),
         (nn.Module, "zero_grad", _changing("zero_grad", _read_zero)),
         (amp.GradScaler, "scale", _scaling),
@@ -317,6 +318,13 @@ def _install() -> None:
     ]
     for owner, name, around in table:
         _wrap(owner, name, around)
+    # `torch.autograd.backward` and `grad` under any name they were imported by
+    _wrap(
+        torch.autograd,
+        "_engine_run_backward",
+        _engine_runs,
+        outside=inside["backward"],
+    )
     # `clip_grad_norm_` ends in a function of its own that changes the grads.
     for name in ("_clip_grads_with_norm_", "clip_grad_value_"):
         function = getattr(clip_grad, name, None)
@@ -325,7 +333,6 @@ def _install() -> None:
         )
     for scheduler in _schedulers(LRScheduler):
         _wrap(scheduler, "step", _scheduling)
-    _meet_schedulers()
     prepared = guarded(_step_prepared)
     begins = guarded(functools.partial(_step_begins, prepared))
     undoing.append(register_optimizer_step_pre_hook(begins).remove)
@@ -335,15 +342,23 @@ def _install() -> None:
 def _backward(call: Call) -> Iterator[None]:
     if _task() != -1:
         # Inside the engine (a reentrant checkpoint), it is part of the backward that is running.
-        call.notify("backward_nests", call.args, call.kwargs)
-        return
-    busy, thread = inside["backward"], get_ident()
-    if thread in busy:  # ours, called inside itself by what has wrapped it
-        return
+        notify(call.recordings, "backward_nests")
+        return iter(())
+    # Ours, called inside itself by what has wrapped it
+    if get_ident() in inside["backward"]:
+        return iter(())
     if call.args and isinstance(call.args[0], Iterator):
         # It can be read once, and torch has to.
         call.args = (tuple(call.args[0]), *call.args[1:])
-    begun = call.notify("backward_begins", call.frame, call.args, call.kwargs)
+    return _running(call, call.args, call.kwargs)
+
+
+def _running(
+    call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
+    """Tell of a backward that was called with these arguments."""
+    busy, thread = inside["backward"], get_ident()
+    begun = notify(call.recordings, "backward_begins", call.frame, args, kwargs)
     error: BaseException | None = None
     try:
         busy.add(thread)
@@ -360,23 +375,22 @@ def _backward(call: Call) -> Iterator[None]:
 
 
 def _engine_runs(call: Call) -> Iterator[None]:
-    nested, thread = _task() != -1, get_ident()
     if not call.kwargs.get("accumulate_grad", True):
-        if nested:
-            try:
-                differentiating.append(thread)
-                yield
-            finally:
-                differentiating.remove(thread)
-    elif not nested and thread not in inside["backward"] and len(call.args) == 5:
-        # `torch.autograd.backward` by a name that it was imported by before ours stood there
+        return _differentiating()
+    if _task() == -1 and len(call.args) == 5:
+        # `torch.autograd.backward` by a name that it was imported by before ours took its place
         *roots, inputs = call.args
-        meant = Call(tuple(roots), {"inputs": inputs or None}, call.frame)
-        steps = _backward(meant)
-        next(steps, None)
+        return _running(call, tuple(roots), {"inputs": inputs or None})
+    return iter(())
+
+
+def _differentiating() -> Iterator[None]:
+    thread = get_ident()
+    try:
+        differentiating.append(thread)
         yield
-        meant.error = call.error
-        next(steps, None)
+    finally:
+        differentiating.remove(thread)
 
 
 # From a call's arguments: whose `.grad` it changes (for the label), the tensors, and the event's details; or nothing.
@@ -400,7 +414,7 @@ def _changing(kind: str, read: _Read) -> Around:
         if change is None:
             return
         owner, tensors, details = change
-        answers = call.notify("change_begins", tensors)
+        answers = notify(call.recordings, "change_begins", tensors)
         try:
             busy.add(thread)
             yield
@@ -468,7 +482,7 @@ def _maybe_stepping(call: Call) -> Iterator[None]:
         asked.discard(thread)
     if skipped and call.error is None:
         optimizer = call.args[1] if len(call.args) > 1 else call.kwargs["optimizer"]
-        call.notify("step_skipped", optimizer, call.frame)
+        notify(call.recordings, "step_skipped", optimizer, call.frame)
 
 
 def _step_begins(prepared: Any, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -506,25 +520,6 @@ def _schedulers(kind: type[Any]) -> list[type[Any]]:
     return [*([kind] if "step" in vars(kind) else []), *dict.fromkeys(below)]
 
 
-def _meet_schedulers() -> None:
-    """Wrap the step of every scheduler's class that is defined from now on, too."""
-    made_for = session
-    if "__init_subclass__" in vars(LRScheduler):
-        return  # another version's own: its classes are seen through `super().step()`
-
-    @guarded
-    def meet(cls: type[Any]) -> None:
-        if session is made_for and "step" in vars(cls):
-            _wrap(cls, "step", _scheduling)
-
-    def __init_subclass__(cls: type[Any], /, **kwargs: Any) -> None:  # noqa: N807 - its name in Python
-        super(LRScheduler, cls).__init_subclass__(**kwargs)
-        meet(cls)
-
-    LRScheduler.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment]
-    undoing.append(functools.partial(delattr, LRScheduler, "__init_subclass__"))
-
-
 def _scheduling(call: Call) -> Iterator[None]:
     busy, thread = inside["schedule"], get_ident()
     if thread in busy:  # a scheduler made of others is one
@@ -535,7 +530,7 @@ def _scheduling(call: Call) -> Iterator[None]:
     finally:
         busy.discard(thread)
     if call.error is None and not _is_being_made(call.frame):
-        call.notify("scheduled", call.args[0], call.frame)
+        notify(call.recordings, "scheduled", call.args[0], call.frame)
 
 
 def _is_being_made(frame: FrameType | None) -> bool:
@@ -559,13 +554,13 @@ def _loader_begins(call: Call) -> Iterator[None]:
     yield
     if call.error is None:
         loaders.begin(call.args[0], call.result)
-        call.notify("loads", "begins", call.args[0], call.frame)
+        notify(call.recordings, "loads", "begins", call.args[0], call.frame)
 
 
 def _loader_ends(call: Call) -> Iterator[None]:
     yield
     if isinstance(call.error, StopIteration):
-        call.notify("loads", "ends", call.args[0], call.frame)
+        notify(call.recordings, "loads", "ends", call.args[0], call.frame)
 
 
 def _then(what: str) -> Around:
@@ -574,13 +569,13 @@ def _then(what: str) -> Around:
     def around(call: Call) -> Iterator[None]:
         yield
         if call.error is None:
-            call.notify(what, call.args[0], call.frame)
+            notify(call.recordings, what, call.args[0], call.frame)
 
     return around
 
 
 def _forwarding(call: Call) -> Iterator[None]:
-    call.notify("forwards", call.args[0], call.frame)
+    notify(call.recordings, "forwards", call.args[0], call.frame)
     yield
 
 

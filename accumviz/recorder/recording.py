@@ -7,12 +7,11 @@ import functools
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,9 +47,6 @@ def locate(path: Path | None) -> Path | None:
     return None if path is None else distributed.own_path(path)
 
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
 class _Step(NamedTuple):
     """An optimizer's step that has begun: its number, and what tells its frame from others, without holding it."""
 
@@ -59,24 +55,6 @@ class _Step(NamedTuple):
     code: CodeType
     thread: int
     inner: bool  # inside the step of what wraps it: one step, one event
-
-
-def _guarded(ours: _Method, passing: type[Exception] | tuple[()] = ()) -> _Method:
-    """Have a method keep to its recording what fails in it, except errors of a kind that the user is to see."""
-
-    @functools.wraps(ours)
-    def call(recording: Recording, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return ours(recording, *args, **kwargs)
-        except passing:
-            raise
-        except Exception as failure:
-            patches.failures.append(type(failure).__name__)
-            with contextlib.suppress(Exception):
-                patches.report(failure, (recording,))
-                patches.failures.pop()
-
-    return cast("_Method", call)
 
 
 class Recording:
@@ -100,8 +78,7 @@ class Recording:
         overwrite: bool = False,
         sources: bool = False,
     ) -> None:
-        failed = _telling(self)
-        self._gradients = Gradients(named, exact, failed)
+        self._gradients = Gradients(named, exact)
         self._optimizers = Optimizers(self._gradients.owned)
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
@@ -122,7 +99,8 @@ class Recording:
             -1,
             -1,
         )  # the versions of the first leaf's weights and of the last one's, as last seen
-        self._failure, self._failures = "", len(patches.failures)
+        # What has stopped it, in words; `patches` sets it where we cannot.
+        self.failure = ""
         self._notes = list(named.notes)
         self._elsewhere = (
             False  # whether an optimizer stepped of whose parameters none is recorded
@@ -149,7 +127,6 @@ class Recording:
             self._gradients,
             self._rows,
             self._sites,
-            failed,
             weakref.WeakMethod(self.edits_before),
         )
         replicas = self._collectives.replicas or self._gradients.taken
@@ -171,16 +148,19 @@ class Recording:
                 "this recording has been used already; call record(...) again for a new one"
             )
         self._entered = True
+        if not patches.listening:
+            patches.failures.clear()
         try:
             self._open_file()
         except OSError:
             self._entered = False
             raise
-        if not self._failure:
+        if not patches.failures:
             self._open()
+        self._heed_failures()
         return self
 
-    @functools.partial(_guarded, passing=OSError)
+    @functools.partial(patches.guarded, passing=OSError)
     def _open_file(self) -> None:
         try:
             self._rows.open()
@@ -191,23 +171,29 @@ class Recording:
                 self._rows.stop_writing()
             raise
 
-    @_guarded
+    @patches.guarded
+    def _heed_failures(self) -> None:
+        if patches.failures:
+            patches.stop_failed((self,))
+
+    @patches.guarded
     def stop(self, ended: str = "closed") -> None:
         """Close the recording, and its file; `ended` is what the ledger says of how it ended."""
         self._close(ended)
+        self._heed_failures()
 
     __enter__ = start
 
-    @_guarded
+    @patches.guarded
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._close("closed" if error is None else patches.describe(error))
+        self.stop("closed" if error is None else patches.describe(error))
 
-    @_guarded
+    @patches.guarded
     def _open(self) -> None:
         self._rows.start = perf_counter()
         self._gradients.update()
@@ -221,8 +207,10 @@ class Recording:
         patches.enter(self)
         self._collectives.open()
 
+    @patches.guarded
     def _close(self, ended: str) -> None:
         self._leave()
+        self.failure = self.failure or _unheeded()
         if self._entered and not self._closed:
             self._edits()
             self._closed = True
@@ -311,7 +299,7 @@ class Recording:
             if self._entered
             else "not entered: use it in a with statement"
         )
-        state = f"stopped by {self._failure}" if self._failure else state
+        state = f"stopped by {self.failure}" if self.failure else state
         return f"Recording ({state}): {self.counted}"
 
     @property
@@ -323,12 +311,12 @@ class Recording:
 
     def failed(self, error: BaseException) -> None:
         """Stop observing, keep what is recorded, and say so once: training goes on as if we were not there."""
-        if self._failure:
+        if self.failure:
             patches.leave(self)
             return
-        self._failure, self._closed = type(error).__name__, True
+        self.failure, self._closed = type(error).__name__, True
         with contextlib.suppress(Exception):
-            self._failure = patches.describe(error)
+            self.failure = patches.describe(error)
         with contextlib.suppress(Exception):
             self._leave()
         with contextlib.suppress(Exception):
@@ -336,11 +324,11 @@ class Recording:
         with contextlib.suppress(Exception):
             self._let_go()
         with contextlib.suppress(Exception):
-            self._rows.close(stopped=self._failure)
+            self._rows.close(stopped=self.failure)
         with contextlib.suppress(Exception):
             events = len(self._rows)
             self._say(
-                f"accumviz stopped recording after {events} events, training goes on: {self._failure}"
+                f"accumviz stopped recording after {events} events, training goes on: {self.failure}"
             )
 
     def _tell_lost(self) -> None:
@@ -397,7 +385,7 @@ class Recording:
         gradients.running = running
         return running
 
-    def backward_nests(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def backward_nests(self) -> None:
         running = self._gradients.running_here()
         if running is not None:
             running.nested = True
@@ -805,8 +793,13 @@ class Recording:
             meta["notes"] = notes
         if self._graphs is not None and self._graphs.left_out:
             meta["graphs_left_out"] = self._graphs.left_out
-        stopped = self._failure or "".join(patches.failures[self._failures :][:1])
+        stopped = self.failure or ("" if self._closed else _unheeded())
         return meta | ({"stopped": stopped} if stopped else {})
+
+
+def _unheeded() -> str:
+    """Name what has failed and stopped no recording yet."""
+    return type(patches.failures[-1]).__name__ if patches.failures else ""
 
 
 def _rates(optimizer: Any, details: dict[str, Any]) -> bool:
@@ -827,15 +820,3 @@ def _number(value: Any) -> Any:
     with contextlib.suppress(TypeError, ValueError):
         return float(value)
     return None
-
-
-def _telling(recording: Recording) -> Callable[[Exception], None]:
-    """Tells a recording of what failed in a hook; tensors hold hooks, and a hook may hold no recording."""
-    here = weakref.ref(recording)
-
-    def failed(error: Exception) -> None:
-        told = here()
-        if told is not None:
-            patches.report(error, (told,))
-
-    return failed

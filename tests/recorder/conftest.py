@@ -32,7 +32,6 @@ def _patchable() -> dict[str, Any]:
             for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
         },
         **{f"{each.__name__}.step": each.step for each in patches._schedulers(torch.optim.lr_scheduler.LRScheduler)},
-        "classes of schedulers to come": vars(torch.optim.lr_scheduler.LRScheduler).get("__init_subclass__"),
         "DDP": dict(vars(torch.nn.parallel.DistributedDataParallel)),
         "DataLoader.__iter__": torch.utils.data.DataLoader.__iter__,
         "DataLoader's iterator": loaders.Iterating.__next__,

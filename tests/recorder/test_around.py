@@ -77,30 +77,6 @@ def test_a_warning_names_the_line_that_it_names_without_us(kind: str, careless: 
     assert said[0] == [] or __file__ in mine, "torch itself warns of another line: the test shows nothing"
 
 
-def test_a_schedulers_class_that_is_defined_while_recording_is_seen() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with av.record(net, optimizer) as recording:
-
-        class Late(lr_scheduler.LRScheduler):
-            def step(self, epoch: int | None = None) -> None:
-                for group in self.optimizer.param_groups:
-                    group["lr"] *= 2
-
-        class Later(Late):
-            def step(self, epoch: int | None = None) -> None:
-                super().step(epoch)
-
-        for scheduler in (Late(optimizer), Later(optimizer)):
-            scheduler.step()
-    assert [one["scheduler"] for one in details(recording.ledger, "schedule")] == ["Late", "Later"]
-
-    class After(lr_scheduler.LRScheduler):
-        def step(self, epoch: int | None = None) -> None: ...
-
-    assert not hasattr(After.step, "__wrapped__") and not hasattr(Later.step, "__wrapped__")
-
-
 class Warmup(lr_scheduler.LRScheduler):
     """A user's own, which steps in a way of its own."""
 
