@@ -7,19 +7,18 @@ import hashlib
 import html
 import io
 import itertools
-import math
 import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
@@ -30,10 +29,15 @@ from accumviz.show import save_page
 from accumviz.views import style
 
 # What a page shows in its own colours, and a saved file in these.
-INK, MUTED, LINE = "#1a1f26", "#5f6b77", "#b3bbc5"
-_PAGE_INKS = {INK: "currentColor", MUTED: "var(--av-muted)", LINE: "var(--av-line)"}
-# What a phone has beside its margins, in a prediction's answer too.
-PHONE = 320.0
+INK, MUTED, LINE, GROUND = "#1a1f26", "#5f6b77", "#b3bbc5", "#fefefe"
+_PAGE_INKS = {
+    INK: "currentColor",
+    MUTED: "var(--av-muted)",
+    LINE: "var(--av-line)",
+    GROUND: "var(--av-ground)",
+}
+# What a page has for a figure, and a phone beside its margins, in a prediction's answer too.
+WIDE, PHONE = 640.0, 320.0
 # How opaque a part of `.grad` is that no step has used and no new backward added.
 LIVE = 0.36
 _SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
@@ -57,11 +61,6 @@ _CSS = """
 .accumviz .av-figure { display: block; height: auto; max-width: 100%; }
 .accumviz .av-narrow .av-figure { max-width: 100%; }
 @media (max-width: 30rem) { .accumviz .av-wide { display: none; } .accumviz .av-narrow { display: block !important; } }
-.accumviz ul.av-legend { display: flex; flex-wrap: wrap; gap: 0.1rem 0.9rem; list-style: none; margin: 0.4rem 0 0.2rem;
-  padding: 0; max-width: 46rem; font-size: 0.75rem; }
-.accumviz ul.av-legend li { display: flex; align-items: center; gap: 0.35rem; margin: 0; padding: 0; }
-.accumviz ul.av-legend svg { flex: none; }
-.accumviz p.av-remarks { margin: 0.2rem 0; max-width: 46rem; font-size: 0.75rem; color: var(--av-muted); }
 .accumviz details.av-words { font-size: 0.8125rem; color: var(--av-muted); margin-top: 0.25rem; }
 .accumviz details.av-words summary { cursor: pointer; width: max-content; }
 .accumviz details.av-words li { overflow-wrap: anywhere; }
@@ -84,7 +83,6 @@ class PageFigure(Figure):
     """An ordinary matplotlib figure that notebooks show as inline SVG in the page's colours.
 
     `words` is its text alternative: sentences, the first of which says what is seen. `narrow` is the same for a phone.
-    A page says `above` and `below` it, in HTML, what stands at its `edges`, so that this does not scroll with it.
     """
 
     words: list[str]
@@ -92,8 +90,6 @@ class PageFigure(Figure):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.narrow: PageFigure | None = None
-        self.above, self.below = "", ""
-        self.edges: tuple[list[Artist], float, float] = [], 0.0, math.inf
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained page (`.html`), or any format that matplotlib's `savefig` knows."""
@@ -102,25 +98,21 @@ class PageFigure(Figure):
         else:
             self.savefig(path)
 
-    def to_svg(self, *, bare: bool = False) -> str:
-        """The figure as inline SVG: the page's text colour, no ids that another figure could have; `bare`: no edges."""
+    def to_svg(self) -> str:
+        """Return inline SVG: the page's text colour, and no ids that another figure could have."""
         buffer = io.StringIO()
-        outside, top, bottom = self.edges if bare else ([], 0.0, math.inf)
-        for artist in outside:
-            artist.set_visible(False)
         with _drawing():
             self.savefig(
                 buffer, format="svg", facecolor="none", metadata={"Date": None}
             )
-        for artist in outside:
-            artist.set_visible(True)
         width, height = (float(side) * 72 for side in self.get_size_inches())
-        height = min(height, bottom) - top
+        spoken = html.escape(self._spoken())
+        least = f"min-width: {0.93 * width:.0f}px"
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="av-figure" '
-            f'{self.attributes()}role="img" aria-label="{html.escape(self._spoken())}" '
-            f'viewBox="0 {top:g} {width:g} {height:g}" width="{width:g}" height="{height:g}" '
-            f'style="stroke-linejoin: round; stroke-linecap: butt; min-width: {0.93 * width:.0f}px">'
+            '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+            f'class="av-figure" {self.attributes()}role="img" aria-label="{spoken}" '
+            f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" '
+            f'style="stroke-linejoin: round; stroke-linecap: butt; {least}">'
             f"{_for_a_page(buffer.getvalue())}"
         )
 
@@ -142,13 +134,16 @@ class PageFigure(Figure):
     def to_html(self) -> str:
         """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
-        drawn, below = self.to_svg(bare=True), self.below
-        if smaller := self.narrow or self.for_phone():
-            drawn = _either(drawn, smaller.to_svg(bare=True))
-            below = _either(below, smaller.below) if below != smaller.below else below
+        drawn, smaller = self.to_svg(), self.narrow or self.for_phone()
+        if smaller is not None:
+            # Where styles are taken off, one of the two is enough.
+            drawn = f'<div class="av-wide">{drawn}</div>'
+            drawn += (
+                f'<div class="av-narrow" style="display: none">{smaller.to_svg()}</div>'
+            )
         return (
-            f'<div class="accumviz av-timeline"><style>{style.CSS}{_CSS}</style>{self.above}'
-            f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{drawn}</div>{below}'
+            f'<div class="accumviz av-timeline"><style>{style.CSS}{_CSS}</style>'
+            f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{drawn}</div>'
             f'<details class="av-words"><summary>In words</summary><ul>{items}</ul></details></div>'
         )
 
@@ -161,11 +156,6 @@ class PageFigure(Figure):
             "image/png": base64.b64encode(png.getvalue()).decode(),
             "text/plain": "\n".join(self.words),
         }
-
-
-def _either(wide: str, narrow: str) -> str:
-    """One for a wide page and one for a phone. Where styles are taken off, one of the two is enough."""
-    return f'<div class="av-wide">{wide}</div><div class="av-narrow" style="display: none">{narrow}</div>'
 
 
 def _for_a_page(raw: str) -> str:
@@ -242,17 +232,6 @@ class Canvas:
         self.axes.set_ylim(height, 0)
         return self.figure
 
-    @contextmanager
-    def outside(self) -> Iterator[None]:
-        """What is drawn meanwhile a page says in words and marks of its own, outside the box that scrolls."""
-        before = {id(artist) for artist in self.axes.get_children()}
-        yield
-        artists, top, bottom = self.figure.edges
-        added = [
-            artist for artist in self.axes.get_children() if id(artist) not in before
-        ]
-        self.figure.edges = [*artists, *added], top, bottom
-
     def text(
         self,
         x: float,
@@ -266,8 +245,10 @@ class Canvas:
         turned: bool = False,
         weight: str = "normal",
         slant: str = "normal",
+        ground: bool = False,
     ) -> None:
-        """Write a text as it is: a `$` is a dollar."""
+        """Write a text as it is: a `$` is a dollar; on a clear `ground` where lines would cross it."""
+        clear = {"facecolor": GROUND, "edgecolor": "none", "pad": 1.0}
         self.axes.text(
             x,
             y,
@@ -283,6 +264,7 @@ class Canvas:
             style=slant,
             rotation=90 if turned else 0,
             rotation_mode="anchor",
+            bbox=clear if ground else None,
         )
 
     def box(
@@ -402,11 +384,10 @@ _STROKES: dict[str, tuple[list[tuple[float, ...]], float, tuple[float, ...]]] = 
     "total": ([(0, 7, 14, 7)], 2.4, ()),
     "rule": ([(7, 0, 7, 14)], 2, ()),
 }
-_HATCH = "M.5 7.5l6-6M.5 12.5l11-11M5.5 12.5l8-8M11 12.5l2.5-2.5"
-_CROSSED = f"{_HATCH}M13.5 7.5l-6-6M13.5 12.5l-11-11M8.5 12.5l-8-8M3 12.5l-2.5-2.5"
 
 
-class Key(NamedTuple):
+@dataclass(frozen=True)
+class Key:
     """One entry of a legend: what it says, its colour and the look of its mark.
 
     `kind` is a box with an edge, a `fill` without one, a `scale` of rising opacity, or a line. `beside` its colour
@@ -426,112 +407,63 @@ class Key(NamedTuple):
         """How wide its mark is."""
         return 96.0 if self.kind == "scale" else 14.0
 
-    def boxes(self) -> list[tuple[float, float, str, float]]:
-        """The boxes of its mark: the left edge, the width, the colour and the opacity of each."""
-        if self.kind == "scale":
-            steps = [1 - (1 - self.alpha) * (1 - n / 15) for n in range(16)]
-            return [(6.0 * n, 6.0, self.color, alpha) for n, alpha in enumerate(steps)]
-        if self.kind in _STROKES:
-            return []
-        colors = (self.color, *self.beside)
-        wide = 13 / len(colors)
-        return [(n * wide, wide, color, self.alpha) for n, color in enumerate(colors)]
-
     def draw(self, canvas: Canvas, x: float, y: float) -> None:
-        """Draw its mark into a file, with its upper left corner there."""
-        edged = self.kind == "box"
-        for left, wide, color, alpha in self.boxes():
-            canvas.box(
-                x + left,
-                y + 1.5,
-                wide,
-                11,
-                fill=color,
-                alpha=alpha,
-                edge=color if edged else "none",
-                hatch=self.hatch,
-                line=1.2,
-            )
-        lines, width, dashes = _STROKES.get(self.kind, ([], 1.0, ()))
-        for x0, y0, x1, y1 in lines:
-            canvas.line(
-                [x + x0, x + x1],
-                [y + y0, y + y1],
-                color=self.color,
-                width=width,
-                dash=self.dashes or dashes,
-            )
-
-    def svg(self) -> str:
-        """Its mark on a page."""
-        ink = _PAGE_INKS.get(self.color, self.color)
-        drawn = ""
-        for left, wide, color, alpha in self.boxes():
-            fill = _PAGE_INKS.get(color, color)
-            edge = f"stroke: {fill}" if self.kind == "box" else "stroke: none"
-            opacity = f"var(--av-live, {LIVE})" if alpha == LIVE else f"{alpha:.3g}"
-            drawn += (
-                f'<rect x="{left + 0.5:g}" y="1.5" width="{wide:g}" height="11" stroke-width="1.2" '
-                f'style="fill: {fill}; fill-opacity: {opacity}; {edge}"/>'
-            )
-        if self.hatch:
-            lines = _CROSSED if "x" in self.hatch else _HATCH
-            drawn += f'<path d="{lines}" fill="none" style="stroke: {ink}"/>'
-        strokes, width, dashes = _STROKES.get(self.kind, ([], 1.0, ()))
-        dash = " ".join(map(str, self.dashes or dashes))
-        dashed = f' stroke-dasharray="{dash}"' if dash else ""
-        for x0, y0, x1, y1 in strokes:
-            drawn += (
-                f'<path d="M{x0:g} {y0:g}L{x1:g} {y1:g}" fill="none" style="stroke: {ink}" '
-                f'stroke-width="{width:g}"{dashed}/>'
-            )
-        size = f'width="{self.width:g}" height="14" viewBox="0 0 {self.width:g} 14"'
-        return f'<svg aria-hidden="true" {size}>{drawn}</svg>'
+        """Draw its mark, with its upper left corner there."""
+        if self.kind in _STROKES:
+            lines, width, dashes = _STROKES[self.kind]
+            look: Any = {
+                "color": self.color,
+                "width": width,
+                "dash": self.dashes or dashes,
+            }
+            for x0, y0, x1, y1 in lines:
+                canvas.line([x + x0, x + x1], [y + y0, y + y1], **look)
+        elif self.kind == "scale":
+            for n in range(16):
+                alpha = self.alpha + (1 - self.alpha) * n / 15
+                canvas.box(x + 6 * n, y + 1.5, 6, 11, fill=self.color, alpha=alpha)
+        else:
+            colors = (self.color, *self.beside)
+            wide = 13 / len(colors)
+            for n, color in enumerate(colors):
+                edge = color if self.kind == "box" else "none"
+                edges: Any = {"alpha": self.alpha, "hatch": self.hatch, "line": 1.2}
+                canvas.box(
+                    x + n * wide, y + 1.5, wide, 11, fill=color, edge=edge, **edges
+                )
 
 
 def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -> float:
-    """Draw the entries, then the notes, below `top`, and return where they end.
-
-    On a page they are HTML, which wraps and never scrolls.
-    """
-    figure = canvas.figure
-    figure.edges = (*figure.edges[:2], min(figure.edges[2], top))
-    items = "".join(
-        f"<li>{key.svg()}<span>{html.escape(key.text)}</span></li>" for key in keys
-    )
-    said = html.escape(" ".join(notes))
-    remarks = f'<p class="av-remarks">{said}</p>' if said else ""
-    figure.below = f'<ul class="av-legend">{items}</ul>{remarks}'
+    """Draw the entries, then the notes, below `top`, and return where they end."""
     x, y = _LEFT, top
-    with canvas.outside():
-        for key in keys:
-            needed = key.width + _BESIDE + _drawn_width(key.text)
-            if x > _LEFT and x + needed > canvas.width - 6:
-                x, y = _LEFT, y + _LINE
-            key.draw(canvas, x, y + _LINE / 2 - 7)
-            middle = y + _LINE / 2
-            canvas.text(x + key.width + _BESIDE, middle, key.text, size=_LETTERS)
-            x += needed + _BETWEEN
-        y += _LINE if keys else 0
-        for line in _wrapped(notes, canvas.width):
-            canvas.text(_LEFT, y + _LINE / 2, line, size=_LETTERS, color=MUTED)
-            y += _LINE
-    return y + 4
+    for key in keys:
+        needed = key.width + _BESIDE + _drawn_width(key.text)
+        if x > _LEFT and x + needed > canvas.width - 6:
+            x, y = _LEFT, y + _LINE
+        key.draw(canvas, x, y + _LINE / 2 - 7)
+        left, middle = x + key.width + _BESIDE, y + _LINE / 2
+        canvas.text(left, middle, key.text, size=_LETTERS)
+        x += needed + _BETWEEN
+    y += _LINE if keys else 0
+    return draw_lines(canvas, " ".join(notes), y) + 4
+
+
+def draw_lines(canvas: Canvas, text: str, top: float) -> float:
+    """Write a text in as many lines as it needs below `top`, and return where they end."""
+    room = max(int((canvas.width - 2 * _LEFT) / (0.55 * _LETTERS)), 20)
+    # A word that is wider than the figure stays whole.
+    for line in textwrap.wrap(
+        text, room, break_long_words=False, break_on_hyphens=False
+    ):
+        canvas.text(_LEFT, top + _LINE / 2, line, size=_LETTERS, color=MUTED)
+        top += _LINE
+    return top
 
 
 @cache
 def _drawn_width(text: str) -> float:
-    """How wide a text is in a file, in pixels: files have matplotlib's own letters."""
+    """Return how wide a text is in a file, in pixels: files have matplotlib's own letters."""
     letters = FontProperties(family=_SANS, size=_LETTERS)
     with _drawing():
-        return float(
-            text_to_path.get_text_width_height_descent(text, letters, ismath=False)[0]
-        )
-
-
-def _wrapped(notes: list[str], width: float) -> list[str]:
-    room = max(int((width - 2 * _LEFT) / (0.55 * _LETTERS)), 20)
-    # A word that is wider than the figure stays whole.
-    whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    lines = (textwrap.wrap(note, room, **whole) or [""] for note in notes)
-    return list(itertools.chain.from_iterable(lines))
+        width, _, _ = text_to_path.get_text_width_height_descent(text, letters, False)
+    return float(width)

@@ -1,29 +1,27 @@
-"""Draw the timeline of a large ledger as a heat map: hue is the loss, opacity the norm."""
+"""Paint the timeline of a large ledger as a heat map: hue is the loss, opacity the norm."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import to_rgb
 
-from accumviz.ledger.flow import Window
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.show import counted
 from accumviz.views import style, words
 from accumviz.views.columns import (
-    AFTER,
-    ALLOCATED,
-    BEFORE,
+    STRIP,
     EventColumns,
-    draw_heading,
+    Strip,
+    draw_headings,
     draw_rule,
     heading_height,
-    measured,
     rule_keys,
-    rule_top,
+    strips_of,
+    ticks,
 )
 from accumviz.views.figure import (
     INK,
@@ -33,28 +31,23 @@ from accumviz.views.figure import (
     Key,
     PageFigure,
     draw_legend,
+    draw_lines,
     text_width,
 )
 from accumviz.views.heat import BROKEN, HELD, Heat, heat, opacity
-from accumviz.views.words import group_rows
 
-_BODY, _STRIP, _RIGHT = 440.0, 52.0, 18.0
-# From this width on, a column has a name; from this size on, a cell has a number, on a paler ground.
-_NAMED, _NUMBERED, _PALE = 15.0, (46.0, 15.0), 0.5
-# Lines of events and bands of windows that are closer than this would hide what they divide.
-_RULE, _BAND = 2.5, 3.0
-# Of windows that overlap, so many stand above each other, this far apart.
-_BANDS, _NEXT = 6, 8.0
-_WINDOW = 0.85
+_BODY, _RIGHT, _WIDEST = 440.0, 18.0, 84.0
+# From this width on, a column has a name.
+_NAMED = 15.0
+# Lines of events that are closer than this would hide what they divide.
+_RULE = 2.5
 _MOST_CROSSES, _MOST_COLORS = 400, 6
 _GREY = "#7f7f7f"
 
 
-class _Plot(NamedTuple):
-    """A heat map and where it stands: its columns, its upper and lower edge.
-
-    A cell is the largest contribution of `each`: so many events, so many parameters.
-    """
+@dataclass(frozen=True)
+class _Map:
+    """A heat map and where it stands; a cell is the largest contribution of `each`: so many events, parameters."""
 
     ledger: Ledger
     rows: list[int]
@@ -65,98 +58,95 @@ class _Plot(NamedTuple):
     bottom: float
 
     @property
-    def cell(self) -> tuple[float, float]:
-        """How wide and how tall a cell is."""
-        tall = (self.bottom - self.top) / len(self.heat.codes)
-        return self.columns.width * self.each[0], tall
+    def ruled(self) -> list[str]:
+        """The kinds of the events that have lines, or would have."""
+        kinds = [self.ledger[e].kind for e in self.columns.events]
+        return [kind for kind in kinds if kind != "backward"]
 
     @property
-    def numbered(self) -> bool:
-        """Whether each contribution has a cell with room for its norm."""
-        wide, tall = self.cell
-        whole = self.each == (1, 1)
-        return whole and wide >= _NUMBERED[0] and tall >= _NUMBERED[1]
+    def is_ruled(self) -> bool:
+        """Whether lines of events stand apart."""
+        return len(self.ruled) * _RULE <= self.columns.end - self.columns.left
 
 
 def draw(
     ledger: Ledger, rows: list[int], events: list[int], width: float
 ) -> PageFigure:
-    """Draw the heat map of these parameters and events."""
-    groups = group_rows([ledger.parameters[p].name for p in rows])
-    strips = _strips(ledger, rows, events)
-    named = [text_width(words.shorten(g.name, 24), 11.5) + 24 for g in groups]
-    named += [text_width(strip.name, 11.5) + 12 for strip in strips]
-    left = min(196.0, max(72.0, *named))
+    """Paint the heat map of these parameters and events."""
+    groups = words.group_rows([ledger.parameters[p].name for p in rows])
+    strips = [_norms(ledger, rows, events), *strips_of(ledger, events)]
+    names = [group.name for group in groups] + [strip.name for strip in strips]
+    wanted = max(text_width(name, 11.5) + 24 for name in names)
+    left = min(wanted, max(0.3 * width, 134.0))
     room = width - left - _RIGHT
     each = math.ceil(len(events) / room), math.ceil(len(rows) / _BODY)
-    cells = _cells(ledger, rows, events, *each)
+    cells = _cells(ledger, rows, events, each)
     tall, wide = cells.codes.shape
-    columns = EventColumns(left, min(room / wide, 84.0) / each[0], events)
-    bands = _bands(ledger, columns)
-    above = 26 + (heading_height(ledger, columns) if columns.width >= _NAMED else 16.0)
-    top = above + _NEXT * max(len(bands) - 1, 0)
+    columns = EventColumns(left, min(room / wide, _WIDEST) / each[0], events)
+    canvas = Canvas(max(columns.end + _RIGHT, min(width, 480.0)))
+    counts = f"{counted(len(rows), 'parameter')} × {counted(len(events), 'event')}"
+    summary = f"{counts}, {words.window_summary(ledger)}"
+    above = draw_lines(canvas, summary, 2.0) + 3
+    named = columns.width >= _NAMED
+    top = above + (heading_height(ledger, columns) if named else 3.0)
     bottom = top + min(max(_BODY / tall, 1.0), 26.0) * tall
-    plot = _Plot(ledger, rows, columns, cells, each, top, bottom)
-
-    canvas = Canvas(max(columns.end + _RIGHT, 480.0))
-    end = bottom + _STRIP * len(strips) + 30
-    _draw_summary(canvas, plot, end)
+    plot = _Map(ledger, rows, columns, cells, each, top, bottom)
     _draw_cells(canvas, plot)
     _draw_groups(canvas, plot, groups)
-    _draw_bands(canvas, plot, bands)
-    _draw_events(canvas, plot, above)
-    for n, strip in enumerate(strips, 1):
-        strip.draw(canvas, columns, bottom + n * _STRIP - 4, each=each[0])
-    if columns.width < _NAMED:
-        _draw_ticks(canvas, columns, end - 30)
-    keys, notes = _legend(plot, bool(bands))
-    return canvas.finish(draw_legend(canvas, keys, notes, end))
+    if named:
+        draw_headings(canvas, ledger, columns, above, top)
+    if plot.is_ruled:
+        for i, e in enumerate(events):
+            if ledger[e].kind != "backward":
+                draw_rule(canvas, ledger[e], columns.x(i), top - 3, bottom)
+    y = bottom
+    for strip in strips:
+        y += STRIP + 8
+        _draw_strip(canvas, plot, strip, y - 4)
+    if not named:
+        _draw_ticks(canvas, columns, y)
+        y += 30
+    return canvas.finish(draw_legend(canvas, _keys(plot, strips), _notes(plot), y))
 
 
 def _cells(
-    ledger: Ledger, rows: list[int], events: list[int], across: int, down: int
+    ledger: Ledger, rows: list[int], events: list[int], each: tuple[int, int]
 ) -> Heat:
     where = np.ix_(events, rows)
     state = ledger.state[where]
     added = np.where(state & CONTRIBUTED, ledger.contribution[where], -1.0).T
     held = ((state & PRESENT) > 0).T
-    numbered = {label: i for i, label in enumerate(ledger.labels)}
-    labels = np.array([numbered.get(ledger[e].label, 0) for e in events], np.int64)
-    starts = np.arange(0, len(events), across), np.arange(0, len(rows), down)
-    return heat(added, held, labels, *starts)
+    places = {label: i for i, label in enumerate(ledger.labels)}
+    labels = np.array([places.get(ledger[e].label, 0) for e in events], np.int64)
+    across = np.arange(0, len(events), each[0])
+    return heat(added, held, labels, across, np.arange(0, len(rows), each[1]))
 
 
-def _draw_summary(canvas: Canvas, plot: _Plot, end: float) -> None:
-    counts = counted(len(plot.rows), "parameter")
-    counts += f" × {counted(len(plot.columns.events), 'event')}"
-    summary = f"{counts}, {words.window_summary(plot.ledger)}"
-    with canvas.outside():
-        canvas.text(12, 11, summary, size=12, color=MUTED)
-    canvas.figure.above = f'<p class="av-remarks">{summary}</p>'
-    canvas.figure.edges = canvas.figure.edges[0], 20.0, end
+def _norms(ledger: Ledger, rows: list[int], events: list[int]) -> Strip:
+    """Return the norm of all `.grad` after each event."""
+    grad = ledger.grad[np.ix_(events, rows)].astype(float)
+    with np.errstate(over="ignore"):
+        norm = np.sqrt((np.where(np.isfinite(grad), grad, 0.0) ** 2).sum(axis=1))
+    area = norm, Key("", MUTED, 0.6)
+    return Strip("‖.grad‖", style.number(norm.max(), 3), [area])
 
 
-def _draw_cells(canvas: Canvas, plot: _Plot) -> None:
-    left, top, (wide, tall) = plot.columns.left, plot.top, plot.cell
-    codes, height = plot.heat.codes, plot.bottom - top
-    most = _PALE if plot.numbered else 1.0
-    pixels = _paint(plot.heat, plot.ledger.labels, most)
-    canvas.image(left, top, wide * codes.shape[1], height, pixels)
-    width = plot.columns.end - left
-    canvas.box(left, top, width, height, edge=LINE, line=0.8, z=4)
+def _draw_cells(canvas: Canvas, plot: _Map) -> None:
+    left, codes = plot.columns.left, plot.heat.codes
+    wide = plot.columns.width * plot.each[0]
+    tall = (plot.bottom - plot.top) / len(codes)
+    pixels = _paint(plot.heat, plot.ledger.labels)
+    canvas.image(left, plot.top, wide * codes.shape[1], plot.bottom - plot.top, pixels)
+    frame = left, plot.top, plot.columns.end - left, plot.bottom - plot.top
+    canvas.box(*frame, edge=LINE, line=0.8, z=4)
     # A wall of crosses says no more than its outline.
     broken = np.argwhere(codes == BROKEN)
     y, x = (broken[:: len(broken) // _MOST_CROSSES + 1] + 0.5).T
-    mark: dict[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6}
-    canvas.line(left + wide * x, top + tall * y, width=0.0, dash="None", z=5, **mark)
-    if plot.numbered:
-        for row, column in np.argwhere(~(plot.heat.added < 0)).tolist():
-            told = style.number(float(plot.heat.added[row, column]), 3)
-            middle = left + wide * (column + 0.5), top + tall * (row + 0.5)
-            canvas.text(*middle, told, ha="center")
+    mark: Any = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6}
+    canvas.line(left + wide * x, plot.top + tall * y, width=0, dash="None", z=5, **mark)
 
 
-def _paint(cells: Heat, labels: tuple[str, ...], most: float) -> np.ndarray:
+def _paint(cells: Heat, labels: tuple[str, ...]) -> np.ndarray:
     """Colour the cells, RGBA: hue is the label, opacity the norm, because that works on a light and a dark page."""
     colors = list(style.label_colors(labels).values()) or [style.CYCLE[0]]
     palette = np.array([to_rgb(color) for color in colors])
@@ -164,175 +154,74 @@ def _paint(cells: Heat, labels: tuple[str, ...], most: float) -> np.ndarray:
     pixels[cells.held] = 0.5, 0.5, 0.5, HELD
     added = cells.codes > BROKEN
     pixels[added, :3] = palette[cells.labels[added] % len(palette)]
-    pixels[added, 3] = opacity(cells.levels[added]) * most
+    pixels[added, 3] = opacity(cells.levels[added])
     return pixels
 
 
-def _draw_groups(canvas: Canvas, plot: _Plot, groups: list[words.Group]) -> None:
-    left, tall = plot.columns.left, plot.cell[1] / plot.each[1]
+def _draw_groups(canvas: Canvas, plot: _Map, groups: list[words.Group]) -> None:
+    left, tall = plot.columns.left, (plot.bottom - plot.top) / len(plot.rows)
     taken: list[float] = []
     # The largest groups get their names first; a name with no room is left to its neighbours.
-    for group in sorted(groups, key=lambda g: g.start - g.stop):
+    for group in sorted(groups, key=lambda group: group.start - group.stop):
         first, last = plot.top + group.start * tall, plot.top + group.stop * tall
         if group.start and last - first >= 4:
-            look = {"color": LINE, "width": 0.6, "alpha": 0.9}
-            canvas.level(left - 7, plot.columns.end, first, **look)
+            canvas.level(left - 7, plot.columns.end, first, color=LINE, width=0.6)
         middle = (first + last) / 2
         if all(abs(middle - other) >= 13 for other in taken):
             taken.append(middle)
-            name = words.shorten(group.name, 24)
+            room = int((left - 20) / text_width("x", 11.5))
+            name = words.shorten(group.name, room)
             canvas.text(left - 9, middle, name, size=11.5, mono=True, ha="right")
 
 
-def _bands(ledger: Ledger, columns: EventColumns) -> list[list[Window]]:
-    """The windows that end here, in rows where none lies on another; none where they are too many to be seen."""
-    chosen, rows = set(columns.events), list[list[Window]]()
-    windows = [w for w in ledger.windows() if w.step in chosen and w.backwards]
-    if len(windows) > (columns.end - columns.left) / _BAND:
-        return []
-    for window in windows:
-        free = (row for row in rows if row[-1].step <= window.backwards[0])
-        row = next(free, rows[-1] if len(rows) == _BANDS else None)
-        if row is None:
-            rows.append(row := [])
-        row.append(window)
-    return rows
-
-
-def _draw_bands(canvas: Canvas, plot: _Plot, bands: list[list[Window]]) -> None:
-    at = {e: i for i, e in enumerate(plot.columns.events)}
-    for n, row in enumerate(bands):
-        for window in row:
-            first = plot.columns.x(at.get(window.backwards[0], 0))
-            wide = max(plot.columns.x(at[window.step]) - first, 1.0)
-            y = plot.top - 9 - n * _NEXT
-            canvas.box(first, y, wide, 6, fill=INK, alpha=_WINDOW)
-
-
-def _draw_events(canvas: Canvas, plot: _Plot, above: float) -> None:
-    columns, named = plot.columns, plot.columns.width >= _NAMED
-    high = rule_top(columns, above=24, top=above - 12) if named else plot.top - 3
-    for i, e in enumerate(columns.events):
-        event, x = plot.ledger[e], columns.x(i)
-        if named:
-            draw_heading(canvas, event, x, columns.width, above=24, top=above - 12)
-        if event.kind != "backward" and _is_ruled(plot):
-            width = 1.8 if named else 0.9
-            draw_rule(canvas, event, x, high, plot.bottom, width=width)
-
-
-def _is_ruled(plot: _Plot) -> bool:
-    """Whether lines of events stand apart."""
-    return len(_ruled(plot)) <= (plot.columns.end - plot.columns.left) / _RULE
-
-
-def _ruled(plot: _Plot) -> list[str]:
-    kinds = [plot.ledger[e].kind for e in plot.columns.events]
-    return [kind for kind in kinds if kind != "backward"]
-
-
-class _Strip(NamedTuple):
-    """What is drawn below a heat map: values event by event, their largest in words, and how each series looks.
-
-    `levels` are lines over some of the events only, NaN where there is none.
-    """
-
-    name: str
-    most: str
-    series: list[tuple[np.ndarray, str, float]]
-    levels: np.ndarray | None = None
-
-    def draw(
-        self, canvas: Canvas, columns: EventColumns, base: float, *, each: int
-    ) -> None:
-        """Draw it upwards from its base; of `each` so many events that share a pixel, the largest."""
-        known = [values for values, *_ in self.series]
-        known += [] if self.levels is None else [self.levels]
-        scale = (_STRIP - 14) / (float(np.nanmax(known)) or 1.0)
-        starts = np.arange(0, len(columns.events), each)
-        x = [columns.x(start) for start in starts.tolist()] + [columns.end]
-        across = [float(edge) for edge in np.repeat(x, 2)[1:-1]]
-        for values, color, alpha in self.series:
-            tops = base - scale * np.maximum.reduceat(np.nan_to_num(values), starts)
-            canvas.area(
-                across, base, np.repeat(tops, 2).tolist(), color=color, alpha=alpha
-            )
-        levels = np.zeros(0) if self.levels is None else self.levels
-        for i in np.flatnonzero(levels > 0).tolist():
-            y = base - scale * float(levels[i])
-            canvas.level(columns.x(i), columns.x(i + 1), y, width=1.6, z=4)
-        middle, left = base - (_STRIP - 14) / 2, columns.left - 9
-        canvas.level(columns.left, columns.end, base, color=LINE, width=0.8)
-        canvas.text(left, middle - 7, self.name, size=11.5, ha="right")
-        canvas.text(left, middle + 8, f"0 to {self.most}", color=MUTED, ha="right")
-
-
-def _strips(ledger: Ledger, rows: list[int], events: list[int]) -> list[_Strip]:
-    part = ledger.grad[np.ix_(events, rows)].astype(float)
-    with np.errstate(over="ignore"):
-        norm = np.sqrt((np.where(np.isfinite(part), part, 0.0) ** 2).sum(axis=1))
-    strips = [_Strip("‖.grad‖", style.number(norm.max(), 3), [(norm, MUTED, 0.6)])]
-    for found in measured(ledger, events):
-        most = style.size(found.most)
-        if found.saved:
-            series = [(found.first, MUTED, BEFORE), (found.second, MUTED, AFTER)]
-            strips.append(_Strip("saved tensors", most, series))
-        else:
-            series = [(found.first, INK, ALLOCATED)]
-            strips.append(_Strip("allocated", most, series, found.second))
-    return strips
+def _draw_strip(canvas: Canvas, plot: _Map, strip: Strip, base: float) -> None:
+    strip.draw(canvas, plot.columns, base, plot.each[0])
+    left, middle = plot.columns.left - 9, base - STRIP / 2
+    canvas.text(left, middle, strip.name, size=11.5, ha="right")
+    canvas.text(left, middle + 15, f"0 to {strip.most}", color=MUTED, ha="right")
 
 
 def _draw_ticks(canvas: Canvas, columns: EventColumns, top: float) -> None:
-    span = len(columns.events)
-    steps = (k * 10**n for n in itertools.count() for k in (1, 2, 5))
-    step = next(step for step in steps if span / step <= 8)
-    for i in range(0, span, step):
-        x = columns.x(i) + columns.width / 2
+    for i in ticks(len(columns.events)):
+        x = columns.middle(i)
         canvas.upright(x, top, top + 4, color=MUTED, width=0.8)
-        told = f"{columns.events[i]:,}"
-        canvas.text(x, top + 13, told, color=MUTED, ha="center")
+        number = f"{columns.events[i]:,}"
+        canvas.text(x, top + 13, number, color=MUTED, ha="center")
     canvas.text(columns.left - 9, top + 13, "event", color=MUTED, ha="right")
 
 
-def _legend(plot: _Plot, bands: bool) -> tuple[list[Key], list[str]]:
-    ledger, cells, events = plot.ledger, plot.heat, plot.columns.events
-    colors = list(style.label_colors(ledger.labels).items())
-    keys = []
-    if not plot.numbered:
-        keys.append(_scale(plot, colors[0][1] if colors else style.CYCLE[0]))
-    keys += [
-        Key(words.shorten(label or "backward", 24), color)
-        for label, color in colors[:_MOST_COLORS]
-    ]
-    keys.append(Key(".grad held, nothing added", _GREY, HELD))
-    if (cells.codes == 0).any():
-        keys.append(Key("no .grad (None)", LINE, 0.0))
-    if bands:
-        keys.append(Key("accumulation window", INK, _WINDOW, kind="fill"))
-    keys += rule_keys(ledger, events) if _is_ruled(plot) else []
-    for strip in measured(ledger, events):
-        keys += strip.keys()
-    if broken := int((~np.isfinite(cells.added)).sum()):
-        told = counted(broken, "contribution")
-        keys.append(Key(f"not finite ({told})", INK, kind="cross"))
-    return keys, _notes(plot, len(colors))
-
-
-def _scale(plot: _Plot, color: str) -> Key:
+def _keys(plot: _Map, strips: list[Strip]) -> list[Key]:
+    colors = list(style.label_colors(plot.ledger.labels).items())
     low, high = (style.number(10**end, 2) for end in plot.heat.range)
-    text = f"norm of the contribution (logarithmic), {low} to {high}"
-    return Key(text, color, float(opacity(np.array(0))), kind="scale")
+    scale = f"norm added (log), {low} to {high}"
+    color = colors[0][1] if colors else style.CYCLE[0]
+    weakest = float(opacity(np.array(0)))
+    keys = [Key(scale, color, weakest, kind="scale")]
+    for label, color in colors[:_MOST_COLORS]:
+        keys.append(Key(words.shorten(label or "backward", 24), color))
+    keys.append(Key(".grad held, nothing added", _GREY, HELD))
+    if (plot.heat.codes == 0).any():
+        keys.append(Key("no .grad (None)", LINE, 0.0))
+    if plot.is_ruled:
+        keys += rule_keys(plot.ledger, plot.columns.events)
+    for strip in strips:
+        keys += strip.keys()
+    broken = int((~np.isfinite(plot.heat.added)).sum())
+    if broken:
+        text = f"not finite ({counted(broken, 'contribution')})"
+        keys.append(Key(text, INK, kind="cross"))
+    return keys
 
 
-def _notes(plot: _Plot, losses: int) -> list[str]:
-    notes, cells, ruled = [], plot.heat, _ruled(plot)
-    if not _is_ruled(plot):
+def _notes(plot: _Map) -> list[str]:
+    notes, cells, ruled = [], plot.heat, plot.ruled
+    if not plot.is_ruled:
         kinds = [f"{ruled.count(kind):,} × {kind}" for kind in dict.fromkeys(ruled)]
-        told = ", ".join(kinds)
         notes.append(
-            f"Too many for a line each: {told}. events=slice(0, 60) shows a part of them."
+            f"Too many for a line each: {', '.join(kinds)}. "
+            "events=slice(0, 60) shows a part of them."
         )
+    losses = len(plot.ledger.labels)
     if losses > _MOST_COLORS:
         notes.append(f"{losses} losses; colours repeat after the sixth.")
     counts = ((plot.each[1], "parameter"), (plot.each[0], "event"))

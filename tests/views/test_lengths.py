@@ -11,8 +11,7 @@ from matplotlib.patches import Polygon, Rectangle
 
 from accumviz.ledger.ledger import CONTRIBUTED, Ledger, Parameter
 from accumviz.views import payload
-from accumviz.views.columns import AFTER, ALLOCATED, BEFORE
-from accumviz.views.figure import INK, MUTED, PageFigure
+from accumviz.views.figure import PageFigure
 from accumviz.views.heat import heat
 from accumviz.views.timeline import timeline
 from tests.toys import W
@@ -73,32 +72,29 @@ def test_parts_and_totals_of_a_lane_are_drawn_to_one_scale() -> None:
     assert live == pytest.approx([abs(unit * added) for added in (-16, -16, -4)])
 
 
-def test_bytes_below_a_timeline_are_drawn_to_one_scale() -> None:
-    figure = timeline(ledger())
-    before, after = ([box.get_height() for box in boxes(figure, MUTED, alpha)] for alpha in (BEFORE, AFTER))
-    unit = before[0] / SAVED[0]
-    assert before == pytest.approx([unit * count for count in SAVED])
-    assert after == pytest.approx([unit * count for count in AFTERWARDS])
-    given = boxes(figure, INK, ALLOCATED)
-    base, unit = given[0].get_y() + given[0].get_height(), given[0].get_height() / GIVEN_OUT[0]
-    assert [box.get_height() for box in given] == pytest.approx([unit * count for count in GIVEN_OUT])
-    assert [base - line.get_ydata()[0] for line in lines(figure, 1.6)] == pytest.approx([unit * most for most in MOST])
-
-
-def test_strips_of_a_heat_map_are_drawn_to_one_scale() -> None:
-    figure = timeline(ledger(12))
-    assert figure.axes[0].images
+@pytest.mark.parametrize("parameters", [1, 12])
+def test_strips_below_a_timeline_are_drawn_to_one_scale(parameters: int) -> None:
+    figure = timeline(ledger(parameters))
+    assert bool(figure.axes[0].images) == (parameters > 1)
     areas = [area for area in figure.axes[0].patches if isinstance(area, Polygon) and not isinstance(area, Rectangle)]
-    grads, *strips = (np.unique(area.get_xy(), axis=0) for area in areas)
-    for told, points in zip(
-        ([abs(grad) for grad in GRADS], SAVED, AFTERWARDS, GIVEN_OUT), [grads, *strips], strict=True
-    ):
+    strips = [np.unique(area.get_xy(), axis=0) for area in areas]
+    recorded = [SAVED, AFTERWARDS, GIVEN_OUT]
+    if parameters > 1:
+        recorded.insert(0, [abs(grad) for grad in GRADS])
+    units = []
+    for numbers, points in zip(recorded, strips, strict=True):
         base = points[:, 1].max()
         tall = {x: base - points[points[:, 0] == x, 1].min() for x in points[:, 0]}
-        steps = [tall[x] for x in sorted(tall)]
+        steps = np.array([tall[x] for x in sorted(tall)])
         # At an edge between two events the higher of them is seen.
-        edges = [told[0], max(told[:2]), max(told[1:]), told[2]]
-        assert np.array(steps) / max(steps) == pytest.approx(np.array(edges) / max(edges), abs=1e-6)
+        edges = np.array([numbers[0], max(numbers[:2]), max(numbers[1:]), numbers[2]])
+        units.append(steps.max() / edges.max())
+        assert steps == pytest.approx(edges * units[-1], abs=1e-6)
+    before, after, given_out = units[-3:]
+    assert before == pytest.approx(after), "what was saved before and after a backward is compared"
+    base = strips[-1][:, 1].max()
+    peaks = [line.get_ydata()[0] for line in lines(figure, 1.6)]
+    assert [base - peak for peak in peaks] == pytest.approx([given_out * most for most in MOST])
 
 
 def test_equal_norms_are_equally_strong_whichever_loss_they_are_of() -> None:

@@ -125,7 +125,7 @@ def test_a_ledger_without_terms_has_no_bars_no_strip_and_no_data() -> None:
 def test_a_timeline_has_a_strip_whose_stacks_are_as_high_as_the_shares() -> None:
     figure = timeline(ledger_of(window(*[term(1.0)] * 3)))
     shown = texts(figure)
-    assert {"shares of", "the step", "3", "share 1: the mean of one loss"} <= set(shown)
+    assert {"shares of the step", "3", "share 1: the mean of one loss"} <= set(shown)
     lines = [line for line in figure.axes[0].lines if len(set(line.get_ydata())) == 1]
     (dashed,) = [line for line in lines if line.get_linestyle() == "--" and line.get_linewidth() == 1.2]
     level = dashed.get_ydata()[0]
