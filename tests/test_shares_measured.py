@@ -360,25 +360,19 @@ def test_shares_across_two_ranks_are_what_the_samples_weigh(late: bool) -> None:
 
 
 def in_two_groups() -> list[tuple[Ledger, np.ndarray]]:
-    """Two micro-batches on each of four ranks, sharded in groups of two, for each way to put the averages off.
-
-    And where their sum is divided by another number than theirs.
-    """
+    """Two micro-batches on each of four ranks, sharded in groups of two, for each way to put the averages off."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     found = []
-    for switch in ("", "set_requires_gradient_sync", "set_requires_all_reduce", "set_gradient_divide_factor"):
+    for switch in ("", "set_requires_gradient_sync", "set_requires_all_reduce"):
         bench = Bench()
         model: Any = fully_shard(bench.model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("groups", "shards")))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         with av.record(model, optimizer) as recording:
-            if switch == "set_gradient_divide_factor":
-                model.set_gradient_divide_factor(3.0)
-                model.set_force_sum_reduction_for_comms(True)  # gloo has no other
             for k in range(2):
-                if switch.startswith("set_requires"):
+                if switch:
                     getattr(model, switch)(k == 1)
                 part = slice(2 * dist.get_rank() + k, 2 * dist.get_rank() + k + 1)
                 (F.cross_entropy(model(bench.x[part]), bench.y[part]) / 2).backward()

@@ -329,7 +329,7 @@ class LedgerAnalysis:
         order = np.lexsort((s.backward, s.objective, s.step))
         names = "step", "objective", "optimizer", "backward", "elements", "erased"
         step, objective, optimizer, backward, size, erased = (
-            s.columns[name][order].tolist() for name in names
+            getattr(s, name)[order].tolist() for name in names
         )
         weights, weight_of_each = weight[order].tolist(), each[order].tolist()
         opaque, followed = s.opaque[order].tolist(), s.followed[order].tolist()

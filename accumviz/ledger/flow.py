@@ -1,7 +1,7 @@
 """The flow of gradients: the coefficient with which each contribution is in `.grad` after each later event.
 
-A `backward` adds to `.grad`. Later events scale what is there (`clip`, `unscale`, `sync`, an `edit` by one factor),
-read it (`step`) or remove it (`zero_grad`). What is live, consumed or erased, the windows, the shares and the parts of
+A `backward` adds to `.grad`. Later events scale what is in it (`clip`, `unscale`, `sync`, an `edit` by one factor),
+read it (`step`) or erase it (`zero_grad`). What is live, consumed or erased, the windows, the shares and the parts of
 a drawn bar are all read from here. A factor that cannot be read is unknown, with its reason. Pure: stdlib and numpy.
 """
 
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,14 +70,9 @@ class Backwards(Sequence[int]):
     def __len__(self) -> int:
         return len(self._events)
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        if isinstance(index, slice):
-            return tuple(self._events[index].tolist())
-        return int(self._events[index])
+    def __getitem__(self, index: Any) -> Any:
+        found = self._events[index].tolist()
+        return tuple(found) if isinstance(index, slice) else found
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._events.tolist())
@@ -126,13 +121,71 @@ class Scaling(NamedTuple):
     changed: np.ndarray
 
 
+_HAND, _CLIP, _SCALER = range(3)
+
+
 class _Factor(NamedTuple):
     """What one event did to `.grad`."""
 
     factor: float
-    kind: int = 0
+    kind: int = _HAND
     ranks: float = 0.0
     reason: int = 0
+
+
+@dataclass
+class _Change:
+    """An event that changed `.grad`: its details, and the norms around it.
+
+    `ratio` is the norm after it by the norm before, for each parameter; NaN where it did not change, or where that says
+    nothing.
+    """
+
+    ledger: Arrays
+    event: int
+    kind: str
+    details: Mapping[str, Any]
+    changed: np.ndarray
+
+    def __post_init__(self) -> None:
+        ledger, event = self.ledger, self.event
+        after = ledger.grad[event].astype(float)
+        before = ledger.grad[event - 1] if event else np.full(after.shape, np.nan)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            ratio = np.where(self.changed, after / before, np.nan)
+        ratio[~(np.isfinite(ratio) & (ratio > 0))] = np.nan
+        self.ratio = ratio
+        self.stays_zero = self.changed & (before == 0) & (after == 0)
+        self.remains = (after != 0) & (ledger.state[event] & PRESENT > 0)
+
+    @property
+    def tolerance(self) -> float:
+        """How far apart two equal ratios of norms may be."""
+        changed = np.flatnonzero(self.changed).tolist()
+        dtypes = {self.ledger.parameters[p].dtype for p in changed}
+        return SAME_IN_HALF if dtypes & {"float16", "bfloat16"} else SAME
+
+    def one_ratio(self) -> float:
+        """Return the ratio that all changed parameters have; NaN where they differ or none is known."""
+        ratios = self.ratio[~np.isnan(self.ratio)]
+        if not ratios.size:
+            return math.nan
+        mean = float(ratios.mean())
+        return mean if np.ptp(ratios) <= self.tolerance * mean else math.nan
+
+    def number(self, name: str) -> float:
+        """Return a number of the event's details, NaN where it is none."""
+        return number(self.details.get(name))
+
+    def read(self, expected: float, kind: int) -> _Factor:
+        """Return the factor that is expected, or else the one that the norms show."""
+        ratio = self.one_ratio()
+        if expected > 0 and math.isfinite(expected):
+            return _Factor(expected, kind)
+        if not math.isnan(ratio):
+            return _Factor(ratio, kind)
+        nothing_read = np.isnan(self.ratio).all()
+        return _Factor(1, kind, reason=NOT_RECORDED if nothing_read else DIFFERENT)
 
 
 def scaling(ledger: Arrays) -> Scaling:
@@ -143,24 +196,19 @@ def scaling(ledger: Arrays) -> Scaling:
     scales = events.where("kind", "clip", "unscale", "edit") | (fused & ~events.skipped)
     scales |= events.where("kind", "sync") & ~scatters(events)
     at = np.flatnonzero(scales)
-    at = at[(ledger.state[at] & CHANGED).any(axis=1)]
-    changed = (ledger.state[at] & CHANGED).astype(bool)
-    # What a by-hand all-reduce has just summed, over how many ranks.
-    summed = np.ones(len(ledger.parameters))
+    changed = ledger.state[at] & CHANGED > 0
+    at, changed = at[changed.any(axis=1)], changed[changed.any(axis=1)]
+    kinds = events.texts("kind")
     rows = []
+    # Over how many ranks a parameter's gradient has just been summed.
+    summed = np.ones(len(ledger.parameters))
     for row, e in enumerate(at.tolist()):
-        look = _Look.at(ledger, e, changed[row])
-        factor = _READ[look.kind](look, summed)
-        if factor.reason:
-            changed[row] &= ~look.zero  # a zero is a zero under any factor
-        if factor.reason == BY_VALUE:
-            changed[row] &= look.ratio != 1
-        elif look.kind == "edit":
-            changed[row] &= look.left
-        summed[changed[row]] = 1
-        if factor.ranks and look.kind == "sync":
-            summed[changed[row]] = factor.factor
+        details = events.details[events.column("details")[e]]
+        change = _Change(ledger, e, kinds[e], details, changed[row])
+        factor = _factor(change, summed)
         rows.append(factor)
+        changed[row] = _affected(change, factor)
+        summed[changed[row]] = factor.factor if factor.ranks else 1.0
     table = np.array(rows, float).reshape(-1, 4)
     return Scaling(
         at,
@@ -172,91 +220,45 @@ def scaling(ledger: Arrays) -> Scaling:
     )
 
 
-class _Look(NamedTuple):
-    """What is known of one event that changed `.grad`.
-
-    `ratio` is the norm after it by the norm before, NaN where that says nothing; `zero` where both are 0, `left`
-    where it is not 0 or None now.
-    """
-
-    ledger: Arrays
-    event: int
-    kind: str
-    details: Mapping[str, Any]
-    changed: np.ndarray
-    ratio: np.ndarray
-    zero: np.ndarray
-    left: np.ndarray
-    rough: float
-
-    @classmethod
-    def at(cls, ledger: Arrays, event: int, changed: np.ndarray) -> _Look:
-        events, after = ledger.columns, ledger.grad[event].astype(float)
-        before = ledger.grad[event - 1] if event else np.full(after.shape, np.nan)
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            ratio = np.where(changed, after / before, np.nan)
-        ratio[~(np.isfinite(ratio) & (ratio > 0))] = np.nan
-        half = any(
-            ledger.parameters[p].dtype in ("float16", "bfloat16")
-            for p in np.flatnonzero(changed)
-        )
-        return cls(
-            ledger,
-            event,
-            events.tables["kind"][events.column("kind")[event]],
-            events.details[events.column("details")[event]],
-            changed,
-            ratio,
-            zero=changed & (before == 0) & (after == 0),
-            left=(after != 0) & (ledger.state[event] & PRESENT > 0),
-            rough=SAME_IN_HALF if half else SAME,
-        )
-
-    @property
-    def within_backward(self) -> bool:
-        return bool(self.ledger.columns.where("within", "backward")[self.event])
-
-    def one_ratio(self) -> float:
-        """Return the ratio that all changed parameters have, NaN where they differ or none is known."""
-        known = self.ratio[~np.isnan(self.ratio)]
-        if not known.size:
-            return math.nan
-        middle = float(known.mean())
-        return middle if np.ptp(known) <= self.rough * middle else math.nan
-
-    def read(self, expected: float, kind: int) -> _Factor:
-        """Return the factor that an event's details name, or else the one that the norms show."""
-        ratio = self.one_ratio()
-        if expected > 0 and math.isfinite(expected):
-            return _Factor(expected, kind)
-        if not math.isnan(ratio):
-            return _Factor(ratio, kind)
-        differ = not np.isnan(self.ratio).all()
-        return _Factor(1, kind, reason=DIFFERENT if differ else NOT_RECORDED)
+def _factor(change: _Change, summed: np.ndarray) -> _Factor:
+    if change.kind == "clip":
+        return _of_clip(change)
+    if change.kind == "sync":
+        return _of_sync(change)
+    if change.kind == "edit":
+        return _of_edit(change, summed)
+    return change.read(1 / (change.number("amp_scale") or math.nan), _SCALER)
 
 
-def _read_unscale(look: _Look, summed: np.ndarray) -> _Factor:
-    scale = number(look.details.get("amp_scale"))
-    return look.read(1 / scale if scale > 0 else math.nan, 2)
+def _affected(change: _Change, factor: _Factor) -> np.ndarray:
+    """Return the parameters whose contributions the factor of an event is about."""
+    affected = change.changed
+    if factor.reason:  # a zero is a zero under any factor
+        affected = affected & ~change.stays_zero
+    if factor.reason == BY_VALUE:
+        affected = affected & (change.ratio != 1)
+    elif change.kind == "edit":
+        affected = affected & change.remains
+    return affected
 
 
-def _read_clip(look: _Look, summed: np.ndarray) -> _Factor:
-    if look.details.get("by") == "value":
-        return _Factor(1, 1, reason=BY_VALUE)
-    norm, most = (number(look.details.get(n)) for n in ("total_norm", "max_norm"))
-    if not (norm >= 0 and math.isfinite(norm + most)):
-        return look.read(math.nan, 1)
-    factor = min(1.0, most / (norm + 1e-6))
-    ratio = look.one_ratio()
-    agrees = abs(factor - ratio) <= SAME_IN_HALF * ratio
-    return look.read(factor if agrees or np.isnan(look.ratio).all() else math.nan, 1)
+def _of_clip(change: _Change) -> _Factor:
+    if change.details.get("by") == "value":
+        return _Factor(1, _CLIP, reason=BY_VALUE)
+    norm, limit = change.number("total_norm"), change.number("max_norm")
+    expected = min(1.0, limit / (norm + 1e-6)) if norm >= 0 else math.nan
+    ratio = change.one_ratio()
+    agrees = abs(expected - ratio) <= SAME_IN_HALF * ratio
+    if agrees or np.isnan(change.ratio).all():
+        return change.read(expected, _CLIP)
+    return change.read(math.nan, _CLIP)
 
 
-def _read_sync(look: _Look, summed: np.ndarray) -> _Factor:
-    ranks = number(look.details.get("ranks"))
-    library = "avg" if look.within_backward else ""
-    reduction = look.details.get("reduction", library)
-    if "by_comm_hook" in look.details:
+def _of_sync(change: _Change) -> _Factor:
+    events, ranks = change.ledger.columns, change.number("ranks")
+    within_backward = bool(events.where("within", "backward")[change.event])
+    reduction = change.details.get("reduction", "avg" if within_backward else "")
+    if "by_comm_hook" in change.details:
         return _Factor(1, reason=BY_COMM_HOOK)
     if reduction not in ("sum", "avg") or not 1 <= ranks < math.inf:
         return _Factor(1, reason=REDUCED)
@@ -264,51 +266,42 @@ def _read_sync(look: _Look, summed: np.ndarray) -> _Factor:
     return _Factor(ranks if reduction == "sum" else 1.0, ranks=ranks)
 
 
-def _read_edit(look: _Look, summed: np.ndarray) -> _Factor:
-    """Read a change by hand: one factor for all, or the division that makes a mean of a sum over ranks."""
-    changed = look.changed & look.left & ~look.zero
-    ratio = look.ratio[changed]
-    mean = np.abs(ratio * summed[changed] - 1) <= look.rough
-    if mean.all() and (summed[changed] > 1).all() and ratio.size:
+def _of_edit(change: _Change, summed: np.ndarray) -> _Factor:
+    """Return the factor of a change by hand: one for all, or what makes a mean of a sum over ranks."""
+    changed = change.changed & change.remains & ~change.stays_zero
+    ratio, over = change.ratio[changed], summed[changed]
+    makes_mean = (np.abs(ratio * over - 1) <= change.tolerance) & (over > 1)
+    if ratio.size and makes_mean.all():
         return _Factor(float(ratio.mean()))
-    factor = look.one_ratio()
-    if not math.isnan(factor) and _is_factor(look, changed, factor):
+    factor = change.one_ratio()
+    if not math.isnan(factor) and _multiplies(change, changed, factor):
         return _Factor(factor)
     return _Factor(1, reason=BY_HAND)
 
 
-def _is_factor(look: _Look, changed: np.ndarray, factor: float) -> bool:
-    """Whether a change by hand multiplied every element by this.
+def _multiplies(change: _Change, changed: np.ndarray, factor: float) -> bool:
+    """Return whether a change by hand multiplied every element by this factor.
 
-    Where elements are kept, they say it; where only norms are, those of several parameters have to agree.
+    Kept elements show it. Where only norms are kept, those of several parameters have to agree.
     """
-    columns = np.flatnonzero(changed).tolist()
-    exact = [p for p in columns if p in look.ledger.exact]
-    for p in exact:
-        before, after = look.ledger.exact[p][1][[look.event - 1, look.event]]
+    kept = [p for p in np.flatnonzero(changed).tolist() if p in change.ledger.exact]
+    for p in kept:
+        _, grad = change.ledger.exact[p]
+        before, after = grad[change.event - 1], grad[change.event]
         with np.errstate(invalid="ignore", over="ignore"):
-            away = np.abs(after - before * factor)
-            # An element may be lost to rounding where others are large: the whole is compared.
-            size = np.abs(before * factor).max(initial=0)
-            if not (away <= look.rough * size).all():
+            distance = np.abs(after - before * factor)
+            # Small elements may be lost to rounding beside large ones.
+            most = np.abs(before * factor).max(initial=0)
+            if not (distance <= change.tolerance * most).all():
                 return False
-    return bool(exact) or len(columns) > 1
+    return bool(kept) or changed.sum() > 1
 
 
-_READ = {
-    "unscale": _read_unscale,
-    "step": _read_unscale,
-    "clip": _read_clip,
-    "sync": _read_sync,
-    "edit": _read_edit,
-}
+class Product(NamedTuple):
+    """What scaled contributions between two events: factors by hand, of clips and of the scaler; averages.
 
-
-class Change(NamedTuple):
-    """What happened to contributions between two events: factors by hand, of clips and of the scaler; averages.
-
-    `averaged` is one over the number of ranks; `reason` a place in `UNREAD`, and where it is not 0 the factors are not
-    all that happened.
+    `averaged` is one over the number of ranks; `reason` is a place in `UNREAD`, and where it is not 0 the factors are
+    not all that happened. `unknown_at` is the last event with an unknown factor, -1 for none.
     """
 
     by_hand: np.ndarray
@@ -323,8 +316,19 @@ class Change(NamedTuple):
         """All of them together, NaN where that is unknown."""
         with np.errstate(over="ignore", invalid="ignore"):
             product = self.by_hand * self.clipped * self.unscaled * self.averaged
-        found: np.ndarray = np.where(self.reason > 0, np.nan, product)
-        return found
+        coefficient: np.ndarray = np.where(self.reason > 0, np.nan, product)
+        return coefficient
+
+    def then(self, later: Product) -> Product:
+        """Return what happened in both stretches, this one and a later one."""
+        return Product(
+            self.by_hand * later.by_hand,
+            self.clipped * later.clipped,
+            self.unscaled * later.unscaled,
+            np.minimum(self.averaged, later.averaged),
+            np.where(later.reason > 0, later.reason, self.reason),
+            later.unknown_at,
+        )
 
 
 class Factors:
@@ -332,25 +336,27 @@ class Factors:
 
     def __init__(self, every: Scaling, parameter: int) -> None:
         mine = np.flatnonzero(every.changed[:, parameter])
+        reason, kind = every.reason[mine], every.kind[mine]
+        logarithms = np.log(np.where(reason > 0, 1.0, every.factor[mine]))
         self._events = every.events[mine]
-        logs = np.log(np.where(every.reason[mine] > 0, 1.0, every.factor[mine]))
-        self._logs = [
-            np.append(0.0, np.cumsum(np.where(every.kind[mine] == kind, logs, 0.0)))
-            for kind in range(3)
-        ]
+        self._sums = []
+        for each in (_HAND, _CLIP, _SCALER):
+            sums = np.cumsum(np.where(kind == each, logarithms, 0.0))
+            self._sums.append(np.append(0.0, sums))
         self._last_average = _last(every.ranks[mine] > 0)
-        self._last_unknown = _last(every.reason[mine] > 0)
+        self._last_unknown = _last(reason > 0)
+        # The last place of these is that of "none", -1.
         self._ranks = np.append(every.ranks[mine], 1.0)
-        self._reason = np.append(every.reason[mine], 0)
-        self._at = np.append(self._events, -1)  # -1 is also the place of "none"
+        self._reason = np.append(reason, 0)
+        self._at = np.append(self._events, -1)
 
-    def between(self, start: np.ndarray, stop: np.ndarray) -> Change:
+    def between(self, start: np.ndarray, stop: np.ndarray) -> Product:
         """Return what happened after `start`, up to and with `stop` (arrays of events)."""
         before = np.searchsorted(self._events, start, side="right")
         after = np.searchsorted(self._events, stop, side="right")
         average, unknown = self._last_average[after], self._last_unknown[after]
-        by_hand, clipped, unscaled = (np.exp(s[after] - s[before]) for s in self._logs)
-        return Change(
+        by_hand, clipped, unscaled = (np.exp(s[after] - s[before]) for s in self._sums)
+        return Product(
             by_hand,
             clipped,
             unscaled,
@@ -361,7 +367,7 @@ class Factors:
 
 
 def _last(marked: np.ndarray) -> np.ndarray:
-    """For 0, 1, … of these, the place of the last that is marked among so many; -1 for none."""
+    """Return, for the first 0, 1, … places, which of them is the last that is marked; -1 for none."""
     places = np.where(marked, np.arange(marked.size), -1)
     return np.append(-1, np.maximum.accumulate(places)).astype(np.int64)
 
@@ -374,16 +380,59 @@ class History:
     """Parameters of which `.grad` went through the same events.
 
     `born` are the events that contributed to it, `end` those that erased each contribution (the number of events:
-    none did); `gone` all events that erased something, `factors` what scaled it.
+    none did); `ends` all events that erased something, `factors` what scaled it. Of unsharded gradients `shard` is
+    the parameter that they are scattered to: no step reads them before.
     """
 
-    parameters: list[int]
+    parameters: np.ndarray
     optimizers: tuple[int, ...]
-    rank: int | None
+    shard: int | None
     born: np.ndarray
     end: np.ndarray
-    gone: np.ndarray
+    ends: np.ndarray
     factors: Factors
+
+    def end_of(self, entered: np.ndarray) -> np.ndarray:
+        """Return what erased that which entered this `.grad` with these events."""
+        last = len(self.ends) - 1
+        return self.ends[np.searchsorted(self.ends[:last], entered, side="right")]
+
+
+class Passage(NamedTuple):
+    """The contributions of backwards to a history, on their way to the steps that read them.
+
+    `entered` is the event at which each came into the `.grad` that steps read, `end` the one that erased it there,
+    `consumed` the first step that used it (-1: none), `steps` how many did. Of what was scattered, `shard` is the
+    history of that `.grad`, and `ranks` over how many ranks it was averaged on the way (NaN: not known).
+    """
+
+    history: History
+    backward: np.ndarray
+    entered: np.ndarray
+    end: np.ndarray
+    consumed: np.ndarray
+    steps: np.ndarray
+    shard: History | None = None
+    ranks: np.ndarray = np.ones(0)
+
+    @property
+    def cells(self) -> tuple[np.ndarray, ...]:
+        """Their places in arrays of events × parameters."""
+        return np.ix_(self.backward, self.history.parameters)
+
+    def until(self, which: np.ndarray, stop: np.ndarray) -> Product:
+        """Return what happened to the contributions at these places until events, each until its own."""
+        entered = self.entered[which]
+        if self.shard is None:
+            return self.history.factors.between(entered, stop)
+        ranks = self.ranks[which]
+        unknown = np.where(np.isnan(ranks), BY_COMM_HOOK, 0)
+        before = self.history.factors.between(self.backward[which], entered)
+        before = before._replace(
+            averaged=np.where(unknown > 0, 1.0, 1 / ranks),
+            reason=np.maximum(before.reason, unknown),
+        )
+        return before.then(self.shard.factors.between(entered, stop))
 
 
 class Flow:
@@ -392,78 +441,98 @@ class Flow:
     def __init__(self, ledger: Arrays) -> None:
         self.ledger, self.events = ledger, ledger.columns
         self.scaling = scaling(ledger)
-        self.contributed = np.asfortranarray(ledger.state & CONTRIBUTED > 0)
-        self.scatters = np.append(scatters(self.events), False)
-        inside = self.events.where("within", "step")
-        self.inside = self.events.where("kind", "backward") & inside
-        zeros = self.events.where("kind", "zero_grad", "edit") & inside
-        self._zeros_inside = np.append(zeros, False)
-        self._orders: dict[int | None, tuple[np.ndarray, np.ndarray]] = {}
+        self._backward = self.events.where("kind", "backward")
+        self._scatters = np.append(scatters(self.events), False)
+        around = _steps_around(self.events)
+        # A closure's backward is used by the step around it, even when the closure zeroes again.
+        self.in_closure = self._backward & (around >= 0)
+        self._last_reader = _last_readers(self.events, around, self.in_closure)
+        self._shards = _shards_of(ledger)
         self.histories = list(self._histories())
-        self.of = {p: one for one in self.histories for p in one.parameters}
-        self.shards = shards_of(ledger)
+        self.of = {p: one for one in self.histories for p in one.parameters.tolist()}
 
     def _histories(self) -> Iterator[History]:
-        ledger, gone = self.ledger, np.asfortranarray(_gone(self.ledger))
-        every = (self.contributed, gone, self.scaling.changed)
-        packed = [np.packbits(array, axis=0) for array in every]
+        ledger, count = self.ledger, len(self.events)
+        contributed = np.asfortranarray(ledger.state & CONTRIBUTED > 0)
+        gone = np.asfortranarray(_gone(ledger))
+        # By column, what happened to each `.grad`, as bytes that can be compared.
+        packed = [
+            np.packbits(each, axis=0)
+            for each in (contributed, gone, self.scaling.changed)
+        ]
         alike: dict[tuple[Any, ...], list[int]] = {}
         for p, parameter in enumerate(ledger.parameters):
-            # No step reads an unsharded gradient before it is scattered.
-            optimizers = () if parameter.unsharded_of else parameter.optimizers
-            bits = (bits[:, p].tobytes() for bits in packed)
-            alike.setdefault((optimizers, parameter.rank, *bits), []).append(p)
-        for (optimizers, rank, *_), parameters in alike.items():
+            shard = self._shards.get(p)
+            columns = [p] if shard is None else [p, shard]
+            bits = [each[:, column].tobytes() for each in packed for column in columns]
+            alike.setdefault((parameter.optimizers, *bits), []).append(p)
+        for (optimizers, *_), parameters in alike.items():
             first = parameters[0]
-            born = np.flatnonzero(self.contributed[:, first])
-            ends = np.append(np.flatnonzero(gone[:, first]), len(self.events))
+            born = np.flatnonzero(contributed[:, first])
+            ends = np.append(np.flatnonzero(gone[:, first]), count)
+            end = ends[np.searchsorted(ends[:-1], born, side="right")]
+            factors = Factors(self.scaling, first)
+            shard = self._shards.get(first)
             yield History(
-                parameters,
-                optimizers,
-                rank,
-                born,
-                ends[np.searchsorted(ends[:-1], born, side="right")],
-                ends,
-                Factors(self.scaling, first),
+                np.array(parameters), optimizers, shard, born, end, ends, factors
             )
 
     def reads(
-        self, steps: np.ndarray, history: History, entered: np.ndarray, end: np.ndarray
+        self, steps: np.ndarray, entered: np.ndarray, end: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return which steps read contributions that entered `.grad` and left it there: `steps[first:until]` each.
-
-        A step may zero what it has read. A closure's backward is used by the step around it, even when the closure
-        zeroes again.
-        """
+        """Return which steps read contributions that entered `.grad` and left it there: `steps[first:until]` each."""
         first = np.searchsorted(steps, entered, side="right")
-        until = np.searchsorted(steps, end)
-        next_step = np.append(steps, -1)[until]
-        itself = next_step == end
-        zeroed_inside = np.flatnonzero(self._zeros_inside[end] & (next_step >= 0))
-        if zeroed_inside.size:
-            itself[zeroed_inside] = ~self._closures(next_step[zeroed_inside], history)
-        until += itself
-        inside = self.inside[entered]
-        closed = np.maximum(until, np.minimum(first + 1, steps.size))
-        return first, np.where(inside, closed, until)
+        until = np.searchsorted(steps, self._last_reader[end], side="right")
+        at_least = np.minimum(first + self.in_closure[entered], steps.size)
+        return first, np.maximum(until, at_least)
 
-    def _closures(self, steps: np.ndarray, history: History) -> np.ndarray:
-        """Whether a closure's backward ran inside each step: what zeroed there may be the closure."""
-        if history.rank not in self._orders:
-            ranks = self.events.column("rank")
-            mine = ranks == (-1 if history.rank is None else history.rank)
-            self._orders[history.rank] = (
-                np.flatnonzero(self.events.where("kind", "step") & mine),
-                np.flatnonzero(self.inside & mine),
-            )
-        every, closures = self._orders[history.rank]
-        begins = np.append(every, -1)[np.searchsorted(every, steps) - 1]
-        before, after = (
-            np.searchsorted(closures, begins),
-            np.searchsorted(closures, steps),
-        )
-        found: np.ndarray = before < after
-        return found
+    def consumed(
+        self, history: History, entered: np.ndarray, end: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first step that used each contribution (-1: none), and how many did."""
+        steps = steps_of(self.ledger, history.optimizers)
+        if history.shard is not None:
+            steps = steps[:0]
+        first, until = self.reads(steps, entered, end)
+        used = np.append(steps, -1)[np.minimum(first, steps.size)]
+        return np.where(until > first, used, -1), np.maximum(until - first, 0)
+
+    @cached_property
+    def passages(self) -> list[Passage]:
+        """How the contributions of backwards to each history came to the steps that read them."""
+        passages: list[Passage] = []
+        for history in self.histories:
+            mine = self._backward[history.born]
+            born, end = history.born[mine], history.end[mine]
+            if history.shard is not None:
+                passages += self._to_shard(history, self.of[history.shard], born, end)
+            elif born.size:
+                uses = self.consumed(history, born, end)
+                passages.append(Passage(history, born, born, end, *uses))
+        return passages
+
+    def _to_shard(
+        self, history: History, shard: History, born: np.ndarray, end: np.ndarray
+    ) -> Iterator[Passage]:
+        """Follow the contributions to an unsharded gradient into its shard."""
+        brings = shard.born[self._scatters[shard.born]]
+        # Where groups of ranks are averaged later, it is a later event that brings what was taken.
+        at = np.searchsorted(brings, end)
+        taken = self._scatters[end] & (at < brings.size)
+        if taken.any():
+            entered = brings[at[taken]]
+            ranks = self.events.detail("ranks", math.nan)[entered]
+            # FSDP divides a sum by the number of ranks, or by what it was asked to.
+            averages = (ranks >= 1) & ~self.events.has("divisor")[entered]
+            ranks = np.where(averages, ranks, math.nan)
+            end_there = shard.end_of(entered)
+            uses = self.consumed(shard, entered, end_there)
+            yield Passage(history, born[taken], entered, end_there, *uses, shard, ranks)
+        # No step reads an unsharded gradient: what was zeroed there is lost as it came, the rest waits.
+        lost = born[~self._scatters[end] & (end < len(self.events))]
+        if lost.size:
+            never = np.full(lost.size, -1), np.zeros(lost.size, int)
+            yield Passage(history, lost, lost, lost, *never)
 
     def coefficients(self, parameter: int, born: np.ndarray, event: int) -> np.ndarray:
         """Return with which coefficient contributions are in `.grad` after an event; NaN where that is unknown."""
@@ -472,18 +541,20 @@ class Flow:
 
     def averages(self, parameter: int) -> np.ndarray:
         """Return the events that averaged a parameter's `.grad` over ranks."""
-        found: np.ndarray = self.scaling.events[
-            self.scaling.changed[:, parameter] & (self.scaling.ranks > 0)
-        ]
-        return found
+        averages = self.scaling.changed[:, parameter] & (self.scaling.ranks > 0)
+        events: np.ndarray = self.scaling.events[averages]
+        return events
 
     def live(self, event: int, parameter: int) -> np.ndarray:
         """Return the events whose contributions are in a parameter's `.grad` after an event."""
         history = self.of[parameter]
-        found: np.ndarray = history.born[
-            (history.born <= event) & (history.end > event)
-        ]
-        return found
+        live = (history.born <= event) & (history.end > event)
+        born: np.ndarray = history.born[live]
+        return born
+
+    @property
+    def _to_shards(self) -> list[Passage]:
+        return [passage for passage in self.passages if passage.shard is not None]
 
     @cached_property
     def outcomes(self) -> Outcomes:
@@ -492,43 +563,28 @@ class Flow:
         erased, consumed = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
         steps = np.zeros(shape, np.int32)
         for history in self.histories:
-            mine = steps_of(self.ledger, history.optimizers)
-            first, until = self.reads(mine, history, history.born, history.end)
-            used = np.append(mine, -1)[np.minimum(first, mine.size)]
+            first, many = self.consumed(history, history.born, history.end)
+            cells = np.ix_(history.born, history.parameters)
             erasing = np.where(history.end < len(self.events), history.end, -1)
-            cells = np.ix_(history.born, np.array(history.parameters))
             erased[cells] = erasing[:, None]
-            consumed[cells] = np.where(until > first, used, -1)[:, None]
-            steps[cells] = np.maximum(until - first, 0)[:, None]
-        for whole, shard in self.shards.items():
-            born, sync = self.scattered(whole, shard)
-            consumed[born, whole] = consumed[sync, shard]
-            steps[born, whole] = steps[sync, shard]
+            consumed[cells] = first[:, None]
+            steps[cells] = many[:, None]
+        for passage in self._to_shards:
+            consumed[passage.cells] = passage.consumed[:, None]
+            steps[passage.cells] = passage.steps[:, None]
         return Outcomes(erased, consumed, steps)
-
-    def scattered(self, whole: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return what reduce-scatters took from an unsharded gradient, and the events that brought it to the shard.
-
-        Where groups of ranks are averaged later, the latter is a later scatter. What has not been brought is left out.
-        """
-        history = self.of[whole]
-        taken = self.scatters[history.end]
-        brings = np.flatnonzero(self.scatters[:-1] & self.contributed[:, shard])
-        at = np.searchsorted(brings, history.end[taken])
-        here = at < brings.size
-        return history.born[taken][here], brings[at[here]]
 
     @cached_property
     def erased_for_good(self) -> np.ndarray:
         """As `Outcomes.erased`; but what was scattered ends where its shard's contribution does."""
         erased = self.outcomes.erased
-        if not self.shards:
+        if not self._to_shards:
             return erased
-        found = np.where(self.scatters[erased], -1, erased)
-        for whole, shard in self.shards.items():
-            born, sync = self.scattered(whole, shard)
-            found[born, whole] = erased[sync, shard]
-        return found
+        for_good = np.where(self._scatters[erased], -1, erased)
+        for passage in self._to_shards:
+            end = np.where(passage.end < len(self.events), passage.end, -1)
+            for_good[passage.cells] = end[:, None]
+        return for_good
 
     @cached_property
     def unconsumed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -545,7 +601,7 @@ class Flow:
         taken = np.flatnonzero(events.where("kind", "step") & ~events.skipped)
         index = events.detail("optimizer_index", 0)[taken]
         names = events.detail("optimizer", "")
-        found = []
+        windows = []
         for optimizer in np.unique(index).tolist():
             until = self._until(optimizer)
             born = np.flatnonzero(until >= 0)
@@ -557,26 +613,17 @@ class Flow:
                     read = born[np.searchsorted(until, step, side="right") : stop]
                 else:
                     read = born[:stop][until[:stop] > step]
-                found.append(Window(step, str(names[step]), Backwards(read)))
-        return sorted(found, key=lambda window: window.step)
+                windows.append(Window(step, str(names[step]), Backwards(read)))
+        return sorted(windows, key=lambda window: window.step)
 
     def _until(self, optimizer: int) -> np.ndarray:
-        """Per event, before which event an optimizer's steps consume something of what it contributed; -1: never."""
-        parameters = self.ledger.parameters
-        mine = [p for p, one in enumerate(parameters) if optimizer in one.optimizers]
-        erased = self.erased_for_good[:, mine]
-        last = np.where(erased < 0, len(self.events), erased)
-        # A step may consume what its own closure erased before it.
-        last = np.maximum(last, self.outcomes.consumed[:, mine] + 1)
-        here = self.contributed[:, mine].copy()
-        for column, p in enumerate(mine):
-            if (
-                p in self.shards
-            ):  # of an unsharded gradient a step consumes what was scattered
-                here[:, column] = False
-                here[self.scattered(p, self.shards[p])[0], column] = True
-        until: np.ndarray = np.where(here, last, -1).max(axis=1, initial=-1)
-        until[self.events.where("kind", "sync")] = -1
+        """Return, per event, before which event an optimizer's steps consume some of its contribution; -1: never."""
+        until = np.full(len(self.events), -1)
+        for passage in self.passages:
+            if optimizer in passage.history.optimizers:
+                # A step may consume what its own closure erased before it.
+                last = np.maximum(passage.end, passage.consumed + 1)
+                until[passage.backward] = np.maximum(until[passage.backward], last)
         return until
 
     def running_sum(self, parameter: int, added: np.ndarray) -> np.ndarray:
@@ -591,35 +638,64 @@ class Flow:
         return total
 
     def used_from_before(self) -> int:
-        """Return the first step that used what `.grad` held before the recording began; -1 for none.
-
-        That it held anything is seen where it is first read: after a contribution there is another sum, or without one
-        there is something. An average over ranks is another sum, too, and an edit may have replaced what was there.
-        """
+        """Return the first step that used what `.grad` held before the recording began; -1 for none."""
         found = []
         for p in np.flatnonzero(self.ledger.state[:1].any(axis=0)).tolist():
-            history, grad = self.of[p], self.ledger.grad[:, p]
-            steps = steps_of(self.ledger, history.optimizers)
-            gone = np.append(np.flatnonzero(grad == 0), history.gone)
-            end = np.array([gone.min()])
-            _, until = self.reads(steps, history, np.zeros(1, int), end)
-            read = np.flatnonzero(~np.isnan(grad[: int(end[0])]))[:1].tolist()
-            if until[0] and read and self._held_before(p, read[0], int(steps[0])):
-                found.append(int(steps[0]))
+            steps = steps_of(self.ledger, self.of[p].optimizers)
+            step = int(steps[0]) if steps.size else len(self.events)
+            if step <= self.of[p].ends[0] and self._held_before(p, step):
+                found.append(step)
         return min(found, default=-1)
 
-    def _held_before(self, p: int, event: int, step: int) -> bool:
-        ledger, kinds = self.ledger, self.events.texts("kind")
-        state = ledger.state[:, p]
-        edited = (state[:step] & CHANGED > 0) & self.events.where("kind", "edit")[:step]
-        if edited.any() or (state[:event] & CONTRIBUTED).any():
+    def _held_before(self, p: int, step: int) -> bool:
+        """Return whether `.grad` held something when the recording began, as far as it is seen before a step.
+
+        After a contribution there is another sum, or without one there is something. An average over ranks is another
+        sum, too, and an edit may have replaced what was there.
+        """
+        ledger = self.ledger
+        state, grad = ledger.state[: step + 1, p], ledger.grad[: step + 1, p]
+        changed = state & CHANGED > 0
+        read = np.flatnonzero(~np.isnan(grad))
+        if not read.size or grad[read[0]] == 0:
             return False
-        if not state[event] & CONTRIBUTED:
-            changed = bool(state[event] & CHANGED)
-            return kinds[event] not in ("backward", "sync") or not changed
-        grad, added = float(ledger.grad[event, p]), float(ledger.contribution[event, p])
-        alone = ledger.meta.get("ranks", 1) == 1
-        return alone and math.isfinite(grad) and abs(grad - added) > SAME * abs(grad)
+        first = int(read[0])
+        if (changed & self.events.where("kind", "edit")[: step + 1]).any():
+            return False
+        if (state[:first] & CONTRIBUTED).any():
+            return False
+        if not state[first] & CONTRIBUTED:
+            adds = self.events.where("kind", "backward", "sync")[first]
+            return not (adds and changed[first])
+        norm, added = float(grad[first]), float(ledger.contribution[first, p])
+        several = ledger.meta.get("ranks", 1) != 1
+        return not several and abs(norm - added) > SAME * abs(norm) < math.inf
+
+
+def _steps_around(events: Events) -> np.ndarray:
+    """Return, for each event inside a step, the event of that step, which follows it; -1 for others."""
+    around = np.full(len(events), -1)
+    inside, steps = events.where("within", "step"), events.where("kind", "step")
+    ranks = events.column("rank")
+    for rank in np.unique(ranks[inside]).tolist():
+        of_rank = np.flatnonzero(steps & (ranks == rank))
+        at = np.flatnonzero(inside & (ranks == rank))
+        around[at] = np.append(of_rank, -1)[np.searchsorted(of_rank, at)]
+    return around
+
+
+def _last_readers(
+    events: Events, around: np.ndarray, in_closure: np.ndarray
+) -> np.ndarray:
+    """Return, for each event that erases (and for "none"), the last event that may have read what it erased.
+
+    A step may zero what it has read; but where a closure ran inside it, the closure may have zeroed before.
+    """
+    last = np.arange(len(events) + 1)
+    zeros = events.where("kind", "zero_grad", "edit") & (around >= 0)
+    zeros &= ~np.isin(around, around[in_closure])
+    last[:-1][zeros] = around[zeros]
+    return last
 
 
 def _gone(ledger: Arrays) -> np.ndarray:
@@ -630,10 +706,9 @@ def _gone(ledger: Arrays) -> np.ndarray:
     gone: np.ndarray = (ledger.state & PRESENT == 0) & ~away[:, None]
     at = np.flatnonzero(events.where("kind", "zero_grad", "edit", "step"))
     # A sum that was 0 already, and that nothing touched, is no erasure: another optimizer's gradients were zeroed.
-    touched = (ledger.state[at] & CHANGED > 0) | (
-        ledger.grad[np.maximum(at - 1, 0)] != 0
-    )
-    gone[at] |= (ledger.grad[at] == 0) & touched
+    changed = ledger.state[at] & CHANGED > 0
+    was_something = ledger.grad[np.maximum(at - 1, 0)] != 0
+    gone[at] |= (ledger.grad[at] == 0) & (changed | was_something)
     return gone
 
 
@@ -642,11 +717,11 @@ def scatters(events: Events) -> np.ndarray:
     stays = np.isin(
         events.detail("op", None), ("all-reduce", "all-gather", "broadcast")
     )
-    found: np.ndarray = events.where("kind", "sync") & ~stays
-    return found
+    takes: np.ndarray = events.where("kind", "sync") & ~stays
+    return takes
 
 
-def shards_of(ledger: Arrays) -> dict[int, int]:
+def _shards_of(ledger: Arrays) -> dict[int, int]:
     """Return, for each unsharded gradient, the column of the parameter that it is scattered to."""
     columns: dict[str, int] = {}
     for column, parameter in enumerate(ledger.parameters):

@@ -6,8 +6,8 @@ Several losses of one operation in one backward are one objective where their me
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,16 @@ class _Key(NamedTuple):
     nth: int
 
 
+class _Term(NamedTuple):
+    """One loss of a backward; `unknown` is the place of the reason why it cannot be read, 0 for none."""
+
+    objective: int
+    reduction: int
+    elements: float
+    factor: float
+    unknown: int
+
+
 class Terms:
     """The terms of these backwards as columns; by event, `first` and `count` say which are a backward's.
 
@@ -37,30 +47,37 @@ class Terms:
     ) -> None:
         self.reasons = list(reasons)
         self.first, self.count = np.zeros((2, len(events)), int)
-        self._events, self._sites = events, call_sites(events)
+        self._events, self._keys = events, dict[_Key, int]()
         self._example: dict[int, int] = {}  # of each call site, the first backward
-        numbers: dict[_Key, int] = {}
-        parsed: dict[tuple[int, int], list[tuple[float, ...]]] = {}
-        rows: list[tuple[float, ...]] = []
-        codes = events.column("details").tolist()
+        sites, codes = call_sites(events), events.column("details")
+        alike: dict[tuple[int, int], list[_Term]] = {}
+        table: list[_Term] = []
         for b in backwards.tolist():
-            site = int(self._sites[b])
+            site, code = int(sites[b]), int(codes[b])
             self._example.setdefault(site, b)
-            if (site, codes[b]) not in parsed:
-                terms = events.details[codes[b]].get("terms")
-                parsed[site, codes[b]] = [
-                    (numbers.setdefault(key, len(numbers)), *self._read(term))
-                    for key, term in _numbered(site, terms)
-                ]
-            self.first[b], self.count[b] = len(rows), len(parsed[site, codes[b]])
-            rows += parsed[site, codes[b]]
-        self._keys = list(numbers)
-        table = np.array(rows, float).reshape(-1, 5)
-        self.objective, self.reduction, self.unknown = table[:, [0, 1, 4]].T.astype(int)
-        self.elements, self.factor = table[:, 2], table[:, 3]
+            if (site, code) not in alike:
+                alike[site, code] = self._terms(site, events.details[code].get("terms"))
+            self.first[b], self.count[b] = len(table), len(alike[site, code])
+            table += alike[site, code]
+        self._alike = list(alike.values())
+        columns = np.array(table, float).reshape(-1, 5)
+        self.objective = columns[:, 0].astype(int)
+        self.reduction = columns[:, 1].astype(int)
+        self.elements, self.factor = columns[:, 2], columns[:, 3]
+        self.unknown = columns[:, 4].astype(int)
 
-    def _read(self, term: Mapping[str, Any]) -> tuple[float, ...]:
-        """Return a term's reduction, elements, factor and why it is unknown, as numbers."""
+    def _terms(self, site: int, given: Any) -> list[_Term]:
+        seen: Counter[str] = Counter()
+        terms = []
+        for term in _readable(given):
+            op = str(term.get("op") or "")
+            seen[op] += 1
+            key = _Key(site, op, seen[op])
+            objective = self._keys.setdefault(key, len(self._keys))
+            terms.append(self._term(objective, term))
+        return terms
+
+    def _term(self, objective: int, term: Mapping[str, Any]) -> _Term:
         factor, elements = number(term.get("factor")), number(term.get("elements"))
         reduction = {"mean": MEAN, "sum": SUM}.get(str(term.get("reduction")), UNKNOWN)
         unknown = str(term.get("unknown") or "")
@@ -70,33 +87,52 @@ class Terms:
             unknown = "its constant is not known"
         if unknown not in self.reasons:
             self.reasons.append(unknown)
-        reduction = UNKNOWN if unknown else reduction
-        return reduction, elements, factor, self.reasons.index(unknown)
+        if unknown:
+            reduction = UNKNOWN
+        return _Term(
+            objective, reduction, elements, factor, self.reasons.index(unknown)
+        )
 
     def objectives(
-        self, objective: np.ndarray, rows: Mapping[str, np.ndarray]
+        self, at: np.ndarray, used: np.ndarray, step: np.ndarray, weight: np.ndarray
     ) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return each row's objective, where those of which a mean was taken are one, and the names of all.
 
-        `rows` are columns of shares, and `weight`: what the loss weighs in the step before clips and averages.
+        Each row is the term `at` a place, `used` in a `step` with what it weighs there before clips and averages.
         """
-        kinds: dict[tuple[int, str], int] = {}
-        kind_of = np.array(
-            [kinds.setdefault(key[:2], n) for n, key in enumerate(self._keys)], int
-        )
-        several = {kind_of[n] for n, key in enumerate(self._keys) if key.nth > 1}
-        merged = np.arange(len(self._keys))
-        for kind in several:
-            mine = kind_of[objective] == kind
-            columns = {name: column[mine] for name, column in rows.items()}
-            if _parts_of_a_mean(objective[mine], columns):
-                merged[kind_of == kind] = kind
+        keys = list(self._keys)
+        objective = self.objective[at]
+        merged = np.arange(len(keys))
+        for key in [key for key in keys if key.nth == 2]:
+            first = self._keys[key._replace(nth=1)]
+            same = [n for n, one in enumerate(keys) if one[:2] == key[:2]]
+            rows = used & np.isin(objective, same)
+            if self._alike_parts(same) and _adds_to_one(step[rows], weight[rows]):
+                merged[same] = first
         kept, renumbered = np.unique(merged, return_inverse=True)
-        names = self._names([self._keys[n] for n in kept.tolist()])
+        names = self._names([keys[n] for n in kept.tolist()])
         return renumbered.reshape(-1)[objective], names
 
+    def _alike_parts(self, objectives: list[int]) -> bool:
+        """Return whether the losses of one operation in each backward can be parts of a mean: with equal constants.
+
+        Those that have each a size of its own, always the same, are different things: a loss at several resolutions.
+        """
+        sizes: dict[int, set[float]] = defaultdict(set)
+        uneven = False
+        for terms in self._alike:
+            mine = [term for term in terms if term.objective in objectives]
+            constants = [term.factor for term in mine]
+            if constants and np.ptp(constants) > SAME * np.abs(constants).max():
+                return False
+            means = [term.elements for term in mine if term.reduction == MEAN]
+            uneven |= bool(means) and np.ptp(means) > 0
+            for term in mine:
+                sizes[term.objective].add(term.elements)
+        return not uneven or any(len(each) > 1 for each in sizes.values())
+
     def _names(self, keys: list[_Key]) -> tuple[str, ...]:
-        """Return the label of each objective, with as much more as tells it from the others."""
+        """Return the label of each objective, with as much more as distinguishes it from the others."""
         lines = self._events.column("line")
         labels = {
             site: self._events.label(b) or "loss" for site, b in self._example.items()
@@ -117,56 +153,27 @@ class Terms:
         return tuple(names)
 
 
-def _numbered(site: int, terms: Any) -> Iterator[tuple[_Key, Mapping[str, Any]]]:
-    """The terms of a backward, each with its objective."""
+def _readable(terms: Any) -> list[Mapping[str, Any]]:
+    """Return the terms of a backward, with the reason in the place of those that cannot be read."""
+    if terms is None:
+        return [{"unknown": "the ledger has no terms for it"}]
+    unreadable = {"unknown": "its terms cannot be read"}
     if not isinstance(terms, list) or not terms:
-        missing = terms is None
-        why = (
-            "the ledger has no terms for it" if missing else "its terms cannot be read"
-        )
-        terms = [{"unknown": why}]
-    seen: Counter[str] = Counter()
-    for given in terms:
-        readable = isinstance(given, Mapping)
-        term = given if readable else {"unknown": "its terms cannot be read"}
-        op = str(term.get("op") or "")
-        seen[op] += 1
-        yield _Key(site, op, seen[op]), term
+        return [unreadable]
+    return [term if isinstance(term, Mapping) else unreadable for term in terms]
 
 
-def _parts_of_a_mean(objective: np.ndarray, rows: Mapping[str, np.ndarray]) -> bool:
-    """Whether the losses of one operation in each backward are parts of a mean: equal, and 1 in most steps.
-
-    Those that have each a size of its own, always the same, are different things: a loss at several resolutions.
-    """
-    used, weight = ~rows["erased"], rows["weight"]
-    if not used.any() or not np.isfinite(weight[used]).all():
-        return False
-    _, of_step = np.unique(rows["step"][used], return_inverse=True)
-    total = np.bincount(of_step, weight[used])
-    if 2 * (np.abs(total - 1) <= SAME).sum() < total.size:
-        return False
-    constant, elements = rows["constant"], rows["elements"]
-    if (_spread(constant, rows["backward"]) > SAME * np.abs(constant).max()).any():
-        return False
-    if not rows["mean"].any() or not (_spread(elements, rows["backward"]) > 0).any():
-        return True
-    return bool((_spread(elements, objective) > 0).any())
-
-
-def _spread(values: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """The largest less the smallest value of each group."""
-    _, group = np.unique(group, return_inverse=True)
-    low, high = np.full((2, group.max() + 1), np.inf)
-    np.minimum.at(low, group, values)
-    np.minimum.at(high, group, -values)
-    found: np.ndarray = np.where(np.isfinite(low), -high - low, 0)
-    return found
+def _adds_to_one(step: np.ndarray, weight: np.ndarray) -> bool:
+    """Return whether these weights add up to 1 in most steps."""
+    _, of_step = np.unique(step, return_inverse=True)
+    total = np.bincount(of_step, weight)
+    whole = np.abs(total - 1) <= SAME
+    return bool(np.isfinite(weight).all() and 2 * whole.sum() >= total.size > 0)
 
 
 def call_sites(events: Events) -> np.ndarray:
     """Number the call sites of events: equal where the same lines led to the same expression."""
     codes = [events.column(name) for name in ("file", "line", "label", "frames")]
     _, sites = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)
-    found: np.ndarray = sites.reshape(-1)
-    return found
+    numbers: np.ndarray = sites.reshape(-1)
+    return numbers

@@ -6,20 +6,21 @@ Pure: stdlib and numpy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from accumviz.ledger.flow import (
-    BY_COMM_HOOK,
     BY_HAND,
     DIFFERENT,
     SAME,
     SAME_IN_HALF,
     UNREAD,
     Flow,
-    History,
+    Passage,
+    Product,
     steps_of,
 )
 from accumviz.ledger.objectives import MEAN, SUM, Terms
@@ -33,13 +34,12 @@ _REASONS = (
     *UNREAD,
     "a closure in the step brought it, and it was erased there: what of it the step used is not known",
     "it was erased in some parameters and used in others",
-    "the step read gradients that the scaler had scaled, and nobody is known to have unscaled them",
-    "it was unscaled by another factor than that by which the scaler had scaled it",
+    "the gradient scaler had scaled it, and it was not unscaled by the same factor before the step",
     "parameters have hooks of your own, which may change what a backward brings",
     "another thread changed the same .grad while it ran",
     "over how many elements it sums was not recorded",
 )
-_CLOSURE, _PARTLY, _SCALED, _RESCALED, _HOOKED, _OVERLAPPED, _UNCOUNTED = range(
+_CLOSURE, _PARTLY, _SCALED, _HOOKED, _OVERLAPPED, _UNCOUNTED = range(
     len(UNREAD), len(_REASONS)
 )
 
@@ -62,22 +62,7 @@ class Share(NamedTuple):
     unknown: str
 
 
-class StepSum(NamedTuple):
-    """The shares of one objective in one step, taken together.
-
-    `total` is their sum, `lightest` and `heaviest` the extremes of what an element weighs (of
-    backwards that were not erased); NaN where one of them is unknown, and `unknown` says why.
-    """
-
-    step: int
-    objective: str
-    backwards: tuple[int, ...]
-    total: float
-    lightest: float
-    heaviest: float
-    unknown: str
-
-
+@dataclass(frozen=True, eq=False, repr=False)
 class Shares(Sequence[Share]):
     """What each backward weighs in each step: rows in the order of the steps, kept as columns.
 
@@ -87,34 +72,34 @@ class Shares(Sequence[Share]):
     elements as a factor), `by_hand`, `clipped`, `averaged` (over ranks), `erased` (then it is 0).
     `opaque` losses cannot be taken apart, of those `followed` every factor is known; `optimizer` is
     the number of the one that stepped, `again` says that an earlier step of it had consumed the
-    backward. `left_out` counts the rows of contributions that stay for ever which are not listed.
+    backward; `unknown` is a place in `reasons`. `left_out` counts the rows of contributions that stay
+    for ever which are not listed.
     """
 
-    def __init__(
-        self,
-        columns: Mapping[str, np.ndarray],
-        objectives: Sequence[str],
-        reasons: Sequence[str],
-        left_out: int = 0,
-    ) -> None:
-        self.columns, self.objectives = dict(columns), objectives
-        self.reasons, self.left_out = reasons, left_out
-        for array in self.columns.values():
-            array.flags.writeable = False
-
-    def __getattr__(self, name: str) -> np.ndarray:
-        try:
-            column: np.ndarray = self.__dict__["columns"][name]
-        except KeyError:
-            # Asked while it is unpickled, it has no columns yet.
-            names = ", ".join(self.__dict__.get("columns", ()))
-            raise AttributeError(
-                f"shares have no column {name!r}; they have {names}"
-            ) from None
-        return column
+    step: np.ndarray
+    backward: np.ndarray
+    objective: np.ndarray
+    term: np.ndarray
+    share: np.ndarray
+    elements: np.ndarray
+    per_element: np.ndarray
+    unknown: np.ndarray
+    constant: np.ndarray
+    mean: np.ndarray
+    by_hand: np.ndarray
+    clipped: np.ndarray
+    averaged: np.ndarray
+    erased: np.ndarray
+    opaque: np.ndarray
+    followed: np.ndarray
+    optimizer: np.ndarray
+    again: np.ndarray
+    objectives: Sequence[str]
+    reasons: Sequence[str]
+    left_out: int = 0
 
     def __len__(self) -> int:
-        return len(self.columns["step"])
+        return len(self.step)
 
     @overload
     def __getitem__(self, index: int) -> Share: ...
@@ -130,46 +115,31 @@ class Shares(Sequence[Share]):
             yield from self._rows(slice(start, start + 1024))
 
     def _rows(self, where: Any) -> Iterator[Share]:
-        columns = (self.columns[name][where].tolist() for name in Share._fields)
-        for step, backward, objective, *numbers, unknown in zip(*columns, strict=True):
-            share, elements, each = numbers
-            name, reason = self.objectives[objective], self.reasons[unknown]
-            yield Share(step, backward, name, share, elements, each, reason)
+        columns = [getattr(self, name)[where].tolist() for name in Share._fields]
+        for values in zip(*columns, strict=True):
+            row = Share(*values)
+            objective = self.objectives[values[2]]
+            yield row._replace(objective=objective, unknown=self.reasons[values[-1]])
 
     def take(self, where: Any) -> Shares:
         """Return the rows at these places (a slice, integers or truths), as shares of their own."""
-        columns = {name: array[where] for name, array in self.columns.items()}
-        return Shares(columns, self.objectives, self.reasons)
+        columns = {
+            name: array[where]
+            for name, array in vars(self).items()
+            if isinstance(array, np.ndarray)
+        }
+        return replace(self, **columns, left_out=0)
 
     def of(self, step: int) -> Shares:
         """Return the rows of one step, by the index of its event."""
-        start, stop = np.searchsorted(self.columns["step"], [step, step + 1]).tolist()
+        start, stop = np.searchsorted(self.step, [step, step + 1]).tolist()
         return self.take(slice(start, stop))
-
-    def sums(self) -> list[StepSum]:
-        """Return what the shares of each objective add up to in each step, and whether elements weigh the same."""
-        order = np.lexsort((self.backward, self.objective, self.step))
-        keys = np.stack([self.step, self.objective])[:, order]
-        starts = np.flatnonzero((np.diff(keys, prepend=-1) != 0).any(axis=0))
-        return [self._sum(rows) for rows in np.split(order, starts[1:]) if rows.size]
-
-    def _sum(self, rows: np.ndarray) -> StepSum:
-        each = self.per_element[rows][~self.erased[rows]]
-        return StepSum(
-            step=int(self.step[rows[0]]),
-            objective=self.objectives[self.objective[rows[0]]],
-            backwards=tuple(self.backward[rows].tolist()),
-            total=float(self.share[rows].sum()),
-            lightest=float(each.min()) if each.size else math.nan,
-            heaviest=float(each.max()) if each.size else math.nan,
-            unknown=self.reasons[self.unknown[rows].max()],
-        )
 
     @property
     def lost_sight(self) -> np.ndarray:
         """For each row, whether what became of the contribution in `.grad` is unknown."""
-        found: np.ndarray = (self.unknown > 0) & (self.unknown < _UNCOUNTED)
-        return found
+        lost: np.ndarray = (self.unknown > 0) & (self.unknown < _UNCOUNTED)
+        return lost
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Shares):
@@ -180,7 +150,7 @@ class Shares(Sequence[Share]):
     __hash__ = None  # type: ignore[assignment] # they hold arrays
 
     def __repr__(self) -> str:
-        steps = len(np.unique(self.columns["step"]))
+        steps = len(np.unique(self.step))
         title = f"Shares: {counted(len(self), 'row')}, {counted(steps, 'step')}"
         if self.left_out:
             title += f" ({self.left_out} more rows of contributions that stay in .grad)"
@@ -206,250 +176,199 @@ def _line(row: Share, width: int) -> str:
 
 def shares(flow: Flow) -> Shares:
     """See `Ledger.shares`."""
-    readings, left_out = _readings(flow)
-    backward = readings["backward"]
-    terms = Terms(flow.events, np.unique(backward), _REASONS)
-    many = terms.count[backward]
-    row = np.repeat(np.arange(many.size), many)
-    term = np.arange(row.size) - np.repeat(np.cumsum(many) - many, many)
-    at = terms.first[backward][row] + term
-    columns = {name: array[row] for name, array in readings.items()} | {"term": term}
-    reason = columns.pop("reason")
-    erased = columns["erased"]
+    readings, left_out = _every_reading(flow)
+    terms = Terms(flow.events, np.unique(readings.backward), _REASONS)
+    many = terms.count[readings.backward]
+    of = readings.at(np.repeat(np.arange(many.size), many))
+    term = _counted_up(many)
+    at = terms.first[of.backward] + term
     constant, elements = terms.factor[at], terms.elements[at]
     mean, summed = terms.reduction[at] == MEAN, terms.reduction[at] == SUM
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        gain = columns["by_hand"] * columns["clipped"] * columns["averaged"]
-        gain = np.where(reason > 0, np.nan, gain)
-        coefficient = np.where(erased, 0.0, constant * gain)
+        gain = of.by_hand * of.clipped * of.averaged
+        gain = np.where(of.reason > 0, np.nan, gain)
+        coefficient = np.where(of.erased, 0.0, constant * gain)
         # A loss that cannot be taken apart enters with its constant all the same.
-        share = np.where(summed & ~erased, coefficient * elements, coefficient)
+        share = np.where(summed & ~of.erased, coefficient * elements, coefficient)
         each = coefficient / np.where(mean, elements, np.nan)
-        each = np.where(erased | summed, coefficient, each)
-        weight = constant * columns["by_hand"] * np.where(summed, elements, 1.0)
-    unknown = np.where(reason > 0, reason, terms.unknown[at])
+        weight = constant * of.by_hand * np.where(summed, elements, 1.0)
+    unknown = np.where(of.reason > 0, of.reason, terms.unknown[at])
     unknown = np.where((unknown == 0) & np.isnan(share), _UNCOUNTED, unknown)
-    columns |= {"constant": constant, "elements": elements, "mean": mean}
-    objective, names = terms.objectives(
-        terms.objective[at], columns | {"weight": weight}
+    objective, names = terms.objectives(at, ~of.erased, of.step, weight)
+    return Shares(
+        step=of.step,
+        backward=of.backward,
+        objective=objective,
+        term=term,
+        share=share,
+        elements=elements,
+        per_element=np.where(of.erased | summed, coefficient, each),
+        unknown=np.where(of.erased, 0, unknown),
+        constant=constant,
+        mean=mean,
+        by_hand=of.by_hand,
+        clipped=of.clipped,
+        averaged=of.averaged,
+        erased=of.erased,
+        opaque=terms.unknown[at] > 0,
+        followed=(of.reason == 0) & np.isfinite(constant),
+        optimizer=of.optimizer,
+        again=of.again,
+        objectives=names,
+        reasons=terms.reasons,
+        left_out=left_out,
     )
-    columns |= {
-        "objective": objective,
-        "share": share,
-        "per_element": each,
-        "unknown": np.where(erased, 0, unknown),
-        "opaque": terms.unknown[at] > 0,
-        "followed": (reason == 0) & np.isfinite(constant),
-    }
-    return Shares(columns, names, terms.reasons, left_out)
 
 
-_Columns = dict[str, np.ndarray]
+def _counted_up(many: np.ndarray) -> np.ndarray:
+    """Return 0, 1, … for each of these numbers.
 
-
-class _Entry(NamedTuple):
-    """How contributions came into the `.grad` that steps read.
-
-    `entered` is the event, `end` the one that erased them; the factors are those of before: of an unsharded gradient
-    until it was scattered.
+    >>> _counted_up(np.array([2, 0, 3])).tolist()
+    [0, 1, 0, 1, 2]
     """
+    starts = np.repeat(np.cumsum(many) - many, many)
+    places: np.ndarray = np.arange(starts.size) - starts
+    return places
 
-    history: History
+
+class _Readings(NamedTuple):
+    """A row for each step and each backward that it read, or that was erased before it, as columns."""
+
+    step: np.ndarray
     backward: np.ndarray
-    entered: np.ndarray
-    end: np.ndarray
-    used: np.ndarray
-    by_hand: Any = 1.0
-    clipped: Any = 1.0
-    averaged: Any = 1.0
-    reason: Any = 0
+    optimizer: np.ndarray
+    by_hand: np.ndarray
+    clipped: np.ndarray
+    averaged: np.ndarray
+    erased: np.ndarray
+    again: np.ndarray
+    reason: np.ndarray
 
-    def take(self, where: np.ndarray) -> _Entry:
-        """Return the entries at these places."""
-        return _Entry(
-            self.history, *(np.broadcast_to(x, self.end.shape)[where] for x in self[1:])
-        )
+    def at(self, places: np.ndarray) -> _Readings:
+        """Return the rows at these places."""
+        return _Readings(*(column[places] for column in self))
 
 
-def _readings(flow: Flow) -> tuple[_Columns, int]:
-    """Return a row for each step and backward that it read, or that was erased before; how many are left out."""
-    ledger = flow.ledger
-    owners = sorted({o for p in ledger.parameters for o in p.optimizers})
-    every: list[_Columns] = []
+def _joined(parts: Sequence[_Readings]) -> _Readings:
+    if not parts:
+        none, no = np.zeros(0, int), np.zeros(0, bool)
+        return _Readings(none, none, none, none, none, none, no, no, none)
+    return _Readings(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _every_reading(flow: Flow) -> tuple[_Readings, int]:
+    """Return what each step read, in the order of the steps, and how many rows are left out."""
+    optimizers = sorted({o for p in flow.ledger.parameters for o in p.optimizers})
+    every: list[_Readings] = []
     left_out = 0
-    for optimizer in owners:
-        entries = list(_entries(flow, optimizer))
-        kinds = np.zeros(len(flow.events), int)
+    for optimizer in optimizers:
         read = []
-        for entry in entries:
-            kinds[np.unique(entry.backward)] += 1
-            rows, more = _read(flow, optimizer, entry)
-            left_out = max(left_out, more)
-            read.append(rows)
-        if read:
-            every.append(_combined(flow, _joined(read), kinds))
-    if not every:
-        every = [_combined(flow, _no_rows(), np.zeros(0, int))]
+        # How many histories of its parameters each backward reached.
+        reached = np.zeros(len(flow.events), int)
+        for passage in flow.passages:
+            if optimizer in passage.history.optimizers:
+                reached[np.unique(passage.backward)] += 1
+                rows, more = _read(flow, optimizer, passage)
+                left_out = max(left_out, more)
+                read.append(rows)
+        every.append(_combined(flow, _joined(read), reached))
     rows = _joined(every)
-    order = np.lexsort((rows["backward"], rows["step"]))
-    return {name: array[order] for name, array in rows.items()}, left_out
+    return rows.at(np.lexsort((rows.backward, rows.step))), left_out
 
 
-def _joined(parts: list[_Columns]) -> _Columns:
-    return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
-
-
-def _entries(flow: Flow, optimizer: int) -> Iterator[_Entry]:
-    """For each history of an optimizer's parameters, how its contributions entered the `.grad` that steps read."""
-    owned = [
-        p for p, one in enumerate(flow.ledger.parameters) if optimizer in one.optimizers
-    ]
-    histories: dict[tuple[int, int], tuple[int, int | None]] = {}
-    for p in owned:
-        shard = flow.shards.get(p)
-        key = id(flow.of[p]), 0 if shard is None else id(flow.of[shard])
-        histories.setdefault(key, (p, shard))
-    backward = flow.events.where("kind", "backward")
-    used = flow.outcomes.steps > 0
-    for p, shard in histories.values():
-        history = flow.of[p]
-        mine = backward[history.born]
-        born, end = history.born[mine], history.end[mine]
-        if not born.size:
-            continue
-        entry = _Entry(history, born, born, end, used[born, p])
-        if shard is None:
-            yield entry
-            continue
-        yield from _scattered(flow, p, shard)
-        # No step reads it there: what was zeroed is lost as it came, the rest waits.
-        zeroed = entry.take(~flow.scatters[end] & (end < len(flow.events)))
-        if zeroed.backward.size:
-            yield zeroed._replace(end=zeroed.backward)
-
-
-def _scattered(flow: Flow, whole: int, shard: int) -> Iterator[_Entry]:
-    """Follow what reduce-scatters took from an unsharded gradient into its shard."""
-    born, sync = flow.scattered(whole, shard)
-    if not born.size:
-        return
-    events, history = flow.events, flow.of[shard]
-    ranks = events.detail("ranks", math.nan)[sync]
-    divisor = events.detail("divisor", math.nan)[sync]
-    times = np.where(events.has("divisor")[sync], ranks / divisor, 1.0)
-    change = flow.of[whole].factors.between(born, sync)
-    known = (times > 0) & (times < math.inf) & (ranks >= 1)
-    yield _Entry(
-        history,
-        born,
-        sync,
-        history.gone[np.searchsorted(history.gone[:-1], sync, side="right")],
-        flow.outcomes.steps[sync, shard] > 0,
-        by_hand=change.by_hand * np.where(known, times, 1.0),
-        clipped=change.clipped,
-        averaged=np.where(known, 1 / ranks, 1.0),
-        reason=np.where(known, change.reason, BY_COMM_HOOK),
-    )
-
-
-def _read(flow: Flow, optimizer: int, entry: _Entry) -> tuple[_Columns, int]:
+def _read(flow: Flow, optimizer: int, passage: Passage) -> tuple[_Readings, int]:
     """Return which steps read these contributions; those that no step reads count 0 in the next one."""
-    steps = steps_of(flow.ledger, (optimizer,))
-    first, until = flow.reads(steps, entry.history, entry.entered, entry.end)
+    events, steps = flow.events, steps_of(flow.ledger, (optimizer,))
+    entered, end = passage.entered, passage.end
+    first, until = flow.reads(steps, entered, end)
     lost = until <= first
-    skipped = flow.events.where("kind", "step") & flow.events.skipped
-    mine = flow.events.detail("optimizer_index", 0) == optimizer
-    skips = np.flatnonzero(skipped & mine)
+    mine = events.detail("optimizer_index", 0) == optimizer
+    skips = np.flatnonzero(events.where("kind", "step") & events.skipped & mine)
     # It was there for a step that was skipped.
-    tried = np.searchsorted(skips, entry.end) > np.searchsorted(skips, entry.entered)
-    erased_first = (first < steps.size) & ~tried & ~entry.used
+    tried = np.searchsorted(skips, end) > np.searchsorted(skips, entered)
+    erased_first = (first < steps.size) & ~tried & (passage.consumed < 0)
     many = np.where(lost, erased_first, until - first)
     listed = np.minimum(many, _FIRST) if many.sum() > _MOST else many
     which = np.repeat(np.arange(many.size), listed)
-    nth = np.arange(which.size) - np.repeat(np.cumsum(listed) - listed, listed)
-    step = steps[first[which] + nth]
-    rows = _followed(flow, entry.take(which), step, lost[which])
-    rows["optimizer"] = np.full(step.size, optimizer)
+    step = steps[first[which] + _counted_up(listed)]
+    rows = _followed(flow, passage, which, step, lost[which])
+    rows = rows._replace(optimizer=np.full(step.size, optimizer))
     return rows, int((many - listed).sum())
 
 
 def _followed(
-    flow: Flow, entry: _Entry, step: np.ndarray, lost: np.ndarray
-) -> _Columns:
-    """Return what happened to contributions before the steps, and why that is unknown."""
-    change = entry.history.factors.between(entry.entered, step)
-    by_hand, reason = entry.by_hand * change.by_hand, np.array(entry.reason)
-    reason = np.where(change.reason > 0, change.reason, reason)
+    flow: Flow,
+    passage: Passage,
+    which: np.ndarray,
+    step: np.ndarray,
+    lost: np.ndarray,
+) -> _Readings:
+    """Return what happened to the contributions at these places before the steps."""
+    backward, end = passage.backward[which], passage.end[which]
+    happened = passage.until(which, step)
+    overlapped = flow.events.detail("overlapped", default=False)[backward]
     # What was erased may be in what was put there by hand afterwards.
-    put_back = (change.reason == BY_HAND) & (change.unknown_at > entry.end)
-    erased = lost & ~put_back
-    inside = flow.inside[entry.backward]
-    reason = np.where(inside & (entry.end < step), _CLOSURE, reason)
-    scale = flow.events.detail("amp_scale", 1.0)[entry.backward]
-    scaled = np.log(np.maximum(scale * change.unscaled, np.finfo(float).tiny))
+    put_back = (happened.reason == BY_HAND) & (happened.unknown_at > end)
+    erased = lost & ~put_back & ~overlapped
+    reason = happened.reason
+    undone_by_hand, still_scaled = _still_scaled(flow, backward, happened)
+    others = (
+        (_SCALED, still_scaled),
+        (_HOOKED, flow.events.has("by_hook")[backward]),
+        (_OVERLAPPED, overlapped),
+    )
+    for code, here in others:
+        reason = np.where((reason == 0) & here, code, reason)
+    reason = np.where(flow.in_closure[backward] & (end < step), _CLOSURE, reason)
+    return _Readings(
+        step,
+        backward,
+        optimizer=step,
+        by_hand=happened.by_hand * undone_by_hand,
+        clipped=happened.clipped,
+        averaged=happened.averaged,
+        erased=erased,
+        again=erased,
+        reason=np.where(erased, 0, reason),
+    )
+
+
+def _still_scaled(
+    flow: Flow, backward: np.ndarray, happened: Product
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scale that a division by hand has undone, and whether another scale is left."""
+    scale = flow.events.detail("amp_scale", 1.0)[backward] * happened.unscaled
+    scale = np.maximum(scale, np.finfo(float).tiny)
+    scaled = np.abs(np.log(scale)) > SAME_IN_HALF
     # To multiply by one over the scale by hand is to unscale.
-    undone = np.abs(scaled + np.log(by_hand)) <= SAME_IN_HALF
-    undone &= np.abs(scaled) > SAME_IN_HALF
-    by_hand = np.where(undone, by_hand * np.exp(scaled), by_hand)
-    wrong = (np.abs(scaled) > SAME_IN_HALF) & ~undone
-    why = np.where(change.unscaled != 1, _RESCALED, _SCALED)
-    reason = np.where((reason == 0) & wrong, why, reason)
-    hooked = flow.events.detail("by_hook", 1.0)[entry.backward] != 1
-    overlapped = flow.events.detail("overlapped", default=False)[entry.backward]
-    reason = np.where((reason == 0) & hooked, _HOOKED, reason)
-    reason = np.where((reason == 0) & overlapped, _OVERLAPPED, reason)
-    erased &= ~overlapped
-    return {
-        "step": step,
-        "backward": entry.backward,
-        "by_hand": by_hand,
-        "clipped": entry.clipped * change.clipped,
-        "averaged": np.minimum(entry.averaged, change.averaged),
-        "erased": erased,
-        "reason": np.where(erased, 0, reason),
-    }
+    undone = scaled & (np.abs(np.log(scale * happened.by_hand)) <= SAME_IN_HALF)
+    return np.where(undone, scale, 1.0), scaled & ~undone
 
 
-def _no_rows() -> _Columns:
-    kinds = {
-        "step": int,
-        "backward": int,
-        "reason": int,
-        "optimizer": int,
-        "erased": bool,
-    }
-    kinds |= dict.fromkeys(("by_hand", "clipped", "averaged"), float)
-    return {name: np.zeros(0, kind) for name, kind in kinds.items()}
-
-
-def _combined(flow: Flow, rows: _Columns, kinds: np.ndarray) -> _Columns:
-    """Return one row for each step and backward, of what an optimizer's parameters say; unknown where they differ.
-
-    `kinds` counts, for each backward, the histories of parameters that it reached.
-    """
-    key = rows["step"] * len(flow.events) + rows["backward"]
+def _combined(flow: Flow, rows: _Readings, reached: np.ndarray) -> _Readings:
+    """Return one row for each step and backward, of what an optimizer's parameters say; unknown where they differ."""
+    key = rows.step * len(flow.events) + rows.backward
     order = np.argsort(key, kind="stable")
-    rows = {name: array[order] for name, array in rows.items()}
+    rows = rows.at(order)
     starts = np.flatnonzero(np.diff(key[order], prepend=-1))
     if not starts.size:
-        return rows | {"again": np.zeros(0, bool)}
-    used = ~rows["erased"]
-    total = np.log(rows["by_hand"] * rows["clipped"] * rows["averaged"])
+        return rows
+    used = ~rows.erased
+    total = np.log(rows.by_hand * rows.clipped * rows.averaged)
     high = np.maximum.reduceat(np.where(used, total, -np.inf), starts)
     low = np.minimum.reduceat(np.where(used, total, np.inf), starts)
     some = np.logical_or.reduceat(used, starts)
-    reason = np.maximum.reduceat(rows["reason"], starts)
-    # Where an earlier step read it and it was erased since, there is no row.
-    many = np.add.reduceat(used.astype(int), starts)
+    reason = np.maximum.reduceat(rows.reason, starts)
     half = any(p.dtype in ("float16", "bfloat16") for p in flow.ledger.parameters)
     with np.errstate(invalid="ignore"):
-        apart = some & (high - low > (SAME_IN_HALF if half else SAME))
-    rows = {name: array[starts] for name, array in rows.items()}
-    partly = some & (many < kinds[rows["backward"]])
-    reason = np.where((reason == 0) & apart, DIFFERENT, reason)
+        differ = some & (high - low > (SAME_IN_HALF if half else SAME))
+    # Where an earlier step read it and it was erased since, there is no row.
+    many = np.add.reduceat(used.astype(int), starts)
+    rows = rows.at(starts)
+    partly = some & (many < reached[rows.backward])
+    reason = np.where((reason == 0) & differ, DIFFERENT, reason)
     reason = np.where((reason == 0) & partly, _PARTLY, reason)
-    rows |= {"reason": reason, "erased": ~some}
-    order = np.lexsort((rows["step"], rows["backward"]))
+    order = np.lexsort((rows.step, rows.backward))
     again = np.zeros(starts.size, bool)
-    again[order[1:]] = np.diff(rows["backward"][order]) == 0
-    return rows | {"again": again & some}
+    again[order[1:]] = np.diff(rows.backward[order]) == 0
+    return rows._replace(reason=reason, erased=~some, again=again & some)
