@@ -26,9 +26,9 @@ RECORDER = (
     "accumviz.graph.node_values",
 )
 TEACHING_WITH_TORCH = {
-    "accumviz.book.accumulation",
     "accumviz.book.distribute",
     "accumviz.book.gan",
+    "accumviz.book.loops",
     "accumviz.book.rank",
 }
 # Above everything, the recorder included: they run, or stand around, what the user trains.

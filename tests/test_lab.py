@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import linecache
 import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import accumviz as av
-from accumviz.book import gan
-from accumviz.book.accumulation import INPUTS, LOOP
-from accumviz.book.lab import LOOPS
-from accumviz.book.lab_page import Arrangement, Lab
-from accumviz.book.loops import Loop
-from accumviz.checks.check import RULES
+from accumviz.book.gan import GAN
+from accumviz.book.lab import LOOPS, Arrangement, Lab
+from accumviz.book.loops import ACCUMULATION, INPUTS, Loop
 from accumviz.views.payload import encode, ledger_data
 from tests.conftest import ROOT
 
-AXES, RIGHT = LOOP.axes, LOOP.right
 STARTS: list[dict[str, Any]] = [{}, {"sizes": "unequal", "divide": "samples"}, {"zero_grad": "nowhere"}]
 BOTH = [*((start, "accumulation") for start in STARTS), ({}, "gan"), ({"first": "turns", "detach": "no"}, "gan")]
 of_both = pytest.mark.parametrize("name", LOOPS)
@@ -41,9 +34,8 @@ def lab() -> Lab:
 
 
 def choices(lab: Lab) -> Iterator[tuple[dict[str, Any], Arrangement]]:
-    names = [offer.name for offer in lab.offers]
     for key, made in lab.recorded.items():
-        yield dict(zip(names, key, strict=True)), made
+        yield dict(zip(lab.start, key, strict=True)), made
 
 
 class ByHand:
@@ -53,17 +45,11 @@ class ByHand:
     sample's gradient is 2 x (w x − 2 x), written out.
     """
 
-    def __init__(self, text: str, lr: float) -> None:
-        self.w, self.lr, self.epoch = 0.0, lr, -1
+    def __init__(self, text: str) -> None:
+        self.w, self.lr, self.epoch, self.clipped = 0.0, 0.05, -1, 1.0
         self.held: dict[tuple[int, int], dict[int, float]] = {}
-        self.read: list[dict[tuple[int, int], dict[int, float]]] = []
+        self.read: list[tuple[dict[tuple[int, int], dict[int, float]], float]] = []
         self.slopes: dict[tuple[int, int], dict[int, float]] = {}
-        self.made: list[tuple[int, int]] = []
-        self.since: list[tuple[int, int]] = []
-        self.mistakes: set[str] = set()
-        self.shortened: dict[tuple[int, int], int] = {}
-        self.erased: dict[tuple[int, int], int] = {}
-        self.norm_cut = False
         names = {"w": self, "optimizer": self, "nn": self, "batches_of": self.loader}
         exec(compile(text, "by hand", "exec"), names)
 
@@ -99,34 +85,31 @@ class ByHand:
     def backward(self, weights: dict[int, float]) -> None:
         self.held[self.now] = weights
         self.slopes[self.now] = {s: 2 * INPUTS[s] * (self.w - 2) * INPUTS[s] for s in weights}
-        self.made.append(self.now)
-        self.since.append(self.now)
 
     def zero_grad(self) -> None:
-        for one in self.held:
-            self.erased.setdefault(one, len(self.read))
-        self.held = {}
+        self.held, self.clipped = {}, 1.0
 
     def clip_grad_norm_(self, _w: Any, most: float) -> None:
         factor = min(1.0, most / (abs(self.gradient) + 1e-6))
-        if factor < 0.99:
-            self.norm_cut = True
-            for one in self.held:
-                self.shortened[one] = self.shortened.get(one, 0) + 1
+        self.clipped *= factor
         self.held = {k: {s: c * factor for s, c in part.items()} for k, part in self.held.items()}
 
     def step(self) -> None:
-        self.read.append(dict(self.held))
-        if self.since and not self.held:
-            self.mistakes.add("zero-before-step")
-        elif any(one not in self.held for one in self.since):
-            lost = [one for one in self.since if one not in self.held and one[0] == self.since[-1][0]]
-            self.mistakes |= {"zero-grad-inside-window"} if lost else set()
-        # Shortened a different number of times: by clips between the backwards of one window.
-        if len({self.shortened.get(one, 0) for one in self.since if one in self.held}) > 1:
-            self.mistakes.add("clip-per-micro-batch")
+        self.read.append((dict(self.held), self.clipped))
+        self.clipped = 1.0
         self.w -= self.lr * self.gradient
-        self.since = []
+
+    @property
+    def is_right(self) -> bool:
+        """Whether each step weighs the samples of one epoch alike, each of them once, and all steps the same."""
+        used = [one for held, _ in self.read for one in held]
+        if sorted(used) != sorted(self.slopes):
+            return False
+        weights = [{round(c, 9) for part in held.values() for c in part.values()} for held, _ in self.read]
+        epochs = [{epoch for epoch, _ in held} for held, _ in self.read]
+        sums = {round(sum(sum(part.values()) for part in held.values()) / cut, 6) for held, cut in self.read}
+        not_divided = all(round(cut * len(held), 6) in sums and len(held) > 1 for held, cut in self.read)
+        return {len(one) for one in (*weights, *epochs)} == {1} and len(sums) == 1 and not not_divided
 
 
 class _Tensor:
@@ -157,63 +140,6 @@ class _Tensor:
         self.hand.backward(dict.fromkeys(self.samples, self.weight))
 
 
-def mistakes(hand: ByHand) -> set[str]:
-    """What is wrong with a loop, from what each sample weighed in each step against 1/n of a large batch."""
-    found = set(hand.mistakes)
-    times: dict[tuple[int, int], list[int]] = {}
-    for step, held in enumerate(hand.read):
-        for one in held:
-            times.setdefault(one, []).append(step)
-    if any(len(steps) > 1 for steps in times.values()):
-        found.add("missing-zero-grad")
-    whole = max((len(held) for held in hand.read), default=0) > 1
-    for one in hand.made:
-        later = [other for step in times.get(one, [])[:1] for other in hand.read[step] if other[0] > one[0]]
-        if later:
-            found.add("leftover-carried")
-        last_of_epoch = not any(other[0] == one[0] and other > one and other in times for other in hand.made)
-        if one not in times and whole and last_of_epoch and "zero-before-step" not in found:
-            found.add("tail-dropped")
-    own = [{one: part for one, part in held.items() if times[one][0] == step} for step, held in enumerate(hand.read)]
-    windows = [held for held in own if held]
-    if not hand.norm_cut or "clip-per-micro-batch" not in found:
-        each = [{round(c, 9) for part in held.values() for c in part.values()} for held in windows]
-        sizes = [{len(part) for part in held.values()} for held in windows]
-        if any(len(e) > 1 and len(s) > 1 for e, s in zip(each, sizes, strict=True)):
-            found.add("token-mean-of-means")
-    if not hand.norm_cut:
-        found |= _scales(windows)
-    else:
-        found |= {"loss-not-divided", "partial-window-underscaled", "token-mean-of-means"}  # not told by this hand
-    return found
-
-
-def _scales(windows: list[dict[tuple[int, int], dict[int, float]]]) -> set[str]:
-    totals = [(len(held), sum(sum(part.values()) for part in held.values())) for held in windows]
-    if all(abs(total - 1) < 1e-6 for _, total in totals):
-        return set()
-    if all(abs(total - many) < 1e-6 for many, total in totals) and any(many > 1 for many, _ in totals):
-        return {"loss-not-divided"}
-    longest = max(many for many, _ in totals)
-    small = [total for many, total in totals if many < longest]
-    if small and min(small) < 1 - 1e-6 and any(abs(t - 1) < 1e-6 for many, t in totals if many == longest):
-        return {"partial-window-underscaled"}
-    return {"a constant"}
-
-
-# What the report says of a loop that a large batch does not equal, and that is right but for a constant.
-ONLY_A_CONSTANT = {"a constant"}
-# Where what went before is in the sum, or what was lost is not, the sum tells nothing of a division.
-MASKS = {
-    "missing-zero-grad": {"partial-window-underscaled"},
-    "zero-grad-inside-window": {"loss-not-divided"},
-}
-NOT_SEEN_YET = {
-    # A leftover is carried, with weights that are no 1/K of a window: its end is told, not that it was carried.
-    ("divide", "samples", "tail", "carry"): {"tail-dropped"},
-}
-
-
 # What a person expects of one change, whatever the loop's text says; "" is healthy.
 ONE_CHANGE = {
     ("zero_grad", "epoch"): "missing-zero-grad",
@@ -228,70 +154,37 @@ ONE_CHANGE = {
     ("divide", "K"): "partial-window-underscaled",
     ("divide", "nothing"): "loss-not-divided",
     ("divide", "samples"): "",
-    ("k", 2): "",
-    ("k", 1): "",
+    ("k", "2"): "",
+    ("k", "1"): "",
     ("sizes", "unequal"): "token-mean-of-means",
     ("tail", "carry"): "leftover-carried",
     ("tail", "drop"): "tail-dropped",
 }
 
 
+def changes(loop: Loop) -> set[tuple[str, str]]:
+    return {(axis.name, value) for axis in loop.axes for value in axis.values if value != loop.right[axis.name]}
+
+
 def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
-    offered = {(axis.name, value) for axis in AXES for value in axis.values if value != RIGHT[axis.name]}
-    assert offered == set(ONE_CHANGE)
+    assert changes(ACCUMULATION) == set(ONE_CHANGE)
     for (name, value), rule in ONE_CHANGE.items():
         report = lab.check(**{name: value})
         assert [finding.rule for finding in report.findings] == ([rule] if rule else []), (name, value)
         assert report.healthy == (not rule)
 
 
-def test_a_lab_shares_what_another_that_is_there_has_recorded() -> None:
-    first, second = shown("gan"), av.lab({"divide": "nothing"}, loop="gan")
-    alike = {*map(id, first.recorded.values())} & {*map(id, second.recorded.values())}
-    assert 10 < len(alike) < len({*map(id, second.recorded.values())})
-    of = LOOPS["gan"]
-    for choice, made in choices(second):
-        assert made.text == of.text(of.read(choice))
-
-
-def test_each_report_names_the_mistakes_that_were_made_and_no_other(lab: Lab) -> None:
-    explains = {rule.name: set(rule.explains) | MASKS.get(rule.name, set()) for rule in RULES}
-    named: set[str] = set()
-    for choice, made in choices(lab):
-        hand = ByHand(made.text, RIGHT["lr"])
-        expected = mistakes(hand)
-        found = {finding.rule for finding in made.report.findings if finding.severity != "note"}
-        told = {name: value for name, value in choice.items() if value != str(RIGHT[name])}
-        assert found <= expected, (told, found, expected)
-        if not hand.norm_cut:
-            missing = expected - ONLY_A_CONSTANT - found - set().union(*(explains[rule] for rule in found))
-            known = NOT_SEEN_YET.get(tuple(part for pair in told.items() for part in pair), set())
-            assert not missing or found == known, (told, found, expected)
-            assert made.report.healthy == (expected <= ONLY_A_CONSTANT), (told, found, expected)
-        named |= found
-    assert named == {
-        "clip-per-micro-batch",
-        "leftover-carried",
-        "loss-not-divided",
-        "missing-zero-grad",
-        "partial-window-underscaled",
-        "tail-dropped",
-        "token-mean-of-means",
-        "zero-before-step",
-        "zero-grad-inside-window",
-    }
-
-
 @pytest.mark.parametrize("start", STARTS, ids=str)
-def test_each_step_moves_the_weight_as_the_sum_worked_out_by_hand_does(start: dict[str, Any]) -> None:
+def test_each_arrangement_moves_the_weight_and_is_judged_as_worked_out_by_hand(start: dict[str, Any]) -> None:
     for choice, made in choices(shown("accumulation", **start)):
-        hand = ByHand(made.text, RIGHT["lr"])
+        hand = ByHand(made.text)
+        assert made.report.healthy == hand.is_right, choice
         after = made.ledger.weights("w")[[event.index for event in made.ledger.of("step")], 0]
         assert float(after[-1]) == pytest.approx(hand.w, rel=1e-4, abs=1e-4), choice
         read = made.ledger.values("w")[[event.index for event in made.ledger.of("step")], 0]
         assert len(read) == len(hand.read)
         shares = made.ledger.shares()
-        for step, held in zip(made.ledger.of("step"), hand.read, strict=True):
+        for step, (held, _) in zip(made.ledger.of("step"), hand.read, strict=True):
             rows = shares.of(step.index)
             expected = sum(sum(part.values()) for part in held.values())
             assert float(rows.share[~rows.erased].sum()) == pytest.approx(expected, rel=1e-3, abs=1e-6), choice
@@ -373,8 +266,7 @@ class HandOfTwo:
 
     def __init__(self, text: str) -> None:
         self.lines, self.ran = text.splitlines(), list[str]()
-        lr = gan.LOOP.right["lr"]
-        self.g, self.d = Player(1.0, lr), Player(0.25, lr)
+        self.g, self.d = Player(1.0, 0.1), Player(0.25, 0.1)
         Number.hand = self
         names = {"g": self.g, "d": self.d, "g_opt": self.g, "d_opt": self.d, "noise": 1.0, "real": 2.0}
         exec(compile(text, "by hand", "exec"), names)
@@ -457,66 +349,20 @@ ONE_CHANGE_OF_TWO = {
     ("first", "turns"): ("", True),
     ("detach", "no"): ("", False),
     ("freeze", "yes"): ("", False),
-    ("k", 4): ("", False),
-    ("k", 1): ("", False),
+    ("k", "4"): ("", False),
+    ("k", "1"): ("", False),
     ("divide", "nothing"): ("loss-not-divided", False),
 }
 
 
 def test_one_change_of_two_players_has_the_report_that_a_person_expects() -> None:
-    axes, right, lab = gan.LOOP.axes, gan.LOOP.right, shown("gan")
-    assert {(axis.name, v) for axis in axes for v in axis.values if v != right[axis.name]} == set(ONE_CHANGE_OF_TWO)
+    lab = shown("gan")
+    assert changes(GAN) == set(ONE_CHANGE_OF_TWO)
     for (name, value), (rule, more) in ONE_CHANGE_OF_TWO.items():
         made = lab._arrangement({name: value})
         mistakes = [finding for finding in made.report.findings if finding.severity != "note"]
         assert {finding.rule for finding in mistakes} == ({rule} if rule else set()), (name, value)
         assert bool(made.remark) == more, (name, value, made.remark)
-
-
-def afresh(name: str, text: str, lr: float) -> av.Ledger:
-    """A recording of the text that shares nothing with the lab but the text."""
-    return (afresh_of_two if name == "gan" else afresh_of_one)(text, lr)
-
-
-def afresh_of_two(text: str, lr: float) -> av.Ledger:
-    g, d = (torch.tensor([start], requires_grad=True) for start in (1.0, 0.25))
-    g_opt, d_opt = torch.optim.SGD([g], lr=lr), torch.optim.SGD([d], lr=lr)
-    linecache.cache["again.py"] = (len(text), None, text.splitlines(keepends=True), "again.py")
-    with av.record({"g": g, "d": d}, g_opt, d_opt, sources=True, memory=False) as recording:
-        names = {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 2.0}
-        exec(compile(text, "again.py", "exec"), names)
-    return recording.ledger
-
-
-def afresh_of_one(text: str, lr: float) -> av.Ledger:
-    x = torch.tensor(INPUTS)
-    w = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([w], lr=lr)
-
-    def batches_of(sizes: list[int]) -> Any:
-        parts = list(torch.arange(len(x)).split(sizes))
-        data = torch.utils.data.TensorDataset(x, 2 * x)
-        return torch.utils.data.DataLoader(data, batch_sampler=[part.tolist() for part in parts])
-
-    linecache.cache["again.py"] = (len(text), None, text.splitlines(keepends=True), "again.py")
-    with av.record({"w": w}, optimizer, sources=True, memory=False) as recording:
-        exec(
-            compile(text, "again.py", "exec"),
-            {"w": w, "optimizer": optimizer, "nn": torch.nn, "batches_of": batches_of},
-        )
-    return recording.ledger
-
-
-@of_both
-def test_each_arrangement_is_what_a_recording_made_afresh_says(name: str) -> None:
-    for choice, made in choices(shown(name)):
-        again = afresh(name, made.text, LOOPS[name].right["lr"])
-        assert [(e.kind, e.line, e.source) for e in again] == [(e.kind, e.line, e.source) for e in made.ledger], choice
-        for parameter in made.ledger.parameters:
-            for asked in (av.Ledger.values, av.Ledger.weights):
-                np.testing.assert_array_equal(asked(again, parameter.name), asked(made.ledger, parameter.name))
-        rules = [[f.rule for f in report.findings] for report in (av.check(again), made.report)]
-        assert rules[0] == rules[1], choice
 
 
 @of_both
@@ -525,7 +371,7 @@ def test_the_page_is_told_each_arrangement_whole(name: str) -> None:
     told = json.loads(json.dumps(lab.content))
     names = list(told["parts"])
     for key, made in lab.recorded.items():
-        places = [offer.values.index(value) for offer, value in zip(lab.offers, key, strict=True)]
+        places = [offer["values"].index(value) for offer, value in zip(told["offers"], key, strict=True)]
         row = told["runs"][told["grid"][".".join(map(str, places))]]
         run = {name: told["parts"][name][place] for name, place in zip(names, row, strict=True) if place >= 0}
         whole, _ = ledger_data(made.ledger)
@@ -575,22 +421,14 @@ def test_a_right_loop_stays_on_the_ground_of_its_weights(name: str) -> None:
     lab = shown(name)
     for made in lab._runs:
         if made.right:
-            flat = lab._flat(made)
-            assert [beyond for *_, beyond in flat["weights.p"] if beyond] == [], made.text
+            parts = lab._parts(made)
+            assert [beyond for *_, beyond in parts["weights.p"] if beyond] == [], made.text
 
 
 def test_a_start_that_is_none_is_refused_in_words() -> None:
-    for start, told in (
-        ({"zero": "after"}, "start names 'zero'"),
-        ({"step": "never"}, "expected one of 'micro-batch', 'window', 'epoch'"),
-        ({"k": 0}, "how many micro-batches"),
-        ({"lr": -1}, "expected a learning rate above 0"),
-        ({"sizes": [1, 2]}, "are 3 samples; there are 14"),
-        ({"sizes": 7}, "expected 'equal', 'unequal', or numbers of samples"),
-        ([1], "expected choices by name"),
-    ):
-        with pytest.raises((TypeError, ValueError), match="(?s)" + told.replace("[", r"\[")):
-            LOOP.checked(start)  # type: ignore[arg-type]
+    for start, told in (({"zero": "after"}, "start names 'zero'"), ({"k": 0}, "expected one of '3', '2', '1'")):
+        with pytest.raises(ValueError, match=told):
+            av.lab(start)
     with pytest.raises(ValueError, match="is healthy; expected one with a mistake"):
         av.lab(task="repair")
     with pytest.raises(ValueError, match="is healthy; expected one with a mistake"):
@@ -607,37 +445,10 @@ def test_arrangements_are_had_by_name(lab: Lab) -> None:
     assert lab.check(zero_grad="nowhere", k=2).findings[0].rule == "missing-zero-grad"
     assert "K = 2" in lab.text(k=2)
     assert len(lab.run(step="epoch").of("step")) == 2
-    with pytest.raises(ValueError, match="there is no choice 'kk'"):
+    with pytest.raises(ValueError, match="there is no choice kk"):
         lab.run(kk=2)
-    with pytest.raises(ValueError, match="k=7 is not recorded; recorded: 3, 2, 1"):
-        lab.run(k=7)
     with pytest.raises(ValueError, match="in at most two choices"):
         lab.run(k=2, zero_grad="nowhere", clip="step")
-
-
-def test_a_widget_records_what_is_outside_the_grid_and_tells_what_goes_wrong(lab: Lab) -> None:
-    live: Any = lab.live()
-    assert (live.kind, live.live) == ("lab", True)
-    choice = {name: str(value) for name, value in RIGHT.items()} | {"k": "5", "sizes": "4, 4, 6", "lr": "0.01"}
-    live.ask = {"choice": choice, "key": "a", "n": 1}
-    assert (live.told["key"], live.told.get("error")) == ("a", None)
-    live.ask = {"choice": choice | {"k": "7"}, "key": "b", "n": 2}
-    assert live.told["key"] == "b" and "run" in live.told
-    for n, (change, told) in enumerate(
-        (
-            ({"k": "many"}, "ValueError: k='many'; expected a whole number"),
-            ({"k": "0"}, "ValueError: k=0"),
-            ({"sizes": "3, 4"}, "ValueError: sizes=(3, 4) are 7 samples"),
-            ({"lr": "nan"}, "ValueError: lr=nan"),
-            ({"sizes": "7 × 2"}, "ValueError: sizes='7 × 2'; expected numbers of samples"),
-            ({"step": "__import__('os')"}, "ValueError: this has step="),
-            ({"__class__": "x"}, "ValueError: '__class__' is no choice"),
-        )
-    ):
-        live.ask = {"choice": choice | change, "key": f"c{n}", "n": 3 + n}
-        assert live.told["error"].startswith(told), live.told
-    live.ask = {"n": 99}
-    assert live.told["error"].startswith("KeyError")
 
 
 def test_the_text_alternative_has_the_code_the_shares_and_the_report() -> None:

@@ -80,7 +80,8 @@ class Explorer(Displayed):
         self.experiment, self.choices, self.runs = experiment, choices, runs
         self.start, self.against = start, against
         ledgers = [run.ledger for run in runs if run.ledger is not None]
-        self._ground = weights.field(ledgers, loss)
+        right = [run.ledger for run in runs if run.ledger is not None and run.right]
+        self._ground = weights.field(ledgers, loss, right=right)
         self._levels = common_levels(ledgers)
         for run in runs:
             self._draw_among_others(run)

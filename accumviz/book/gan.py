@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
-from accumviz.book.loops import LEARNING_RATE, NOWHERE, Axis, K, Loop, LoopLine, movable
+from accumviz.book.loops import NOWHERE, Axis, Choice, Loop, LoopLine
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import Ledger
 from accumviz.show import counted
@@ -18,24 +17,12 @@ _PLACES = {
     "after": "below its step",
     NOWHERE: "nowhere",
 }
-_ZERO_D = Axis("zero_d", "d_opt.zero_grad", _PLACES, "d_opt.zero_grad()")
-_ZERO_G = Axis("zero_g", "g_opt.zero_grad", _PLACES, "g_opt.zero_grad()")
-# What a page can show of a loop that runs K micro-batches of each player in each round.
-_MOST = 20
-
-
-def _few(value: Any) -> int:
-    k = int(K.take(value))
-    if k > _MOST:
-        raise ValueError(
-            f"k={value!r:.40}; expected at most {_MOST} micro-batches of each player, as in k=3"
-        )
-    return k
-
-
+_ZERO = {
+    "D": Axis("zero_d", "d_opt.zero_grad", _PLACES, "d_opt.zero_grad()"),
+    "G": Axis("zero_g", "g_opt.zero_grad", _PLACES, "g_opt.zero_grad()"),
+}
 _AXES = (
-    _ZERO_D,
-    _ZERO_G,
+    *_ZERO.values(),
     Axis(
         "first",
         "who begins",
@@ -43,85 +30,67 @@ _AXES = (
     ),
     Axis("detach", "the fake is detached", {"yes": "yes", "no": "no"}),
     Axis("freeze", "D is frozen while G trains", {"no": "no", "yes": "yes"}),
-    Axis("k", "K", {2: "2", 4: "4", 1: "1"}, other=replace(K, take=_few)),
+    Axis("k", "K", {"2": "2", "4": "4", "1": "1"}),
     Axis("divide", "each loss is divided by", {"K": "K", "nothing": "nothing"}),
-    Axis("lr", "learning rate", {0.1: "0.1"}, other=LEARNING_RATE),
 )
-_RIGHT: dict[str, Any] = {
+_RIGHT = {
     "zero_d": "window",
     "zero_g": "window",
     "first": "D",
     "detach": "yes",
     "freeze": "no",
-    "k": 2,
+    "k": "2",
     "divide": "K",
-    "lr": 0.1,
 }
+_LEARNING_RATE = 0.1
 # Whose step each loss is for.
 _OWN = {"real_loss": "d_opt", "fake_loss": "d_opt", "g_loss": "g_opt"}
 
 
-def _rows(choice: Mapping[str, Any]) -> Iterator[LoopLine]:
-    """The loop from top to bottom, lines and places."""
-    order = {"D": "DG", "G": "GD"}.get(choice["first"], "")
+def _rows(choice: Choice) -> Iterator[LoopLine]:
+    """Yield the loop from top to bottom, lines and places."""
     yield LoopLine(0, f"K = {choice['k']}", "k")
     yield LoopLine(0, "for a_round in range(3):")
-    if order:
-        yield from _top(choice, order[0])
-        for player in order:
-            yield from _window(choice, player, opens=player == order[0])
+    if choice["first"] == "turns":
+        yield _top(choice, "D")
+        yield _top(choice, "G")
+        yield LoopLine(1, "for _ in range(K):", "first")
+        yield from _micro_batch(choice, "D")
+        yield from _micro_batch(choice, "G")
+        yield from _step(choice, "D")
+        yield from _step(choice, "G")
         return
-    for player in "DG":
-        yield from _top(choice, player)
-    yield LoopLine(1, "for _ in range(K):", "first")
-    for player in "DG":
-        yield from _micro_batch(choice, player)
-    for player in "DG":
-        yield from _step(choice, player)
+    first, second = "DG" if choice["first"] == "D" else "GD"
+    yield _ZERO[second].at(choice, "round", 1)
+    yield _top(choice, first)
+    yield from _window(choice, first)
+    yield _ZERO[second].at(choice, "window", 1)
+    yield from _window(choice, second)
 
 
-def _axis(player: str) -> Axis:
-    return _ZERO_D if player == "D" else _ZERO_G
+def _top(choice: Choice, player: str) -> LoopLine:
+    """Return the top of the round, which for a player who begins is above its micro-batches, too."""
+    axis = _ZERO[player]
+    where = "round" if choice[axis.name] == "round" else "window"
+    return axis.at(choice, where, 1)
 
 
-def _above(choice: Mapping[str, Any], player: str) -> str:
-    """For a player who begins, the top of the round and the place above its micro-batches are one."""
-    return "round" if choice[_axis(player).name] == "round" else "window"
-
-
-def _top(choice: Mapping[str, Any], begins: str) -> Iterator[LoopLine]:
-    for player in "DG":
-        if choice["first"] == "turns" and player != begins:
-            continue
-        if player != begins:
-            yield movable(_axis(player), choice, "round", 1)
-    yield movable(_axis(begins), choice, _above(choice, begins), 1)
-
-
-def _window(
-    choice: Mapping[str, Any], player: str, *, opens: bool
-) -> Iterator[LoopLine]:
-    """One player's micro-batches, and its step."""
-    if not opens:
-        yield movable(_axis(player), choice, "window", 1)
+def _window(choice: Choice, player: str) -> Iterator[LoopLine]:
+    """Yield one player's micro-batches, and its step."""
     yield LoopLine(1, "for _ in range(K):", "first")
     yield from _micro_batch(choice, player)
     yield from _step(choice, player)
 
 
-def _micro_batch(choice: Mapping[str, Any], player: str) -> Iterator[LoopLine]:
+def _micro_batch(choice: Choice, player: str) -> Iterator[LoopLine]:
     by = " / K" if choice["divide"] == "K" else ""
-    yield movable(_axis(player), choice, "micro-batch", 2)
+    yield _ZERO[player].at(choice, "micro-batch", 2)
     if player == "D":
+        detached = choice["detach"] == "yes"
+        fake = "(g * noise).detach()" if detached else "g * noise"
         yield LoopLine(2, f"real_loss = (1 - d * real).square().mean(){by}", "divide")
         yield LoopLine(2, "real_loss.backward()")
-        yield LoopLine(
-            2,
-            "fake = (g * noise).detach()"
-            if choice["detach"] == "yes"
-            else "fake = g * noise",
-            "detach",
-        )
+        yield LoopLine(2, f"fake = {fake}", "detach")
         yield LoopLine(2, f"fake_loss = (d * fake).square().mean(){by}", "divide")
         yield LoopLine(2, "fake_loss.backward()")
         return
@@ -134,66 +103,51 @@ def _micro_batch(choice: Mapping[str, Any], player: str) -> Iterator[LoopLine]:
         yield LoopLine(2, "d.requires_grad_(True)", "freeze")
 
 
-def _step(choice: Mapping[str, Any], player: str) -> Iterator[LoopLine]:
+def _step(choice: Choice, player: str) -> Iterator[LoopLine]:
     yield LoopLine(1, f"{player.lower()}_opt.step()")
-    yield movable(_axis(player), choice, "after", 1)
+    yield _ZERO[player].at(choice, "after", 1)
 
 
-def _begin(choice: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _begin() -> tuple[Any, dict[str, Any]]:
     import torch
 
     import accumviz as av
 
     g = torch.tensor([1.0], requires_grad=True)
     d = torch.tensor([0.25], requires_grad=True)
-    g_opt, d_opt = (torch.optim.SGD([w], lr=choice["lr"]) for w in (g, d))
+    g_opt = torch.optim.SGD([g], lr=_LEARNING_RATE)
+    d_opt = torch.optim.SGD([d], lr=_LEARNING_RATE)
     recording = av.record({"g": g, "d": d}, g_opt, d_opt, sources=True, memory=False)
-    return recording, {
-        "g": g,
-        "d": d,
-        "g_opt": g_opt,
-        "d_opt": d_opt,
-        "noise": 1.0,
-        "real": 2.0,
-    }
+    names = {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 2.0}
+    return recording, names
 
 
 def _remark(ledger: Ledger, report: Report) -> str:
-    """What the shares show and is no mistake to `check`: the other player's loss in a step.
+    """Say what the shares show and is no mistake to `check`: the other player's loss in a step.
 
     Of that it may have a note, which leaves a loop healthy: that the two are opponents is known here.
     """
     optimizers = ledger.meta["optimizers"]
-    mistakes = [finding for finding in report.findings if finding.severity != "note"]
-    named = {
-        (finding.rule, optimizers[finding.optimizer])
-        for finding in mistakes
-        if finding.optimizer is not None
-    }
-    steps_of = {window.step: window.optimizer for window in ledger.windows()}
+    named = set()
+    for finding in report.findings:
+        is_mistake = finding.severity != "note" and finding.optimizer is not None
+        if finding.rule == "gan-gradient-leak" and is_mistake:
+            named.add(optimizers[finding.optimizer])
+    owners = {window.step: window.optimizer for window in ledger.windows()}
     leaks: dict[tuple[str, str], set[int]] = {}
     for row in ledger.shares():
-        label, optimizer = ledger[row.backward].label, steps_of[row.step]
-        if (
-            _OWN[label] != optimizer
-            and row.share
-            and ("gan-gradient-leak", optimizer) not in named
-        ):
-            leaks.setdefault((label, optimizer), set()).add(row.step)
+        loss, owner = ledger[row.backward].label, owners[row.step]
+        if row.share and _OWN[loss] != owner and owner not in named:
+            leaks.setdefault((loss, owner), set()).add(row.step)
     if not leaks:
         return ""
-    told = ", and ".join(
-        f"{label} weighs in {_steps(steps)} of {owner}"
-        for (label, owner), steps in leaks.items()
-    )
+    weighs = []
+    for (loss, owner), steps in leaks.items():
+        weighs.append(f"{loss} weighs in {counted(len(steps), 'step')} of {owner}")
     return (
-        f"The shares show what `check` counts as no mistake: {told}. A ledger does not say that two optimizers belong "
-        "to opponents."
+        f"The shares show what `check` counts as no mistake: {', and '.join(weighs)}. "
+        "A ledger does not say that two optimizers belong to opponents."
     )
 
 
-def _steps(steps: set[int]) -> str:
-    return counted(len(steps), "step")
-
-
-LOOP = Loop(_AXES, _RIGHT, _rows, _begin, remark=_remark)
+GAN = Loop(_AXES, _RIGHT, _rows, _begin, remark=_remark)

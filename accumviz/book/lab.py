@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
+import html
+import json
 import linecache
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
-from accumviz.book import accumulation, gan
-from accumviz.book.lab_page import Arrangement, Lab, Offer
-from accumviz.book.loops import Axis, Loop, written
+from accumviz.book import weights
+from accumviz.book.gan import GAN
+from accumviz.book.loops import ACCUMULATION, Axis, Choice, Loop, LoopLine
+from accumviz.checks.report import Finding, Report, told
+from accumviz.ledger.ledger import Ledger
+from accumviz.show import Displayed, check_page_name, counted, literal, save_page
+from accumviz.views import player, shares, style, words
+from accumviz.views.payload import encode, identity, ledger_data
+from accumviz.views.player import fragment
+from accumviz.views.report import first_line
 
 # A name of its own: what the events of an arrangement show is the text that ran, not a file's.
 _FILE = "loop.py"
-_TASKS = ("", "repair")
-LOOPS = {"accumulation": accumulation.LOOP, "gan": gan.LOOP}
-# What labs that are still there have recorded: another start of the same loop shares most of its arrangements.
-_recorded: WeakValueDictionary[Any, Arrangement] = WeakValueDictionary()
+LOOPS = {"accumulation": ACCUMULATION, "gan": GAN}
+# What is told of a run in parts, so that runs which differ in one part share the others.
+_IN_PARTS = ("e", "shares", "report", "weights")
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """An arrangement that ran: its lines and places for lines, its text, its ledger and its report.
+
+    `remark` says what the report does not, and what is wrong all the same.
+    """
+
+    rows: Sequence[LoopLine]
+    text: str
+    ledger: Ledger
+    report: Report
+    remark: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return self.report.healthy and not self.remark
+
+    def words(self) -> list[str]:
+        """Return the shares and the report as text."""
+        lines = [bar.words for bar in shares.bars(self.ledger)[0]]
+        report = [line.strip() for line in self.report.text().splitlines()]
+        return [line for line in [*lines, *report, self.remark] if line]
+
+    def words_without_suggestions(self) -> list[str]:
+        """Return the same where the reader is to find what is wrong."""
+        lines = [bar.words for bar in shares.bars(self.ledger)[0]]
+        causes = [finding.cause for finding in self.report.findings]
+        return [*lines, "; ".join([first_line(self.report), *causes])]
 
 
 def lab(
@@ -30,18 +71,17 @@ def lab(
     `start` says how the loop that is shown first differs from the right one. Of `"accumulation"`, one
     weight and micro-batches: `zero_grad` ("epoch", "micro-batch", "backward", "before", "after" the
     step, or "nowhere"), `step` ("micro-batch", "window", "epoch"), `clip` ("backward", "step",
-    "nowhere"), `divide` ("window", "K", "nothing", "samples"), `k`, `sizes` ("equal", "unequal", or
-    numbers that add up to 14), `tail` ("step", "carry", "drop") and `lr`.
+    "nowhere"), `divide` ("window", "K", "nothing", "samples"), `k` (3, 2, 1), `sizes` ("equal",
+    "unequal") and `tail` ("step", "carry", "drop").
 
     Of `"gan"`, a discriminator and a generator of one weight each: `zero_d` and `zero_g` ("round",
     "window", "micro-batch", "after" the player's step, or "nowhere"), `first` ("D", "G", or "turns"
     within one window), `detach` ("yes", "no"), `freeze` ("no", "yes": the discriminator, while the
-    generator trains), `k`, `divide` ("K", "nothing") and `lr`.
+    generator trains), `k` (2, 4, 1) and `divide` ("K", "nothing").
 
     Recorded are the start and every loop that differs from it in one of these or in two, 137 in all
-    for the right loop of the first; `.live()` records any other when it is asked for.
-
-    With `task="repair"` the start has a mistake, and the reader is told when nothing is left of it.
+    for the right loop of the first. With `task="repair"` the start has a mistake, and the reader is
+    told when nothing is left of it.
 
     Raises `ValueError` for a loop or a start that is none, and for a repair of a loop that is right.
 
@@ -54,65 +94,265 @@ def lab(
     >>> av.lab(loop="gan").check(zero_d="after").findings[0].rule
     'gan-gradient-leak'
     """
-    if task not in _TASKS:
+    if task not in ("", "repair"):
         raise ValueError(f"task={task!r:.80}; expected 'repair', or nothing")
-    if not isinstance(loop, str) or loop not in LOOPS:
-        raise ValueError(
-            f"loop={loop!r:.80}; expected one of {', '.join(map(repr, LOOPS))}"
-        )
+    if loop not in LOOPS:
+        raise ValueError(f"loop={loop!r:.80}; expected one of {', '.join(LOOPS)}")
     kind = LOOPS[loop]
-    first = kind.checked(start)
-    if task == "repair" and _once(kind, first).right:
-        raise ValueError(
-            f"the start {dict(start or {})} is healthy; expected one with a mistake to repair"
-        )
-    axes = kind.axes_from(first)
-    recorded = {}
+    first = kind.complete(start)
+    recorded: dict[tuple[str, ...], Arrangement] = {}
+    different: dict[tuple[LoopLine, ...], Arrangement] = {}
     for choice in kind.near(first):
-        key = tuple(written(choice[axis.name]) for axis in axes)
-        recorded[key] = _once(kind, choice)
-    begin = next(iter(recorded))
-
-    def record(asked: Mapping[str, str]) -> Arrangement:
-        return arrange(kind, kind.read(asked))
-
-    return Lab(
-        [_offer(axis) for axis in axes], begin, recorded, task, record, kind.loss
-    )
-
-
-def _offer(axis: Axis) -> Offer:
-    return Offer(
-        axis.name,
-        axis.title,
-        tuple(map(written, axis.values)),
-        tuple(axis.values.values()),
-        axis.line,
-        axis.other.example if axis.other else "",
-    )
+        rows = tuple(kind.rows(choice))
+        if rows not in different:
+            different[rows] = _arrange(kind, rows)
+        recorded[tuple(choice.values())] = different[rows]
+        if task and choice == first and different[rows].right:
+            raise ValueError(
+                f"the start {dict(start or {})} is healthy; expected one with a mistake to repair"
+            )
+    return Lab(kind, first, recorded, task)
 
 
-def _once(loop: Loop, choice: Mapping[str, Any]) -> Arrangement:
-    """Record an arrangement, unless a lab has it: many choices write the same loop."""
-    key = id(loop), tuple(loop.rows(choice)), choice["lr"]
-    made = _recorded.get(key)
-    if made is None:
-        made = _recorded[key] = arrange(loop, choice)
-    return made
-
-
-def arrange(loop: Loop, choice: Mapping[str, Any]) -> Arrangement:
+def _arrange(loop: Loop, rows: Sequence[LoopLine]) -> Arrangement:
     """Record an arrangement: its source text is what runs."""
     import accumviz as av
 
-    text = loop.text(choice)
-    recording, names = loop.begin(choice)
-    linecache.cache[_FILE] = (len(text), None, text.splitlines(keepends=True), _FILE)
+    lines = [f"{'    ' * row.depth}{row.text}\n" for row in rows if row.text]
+    text = "".join(lines)
+    recording, names = loop.begin()
+    linecache.cache[_FILE] = (len(text), None, lines, _FILE)
     code = compile(text, _FILE, "exec")
     with recording:
         exec(code, names)  # noqa: S102 - the text is ours: choices are checked before it is written
     ledger = recording.ledger
     report = av.check(ledger)
-    return Arrangement(
-        tuple(loop.rows(choice)), text, ledger, report, loop.remark(ledger, report)
-    )
+    return Arrangement(rows, text, ledger, report, loop.remark(ledger, report))
+
+
+class Lab(Displayed):
+    """A loop whose lines can be moved, with a recording of each arrangement."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        start: Choice,
+        recorded: Mapping[tuple[str, ...], Arrangement],
+        task: str,
+    ) -> None:
+        self.loop, self.start = loop, start
+        self.recorded, self.task = recorded, task
+        self._first = recorded[tuple(start.values())]
+        self._runs = list({id(run): run for run in recorded.values()}.values())
+
+    def run(self, **choice: Any) -> Ledger:
+        """Return the ledger of one arrangement, as in `lab.run(zero_grad="nowhere")`.
+
+        What is not named is as at the start. Raises `ValueError` for an arrangement that is not recorded.
+        """
+        return self._arrangement(choice).ledger
+
+    def check(self, **choice: Any) -> Report:
+        """Return the report on one arrangement; raises as `run` does."""
+        return self._arrangement(choice).report
+
+    def text(self, **choice: Any) -> str:
+        """Return the source of one arrangement; raises as `run` does."""
+        return self._arrangement(choice).text
+
+    def _arrangement(self, choice: Mapping[str, Any]) -> Arrangement:
+        asked = {name: str(value) for name, value in choice.items()}
+        unknown = ", ".join(asked.keys() - self.start.keys())
+        if unknown:
+            raise ValueError(
+                f"there is no choice {unknown:.80}; the choices are {', '.join(self.start)}"
+            )
+        made = self.recorded.get(tuple({**self.start, **asked}.values()))
+        if made is None:
+            raise ValueError(
+                f"{asked!r:.160} is not recorded: the lab has the loops that differ from its start in at most "
+                "two choices"
+            )
+        return made
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """What the page is told: each different run once, and of each part of it, what differs once."""
+        numbers = {id(run): i for i, run in enumerate(self._runs)}
+        grid = {}
+        for key, run in self.recorded.items():
+            grid[".".join(map(str, self._places(key)))] = numbers[id(run)]
+        runs, parts = _shared([self._parts(run) for run in self._runs])
+        return {
+            "offers": [_offer(axis) for axis in self.loop.axes],
+            "start": self._places(tuple(self.start.values())),
+            "task": self.task,
+            "grid": grid,
+            "runs": runs,
+            "parts": parts,
+        }
+
+    def _places(self, key: Sequence[str]) -> list[int]:
+        """Return where an arrangement's values are in the lists of the choices."""
+        pairs = zip(self.loop.axes, key, strict=True)
+        return [list(axis.values).index(value) for axis, value in pairs]
+
+    @cached_property
+    def _ground(self) -> weights.Field | None:
+        """The ground below the weights: one for all arrangements, so that their paths can be compared."""
+        right = [run.ledger for run in self._runs if run.right]
+        return weights.field(
+            [run.ledger for run in self._runs], self.loop.loss, right=right
+        )
+
+    def _parts(self, run: Arrangement) -> dict[str, Any]:
+        """Return a run as its parts by name: `e.k` is the part `k` of what is told of events."""
+        whole, _ = ledger_data(run.ledger, self._ground)
+        whole["about"] = counted(len(run.ledger), "event")
+        whole["rows"] = _rows(run)
+        whole["report"] = report_data(run.report) | {"remark": literal(run.remark)}
+        if "shares" in whole:
+            whole["shares"] = _in_columns(whole["shares"])
+        parts: dict[str, Any] = {}
+        for name, part in whole.items():
+            if name in _IN_PARTS:
+                for key, value in part.items():
+                    parts[f"{name}.{key}"] = value
+            else:
+                parts[name] = part
+        return parts
+
+    @cached_property
+    def id(self) -> str:
+        """The name by which a permalink finds this lab on a page: it stays while the start does."""
+        return identity({"lab": list(self.start.values()), "task": self.task})
+
+    def to_html(self) -> str:
+        """Return a fragment of HTML that needs nothing else; with its scripts stripped, the start remains as text."""
+        sheets = [player.assets()[0], style.static("lab.css", __file__)]
+        script = style.static("lab.js", __file__)
+        data = encode(self.content)
+        return fragment("lab", self.id, self._text(), data, sheets, script)
+
+    def _text(self) -> str:
+        words = "".join(f"<p>{html.escape(line)}</p>" for line in self._words())
+        return (
+            '<details class="av-words" open><summary>In words</summary>'
+            f"<pre>{html.escape(self._first.text)}</pre>{words}</details>\n"
+        )
+
+    def _words(self) -> list[str]:
+        """Return the task, the shares and the report of the start, as text."""
+        if not self.task:
+            return self._first.words()
+        task = "Repair this loop until check says healthy."
+        return [task, *self._first.words_without_suggestions()]
+
+    def save(self, path: str | Path) -> None:
+        """Write one self-contained page that any browser opens.
+
+        Raises `ValueError` for a name that does not end in `.html`.
+        """
+        check_page_name(path)
+        save_page(path, "accumviz lab", self.to_html())
+
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> dict[str, str]:
+        bundle = super()._repr_mimebundle_(include, exclude)
+        lines = [repr(self), "", self._first.text, *self._words()]
+        bundle["text/plain"] = "\n".join(lines)
+        return bundle
+
+    def __repr__(self) -> str:
+        task = ", to be repaired" if self.task else ""
+        return (
+            f"Lab: {len(self.recorded)} arrangements of a loop{task}, {len(self._runs)} of them different; "
+            ".save('lab.html') writes a page"
+        )
+
+
+# --- what the page is told ----------------------------------------------------------------------
+
+
+def _offer(axis: Axis) -> dict[str, Any]:
+    return {
+        "name": axis.name,
+        "title": axis.title,
+        "values": list(axis.values),
+        "labels": list(axis.values.values()),
+        "line": axis.line,
+    }
+
+
+def _rows(run: Arrangement) -> list[list[Any]]:
+    """Return each row: its line's number (0: a place for a line), its depth, and what can be moved or changed there."""
+    number, rows = 0, []
+    for row in run.rows:
+        number += bool(row.text)
+        rows.append([number if row.text else 0, row.depth, row.role, row.value])
+    return rows
+
+
+def report_data(report: Report) -> dict[str, Any]:
+    """Return a report as a page shows it."""
+    return {
+        "verdict": report.verdict,
+        "said": first_line(report),
+        "findings": [_finding(finding) for finding in report.findings],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    evidence = []
+    for name, value in finding.evidence.items():
+        evidence.append(f"{literal(name)}: {told(value)}")
+    return {
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "event": finding.event,
+        "line": finding.line,
+        "cause": literal(finding.cause),
+        "evidence": "; ".join(evidence),
+        "suggestion": finding.suggestion.splitlines(),
+        "read": [finding.chapter, *words.reading(finding.chapter)],
+    }
+
+
+def _shared(
+    runs: Sequence[Mapping[str, Any]],
+) -> tuple[list[list[int]], dict[str, list[Any]]]:
+    """Number the parts of runs: a row for each run (-1: it has no such part), and the different parts by name.
+
+    >>> _shared([{"a": 1, "b": [2]}, {"a": 1}])
+    ([[0, 0], [0, -1]], {'a': [1], 'b': [[2]]})
+    """
+    names = list(dict.fromkeys(name for run in runs for name in run))
+    numbers: dict[str, dict[str, int]] = {name: {} for name in names}
+    rows = []
+    for run in runs:
+        row = [-1] * len(names)
+        for i, name in enumerate(names):
+            if name in run:
+                texts = numbers[name]
+                row[i] = texts.setdefault(json.dumps(run[name]), len(texts))
+        rows.append(row)
+    parts = {name: [json.loads(text) for text in numbers[name]] for name in names}
+    return rows, parts
+
+
+def _in_columns(bars: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the bars of shares column by column: what is alike stands together, and weighs little once packed.
+
+    >>> _in_columns({"r": [0, 1], "note": "", "rows": [{"e": 3, "t": "1", "s": [[0, 0, 1, "new", "1"]]}]})
+    {'r': [0, 1], 'note': '', 'e': [3], 't': ['1'], 's': [[[0], [0], [1], ['new'], ['1']]]}
+    """
+    columns = {name: part for name, part in bars.items() if name != "rows"}
+    rows = bars["rows"]
+    for name in rows[0]:
+        columns[name] = [row[name] for row in rows]
+    columns["s"] = []
+    for row in rows:
+        segments = zip(*row["s"], strict=True)
+        columns["s"].append([list(column) for column in segments])
+    return columns

@@ -1,25 +1,25 @@
-"""A loop with lines that can be moved: its choices, the source of each arrangement, and how one is recorded."""
+"""Loops whose lines can be moved, as a lab needs them; and the one that accumulates over windows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import combinations, product
+from dataclasses import dataclass
+from itertools import accumulate, combinations, pairwise, product
 from typing import Any, NamedTuple
 
-from accumviz import arguments
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import Ledger
 
 NOWHERE = "nowhere"
 # So many choices may differ from the start at once.
 REACH = 2
+Choice = Mapping[str, str]
 
 
 class LoopLine(NamedTuple):
     """A line of the loop, with what the reader may move or change in it (`role`); or, without text, a place for one.
 
-    A place is that of the line `role` once `value` is chosen.
+    A place is where the line `role` stands once `value` is chosen.
     """
 
     depth: int
@@ -29,24 +29,18 @@ class LoopLine(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Other:
-    """What a choice takes beside its list: `take` checks a value, `read` makes one of what was typed."""
-
-    take: Callable[[Any], Any]
-    read: Callable[[str], Any]
-    wanted: str
-    example: str
-
-
-@dataclass(frozen=True)
 class Axis:
     """One choice: its name, what it is called, and its values with what they are called; a `line` can be moved."""
 
     name: str
     title: str
-    values: Mapping[Any, str]
+    values: Mapping[str, str]
     line: str = ""
-    other: Other | None = None
+
+    def at(self, choice: Choice, where: str, depth: int) -> LoopLine:
+        """Return the line where it was put; elsewhere, a place for it."""
+        is_here = choice[self.name] == where
+        return LoopLine(depth, self.line if is_here else "", self.name, where)
 
 
 def _nothing(_ledger: Ledger, _report: Report) -> str:
@@ -57,138 +51,207 @@ def _nothing(_ledger: Ledger, _report: Report) -> str:
 class Loop:
     """A loop as a lab needs it.
 
-    `right` has a value for each choice, and makes a loop without a mistake. `rows` writes the loop of a
-    choice from top to bottom, lines and places. `begin` opens nothing yet: it returns a recording, and
-    the names with which the text runs. `loss` is what lies below the path of the weights, if anything,
-    and `remark` says of a recording what `check` cannot.
+    `right` has a value for each choice, and makes a loop without a mistake. `rows` writes the loop
+    of a choice from top to bottom, lines and places. `begin` returns a recording that is not open
+    yet, and the names with which the text runs. `loss` is what lies below the path of the weights,
+    if anything, and `remark` says of a recording what `check` cannot.
     """
 
     axes: tuple[Axis, ...]
-    right: Mapping[str, Any]
-    rows: Callable[[Mapping[str, Any]], Iterable[LoopLine]]
-    begin: Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]
+    right: Choice
+    rows: Callable[[Choice], Iterable[LoopLine]]
+    begin: Callable[[], tuple[Any, dict[str, Any]]]
     loss: Callable[..., float] | None = None
     remark: Callable[[Ledger, Report], str] = _nothing
 
-    def axis(self, name: str) -> Axis:
-        """One of the choices."""
-        return next(axis for axis in self.axes if axis.name == name)
+    def complete(self, start: Mapping[str, Any] | None) -> dict[str, str]:
+        """Return a value for each choice, from what differs from the right loop.
 
-    def text(self, choice: Mapping[str, Any]) -> str:
-        """The source of the loop of a choice."""
-        return "".join(
-            f"{'    ' * row.depth}{row.text}\n" for row in self.rows(choice) if row.text
-        )
-
-    def checked(
-        self, choice: Mapping[str, Any] | None, argument: str = "start"
-    ) -> dict[str, Any]:
-        """Complete a choice from one that names what differs from the right loop.
-
-        Values outside the lists are taken where they mean something. Raises `TypeError` and
-        `ValueError` for others.
+        Raises `ValueError` for a choice or a value that there is not.
         """
-        if choice is not None and not isinstance(choice, Mapping):
-            raise TypeError(
-                f"{argument}={choice!r:.80}; expected choices by name, as in {argument}={{'step': 'epoch'}}"
-            )
-        whole = dict(self.right)
-        for name, value in (choice or {}).items():
-            if name not in whole:
+        choice = dict(self.right)
+        offered = {axis.name: axis.values for axis in self.axes}
+        for name, value in (start or {}).items():
+            if name not in offered:
                 raise ValueError(
-                    f"{argument} names {name!r:.80}; the choices are {', '.join(whole)}"
+                    f"start names {name!r:.80}; the choices are {', '.join(offered)}"
                 )
-            axis = self.axis(name)
-            if axis.other is not None and not isinstance(value, str):
-                whole[name] = axis.other.take(value)
-            elif isinstance(value, str) and value in axis.values:
-                whole[name] = value
-            else:
-                offered = ", ".join(map(repr, axis.values))
+            if str(value) not in offered[name]:
                 raise ValueError(
-                    f"{argument} has {name}={value!r:.80}; expected one of {offered}"
+                    f"start has {name}={value!r:.80}; expected one of {', '.join(map(repr, offered[name]))}"
                 )
-        return whole
+            choice[name] = str(value)
+        return choice
 
-    def read(self, told: Mapping[str, str], argument: str = "this") -> dict[str, Any]:
-        """Complete a choice from values as a page has them: texts by name; raises as `checked` does."""
-        choice: dict[str, Any] = {}
-        for name, text in told.items():
-            if name not in self.right:
-                raise ValueError(
-                    f"{name!r:.80} is no choice; expected {', '.join(self.right)}"
-                )
-            axis = self.axis(name)
-            listed = {written(value): value for value in axis.values}
-            if text in listed or axis.other is None:
-                choice[name] = listed.get(text, text)
-                continue
-            try:
-                choice[name] = axis.other.read(text)
-            except ValueError:
-                raise ValueError(
-                    f"{name}={text!r:.40}; expected {axis.other.wanted}"
-                ) from None
-        return self.checked(choice, argument)
-
-    def axes_from(self, start: Mapping[str, Any]) -> tuple[Axis, ...]:
-        """Give the choices, the values of the start among them."""
-        found = []
+    def near(self, start: Choice) -> Iterator[dict[str, str]]:
+        """Yield every choice that differs from the start in at most `REACH` places, the start first."""
+        others = {}
         for axis in self.axes:
-            own = start[axis.name]
-            others = dict(axis.values) if len(axis.values) > 1 else {}
-            found.append(
-                axis
-                if own in axis.values
-                else replace(axis, values={own: written(own)} | others)
-            )
-        return tuple(found)
-
-    def near(
-        self, start: Mapping[str, Any], reach: int = REACH
-    ) -> Iterator[dict[str, Any]]:
-        """Every choice that differs from the start in at most `reach` places, the start first."""
-        offered = {
-            axis.name: [v for v in axis.values if v != start[axis.name]]
-            for axis in self.axes_from(start)
-        }
-        for size in range(reach + 1):
-            for names in combinations(offered, size):
-                for values in product(*(offered[name] for name in names)):
+            others[axis.name] = [v for v in axis.values if v != start[axis.name]]
+        for size in range(REACH + 1):
+            for names in combinations(others, size):
+                for values in product(*(others[name] for name in names)):
                     yield {**start, **dict(zip(names, values, strict=True))}
 
 
-def movable(axis: Axis, choice: Mapping[str, Any], where: str, depth: int) -> LoopLine:
-    """The line of this choice where it was put; elsewhere, a place for it."""
-    return LoopLine(
-        depth, axis.line if choice[axis.name] == where else "", axis.name, where
-    )
+# --- one weight, and micro-batches that are accumulated over a window ----------------------------
+
+# Fourteen samples, in micro-batches of two, or of one to three: two windows of three, and one left over.
+_SIZES = {"equal": "2, 2, 2, 2, 2, 2, 2", "unequal": "3, 1, 2, 2, 1, 2, 3"}
+INPUTS = (1.0, 3.0, 2.0, 2.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0, 1.0, 3.0, 1.0)
+_LEARNING_RATE = 0.05
+_ZERO = Axis(
+    "zero_grad",
+    "zero_grad",
+    {
+        "epoch": "above the loop over micro-batches",
+        "micro-batch": "first in every micro-batch",
+        "backward": "below backward",
+        "before": "above the step",
+        "after": "below the step",
+        NOWHERE: "nowhere",
+    },
+    "optimizer.zero_grad()",
+)
+_STEP = Axis(
+    "step",
+    "step",
+    {
+        "micro-batch": "in every micro-batch",
+        "window": "after K micro-batches",
+        "epoch": "after the loop",
+    },
+    "optimizer.step()",
+)
+_CLIP = Axis(
+    "clip",
+    "clip",
+    {
+        "backward": "after every backward",
+        "step": "above the step",
+        NOWHERE: "nowhere",
+    },
+    "nn.utils.clip_grad_norm_(w, 4)",
+)
+_DIVIDE = Axis(
+    "divide",
+    "each loss is divided by",
+    {
+        "window": "the window’s length",
+        "K": "K",
+        "nothing": "nothing",
+        "samples": "the window’s samples",
+    },
+)
+_K = Axis("k", "K", {"3": "3", "2": "2", "1": "1"})
+_BATCHES = Axis("sizes", "micro-batches", {"equal": "equal", "unequal": "unequal"})
+_TAIL = Axis(
+    "tail",
+    "the last, shorter window",
+    {"step": "gets a step", "carry": "is carried on", "drop": "is dropped"},
+)
+_RIGHT = {
+    "zero_grad": "after",
+    "step": "window",
+    "clip": NOWHERE,
+    "divide": "window",
+    "k": "3",
+    "sizes": "equal",
+    "tail": "step",
+}
+# What a loss is divided by, where it is not K, in a loop that steps so often.
+_DIVISORS = {
+    "window": {
+        "micro-batch": "1",
+        "window": "min(K, len(loader) - i // K * K)",
+        "epoch": "len(loader)",
+    },
+    "samples": {
+        "micro-batch": "len(x)",
+        "window": "sum(sizes[i // K * K :][:K])",
+        "epoch": "sum(sizes)",
+    },
+}
 
 
-def written(value: Any) -> str:
-    """How a value is written, one that is in no list, too.
+def _rows(choice: Choice) -> Iterator[LoopLine]:
+    """Yield the loop from top to bottom, lines and places."""
+    step, divide, tail = choice["step"], choice["divide"], choice["tail"]
+    divisor = _DIVISORS.get(divide, {}).get(step, "")
+    if (divide, step) == ("window", "window") and tail != "step":
+        divisor = "K"
+    in_windows = step == "window"
+    if divide == "K" or in_windows:
+        yield LoopLine(0, f"K = {choice['k']}", "k")
+    yield LoopLine(0, f"sizes = [{_SIZES[choice['sizes']]}]", "sizes")
+    yield LoopLine(0, "loader = batches_of(sizes)")
+    yield LoopLine(0, "for epoch in range(2):")
+    yield _ZERO.at(choice, "epoch", 1)
+    if in_windows:
+        yield LoopLine(1, "for i, (x, y) in enumerate(loader):")
+    else:
+        yield LoopLine(1, "for x, y in loader:")
+    yield _ZERO.at(choice, "micro-batch", 2)
+    if divisor:
+        yield LoopLine(2, f"{divide} = {divisor}", "divide")
+    reduced = "sum" if divide == "samples" else "mean"
+    by = "" if divide == "nothing" else f" / {divide}"
+    yield LoopLine(2, f"loss = (w * x - y).square().{reduced}(){by}", "divide")
+    yield LoopLine(2, "loss.backward()")
+    yield _CLIP.at(choice, "backward", 2)
+    if step != "micro-batch":
+        yield _ZERO.at(choice, "backward", 2)
+    yield from _step(choice, "micro-batch", 2)
+    if in_windows:
+        last = " or i + 1 == len(loader)" if tail == "step" else ""
+        yield LoopLine(2, f"if (i + 1) % K == 0{last}:", "tail")
+    yield from _step(choice, "window", 3 if in_windows else 2)
+    if in_windows and tail == "drop":
+        yield LoopLine(1, "optimizer.zero_grad()  # drops what is left", "tail")
+    yield from _step(choice, "epoch", 1)
 
-    >>> written((7, 7)), written(0.1)
-    ('7, 7', '0.1')
-    """
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+def _step(choice: Choice, where: str, depth: int) -> Iterator[LoopLine]:
+    """Yield the step and what stands right above and below it; elsewhere, its place."""
+    if choice["step"] == where:
+        # Above a step in every micro-batch is below backward, too: the two are one place.
+        is_one = where == "micro-batch" and choice["zero_grad"] == "backward"
+        yield _ZERO.at(choice, "backward" if is_one else "before", depth)
+        yield _CLIP.at(choice, "step", depth)
+    yield _STEP.at(choice, where, depth)
+    if choice["step"] == where:
+        yield _ZERO.at(choice, "after", depth)
 
 
-def _k(value: Any) -> int:
-    return arguments.whole("k", value, "how many micro-batches a window has", least=1)
+def _begin() -> tuple[Any, dict[str, Any]]:
+    import torch
+
+    import accumviz as av
+
+    w = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=_LEARNING_RATE)
+    recording = av.record({"w": w}, optimizer, sources=True, memory=False)
+    names = {"w": w, "optimizer": optimizer, "nn": torch.nn, "batches_of": _batches_of}
+    return recording, names
 
 
-def _lr(value: Any) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 < value <= 10
-    ):
-        raise ValueError(
-            f"lr={value!r:.80}; expected a learning rate above 0, at most 10, as in 0.05"
-        )
-    return float(value)
+def _batches_of(sizes: list[int]) -> Any:
+    """Make a loader of so many samples in each micro-batch."""
+    import torch
+
+    x = torch.tensor(INPUTS)
+    ends = list(accumulate(sizes))
+    batches = [list(range(*span)) for span in pairwise([0, *ends])]
+    samples = torch.utils.data.TensorDataset(x, 2 * x)
+    return torch.utils.data.DataLoader(samples, batch_sampler=batches)
 
 
-K = Other(_k, int, "a whole number", "5")
-LEARNING_RATE = Other(_lr, float, "a number", "0.03")
+def _loss(w: float) -> float:
+    """Return the mean loss over all samples, which every arrangement is to bring down."""
+    misses = [w * x - 2 * x for x in INPUTS]
+    return sum(miss * miss for miss in misses) / len(misses)
+
+
+ACCUMULATION = Loop(
+    (_ZERO, _STEP, _CLIP, _DIVIDE, _K, _BATCHES, _TAIL), _RIGHT, _rows, _begin, _loss
+)

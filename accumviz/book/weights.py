@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,89 +23,57 @@ Range = tuple[float, float]
 # The picture, in its own units, and the room in it that is the path's.
 WIDTH, HEIGHT = 320, 190
 # Left of it is room for the rings around the first station, and then for the numbers of the axis.
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 306, 14, 162
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 306.0, 14.0, 162.0
 _FINE, _COARSE, _LEVELS = 61, 33, 9
-# A path that runs away is cut where it is so many times as far from its beginning as half of its steps.
+# What runs so many times as far as the right runs, or as the steps of a single one mostly do, is cut at the edge.
 _FAR = 3.0
-# Beside paths that are so many times as long, all others would be a point.
+# The same, where no run is known to be right.
 _LONG = 8.0
 _MOST_POINTS = 400
-_MOST_DIGITS = 5
+# Any number that is far beyond all edges.
+_BEYOND = 1e30
 
 
-@dataclass(frozen=True)
-class Field:
-    """The ground on which paths are drawn: the range of each axis, and the loss where one was given.
+class Path(NamedTuple):
+    """The way of the weights: the elements' names, the events after which they were so, and points × elements.
 
-    `losses` is one row for a curve, and one for each value of the second element for contours; `steps` is how many
-    points the longest path has.
+    The event before the first is -1.
     """
 
-    names: tuple[str, ...]
-    ranges: tuple[tuple[float, float], ...]
-    losses: np.ndarray | None = None
-    loss: Loss | None = None
-    runs: int = 1
-    steps: int = 0
-
-    def picture(self, ledger: Ledger, chosen: Sequence[int]) -> dict[str, Any]:
-        """A path as a page draws it: the ground `m` below it as elements, what they mean, and the points `p`.
-
-        A point is the place of its event (-1: before the first), where it stands, what it says, and, where
-        it lies outside, an arrow with its number.
-        """
-        names, at, points = path(ledger)
-        if tuple(names) != self.names:
-            return {}
-        place = {event: i for i, event in enumerate(chosen)} | {-1: -1}
-        kept = [i for i, event in enumerate(at) if event in place]
-        kept = kept[:: math.ceil(len(kept) / _MOST_POINTS)] if kept else kept
-        names, (across, up), lines = _axes(self, max(self.steps, len(at)))
-        digits = words.telling(points)
-        stations: list[list[Any]] = []
-        before = None
-        for i in kept:
-            values = [float(x) for x in points[i]]
-            stands = _stands(self, values, i)
-            x, y = _seen(stands, before, across, up)
-            x, y = _along(x, across, _LEFT, _RIGHT), _along(y, up, _BOTTOM, _TOP)
-            told = [_words(self, self.names, values, digits), _arrow(self, values)]
-            stations.append([place[at[i]], round(x, 1), round(y, 1), *told])
-            before = stands
-        if not stations:
-            return {}
-        steps = len(self.names) == 1 and self.losses is None
-        named = [
-            _axis(names[0], across, (_LEFT, _RIGHT), whole=steps),
-            _axis(names[1], up, (_BOTTOM, _TOP)),
-        ]
-        note = "Small dots: after each step."
-        note += " Grey: the loss." if lines else ""
-        note += " One scale for all runs." if self.runs > 1 else ""
-        beyond = any(arrow for *_, arrow in stations)
-        return {
-            "m": _elements(named, lines),
-            "note": note,
-            "arrow": "Arrow: beyond the edge." if beyond else "",
-            "p": stations,
-        }
+    names: tuple[str, ...] = ()
+    events: Sequence[int] = ()
+    points: np.ndarray = np.zeros((0, 0))
 
 
-def _axis(
-    name: str, reach: Range, span: Range, *, whole: bool = False
-) -> tuple[str, list[Any]]:
-    """What an axis is called, and its ticks: where each stands and what it says; `whole` numbers only, or all."""
-    base = _base(*reach)
-    marks = _round_values(reach[0] - base, reach[1] - base)
-    if whole:
-        marks = [mark for mark in marks if mark.is_integer()]
-    if base:
-        name = f"{name} {'+' if base < 0 else '−'} {number(abs(base))}"
-    ticks = [
-        [round(_along(mark + base, reach, *span), 1), told]
-        for mark, told in zip(marks, _apart(marks), strict=True)
-    ]
-    return name, ticks
+def path(ledger: Ledger) -> Path:
+    """Return the path of the weights: nothing for more than two elements, or for some that were not kept."""
+    parameters = ledger.parameters
+    steps = [event.index for event in ledger.of("step")]
+    is_small = 1 <= sum(parameter.numel for parameter in parameters) <= 2
+    of_ranks = any(parameter.rank is not None for parameter in parameters)
+    if not steps or not is_small or of_ranks:
+        return Path()
+    kept = [ledger.weights(i) for i in range(len(parameters))]
+    if not all(one.size for one in kept):
+        return Path()
+    elements = np.concatenate(kept, axis=1)
+    seen = ~np.isnan(elements).all(axis=1)
+    seen[steps] = True
+    events = [e if e in steps else -1 for e in np.flatnonzero(seen).tolist()]
+    if events.count(-1) > 1:
+        return Path()
+    return Path(_element_names(ledger), events, elements[seen])
+
+
+def _element_names(ledger: Ledger) -> tuple[str, ...]:
+    names = []
+    for parameter in ledger.parameters:
+        name = literal(parameter.name)
+        if parameter.numel == 1:
+            names.append(name)
+        else:
+            names += [f"{name}[{i}]" for i in range(parameter.numel)]
+    return tuple(names)
 
 
 def play(
@@ -130,338 +98,331 @@ def play(
     return shown
 
 
-def path(ledger: Ledger) -> tuple[list[str], list[int], np.ndarray]:
-    """The elements' names, the events after which they were so (-1: before the first), and points × elements.
+# --- the ground, which all runs share ------------------------------------------------------------
 
-    Nothing where there are more than two elements, or some that were not kept.
+
+@dataclass(frozen=True)
+class Field:
+    """The ground on which paths are drawn: the range of each element, and the loss where one was given.
+
+    `lines` draw the loss; `heights` is the range of its curve, of one element. `runs` counts those
+    that share the ground, and `steps` is how many points the longest path has.
     """
-    parameters = ledger.parameters
-    steps = {event.index for event in ledger.of("step")}
-    few = 1 <= sum(p.numel for p in parameters) <= 2
-    kept = [ledger.weights(i) for i in range(len(parameters))] if few else []
-    ranks = any(p.rank is not None for p in parameters)
-    if ranks or not steps or not kept or not all(one.size for one in kept):
-        return [], [], np.zeros((0, 0))
-    elements = np.concatenate(kept, axis=1)
-    there = ~np.isnan(elements).all(axis=1)
-    there[list(steps)] = True
-    known = np.flatnonzero(there).tolist()
-    at = [e if e in steps else -1 for e in known]
-    if at.count(-1) > 1:
-        return [], [], np.zeros((0, 0))
-    return _element_names(ledger), at, elements[known]
+
+    names: tuple[str, ...]
+    ranges: tuple[Range, ...]
+    loss: Loss | None
+    heights: Range
+    lines: Sequence[str]
+    runs: int
+    steps: int
+
+    def picture(self, ledger: Ledger, chosen: Sequence[int]) -> dict[str, Any]:
+        """Return a path as a page draws it: the ground `m` below it, what it means, and the points `p`.
+
+        A point is the place of its event (-1: before the first), where it stands, what it says, and,
+        where it lies outside, an arrow with its number.
+        """
+        names, events, points = path(ledger)
+        place = {event: i for i, event in enumerate(chosen)} | {-1: -1}
+        kept = [i for i, event in enumerate(events) if event in place]
+        if names != self.names or not kept:
+            return {}
+        kept = kept[:: math.ceil(len(kept) / _MOST_POINTS)]
+        across, up = self._axes(len(events))
+        digits = words.telling(points)
+        stations: list[list[Any]] = []
+        before = None
+        for i in kept:
+            values = points[i].tolist()
+            point = self._place(values, i)
+            x, y = _inside(point, before, across, up)
+            stations.append(
+                [
+                    place[events[i]],
+                    round(_along(x, across, _LEFT, _RIGHT), 1),
+                    round(_along(y, up, _BOTTOM, _TOP), 1),
+                    self._words(values, digits),
+                    self._arrow(values),
+                ]
+            )
+            before = point
+        is_beyond = any(arrow for *_, arrow in stations)
+        return {
+            "m": self._elements(across, up),
+            "note": self._note(),
+            "arrow": "Arrow: beyond the edge." if is_beyond else "",
+            "p": stations,
+        }
+
+    def _axes(self, points: int) -> tuple[Range, Range]:
+        if len(self.ranges) == 2:
+            return self.ranges[0], self.ranges[1]
+        if self.loss is None:
+            return (0.0, max(self.steps, points, 2) - 1.0), self.ranges[0]
+        return self.ranges[0], self.heights
+
+    def _place(self, values: Sequence[float], i: int) -> tuple[float, float]:
+        """Return where the i-th point is, in the units of the axes; what is not finite is beyond all."""
+        finite = [x if math.isfinite(x) else _BEYOND for x in values]
+        if len(finite) == 2:
+            return finite[0], finite[1]
+        if self.loss is None:
+            return float(i), finite[0]
+        height = _at(self.loss, finite[0])
+        return finite[0], height if math.isfinite(height) else _BEYOND
+
+    def _words(self, values: Sequence[float], digits: int) -> str:
+        said = []
+        for name, value in zip(self.names, values, strict=True):
+            said.append(f"{shorten(name, 40)} {number(value, digits)}")
+        if self.loss is not None and all(map(math.isfinite, values)):
+            said.append(f"loss {number(_at(self.loss, *values))}")
+        return ", ".join(said)
+
+    def _arrow(self, values: Sequence[float]) -> str:
+        """Return what stands at the edge for a point beyond it."""
+        signs = [("←", "→"), ("↓", "↑")]
+        if len(values) == 1 and self.loss is None:
+            signs = signs[1:]
+        for i, (low, high) in enumerate(self.ranges):
+            if not low <= values[i] <= high:
+                less, more = signs[i]
+                return f"{less if values[i] < low else more} {number(values[i], 3)}"
+        return ""
+
+    def _note(self) -> str:
+        note = "Small dots: after each step."
+        if self.loss is not None:
+            note += " Grey: the loss."
+        if self.runs > 1:
+            note += " One scale for all runs."
+        return note
+
+    def _elements(self, across: Range, up: Range) -> list[list[Any]]:
+        """Return ticks, axes with their names, and lines of the loss.
+
+        Each is a name, its attributes, and its text if it has one.
+        """
+        names = [shorten(name, 24) for name in self.names]
+        if len(names) == 1:
+            names = ["step", *names] if self.loss is None else [*names, "loss"]
+        marks = _round_values(*across)
+        if names[0] == "step":
+            marks = [mark for mark in marks if mark.is_integer()]
+        elements: list[list[Any]] = []
+        for mark, text in zip(marks, _apart(marks), strict=True):
+            at = round(_along(mark, across, _LEFT, _RIGHT), 1)
+            elements.append(["text.av-tickx", {"x": at, "y": 176}, text])
+        marks = _round_values(*up)
+        for mark, text in zip(marks, _apart(marks), strict=True):
+            at = round(_along(mark, up, _BOTTOM, _TOP) + 4, 1)
+            elements.append(["text.av-ticky", {"x": 40, "y": at}, text])
+        end = {"x": 310, "y": 189, "text-anchor": "end"}
+        elements.append(["path.av-axes", {"d": "M46 10V162H310"}])
+        elements.append(["text.av-axisname", end, names[0]])
+        elements.append(["text.av-axisname", {"x": 50, "y": 10}, names[1]])
+        elements += [["path.av-loss", {"d": line}] for line in self.lines]
+        return elements
 
 
-def _element_names(ledger: Ledger) -> list[str]:
-    names = []
-    for parameter in ledger.parameters:
-        name = literal(parameter.name)
-        several = [f"{name}[{i}]" for i in range(parameter.numel)]
-        names += several if parameter.numel > 1 else [name]
-    return names
+def field(
+    ledgers: Sequence[Ledger],
+    loss: Loss | None = None,
+    *,
+    right: Sequence[Ledger] = (),
+) -> Field | None:
+    """Return the ground for the paths of these runs; None where there is no path, or the runs have different weights.
 
-
-def field(ledgers: Sequence[Ledger], loss: Loss | None = None) -> Field | None:
-    """The ground for the paths of these runs; None where there is no path, or the runs have different weights.
-
-    `loss` takes one number for each element of the weights and returns the loss there. Raises
-    `TypeError` for a loss that cannot be called or returns no number.
+    `loss` takes one number for each element of the weights and returns the loss there. The `right`
+    ones of the runs say how far it is worth looking. Raises `TypeError` for a loss that cannot be
+    called or returns no number.
     """
     if loss is not None and not callable(loss):
         raise TypeError(
             f"loss is {arguments.a(loss)}; expected a function of the weights: loss=lambda w: ..."
         )
     paths = [path(ledger) for ledger in ledgers]
-    names = {tuple(one) for one, _, _ in paths}
-    if len(names) != 1 or not (axes := names.pop()):
+    all_names = {one.names for one in paths}
+    names = all_names.pop() if len(all_names) == 1 else ()
+    if not names:
         return None
-    points = [one for _, _, one in paths]
-    ranges = tuple(_range([one[:, i] for one in points]) for i in range(len(axes)))
-    steps = max(len(at) for _, at, _ in paths)
-    if loss is None:
-        return Field(axes, ranges, runs=len(paths), steps=steps)
-    middle = _middle(points[0], ranges)
-    ranges = tuple(
-        _down_to_the_valley(loss, one, middle, i) for i, one in enumerate(ranges)
-    )
-    return Field(axes, ranges, _losses(loss, ranges), loss, len(paths), steps)
+    models = [path(ledger).points for ledger in right]
+    ranges = []
+    for i in range(len(names)):
+        columns = [one.points[:, i] for one in paths]
+        ranges.append(_range(columns, [model[:, i] for model in models]))
+    steps = max(len(one.events) for one in paths)
+    heights, lines = (0.0, 1.0), list[str]()
+    if loss is not None:
+        ends = models[0] if models else paths[0].points
+        ranges = _with_valley(loss, ranges, ends)
+    if loss is not None and len(ranges) == 1:
+        heights, lines = _curve(loss, ranges[0])
+    elif loss is not None:
+        lines = _contours(loss, *ranges)
+    return Field(names, tuple(ranges), loss, heights, lines, len(paths), steps)
 
 
-def _middle(points: np.ndarray, ranges: Sequence[Range]) -> list[float]:
-    """Where the last finite point of a path lies, within these ranges."""
-    ends = points[np.isfinite(points).all(axis=1)][-1:]
-    if not len(ends):
-        return [low for low, _ in ranges]
-    lows, highs = zip(*ranges, strict=True)
-    return [float(x) for x in np.clip(ends[0], lows, highs)]
-
-
-def _losses(loss: Loss, ranges: Sequence[Range]) -> np.ndarray:
-    """The loss on a grid: one row for one weight, and for two a row for each value of the second."""
-    fine = _FINE if len(ranges) == 1 else _COARSE
-    across, *up = (np.linspace(*one, fine) for one in ranges)
-    rows = up[0] if up else [None]
-    return np.array(
-        [[_at(loss, x, *([] if y is None else [y])) for x in across] for y in rows]
-    )
-
-
-def _elements(
-    axes: Sequence[tuple[str, list[Any]]], lines: Sequence[str]
-) -> list[list[Any]]:
-    """Ticks, axes with their names, and lines of the loss: each a name, its attributes, and its text if it has one."""
-    (across, below), (up, beside) = axes
-    return [
-        *(["text.av-tickx", {"x": at, "y": 176}, text] for at, text in below),
-        *(
-            ["text.av-ticky", {"x": 40, "y": round(at + 4, 1)}, text]
-            for at, text in beside
-        ),
-        ["path.av-axes", {"d": "M46 10V162H310"}],
-        ["text.av-axisname", {"x": 310, "y": 189, "text-anchor": "end"}, across],
-        ["text.av-axisname", {"x": 50, "y": 10}, up],
-        *(["path.av-loss", {"d": line}] for line in lines),
-    ]
-
-
-def _apart(values: Sequence[float]) -> list[str]:
-    """Numbers with as many digits as tell them apart.
-
-    >>> _apart([1, 1.5]), _apart([2.0, 2.002, 2.004])
-    (['1', '1.5'], ['2', '2.002', '2.004'])
-    """
-    for digits in (3, 4, _MOST_DIGITS):
-        told = [number(value, digits) for value in values]
-        if len(set(told)) == len(told):
-            break
-    return told
-
-
-def _at(loss: Loss, *weights: float) -> float:
-    try:
-        return float(loss(*map(float, weights)))
-    except (TypeError, ValueError) as wrong:
-        raise TypeError(
-            f"loss({', '.join(f'{w:.4g}' for w in weights)}) gave no number ({wrong}); expected a function that takes "
-            f"{'one number' if len(weights) == 1 else 'two numbers'}, the weights, and returns the loss there"
-        ) from wrong
-
-
-def _range(paths: Sequence[np.ndarray]) -> tuple[float, float]:
-    """From the lowest to the highest value; what runs away is left out, so that the others are seen."""
-    far = []
-    for one in paths:
-        gaps = np.abs(one[np.isfinite(one)] - one[0])
-        if gaps.any():
-            far.append(min(float(gaps.max()), _FAR * float(np.median(gaps[gaps > 0]))))
-    most = min(far, default=0.0) * (1 if len(paths) == 1 else _FAR)
-    every = np.concatenate(paths)
-    every = every[np.isfinite(every)]
-    begin = float(paths[0][0]) if len(paths[0]) and math.isfinite(paths[0][0]) else 0.0
-    low = max(float(every.min(initial=begin)), begin - most)
-    high = min(float(every.max(initial=begin)), begin + most)
-    # What does not run away is seen whole, beside however short a path.
-    reaches = [
-        float(np.abs(one[np.isfinite(one)] - begin).max(initial=0.0)) for one in paths
-    ]
-    for one, reach in zip(paths, reaches, strict=True):
-        if _is_steady(one) and reach <= _LONG * float(np.median(reaches)):
-            low, high = (
-                min(low, float(one.min(initial=low))),
-                max(high, float(one.max(initial=high))),
-            )
+def _range(paths: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> Range:
+    """Return the lowest and the highest value; what runs away is left out, so that the others are seen."""
+    begin = float(paths[0][0]) if np.isfinite(paths[0][0]) else 0.0
+    reaches = sorted(_reach(one) for one in paths)
+    if len(paths) == 1:
+        most = reaches[0]
+    elif right:
+        most = _FAR * max(_reach(one) for one in right)
+    else:
+        most = _LONG * reaches[(len(reaches) - 1) // 2]
+    values = np.concatenate(paths)
+    values = values[np.isfinite(values)]
+    low = max(float(values.min(initial=begin)), begin - most)
+    high = min(float(values.max(initial=begin)), begin + most)
     margin = 0.12 * (high - low) or 0.5 * abs(begin) or 1.0
     return low - margin, high + margin
 
 
-def _is_steady(one: np.ndarray) -> bool:
-    """Whether no step is much larger than the first.
+def _reach(values: np.ndarray) -> float:
+    """Return how far a path comes from its beginning; of one that runs away, how far most of it does.
 
-    >>> _is_steady(np.array([1.0, 1.2, 1.5])), _is_steady(np.array([1.0, 40.0, -7000.0]))
-    (True, False)
+    >>> _reach(np.array([1.0, 1.5, 2.0])), _reach(np.array([1.0, 2.0, 0.0, 3.0, -1e9]))
+    (1.0, 4.5)
     """
-    sizes = np.abs(np.diff(one))
-    return bool(
-        np.isfinite(sizes).all()
-        and (not sizes.any() or sizes.max() <= _FAR * sizes[sizes > 0][0])
-    )
+    gaps = np.abs(values[np.isfinite(values)] - values[0])
+    moved = gaps[gaps > 0]
+    if not moved.size:
+        return 0.0
+    return min(float(moved.max()), _FAR * float(np.median(moved)))
 
 
-def _down_to_the_valley(
-    loss: Loss, span: tuple[float, float], middle: list[float], i: int
-) -> tuple[float, float]:
-    """A range that goes on while the loss falls, for some way: a path is read by where it leads."""
-    low, high = span
+# --- the loss ------------------------------------------------------------------------------------
 
-    def at(x: float) -> float:
-        return _at(loss, *(x if k == i else other for k, other in enumerate(middle)))
 
-    for _ in range(6):
+def _at(loss: Loss, *weights: float) -> float:
+    try:
+        return float(loss(*weights))
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError) as wrong:
+        takes = "one number" if len(weights) == 1 else "two numbers"
+        raise TypeError(
+            f"loss gave no number ({wrong}); expected a function that takes {takes}, the weights, "
+            "and returns the loss there"
+        ) from wrong
+
+
+def _with_valley(
+    loss: Loss, ranges: Sequence[Range], points: np.ndarray
+) -> list[Range]:
+    """Widen ranges so that they hold where the loss is lowest, if that is near: a path is read by where it leads."""
+    end = points[np.isfinite(points).all(axis=1)][-1:].ravel().tolist()
+    widened = []
+    for i, (low, high) in enumerate(ranges):
         wide = high - low
-        below, inside, above = (
-            at(low),
-            min(at(low + 0.2 * wide), at(high - 0.2 * wide)),
-            at(high),
-        )
-        if below < inside and below <= above:
-            low -= 0.5 * wide
-        elif above < inside:
-            high += 0.5 * wide
-        else:
-            break
-    return low, high
+        at = list(end) or [begin for begin, _ in ranges]
+        losses = {}
+        for x in np.linspace(low - 3 * wide, high + 3 * wide, 71).tolist():
+            at[i] = x
+            losses[x] = _at(loss, *at)
+        lowest = min(losses, key=lambda x: (math.isnan(losses[x]), losses[x]))
+        room = 0.0 if low < lowest < high else 0.2 * wide
+        widened.append((min(low, lowest - room), max(high, lowest + room)))
+    return widened
 
 
-def _axes(
-    ground: Field, points: int
-) -> tuple[list[str], tuple[tuple[float, float], tuple[float, float]], list[str]]:
-    """What the axes are called, what they reach, and the lines of the loss."""
-    names = [shorten(name, 24) for name in ground.names]
-    if len(names) == 2:
-        across, up = ground.ranges
-        return names, (across, up), _contours(ground)
-    (only,) = ground.ranges
-    if ground.losses is None:
-        return ["step", *names], ((0.0, float(max(points - 1, 1))), only), []
-    values = ground.losses[0]
-    finite = values[np.isfinite(values)]
-    low, high = (
-        (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    )
-    up = (min(low, 0.0) if low < 0.3 * high else low, high if high > low else low + 1.0)
-    xs = np.linspace(_LEFT, _RIGHT, len(values))
-    known = np.isfinite(values)
-    heights = [_along(v, up, _BOTTOM, _TOP) for v in values[known].tolist()]
-    stations = np.column_stack([xs[known], heights])
-    return [*names, "loss"], (only, up), [_line(stations)]
+def _curve(loss: Loss, across: Range) -> tuple[Range, list[str]]:
+    """Return what the loss reaches over a range, and its curve there."""
+    places = np.linspace(*across, _FINE)
+    losses = np.array([_at(loss, x) for x in places.tolist()])
+    finite = np.isfinite(losses)
+    if not finite.any():
+        return (0.0, 1.0), []
+    low, high = float(losses[finite].min()), float(losses[finite].max())
+    if low < 0.3 * high:
+        low = min(low, 0.0)
+    up = low, high if high > low else low + 1.0
+    points = []
+    for x, y in zip(places[finite].tolist(), losses[finite].tolist(), strict=True):
+        points.append((_along(x, across, _LEFT, _RIGHT), _along(y, up, _BOTTOM, _TOP)))
+    return up, [_line(points)]
 
 
-def _contours(ground: Field) -> list[str]:
-    if ground.losses is None or not np.isfinite(ground.losses).any():
-        return []
+def _contours(loss: Loss, across: Range, up: Range) -> list[str]:
     from contourpy import contour_generator
 
-    losses = ground.losses
+    losses = []
+    for y in np.linspace(*up, _COARSE).tolist():
+        row = [_at(loss, x, y) for x in np.linspace(*across, _COARSE).tolist()]
+        losses.append(row)
+    if not np.isfinite(losses).any():
+        return []
     low, high = float(np.nanmin(losses)), float(np.nanmax(losses))
-    rows, columns = losses.shape
-    generator = contour_generator(
-        np.linspace(_LEFT, _RIGHT, columns), np.linspace(_BOTTOM, _TOP, rows), losses
-    )
-    # Closer together near the valley, where paths go.
-    levels = [
-        low + (high - low) * (k / (_LEVELS + 1)) ** 2 for k in range(1, _LEVELS + 1)
-    ]
-    return [
-        "".join(_line(np.asarray(line)) for line in generator.lines(level))
-        for level in levels
-    ]
+    columns = np.linspace(_LEFT, _RIGHT, _COARSE)
+    rows = np.linspace(_BOTTOM, _TOP, _COARSE)
+    generator = contour_generator(columns, rows, np.array(losses))
+    contours = []
+    for k in range(1, _LEVELS + 1):
+        # Closer together near the valley, where paths go.
+        level = low + (high - low) * (k / (_LEVELS + 1)) ** 2
+        contours.append("".join(_line(line) for line in generator.lines(level)))
+    return contours
 
 
-def _line(points: np.ndarray) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) if len(points) else ""
+def _line(points: Any) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def _along(value: float, axis: tuple[float, float], start: float, stop: float) -> float:
+# --- axes ----------------------------------------------------------------------------------------
+
+
+def _along(value: float, axis: Range, start: float, stop: float) -> float:
     low, high = axis
     return start + (stop - start) * (value - low) / ((high - low) or 1.0)
 
 
+def _inside(
+    point: tuple[float, float], before: tuple[float, float] | None, *axes: Range
+) -> list[float]:
+    """Return where a point is drawn: of one that lies outside, where the way from the point before leaves the ground.
+
+    >>> _inside((2, 3.0), (1, 1.0), (0, 2), (0, 2))
+    [1.5, 2.0]
+    """
+    lows, highs = zip(*axes, strict=True)
+    edges: list[float] = np.clip(point, lows, highs).tolist()
+    if before is None or (np.clip(before, lows, highs) != before).any():
+        return edges
+    share = 1.0
+    for was, now, edge in zip(before, point, edges, strict=True):
+        if now != edge:
+            share = min(share, (edge - was) / (now - was))
+    return [was + share * (now - was) for was, now in zip(before, point, strict=True)]
+
+
 def _round_values(low: float, high: float) -> list[float]:
-    """Two to five round numbers in a range.
+    """Return two to five round numbers in a range.
 
     >>> _round_values(0.976, 2.23), _round_values(0.0, 3.0)
     ([1.0, 1.5, 2.0], [0.0, 1.0, 2.0, 3.0])
-    >>> _round_values(0.99998, 1.00014)
-    [1.0, 1.0001]
     """
     wide = high - low
     if not 0 < wide < math.inf:
         return [low]
     unit = 10.0 ** math.floor(math.log10(wide))
-    step = next(
-        unit * k for k in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if wide / (unit * k) < 5
-    )
-    values = [
-        k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)
-    ]
-    # What needs more digits than there is room for would say its neighbour's number.
-    said = [float(f"{value:.{_MOST_DIGITS}g}") for value in values]
-    return [
-        value
-        for value, exact in zip(said, values, strict=True)
-        if math.isclose(value, exact, rel_tol=1e-8)
-    ] or [float(f"{values[0]:.6g}") if values else low]
+    sizes = [unit * k for k in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)]
+    step = next(size for size in sizes if wide / size < 5)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [k * step for k in range(first, last + 1)]
 
 
-def _base(low: float, high: float) -> float:
-    """What is taken off the marks of an axis: 0 where they have room for the digits that tell them apart.
+def _apart(values: Sequence[float]) -> list[str]:
+    """Write numbers with as many digits as tell them apart.
 
-    >>> _base(0.9, 1.4), _base(0.9999995, 1.00001)
-    (0.0, 1.0)
+    >>> _apart([1, 1.5]), _apart([2.0, 2.002, 2.004])
+    (['1', '1.5'], ['2', '2.002', '2.004'])
     """
-    most = max(abs(low), abs(high))
-    return float(f"{(low + high) / 2:.4g}") if 0 < high - low < 1e-4 * most else 0.0
-
-
-def _stands(ground: Field, values: Sequence[float], i: int) -> tuple[float, float]:
-    """Where a point is, in the units of the axes; what is not finite is beyond all."""
-    if len(values) == 2:
-        x, y = values
-    elif ground.loss is None:
-        x, y = float(i), values[0]
-    else:
-        x, y = (
-            values[0],
-            _at(ground.loss, values[0]) if math.isfinite(values[0]) else math.inf,
-        )
-    return (x if math.isfinite(x) else math.inf), (y if math.isfinite(y) else math.inf)
-
-
-def _seen(
-    point: tuple[float, float],
-    before: tuple[float, float] | None,
-    *axes: tuple[float, float],
-) -> list[float]:
-    """Where a point is drawn: of one that lies outside, where the way from the point before it leaves the ground.
-
-    >>> _seen((2, 3.0), (1, 1.0), (0, 2), (0, 2))
-    [1.5, 2.0]
-    """
-    inside = [float(np.clip(v, *axis)) for v, axis in zip(point, axes, strict=True)]
-    if before is None or not all(
-        low <= v <= high for v, (low, high) in zip(before, axes, strict=True)
-    ):
-        return inside
-    gone = [
-        (now - v) / (to - v)
-        for v, now, to in zip(before, inside, point, strict=True)
-        if to not in (now, math.inf)
-    ]
-    share = min(gone, default=1.0)
-    return [
-        v + share * (to - v) if math.isfinite(to) else now
-        for v, now, to in zip(before, inside, point, strict=True)
-    ]
-
-
-def _words(
-    ground: Field, names: Sequence[str], values: Sequence[float], digits: int
-) -> str:
-    told = [
-        f"{shorten(name, 40)} {number(value, digits)}"
-        for name, value in zip(names, values, strict=True)
-    ]
-    if ground.loss is not None and all(map(math.isfinite, values)):
-        told.append(f"loss {number(_at(ground.loss, *values))}")
-    return ", ".join(told)
-
-
-def _arrow(ground: Field, values: Sequence[float]) -> str:
-    """What stands at the edge for a point beyond it."""
-    upwards = len(values) == 1 and ground.loss is None
-    for i, (value, (low, high)) in enumerate(zip(values, ground.ranges, strict=True)):
-        if low <= value <= high:
-            continue
-        less, more = ("↓", "↑") if i or upwards else ("←", "→")
-        return f"{less if value < low else more} {number(value, 3)}"
-    return ""
+    for digits in range(3, 9):
+        texts = [number(value, digits) for value in values]
+        if len(set(texts)) == len(texts):
+            break
+    return texts

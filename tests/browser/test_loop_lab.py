@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 import accumviz as av
-from accumviz.book.lab_page import Lab, assets
+from accumviz.book.lab import Lab
 from tests.browser.frames import drawn, reload
 from tests.browser.test_scrolling import swiped
 from tests.browser.written import written
@@ -22,10 +21,7 @@ from tests.browser.written import written
 Open = Callable[..., Any]
 Show = Callable[..., Any]
 ZERO, STEP, CLIP = "optimizer.zero_grad()", "optimizer.step()", "nn.utils.clip_grad_norm_(w, 4)"
-EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">\u202e'
-
-
-ZERO_D, ZERO_G = "d_opt.zero_grad()", "g_opt.zero_grad()"
+ZERO_G = "g_opt.zero_grad()"
 of_both = pytest.mark.parametrize("loop", ["accumulation", "gan"])
 
 
@@ -113,6 +109,9 @@ def test_a_lab_stands_where_its_report_points_and_a_healthy_one_at_its_first_ste
         assert bench.root.locator(".av-count").inner_text().startswith(f"event {first} / ")
         ahead = bench.root.locator(".av-in-weights .av-ahead").first
         assert 0.2 < float(ahead.evaluate("one => getComputedStyle(one).opacity")) < 0.6, "what follows is seen"
+        weighs = bench.root.locator(".av-in-shares .av-weighs").first
+        kept = weighs.get_attribute("data-w")
+        assert len(weighs.text_content()) <= len(kept) <= 400, "a sentence has the room of one sentence"
 
 
 @pytest.mark.parametrize("touch", [False, True])
@@ -144,6 +143,7 @@ def test_a_line_stays_under_the_pointer_that_has_taken_it_and_is_seen_where_it_w
         mouse.up()
     assert bench.where(ZERO) == "first in every micro-batch"
     assert middle(line) == pytest.approx(there, abs=12)
+    assert watched.bench.where(ZERO) == "below the step", "each lab of a page goes its own way"
 
 
 def test_a_line_that_is_let_go_where_it_was_stays_there(show: Show) -> None:
@@ -159,9 +159,21 @@ def test_a_line_that_is_let_go_where_it_was_stays_there(show: Show) -> None:
     assert not bench.root.locator(".av-slot:visible").count()
 
 
+# How far the number of each line that moves is from the line, which a finger makes taller than others.
+BESIDE = """all => all.map(line => {
+    const [no, grip] = [".av-no", ".av-grip"].map(name => {
+        const range = document.createRange();
+        range.selectNodeContents(line.querySelector(name).firstChild ?? line.querySelector(name));
+        return range.getClientRects()[0];
+    });
+    return Math.abs(no.bottom - grip.bottom);
+})"""
+
+
 def test_a_finger_taps_a_line_and_then_a_place_and_still_scrolls(show: Show) -> None:
     watched = show(made(), width=375, has_touch=True)
     bench = watched.bench
+    assert max(watched.page.locator(".av-movable:has(.av-no)").evaluate_all(BESIDE)) < 3
     bench.grip(CLIP).tap()
     assert bench.grip(CLIP).get_attribute("aria-pressed") == "true"
     bench.root.get_by_role("button", name=f"put {CLIP} after every backward").tap()
@@ -219,9 +231,14 @@ def test_what_only_the_shares_show_is_said_and_leaves_a_repair_open(show: Show) 
     assert watched.complaints == []
 
 
-def test_toggles_follow_and_go_back_to_the_start(show: Show) -> None:
+def test_choices_follow_and_go_back_to_the_start_and_a_third_takes_the_oldest_back(show: Show) -> None:
     bench = show(made()).bench
     bench.choose("each loss is divided by", "nothing")
+    assert bench.root.locator(".av-said").get_attribute("aria-live") == "polite"
+    bench.root.locator(".av-found").get_by_role("button", name=re.compile("^line")).first.click()
+    drawn(bench.page)
+    assert "backward of loss" in bench.root.locator(".av-say").inner_text()
+    assert "loss.backward()" in bench.root.locator(".av-line[aria-current]").inner_text()
     assert bench.said.startswith("✗ 1 mistake: loss-not-divided.")
     assert bench.sums == ["3", "3", "1"] * 2
     bench.choose("the last, shorter window", "is dropped")
@@ -230,9 +247,6 @@ def test_toggles_follow_and_go_back_to_the_start(show: Show) -> None:
     assert bench.said.startswith("✓ Healthy")
     assert bench.root.get_by_role("radio", name="the window’s length").is_checked()
 
-
-def test_a_third_change_takes_the_oldest_back_and_says_so(show: Show) -> None:
-    bench = show(made()).bench
     bench.choose("each loss is divided by", "nothing")
     bench.choose("K", "2")
     bench.grip(ZERO).focus()
@@ -243,19 +257,11 @@ def test_a_third_change_takes_the_oldest_back_and_says_so(show: Show) -> None:
     assert bench.root.get_by_role("radio", name="2", exact=True).is_checked()
 
 
-def test_what_is_said_is_a_live_region_and_a_line_of_the_report_leads_to_its_event(show: Show) -> None:
-    bench = show(made((("divide", "nothing"),))).bench
-    assert bench.root.locator(".av-said").get_attribute("aria-live") == "polite"
-    bench.root.locator(".av-found").get_by_role("button", name=re.compile("^line")).click()
-    drawn(bench.page)
-    assert "backward of loss" in bench.root.locator(".av-say").inner_text()
-    assert "loss.backward()" in bench.root.locator(".av-line[aria-current]").inner_text()
-
-
 @of_both
-def test_the_code_is_indented_and_nothing_is_cut(show: Show, mode: str, loop: str) -> None:
+def test_the_code_is_indented_and_nothing_is_cut(show: Show, loop: str) -> None:
+    bench = show(made(loop=loop), mode="dark").bench
     for width in (1000, 700, 375):
-        bench = show(made(loop=loop), mode=mode, width=width).bench
+        bench.page.set_viewport_size({"width": width, "height": 900})
         for zero in ("", "ArrowUp"):
             if zero:
                 bench.grip(ZERO if loop == "accumulation" else ZERO_G).focus()
@@ -289,7 +295,7 @@ def test_the_code_is_indented_and_nothing_is_cut(show: Show, mode: str, loop: st
             assert beyond == []
 
 
-def test_a_permalink_brings_an_arrangement_and_its_moment_back(show: Show) -> None:
+def test_a_permalink_brings_an_arrangement_and_its_moment_back_or_says_that_it_is_gone(show: Show) -> None:
     bench = show(made()).bench
     bench.choose("K", "2")
     bench.grip(ZERO).focus()
@@ -301,24 +307,11 @@ def test_a_permalink_brings_an_arrangement_and_its_moment_back(show: Show) -> No
     before = [bench.said.partition(".")[0], bench.code, bench.root.locator(".av-say").inner_text()]
     again = show(made(), fragment=link).bench
     assert [again.said.partition(".")[0], again.code, again.root.locator(".av-say").inner_text()] == before
-
-
-@pytest.mark.parametrize(
-    "gone",
-    [
-        "k=99",
-        "turned=left",
-        "k=2&zero_grad=nowhere&tail=drop",
-        "zero_grad=%3Cscript%3Ewindow.ran%3D1%3C%2Fscript%3E",
-        "k",
-    ],
-)
-def test_a_permalink_to_what_is_no_more_falls_back_with_a_word(show: Show, gone: str) -> None:
-    watched = show(made(), fragment=f"#{made().id}&{gone}&e=1e9")
-    assert "The arrangement of this link is not here any more" in watched.bench.said
-    assert watched.bench.code == made().text().splitlines()
-    assert watched.page.evaluate("window.ran") is None
-    assert watched.complaints == []
+    gone = ("k=99", "turned=left", "k=2&zero_grad=nowhere&tail=drop", "zero_grad=%3Cscript%3E", "k")
+    for lost in gone:
+        again.page.evaluate("hash => { location.hash = hash; }", f"#{made().id}&{lost}&e=1e9")
+        expect(again.root.locator(".av-said")).to_contain_text("The arrangement of this link is not here any more")
+        assert again.code == made().text().splitlines()
 
 
 def test_a_repair_is_told_and_remembered_and_its_cure_is_folded_away(show: Show) -> None:
@@ -359,14 +352,6 @@ def test_a_lab_below_a_question_keeps_its_looks(watch: Open, tmp_path: Path) -> 
     assert heights[0] == heights[1]
 
 
-def test_two_labs_on_a_page_go_their_own_ways(show: Show) -> None:
-    watched = show(made(), again=2)
-    first, second = watched.bench, Bench(watched.page, 1)
-    second.choose("K", "2")
-    assert (second.code[0], first.code[0]) == ("K = 2", "K = 3")
-    assert watched.page.locator(".av-bench").count() == 2
-
-
 def test_without_scripts_the_loop_its_shares_and_the_report_can_be_read(watch: Open, tmp_path: Path) -> None:
     made((("divide", "nothing"),)).save(tmp_path / "page.html")
     watched = watch(java_script_enabled=False)
@@ -385,132 +370,3 @@ def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
     frame.get_by_role("radio", name="nothing", exact=True).check()
     expect(frame.locator(".av-said")).to_contain_text("loss-not-divided")
     assert watched.complaints == []
-
-
-@of_both
-def test_hostile_names_stay_text(show: Show, loop: str) -> None:
-    lab = made(loop=loop)
-    offers = [o._replace(title=EVIL + o.title, labels=tuple(EVIL + label for label in o.labels)) for o in lab.offers]
-    offers = [o._replace(line=o.line and EVIL + o.line) for o in offers]
-    known = {key: replace(run, remark=EVIL) for key, run in lab.recorded.items()}
-    evil = Lab(offers, lab.start, known, "", lab.record, lab.loss)
-    watched = show(evil)
-    bench = watched.bench
-    bench.root.get_by_role("radio").nth(1).check()
-    assert "</script>" in bench.root.locator(".av-remark").inner_text()
-    line = re.compile(re.escape(ZERO if loop == "accumulation" else ZERO_D))
-    grip = bench.root.locator(".av-grip", has_text=line)
-    assert "</script>" in (grip.get_attribute("aria-label") or "")
-    grip.focus()
-    bench.page.keyboard.press("ArrowUp")
-    assert "</script>" in bench.said
-    assert watched.page.evaluate("window.ran") is None
-    assert watched.complaints == []
-
-
-# What a kernel would do, done by the page: it hears `ask` and sets `told`.
-KERNEL = """
-const text = document.querySelector('.av-lab script').textContent;
-const listeners = {}, state = {data: text, id: 'live', live: true, asked: []};
-const model = {
-    get: key => state[key],
-    set: (key, value) => {
-        state[key] = value;
-        if (key === 'ask') state.asked.push(value);
-        (listeners['change:' + key] || []).forEach(heard => heard());
-    },
-    save_changes() {},
-    on: (name, heard) => (listeners[name] ||= []).push(heard),
-};
-const el = document.createElement('div');
-document.body.append(el);
-window.fake = {model, state};
-window.mount = view => view.render({model, el});
-0;
-"""
-
-
-def with_a_kernel(show: Show) -> tuple[Any, Any, Bench]:
-    """A lab, its page, and beside the one that stands still another that asks a kernel."""
-    lab = made()
-    watched = show(lab)
-    page = watched.page
-    script = re.sub(r"export\{([\w$]+) as default\};?\s*$", r"window.labView=\1;", assets()[1])
-    page.evaluate(KERNEL)
-    page.add_script_tag(content=script, type="module")
-    page.wait_for_function("window.labView")
-    page.evaluate("window.mount(window.labView)")
-    return lab, watched, Bench(page, 1)
-
-
-def test_keys_pressed_while_a_kernel_records_count_from_where_the_line_will_be(show: Show) -> None:
-    lab, watched, bench = with_a_kernel(show)
-    page = watched.page
-    live: Any = lab.live()
-
-    def answered(places: int) -> None:
-        live.ask = page.evaluate("window.fake.state.asked.at(-1)")
-        page.evaluate("told => window.fake.model.set('told', told)", live.told)
-        page.wait_for_function(f"window.fake.state.asked.length === {places}")
-
-    bench.choose("K", "2")
-    bench.choose("micro-batches", "unequal")
-    bench.grip(ZERO).focus()
-    for _ in range(3):
-        page.keyboard.press("ArrowUp")
-    assert "The kernel is recording this loop." in bench.said
-    for asked in (2, 3, 3):
-        answered(asked)
-    page.wait_for_function("!document.querySelector('.av-waits')")
-    assert bench.where(ZERO) == "first in every micro-batch"
-    assert str(page.evaluate("document.activeElement.getAttribute('aria-label')")).startswith(ZERO)
-    assert watched.complaints == []
-
-
-def test_a_kernel_records_other_values_and_what_it_raises_is_told(show: Show) -> None:
-    lab, watched, bench = with_a_kernel(show)
-    page = watched.page
-    bench.root.get_by_label("K: another value").fill("5")
-    bench.root.get_by_label("K: another value").press("Enter")
-    assert "The kernel is recording this loop." in bench.said
-    (asked,) = page.evaluate("window.fake.state.asked")
-    assert asked["choice"]["k"] == "5"
-    live: Any = lab.live()
-    live.ask = asked
-    page.evaluate("told => window.fake.model.set('told', told)", live.told)
-    page.wait_for_function("document.querySelectorAll('.av-lab')[1].innerText.includes('K = 5')")
-    assert bench.said.startswith("✓ Healthy")
-    bench.root.get_by_label("learning rate: another value").fill("fast")
-    bench.root.get_by_label("learning rate: another value").press("Enter")
-    live.ask = page.evaluate("window.fake.state.asked.at(-1)")
-    page.evaluate("told => window.fake.model.set('told', told)", live.told)
-    drawn(page)
-    assert "ValueError: lr='fast'; expected a number" in bench.said
-    bench.root.get_by_role("button", name="Back to the start").click()
-    assert bench.said.startswith("✓ Healthy")
-    assert watched.complaints == []
-
-
-def test_on_a_phone_a_number_stands_beside_the_line_that_moves(show: Show) -> None:
-    """A line that a finger moves is taller than others, and its number stood above it."""
-    page = show(made(), width=375, has_touch=True).page
-    far = page.locator(".av-movable:has(.av-no)").evaluate_all(
-        """all => all.map(line => {
-            const [no, grip] = [".av-no", ".av-grip"].map(name => {
-                const range = document.createRange();
-                range.selectNodeContents(line.querySelector(name).firstChild ?? line.querySelector(name));
-                return range.getClientRects()[0];
-            });
-            return Math.abs(no.bottom - grip.bottom);
-        })"""
-    )
-    assert far
-    assert max(far) < 3
-
-
-@of_both
-def test_a_sentence_of_a_lab_keeps_the_room_of_one_sentence(show: Show, loop: str) -> None:
-    """All that is said of all steps together once stood there unseen."""
-    told = show(made(loop=loop)).bench.root.locator(".av-in-shares .av-weighs").first
-    kept = told.get_attribute("data-w")
-    assert len(told.text_content()) <= len(kept) <= 400

@@ -1,14 +1,13 @@
 /** Permalinks of arrangements: what differs from the start, by name, so that they outlive other changes. */
 
 /** @import { Offer } from "./lab-types.d.ts" */
-/** @import { Choice } from "../../views/js/types.d.ts" */
 
-/** @param {string} id @param {Offer[]} offers @param {Choice} start @param {Choice} choice @param {number} e */
+/** @param {string} id @param {Offer[]} offers @param {number[]} start @param {number[]} choice @param {number} e */
 export function linkOf(id, offers, start, choice, e) {
   const told = new URLSearchParams();
   choice.forEach((place, i) => {
     const { name, values } = offers[i];
-    if (place !== start[i]) told.set(name, typeof place === "number" ? values[place] : place);
+    if (place !== start[i]) told.set(name, values[place]);
   });
   told.set("e", String(e));
   return `#${id}&${told}`;
@@ -16,12 +15,11 @@ export function linkOf(id, offers, start, choice, e) {
 
 /**
  * The choice that an address names for the lab `id` (null: another's), and what in it is not known.
- * @param {string} hash @param {string} id @param {Offer[]} offers @param {Choice} start
+ * @param {string} hash @param {string} id @param {Offer[]} offers @param {number[]} start
  */
 export function choiceIn(hash, id, offers, start) {
   const told = new URLSearchParams(hash.slice(1));
   if (!id || !told.has(id)) return null;
-  /** @type {Choice} */
   const choice = [...start];
   /** @type {string[]} */
   const lost = [];

@@ -13,7 +13,6 @@ const NOWHERE = "nowhere";
  * @property {Offer[]} offers
  * @property {LabRow[]} rows
  * @property {(role: string, value: string, top?: number) => void} put  where it is seen, if it was put there by hand
- * @property {(role: string, by: number) => void} shift  asks for what `shift` here does, now or when it can be done
  */
 
 /**
@@ -40,7 +39,7 @@ const coming = (grips) => (role, top) => {
 };
 
 /** @param {App} app @param {Movable} movable */
-export function movingPane(app, { offers, rows, put: move, shift: ask }) {
+export function movingPane(app, { offers, rows, put: move }) {
   const code = codePane(app);
   const lines = [...code.el.querySelectorAll("li.av-line")];
   const shelf = h("div.av-shelf", {});
@@ -93,18 +92,17 @@ export function movingPane(app, { offers, rows, put: move, shift: ask }) {
       const by = vertical(event);
       if (!by) return;
       own(event);
-      ask(offer.name, by);
+      shift(offer, by);
     });
     grip.addEventListener("pointerdown", (event) => carried.begin(event, offer.name, grip));
     grips.set(offer.name, grip);
     return grip;
   }
-  /** Move a line to the place below or above its own. @param {string} role @param {number} by */
-  function shift(role, by) {
-    const offer = offers.find(({ name }) => name === role);
-    const places = offer ? placesOf(rows, offer) : [];
+  /** Move a line to the place below or above its own. @param {Offer} offer @param {number} by */
+  function shift(offer, by) {
+    const places = placesOf(rows, offer);
     const next = places[places.findIndex(({ here }) => here) + by];
-    if (next) move(role, next.value);
+    if (next) move(offer.name, next.value);
   }
   const carried = carrying(slots, lift);
   /** Each line of the loop as it can be moved, and the places between. */
@@ -148,5 +146,5 @@ export function movingPane(app, { offers, rows, put: move, shift: ask }) {
   code.el.append(shelf);
   const hint = "Drag a marked line, or tap it and then a place for it; with keys, ↑ and ↓ move it.";
   code.el.append(h("p.av-note", {}, hint));
-  return { ...code, shift, focus: coming(grips) };
+  return { ...code, focus: coming(grips) };
 }

@@ -40,17 +40,15 @@ export function reportPane(task, go) {
   const found = h("div.av-found");
   const made = pane("report", "Report of check", live, remark, found);
 
-  /** @param {LabReport | null} report @param {string} note what else is to be said @param {string} [failure] */
-  function draw(report, note, failure = "") {
-    const shown = failure ? null : report;
-    const verdict = shown ? shown.verdict : "no verdict";
-    put(made.el, { "data-verdict": failure ? "failed" : shown?.remark ? "findings" : verdict });
-    sign.textContent = SIGNS[verdict];
-    said.textContent = failure || (shown ? shown.said : "The kernel is recording this loop.");
+  /** @param {LabReport} report @param {string} note what else is to be said */
+  function draw(report, note) {
+    put(made.el, { "data-verdict": report.remark ? "findings" : report.verdict });
+    sign.textContent = SIGNS[report.verdict];
+    said.textContent = report.said;
     aside.textContent = note;
-    remark.replaceChildren(...marked(shown ? shown.remark : ""));
-    remark.hidden = !remark.textContent;
-    found.replaceChildren(...(shown ? shown.findings.map((one) => articleOf(one, task, go)) : []));
+    remark.replaceChildren(...marked(report.remark));
+    remark.hidden = !report.remark;
+    found.replaceChildren(...report.findings.map((one) => articleOf(one, task, go)));
   }
   return { ...made, draw };
 }

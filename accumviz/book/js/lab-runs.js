@@ -1,7 +1,6 @@
 /** The arrangements of a lab: which run is whose, and where a choice that was not recorded falls back to. */
 
 /** @import { LabData, LabRun } from "./lab-types.d.ts" */
-/** @import { Choice } from "../../views/js/types.d.ts" */
 
 /** What the page was told of a run in parts. @param {LabData} data @param {number[]} row */
 function together({ parts }, row) {
@@ -27,29 +26,22 @@ function barsOf({ e, o, l, t, w, s }) {
   });
 }
 
-/** A run that a kernel told, part by part. @param {Record<string, unknown>} flat */
-function unfolded(flat) {
-  const parts = Object.fromEntries(Object.entries(flat).map(([name, part]) => [name, [part]]));
-  return together(/** @type {any} */ ({ parts }), Object.keys(flat).map(() => 0));
-}
-
 /** @param {LabData} data */
 export function arrangementsOf(data) {
   const { grid, runs, start } = data;
   /** @type {Map<string, LabRun>} */
   const known = new Map();
-  const keyOf = (/** @type {Choice} */ choice) => choice.join(".");
 
-  /** @param {Choice} choice @returns {LabRun | null} */
+  /** @param {number[]} choice @returns {LabRun | null} */
   function at(choice) {
-    const key = keyOf(choice);
+    const key = choice.join(".");
     const found = known.get(key) ?? (key in grid ? together(data, runs[grid[key]]) : null);
     if (found) known.set(key, found);
     return found;
   }
   /**
    * The nearest choice that is recorded: what was changed longest ago goes back to the start, and is named.
-   * @param {Choice} choice @param {number[]} touched  the choices that were changed, the latest last
+   * @param {number[]} choice @param {number[]} touched  the choices that were changed, the latest last
    */
   function nearest(choice, touched) {
     const next = [...choice];
@@ -64,7 +56,5 @@ export function arrangementsOf(data) {
     }
     return { choice: next, back };
   }
-  /** @param {string} key @param {Record<string, unknown>} flat */
-  const add = (key, flat) => { known.set(key, unfolded(flat)); };
-  return { at, nearest, add, keyOf };
+  return { at, nearest };
 }

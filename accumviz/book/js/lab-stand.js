@@ -22,7 +22,6 @@ import { sentence } from "../../views/js/words.js";
  * @property {string} uid
  * @property {Offer[]} offers
  * @property {(role: string, value: string, top?: number) => void} put
- * @property {(role: string, by: number) => void} shift
  * @property {Record<"code" | "tape" | "below", HTMLElement>} slots
  * @property {number | null} e  the moment to show; null: the one that there is something to see at
  * @property {(e: number) => string} link
@@ -48,7 +47,7 @@ function momentOf(first, last, e, show) {
 const toBeSeen = ({ kinds }, { report }) => report.findings[0]?.event ?? kinds.indexOf("step");
 
 /** @param {LabRun} run @param {Ground} ground */
-export function stand(run, { uid, offers, put, shift, slots, e, link }) {
+export function stand(run, { uid, offers, put, slots, e, link }) {
   const data = { ...run, layouts: [], graphs: [], of: {}, undrawn: {}, remark: "" };
   const ledger = new Ledger(data);
   const { length } = ledger;
@@ -56,7 +55,7 @@ export function stand(run, { uid, offers, put, shift, slots, e, link }) {
   const { at, go } = momentOf(first, Math.max(length - 1, 0), e ?? toBeSeen(ledger, run), show);
   /** @type {App} */
   const app = { ledger, data, uid, at, go, first, graph: null };
-  const code = movingPane(app, { offers, rows: run.rows, put, shift });
+  const code = movingPane(app, { offers, rows: run.rows, put });
   const time = timePane(app);
   const shares = data.shares ? sharesPane(app, data.shares) : null;
   const weights = data.weights ? weightsPane(app, data.weights) : null;
@@ -87,5 +86,5 @@ export function stand(run, { uid, offers, put, shift, slots, e, link }) {
     show();
   }
   if (slots.code.isConnected) paint();
-  return { go, paint, stop: reel.pause, focus: code.focus, shift: code.shift };
+  return { go, paint, stop: reel.pause, focus: code.focus };
 }

@@ -1,18 +1,14 @@
 /** What Python writes into the page of a lab (lab.py), beside what it writes for a player. */
 
-import type { Choice, Data } from "../../views/js/types.d.ts";
+import type { Data } from "../../views/js/types.d.ts";
 
-/**
- * A choice of a lab: its values, what each is called, the line that it moves ("" for none), and an example of
- * what a kernel takes beside them ("": nothing).
- */
+/** A choice of a lab: its values, what each is called, and the line that it moves ("" for none). */
 export interface Offer {
   name: string;
   title: string;
   values: string[];
   labels: string[];
   line: string;
-  example: string;
 }
 
 /** A line of a lab's loop by its number (0: a place for one), how far in it stands, what is chosen by it, and where. */
@@ -44,7 +40,7 @@ export type LabRun = Data & { rows: LabRow[]; report: LabReport };
 /** What a lab is told: of each run, which of the parts are its own, -1 for none. */
 export interface LabData {
   offers: Offer[];
-  start: Choice;
+  start: number[];
   task: string;
   grid: Record<string, number>;
   runs: number[][];
