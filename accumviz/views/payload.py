@@ -335,7 +335,7 @@ def _shares(
                 at.get(part.backward, -1),
                 *plain([part.start, part.length], 4),
                 part.look,
-                part.told,
+                part.text,
             ]
             for part in bar.segments
         ]
@@ -344,7 +344,7 @@ def _shares(
             "e": at[bar.step],
             "o": shares.whose(ledger[bar.step], objective),
             "l": names(literal(bar.label)),
-            "t": bar.total,
+            "t": bar.total(),
             "w": bar.words,
             "s": parts,
         }

@@ -10,19 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from accumviz.ledger.flow import SAME
 from accumviz.ledger.ledger import Event, Ledger
 from accumviz.ledger.shares import Shares
 from accumviz.show import literal
 from accumviz.views.style import number
 
-# So many shares, elements or reasons are written one by one.
-_MOST_TOLD = 6
-# What lies closer is rounding.
-_SAME = 1e-3
+# So many shares or micro-batches are written one by one.
+_MOST_LISTED = 6
 
 
 class Segment(NamedTuple):
-    """What one backward weighs in one step: `share` long, from `start` on; an unknown one has room to be seen.
+    """What one backward weighs in one step: `length` long, from `start` on; an unknown one has room to be seen.
 
     `nth` counts the micro-batches of the window from 1; `again` says that an earlier step used it, too.
     """
@@ -39,38 +38,31 @@ class Segment(NamedTuple):
     again: bool
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Its share, "?" where that is unknown."""
         return "?" if self.unknown else number(self.share, 3)
 
     @property
     def look(self) -> str:
         """The name of its look: `new`, `used` by an earlier step, or `unseen` where it is not known."""
-        return "unseen" if self.unknown else "used" if self.again else "new"
+        if self.unknown:
+            return "unseen"
+        return "used" if self.again else "new"
 
 
 class Bar(NamedTuple):
-    """The shares of one objective in one step; `words` says them, and `total` what they add to ("?": not all known)."""
+    """The shares of one objective in one step; `label` is that of its first backward."""
 
     step: int
     objective: str
     label: str
     segments: tuple[Segment, ...]
-    total: str
-    words: str
 
-    @property
-    def totals(self) -> list[str]:
-        """What they add to, with as many digits as there may be room for."""
-        if self.total == "?":
-            return ["?"]
-        return [
-            self.total,
-            *(
-                number(sum(part.share for part in self.segments), digits)
-                for digits in (3, 2, 1)
-            ),
-        ]
+    def total(self, digits: int = 4) -> str:
+        """What they add to, "?" where not all are known."""
+        if any(part.unknown for part in self.segments):
+            return "?"
+        return number(sum(part.share for part in self.segments), digits)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -78,9 +70,38 @@ class Bar(NamedTuple):
         ends = [0.0, *(part.start + part.length for part in self.segments)]
         return min(ends), max(ends)
 
+    @property
+    def words(self) -> str:
+        """What it shows, in sentences."""
+        erased = [part for part in self.segments if part.erased]
+        again = [part for part in self.segments if part.again]
+        sentences = [
+            f"Shares of {self.objective} in the step of event {self.step}:",
+            *self._known_and_unknown(),
+            _happened(erased, "erased before the step."),
+            _happened(again, "used by an earlier step, too."),
+            _unequal(self.segments),
+        ]
+        return " ".join(filter(None, sentences))
+
+    def _known_and_unknown(self) -> list[str]:
+        known = [part.text for part in self.segments if not part.unknown]
+        sentences = []
+        if known:
+            total = self.total()
+            several = len(known) > 1 and total != "?"
+            adds = f", which add to {total}" if several else ""
+            sentences.append(f"{_sum(known)}{adds}.")
+        for why in dict.fromkeys(part.unknown for part in self.segments):
+            if why:
+                of = _named([part for part in self.segments if part.unknown == why])
+                the = "The" if sentences else "the"
+                sentences.append(f"{the} share of {of} is unknown: {why}.")
+        return sentences
+
 
 def has_terms(ledger: Ledger) -> bool:
-    """Whether the recorder kept what shares are read from: an earlier version, or a ledger by hand, may not."""
+    """Whether the recorder kept what shares are read from: a ledger by hand may not."""
     return any("terms" in details for details in ledger.columns.details)
 
 
@@ -98,136 +119,86 @@ def bars(
     if not has_terms(ledger):
         return [], ""
     shares = ledger.shares()
-    keys = shares.optimizer.astype(np.int64) * len(ledger) + shares.backward
-    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    again = (shares.step[first][which.reshape(-1)] < shares.step) & ~shares.erased
-    wanted = (
-        np.isin(shares.step, list(events))
-        if events is not None
-        else np.ones(len(shares), bool)
-    )
-    shares, again = shares.take(wanted), again[wanted]
-    windows = _runs(shares.step)
-    shown, note = windows, ""
+    if events is not None:
+        shares = shares.take(np.isin(shares.step, list(events)))
+    steps = np.unique(shares.step).tolist()
+    shown, note = steps, ""
     if most and len(shares) > most:
         shown, room = [], most
-        for start, stop in windows[:: math.ceil(len(shares) / most)]:
-            if stop - start <= room:
-                shown.append((start, stop))
-                room -= stop - start
-        note = f"The shares of {len(shown):,} of {len(windows):,} steps are shown."
-    return [
-        bar
-        for a, b in shown
-        for bar in _of_step(ledger, shares.take(slice(a, b)), again[a:b])
-    ], note
+        for step in steps[:: math.ceil(len(shares) / most)]:
+            if len(shares.of(step)) <= room:
+                shown.append(step)
+                room -= len(shares.of(step))
+        note = f"The shares of {len(shown):,} of {len(steps):,} steps are shown."
+    return [bar for step in shown for bar in _of_step(ledger, shares.of(step))], note
 
 
-def _runs(column: np.ndarray) -> list[tuple[int, int]]:
-    """Where equal neighbours begin and end."""
-    edges = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)]
-    return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
+def _of_step(ledger: Ledger, rows: Shares) -> list[Bar]:
+    backwards = np.unique(rows.backward).tolist()
+    micro_batch = {b: n for n, b in enumerate(backwards, 1)}
+    every = []
+    for objective in dict.fromkeys(rows.objective.tolist()):
+        mine = rows.take(rows.objective == objective)
+        label = ledger.events[int(mine.backward[0])].label
+        name = literal(mine.objectives[objective])
+        segments = _segments(mine, micro_batch)
+        every.append(Bar(int(mine.step[0]), name, label, segments))
+    return every
 
 
-def _of_step(ledger: Ledger, window: Shares, used: np.ndarray) -> list[Bar]:
-    micro = {b: n + 1 for n, b in enumerate(np.unique(window.backward).tolist())}
-    found = []
-    for objective in dict.fromkeys(window.objective.tolist()):
-        mine = window.objective == objective
-        rows = window.take(mine)
-        ends = [0.0, 0.0]
-        segments = []
-        told = zip(rows, rows.erased.tolist(), used[mine].tolist(), strict=True)
-        # What is unknown comes last, so that what is known adds up, and has the room of an equal part, to be seen.
-        for row, erased, again in sorted(
-            told, key=lambda one: (not math.isfinite(one[0].share), one[0].backward)
-        ):
-            known = math.isfinite(row.share)
-            length = row.share if known else 1 / len(rows)
-            side = int(length < 0)
-            why = "" if known else literal(row.unknown) or "it is not finite"
-            segments.append(
-                Segment(
-                    row.backward,
-                    micro[row.backward],
-                    ends[side],
-                    length,
-                    row.share,
-                    row.elements,
-                    row.per_element,
-                    why,
-                    erased,
-                    again,
-                )
-            )
-            ends[side] += length
-        name = literal(rows[0].objective)
-        label = ledger.events[rows[0].backward].label
-        total = (
-            "?"
-            if any(part.unknown for part in segments)
-            else number(sum(part.share for part in segments), 4)
+def _segments(rows: Shares, micro_batch: dict[int, int]) -> tuple[Segment, ...]:
+    ends = {True: 0.0, False: 0.0}  # to the right of 0, and to the left
+    segments = []
+    # What is unknown comes last, so that what is known adds up, and has the room of an equal part, to be seen.
+    order = np.lexsort((rows.backward, ~np.isfinite(rows.share))).tolist()
+    for k in order:
+        row = rows[k]
+        known = math.isfinite(row.share)
+        length = row.share if known else 1 / len(rows)
+        side = length >= 0
+        segment = Segment(
+            row.backward,
+            micro_batch[row.backward],
+            ends[side],
+            length,
+            row.share,
+            row.elements,
+            row.per_element,
+            "" if known else literal(row.unknown) or "it is not finite",
+            bool(rows.erased[k]),
+            bool(rows.again[k]),
         )
-        step = rows[0].step
-        found.append(
-            Bar(
-                step,
-                name,
-                label,
-                tuple(segments),
-                total,
-                _sentence(step, name, segments, total),
-            )
-        )
-    return found
+        segments.append(segment)
+        ends[side] += length
+    return tuple(segments)
 
 
-def _sentence(step: int, name: str, segments: Sequence[Segment], total: str) -> str:
-    known = [part for part in segments if not part.unknown]
-    told = f"Shares of {literal(name)} in the step of event {step}: "
-    if known:
-        told += _sum([part.told for part in known])
-        told += f", which add to {total}." if len(known) > 1 and total != "?" else "."
-    reasons = dict.fromkeys(part.unknown for part in segments if part.unknown)
-    for why in reasons:
-        of = _named([part for part in segments if part.unknown == why])
-        told += f"{' T' if known else 't'}he share of {of} is unknown: {why}."
-    erased = [part for part in segments if part.erased]
-    told += _said_of(erased, "erased before the step.")
-    again = [part for part in segments if part.again]
-    told += _said_of(again, "used by an earlier step, too.")
-    return told + unequal(segments)
-
-
-def _said_of(parts: Sequence[Segment], what: str) -> str:
+def _happened(parts: Sequence[Segment], what: str) -> str:
     if not parts:
         return ""
     several = len({part.nth for part in parts}) > 1
-    return f" {_named(parts).capitalize()} {'were' if several else 'was'} {what}"
+    return f"{_named(parts).capitalize()} {'were' if several else 'was'} {what}"
 
 
-def unequal(segments: Sequence[Segment]) -> str:
+def _unequal(segments: Sequence[Segment]) -> str:
     """How much more an element of one micro-batch weighs than one of another; nothing where all weigh the same."""
-    known = [
-        p
-        for p in segments
-        if not p.unknown
-        and not p.erased
-        and math.isfinite(p.per_element)
-        and p.per_element
-    ]
-    if not known:
+    weighs = {
+        abs(part.per_element): part
+        for part in reversed(segments)
+        if math.isfinite(part.per_element) and part.per_element and not part.unknown
+    }
+    if not weighs:
         return ""
-    low = min(known, key=lambda part: abs(part.per_element))
-    high = max(known, key=lambda part: abs(part.per_element))
-    ratio = abs(high.per_element / low.per_element)
-    if ratio <= 1 + _SAME:
+    most, least = max(weighs), min(weighs)
+    if most <= (1 + SAME) * least:
         return ""
-    one, other = (
-        ("", "") if high.elements == low.elements else (_elements(high), _elements(low))
-    )
-    told = f"An element of micro-batch {high.nth}{one} weighs {number(ratio, 3)} times"
-    return f" {told} one of micro-batch {low.nth}{other}."
+    heavy, light = weighs[most], weighs[least]
+    sizes = "", ""
+    if heavy.elements != light.elements:
+        sizes = _elements(heavy), _elements(light)
+    one = f"An element of micro-batch {heavy.nth}{sizes[0]}"
+    other = f"one of micro-batch {light.nth}{sizes[1]}"
+    return f"{one} weighs {number(most / least, 3)} times {other}."
 
 
 def _elements(part: Segment) -> str:
@@ -236,18 +207,18 @@ def _elements(part: Segment) -> str:
     return f" ({number(part.elements)} element{'' if part.elements == 1 else 's'})"
 
 
-def _sum(told: Sequence[str]) -> str:
+def _sum(shares: Sequence[str]) -> str:
     """Shares as a sum, equal neighbours together where there are many.
 
     >>> _sum(["0.25", "−0.25"]), _sum(["0.1"] * 10)
     ('0.25 − 0.25', '10 × 0.1')
     """
-    if len(told) <= _MOST_TOLD:
-        return " + ".join(told).replace("+ −", "− ")
-    runs = [(text, len(list(same))) for text, same in itertools.groupby(told)]
-    parts = [f"{count} × {text}" if count > 1 else text for text, count in runs]
-    if len(parts) > _MOST_TOLD:
-        parts = [*parts[: _MOST_TOLD - 1], "…", parts[-1]]
+    parts = list(shares)
+    if len(parts) > _MOST_LISTED:
+        runs = [(text, len(list(same))) for text, same in itertools.groupby(shares)]
+        parts = [f"{count} × {text}" if count > 1 else text for text, count in runs]
+    if len(parts) > _MOST_LISTED:
+        parts = [*parts[: _MOST_LISTED - 1], "…", parts[-1]]
     return " + ".join(parts).replace("+ −", "− ")
 
 
@@ -260,8 +231,9 @@ def _named(parts: Sequence[Segment]) -> str:
     numbers = [str(n) for n in dict.fromkeys(part.nth for part in parts)]
     if len(numbers) == 1:
         return f"micro-batch {numbers[0]}"
-    if len(numbers) > _MOST_TOLD:
-        numbers = [*numbers[:_MOST_TOLD], f"{len(numbers) - _MOST_TOLD:,} more"]
+    if len(numbers) > _MOST_LISTED:
+        more = len(numbers) - _MOST_LISTED
+        numbers = [*numbers[:_MOST_LISTED], f"{more:,} more"]
     return f"micro-batches {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
@@ -274,7 +246,8 @@ def among(ledger: Ledger) -> str:
     ranks, rank = ledger.meta.get("ranks", 1), ledger.meta.get("rank")
     if not ledger.of("sync") or not isinstance(ranks, int) or ranks < 2:
         return ""
-    return f"all {ranks} ranks together{'' if rank is None else f', here rank {rank}'}"
+    here = "" if rank is None else f", here rank {rank}"
+    return f"all {ranks} ranks together{here}"
 
 
 def whose(step: Event, objective: str) -> str:
@@ -283,9 +256,8 @@ def whose(step: Event, objective: str) -> str:
     >>> whose(Event(0, "step", rank=1), ""), whose(Event(0, "step", rank=1), "loss"), whose(Event(0, "step"), "loss")
     ('rank 1', 'rank 1 · loss', 'loss')
     """
-    return " · ".join(
-        filter(None, ["" if step.rank is None else f"rank {step.rank}", objective])
-    )
+    rank = "" if step.rank is None else f"rank {step.rank}"
+    return " · ".join(filter(None, [rank, objective]))
 
 
 def reach(shown: Sequence[Bar]) -> tuple[float, float]:
@@ -297,17 +269,12 @@ def reach(shown: Sequence[Bar]) -> tuple[float, float]:
 
 def longest(shown: Sequence[Bar]) -> str:
     """The longest that is said of one step, of all its objectives together."""
-    return max(
-        (
-            " ".join(bar.words for bar in some)
-            for _, some in itertools.groupby(shown, lambda bar: bar.step)
-        ),
-        key=len,
-    )
+    steps = itertools.groupby(shown, lambda bar: bar.step)
+    return max((" ".join(bar.words for bar in some) for _, some in steps), key=len)
 
 
 def apart(names: Sequence[str]) -> dict[str, str]:
-    """How objectives are written where there is little room: without what all of them begin with, or say of a node.
+    """How objectives are written where there is little room: without a label that all share, and `Backward0`.
 
     >>> apart(["scale(loss / K) · MseBackward0", "scale(loss / K) · MseBackward0 2"])
     {'scale(loss / K) · MseBackward0': '…Mse', 'scale(loss / K) · MseBackward0 2': '…Mse 2'}
@@ -316,23 +283,11 @@ def apart(names: Sequence[str]) -> dict[str, str]:
     >>> apart(["loss", "loss"]), apart(["d_loss", "d_reg"])
     ({'loss': 'loss'}, {'d_loss': 'd_loss', 'd_reg': 'd_reg'})
     """
-    different = dict.fromkeys(names)
-    shared = ""
-    for piece in re.findall(r"\w*\W+", names[0]) if len(different) > 1 else []:
-        if not all(
-            name.startswith(shared + piece) and name != shared + piece
-            for name in different
-        ):
-            break
-        shared += piece
-    short = [
-        re.sub(r"Backward\d+", "", f"{'…' * bool(shared)}{name[len(shared) :]}")
-        for name in different
-    ]
-    return dict(
-        zip(
-            different,
-            short if len(set(short)) == len(short) else different,
-            strict=True,
-        )
-    )
+    different = list(dict.fromkeys(names))
+    short = [re.sub(r"Backward\d+", "", name) for name in different]
+    label = short[0].rpartition(" · ")[0] + " · "
+    if len(short) > 1 and all(name.startswith(label) for name in short):
+        short = [f"…{name.removeprefix(label)}" for name in short]
+    if len(set(short)) < len(short):
+        short = different
+    return dict(zip(different, short, strict=True))
