@@ -1,13 +1,14 @@
-"""A ledger prepared for rules: the history of each optimizer, its windows, where epochs end."""
+"""A ledger prepared for rules: the history of each optimizer, what its steps read, where epochs end."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,34 +17,19 @@ from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event
 from accumviz.ledger.flow import SAME, number, steps_of
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.objectives import call_sites
-from accumviz.ledger.shares import Shares
 
 
 def is_close(a: Any, b: Any, within: float = SAME) -> Any:
-    """Whether two numbers, or each of two arrays, are the same but for rounding."""
+    """Return whether two numbers, or each of two arrays, are the same but for rounding."""
     if isinstance(a, float) and isinstance(b, float):
         return abs(a - b) <= within * max(abs(b), 1e-30)
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.abs(np.subtract(a, b)) <= within * np.maximum(np.abs(b), 1e-30)
-
-
-def uncancelled(factors: list[float]) -> list[float]:
-    """Return factors without those pairs of which one undoes the other.
-
-    >>> uncancelled([4.0, 0.2, 0.25]), uncancelled([1.0])
-    ([0.2], [1.0])
-    """
-    left = list(factors)
-    for one in factors:
-        undone = [x for x in left if one != x and is_close(one * x, 1.0)]
-        if one in left and undone:
-            left.remove(one)
-            left.remove(undone[0])
-    return left
+        apart = np.abs(np.subtract(a, b))
+        return apart <= within * np.maximum(np.abs(b), 1e-30)
 
 
 def modal_length(lengths: Iterable[int]) -> int:
-    """Of windows with so many micro-batches, the length of those that hold most of them; 0 where there are none.
+    """Return the length of those windows that hold most micro-batches; 0 where there are none.
 
     >>> modal_length([4, 3, 4, 3])
     4
@@ -52,23 +38,15 @@ def modal_length(lengths: Iterable[int]) -> int:
     return max(counts, key=lambda length: (length * counts[length], length), default=0)
 
 
-def counted(many: int, noun: str) -> str:
-    """Write a number of things.
-
-    >>> counted(1, "micro-batch"), counted(2, "micro-batch"), counted(2, "step")
-    ('1 micro-batch', '2 micro-batches', '2 steps')
-    """
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{many} {noun if many == 1 else plural}"
-
-
-class WindowShare(NamedTuple):
+@dataclass(frozen=True)
+class WindowShare:
     """What one step read of one objective, before clips and averages.
 
     `order` counts the steps of its optimizer. Of each backward, `weights` has its share, `each` the
-    weight of one element, and `sizes` how many elements there are. `read`: all constants are known;
-    `known`: the reductions are, too; `mean`: none of them is a sum; `again`: an earlier step had
-    used one of these backwards; `lost` counts those that were erased.
+    weight of one element, `sizes` how many elements there are, and `by_hand` by how much `.grad`
+    was multiplied after it. `read`: all constants are known; `known`: the reductions are, too;
+    `mean`: none of them is a sum; `again`: an earlier step had used one of these backwards; `lost`
+    counts those that were erased.
     """
 
     optimizer: int
@@ -79,6 +57,7 @@ class WindowShare(NamedTuple):
     weights: tuple[float, ...]
     each: tuple[float, ...]
     sizes: tuple[float, ...]
+    by_hand: tuple[float, ...]
     mean: bool
     read: bool
     known: bool
@@ -101,25 +80,20 @@ class WindowShare(NamedTuple):
         return min(self.weights, default=math.inf)
 
     @property
-    def most(self) -> float:
-        """The largest share."""
-        return max(self.weights, default=-math.inf)
+    def equal(self) -> bool:
+        """Whether all shares are known and the same."""
+        read = self.read and not self.again and self.least > 0
+        return read and bool(is_close(self.least, max(self.weights)))
 
     @property
     def even(self) -> bool:
         """Whether these are means that all have the same share."""
-        fit = self.read and self.mean and not self.again and self.least > 0
-        return fit and bool(is_close(self.least, self.most))
+        return self.mean and self.equal
 
     @property
     def judged(self) -> bool:
         """Whether the weight of each element is known, and was used by one step only."""
         return self.known and not self.again and min(self.each, default=0.0) > 0
-
-    @property
-    def same_sizes(self) -> bool:
-        """Whether all losses are over equally many elements."""
-        return len(set(self.sizes)) == 1
 
 
 class OptimizerHistory:
@@ -175,12 +149,13 @@ class OptimizerHistory:
 
     @cached_property
     def lost(self) -> dict[int, int]:
-        """The backwards that no optimizer used, and what erased them here; not those that a skipped step had read."""
-        analysis, lost = self.analysis, {}
+        """The backwards that no optimizer used, and what erased them; not those that a skipped step had read."""
+        analysis = self.analysis
+        lost = {}
         for b in self.backwards[analysis.wasted[self.backwards]].tolist():
             end = int(analysis.erased[b, self.columns].max())
-            tried = self.skipped[(self.skipped > b) & (self.skipped < end)].size
-            if not tried and analysis.finite(b):
+            skipped = ((self.skipped > b) & (self.skipped < end)).any()
+            if not skipped and analysis.finite(b):
                 lost[b] = end
         return lost
 
@@ -194,15 +169,13 @@ class OptimizerHistory:
 
     def previous_step(self, event: int) -> int:
         """Return the last step before an event; -1 where there is none."""
-        at = int(self.steps.searchsorted(event))
-        return int(self.steps[at - 1]) if at else -1
+        before = self.steps[: self.steps.searchsorted(event)]
+        return int(before[-1]) if before.size else -1
 
     def next_step(self, event: int) -> int:
         """Return the first step from an event on; the number of events where there is none."""
-        at = int(self.steps.searchsorted(event))
-        return (
-            int(self.steps[at]) if at < self.steps.size else len(self.analysis.events)
-        )
+        after = self.steps[self.steps.searchsorted(event) :]
+        return int(after[0]) if after.size else len(self.analysis.events)
 
     def next_backward(self, event: int) -> int:
         """Return the first backward from an event on; the number of events where there is none."""
@@ -210,14 +183,13 @@ class OptimizerHistory:
         return int(after[0]) if after.size else len(self.analysis.events)
 
     def nothing_since_step(self, event: int) -> bool:
-        """Whether nothing has been contributed between the last step and an event."""
+        """Return whether nothing has been contributed between the last step and an event."""
         step = self.previous_step(event)
         return step >= 0 and self.next_backward(step) > event
 
     def changed_by(self, event: int) -> bool:
-        """Whether the event touched one of this optimizer's `.grad`."""
-        state = self.analysis.ledger.state[event, self.columns]
-        return bool((state & CHANGED).any())
+        """Return whether the event touched one of this optimizer's `.grad`."""
+        return self.changing(np.array([event])).size > 0
 
     def changing(self, events: np.ndarray) -> np.ndarray:
         """Return those of some events that touched one of this optimizer's `.grad`."""
@@ -226,17 +198,16 @@ class OptimizerHistory:
         return changing
 
     def between(self, events: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Return those of some sorted events that lie between two, in this optimizer's rank."""
-        first = np.searchsorted(events, start, side="right")
-        inside = events[first : np.searchsorted(events, stop)]
+        """Return those of some events that lie between two, in this optimizer's rank."""
+        inside = events[(events > start) & (events < stop)]
         ranks = self.analysis.ranks[inside]
         rank = -1 if self.rank is None else self.rank
         mine: np.ndarray = inside[(ranks < 0) | (ranks == rank)]
         return mine
 
-    def change_between(self, events: np.ndarray, start: int, stop: int) -> bool:
-        """Whether one of some events between two touched one of this optimizer's `.grad`."""
-        return bool(self.changing(self.between(events, start, stop)).size)
+    def changing_between(self, kind: str, start: int, stop: int) -> np.ndarray:
+        """Return the events of a kind between two that touched one of this optimizer's `.grad`."""
+        return self.changing(self.between(self.analysis.at(kind), start, stop))
 
     def clip_ratio(self, event: int) -> float:
         """Return by what factor an event has shortened these gradients; 1 where it did nothing."""
@@ -256,7 +227,7 @@ class LedgerAnalysis:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.events = ledger, ledger.columns
-        self.shares: Shares = ledger.shares()
+        self.shares = ledger.shares()
         self.contributed = (ledger.state & CONTRIBUTED).astype(bool)
         self.backward = self.events.where("kind", "backward")
         self.skipped = self.events.where("kind", "step") & self.events.skipped
@@ -313,54 +284,67 @@ class LedgerAnalysis:
         return self.ledger.flow.erased_for_good
 
     def finite(self, backward: int) -> bool:
-        """Whether what a backward added is known to be neither infinite nor NaN."""
+        """Return whether what a backward added is known to be neither infinite nor NaN."""
         reached = self.contributed[backward]
         return bool(np.isfinite(self.ledger.contribution[backward, reached]).all())
 
     @cached_property
     def window_shares(self) -> list[WindowShare]:
         """What each step read of each objective, step by step."""
-        s = self.shares
+        shares = self.shares
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             # What is maximised has a minus before it, and weighs as much.
-            factor = np.abs(s.constant) * s.by_hand
-            each = np.where(s.mean, factor / s.elements, factor)
-            weight = np.where(s.mean | s.opaque, factor, factor * s.elements)
-        order = np.lexsort((s.backward, s.objective, s.step))
-        names = "step", "objective", "optimizer", "backward", "elements", "erased"
-        step, objective, optimizer, backward, size, erased = (
-            getattr(s, name)[order].tolist() for name in names
-        )
-        weights, weight_of_each = weight[order].tolist(), each[order].tolist()
-        opaque, followed = s.opaque[order].tolist(), s.followed[order].tolist()
-        mean = (s.mean | s.opaque)[order].tolist()
-        place = self._step_numbers()
+            factor = np.abs(shares.constant) * shares.by_hand
+            each = np.where(shares.mean, factor / shares.elements, factor)
+            whole = shares.mean | shares.opaque
+            weight = np.where(whole, factor, factor * shares.elements)
+        of_rows = {k: v for k, v in vars(shares).items() if isinstance(v, np.ndarray)}
+        columns = of_rows | {"each": each, "whole": whole, "weight": weight}
+        order = np.lexsort((shares.backward, shares.objective, shares.step))
+        rows = {name: column[order].tolist() for name, column in columns.items()}
+        keys = np.stack([shares.step, shares.objective])[:, order]
+        starts = np.flatnonzero((np.diff(keys, prepend=-1) != 0).any(axis=0))
         first_step: dict[tuple[int, int], int] = {}
-        every = []
-        for start, end in _runs(step, objective):
-            o, at = optimizer[start], step[start]
-            used = [k for k in range(start, end) if not erased[k]]
-            first = [first_step.setdefault((o, backward[k]), at) for k in used]
-            read = all(followed[k] for k in used)
-            every.append(
-                WindowShare(
-                    o,
-                    objective[start],
-                    at,
-                    place[o, at],
-                    tuple(backward[k] for k in used),
-                    tuple(weights[k] for k in used),
-                    tuple(weight_of_each[k] for k in used),
-                    tuple(size[k] for k in used),
-                    mean=all(mean[k] for k in used),
-                    read=read,
-                    known=read and not any(opaque[k] for k in used),
-                    again=any(each != at for each in first),
-                    lost=end - start - len(used),
-                )
-            )
-        return every
+        return [
+            self._window_share(rows, start, end, first_step)
+            for start, end in pairwise([*starts.tolist(), len(order)])
+        ]
 
+    def _window_share(
+        self,
+        rows: Mapping[str, list[Any]],
+        start: int,
+        end: int,
+        first_step: dict[tuple[int, int], int],
+    ) -> WindowShare:
+        used = [row for row in range(start, end) if not rows["erased"][row]]
+
+        def column(name: str) -> tuple[Any, ...]:
+            values = rows[name]
+            return tuple([values[row] for row in used])
+
+        optimizer, step = rows["optimizer"][start], rows["step"][start]
+        backwards = column("backward")
+        first = [first_step.setdefault((optimizer, b), step) for b in backwards]
+        read = all(column("followed"))
+        return WindowShare(
+            optimizer,
+            rows["objective"][start],
+            step,
+            self._step_numbers[optimizer, step],
+            backwards,
+            weights=column("weight"),
+            each=column("each"),
+            sizes=column("elements"),
+            by_hand=column("by_hand"),
+            mean=all(column("whole")),
+            read=read,
+            known=read and not any(column("opaque")),
+            again=any(each != step for each in first),
+            lost=end - start - len(used),
+        )
+
+    @cached_property
     def _step_numbers(self) -> dict[tuple[int, int], int]:
         """For each optimizer and step, which of its steps it is."""
         numbers: dict[tuple[int, int], int] = {}
@@ -380,17 +364,16 @@ class LedgerAnalysis:
         return objectives
 
     @cached_property
-    def _shares_of_steps(self) -> dict[int, list[WindowShare]]:
-        of_steps: dict[int, list[WindowShare]] = {}
+    def _shares_of_steps(self) -> dict[tuple[int, int], list[WindowShare]]:
+        of_steps: dict[tuple[int, int], list[WindowShare]] = {}
         for share in self.window_shares:
             if share.many:
-                of_steps.setdefault(share.step, []).append(share)
+                of_steps.setdefault((share.step, share.optimizer), []).append(share)
         return of_steps
 
     def shares_of(self, step: int, optimizer: int) -> list[WindowShare]:
         """Return what an optimizer's step read of all objectives."""
-        every = self._shares_of_steps.get(step, [])
-        return [share for share in every if share.optimizer == optimizer]
+        return self._shares_of_steps.get((step, optimizer), [])
 
     def in_same_step(self, share: WindowShare) -> list[WindowShare]:
         """Return what a step read of all objectives, of which this is one."""
@@ -401,21 +384,8 @@ class LedgerAnalysis:
         return len({b for other in self.in_same_step(share) for b in other.backwards})
 
     def alone(self, share: WindowShare) -> bool:
-        """Whether a step read no other loss."""
+        """Return whether a step read no other loss."""
         return len(self.in_same_step(share)) == 1
-
-    def constants(self, share: WindowShare) -> list[float] | None:
-        """Return what a loss was multiplied by in its first backward, one by one, without 1; None: not known.
-
-        What undid each other is left out: multiplying by K before a library divides by K is neither.
-        """
-        term = self.term(share)
-        constants = term.get("constants", [term.get("factor")])
-        if not isinstance(constants, list) or not constants:
-            return None
-        if any(math.isnan(number(one)) for one in constants):
-            return None
-        return uncancelled([abs(one) for one in constants if abs(one) != 1])
 
     def term(self, share: WindowShare) -> Mapping[str, Any]:
         """Return what is known of a loss in its first backward."""
@@ -426,30 +396,13 @@ class LedgerAnalysis:
         place = int(rows.term[here[0]]) if here.size else len(terms)
         return terms[place] if place < len(terms) else {}
 
-    def factors_by_hand(self, share: WindowShare) -> list[float]:
-        """Return by how much `.grad` was multiplied by hand after each backward, until the step."""
-        rows = self.shares.of(share.step)
-        mine = (rows.objective == share.objective) & ~rows.erased
-        factors: list[float] = rows.by_hand[mine].tolist()
-        return factors
-
-    def fading(self, shares: Sequence[WindowShare]) -> list[float]:
-        """Return how much less is left of each backward than of the next, where `.grad` is shortened after each.
-
-        Empty where that is not so in every window of several micro-batches.
-        """
-        ratios: list[float] = []
-        for share in shares:
-            if share.many < 2:
-                continue
-            if not share.read or share.again or is_close(share.least, share.most):
-                return []
-            for early, late in pairwise(self.factors_by_hand(share)):
-                ratio = late / early if early else 0.0
-                if not 1 - SAME <= ratio < math.inf:
-                    return []
-                ratios.append(ratio)
-        return ratios
+    def constants(self, share: WindowShare) -> list[float]:
+        """Return what a loss was multiplied by in its first backward, one by one; empty where not known."""
+        term = self.term(share)
+        constants = term.get("constants", [term.get("factor")])
+        several = constants if isinstance(constants, list) else []
+        numbers = [abs(number(one)) for one in several]
+        return [] if any(map(math.isnan, numbers)) else numbers
 
     @cached_property
     def moved(self) -> np.ndarray:
@@ -479,13 +432,11 @@ class LedgerAnalysis:
         for e in self.at("loader").tolist():
             details = self.ledger[e].details
             loader = int(self.ranks[e]), str(details.get("loader"))
+            if loader in begun:  # its end, or it was left early
+                epochs[begun.pop(loader)] = e
             if details.get("what") == "begins":
-                if loader in begun:  # it was left early
-                    epochs[begun[loader]] = e
                 begun[loader] = e
                 epochs[e] = len(self.events)
-            elif loader in begun:
-                epochs[begun.pop(loader)] = e
         return sorted(epochs.items())
 
     def epoch(self, event: int, rank: int | None = None) -> tuple[int, int] | None:
@@ -501,7 +452,7 @@ class LedgerAnalysis:
         return max(begun, key=lambda e: e[1], default=None)
 
     def ended(self, epoch: tuple[int, int] | None) -> bool:
-        """Whether a run through a loader came to the loader's end."""
+        """Return whether a run through a loader came to the loader's end."""
         if epoch is None or epoch[1] >= len(self.events):
             return False
         return bool(self.detail(epoch[1], "what") == "ends")
@@ -515,11 +466,6 @@ class LedgerAnalysis:
             if first < begins < last and self.backward[begins:ends].any()
         ]
         return sum(b < begun[-1] for b in share.backwards) if begun else 0
-
-    @property
-    def ran_to_its_end(self) -> bool:
-        """Whether the script came to its end while this was recorded."""
-        return self.ledger.meta.get("ended") == "exit"
 
     @property
     def single(self) -> bool:
@@ -550,23 +496,15 @@ class LedgerAnalysis:
         severity: str,
         event: int,
         *,
-        evidence: Mapping[str, Any],
-        cause: str,
-        step: int | None = None,
-        suggestion: str = "",
-        times: int = 1,
-        optimizer: int | None = None,
         at: Event | None = None,
+        cause: str,
+        **about: Any,
     ) -> Finding:
         """Return a finding at this event, on its line or on that of `at`, which led to it.
 
-        A change by hand has no line: it is told at the next event that has one.
+        A change by hand has no line: it is shown at the next event that has one.
         """
-        itself = self.ledger[event]
-        at = at or itself
-        if (at.file, at.line) != (itself.file, itself.line):
-            way = f"{itself.file}:{itself.line} {itself.source}"
-            evidence = {**evidence, "by way of": way}
+        at = at or self.ledger[event]
         if at.kind == "edit" and not at.line:
             later = (self.ledger[e] for e in range(event + 1, len(self.events)))
             at = next((e for e in later if e.line and e.rank == at.rank), at)
@@ -574,39 +512,21 @@ class LedgerAnalysis:
         return Finding(
             rule,
             severity,
-            step=step,
-            event=event,
-            file=at.file,
-            line=at.line,
-            source=at.source,
-            evidence=dict(evidence),
-            cause=cause,
-            suggestion=suggestion,
-            chapter=CHAPTERS[rule],
-            times=times,
-            optimizer=optimizer,
+            about.pop("step", None),
+            event,
+            at.file,
+            at.line,
+            at.source,
+            about.pop("evidence"),
+            cause,
+            CHAPTERS[rule],
+            **about,
         )
 
     def finding_of(
-        self,
-        rule: str,
-        severity: str,
-        share: WindowShare,
-        *,
-        event: int | None = None,
-        **about: Any,
+        self, rule: str, severity: str, share: WindowShare, **about: Any
     ) -> Finding:
         """Return a finding about a window, at its first backward unless another `event` is given."""
-        at = share.backwards[0] if event is None else event
         about = {"step": share.step, "optimizer": share.optimizer} | about
-        return self.finding(rule, severity, at, **about)
-
-
-def _runs(step: list[int], objective: list[int]) -> list[tuple[int, int]]:
-    """Where the rows of one step and one objective begin and end."""
-    changes = [
-        i
-        for i in range(len(step))
-        if i == 0 or (step[i], objective[i]) != (step[i - 1], objective[i - 1])
-    ]
-    return list(pairwise([*changes, len(step)]))
+        event = about.pop("event", share.backwards[0])
+        return self.finding(rule, severity, event, **about)

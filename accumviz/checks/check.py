@@ -9,19 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.checks import (
-    across_ranks,
-    distributed,
-    divisors,
-    epoch_end,
-    multi_model,
-    order,
-    ownership,
-    precision,
-    token_weights,
-    uneven,
-    windows,
-)
+from accumviz.checks import order, owners, values, weights, windows
+from accumviz.checks import ranks as several
 from accumviz.checks.analysis import LedgerAnalysis
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
@@ -36,16 +25,14 @@ _LACKING = ("CUDA graph", "not recorded")
 class Rule(NamedTuple):
     """A rule: its name, the function that finds, what it explains (no finding then), and what it needs.
 
-    `compare` finds where ranks have to be compared, in what each of them told of itself.
+    `compare` finds where ranks have to be compared, in the summaries of their ledgers.
     """
 
     name: str
     find: Callable[[LedgerAnalysis], Iterator[Finding]] | None
     explains: tuple[str, ...] = ()
     needs: str = ""
-    compare: (
-        Callable[[Sequence[across_ranks.RankSummary]], Iterator[Finding]] | None
-    ) = None
+    compare: Callable[[Sequence[several.RankSummary]], Iterator[Finding]] | None = None
 
 
 # Said only where no rule before them has named the cause.
@@ -81,26 +68,26 @@ RULES = (
     # A step that the scaler takes, and asks of all its gradients, is skipped where one is infinite.
     Rule(
         "backward-after-unscale",
-        precision.backward_after_unscale,
+        order.backward_after_unscale,
         ("clip-per-micro-batch", "clip-scaled-grads", "nonfinite-micro-batch"),
     ),
     Rule(
         "bypass-scaler-step",
-        precision.bypass_scaler_step,
+        order.bypass_scaler_step,
         ("clip-scaled-grads", "nonfinite-micro-batch"),
     ),
-    Rule("nonfinite-micro-batch", precision.nonfinite_micro_batch),
-    Rule("clip-scaled-grads", precision.clip_scaled_grads, ("clip-per-micro-batch",)),
+    Rule("nonfinite-micro-batch", values.nonfinite_micro_batch),
+    Rule("clip-scaled-grads", order.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule("clip-per-micro-batch", order.clip_per_micro_batch),
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),
     Rule(
         "gan-gradient-leak",
-        multi_model.gan_gradient_leak,
+        owners.gan_gradient_leak,
         ("tail-dropped", "leftover-carried", "loss-not-divided"),
     ),
     Rule(
         "fsdp2-zero-keeps-unsharded",
-        distributed.fsdp2_zero_keeps_unsharded,
+        several.fsdp2_zero_keeps_unsharded,
         (
             "leftover-carried",
             "tail-dropped",
@@ -108,49 +95,50 @@ RULES = (
             "parameter-outside-or-twice",
         ),
     ),
-    Rule("leftover-carried", epoch_end.leftover_carried, ("tail-dropped",), _SHARES),
+    Rule("leftover-carried", weights.leftover_carried, ("tail-dropped",), _SHARES),
     Rule(
         "double-division",
-        divisors.double_division,
+        weights.double_division,
         ("partial-window-underscaled",),
         _SHARES,
     ),
     Rule(
         "wrong-divisor",
-        divisors.wrong_divisor,
+        weights.wrong_divisor,
         (),
         _SHARES,
-        across_ranks.divided_by_ranks,
+        several.divided_by_ranks,
     ),
     Rule(
         "partial-window-underscaled",
-        epoch_end.partial_window_underscaled,
+        weights.partial_window_underscaled,
         ("tail-dropped",),
         _SHARES,
     ),
-    Rule("tail-dropped", epoch_end.tail_dropped),
+    Rule("tail-dropped", windows.tail_dropped),
     Rule(
         "token-mean-of-means",
-        token_weights.token_mean_of_means,
+        weights.token_mean_of_means,
         ("rank-token-weight", "loss-not-divided"),
         _SHARES,
     ),
-    Rule("loss-not-divided", divisors.loss_not_divided, needs=_SHARES),
+    Rule("loss-not-divided", weights.loss_not_divided, needs=_SHARES),
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch),
     Rule(
         "ddp-unsynced-step",
-        order.averaged_after_the_step,
+        several.averaged_after_the_step,
         ("no-sync-excludes-forward", "uneven-rank-backwards", "rank-token-weight"),
-        compare=across_ranks.ddp_unsynced_step,
+        compare=several.ddp_unsynced_step,
     ),
-    Rule("uneven-rank-backwards", None, compare=across_ranks.uneven_rank_backwards),
-    Rule("no-sync-excludes-forward", distributed.no_sync_excludes_forward),
-    Rule("rank-token-weight", None, (), _SHARES, across_ranks.rank_token_weight),
-    Rule("graph-retained", multi_model.graph_retained, needs=_MEMORY),
-    Rule("low-precision-accumulation", precision.low_precision_accumulation),
-    Rule("parameter-outside-or-twice", ownership.parameter_outside_or_twice),
-    Rule("uneven-shares", uneven.uneven_shares, needs=_SHARES),
-    Rule("sums-differ", uneven.sums_differ, needs=_SHARES),
+    Rule("fsdp1-local-clip", several.fsdp1_local_clip),
+    Rule("uneven-rank-backwards", None, compare=several.uneven_rank_backwards),
+    Rule("no-sync-excludes-forward", several.no_sync_excludes_forward),
+    Rule("rank-token-weight", None, (), _SHARES, several.rank_token_weight),
+    Rule("graph-retained", values.graph_retained, needs=_MEMORY),
+    Rule("low-precision-accumulation", values.low_precision_accumulation),
+    Rule("parameter-outside-or-twice", owners.parameter_outside_or_twice),
+    Rule("uneven-shares", weights.uneven_shares, needs=_SHARES),
+    Rule("sums-differ", weights.sums_differ, needs=_SHARES),
 )
 
 
@@ -213,30 +201,6 @@ def _reason_of_ranks(judged: Sequence[_Judged]) -> str:
     )
 
 
-class _Explained:
-    """The rules of which other findings have said why, each of an optimizer of a rank, or of all."""
-
-    def __init__(self) -> None:
-        self._pairs: set[tuple[str, Any]] = set()
-
-    def add(self, rule: Rule, finding: Finding) -> None:
-        if finding.severity != "note":
-            names = (*rule.explains, *_UNEXPLAINED)
-            self._pairs |= {(name, _owner(finding)) for name in names}
-
-    def __contains__(self, finding: Finding) -> bool:
-        owner = _owner(finding)
-        if owner is None:
-            return any(name == finding.rule for name, _ in self._pairs)
-        named = {(finding.rule, owner), (finding.rule, None)}
-        return bool(named & self._pairs)
-
-
-def _owner(finding: Finding) -> tuple[int | None, int] | None:
-    """Return whose optimizer a finding is about: of several files each counts its own."""
-    return None if finding.optimizer is None else (finding.rank, finding.optimizer)
-
-
 @dataclass
 class _Judged:
     """What one ledger came to: what each rule found, and what it tells those that compare."""
@@ -244,7 +208,7 @@ class _Judged:
     rank: int | None
     counts: dict[str, int]
     findings: dict[str, list[Finding]] = field(default_factory=dict)
-    summary: across_ranks.RankSummary | None = None
+    summary: several.RankSummary | None = None
     reason: str = ""
     unjudged: dict[str, str] = field(default_factory=dict)
     condition: str = ""
@@ -263,19 +227,15 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
     if not backwards:
         return judged
     analysis = LedgerAnalysis(ledger)
-    judged.summary = across_ranks.summarise(analysis, rank)
+    judged.summary = several.summarise(analysis, rank)
     if judged.reason:
         return judged
-    explained = _Explained()
     for rule in RULES:
         every = rule.find(analysis) if rule.find is not None else ()
-        mine = [finding for finding in every if finding not in explained]
-        judged.findings[rule.name] = [replace(each, rank=rank) for each in mine]
-        for finding in mine:
-            explained.add(rule, finding)
+        judged.findings[rule.name] = [replace(each, rank=rank) for each in every]
     judged.reason = _no_verdict(analysis)
     judged.unjudged = _unjudged(analysis)
-    conditions = uneven.constant_sum(analysis), multi_model.shared_loss(analysis)
+    conditions = [*weights.conditions(analysis), *owners.conditions(analysis)]
     judged.condition = ", and if ".join(filter(None, conditions))
     return judged
 
@@ -394,26 +354,37 @@ def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
 def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
     """Put together what the ranks' rules have found, and what their comparison finds."""
     findings: dict[tuple[str, str, int, str], Finding] = {}
-    explained, by_comparison = _Explained(), _Explained()
+    explained: set[tuple[str, Any]] = set()
     summaries = [one.summary for one in judged if one.summary is not None]
     for rule in RULES:
         every = [f for one in judged for f in one.findings.get(rule.name, ())]
-        mine = [finding for finding in every if finding not in by_comparison]
-        for finding in rule.compare(summaries) if rule.compare and summaries else ():
+        if rule.compare is not None and summaries:
             # In one ledger the optimizers of all ranks are numbered through.
-            numbered = judged[0].rank is None
-            compared = replace(finding, rank=None) if numbered else finding
-            if compared not in explained:
-                mine.append(compared)
-                by_comparison.add(rule, compared)
-        for finding in mine:
+            compared = list(rule.compare(summaries))
+            if judged[0].rank is None:
+                compared = [replace(finding, rank=None) for finding in compared]
+            every += compared
+        for finding in every:
+            if _is_explained(finding, explained):
+                continue
+            if finding.severity != "note":
+                names = (*rule.explains, *_UNEXPLAINED)
+                explained |= {(name, _owner(finding)) for name in names}
             # One line, in several ranks or for several objectives, is one finding.
             key = finding.rule, finding.file, finding.line, finding.source
-            before = findings.get(key)
-            if before is not None:
-                times = before.times + finding.times
-                findings[key] = replace(before, times=times)
-                continue
-            findings[key] = finding
-            explained.add(rule, finding)
+            before = findings.setdefault(key, replace(finding, times=0))
+            findings[key] = replace(before, times=before.times + finding.times)
     return sorted(findings.values(), key=lambda each: SEVERITIES.index(each.severity))
+
+
+def _is_explained(finding: Finding, explained: set[tuple[str, Any]]) -> bool:
+    """Return whether another finding has said why, of the same optimizer or of all."""
+    owner = _owner(finding)
+    if owner is None:
+        return any(name == finding.rule for name, _ in explained)
+    return bool({(finding.rule, owner), (finding.rule, None)} & explained)
+
+
+def _owner(finding: Finding) -> tuple[int | None, int] | None:
+    """Return whose optimizer a finding is about: of several files each counts its own."""
+    return None if finding.optimizer is None else (finding.rank, finding.optimizer)

@@ -1,4 +1,4 @@
-"""Rules about the order of events: clips, averages and schedulers in the wrong place."""
+"""Rules about the order of one window: clips, the gradient scaler and schedulers in the wrong place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ import numpy as np
 
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, is_close
 from accumviz.checks.report import Finding
-from accumviz.checks.suggestions import calling_line, moved_above, moved_below
+from accumviz.checks.suggestions import (
+    added_above,
+    calling_line,
+    moved_above,
+    moved_below,
+    taken_over,
+)
 from accumviz.ledger.events import Event
 from accumviz.ledger.flow import SAME, SAME_IN_HALF, number
 
@@ -25,14 +31,18 @@ def lines_of(
     return calling_line(at, end, *rest), calling_line(end, at)
 
 
+# --- clips ------------------------------------------------------------------------------------
+
+
 def clip_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find a clip between the backwards of one window, which shortens what is there already."""
-    for optimizer in analysis.optimizers if analysis.at("clip").size else ():
-        clips = [
-            (clip, step)
-            for step, backwards in optimizer.full_windows.items()
-            for clip in _clips_inside(analysis, optimizer, step, backwards)
-        ]
+    for optimizer in analysis.optimizers:
+        clips = []
+        for step, backwards in optimizer.full_windows.items():
+            since = max(backwards[0], optimizer.previous_step(step))
+            inside = optimizer.changing_between("clip", since, backwards[-1]).tolist()
+            shortening = [c for c in inside if optimizer.clip_ratio(c) < 1 - SAME]
+            clips += [(clip, step) for clip in shortening]
         if not clips:
             continue
         clip, step = clips[0]
@@ -40,15 +50,14 @@ def clip_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
         at, end = lines_of(analysis, clip, step, window[0], window[-1])
         rows = analysis.shares.of(step)
         mine = (rows.optimizer == optimizer.optimizer) & ~rows.erased
+        ratios = [optimizer.clip_ratio(c) for c, s in clips if s == step]
         yield analysis.finding(
             "clip-per-micro-batch",
             "error",
             clip,
             step=step,
             evidence={
-                "clips between them multiply by": [
-                    optimizer.clip_ratio(c) for c, s in clips if s == step
-                ],
+                "clips between them multiply by": ratios,
                 "left of each backward": rows.clipped[mine].tolist(),
             },
             cause=(
@@ -60,43 +69,10 @@ def clip_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
             optimizer=optimizer.optimizer,
             at=at,
         )
-    yield from _shortened_by_hand(analysis)
-
-
-def _clips_inside(
-    analysis: LedgerAnalysis,
-    optimizer: OptimizerHistory,
-    step: int,
-    backwards: list[int],
-) -> list[int]:
-    """Return the clips between backwards of one window that shortened what the step reads."""
-    since = max(backwards[0], optimizer.previous_step(step))
-    clips = optimizer.between(analysis.at("clip"), since, backwards[-1]).tolist()
-    return [clip for clip in clips if optimizer.clip_ratio(clip) < 1 - SAME]
-
-
-def _shortened_by_hand(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find a clip in code of the user's own: by another factor each time, so that it is no decay that is meant."""
-    for shares in analysis.objectives.values():
-        ratios = analysis.fading(shares)
-        if not ratios or is_close(min(ratios), max(ratios), SAME_IN_HALF):
-            continue
-        share = next(s for s in shares if s.many > 1 and not is_close(s.least, s.most))
-        yield analysis.finding_of(
-            "clip-per-micro-batch",
-            "error",
-            share,
-            evidence={"shares": list(share.weights), "sum of shares": share.total},
-            cause=(
-                "`.grad` is shortened by hand after each backward, so that what came early is shortened again and "
-                "again, and the last micro-batch counts most."
-            ),
-            times=sum(share.many > 1 for share in shares),
-        )
 
 
 def clip_on_the_wrong_side(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find a clip of gradients that the step has already read, or that are not averaged yet."""
+    """Find a clip of gradients that the step has already read."""
     late: dict[int, list[int]] = {}
     for clip in analysis.at("clip").tolist():
         owner = _reads_too_late(analysis, clip)
@@ -105,32 +81,27 @@ def clip_on_the_wrong_side(analysis: LedgerAnalysis) -> Iterator[Finding]:
     for optimizer in analysis.optimizers:
         clips = late.get(optimizer.optimizer)
         if clips:
-            yield _after_the_step(
-                analysis,
-                optimizer,
-                "clip-on-the-wrong-side",
-                clips,
-                "The clip comes after the step, which has read the gradients as they were: it has no effect.",
+            cause = "The clip comes after the step, which has read the gradients as they were: it has no effect."
+            yield after_the_step(
+                analysis, optimizer, "clip-on-the-wrong-side", clips, cause
             )
-        yield from _before_the_average(analysis, optimizer)
 
 
 def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> int | None:
     """Return the first optimizer of those that a clip concerns, where nothing has come since any of their steps."""
     event = analysis.ledger[clip]
-    by_norm = event.details.get("by") != "value"
     most = number(event.details.get("max_norm", 0.0))
-    if by_norm and not math.isfinite(most):
+    if event.details.get("by") != "value" and not math.isfinite(most):
         return None  # a clip to infinity measures, and changes nothing
     on_rank = [o for o in analysis.optimizers if event.rank in (None, o.rank)]
-    # Where it changed nothing, nothing may be there for any of them.
+    # Where it changed nothing, nothing may be in `.grad` of any of them.
     concerned = [o for o in on_rank if o.changed_by(clip)] or on_rank
     if concerned and all(o.nothing_since_step(clip) for o in concerned):
         return concerned[0].optimizer
     return None
 
 
-def _after_the_step(
+def after_the_step(
     analysis: LedgerAnalysis,
     optimizer: OptimizerHistory,
     rule: str,
@@ -147,11 +118,7 @@ def _after_the_step(
         "error",
         event,
         step=step,
-        evidence={
-            "event of the step": step,
-            "event after it": event,
-            "backwards between them": 0,
-        },
+        evidence={"event of the step": step, "event after it": event},
         cause=cause,
         suggestion=moved_above(at, end),
         times=len(events),
@@ -160,60 +127,172 @@ def _after_the_step(
     )
 
 
-def _before_the_average(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
-    """Find a clip of what one rank has, before the gradients of all ranks are reduced by hand."""
-    reductions = analysis.events.detail("reduction", "").astype(str)
-    reduced = np.flatnonzero(np.isin(reductions, ("sum", "avg")))
-    if not reduced.size:
-        return
-    early = []
-    for clip in optimizer.changing(analysis.at("clip")).tolist():
-        until = min(optimizer.next_step(clip), optimizer.next_backward(clip))
-        after = optimizer.changing(reduced[(reduced > clip) & (reduced < until)])
-        if after.size and optimizer.clip_ratio(clip) < 1 - SAME:
-            early.append((clip, int(after[0])))
-    for clip, sync in early[:1]:
-        step = optimizer.next_step(clip)
+# --- the scaler -------------------------------------------------------------------------------
+
+
+def _scaled(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> np.ndarray:
+    """Return the backwards whose loss the scaler had multiplied by something else than 1."""
+    scales = analysis.events.detail("amp_scale", 1.0)
+    scaled: np.ndarray = optimizer.backwards[scales[optimizer.backwards] != 1]
+    return scaled
+
+
+def clip_scaled_grads(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find a clip of gradients that the scaler has not unscaled yet."""
+    for optimizer in analysis.optimizers:
+        scaled = _scaled(analysis, optimizer)
+        clips = optimizer.changing(analysis.at("clip")).tolist() if scaled.size else []
+        early = [c for c in clips if _clips_scaled(analysis, optimizer, scaled, c)]
+        if not early:
+            continue
+        clip = early[0]
+        steps = np.sort(np.concatenate([optimizer.steps, optimizer.skipped]))
+        after = steps[steps > clip][:1].tolist()
+        scale = _scale(analysis, scaled, clip)
+        # What is clipped more than once in a window cannot be unscaled each time.
+        once = bool(after) and sum(c < after[0] for c in early) == 1
         yield analysis.finding(
-            "clip-on-the-wrong-side",
-            "warning",
+            "clip-scaled-grads",
+            "error",
             clip,
-            step=step if step < len(analysis.events) else None,
-            evidence={"event of the clip": clip, "event of the all-reduce": sync},
+            step=after[0] if after else None,
+            evidence={
+                "scale": scale,
+                "max_norm": analysis.ledger[clip].details.get("max_norm", "?"),
+                "the clip multiplies by": optimizer.clip_ratio(clip),
+            },
             cause=(
-                "The clip comes before the gradients are reduced over the ranks: each rank has shortened its own "
-                "by another factor, and what the step reads was not clipped as a whole."
+                f"The clip sees gradients that are still multiplied by {scale:g}; after the division, next to nothing "
+                "is left."
             ),
+            suggestion=_unscaled_above(analysis, clip, after[0]) if once else "",
             times=len(early),
             optimizer=optimizer.optimizer,
         )
 
 
-def averaged_after_the_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find gradients that are averaged over the ranks when every step has read them already."""
-    syncs = analysis.at("sync")
-    for optimizer in analysis.optimizers if syncs.size and not analysis.single else ():
-        mine = optimizer.changing(syncs).tolist()
-        if not mine or not all(optimizer.nothing_since_step(sync) for sync in mine):
+def _unscaled_above(analysis: LedgerAnalysis, clip: int, step: int) -> str:
+    """Suggest to unscale above a clip, with the names that the step's line has."""
+    call = re.search(r"([\w.]+)\.step\(\s*([\w.]+)", analysis.ledger[step].source)
+    line = "scaler.unscale_(optimizer)"
+    if call is not None:
+        line = f"{call[1]}.unscale_({call[2]})"
+    return added_above(analysis.ledger[clip], line)
+
+
+def _scale(analysis: LedgerAnalysis, scaled: np.ndarray, event: int) -> float:
+    """Return the scale of the last backward before an event."""
+    last = scaled[scaled < event][-1:].tolist()
+    return number(analysis.detail(last[0], "amp_scale")) if last else math.nan
+
+
+def _clips_scaled(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, scaled: np.ndarray, clip: int
+) -> bool:
+    """Return whether a clip shortened gradients of this window that nothing had unscaled."""
+    since = optimizer.previous_step(clip)
+    inside = optimizer.between(scaled, since, clip)
+    if not inside.size or optimizer.clip_ratio(clip) >= 1 - SAME:
+        return False
+    # The limit may be as many times larger.
+    scaled_limit = "get_scale" in analysis.ledger[clip].source
+    if scaled_limit or optimizer.changing_between("unscale", since, clip).size:
+        return False
+    # A hand may have unscaled.
+    scale = _scale(analysis, scaled, clip)
+    edits = optimizer.changing_between("edit", int(inside[-1]), clip).tolist()
+    ratios = [optimizer.clip_ratio(edit) * scale for edit in edits]
+    return not any(is_close(ratio, 1.0, SAME_IN_HALF) for ratio in ratios)
+
+
+def backward_after_unscale(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find a scaled contribution added to a sum that is unscaled already."""
+    for optimizer in analysis.optimizers:
+        scaled = set(_scaled(analysis, optimizer).tolist())
+        late = []
+        for step, window in optimizer.full_windows.items():
+            # What an earlier step has unscaled and left is another mistake.
+            since = max(window[0], optimizer.previous_step(step))
+            inside = optimizer.changing_between("unscale", since, step).tolist()
+            after = [b for b in window if inside and b > inside[0] and b in scaled]
+            if after:
+                late.append((after[0], inside, step))
+        if not late:
             continue
-        windows = list(optimizer.full_windows)
-        steps = {optimizer.previous_step(sync) for sync in mine}
-        # What is not zeroed afterwards is read by the next step; after the last one nothing may be left to do.
-        kept = len(set(optimizer.read.tolist())) < optimizer.read.size
-        if kept or len(steps & set(windows)) < 2 or not steps.issuperset(windows[:-1]):
-            continue
-        firsts = {optimizer.previous_step(sync): sync for sync in reversed(mine)}
-        events = [firsts[step] for step in windows if step in firsts]
-        yield _after_the_step(
-            analysis,
-            optimizer,
-            "ddp-unsynced-step",
-            events,
-            "The gradients are averaged over the ranks after the step, which has read what each rank had for "
-            "itself: it has no effect.",
+        b, inside, step = late[0]
+        scale = number(analysis.detail(b, "amp_scale"))
+        at, end = lines_of(analysis, inside[0], step, b)
+        cause = (
+            f"Backward {b} comes after `unscale_`: its contribution enters the step {scale:g} times as large as those "
+            "before it"
         )
+        again = len(inside) > 1
+        if again:
+            cause += (
+                ", which are divided again with it. Once, before the step, is enough"
+            )
+        yield analysis.finding(
+            "backward-after-unscale",
+            "error",
+            inside[0],
+            step=step,
+            evidence={
+                "event of the unscale": inside[0],
+                "event of the backward after it": b,
+                "scale": scale,
+            },
+            cause=f"{cause}.",
+            # An `update` that stands between two of them belongs to the step as well.
+            suggestion="" if again else moved_above(at, end),
+            times=len(late),
+            optimizer=optimizer.optimizer,
+            at=at,
+        )
+
+
+def bypass_scaler_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find a step outside the scaler, on gradients that it has multiplied."""
+    for optimizer in analysis.optimizers:
+        scaled = set(_scaled(analysis, optimizer).tolist())
+        bypassed = [
+            step
+            for step, window in optimizer.full_windows.items()
+            if scaled.intersection(window)
+            and _steps_alone(analysis, optimizer, step, window)
+        ]
+        if not bypassed:
+            continue
+        step = bypassed[0]
+        scale = number(analysis.detail(optimizer.windows[step][0], "amp_scale"))
+        yield analysis.finding(
+            "bypass-scaler-step",
+            "error",
+            step,
+            step=step,
+            evidence={"scale": scale, "steps": len(bypassed)},
+            cause=f"The optimizer steps by itself, on gradients that are still {scale:g} times too large.",
+            suggestion=taken_over(analysis.ledger[step]),
+            times=len(bypassed),
+            optimizer=optimizer.optimizer,
+        )
+
+
+def _steps_alone(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int, window: list[int]
+) -> bool:
+    """Return whether a step is none of the scaler's, and what it reads was never unscaled."""
+    event = analysis.ledger[step]
+    # `scaler.step(optimizer)`: an optimizer that is handed over may divide by itself. A fused one did.
+    handed = re.search(r"\.step\(\s*(?!closure\b)[A-Za-z_]", event.source)
+    if not event.source or handed or "amp_scale" in event.details:
+        return False
+    if optimizer.changing_between("unscale", window[0], step).size:
+        return False
+    # Of what a hand has divided by the scale, the share is known.
+    return bool(analysis.shares.of(step).lost_sight.any())
+
+
+# --- schedulers -------------------------------------------------------------------------------
 
 
 def scheduler_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
@@ -222,18 +301,14 @@ def scheduler_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
     for optimizer in analysis.optimizers:
         schedules = every[analysis.optimizer_of[every] == optimizer.optimizer]
         windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
-        steps = [
-            step
-            for step, used in windows.items()
-            if all(optimizer.between(schedules, *pair).size for pair in pairwise(used))
-        ]
+        steps = [s for s in windows if _between_all(optimizer, schedules, windows[s])]
         if not schedules.size or 2 * len(steps) <= len(windows):
             continue
         rates = [_rate(analysis.detail(e, "lr")) for e in schedules.tolist()]
         first = int(schedules[schedules > windows[steps[0]][0]][0])
         # OneCycleLR takes one step more than it has rates for.
         made_for_as_many = _comes_to_nothing(rates) or _comes_to_nothing(rates[:-1])
-        if made_for_as_many or _is_told_where(analysis.ledger[first]):
+        if made_for_as_many or _is_given_its_place(analysis.ledger[first]):
             continue
         at, end = lines_of(analysis, first, steps[0], windows[steps[0]][0])
         yield analysis.finding(
@@ -258,6 +333,13 @@ def scheduler_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
+def _between_all(
+    optimizer: OptimizerHistory, schedules: np.ndarray, window: list[int]
+) -> bool:
+    """Return whether a scheduler steps between any two backwards of a window."""
+    return all(optimizer.between(schedules, *pair).size for pair in pairwise(window))
+
+
 def _rate(rates: Any) -> float:
     """Return the first group's learning rate."""
     several = isinstance(rates, list | tuple) and rates
@@ -265,7 +347,7 @@ def _rate(rates: Any) -> float:
 
 
 def _comes_to_nothing(rates: list[float]) -> bool:
-    """Whether a schedule comes to almost nothing with its last step: then it was made for as many.
+    """Return whether a schedule comes to almost nothing with its last step: then it was made for as many.
 
     What falls by the same ratio each time comes to nothing at any time.
 
@@ -282,7 +364,7 @@ def _comes_to_nothing(rates: list[float]) -> bool:
     return last < 0.01 * highest and middle * middle > 4 * highest * last
 
 
-def _is_told_where(event: Event) -> bool:
-    """Whether a scheduler was told where it is, as in `step(epoch + i / n)`, so that its steps do not count."""
+def _is_given_its_place(event: Event) -> bool:
+    """Return whether a scheduler is given where it is, as in `step(epoch + i / n)`, so that its steps do not count."""
     call = re.search(rf"{re.escape(event.label)}\.step\(\s*[^\s)#]", event.source)
     return call is not None and event.details.get("scheduler") != "ReduceLROnPlateau"

@@ -37,6 +37,7 @@ CHAPTERS = {
     "nonfinite-micro-batch": "06_memory#sec-amp-skipped",
     "no-sync-excludes-forward": "08_ddp#sec-forward",
     "fsdp2-zero-keeps-unsharded": "09_fsdp#sec-hidden",
+    "fsdp1-local-clip": "09_fsdp#sec-fsdp-clip",
     "uneven-rank-backwards": "08_ddp#sec-uneven",
     "rank-token-weight": "08_ddp#sec-rank-tokens",
     "low-precision-accumulation": "06_memory#sec-bf16",

@@ -1,4 +1,4 @@
-"""Rules about windows: what a step consumed, what was lost before it, what was consumed twice."""
+"""Rules about windows: what was lost before a step, what no step used, what was consumed twice."""
 
 from __future__ import annotations
 
@@ -28,23 +28,25 @@ class Loss(NamedTuple):
     step: int
 
 
+# --- zeroed too early -------------------------------------------------------------------------
+
+
 def zero_grad_inside_window(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find contributions of one window that are erased, again and again, before its step."""
     for optimizer in analysis.optimizers:
-        inside, _ = lost_before_steps(analysis, optimizer)
+        inside, _ = _lost_before_steps(analysis, optimizer)
         steps = {loss.step for loss in inside}
         if len(inside) < 2 or 2 * len(steps) < len(optimizer.full_windows):
             continue
-        _, eraser, step = inside[0]
-        lost = [loss.backward for loss in inside if loss.step == step]
-        kept = optimizer.windows[step]
-        events = [analysis.ledger[e] for e in (step, lost[0], kept[-1])]
-        zero = calling_line(analysis.ledger[eraser], *events)
+        first = inside[0]
+        lost = [loss.backward for loss in inside if loss.step == first.step]
+        kept = optimizer.windows[first.step]
+        zero = _line_of(analysis, first, kept[-1])
         yield analysis.finding(
             "zero-grad-inside-window",
             "error",
-            eraser,
-            step=step,
+            first.eraser,
+            step=first.step,
             evidence={
                 "backwards erased": lost,
                 "backwards consumed": kept,
@@ -54,7 +56,7 @@ def zero_grad_inside_window(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
                 "micro-batches are lost before the step sees them."
             ),
-            suggestion=_zeroed_after(analysis, optimizer, zero, step),
+            suggestion=_zeroed_after(analysis, optimizer, zero, first.step),
             times=len(inside),
             optimizer=optimizer.optimizer,
             at=zero,
@@ -68,53 +70,43 @@ def zero_before_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
         erased = dict(optimizer.lost)
         if not optimizer.full_windows:
             erased |= optimizer.lost_here
-        steps = [step for step, used in optimizer.windows.items() if not used]
-        vain = {
-            step: _zeroed_before(analysis, optimizer, erased, step) for step in steps
-        }
-        vain = {step: losses for step, losses in vain.items() if losses}
+        vain: dict[int, list[Loss]] = {}
+        for b, end in sorted(erased.items()):
+            step = optimizer.next_step(b)
+            by_hand = analysis.shares.of(step).lost_sight.any()
+            empty = not optimizer.windows.get(step, True) and not by_hand
+            if empty and end < step and _is_zeroing(analysis, end):
+                vain.setdefault(step, []).append(Loss(b, end, step))
         if not vain:
             continue
-        step, losses = next(iter(vain.items()))
-        eraser = losses[-1].eraser
-        events = [analysis.ledger[e] for e in (step, losses[0].backward)]
-        zero = calling_line(analysis.ledger[eraser], *events)
+        losses = vain[min(vain)]
+        zero = _line_of(analysis, losses[-1], losses[0].backward)
         yield analysis.finding(
             "zero-before-step",
             "error",
-            eraser,
-            step=step,
+            losses[-1].eraser,
+            step=losses[0].step,
             evidence={
                 "backwards erased": [loss.backward for loss in losses],
                 "steps that found nothing": len(vain),
             },
             cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
-            suggestion=_zeroed_after(analysis, optimizer, zero, step),
+            suggestion=_zeroed_after(analysis, optimizer, zero, losses[0].step),
             times=len(vain),
             optimizer=optimizer.optimizer,
             at=zero,
         )
 
 
-def _zeroed_before(
-    analysis: LedgerAnalysis,
-    optimizer: OptimizerHistory,
-    erased: dict[int, int],
-    step: int,
-) -> list[Loss]:
-    """Return what was zeroed between the step before and this one."""
-    if analysis.shares.of(step).lost_sight.any():
-        return []  # a hand has put something there
-    since = optimizer.previous_step(step)
-    return [
-        Loss(b, end, step)
-        for b, end in sorted(erased.items())
-        if since < b and end < step and _is_zeroing(analysis, end)
-    ]
+def _line_of(analysis: LedgerAnalysis, loss: Loss, other: int) -> Event:
+    """Return the zeroing, at the line that led to it and neither to the step nor to these backwards."""
+    places = (loss.step, loss.backward, other)
+    others = [analysis.ledger[event] for event in places]
+    return calling_line(analysis.ledger[loss.eraser], *others)
 
 
 def _is_zeroing(analysis: LedgerAnalysis, event: int) -> bool:
-    """Whether an event zeroes; what FSDP has scattered waits elsewhere."""
+    """Return whether an event zeroes; what FSDP has scattered waits elsewhere."""
     return analysis.ledger[event].kind in ("zero_grad", "edit")
 
 
@@ -122,46 +114,43 @@ def _zeroed_after(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory, zero: Event, step: int
 ) -> str:
     """Suggest to zero after the step, and not where it is done now."""
-    step_event = analysis.ledger[step]
-    line = calling_line(step_event, analysis.ledger[zero.index])
+    line = calling_line(analysis.ledger[step], analysis.ledger[zero.index])
     touched = [each for each in analysis.optimizers if each.changed_by(zero.index)]
-    if len(touched) > 1 or line.line == zero.line:
-        return ""
-    if line.file != zero.file or _runs_others(zero):
+    # A line that a framework's callbacks go through may call others as well.
+    callbacks = (zero.file, zero.line) in [frame[:2] for frame in zero.frames[2:]]
+    same_place = line.line == zero.line or line.file != zero.file
+    if len(touched) > 1 or same_place or callbacks:
         return ""
     if _zeroed_elsewhere(analysis, optimizer, zero):
         return deleted(zero)
-    return moved_below(zero, line, zeroing(step_event))
-
-
-def _runs_others(zero: Event) -> bool:
-    """Whether the line is one that a framework's callbacks go through, so that it may call others as well."""
-    return (zero.file, zero.line) in [frame[:2] for frame in zero.frames[2:]]
+    return moved_below(zero, line, zeroing(analysis.ledger[step]))
 
 
 def _zeroed_elsewhere(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory, zero: Event
 ) -> bool:
-    """Whether another line zeroes after each step, before the next backward."""
-    zeros = optimizer.changing(analysis.at("zero_grad"))
+    """Return whether another line zeroes after each step, before the next backward."""
     lines = {frame[:2] for frame in zero.frames} | {(zero.file, zero.line)}
     for step in optimizer.full_windows:
-        after = optimizer.between(zeros, step, optimizer.next_backward(step))
-        events = [analysis.ledger[e] for e in after.tolist()]
-        if all((event.file, event.line) in lines for event in events):
+        until = optimizer.next_backward(step)
+        after = optimizer.changing_between("zero_grad", step, until).tolist()
+        places = {(analysis.ledger[e].file, analysis.ledger[e].line) for e in after}
+        if places <= lines:
             return False
     return True
 
 
-def lost_before_steps(
+# --- lost before a step -----------------------------------------------------------------------
+
+
+def _lost_before_steps(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> tuple[list[Loss], list[Loss]]:
-    """Return what was erased before a step that consumed others of its call site: inside its window, and as a tail."""
+    """Return what was erased before a step that consumed others of its loss: inside its window, and as a tail."""
     by_step: dict[int, list[Loss]] = {}
-    lost = [*optimizer.lost.items(), *_used_by_another(analysis, optimizer)]
-    for b, end in lost:
+    for b, end in [*optimizer.lost.items(), *_used_by_another(analysis, optimizer)]:
         step = optimizer.next_step(b)
-        if step < len(analysis.events) and end < step and _is_zeroing(analysis, end):
+        if end < step < len(analysis.events) and _is_zeroing(analysis, end):
             by_step.setdefault(step, []).append(Loss(b, end, step))
     inside: list[Loss] = []
     tails: list[Loss] = []
@@ -169,72 +158,20 @@ def lost_before_steps(
         kept = optimizer.windows[step]
         if not kept or analysis.shares.of(step).lost_sight.any():
             continue
-        alike = _of_the_same_loss(analysis, losses, kept)
-        alike = [loss for loss in alike if not _meant(analysis, optimizer, loss, alike)]
-        if analysis.has_loaders:
-            epoch = analysis.epoch(kept[-1], optimizer.rank)
-            for loss in alike:
-                same = analysis.epoch(loss.backward, optimizer.rank) == epoch
-                (inside if same else tails).append(loss)
-        elif _may_be_a_tail(analysis, optimizer, alike):
-            tails += alike
-        else:
-            inside += alike
+        # The last closure of a window runs inside the step, the others before it.
+        closure = analysis.events.where("within", "step")[kept[-1]]
+        places = analysis.lines if closure else analysis.sites
+        used = set(places[kept].tolist())
+        alike = [loss for loss in losses if places[loss.backward] in used]
+        alike = [
+            loss for loss in alike if not _is_meant(analysis, optimizer, loss, alike)
+        ]
+        for loss in alike:
+            if _is_left_over(analysis, optimizer, loss, alike):
+                tails.append(loss)
+            else:
+                inside.append(loss)
     return inside, tails
-
-
-def _of_the_same_loss(
-    analysis: LedgerAnalysis, losses: list[Loss], kept: list[int]
-) -> list[Loss]:
-    """Return those that came by the same lines as what the step consumed."""
-    sites = set(analysis.sites[kept].tolist())
-    alike = [loss for loss in losses if analysis.sites[loss.backward] in sites]
-    inside_step = analysis.events.where("within", "step")
-    if alike or not inside_step[kept[-1]]:
-        return alike
-    # The last closure of a window runs inside the step, the others before it.
-    lines = set(analysis.lines[kept].tolist())
-    return [
-        loss
-        for loss in losses
-        if analysis.lines[loss.backward] in lines and not inside_step[loss.backward]
-    ]
-
-
-def _meant(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, loss: Loss, every: list[Loss]
-) -> bool:
-    """Whether a backward only said where to move the weights, as in SAM, or its window was complete and refused."""
-    first = optimizer.next_backward(optimizer.previous_step(loss.backward) + 1)
-    following = optimizer.next_backward(loss.eraser)
-    moved = analysis.moved
-    if following < len(moved) and moved[following] and not moved[first]:
-        return True
-    group = [other.backward for other in every if other.eraser == loss.eraser]
-    if len(group) != len(optimizer.windows[loss.step]):
-        return False
-    # Its norm was looked at: then it was complete, and thrown away on purpose.
-    looked = analysis.at("unscale", "clip")
-    return optimizer.change_between(looked, group[-1], loss.eraser) and _is_whole(
-        analysis, optimizer, loss.step
-    )
-
-
-def _is_whole(analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int) -> bool:
-    """Whether the shares of a step add up to 1."""
-    shares = analysis.shares_of(step, optimizer.optimizer)
-    return any(is_close(share.total, 1.0) and share.read for share in shares)
-
-
-def _may_be_a_tail(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, losses: list[Loss]
-) -> bool:
-    """Whether a window is whole without these: without a loader to ask, that says that they were left over."""
-    if not losses or len({loss.eraser for loss in losses}) > 1:
-        return False
-    step = losses[0].step
-    fewer = len(losses) < len(optimizer.windows[step])
-    return fewer and _is_whole(analysis, optimizer, step)
 
 
 def _used_by_another(
@@ -244,14 +181,142 @@ def _used_by_another(
 
     Two networks that are trained in turns on one loss lose it on purpose; no window is meant for one of them only.
     """
-    if not optimizer.lost_here:
-        return
     others = [other for other in analysis.optimizers if other is not optimizer]
     windows = [set(used) for other in others for used in other.full_windows.values()]
     for b, end in optimizer.lost_here.items():
         kept = optimizer.windows.get(optimizer.next_step(b))
         if kept and any(b in window and kept[-1] in window for window in windows):
             yield b, end
+
+
+def _is_meant(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, loss: Loss, every: list[Loss]
+) -> bool:
+    """Return whether a backward only said where to move the weights, as in SAM, or its window was refused."""
+    first = optimizer.next_backward(optimizer.previous_step(loss.backward) + 1)
+    following = optimizer.next_backward(loss.eraser)
+    moved = analysis.moved
+    if following < len(moved) and moved[following] and not moved[first]:
+        return True
+    # A whole window whose norm was looked at was thrown away on purpose.
+    group = [other.backward for other in every if other.eraser == loss.eraser]
+    if len(group) != len(optimizer.windows[loss.step]):
+        return False
+    clips = optimizer.changing_between("clip", group[-1], loss.eraser)
+    unscales = optimizer.changing_between("unscale", group[-1], loss.eraser)
+    looked_at = clips.size or unscales.size
+    return bool(looked_at) and _is_whole(analysis, optimizer, loss.step)
+
+
+def _is_whole(analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int) -> bool:
+    """Return whether the shares of a step add up to 1."""
+    shares = analysis.shares_of(step, optimizer.optimizer)
+    return any(share.read and is_close(share.total, 1.0) for share in shares)
+
+
+def _is_left_over(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, loss: Loss, every: list[Loss]
+) -> bool:
+    """Return whether an epoch ended between what was erased and what the step used.
+
+    Without a loader to ask, a window that is whole without the erased ones says so.
+    """
+    kept = optimizer.windows[loss.step]
+    if analysis.has_loaders:
+        epoch = analysis.epoch(kept[-1], optimizer.rank)
+        return analysis.epoch(loss.backward, optimizer.rank) != epoch
+    together = len({other.eraser for other in every}) == 1
+    fewer = len(every) < len(kept)
+    return together and fewer and _is_whole(analysis, optimizer, loss.step)
+
+
+# --- the last window --------------------------------------------------------------------------
+
+
+def tail_dropped(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find micro-batches at the end of a loader that no step ever consumed."""
+    for optimizer in analysis.optimizers:
+        if optimizer.usual < 2 or not optimizer.steps.size:
+            continue
+        dropped = _thrown_away(analysis, optimizer)
+        by_epochs = analysis.has_loaders or _at_even_distances(optimizer, dropped)
+        left = _left_at_the_end(analysis, optimizer)
+        dropped += [left] if left else []
+        # What is thrown away now and then is thrown away on purpose.
+        if not dropped or not by_epochs:
+            continue
+        lost = dropped[0]
+        source = "loader" if analysis.has_loaders else "loop"
+        yield analysis.finding(
+            "tail-dropped",
+            "warning",
+            lost[0],
+            evidence={
+                "backwards": lost,
+                "usual window": optimizer.usual,
+                "lost in all": sum(map(len, dropped)),
+            },
+            cause=(
+                f"The {source} ended after {len(lost)} of {optimizer.usual} micro-batches of a window, and what they "
+                "contributed was thrown away. Step once more after it, on averaged gradients where there are several "
+                "ranks, and divide by their own number."
+            ),
+            times=len(dropped),
+            optimizer=optimizer.optimizer,
+        )
+
+
+def _thrown_away(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> list[list[int]]:
+    """Return the backwards that were zeroed at each epoch's end, where they are fewer than a window's."""
+    _, tails = _lost_before_steps(analysis, optimizer)
+    groups: dict[int, list[int]] = {}
+    for loss in tails:
+        epoch = analysis.epoch(loss.backward, optimizer.rank)
+        if not analysis.has_loaders or analysis.ended(epoch):
+            groups.setdefault(loss.eraser, []).append(loss.backward)
+    return [lost for lost in groups.values() if len(lost) < optimizer.usual]
+
+
+def _at_even_distances(optimizer: OptimizerHistory, tails: list[list[int]]) -> bool:
+    """Return whether these are as far from each other as epochs' ends: what is thrown away on purpose is not."""
+    if not tails:
+        return True
+    places = [optimizer.backwards.searchsorted(lost[-1]) + 1 for lost in tails]
+    gaps = np.diff([0, *places, optimizer.backwards.size]).tolist()
+    *epochs, last = gaps
+    if len({*map(len, tails)}) > 1 or len({*epochs}) > 1:
+        return False
+    return bool(last == epochs[0] or (len(tails) > 1 and last < epochs[0]))
+
+
+def _left_at_the_end(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> list[int]:
+    """Return the backwards that are live when everything is over, where a loader or the script has ended."""
+    steps = analysis.ledger.outcomes.steps
+    read = np.unique(optimizer.read)
+    after = optimizer.backwards[
+        optimizer.backwards > optimizer.read_step.max(initial=-1)
+    ]
+    after = after[~steps[np.ix_(after, optimizer.columns)].any(axis=1)]
+    # A loss that others' parameters learn from is theirs, where this optimizer has losses of its own.
+    alone = read[~np.delete(steps[read], optimizer.columns, axis=1).any(axis=1)]
+    sites = set(analysis.sites[alone if alone.size else read].tolist())
+    unused = [
+        b
+        for b in after.tolist()
+        if analysis.sites[b] in sites and b not in optimizer.lost and analysis.finite(b)
+    ]
+    if not unused or (optimizer.skipped > unused[-1]).any():
+        return []
+    at_end = analysis.ended(analysis.epoch(unused[-1], optimizer.rank))
+    by_itself = analysis.ledger.meta.get("ended") == "exit"
+    return unused if at_end or by_itself else []
+
+
+# --- consumed twice ---------------------------------------------------------------------------
 
 
 def missing_zero_grad(analysis: LedgerAnalysis) -> Iterator[Finding]:
@@ -265,27 +330,19 @@ def missing_zero_grad(analysis: LedgerAnalysis) -> Iterator[Finding]:
         steps = optimizer.read_step[optimizer.read == twice[0]].tolist()
         kept = _momentum(analysis, optimizer, twice)
         closure = bool(in_step[twice].any())
+        cause = (
+            f"The contribution of backward {twice[0]} is still in `.grad` after the step that used it, and is used by "
+            f"{len(steps) - 1} more."
+        )
         if kept:
-            evidence = {
-                "kept of each `.grad`": kept,
-                "backwards read again": len(twice),
-            }
             cause = (
-                f"`.grad` is not zeroed: after each step {kept:.3g} of it is kept, as momentum keeps it. If that "
-                "is meant, nothing is wrong."
+                f"`.grad` is not zeroed: after each step {kept:.3g} of it is kept, as momentum keeps it. If that is "
+                "meant, nothing is wrong."
             )
-        else:
-            evidence = {
-                "backward": twice[0],
-                "consumed by the steps at events": steps,
-                "backwards read again": len(twice),
-            }
-            cause = (
-                f"The contribution of backward {twice[0]} is still in `.grad` after the step that used it, and is "
-                f"used by {len(steps) - 1} more."
+        elif closure:
+            cause += (
+                " The step calls a closure: it has to zero before its first backward."
             )
-            if closure:
-                cause += " The step calls a closure: it has to zero before its first backward."
         step = analysis.ledger[steps[0]]
         suggested = not kept and not closure
         yield analysis.finding(
@@ -293,7 +350,11 @@ def missing_zero_grad(analysis: LedgerAnalysis) -> Iterator[Finding]:
             "note" if kept else "error",
             steps[0],
             step=steps[1],
-            evidence=evidence,
+            evidence={
+                "backward": twice[0],
+                "consumed by the steps at events": steps,
+                "backwards read again": len(twice),
+            },
             cause=cause,
             suggestion=added_below(step, zeroing(step)) if suggested else "",
             times=len(twice),
@@ -305,14 +366,11 @@ def _momentum(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory, twice: list[int]
 ) -> float:
     """Return which part of `.grad` a hand keeps from each step to the next, where it is always the same; or 0."""
-    s = analysis.shares
-    mine = (s.optimizer == optimizer.optimizer) & np.isin(s.backward, twice)
-    rows = np.flatnonzero(mine & ~s.erased & s.followed)
-    rows = rows[np.lexsort((s.step[rows], s.backward[rows]))]
-    factors = s.by_hand[rows]
-    again = np.diff(s.backward[rows], prepend=-1) == 0
-    if not again.any() or not np.all(is_close(factors[~again], 1.0)):
+    shares = analysis.shares
+    mine = (shares.optimizer == optimizer.optimizer) & (shares.backward == twice[0])
+    factors = shares.by_hand[mine & ~shares.erased & shares.followed]
+    if factors.size < 2 or not is_close(factors[0], 1.0):
         return 0.0
-    ratios = factors[again] / factors[np.flatnonzero(again) - 1]
-    same = bool(np.all(is_close(ratios, ratios[0])))
-    return float(ratios[0]) if same and 0 < ratios[0] < 1 else 0.0
+    ratios = factors[1:] / factors[:-1]
+    same = bool(is_close(ratios, ratios[0]).all())
+    return float(ratios[0]) if same and 0 < ratios[0] < 1 - 1e-3 else 0.0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
@@ -43,6 +44,11 @@ def replicated(model: nn.Module, **options: Any) -> Any:
 
 def sharded(model: nn.Module) -> Any:
     return fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def fsdp1(model: nn.Module) -> Any:
+    warnings.simplefilter("ignore")  # deprecated
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
 
 
 def accelerator(*handlers: Any) -> Any:

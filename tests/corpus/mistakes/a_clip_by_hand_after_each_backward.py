@@ -11,7 +11,7 @@ def loop(record):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with record(model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
-            (F.cross_entropy(model(x), y) / 4).backward()  # finding: clip-per-micro-batch
+            (F.cross_entropy(model(x), y) / 4).backward()  # finding: uneven-shares
             length = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
             for p in model.parameters():
                 p.grad *= (0.01 / length).clamp(max=1.0)  # wrong

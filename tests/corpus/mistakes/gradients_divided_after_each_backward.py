@@ -11,7 +11,7 @@ def loop(record):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with record(model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
-            F.cross_entropy(model(x), y).backward()  # finding: double-division
+            F.cross_entropy(model(x), y).backward()  # finding: uneven-shares
             for p in model.parameters():
                 p.grad /= 4  # wrong
                 # right: p.grad /= 4 if i % 4 == 3 else 1

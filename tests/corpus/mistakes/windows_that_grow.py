@@ -12,7 +12,7 @@ def loop(record):
     with record(model, optimizer):
         for size in (2, 2, 2, 4, 4, 4):
             for x, y in batches(*[2] * size):
-                (F.cross_entropy(model(x), y) / 2).backward()  # wrong, finding: wrong-divisor
+                (F.cross_entropy(model(x), y) / 2).backward()  # wrong, finding: sums-differ
                 # right: (F.cross_entropy(model(x), y) / size).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -1,9 +1,11 @@
-"""Rules that compare ranks, by a few numbers of each, so that one ledger is in memory at a time."""
+"""Rules about several processes: what is synchronised and when, and ranks that come apart.
+
+What compares ranks needs a few numbers of each, so that one ledger is in memory at a time.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,19 +18,159 @@ from accumviz.checks.analysis import (
     WindowShare,
     is_close,
 )
-from accumviz.checks.divisors import divisor
+from accumviz.checks.order import after_the_step
 from accumviz.checks.report import CHAPTERS, Finding
-from accumviz.ledger.events import CHANGED
-from accumviz.ledger.flow import SAME, number
+from accumviz.checks.weights import divisor
+from accumviz.ledger.events import CHANGED, PRESENT
+from accumviz.ledger.flow import number, scatters
+
+# --- one process of several -------------------------------------------------------------------
 
 
-class Place(NamedTuple):
-    """Where a finding about an event would stand."""
+def no_sync_excludes_forward(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find a `no_sync` around the backward alone, which synchronises all the same."""
+    for optimizer in analysis.optimizers:
+        quiet = [b for b in optimizer.backwards.tolist() if analysis.no_sync[b] is True]
+        synced = [b for b in quiet if analysis.armed[b] is True]
+        if not synced:
+            continue
+        cause = (
+            "A forward outside `no_sync` armed the all-reduce, and no backward had spent that: this one is "
+            "synchronised in `no_sync`. A forward that has no backward belongs in `torch.no_grad`."
+        )
+        if len(synced) == len(quiet):
+            cause = (
+                "The forward ran outside `no_sync` and armed the all-reduce, so that each micro-batch is "
+                "synchronised: right, but as slow as without `no_sync`."
+            )
+        yield analysis.finding(
+            "no-sync-excludes-forward",
+            "warning",
+            synced[0],
+            evidence={
+                "backwards in no_sync": len(quiet),
+                "of which synchronised": len(synced),
+                "line of the forward": analysis.detail(synced[0], "armed_line") or 0,
+            },
+            cause=cause,
+            times=len(synced),
+            optimizer=optimizer.optimizer,
+        )
 
-    event: int
-    file: str
-    line: int
-    source: str
+
+def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find a zeroing that does not reach the sum that FSDP2 keeps elsewhere."""
+    parameters = analysis.ledger.parameters
+    whole = [p for p, parameter in enumerate(parameters) if parameter.unsharded_of]
+    kept = []
+    for zero in analysis.at("zero_grad").tolist() if whole else ():
+        stay = [p for p in whole if _stays(analysis, zero, p)]
+        if stay:
+            kept.append((zero, stay))
+    if not kept:
+        return
+    zero, stay = kept[0]
+    scattered = scatters(analysis.events).any()
+    later = "and enters the next window." if scattered else "and no step reads it."
+    yield analysis.finding(
+        "fsdp2-zero-keeps-unsharded",
+        "error",
+        zero,
+        evidence={
+            "unsharded gradients that stayed": [parameters[p].name for p in stay[:4]]
+        },
+        cause=(
+            "`zero_grad` does not reach the whole gradients: what the backwards without sync have added to them "
+            f"stays, {later}"
+        ),
+        times=len(kept),
+    )
+
+
+def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:
+    """Return whether a whole gradient is there before a zeroing, and still there at the next contribution.
+
+    FSDP1 erases its sum in the forward that follows.
+    """
+    ledger = analysis.ledger
+    present = ledger.state[:, p] & PRESENT
+    mine = ledger[zero].rank in (None, ledger.parameters[p].rank)
+    if not mine or not zero or not present[zero - 1]:
+        return False
+    reached = analysis.contributed[zero:, p] & analysis.backward[zero:]
+    after = np.flatnonzero(reached)
+    return bool(after.size) and bool(present[zero : zero + int(after[0])].all())
+
+
+def fsdp1_local_clip(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find a clip of FSDP1's shards to the norm that one rank has: each rank shortens its own by another factor."""
+    ledger = analysis.ledger
+    sharded = {p.unsharded_of for p in ledger.parameters if p.unsharded_of}
+    if not sharded or analysis.single:
+        return
+    for optimizer in analysis.optimizers:
+        names = [ledger.parameters[p].name for p in optimizer.columns]
+        local = [
+            clip
+            for clip in optimizer.changing(analysis.at("clip")).tolist()
+            if sharded.intersection(names) and _is_local(analysis, optimizer, clip)
+        ]
+        if not local:
+            continue
+        clip = local[0]
+        event = ledger[clip]
+        yield analysis.finding(
+            "fsdp1-local-clip",
+            "error",
+            clip,
+            step=optimizer.next_step(clip),
+            evidence={
+                "norm of this rank's shards": event.details["total_norm"],
+                "max_norm": event.details.get("max_norm", "?"),
+                "the clip multiplies by": optimizer.clip_ratio(clip),
+            },
+            cause=(
+                "The clip takes the norm of this rank's shards alone, and each rank has another one: their pieces of "
+                "one gradient are shortened by different factors. FSDP1's own `model.clip_grad_norm_` asks all ranks."
+            ),
+            times=len(local),
+            optimizer=optimizer.optimizer,
+        )
+
+
+def _is_local(analysis: LedgerAnalysis, optimizer: OptimizerHistory, clip: int) -> bool:
+    """Return whether a clip that shortened gradients took the norm of what this rank holds for the whole."""
+    event = analysis.ledger[clip]
+    total = number(event.details.get("total_norm"))
+    mine = np.array([p.rank == optimizer.rank for p in analysis.ledger.parameters])
+    norms = analysis.ledger.grad[clip - 1, mine].astype(float)
+    norms = norms[np.isfinite(norms)]
+    here = float(np.sqrt(np.square(norms).sum()))
+    return optimizer.clip_ratio(clip) < 1 and bool(is_close(total, here, 1e-4))
+
+
+def averaged_after_the_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find gradients that are averaged over the ranks when every step has read them already."""
+    syncs = analysis.at("sync")
+    for optimizer in analysis.optimizers if syncs.size and not analysis.single else ():
+        mine = optimizer.changing(syncs).tolist()
+        if not mine or not all(optimizer.nothing_since_step(sync) for sync in mine):
+            continue
+        firsts = {optimizer.previous_step(sync): sync for sync in reversed(mine)}
+        windows = list(optimizer.full_windows)
+        events = [firsts[step] for step in windows if step in firsts]
+        # What is not zeroed afterwards is read by the next step; after the last one nothing may be left to do.
+        kept = len(set(optimizer.read.tolist())) < optimizer.read.size
+        if kept or len(events) < 2 or len(events) < len(windows) - 1:
+            continue
+        cause = (
+            "The gradients are averaged over the ranks after the step, which has read what each rank had for "
+            "itself: it has no effect."
+        )
+        yield after_the_step(analysis, optimizer, "ddp-unsynced-step", events, cause)
+
+
+# --- what ranks say of themselves -------------------------------------------------------------
 
 
 class UnsyncedStep(NamedTuple):
@@ -44,16 +186,15 @@ class OptimizerSummary:
     """One optimizer of one rank.
 
     `settings` is the same for ranks that train one model. `norms` has two weighted sums of the
-    gradients' norms at each step; `steps` the place of each, and how many backwards had
+    gradients' norms at each step; `steps` holds each step as an event, and how many backwards had
     synchronised before it. `synced` counts the steps on averaged gradients; `never_shared` is what is
     found if the others' gradients differ, of one that shares nothing.
     """
 
     rank: int | None
-    columns: int
     settings: tuple[Any, ...]
     norms: np.ndarray
-    steps: list[tuple[int, Place]]
+    steps: list[tuple[int, Finding]]
     unsynced: list[UnsyncedStep]
     synced: int
     never_shared: Finding | None
@@ -63,8 +204,7 @@ class RankWindow(NamedTuple):
     """One window of one rank: how much an element weighs there before the average, and how many there are.
 
     `kind` says which window of which objective it is, so that the ranks' can be put together; `averaged`
-    is over how many ranks; `counted` whether it may have been divided by a number of all of them: of
-    micro-batches 1, of elements 2; `grown` by how much more a hook left than there was on average.
+    is over how many ranks; `counted` says whether a loss may have been divided by a number of all of them.
     """
 
     kind: tuple[int, int, str]
@@ -73,22 +213,20 @@ class RankWindow(NamedTuple):
     most: float
     elements: float
     averaged: float
-    grown: float
-    counted: int
-    step: int
-    place: Place
+    counted: str
+    finding: Finding
 
 
 @dataclass(frozen=True)
 class RankSummary:
     """What the comparing rules need of a ledger.
 
-    `armed` has for each rank under DDP the places of the backwards that synchronised; `cut`
+    `armed` has for each rank under DDP a finding at each backward that synchronised; `cut`
     are the ranks that were stopped, and might have had more; `waited` those that waited in vain.
     """
 
     optimizers: list[OptimizerSummary]
-    armed: dict[int, list[Place]]
+    armed: dict[int, list[Finding]]
     cut: frozenset[int]
     waited: frozenset[int]
     windows: list[RankWindow]
@@ -98,24 +236,19 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     """Say what a ledger has to say to others; `rank` is whose it is, where it is not that of several."""
     events = analysis.events
     whose = analysis.ranks if rank is None else np.full(len(events), rank)
-    under_ddp = np.array([armed is not None for armed in analysis.armed], bool)
-    under_ddp &= analysis.backward
-    armed = np.array([armed is True for armed in analysis.armed], bool)
+    flags = analysis.armed
+    under_ddp = analysis.backward & np.array([f is not None for f in flags], bool)
+    armed = under_ddp & np.array([flag is True for flag in flags], bool)
     # In `join`, a rank that is done goes on to meet the others.
-    armed &= ~events.detail("join", default=False)
-    synced = np.flatnonzero(under_ddp & armed)
+    synced = np.flatnonzero(armed & ~events.detail("join", default=False))
     ranks = np.unique(whose[under_ddp]).tolist()
     of_rank = {r: synced[whose[synced] == r] for r in ranks}
     cut = [r for r in ranks if not _came_to_its_end(analysis, r, of_rank[r])]
     timeout = re.compile("(?i)time[d ]*out")
     waited = [r for r in ranks if timeout.search(str(_ended(analysis, r)))]
     # One that never steps may have been left behind by those that do.
-    numbers = {o for p in analysis.ledger.parameters for o in p.optimizers}
-    idle = sorted(numbers - {o.optimizer for o in analysis.optimizers})
-    every = [
-        *analysis.optimizers,
-        *(OptimizerHistory(analysis, number) for number in idle),
-    ]
+    numbers = sorted({o for p in analysis.ledger.parameters for o in p.optimizers})
+    every = [OptimizerHistory(analysis, number) for number in numbers]
     return RankSummary(
         [_summary(analysis, optimizer, rank, synced) for optimizer in every],
         {r: _places(analysis, of_rank[r]) for r in ranks},
@@ -125,27 +258,17 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     )
 
 
-def _places(analysis: LedgerAnalysis, events: np.ndarray) -> list[Place]:
-    columns, tables = analysis.events, analysis.events.tables
-    names = "file", "line", "source"
-    codes = np.stack([columns.column(name)[events] for name in names], axis=1)
+def _places(analysis: LedgerAnalysis, events: np.ndarray) -> list[Finding]:
+    """Return an unfinished finding about uneven ranks at each of some events."""
+    rule, severity = "uneven-rank-backwards", "error"
     return [
-        Place(event, tables["file"][file], line, tables["source"][source])
-        for event, (file, line, source) in zip(
-            events.tolist(), codes.tolist(), strict=True
-        )
+        analysis.finding(rule, severity, event, cause="", evidence={})
+        for event in events.tolist()
     ]
 
 
-def _finding(rule: str, severity: str, place: Place, **about: Any) -> Finding:
-    chapter = CHAPTERS[rule]
-    return Finding(
-        rule, severity, **{"step": None, **place._asdict(), "chapter": chapter, **about}
-    )
-
-
 def _came_to_its_end(analysis: LedgerAnalysis, rank: int, synced: np.ndarray) -> bool:
-    """Whether a rank has done all that it was to do: its script, or its loader at least."""
+    """Return whether a rank has done all that it was to do: its script, or its loader at least."""
     by_itself = _ended(analysis, rank) in (None, "closed", "exit")
     if by_itself and analysis.ledger.complete:
         return True
@@ -165,24 +288,20 @@ def _summary(
     rank: int | None,
     synced: np.ndarray,
 ) -> OptimizerSummary:
-    whose = optimizer.rank if rank is None else rank
     armed = [analysis.armed[b] for b in optimizer.backwards.tolist()]
     replicated = not analysis.single and any(flag is not None for flag in armed)
     unsynced, averaged = _unsynced(analysis, optimizer) if replicated else ([], 0)
     never = _never_shared(analysis, optimizer)
-    mine = synced[np.isin(synced, optimizer.backwards)]
-    shapes = tuple(analysis.ledger.parameters[p].shape for p in optimizer.columns)
-    settings = str(analysis.settings(optimizer.optimizer))
     compared = replicated or never is not None
-    synced_before = np.searchsorted(mine, optimizer.steps).tolist()
-    places = _places(analysis, optimizer.steps)
-    steps = list(zip(synced_before, places, strict=True))
+    mine = synced[np.isin(synced, optimizer.backwards)]
+    steps = optimizer.steps if replicated else optimizer.steps[:0]
+    synced_before = np.searchsorted(mine, steps).tolist()
+    shapes = tuple(analysis.ledger.parameters[p].shape for p in optimizer.columns)
     return OptimizerSummary(
-        whose,
-        optimizer.columns.size,
-        (shapes, settings),
+        optimizer.rank if rank is None else rank,
+        (shapes, str(analysis.settings(optimizer.optimizer))),
         _norms(analysis, optimizer) if compared else np.zeros((0, 2)),
-        steps if replicated else [],
+        list(zip(synced_before, _places(analysis, steps), strict=True)),
         unsynced,
         averaged,
         never,
@@ -208,19 +327,18 @@ def _unsynced(
     for order, (step, window) in enumerate(optimizer.windows.items()):
         if not window:
             continue
-        late = sorted(
-            {
-                b
-                for reached, last in buckets
-                for b in window
-                if reached[b] and b > last[order]
-            }
-        )
+        late = {
+            b
+            for reached, last in buckets
+            for b in window
+            if reached[b] and b > last[order]
+        }
         # Averaged too early, within the very window, is averaging that was meant.
         early = any(last[order] > window[0] for _, last in buckets)
         synced += not late or early
-        if late and analysis.armed[late[-1]] is not None:
-            unsynced.append(_unsynced_step(analysis, optimizer, step, order, late))
+        if late and analysis.armed[max(late)] is not None:
+            one = _unsynced_step(analysis, optimizer, step, order, sorted(late))
+            unsynced.append(one)
     return unsynced, synced
 
 
@@ -310,72 +428,61 @@ def _never_shared(
 
 
 def _windows(analysis: LedgerAnalysis, rank: int | None) -> list[RankWindow]:
-    """Return the windows whose shares are known, each with what tells which of the ranks' belong together."""
-    numbers: dict[int | None, list[int]] = defaultdict(list)
-    optimizers = {each.optimizer: each for each in analysis.optimizers}
+    """Return the windows whose shares are known, each with what says which of the ranks' belong together."""
+    numbers: dict[int | None, list[int]] = {}
     for optimizer in analysis.optimizers:
-        numbers[optimizer.rank].append(optimizer.optimizer)
+        numbers.setdefault(optimizer.rank, []).append(optimizer.optimizer)
+    of_rank = {o: r for r, optimizers in numbers.items() for o in optimizers}
     windows = []
     for share in analysis.window_shares:
-        if share.optimizer not in optimizers or not share.known or not share.many:
-            continue
-        optimizer = optimizers[share.optimizer]
-        averaged, grown = _averaged(analysis, share, optimizer)
+        averaged = _averaged(analysis, share) if share.known and share.many else 0.0
         if averaged < 2:
             continue
-        whose = optimizer.rank if rank is None else rank
-        place = numbers[optimizer.rank].index(share.optimizer)
+        its_rank = of_rank[share.optimizer]
+        place = numbers[its_rank].index(share.optimizer)
         name = analysis.shares.objectives[share.objective]
+        finding = analysis.finding_of(
+            "rank-token-weight", "warning", share, cause="", evidence={}
+        )
         windows.append(
             RankWindow(
                 (place, share.order, name),
-                whose,
+                its_rank if rank is None else rank,
                 min(share.each),
                 max(share.each),
                 sum(share.sizes),
                 averaged,
-                grown,
                 _counted(analysis, share, averaged),
-                share.step,
-                _places(analysis, np.array(share.backwards[:1]))[0],
+                replace(finding, optimizer=None),
             )
         )
     return windows
 
 
-def _averaged(
-    analysis: LedgerAnalysis, share: WindowShare, optimizer: OptimizerHistory
-) -> tuple[float, float]:
-    """Return over how many ranks a window was averaged, and by how much more than the mean a hook left of it."""
+def _averaged(analysis: LedgerAnalysis, share: WindowShare) -> float:
+    """Return over how many ranks a window was averaged."""
     rows = analysis.shares.of(share.step)
     last = rows.backward == share.backwards[-1]
-    ranks = 1 / float(rows.averaged[last].min(initial=1.0))
-    syncs = optimizer.between(analysis.at("sync"), share.backwards[-1], share.step)
-    syncs = optimizer.changing(syncs)
-    if ranks < 2 or not syncs.size or analysis.armed[share.backwards[-1]] is None:
-        return ranks, 1.0
-    grad = analysis.ledger.grad[:, optimizer.columns]
-    before = float(np.nansum(grad[share.backwards[-1]]))
-    after = float(np.nansum(grad[syncs[-1]]))
-    return ranks, after / before if before > 0 else 1.0
+    return 1 / float(rows.averaged[last].min(initial=1.0))
 
 
-def _counted(analysis: LedgerAnalysis, share: WindowShare, ranks: float) -> int:
-    """Return whether a loss may have been divided by a number of all ranks: of micro-batches 1, of elements 2."""
-    by = divisor(analysis, share) if analysis.alone(share) and share.even else 0
-    if by > 2 and by == share.many * round(ranks):
-        return 1
+def _counted(analysis: LedgerAnalysis, share: WindowShare, ranks: float) -> str:
+    """Return of what of all ranks a loss may have been divided by the number, and by nothing else; or ""."""
+    if share.even and analysis.alone(share):
+        by = divisor(analysis, share)
+        return "micro-batches" if by > 2 and by == share.many * round(ranks) else ""
     # Multiplied by the number of ranks as well, what is left was chosen.
-    constants = analysis.term(share).get("constants")
-    several = constants if isinstance(constants, list) else []
-    multiplied = any(abs(number(one)) > 1 for one in several)
-    return 0 if share.mean or multiplied else 2
+    multiplied = any(one > 1 for one in analysis.constants(share))
+    return "" if share.mean or multiplied else "elements"
+
+
+# --- ranks compared ---------------------------------------------------------------------------
 
 
 def ddp_unsynced_step(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
     """Find a step that reads what no rank has shared with the others."""
     every = [optimizer for rank in ranks for optimizer in rank.optimizers]
-    told: set[tuple[Any, ...]] = set()
+    noted: set[tuple[Any, ...]] = set()
     for mine in every:
         # A loop that never shares gradients, and never meant to, averages weights (LocalSGD).
         unsynced = [one for one in mine.unsynced if one.meant or mine.synced]
@@ -383,19 +490,26 @@ def ddp_unsynced_step(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
         if unsynced:
             finding = unsynced[0].finding
             yield replace(finding, times=len(unsynced), rank=mine.rank)
-        elif mine.never_shared is not None and mine.settings not in told:
-            told.add(mine.settings)  # once for all ranks
+        elif mine.never_shared is not None and mine.settings not in noted:
+            noted.add(mine.settings)  # once for all ranks
             if _come_apart(mine, every):
                 yield replace(mine.never_shared, rank=mine.rank)
 
 
-def _come_apart(mine: OptimizerSummary, every: list[OptimizerSummary]) -> bool:
-    """Whether the gradients of ranks that share nothing differ at every step."""
-    others = [
+def _others(
+    mine: OptimizerSummary, every: list[OptimizerSummary]
+) -> list[OptimizerSummary]:
+    """Return the other ranks' optimizers that train the same model."""
+    return [
         other
         for other in every
         if other.rank != mine.rank and other.settings == mine.settings
     ]
+
+
+def _come_apart(mine: OptimizerSummary, every: list[OptimizerSummary]) -> bool:
+    """Return whether the gradients of ranks that share nothing differ at every step."""
+    others = _others(mine, every)
     if not others or any(other.never_shared is None for other in others):
         return False
     steps = min(len(other.norms) for other in (mine, *others))
@@ -403,18 +517,13 @@ def _come_apart(mine: OptimizerSummary, every: list[OptimizerSummary]) -> bool:
 
 
 def _differ(mine: OptimizerSummary, every: list[OptimizerSummary], order: int) -> bool:
-    """Whether the ranks' gradients differ at their steps of one number; True where only one rank is known."""
-    others = [
-        other.norms[order]
-        for other in every
-        if other.rank != mine.rank
-        and other.columns == mine.columns
-        and order < len(other.norms)
-    ]
-    return not others or any(
-        not np.allclose(mine.norms[order], norms, rtol=1e-5, equal_nan=True)
+    """Return whether the ranks' gradients differ at their steps of one number; also where only one rank is known."""
+    others = [o.norms[order] for o in _others(mine, every) if order < len(o.norms)]
+    alike = [
+        np.allclose(mine.norms[order], norms, rtol=1e-5, equal_nan=True)
         for norms in others
-    )
+    ]
+    return not others or not all(alike)
 
 
 def uneven_rank_backwards(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
@@ -431,20 +540,16 @@ def uneven_rank_backwards(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
     # Where both of them wait for others, the one that has less is not waited for in vain.
     if least in cut and not {most, least} <= waited:
         return
-    yield _finding(
-        "uneven-rank-backwards",
-        "error",
-        synced[most][counts[least]],
-        rank=most,
-        evidence={
-            f"synchronised backwards of rank {r}": many
-            for r, many in sorted(counts.items())
-        },
-        cause=(
-            f"Rank {most} synchronises {counts[most]} backwards and rank {least} only {counts[least]}: the "
-            "one more waits for an answer that never comes."
-        ),
+    evidence = {
+        f"synchronised backwards of rank {r}": many
+        for r, many in sorted(counts.items())
+    }
+    cause = (
+        f"Rank {most} synchronises {counts[most]} backwards and rank {least} only {counts[least]}: the one more waits "
+        "for an answer that never comes."
     )
+    place = synced[most][counts[least]]
+    yield replace(place, rank=most, evidence=evidence, cause=cause)
 
 
 def _uneven_steps(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
@@ -464,17 +569,16 @@ def _uneven_steps(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
         extra = [place for synced, place in most.steps if synced not in its]
         if not extra or len(most.steps) == len(least.steps):
             continue
-        # One that never steps may be sent the weights of one that does.
-        never = not least.steps
-        how = (
-            "never does, after a backward that both have synchronised: unless it is sent the weights, they differ."
-            if never
-            else "does not, after a backward that both have synchronised: from then on their weights differ."
-        )
-        yield _finding(
-            "uneven-rank-backwards",
-            "note" if never else "error",
+        how = "does not, after a backward that both have synchronised: from then on their weights differ."
+        if not least.steps:
+            # One that never steps may be sent the weights of one that does.
+            how = (
+                "never does, after a backward that both have synchronised: unless it is sent the weights, they "
+                "differ."
+            )
+        yield replace(
             extra[0],
+            severity="error" if least.steps else "note",
             step=extra[0].event,
             rank=most.rank,
             evidence={f"steps of rank {o.rank}": len(o.steps) for o in every},
@@ -500,58 +604,46 @@ def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
 
 def divided_by_ranks(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
     """Find losses divided by what all ranks have together, where their average divides by the ranks as well."""
-    losses: dict[tuple[int, str], list[list[RankWindow]]] = {}
-    for windows in _compared_windows(ranks):
-        optimizer, _, name = windows[0].kind
-        losses.setdefault((optimizer, name), []).append(windows)
-    for every in losses.values():
-        whole = [windows for windows in every if _is_whole_over_ranks(windows)]
-        # A hook may add up what ranks have: then more is left than there was on average.
-        grown = max(window.grown for windows in every for window in windows)
-        if len(whole) < 2 or 2 * len(whole) < len(every) or grown > 1 + SAME:
-            continue
-        if _counted_over_ranks(whole):
-            yield _divided_by_all(whole)
-
-
-def _counted_over_ranks(whole: list[list[RankWindow]]) -> bool:
-    """Whether losses were divided by a count of all ranks, and not by a weight."""
-    counted = {min(window.counted for window in windows) for windows in whole}
-    uneven = sum(len({w.elements for w in windows}) > 1 for windows in whole)
+    every = _compared_windows(ranks)
+    divided = [windows for windows in every if _is_whole_over_ranks(windows)]
+    if len(divided) < 2 or 2 * len(divided) < len(every):
+        return
+    window, many = divided[0][0], len(divided[0])
+    uneven = sum(len({w.elements for w in windows}) > 1 for windows in divided)
     # The same on ranks with other numbers of elements is divided by all of them.
-    return counted == {1} or (counted == {2} and uneven > 1)
-
-
-def _divided_by_all(whole: list[list[RankWindow]]) -> Finding:
-    windows, many = whole[0], len(whole[0])
+    if window.counted == "elements" and uneven < 2:
+        return
     # Half a loss is a choice that people make.
-    half = many == 2 and windows[0].counted == 1
+    half = many == 2 and window.counted == "micro-batches"
     unless = "Unless a half is meant, the" if half else "The"
-    return _finding(
-        "wrong-divisor",
-        "note" if half else "warning",
-        windows[0].place,
-        step=windows[0].step,
-        rank=windows[0].rank,
+    yield replace(
+        window.finding,
+        rule="wrong-divisor",
+        chapter=CHAPTERS["wrong-divisor"],
+        severity="note" if half else "warning",
+        rank=window.rank,
         evidence={
-            "weight per element, before the average": windows[0].least,
-            "elements on each rank": [window.elements for window in windows],
+            "weight per element, before the average": window.least,
+            "elements on each rank": [w.elements for w in divided[0]],
             "sum of shares of all ranks": 1 / many,
         },
         cause=(
-            f"Each loss is divided by what {many} ranks have together, and the average over the ranks divides by "
+            f"Each loss is divided by the {window.counted} of {many} ranks, and the average over the ranks divides by "
             f"{many} again: the step reads 1/{many} of the gradient of one large batch. {unless} loss has to be "
             "multiplied by the number of ranks."
         ),
-        times=len(whole),
+        times=len(divided),
     )
 
 
 def _is_whole_over_ranks(windows: list[RankWindow]) -> bool:
-    """Whether the shares of all ranks together, before the average, add up to 1."""
+    """Return whether the shares of all ranks, counted over all of them, add up to 1 before the average."""
     weights = [window.least for window in windows]
     total = sum(window.least * window.elements for window in windows)
-    return bool(is_close(min(weights), max(weights)) and is_close(total, 1.0))
+    counted = all(window.counted for window in windows)
+    return counted and bool(
+        is_close(min(weights), max(weights)) and is_close(total, 1.0)
+    )
 
 
 def rank_token_weight(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
@@ -569,11 +661,9 @@ def rank_token_weight(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
         return
     windows = sorted(odd[0], key=lambda window: window.rank or 0)
     weights = [window.least for window in windows]
-    yield _finding(
-        "rank-token-weight",
-        "warning" if 2 * len(odd) >= len(every) else "note",
-        windows[0].place,
-        step=windows[0].step,
+    yield replace(
+        windows[0].finding,
+        severity="warning" if 2 * len(odd) >= len(every) else "note",
         rank=windows[0].rank,
         evidence={
             "weight per element on each rank, before the average": weights,

@@ -1,0 +1,362 @@
+"""Rules about whose gradient it is: parameters of no optimizer or of two, networks that train each other by mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
+from accumviz.checks.report import Finding
+from accumviz.checks.suggestions import added_above, zeroing
+from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT
+from accumviz.ledger.flow import number
+
+# What is zeroed or missed less often may belong to a phase that was not recorded.
+_AGAIN = 3
+_RULE = "parameter-outside-or-twice"
+
+
+# --- parameters without an optimizer, or with two ---------------------------------------------
+
+
+def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find gradients that no step uses, or that two optimizers apply; note parameters that no loss reaches."""
+    yield from list(_replaced(analysis)) or _outside(analysis)
+    yield from _applied_twice(analysis)
+    yield from _unreached(analysis)
+
+
+def _replaced(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find an optimizer that steps in vain, as the backwards reach other parameters than it was made with."""
+    ledger = analysis.ledger
+    owned = np.array([bool(p.optimizers) for p in ledger.parameters], bool)
+    touched = _touched(analysis)
+    for optimizer in analysis.optimizers:
+        mine = [
+            p.rank == optimizer.rank and not p.unsharded_of for p in ledger.parameters
+        ]
+        reached = analysis.contributed.any(axis=0) & np.array(mine, bool)
+        others = np.flatnonzero(reached)
+        if not others.size or owned[others].any() or touched[optimizer.columns].any():
+            continue
+        born = np.flatnonzero(analysis.contributed[:, others].any(axis=1))
+        vain = sorted({optimizer.next_step(b) for b in born.tolist()})
+        vain = [step for step in vain if step < len(analysis.events)]
+        if len(vain) < _AGAIN:
+            continue
+        names = [ledger.parameters[p].name for p in others]
+        yield analysis.finding(
+            _RULE,
+            "error",
+            vain[0],
+            step=vain[0],
+            evidence={
+                "parameters of the optimizer": _names(analysis, optimizer.columns),
+                "parameters with gradients": names[:4],
+                "steps that found nothing": len(vain),
+            },
+            cause=(
+                f"{optimizer.name} has parameters that no backward reaches, and what they reach, {_together(names)}, "
+                "belongs to no optimizer: nothing is trained. An optimizer that is made before `fully_shard`, or "
+                "before a layer is replaced, keeps the parameters of before."
+            ),
+            times=len(vain),
+            optimizer=optimizer.optimizer,
+        )
+
+
+def _outside(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find gradients of parameters which no optimizer that steps has: they grow, or are zeroed in vain."""
+    ledger = analysis.ledger
+    outside: dict[tuple[tuple[int, ...], bool], list[int]] = {}
+    for p, parameter in enumerate(ledger.parameters):
+        fate = _fate_outside(analysis, p)
+        if fate:
+            key = parameter.optimizers, fate == "zeroed"
+            outside.setdefault(key, []).append(p)
+    for (owners, zeroed), columns in outside.items():
+        whose = "to no optimizer"
+        if owners:
+            whose = f"to {analysis.optimizer_name(owners[0])}, which never steps"
+        end = "and never zeroed: what it gets stays in its `.grad`."
+        if zeroed:
+            end = "and what it gets is zeroed again and again."
+        names = _names(analysis, columns)
+        yield analysis.finding(
+            _RULE,
+            "warning",
+            int(np.flatnonzero(analysis.contributed[:, columns[0]])[1]),
+            evidence={
+                "parameters": names,
+                "in all": len(columns),
+                "norm of .grad at the end": float(ledger.grad[-1, columns[0]]),
+            },
+            cause=f"{names[0]} gets gradients and belongs {whose}: it is never trained, {end}",
+            times=len(columns),
+            optimizer=owners[0] if owners else None,
+        )
+
+
+def _fate_outside(analysis: LedgerAnalysis, p: int) -> str:
+    """Return what becomes of gradients that no step uses: they grow, or their own optimizer zeroes them; or ""."""
+    ledger, parameter = analysis.ledger, analysis.ledger.parameters[p]
+    stepping = {optimizer.optimizer for optimizer in analysis.optimizers}
+    if stepping.intersection(parameter.optimizers) or parameter.unsharded_of:
+        return ""
+    born = np.flatnonzero(analysis.contributed[:, p])
+    rounds = np.unique(np.searchsorted(analysis.at("step"), born)).size
+    least = _AGAIN if parameter.optimizers else 1
+    if not stepping or born.size < 2 or rounds <= least:
+        return ""
+    ends = np.unique(ledger.outcomes.erased[born, p])
+    ends = ends[ends >= 0]
+    if not ends.size:
+        return "grows"
+    # What zeroes others as well may belong to a phase in which these are not trained.
+    others = [
+        q
+        for q, other in enumerate(ledger.parameters)
+        if other.optimizers != parameter.optimizers
+    ]
+    alone = not (ledger.state[np.ix_(ends, np.array(others, int))] & CHANGED).any()
+    by_zeroing = analysis.events.where("kind", "zero_grad")[ends].all()
+    # Where no other optimizer learns from these losses, nothing is trained on purpose, as in a search.
+    used = analysis.used[born].any(axis=1).all()
+    repeated = bool(parameter.optimizers) and ends.size >= _AGAIN
+    return "zeroed" if repeated and alone and by_zeroing and used else ""
+
+
+def _applied_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find a parameter whose contributions several optimizers apply."""
+    for one in analysis.optimizers:
+        for other in analysis.optimizers:
+            shared = np.intersect1d(one.columns, other.columns)
+            if one.optimizer >= other.optimizer or not shared.size:
+                continue
+            mine: np.ndarray = np.any(analysis.contributed[:, shared], axis=1)
+            both = [
+                b for b in one.first_step_of if b in other.first_step_of and mine[b]
+            ]
+            if not both:
+                continue
+            b = both[0]
+            second = max(one.first_step_of[b], other.first_step_of[b])
+            yield analysis.finding(
+                _RULE,
+                "warning",
+                second,
+                step=second,
+                evidence={
+                    "parameters": _names(analysis, shared),
+                    "optimizers": [one.name, other.name],
+                    "contribution applied twice": b,
+                },
+                cause=(
+                    f"{_names(analysis, shared)[0]} belongs to several optimizers, and two of them apply the same "
+                    "contribution."
+                ),
+                times=len(both),
+                optimizer=other.optimizer,
+            )
+
+
+def _unreached(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Note parameters that no backward reaches, beside others of the same optimizer that get gradients."""
+    parameters = analysis.ledger.parameters
+    touched = _touched(analysis)
+    elsewhere = {
+        p.unsharded_of for p, some in zip(parameters, touched, strict=True) if some
+    }
+    for optimizer in analysis.optimizers:
+        alone = [
+            p
+            for p in optimizer.columns.tolist()
+            if parameters[p].requires_grad
+            and not parameters[p].unsharded_of
+            and not touched[p]
+        ]
+        names = [parameters[p].name for p in alone]
+        many = optimizer.backwards.size
+        # What one rank lacks another one may have; what FSDP has not scattered yet is elsewhere.
+        known = optimizer.rank is None and not elsewhere.intersection(names)
+        if not alone or not many or not known or optimizer.steps.size < _AGAIN:
+            continue
+        yield analysis.finding(
+            _RULE,
+            "note",
+            int(optimizer.backwards[0]),
+            evidence={"parameters": names[:4], "in all": len(names), "backwards": many},
+            cause=(
+                f"None of {many} backwards has reached {_together(names)}, which {optimizer.name} is to train: what "
+                "is not used, or is detached on the way to the loss, gets no gradient."
+            ),
+            times=len(names),
+            optimizer=optimizer.optimizer,
+        )
+
+
+def _names(analysis: LedgerAnalysis, columns: np.ndarray | list[int]) -> list[str]:
+    """Return the names of the first of some parameters."""
+    return [analysis.ledger.parameters[p].name for p in columns[:4]]
+
+
+def _together(names: list[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+
+
+def _touched(analysis: LedgerAnalysis) -> np.ndarray:
+    """For each parameter, whether anything ever happened to its `.grad`."""
+    happened = analysis.ledger.state & (CONTRIBUTED | PRESENT | CHANGED)
+    touched: np.ndarray = np.any(happened, axis=0)
+    return touched
+
+
+# --- what has to be meant ---------------------------------------------------------------------
+
+
+def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
+    """Say what has to be meant for a healthy loop to be so."""
+    yield _shared_loss(analysis)
+    yield _drift(analysis)
+
+
+# --- a zero tensor ----------------------------------------------------------------------------
+
+
+def _drift(analysis: LedgerAnalysis) -> str:
+    """Name parameters that momentum or weight decay moves in steps which no loss reached: `.grad` is a zero tensor.
+
+    With None in its place, the optimizer leaves them alone. Empty where that is not so.
+    """
+    grad, state = analysis.ledger.grad, analysis.ledger.state
+    for optimizer in analysis.optimizers:
+        if not _moves_without_gradient(analysis, optimizer):
+            continue
+        steps = np.array(list(optimizer.full_windows), int)
+        cells = np.ix_(steps, optimizer.columns)
+        zero = (state[cells] & PRESENT > 0) & (grad[cells] == 0)
+        ever = analysis.contributed[:, optimizer.columns].any(axis=0)
+        idle = zero & ~_reached(analysis, optimizer, steps) & ever
+        drifting = np.flatnonzero(idle.sum(axis=0) >= 2)
+        if drifting.size:
+            names = _names(analysis, optimizer.columns[drifting].tolist())
+            many = int(idle[:, drifting[0]].sum())
+            return (
+                f"{optimizer.name} is meant to move {_together(names)} in {many} steps that no loss reached, where "
+                "`.grad` is a zero tensor and not None"
+            )
+    return ""
+
+
+def _moves_without_gradient(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> bool:
+    """Return whether an optimizer has momentum, running means or weight decay."""
+    settings = analysis.settings(optimizer.optimizer)
+    names = ("momentum", "weight_decay")
+    return "betas" in settings or any(number(settings.get(n)) > 0 for n in names)
+
+
+def _reached(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, steps: np.ndarray
+) -> np.ndarray:
+    """For each of some steps and each parameter, whether something was added to its `.grad` for it."""
+    reached = np.zeros((steps.size, optimizer.columns.size), bool)
+    for place, step in enumerate(steps.tolist()):
+        window = optimizer.full_windows[step]
+        mine = analysis.contributed[np.ix_(np.array(window), optimizer.columns)]
+        reached[place] = mine.any(axis=0)
+    return reached
+
+
+# --- several networks -------------------------------------------------------------------------
+
+
+def gan_gradient_leak(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find a loss of one network that another network's step consumes as well."""
+    for optimizer in analysis.optimizers:
+        leaks = [
+            leak
+            for other in analysis.optimizers
+            if _are_apart(optimizer, other)
+            for leak in _leaks(analysis, optimizer, other)
+        ]
+        if not leaks:
+            continue
+        b, early, late = min(leaks)
+        label = analysis.ledger[b].label
+        leaked = {leak[0] for leak in leaks}
+        yield analysis.finding(
+            "gan-gradient-leak",
+            "error",
+            b,
+            step=late,
+            evidence={
+                "the loss": label,
+                "consumed by the step at event": early,
+                "and by the step at event": late,
+                "of": optimizer.name,
+            },
+            cause=(
+                f"{label or 'The loss'} also reached the parameters of {optimizer.name}, and its contribution "
+                "was still there when that one stepped for a loss of its own."
+            ),
+            suggestion=_zeroed_first(analysis, optimizer, late, leaked),
+            times=len(leaked),
+            optimizer=optimizer.optimizer,
+        )
+
+
+def _are_apart(one: OptimizerHistory, other: OptimizerHistory) -> bool:
+    """Return whether two optimizers of one rank have no parameter in common."""
+    return one.rank == other.rank and not set(one.columns) & set(other.columns)
+
+
+def _leaks(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, other: OptimizerHistory
+) -> Iterator[tuple[int, int, int]]:
+    """Return each backward that this optimizer's step read when the other one had stepped on it, and both steps.
+
+    Between them, this optimizer has a loss of its own. Steps at different paces share one loss: that leaks nothing.
+    """
+    sites = analysis.sites
+    shared = set(sites[list(other.first_step_of)].tolist())
+    same_pace = abs(optimizer.steps.size - other.steps.size) <= 1
+    for b, late in optimizer.first_step_of.items():
+        early = other.first_step_of.get(b, late)
+        between = optimizer.between(optimizer.backwards, early, late)
+        its_sites = set(sites[between].tolist())
+        if its_sites - shared and (same_pace or sites[b] not in its_sites):
+            yield b, early, late
+
+
+def _zeroed_first(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int, leaked: set[int]
+) -> str:
+    """Suggest to zero above the first backward of a window, where its line has one backward in it."""
+    window = [b for b in optimizer.windows[step] if b not in leaked]
+    lines = analysis.lines[window].tolist()
+    if not lines or lines.count(lines[0]) > 1:
+        return ""
+    return added_above(analysis.ledger[window[0]], zeroing(analysis.ledger[step]))
+
+
+def _shared_loss(analysis: LedgerAnalysis) -> str:
+    """Name a loss that two optimizers learn from, of which one has losses of its own: opponents, or parts of one model.
+
+    The losses do not say whether they pull apart. Empty where there is none.
+    """
+    losses = {
+        optimizer: set(analysis.sites[optimizer.read].tolist())
+        for optimizer in analysis.optimizers
+    }
+    for one, its in losses.items():
+        for other, theirs in losses.items():
+            # All that the other one learns from, and more.
+            if not theirs or not theirs < its or not _are_apart(one, other):
+                continue
+            both = [b for b in one.read.tolist() if analysis.sites[b] in theirs]
+            label = analysis.ledger[both[0]].label or "a loss"
+            return f"{label} is meant to train what {one.name} has, as well as what {other.name} has"
+    return ""
