@@ -110,7 +110,7 @@ class PageFigure(Figure):
         least = f"min-width: {0.93 * width:.0f}px"
         return (
             '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-            f'class="av-figure" {self.attributes()}role="img" aria-label="{spoken}" '
+            f'class="av-figure" role="img" aria-label="{spoken}" '
             f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" '
             f'style="stroke-linejoin: round; stroke-linecap: butt; {least}">'
             f"{_for_a_page(buffer.getvalue())}"
@@ -119,10 +119,6 @@ class PageFigure(Figure):
     def for_phone(self) -> PageFigure | None:
         """The same for a phone, where it can be made of this one."""
         return None
-
-    def attributes(self) -> str:
-        """What the SVG says of itself beside its words."""
-        return ""
 
     def _spoken(self) -> str:
         """As many sentences as one can listen to; all of them stand below the figure."""

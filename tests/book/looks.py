@@ -164,8 +164,6 @@ TYPED = """() => [...document.querySelectorAll('article svg text')].filter(text 
     const words = text.textContent.trim();
     return !/mono/i.test(getComputedStyle(text).fontFamily) && /['"]|(^|[\\s(,])-\\d|\\d-\\d/.test(words);
 }).map(text => text.textContent.trim())"""
-# Numbers on an axis that does not say what they count.
-NAMELESS = "() => [...document.querySelectorAll('[data-nameless]')].map(chart => chart.dataset.nameless)"
 # A sign of an icon font that is not there: a box.
 UNDRAWABLE = """() => [...document.querySelectorAll('body *')].filter(element => {
     const own = [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data);
@@ -348,7 +346,6 @@ LIGHT: dict[str, Look] = {
     "lines without numbers": script(UNNUMBERED),
     "signs without a font": script(UNDRAWABLE),
     "signs of a typewriter": script(TYPED),
-    "axes without a name": script(NAMELESS),
     "code that is cut": script(SIDEWAYS),
     "long stretches": script(STRETCHES),
     "axe": unfolded(),

@@ -63,7 +63,6 @@ FAULTS = {
     "<code style='overflow-wrap: anywhere'>retain_graphs_for_ever</code></td></tr></table>",
     "signs without a font": "<p>\uf09b a name</p>",
     "signs of a typewriter": "<svg role='img' aria-label='A number'><text>-3</text></svg>",
-    "axes without a name": "<svg role='img' aria-label='Bars' data-nameless='y of a panel'></svg>",
 }
 VISITS: dict[str, Any] = {
     "light": looks.LIGHT,

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from accumviz.book.charts import ThemedFigure, for_phone
+from accumviz.book.charts import ThemedFigure
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
@@ -122,7 +122,7 @@ def test_a_chart_is_read_on_a_phone_without_moving_it(
 
 
 def test_a_panel_that_begins_a_row_has_its_numbers() -> None:
-    small = for_phone(curves_side_by_side())
+    small = curves_side_by_side().for_phone()
     assert small is not None
     small.draw_without_rendering()
     first, second = small.axes
@@ -132,7 +132,7 @@ def test_a_panel_that_begins_a_row_has_its_numbers() -> None:
 
 
 def test_a_key_stands_above_the_panel_that_has_its_marks() -> None:
-    small = for_phone(key_of_the_second())
+    small = key_of_the_second().for_phone()
     assert small is not None
     small.draw_without_rendering()
     first, second = small.axes
@@ -141,20 +141,20 @@ def test_a_key_stands_above_the_panel_that_has_its_marks() -> None:
     place, title = second.get_legend().get_window_extent(), second.title.get_window_extent()  # type: ignore[union-attr]
     assert second.bbox.y1 <= place.y0 < place.y1 <= title.y0
     assert title.y1 < first.bbox.y0
-    both = for_phone(curves_side_by_side())
+    both = curves_side_by_side().for_phone()
     assert both is not None
     assert len(both.legends) == 1
 
 
 def test_of_four_small_panels_two_stand_side_by_side() -> None:
-    small = for_phone(chart(2, 4, sharey=True)[0])
+    small = chart(2, 4, sharey=True)[0].for_phone()
     assert small is not None
     assert [axes.get_subplotspec().colspan.start for axes in small.axes] == [0, 1, 0, 1]  # type: ignore[union-attr]
     assert small.get_size_inches()[1] == pytest.approx(4)
 
 
 def test_the_number_beside_the_longest_bar_stays_in_its_frame() -> None:
-    small = for_phone(named_bars())
+    small = named_bars().for_phone()
     assert small is not None
     small.draw_without_rendering()
     (axes,) = small.axes
@@ -164,17 +164,17 @@ def test_the_number_beside_the_longest_bar_stays_in_its_frame() -> None:
 def test_the_chart_itself_stays_as_it_was_drawn() -> None:
     figure = curves_side_by_side()
     before = figure.to_svg().count("<text")
-    assert for_phone(figure) is not None
+    assert figure.for_phone() is not None
     assert figure.get_size_inches().tolist() == [9, 2.9]
     assert figure.to_svg().count("<text") == before
 
 
 def test_what_is_narrow_placed_by_hand_or_cannot_be_copied_is_drawn_once() -> None:
-    assert for_phone(ThemedFigure(figsize=(4.6, 3), layout="constrained")) is None
-    assert for_phone(ThemedFigure(figsize=(9, 3))) is None
+    assert ThemedFigure(figsize=(4.6, 3), layout="constrained").for_phone() is None
+    assert ThemedFigure(figsize=(9, 3)).for_phone() is None
     figure, (axes,) = chart(2)
     axes.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
-    assert for_phone(figure) is None
+    assert figure.for_phone() is None
     assert "av-narrow" not in figure.to_html().partition("</style>")[2]
 
 

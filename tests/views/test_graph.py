@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from accumviz.book.dot import svg_from_dot
+from accumviz.book.charts import svg_from_dot
 from accumviz.graph.graph import Edge, Graph, Node, Saved
 from accumviz.views import graph as drawing
 from accumviz.views import graphviz
