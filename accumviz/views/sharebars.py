@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from accumviz.ledger.ledger import Ledger
 from accumviz.views import style
@@ -144,7 +144,7 @@ class ShareStrip(NamedTuple):
         return list(dict.fromkeys(bar.step for bar in self.bars))
 
 
-def _look(part: Segment, color: str) -> dict[str, str]:
+def _look(part: Segment, color: str) -> dict[str, Any]:
     if part.unknown:
         return {"edge": MUTED, "hatch": "xx"}
     return {"edge": color} if part.again else {"fill": color}
