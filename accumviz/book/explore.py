@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
-from accumviz.book import outcome, weights
-from accumviz.book.scale import CommonScale, common_levels, common_scale
+from accumviz.book import runs, weights
 from accumviz.checks.check import check
 from accumviz.ledger.ledger import Ledger, ledger_of
 from accumviz.show import Displayed, check_page_name, counted, literal, save_page
@@ -44,19 +43,19 @@ class Run:
         """What was recorded; None if the run raised."""
         return None if self.player is None else self.player.ledger
 
-    @property
+    @cached_property
     def right(self) -> bool:
         """Whether `check` calls it healthy."""
         return self.ledger is not None and check(self.ledger).healthy
 
-    def content(self, scale: CommonScale) -> tuple[dict[str, Any], bytes]:
+    def content(self, scale: runs.CommonScale) -> tuple[dict[str, Any], bytes]:
         """Return what a page is told of this run, drawn to this scale."""
         if self.player is None or self.ledger is None:
             return {"error": self.error}, b""
         data, blob = self.player.content
         page = {
             "figures": [list(pair) for pair in self.figures],
-            "grad": outcome.gradients(self.ledger),
+            "grad": runs.gradients(self.ledger),
             "data": scale.apply(data),
         }
         return page, blob
@@ -72,18 +71,20 @@ class Explorer(Displayed):
         self,
         experiment: Callable[..., Any],
         choices: Choices,
-        runs: Sequence[Run],
+        recorded: Sequence[Run],
         start: Sequence[int],
         against: Sequence[int] | None,
         loss: weights.Loss | None = None,
+        *,
+        tabs: bool = False,
     ) -> None:
-        self.experiment, self.choices, self.runs = experiment, choices, runs
-        self.start, self.against = start, against
-        ledgers = [run.ledger for run in runs if run.ledger is not None]
-        right = [run.ledger for run in runs if run.ledger is not None and run.right]
+        self.experiment, self.choices, self.runs = experiment, choices, recorded
+        self.start, self.against, self.tabs = start, against, tabs
+        ledgers = [run.ledger for run in recorded if run.ledger is not None]
+        right = [run.ledger for run in recorded if run.ledger is not None and run.right]
         self._ground = weights.field(ledgers, loss, right=right)
-        self._levels = common_levels(ledgers)
-        for run in runs:
+        self._levels = runs.common_levels(ledgers)
+        for run in recorded:
             self._draw_among_others(run)
 
     def _draw_among_others(self, run: Run) -> None:
@@ -92,14 +93,12 @@ class Explorer(Displayed):
             run.player.ground, run.player.levels = self._ground, self._levels
 
     def run(self, **choice: Any) -> Ledger:
-        """The ledger of one run, as in `explorer.run(k=4)`; choices that have a single value may be left out.
+        """Return the ledger of one run, as in `explorer.run(k=4)`; a choice of a single value may be left out.
 
         Raises what the experiment raised there, and `ValueError` for a choice that was not recorded.
         """
-        for name, values in self.choices.items():
-            if len(values) == 1:
-                choice.setdefault(name, values[0])
-        missing = [name for name in self.choices if name not in choice]
+        several = [name for name, values in self.choices.items() if len(values) > 1]
+        missing = [name for name in several if name not in choice]
         if missing:
             raise ValueError(
                 f"run() was given no {' and no '.join(missing)}; expected one value for each choice"
@@ -115,13 +114,12 @@ class Explorer(Displayed):
         return run.ledger
 
     @cached_property
-    def _scale(self) -> CommonScale:
+    def _scale(self) -> runs.CommonScale:
         """The scale of all runs: bars more than three times as long as the right runs' are torn off."""
-        pages = {
-            i: run.player.content[0] for i, run in enumerate(self.runs) if run.player
-        }
-        right = [page for i, page in pages.items() if self.runs[i].right]
-        return common_scale([*pages.values()], right)
+        shown = [run for run in self.runs if run.player is not None]
+        pages = [run.player.content[0] for run in shown if run.player]
+        right = [page for run, page in zip(shown, pages, strict=True) if run.right]
+        return runs.common_scale(pages, right)
 
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
@@ -142,22 +140,18 @@ class Explorer(Displayed):
                     page["bytes"] = [len(blob), len(blob) + len(packed)]
                     blob += packed
             grid.append(places[key])
+        controls = [control(name, values) for name, values in self.choices.items()]
+        if self.tabs:
+            controls[0]["kind"] = "tabs"
         data = {
-            "controls": self._controls(),
+            "controls": controls,
             "grid": grid,
             "runs": different,
             "parts": [json.loads(part) for part in parts],
             "start": list(self.start),
-            "against": None if self.against is None else list(self.against),
+            "against": self.against and list(self.against),
         }
         return data, blob
-
-    def _controls(self) -> list[dict[str, Any]]:
-        controls = [control(name, values) for name, values in self.choices.items()]
-        if isinstance(self.experiment, _NamedRuns):
-            # Runs by name are tabs above one player, which begins before anything has run.
-            controls[0]["kind"] = "tabs"
-        return controls
 
     @cached_property
     def id(self) -> str:
@@ -165,7 +159,7 @@ class Explorer(Displayed):
         return identity(*self.content)
 
     def to_html(self) -> str:
-        """A fragment of HTML that needs nothing else; with its scripts stripped, a table of all runs remains."""
+        """Return a fragment of HTML that needs nothing else; without scripts, a table of all runs remains."""
         sheets = [assets()[0], _static("explore.css")]
         data, script = encode(*self.content), _static("explore.js")
         return fragment("explorer", self.id, self._table(), data, sheets, script)
@@ -179,7 +173,7 @@ class Explorer(Displayed):
         save_page(path, "accumviz explorer", self.to_html())
 
     def live(self) -> Any:
-        """The same view as a widget, in which the kernel records values outside the grid.
+        """Return the same view as a widget, in which the kernel records values outside the grid.
 
         Raises `ImportError` when anywidget is not installed.
         """
@@ -190,76 +184,69 @@ class Explorer(Displayed):
             asked = change["new"]["choice"]
             choice = {}
             for place, (name, values) in zip(asked, self.choices.items(), strict=True):
-                recorded = isinstance(place, int)
-                choice[name] = values[place] if recorded else number(place, values)
+                is_recorded = isinstance(place, int)
+                choice[name] = values[place] if is_recorded else number(place, values)
             run = record_run(self.experiment, choice)
             self._draw_among_others(run)
-            shown.told = {"choice": asked, "run": encode(*run.content(self._scale))}
+            page = encode(*run.content(self._scale))
+            shown.told = {"choice": asked, "run": page}
 
         shown.observe(record, "ask")
         return shown
 
     def _rows(self) -> list[list[str]]:
-        """The table of all runs: a heading, then one row for each."""
-        names = list(
-            dict.fromkeys(name for run in self.runs for name, _ in run.figures)
-        )
+        """Return the table of all runs: a heading, then one row for each; a row that raised ends with its error."""
+        names = dict.fromkeys(name for run in self.runs for name, _ in run.figures)
         rows = [[*map(literal, self.choices), *names]]
         for run in self.runs:
             figures = dict(run.figures)
             cells = [figures.get(name, "") for name in names]
-            rows.append(
-                [
-                    *map(label, run.choice.values()),
-                    *([run.error] if run.failure else cells),
-                ]
-            )
+            chosen = map(label, run.choice.values())
+            rows.append([*chosen, run.error] if run.failure else [*chosen, *cells])
         return rows
 
     def _table(self) -> str:
         head, *rows = self._rows()
-        cells = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in head)
         body = ""
+        for text in head:
+            body += f'<th scope="col">{html.escape(text)}</th>'
+        body = f"<thead><tr>{body}</tr></thead><tbody>"
         for row in rows:
-            missing = len(head) - len(row)
-            wide = f' colspan="{missing + 1}"' if missing else ""
-            first = "".join(f"<td>{html.escape(text)}</td>" for text in row[:-1])
-            body += f"<tr>{first}<td{wide}>{html.escape(row[-1])}</td></tr>"
-        table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-        runs = counted(len(self.runs), "run")
-        box = f'<div class="av-runs" tabindex="0" role="group" aria-label="all runs, scrollable">{table}</div>'
-        return f'<details class="av-words" open><summary>All {runs} in a table</summary>{box}</details>\n'
+            cells = "".join(f"<td>{html.escape(text)}</td>" for text in row[:-1])
+            wide = (
+                f' colspan="{len(head) - len(row) + 1}"' if len(row) < len(head) else ""
+            )
+            body += f"<tr>{cells}<td{wide}>{html.escape(row[-1])}</td></tr>"
+        return (
+            f'<details class="av-words" open><summary>All {counted(len(rows), "run")} in a table</summary>'
+            '<div class="av-runs" tabindex="0" role="group" aria-label="all runs, scrollable">'
+            f"<table>{body}</tbody></table></div></details>\n"
+        )
 
     def _repr_mimebundle_(
         self, include: Any = None, exclude: Any = None
     ) -> dict[str, str]:
         bundle = super()._repr_mimebundle_(include, exclude)
-        rows = self._rows()
-        full = [row for row in rows if len(row) == len(rows[0])]
-        widths = [max(map(len, column)) for column in zip(*full, strict=True)]
-        lines = [repr(self)]
-        for row in rows:
-            cells = zip(row, widths, strict=False)
-            lines.append("  ".join(text.ljust(width) for text, width in cells).rstrip())
+        lines = [repr(self), *("  ".join(row) for row in self._rows())]
         bundle["text/plain"] = "\n".join(lines)
         return bundle
 
     def __repr__(self) -> str:
-        choices = ", ".join(
-            f"{literal(name)} ({len(values)})" for name, values in self.choices.items()
-        )
+        sizes = [f"{literal(name)} ({len(v)})" for name, v in self.choices.items()]
         failed = sum(run.failure is not None for run in self.runs)
         raised = f", {failed} of which raised" if failed else ""
-        runs = counted(len(self.runs), "run")
-        return f"Explorer: {runs}{raised}; {choices}; .save('runs.html') writes a page"
+        return (
+            f"Explorer: {counted(len(self.runs), 'run')}{raised}; {', '.join(sizes)}; "
+            ".save('runs.html') writes a page"
+        )
 
 
 def _numbered(data: Mapping[str, Any], parts: dict[str, int]) -> dict[str, int]:
     """Replace each part of a run's data by its number among the parts of all runs."""
-    return {
-        name: parts.setdefault(json.dumps(part), len(parts))
-        for name, part in data.items()
-    }
+    numbers = {}
+    for name, part in data.items():
+        numbers[name] = parts.setdefault(json.dumps(part), len(parts))
+    return numbers
 
 
 def _static(name: str) -> str:
@@ -272,7 +259,7 @@ def explore(
     start: Mapping[str, Any] | None = None,
     against: Mapping[str, Any] | None = None,
     most: int = 64,
-    loss: weights.Loss | Iterable[Any] | None = None,
+    loss: weights.Loss | None = None,
     **choices: Iterable[Any],
 ) -> Explorer:
     """Record an experiment for every combination of choices, and switch between the runs with no kernel.
@@ -300,29 +287,49 @@ def explore(
     >>> av.explore(train, k=[1, 2, 4])
     Explorer: 3 runs; k (3); .save('runs.html') writes a page
     """
-    if loss is not None and not callable(loss):
-        choices, loss = choices | {"loss": loss}, None
-    if isinstance(experiment, Mapping) and experiment and not choices:
-        choices, experiment = {"run": list(experiment)}, _NamedRuns(dict(experiment))
+    made = experiment if isinstance(experiment, Mapping) else {}
+    if made:
+        choices = {"run": list(made)}
+        experiment = lambda run: made[run]  # noqa: E731
     if not callable(experiment):
         raise TypeError(
             f"explore() was given {arguments.a(experiment)}; expected a function that records one run, or runs by name"
         )
-    for name, chosen in (("start", start), ("against", against)):
-        if chosen is not None and not isinstance(chosen, Mapping):
-            raise TypeError(
-                f"{name}={chosen!r:.80}; expected a value for a choice, by name, as in {name}={{'k': 4}}"
-            )
     most = arguments.whole("most", most, "how many runs to allow", least=1)
     grid = _grid(choices, most)
-    first = dict(start or {})
-    begin = positions("start", first, grid)
+    begin = positions("start", start or {}, grid)
     beside = None
     if against is not None:
-        beside = positions("against", first | dict(against), grid)
-    return Explorer(
-        experiment, grid, _record_all(experiment, grid), begin, beside, loss
-    )
+        beside = positions("against", {**(start or {}), **against}, grid)
+    recorded = _record_all(experiment, grid)
+    return Explorer(experiment, grid, recorded, begin, beside, loss, tabs=bool(made))
+
+
+def _grid(choices: Mapping[str, Iterable[Any]], most: int) -> Choices:
+    """Return the values of each choice. Raises as `explore` does."""
+    grid: dict[str, tuple[Any, ...]] = {}
+    for name, values in choices.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise TypeError(
+                f"{name}={values!r}; expected a list of values to record, as in {name}=[1, 2, 4]"
+            )
+        grid[name] = tuple(values)
+        labels = {label(value) for value in grid[name]}
+        if not labels or len(labels) < len(grid[name]):
+            raise ValueError(
+                f"{name}={list(grid[name])!r}; expected one value or more, each of them once"
+            )
+    if not grid:
+        raise ValueError(
+            "explore() was given no choices; expected lists of values by name, as in k=[1, 2, 4]"
+        )
+    count = prod(map(len, grid.values()))
+    if count > most:
+        sizes = " × ".join(f"{len(values)} {name}" for name, values in grid.items())
+        raise ValueError(
+            f"{sizes} are {count:,} runs; expected at most {most}: leave values out, or pass most={count}"
+        )
+    return grid
 
 
 def _record_all(experiment: Callable[..., Any], grid: Choices) -> list[Run]:
@@ -332,21 +339,19 @@ def _record_all(experiment: Callable[..., Any], grid: Choices) -> list[Run]:
     combinations = list(product(*grid.values()))
     # A notebook's bar does not read this variable, as those of a terminal do.
     silent = bool(os.environ.get("TQDM_DISABLE"))
-    look = {"desc": "recording", "unit": "run", "leave": False, "delay": 0.5}
-    runs: list[Run] = []
-    for values in tqdm(combinations, disable=silent, **look):
-        runs.append(record_run(experiment, dict(zip(grid, values, strict=True))))
-        if len(runs) > 1:
-            _drop_frames(runs[-1].failure)
-    first = runs[0].failure
-    if first is not None and all(run.failure is not None for run in runs):
-        all_runs = counted(len(runs), "run")
+    bar = tqdm(
+        combinations, "recording", unit="run", leave=False, delay=0.5, disable=silent
+    )
+    recorded = []
+    for values in bar:
+        recorded.append(record_run(experiment, dict(zip(grid, values, strict=True))))
+    first = recorded[0].failure
+    if first is not None and all(run.failure for run in recorded):
         first.add_note(
-            f"All {all_runs} of the experiment raised; this is the first of them."
+            f"All {counted(len(recorded), 'run')} of the experiment raised; this is the first of them."
         )
         raise first
-    _drop_frames(first)
-    return runs
+    return recorded
 
 
 def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run:
@@ -354,6 +359,8 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
     try:
         result = experiment(**choice)
     except Exception as failure:
+        # What the experiment held need not stay alive until the page is made.
+        traceback.clear_frames(failure.__traceback__)
         text = literal(str(failure).partition("\n")[0])
         line = literal(traceback.extract_tb(failure.__traceback__)[-1].line or "")
         raised = f" (raised by: {line})" if line else ""
@@ -361,14 +368,16 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
         return Run(choice, failure=failure, error=error)
     parts = list(result) if isinstance(result, tuple) else [result]
     figures = parts.pop() if len(parts) > 1 and _are_figures(parts[-1]) else {}
-    ledger = ledger_of(parts[0]) if parts else None
+    ledger = ledger_of(parts[0])
     if ledger is None or len(parts) > 2:
         raise TypeError(
             f"the experiment returned {arguments.a(result)}; expected {_EXPECTED}"
         )
     graphs = parts[1] if len(parts) == 2 else getattr(parts[0], "graphs", None)
-    given = [(literal(name), label(value)) for name, value in figures.items()]
-    return Run(choice, play(ledger, graphs), [*outcome.figures(ledger), *given])
+    shown = runs.figures(ledger)
+    for name, value in figures.items():
+        shown.append((literal(name), label(value)))
+    return Run(choice, play(ledger, graphs), shown)
 
 
 def _are_figures(value: Any) -> bool:
@@ -376,75 +385,23 @@ def _are_figures(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
 
-@dataclass(frozen=True)
-class _NamedRuns:
-    """Runs that were made already, as the experiment that returns the one that is chosen."""
-
-    runs: Mapping[str, Any]
-
-    def __call__(self, run: str) -> Any:
-        return self.runs[run]
-
-
-def _drop_frames(failure: BaseException | None) -> None:
-    """Drop an exception's frames, which keep alive what the experiment held, and note where it was raised."""
-    if failure is None:
-        return
-    where = "".join(traceback.format_tb(failure.__traceback__))
-    failure.add_note(f"In the experiment it was raised here:\n{where}".rstrip())
-    waiting: list[BaseException | None] = [failure]
-    seen: set[int] = set()
-    while waiting:
-        one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = None
-            inner = getattr(one, "exceptions", ())
-            waiting += [one.__cause__, one.__context__, *inner]
-
-
-def _grid(choices: Mapping[str, Iterable[Any]], most: int) -> Choices:
-    grid: dict[str, tuple[Any, ...]] = {}
-    for name, values in choices.items():
-        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-            raise TypeError(
-                f"{name}={values!r}; expected a list of values to record, as in {name}=[1, 2, 4]"
-            )
-        grid[name] = tuple(values)
-        labels = [label(value) for value in grid[name]]
-        if not labels or len(set(labels)) < len(labels):
-            raise ValueError(
-                f"{name}={list(grid[name])!r}; expected one value or more, each of them once"
-            )
-    if not grid:
-        raise ValueError(
-            "explore() was given no choices; expected lists of values by name, as in k=[1, 2, 4]"
-        )
-    runs = prod(map(len, grid.values()))
-    if runs > most:
-        sizes = " × ".join(f"{len(values)} {name}" for name, values in grid.items())
-        raise ValueError(
-            f"{sizes} are {runs:,} runs; expected at most {most}: leave values out, or pass most={runs}"
-        )
-    return grid
-
-
 def positions(argument: str, choice: Mapping[str, Any], choices: Choices) -> list[int]:
     """Return where the chosen values are in their lists; 0 for a choice that is not named."""
-    labels = {name: [label(value) for value in choices[name]] for name in choices}
-    for name, value in choice.items():
-        if name not in choices:
+    unknown = [name for name in choice if name not in choices]
+    if unknown:
+        raise ValueError(
+            f"{argument} names {unknown[0]!r}; the choices are {', '.join(choices)}"
+        )
+    places = []
+    for name, values in choices.items():
+        labels = [label(value) for value in values]
+        chosen = label(choice[name]) if name in choice else labels[0]
+        if chosen not in labels:
             raise ValueError(
-                f"{argument} names {name!r}; the choices are {', '.join(choices)}"
+                f"{argument} has {name}={choice[name]!r}, which is not recorded; recorded: {', '.join(labels)}"
             )
-        if label(value) not in labels[name]:
-            raise ValueError(
-                f"{argument} has {name}={value!r}, which is not recorded; recorded: {', '.join(labels[name])}"
-            )
-    return [
-        listed.index(label(choice[name])) if name in choice else 0
-        for name, listed in labels.items()
-    ]
+        places.append(labels.index(chosen))
+    return places
 
 
 def control(name: str, values: Sequence[Any]) -> dict[str, Any]:
@@ -453,14 +410,13 @@ def control(name: str, values: Sequence[Any]) -> dict[str, Any]:
     >>> control("k", [1, 2, 4])
     {'name': 'k', 'kind': 'slider', 'labels': ['1', '2', '4']}
     """
-    bools = [isinstance(value, bool) for value in values]
-    numbers = all(isinstance(value, (int, float)) for value in values)
+    kinds = {type(value) for value in values}
     kind = "select"
     if len(values) == 1:
         kind = "fixed"
-    elif all(bools):
+    elif kinds == {bool}:
         kind = "switch"
-    elif len(values) > 2 and numbers and not any(bools):
+    elif len(values) > 2 and kinds <= {int, float}:
         kind = "slider"
     return {"name": literal(name), "kind": kind, "labels": list(map(label, values))}
 
