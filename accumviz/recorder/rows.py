@@ -49,10 +49,9 @@ SIGNED = "it is summed with weights of which some are negative"
 
 
 def arrived(term: dict[str, Any], what: str, power: int, value: float) -> None:
-    """Put a number into a term: a factor, its elements, or the lowest of the weights that it is summed with."""
-    if what == "lowest":
-        if value < 0:
-            term["elements"], term["unknown"] = None, SIGNED
+    """Put a number into a term: a factor, or its elements, which are NaN where some have negative weights."""
+    if what == "elements" and math.isnan(value):
+        term["elements"], term["unknown"] = None, SIGNED
     elif term[what] is not None:
         term[what] *= raised(value, power)
 

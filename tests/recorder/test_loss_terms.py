@@ -56,10 +56,6 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Callable[[Batch], Expect
         lambda b: b.scores.square().mean(0).sum() / K,
         lambda b: [("mean", ROWS, 1 / K)],  # as a mean over the batch of each row's sum
     ),
-    "a mean over the batch and the classes of each half, summed": (
-        lambda b: b.scores[:, :4].square().view(ROWS, 2, 2).mean(2).mean(0).sum() / K,
-        lambda b: [("mean", 2 * ROWS, 1 / K)],
-    ),
     "a sum over the batch of each score, averaged": (
         lambda b: b.scores.square().sum(-2).mean() / 100,
         lambda b: [("sum", ALL, 1 / CLASSES / 100)],
@@ -209,10 +205,9 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Callable[[Batch], Expect
         lambda b: F.smooth_l1_loss(b.scores, b.zeros, reduction="sum") / ALL,
         lambda b: [("sum", ALL, 1 / ALL)],
     ),
-    "multi margin": (lambda b: F.multi_margin_loss(b.scores, b.y), lambda b: [("mean", ROWS, 1)]),
-    "a stack, one picked": (
-        lambda b: torch.stack([b.scores.mean(), b.scores.sum()])[1] / 2,
-        lambda b: [("sum", ALL, 1 / 2)],
+    "a mean of one number, as for several GPUs": (
+        lambda b: F.mse_loss(b.scores, b.zeros).mean() / K,
+        lambda b: [("mean", ALL, 1 / K)],
     ),
     "concatenated": (
         lambda b: torch.cat([b.scores[:2].mean().view(1), b.scores[2:].mean().view(1)]).sum(),
@@ -324,6 +319,9 @@ UNKNOWN: dict[str, tuple[Callable[[Batch], Any], str]] = {
     "the largest": (lambda b: b.scores.max(), "MaxBackward"),
     "one of many": (lambda b: b.scores.view(-1)[0], "picked"),
     "advantages": (lambda b: (b.scores[:, 0] * torch.randn(ROWS)).sum(), "some are negative"),
+    "a mean over the batch, weighted and summed": (lambda b: (b.scores.mean(0) * b.weight).sum(), "batch was reduced"),
+    "another loss of torch's": (lambda b: F.multi_margin_loss(b.scores, b.y), "MultiMarginLoss"),
+    "a stack, one picked": (lambda b: torch.stack([b.scores.mean(), b.scores.sum()])[1], "picked"),
     "a weighted stack": (
         lambda b: (torch.stack([b.scores.mean(), b.scores.sum()]) * torch.tensor([0.3, 0.7])).sum(),
         "a weight of its own",
