@@ -133,10 +133,10 @@ def test_norms_give_a_lower_bound_and_say_what_would_make_it_exact() -> None:
     assert av.compare(run(exact=0), run(exact=0)).verdict == "not known"
 
 
-@pytest.mark.parametrize(("a", "b", "said"), [(math.inf, 1.0, "a's"), (1.0, math.nan, "b's")])
+@pytest.mark.parametrize(("a", "b", "said"), [(math.inf, 1.0, "a"), (1.0, math.nan, "b")])
 def test_a_gradient_that_is_not_finite_is_named_with_its_side(a: float, b: float, said: str) -> None:
     result = av.compare(by_hand(a), by_hand(b))
-    assert result.step.note == f"{said} gradient is not finite" and result.verdict == "not known"
+    assert result.step.note == f"not finite in {said}" and result.verdict == "not known"
     assert math.isnan(result.relative)
 
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,31 +15,33 @@ from accumviz import arguments
 from accumviz.checks.report import plain
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT, Event
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
+from accumviz.ledger.shares import Share
 from accumviz.show import Displayed, counted, literal, save_page
 
 # Two gradients that differ by less than this, relative to their size, differ by the order of additions.
-ROUNDING = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-4, "bfloat16": 1e-4}
+_ROUNDING = {"float64": 1e-10}
+_SINGLE = 1e-4
 # Norms are kept in single precision: a smaller relative difference between two of them may be rounding.
 _NORM_ROUNDING = 4e-7
 # One factor fits two gradients, or two sums of shares, if it leaves no more than this.
 _FACTOR_TOLERANCE = 2e-3
 _LISTED = 8
+_NORMS_ONLY = "only norms were kept"
+_SKIPPED = "was skipped"
 
 
 class ParameterDistance(NamedTuple):
     """The distance between two gradients of one parameter.
 
     `squared` is ‖a − b‖² (NaN where elements were not kept), `at_least` a lower bound of it, `size` is
-    ‖b‖². `how` is "exact", "norms" (only the bound is known), "one" (only one side, named by `side`, has
-    a gradient) or "not finite" (on `side`, "a", "b" or "ab").
+    ‖b‖². `note` says why a number is missing, or that only one side has a gradient.
     """
 
     name: str
     squared: float
     at_least: float
     size: float
-    how: str
-    side: str = ""
+    note: str = ""
 
     @property
     def relative(self) -> float:
@@ -160,9 +161,7 @@ class Comparison(Displayed):
             for share, name, off in self.by_parameter():
                 lines.append(f"  {share:>7}  {literal(name)}: {off}")
         if self.missing:
-            names = ", ".join(self.missing[:_LISTED])
-            more = ", …" if len(self.missing) > _LISTED else ""
-            lines += ["", f"  only in one of them: {literal(names)}{more}"]
+            lines += ["", f"  only in one of them: {literal(_some(self.missing))}"]
         lines += [f"  note: {literal(note)}" for note in self.notes]
         return "\n".join(lines)
 
@@ -174,32 +173,20 @@ class Comparison(Displayed):
         for part in parts[:_LISTED]:
             known = whole and not math.isnan(part.squared)
             share = f"{100 * part.squared / whole:.0f} %" if known else "?"
-            rows.append((share, part.name, _parameter_error(part)))
+            rows.append((share, part.name, part.note or percent(part.relative)))
         return rows
 
     def to_json(self) -> str:
         """Return the comparison as one JSON object, with NaN and the infinities by name."""
-        steps = []
+        whole = asdict(self) | {"verdict": self.verdict, "relative": self.relative}
+        whole["steps"] = []
         for pair in self.steps:
             parameters = [part._asdict() for part in pair.parameters]
-            steps.append(pair._asdict() | {"parameters": parameters})
-        parting = None
+            whole["steps"].append(pair._asdict() | {"parameters": parameters})
+        whole["causes"] = [cause._asdict() for cause in self.causes]
         if self.parting is not None:
-            parting = {
-                "a": asdict(self.parting.a),
-                "b": asdict(self.parting.b),
-                "said": self.parting.said,
-            }
-        whole = {
-            "verdict": self.verdict,
-            "relative": self.relative,
-            "first": self.first,
-            "steps": steps,
-            "parting": parting,
-            "causes": [cause._asdict() for cause in self.causes],
-            "missing": list(self.missing),
-            "notes": list(self.notes),
-        }
+            a, b = asdict(self.parting.a), asdict(self.parting.b)
+            whole["parting"] = {"a": a, "b": b, "said": self.parting.said}
         return json.dumps(plain(whole), allow_nan=False)
 
     def save(self, path: str | Path) -> None:
@@ -208,10 +195,9 @@ class Comparison(Displayed):
         suffix = Path(path).suffix.lower()
         if suffix in (".html", ".htm"):
             save_page(path, "Comparison", self.to_html())
-        elif suffix == ".json":
-            Path(path).write_text(self.to_json() + "\n", "utf-8", "replace")
-        else:
-            Path(path).write_text(self.text() + "\n", "utf-8", "replace")
+            return
+        text = self.to_json() if suffix == ".json" else self.text()
+        Path(path).write_text(text + "\n", "utf-8", "replace")
 
 
 def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
@@ -241,28 +227,28 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
     a, b = recorded(a, "compare"), recorded(b, "compare")
     columns, missing = _common_parameters(a, b)
     pairs, notes = _paired_steps(a, b)
-    rounding = max(ROUNDING.get(a.parameters[i].dtype, 1e-4) for _, i, _ in columns)
-    rounding = max(
-        rounding, *(ROUNDING.get(b.parameters[j].dtype, 1e-4) for *_, j in columns)
-    )
+    dtypes = {a.parameters[i].dtype for _, i, _ in columns}
+    dtypes |= {b.parameters[j].dtype for *_, j in columns}
+    rounding = max(_ROUNDING.get(dtype, _SINGLE) for dtype in dtypes)
     steps: list[StepPair] = []
     first = None
-    for place_of_pair, (step, other, optimizer) in enumerate(pairs):
+    for step, other, optimizer in pairs:
         pair = _step_pair(a, b, step, other, optimizer, columns)
         if first is not None:
             pair = pair._replace(note="the weights differ by now")
-        elif _apart(pair, rounding):
-            first = place_of_pair
+        elif _SKIPPED in pair.note or _least(pair.relative, pair.at_least) > rounding:
+            first = len(steps)
         steps.append(pair)
     notes += _notes_on_norms(steps)
     if first is None:
         return Comparison(tuple(steps), None, missing=missing, notes=notes)
-    one = _WindowOf(a, pairs[first][0])
-    other_one = _WindowOf(b, pairs[first][1])
+    one, other_one = _read_by(a, steps[first].a), _read_by(b, steps[first].b)
     causes = tuple(_causes(one, other_one, steps[first], columns))
     parting = _parting(one, other_one, columns, rounding)
     return Comparison(tuple(steps), first, parting, causes, missing, notes)
 
+
+# --- what is compared -------------------------------------------------------------------------
 
 # A parameter that both have: its name, its column in a, its column in b.
 _Column = tuple[str, int, int]
@@ -287,14 +273,15 @@ def _common_parameters(a: Ledger, b: Ledger) -> tuple[list[_Column], tuple[str, 
     missing += [f"{name} (b)" for name in in_b if name not in in_a]
     if not common:
         raise ValueError(
-            f"compare() found no parameter that both have: a has {_some(in_a)}, b has {_some(in_b)}; expected two "
-            "recordings of one model, recorded in the same way, as in record(model, optimizer)"
+            f"compare() found no parameter that both have: a has {_some(list(in_a))}, b has {_some(list(in_b))}; "
+            "expected two recordings of one model, recorded in the same way, as in record(model, optimizer)"
         )
     return common, tuple(missing)
 
 
-def _some(names: Mapping[str, int]) -> str:
-    return ", ".join(list(names)[:3]) + (", …" if len(names) > 3 else "") or "none"
+def _some(names: Sequence[str]) -> str:
+    more = ", …" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more or "none"
 
 
 def _paired_steps(
@@ -307,24 +294,20 @@ def _paired_steps(
     """
     of_a, of_b = _steps(a), _steps(b)
     if not (of_a and of_b):
-        ends = [_first_step_or_end(a, of_a), _first_step_or_end(b, of_b)]
-        if min(ends) < 0:
-            raise ValueError(
-                f"compare() found no gradient in {'a' if ends[0] < 0 else 'b'}: it has neither a step nor a backward; "
-                "expected recordings of a loop, or of one backward"
-            )
+        ends = (_first_step_or_end("a", a, of_a), _first_step_or_end("b", b, of_b))
         note = "one of them has no step: what its `.grad` holds at its end is compared with the first step of the other"
         optimizer = next(iter(of_a or of_b), -1)
-        return [(ends[0], ends[1], optimizer)], (note,) if of_a or of_b else ()
+        return [(*ends, optimizer)], (note,) if of_a or of_b else ()
     pairs, notes = [], []
     for optimizer in sorted({*of_a, *of_b}):
         steps, others = of_a.get(optimizer, []), of_b.get(optimizer, [])
         for step, other in zip(steps, others, strict=False):
             pairs.append((step, other, optimizer))
         if len(steps) != len(others):
-            notes.append(
+            note = (
                 f"steps of optimizer {optimizer}: {len(steps)} in a, {len(others)} in b"
             )
+            notes.append(note)
     return sorted(pairs), tuple(notes)
 
 
@@ -336,15 +319,20 @@ def _steps(ledger: Ledger) -> dict[int, list[int]]:
     return steps
 
 
-def _first_step_or_end(ledger: Ledger, steps: dict[int, list[int]]) -> int:
-    """Return the first step, else the last event after which there is a gradient (-1: none)."""
+def _first_step_or_end(side: str, ledger: Ledger, steps: dict[int, list[int]]) -> int:
+    """Return the first step, else the last event after which there is a gradient."""
     if steps:
         return min(of_optimizer[0] for of_optimizer in steps.values())
     with_gradient = np.flatnonzero((ledger.state & PRESENT).any(axis=1))
-    return int(with_gradient[-1]) if with_gradient.size else -1
+    if not with_gradient.size:
+        raise ValueError(
+            f"compare() found no gradient in {side}: it has neither a step nor a backward; expected recordings of a "
+            "loop, or of one backward"
+        )
+    return int(with_gradient[-1])
 
 
-# --- distances -------------------------------------------------------------------------------
+# --- distances --------------------------------------------------------------------------------
 
 
 def _step_pair(
@@ -359,77 +347,82 @@ def _step_pair(
     label = a[step].label or ""
     skipped = [a[step].skipped, b[other].skipped]
     if all(skipped):
-        return StepPair(step, other, label, 0.0, 0.0, (), "both were skipped")
+        return StepPair(step, other, label, 0.0, 0.0, (), "both steps were left out")
     parts = []
     for name, i, j in columns:
-        owned = [_owns(a, optimizer, i), _owns(b, optimizer, j)]
-        if any(owned):
-            gradient = _gradient(a, i, step) if owned[0] else None
-            other_gradient = _gradient(b, j, other) if owned[1] else None
-            parts.append(_distance(name, gradient, other_gradient))
-    notes = [f"{'ab'[skipped.index(True)]}'s step was skipped"] if any(skipped) else []
-    not_finite = {
-        side for part in parts if part.how == "not finite" for side in part.side
-    }
-    if len(not_finite) == 2:
-        notes.append("neither gradient is finite")
-    elif not_finite:
-        notes.append(f"{not_finite.pop()}'s gradient is not finite")
-    size = math.fsum(part.size for part in parts)
-    squared = math.fsum(part.squared for part in parts)
-    at_least = math.fsum(part.at_least for part in parts)
+        of_a = _read(a, i, step, PRESENT) if _owns(a, optimizer, i) else None
+        of_b = _read(b, j, other, PRESENT) if _owns(b, optimizer, j) else None
+        if _owns(a, optimizer, i) or _owns(b, optimizer, j):
+            parts.append(_distance(name, of_a, of_b))
+    notes = [f"{'ab'[skipped.index(True)]}'s step {_SKIPPED}"] if any(skipped) else []
+    not_finite = {part.note for part in parts if part.note.startswith("not finite")}
+    relative, at_least = _relative(parts)
     return StepPair(
         step,
         other,
         label,
-        _root_ratio(squared, size),
-        _root_ratio(at_least, size),
+        relative,
+        at_least,
         tuple(parts),
-        "; ".join(notes),
+        "; ".join([*notes, *sorted(not_finite)]),
     )
 
 
 def _owns(ledger: Ledger, optimizer: int, p: int) -> bool:
     """Return whether an optimizer owns a parameter; one that owns none was not seen, and may own any."""
-    known = any(optimizer in parameter.optimizers for parameter in ledger.parameters)
-    return not known or optimizer in ledger.parameters[p].optimizers
+    seen = any(optimizer in parameter.optimizers for parameter in ledger.parameters)
+    return not seen or optimizer in ledger.parameters[p].optimizers
 
 
-class _Gradient(NamedTuple):
+class _Read(NamedTuple):
+    """A gradient or a contribution: its norm, and its elements where they were kept."""
+
     norm: float
     elements: np.ndarray | None
 
 
-def _gradient(ledger: Ledger, p: int, event: int) -> _Gradient | None:
-    """Return a parameter's `.grad` after an event; None where there is none."""
-    if not ledger.state[event, p] & PRESENT:
+def _read(ledger: Ledger, p: int, event: int, bit: int) -> _Read | None:
+    """Return a parameter's `.grad` after an event, or (CONTRIBUTED) what the event added; None where there is none."""
+    if not ledger.state[event, p] & bit:
         return None
+    adds = bit == CONTRIBUTED
     if p in ledger.exact:
-        elements = ledger.exact[p][1][event]
-        return _Gradient(float(np.linalg.norm(elements)), elements)
-    return _Gradient(float(ledger.grad[event, p]), None)
+        elements = ledger.exact[p][0 if adds else 1][event]
+        return _Read(float(np.linalg.norm(elements)), elements)
+    norms = ledger.contribution if adds else ledger.grad
+    return _Read(float(norms[event, p]), None)
 
 
-def _distance(name: str, a: _Gradient | None, b: _Gradient | None) -> ParameterDistance:
-    sides = [
-        side for side, g in (("a", a), ("b", b)) if g and not math.isfinite(g.norm)
-    ]
-    if sides:
-        unknown = math.nan
-        side = "".join(sides)
-        return ParameterDistance(name, unknown, unknown, unknown, "not finite", side)
+def _distance(name: str, a: _Read | None, b: _Read | None) -> ParameterDistance:
+    sides = {"a": a, "b": b}
+    odd = [side for side, g in sides.items() if g and not math.isfinite(g.norm)]
+    if odd:
+        note = f"not finite in {' and '.join(odd)}"
+        return ParameterDistance(name, math.nan, math.nan, math.nan, note)
     if a is None or b is None:
-        squared = sum(g.norm**2 for g in (a, b) if g)
-        size = squared if b else 0.0
-        side = "a" if a else "b"
-        how = ("one", side) if squared else ("exact", "")
-        return ParameterDistance(name, squared, squared, size, *how)
+        size = b.norm**2 if b else 0.0
+        squared = size + (a.norm**2 if a else 0.0)
+        note = f"only {'a' if a else 'b'} has a gradient" if squared else ""
+        return ParameterDistance(name, squared, squared, size, note)
     if a.elements is not None and b.elements is not None:
         squared = float(np.square(a.elements - b.elements).sum())
         size = float(np.square(b.elements).sum())
-        return ParameterDistance(name, squared, squared, size, "exact")
+        return ParameterDistance(name, squared, squared, size)
     apart = abs(a.norm - b.norm) - _NORM_ROUNDING * max(a.norm, b.norm)
-    return ParameterDistance(name, math.nan, max(apart, 0.0) ** 2, b.norm**2, "norms")
+    at_least = max(apart, 0.0) ** 2
+    return ParameterDistance(name, math.nan, at_least, b.norm**2, _NORMS_ONLY)
+
+
+def _relative(parts: Sequence[ParameterDistance]) -> tuple[float, float]:
+    """Return the relative distance over all of some parameters, and a lower bound of it."""
+    size = math.fsum(part.size for part in parts)
+    squared = math.fsum(part.squared for part in parts)
+    at_least = math.fsum(part.at_least for part in parts)
+    return _root_ratio(squared, size), _root_ratio(at_least, size)
+
+
+def _least(relative: float, at_least: float) -> float:
+    return at_least if math.isnan(relative) else relative
 
 
 def _root_ratio(squared: float, size: float) -> float:
@@ -445,37 +438,26 @@ def _root_ratio(squared: float, size: float) -> float:
     return math.inf if squared > 0 else 0.0
 
 
-def _apart(pair: StepPair, rounding: float) -> bool:
-    """Return whether two steps differ by more than rounding."""
-    if "was skipped" in pair.note:
-        return True
-    distance = pair.at_least if math.isnan(pair.relative) else pair.relative
-    return distance > rounding
-
-
 def _notes_on_norms(steps: Sequence[StepPair]) -> tuple[str, ...]:
     """Say why elements could not be compared, where they could not."""
-    names = sorted(
-        {part.name for pair in steps for part in pair.parameters if part.how == "norms"}
-    )
+    every = [part for pair in steps for part in pair.parameters]
+    names = sorted({part.name for part in every if part.note == _NORMS_ONLY})
     if not names:
         return ()
-    listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    note = f"of {len(names)} parameters ({listed}) only norms were kept"
+    note = f"of {len(names)} parameters ({_some(names)}) only norms were kept"
     return (f"{note}: record(..., exact=N) keeps up to N elements in all",)
 
 
-# --- causes ----------------------------------------------------------------------------------
+# --- causes -----------------------------------------------------------------------------------
 
 
-class _WindowOf:
-    """The window of one step: the backwards that it consumed, and their shares."""
+class _Window(NamedTuple):
+    """What one step read: the backwards that it consumed, and their shares."""
 
-    def __init__(self, ledger: Ledger, step: int) -> None:
-        self.ledger, self.step = ledger, step
-        self.backwards = _consumed(ledger, step)
-        rows = ledger.shares().of(step)
-        self.shares = [row for row in rows if row.backward in self.backwards]
+    ledger: Ledger
+    step: int
+    backwards: list[int]
+    shares: list[Share]
 
     @property
     def sum_of_shares(self) -> float:
@@ -496,74 +478,62 @@ class _WindowOf:
             spreads.append(max(of_objective) / min(of_objective))
         return max(spreads, default=math.nan)
 
-    def elements(self, columns: Sequence[int]) -> np.ndarray | None:
-        """Return all elements of these parameters that the step read; None where some were not kept."""
-        gradients = [_gradient(self.ledger, p, self.step) for p in columns]
-        kept = [
-            g.elements for g in gradients if g is not None and g.elements is not None
-        ]
-        return np.concatenate(kept) if kept and len(kept) == len(columns) else None
 
-
-def _consumed(ledger: Ledger, step: int) -> list[int]:
-    """Return the backwards that a step consumed; without steps, those that are live at the end."""
-    for window in ledger.windows():
-        if window.step == step:
-            return list(window.backwards)
-    live = {e for p in range(len(ledger.parameters)) for e in ledger.live(step, p)}
-    return sorted(e for e in live if ledger[e].kind == "backward")
+def _read_by(ledger: Ledger, step: int) -> _Window:
+    """Return what a step read; of an end without a step, what is live there."""
+    windows = {window.step: list(window.backwards) for window in ledger.windows()}
+    backwards = windows.get(step)
+    if backwards is None:
+        columns = range(len(ledger.parameters))
+        live = {event for p in columns for event in ledger.live(step, p)}
+        backwards = sorted(e for e in live if ledger[e].kind == "backward")
+    rows = ledger.shares().of(step)
+    shares = [row for row in rows if row.backward in backwards]
+    return _Window(ledger, step, backwards, shares)
 
 
 def _causes(
-    a: _WindowOf, b: _WindowOf, pair: StepPair, columns: Sequence[_Column]
+    a: _Window, b: _Window, pair: StepPair, columns: Sequence[_Column]
 ) -> Iterator[Cause]:
     """Yield the causes that shares and optimizers prove."""
     for side, other in (("a", "b"), ("b", "a")):
-        names = [
-            part.name
-            for part in pair.parameters
-            if part.how == "one" and part.side == other
-        ]
+        alone = f"only {other} has a gradient"
+        names = [part.name for part in pair.parameters if part.note == alone]
         if names:
-            listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-            said = f"The step of {side} reads no gradient of parameters that {other}'s step reads: {listed}."
+            said = f"The step of {side} reads no gradient of parameters that {other}'s step reads: {_some(names)}."
             yield Cause("owner", said, {"parameters": names})
+    sums = [a.sum_of_shares, b.sum_of_shares]
     factor = _common_factor(a, b, pair, columns)
     if factor is not None:
-        sums = [a.sum_of_shares, b.sum_of_shares]
+        counts = [len(a.backwards), len(b.backwards)]
         said = (
             f"a's gradient is {factor:.4g} times b's, and so are its shares: they add up to {sums[0]:.4g} in a "
-            f"({len(a.backwards)} backwards) and to {sums[1]:.4g} in b ({len(b.backwards)})."
+            f"({counts[0]} backwards) and to {sums[1]:.4g} in b ({counts[1]})."
         )
-        evidence = {
-            "factor": factor,
-            "sums of shares": sums,
-            "backwards": [len(a.backwards), len(b.backwards)],
-        }
+        evidence = {"factor": factor, "sums of shares": sums, "backwards": counts}
         yield Cause("factor", said, evidence)
         return
-    spreads = [a.spread, b.spread]
-    uneven = [
-        side
-        for side, spread in zip("ab", spreads, strict=True)
-        if spread > 1 + _FACTOR_TOLERANCE
-    ]
-    if len(uneven) == 1 and not any(map(math.isnan, spreads)):
+    spreads = {"a": a.spread, "b": b.spread}
+    uneven = [side for side in spreads if spreads[side] > 1 + _FACTOR_TOLERANCE]
+    if len(uneven) == 1 and not any(map(math.isnan, spreads.values())):
+        most = max(spreads.values())
         said = (
-            f"In {uneven[0]}, an element of one micro-batch weighs up to {max(spreads):.4g} times as much as one of "
+            f"In {uneven[0]}, an element of one micro-batch weighs up to {most:.4g} times as much as one of "
             "another; in the other recording all weigh the same."
         )
-        yield Cause("uneven shares", said, {"largest weight over smallest": spreads})
+        evidence = {"largest weight over smallest": list(spreads.values())}
+        yield Cause("uneven shares", said, evidence)
 
 
 def _common_factor(
-    a: _WindowOf, b: _WindowOf, pair: StepPair, columns: Sequence[_Column]
+    a: _Window, b: _Window, pair: StepPair, columns: Sequence[_Column]
 ) -> float | None:
     """Return the factor between two gradients, if one fits and the shares differ by it, too."""
-    compared = {part.name for part in pair.parameters if part.how == "exact"}
+    compared = {part.name for part in pair.parameters if not part.note}
     both = [(i, j) for name, i, j in columns if name in compared]
-    x, y = a.elements([i for i, _ in both]), b.elements([j for _, j in both])
-    if x is None or y is None or not (np.isfinite(x).all() and y.any()):
+    x = _elements(a, [i for i, _ in both])
+    y = _elements(b, [j for _, j in both])
+    if not x.size or x.size != y.size or not np.isfinite(x).all() or not y.any():
         return None
     factor = float(x @ y) / float(y @ y)
     left = float(np.linalg.norm(x - factor * y))
@@ -574,49 +544,51 @@ def _common_factor(
     return factor if fits and proved and apart else None
 
 
-# --- where they part -------------------------------------------------------------------------
+def _elements(window: _Window, columns: Sequence[int]) -> np.ndarray:
+    """Return all elements of these parameters that a step read."""
+    gradients = [_read(window.ledger, p, window.step, PRESENT) for p in columns]
+    kept = [g.elements for g in gradients if g and g.elements is not None]
+    return np.concatenate([np.zeros(0), *kept])
+
+
+# --- where they part --------------------------------------------------------------------------
 
 
 def _parting(
-    a: _WindowOf, b: _WindowOf, columns: Sequence[_Column], rounding: float
+    a: _Window, b: _Window, columns: Sequence[_Column], rounding: float
 ) -> Parting:
     """Return the first events of two windows that differ."""
     last = a.ledger[a.step], b.ledger[b.step]
     counts = len(a.backwards), len(b.backwards)
     if counts[0] != counts[1]:
-        said = f"the step: a has {counted(counts[0], 'backward')} in this window, b has {counts[1]}"
-        return Parting(*last, said)
+        many = counted(counts[0], "backward")
+        return Parting(
+            *last, f"the step: a has {many} in this window, b has {counts[1]}"
+        )
     number = 0
-    for one, other in zip_longest(_events_that_count(a), _events_that_count(b)):
-        if one is None or other is None:
-            break
+    for one, other in zip(_events_that_count(a), _events_that_count(b), strict=False):
         if one.kind != other.kind:
             return Parting(one, other, f"a has a {one.kind} where b has a {other.kind}")
         number += one.kind == "backward"
         difference = _difference(a.ledger, b.ledger, one, other, columns, rounding)
         if difference:
-            what = (
-                f"backward {number} of the window"
-                if one.kind == "backward"
-                else f"a {one.kind}"
-            )
+            what = f"a {one.kind}"
+            if one.kind == "backward":
+                what = f"backward {number} of the window"
             return Parting(one, other, f"{what}: {difference}")
     return Parting(*last, "the step itself")
 
 
-def _events_that_count(window: _WindowOf) -> list[Event]:
-    """Return the consumed backwards, what else changed `.grad` after the first of them, and the step."""
+def _events_that_count(window: _Window) -> Iterator[Event]:
+    """Yield the consumed backwards, what else changed `.grad` after the first of them, and the step."""
     ledger = window.ledger
-    events = []
     for index in range(min(window.backwards, default=window.step), window.step + 1):
         event = ledger[index]
+        counts = event.kind == "step" or bool((ledger.state[index] & CHANGED).any())
         if event.kind == "backward":
             counts = index in window.backwards
-        else:
-            counts = event.kind == "step" or bool((ledger.state[index] & CHANGED).any())
         if counts:
-            events.append(event)
-    return events
+            yield event
 
 
 def _difference(
@@ -629,41 +601,23 @@ def _difference(
 ) -> str:
     """Say in what two events differ: what they add (a backward), or what they leave; empty if in nothing."""
     adds = one.kind == "backward"
-    bit = CONTRIBUTED if adds else PRESENT
-    apart = size = 0.0
+    bit, verb = (CONTRIBUTED, "adds") if adds else (PRESENT, "leaves")
+    parts = []
     for name, i, j in columns:
-        in_a, in_b = (
-            bool(a.state[one.index, i] & bit),
-            bool(b.state[other.index, j] & bit),
-        )
-        if in_a != in_b:
+        of_a, of_b = _read(a, i, one.index, bit), _read(b, j, other.index, bit)
+        if (of_a is None) != (of_b is None):
             what = "contribution to" if adds else ".grad of"
-            return f"only {'a' if in_a else 'b'} has a {what} {name}"
-        if in_a:
-            x, y = _numbers(a, i, one.index, adds), _numbers(b, j, other.index, adds)
-            if len(x) != len(y):  # elements on one side, a norm on the other
-                x, y = (np.array([np.linalg.norm(numbers)]) for numbers in (x, y))
-            apart += float(np.square(x - y).sum())
-            size += float(np.square(y).sum())
-    off = _root_ratio(apart, size)
-    verb = "adds" if adds else "leaves"
-    if not math.isfinite(off) and not math.isfinite(apart + size):
+            return f"only {'b' if of_a is None else 'a'} has a {what} {name}"
+        parts.append(_distance(name, of_a, of_b))
+    off = _least(*_relative(parts))
+    if math.isnan(off):
         return f"what they {verb[:-1]} is not finite"
     if off <= min(rounding, _FACTOR_TOLERANCE) / 2:
         return ""
     return f"what a {verb} is off by {percent(off)}"
 
 
-def _numbers(ledger: Ledger, p: int, event: int, adds: bool) -> np.ndarray:
-    """Return a contribution's or a gradient's elements where they were kept, else its norm."""
-    if p in ledger.exact:
-        numbers: np.ndarray = ledger.exact[p][0 if adds else 1][event]
-        return numbers
-    norms = ledger.contribution if adds else ledger.grad
-    return np.array([norms[event, p]], dtype=float)
-
-
-# --- words -----------------------------------------------------------------------------------
+# --- words ------------------------------------------------------------------------------------
 
 
 def error(pair: StepPair) -> str:
@@ -673,16 +627,6 @@ def error(pair: StepPair) -> str:
     if math.isnan(pair.at_least):
         return "not known"
     return f"at least {percent(pair.at_least)} (from norms)"
-
-
-def _parameter_error(part: ParameterDistance) -> str:
-    if part.how == "one":
-        return f"only {part.side} has a gradient"
-    if part.how == "norms":
-        return "not known (norms only)"
-    if part.how == "not finite":
-        return f"not finite in {' and '.join(part.side)}"
-    return percent(part.relative)
 
 
 def percent(number: float) -> str:
