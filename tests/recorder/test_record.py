@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import linecache
 import math
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import types
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +24,6 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 import accumviz as av
 from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.recorder import patches
-from accumviz.recorder.callsite import CallSites
 from tests.light import LIGHT
 from tests.thorough import examples
 
@@ -75,14 +69,6 @@ def test_a_loss_goes_by_the_expression_that_backward_was_called_on() -> None:
     ]
 
 
-def test_losses_that_can_be_read_only_once_reach_torch() -> None:
-    w = leaf()
-    with av.record(w) as recording:
-        torch.autograd.backward(iter([(w * w).sum(), w.sum()]))
-    assert w.grad is not None and w.grad.tolist() == [3.0, 5.0]
-    assert recording.ledger.exact[0][0].tolist() == [[3.0, 5.0]]
-
-
 def test_an_event_knows_its_line_and_source() -> None:
     w = leaf()
     with av.record(w) as recording:
@@ -101,46 +87,16 @@ def test_an_event_knows_its_line_and_source() -> None:
     assert "def test_an_event_knows_its_line" in recording.ledger.sources[first.file]
 
 
-def test_one_line_that_two_threads_reach_at_once_knows_from_where_each_came() -> None:
-    sites, found, switch = CallSites(), list[set[Any]](), sys.getswitchinterval()
-
-    def line() -> Any:
-        return sites.find(sys._getframe())
-
-    def often(reach: Callable[[], Any]) -> None:
-        found.append({reach() for _ in range(30_000)})
-
-    other = threading.Thread(target=often, args=(lambda: line(),))
+def test_code_without_a_source_has_a_line_and_its_loss_goes_by_its_operation() -> None:
+    w = leaf()
+    linecache.cache["<cell>"] = (10, None, ["this is not Python at all ("], "<cell>")
     try:
-        sys.setswitchinterval(1e-6)
-        other.start()
-        often(lambda: line())
-        other.join()
+        with av.record(w) as recording:
+            exec(compile("\n(w * w).sum().backward()", "<generated>", "exec"), {"w": w})
+            exec(compile("\n(w * w).sum().backward()", "<cell>", "exec"), {"w": w})
     finally:
-        sys.setswitchinterval(switch)
-    assert [len(sites) for sites in found] == [1, 1]
-
-
-def test_the_line_is_the_users_when_a_library_calls_backward_for_them(tmp_path: Path) -> None:
-    import site
-
-    text = "def backward(loss):\n    loss.backward()\n"
-    path = str(Path(site.getsitepackages()[0]) / "somebodys_library.py")
-    library = types.ModuleType("somebodys_library")
-    exec(compile(text, path, "exec"), library.__dict__)
-    w = leaf()
-    with av.record(w) as recording:
-        line = here(1)
-        library.backward((w * w).sum())
-    assert (recording.ledger[0].line, recording.ledger[0].label) == (line, "(w * w).sum()")
-
-
-def test_code_without_a_source_still_has_a_line_and_its_loss_goes_by_its_operation() -> None:
-    w = leaf()
-    with av.record(w) as recording:
-        exec(compile("\n(w * w).sum().backward()", "<generated>", "exec"), {"w": w})
-    event = recording.ledger[0]
-    assert (event.line, event.source, event.label) == (2, "", "SumBackward0")
+        del linecache.cache["<cell>"]
+    assert [(event.line, event.source, event.label) for event in recording.ledger] == [(2, "", "SumBackward0")] * 2
 
 
 def test_a_notebook_cell_is_named_by_its_number(tmp_path: Path) -> None:
@@ -177,17 +133,6 @@ with av.record(w) as recording:
     assert sources == "False ['with av.record(w) as recording:', '    loss = (w * w).sum()']"
 
 
-def test_changed_source_is_not_mistaken_for_a_label() -> None:
-    w = leaf()
-    linecache.cache["<cell>"] = (10, None, ["this is not Python at all ("], "<cell>")
-    try:
-        with av.record(w) as recording:
-            exec(compile("(w * w).sum().backward()", "<cell>", "exec"), {"w": w})
-    finally:
-        del linecache.cache["<cell>"]
-    assert recording.ledger[0].kind == "backward"
-
-
 # --- the loss -----------------------------------------------------------------------------------
 
 
@@ -216,32 +161,6 @@ def test_the_scale_is_the_product_of_the_constants_on_the_way_to_the_loss(scale:
     assert event.loss == pytest.approx(float(loss.detach()))
 
 
-class _Noting(torch.Tensor):
-    """What frameworks attach names or boxes to a tensor with; it keeps its numbers as any other does."""
-
-    asked: list[str] = []  # noqa: RUF012 - of the class
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.asked.append(func.__name__)
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-@pytest.mark.parametrize("roots", [lambda loss: loss, lambda loss: [loss]])
-def test_a_loss_of_a_subclass_that_keeps_its_numbers_is_read_without_asking_the_subclass(roots: Any) -> None:
-    w = leaf()
-    asked = []
-    for recorded in (False, True):
-        with av.record(w) if recorded else contextlib.nullcontext() as recording:
-            loss = (w * w).as_subclass(_Noting).mean() / 2
-            _Noting.asked.clear()
-            torch.autograd.backward(roots(loss))
-            asked.append(list(_Noting.asked))
-    assert asked[0] == asked[1]
-    event = recording.ledger[0]
-    assert (event.loss, event.scale) == (1.25, 0.5)
-
-
 class _Dispatched(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -249,20 +168,11 @@ class _Dispatched(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
 
-def test_a_loss_of_a_subclass_that_may_keep_its_numbers_elsewhere_is_left_unread() -> None:
+def test_a_loss_of_a_subclass_that_may_keep_its_numbers_elsewhere_is_unread() -> None:
     w = leaf()
     with av.record(w) as recording:
         (w * w).mean().as_subclass(_Dispatched).backward()
-    assert [math.isnan(event.loss) for event in recording.ledger] == [True]
-
-
-def test_the_gradient_scalers_factor_is_told_apart_from_the_losss_scale() -> None:
-    w = leaf()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with av.record(w) as recording:
-        scaler.scale((w * w).sum() / 4).backward()
-    assert recording.ledger[0].scale == 0.25
-    assert recording.ledger[0].details["amp_scale"] == 1024.0
+    assert math.isnan(recording.ledger[0].loss)
 
 
 def test_a_constant_times_a_parameter_is_a_loss_not_a_scaled_one() -> None:
@@ -292,20 +202,13 @@ def test_zero_grad_says_which_call_it_was_and_what_it_left() -> None:
     assert [event.source for event in zeros] == ["zero(set_to_none=to_none)"] * 4
 
 
-def test_the_optimizer_and_the_model_are_named_in_their_zero_grad() -> None:
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with av.record(model, optimizer) as recording:
-        optimizer.zero_grad()
-        model.zero_grad()
-    assert [event.label for event in recording.ledger] == ["optimizer", "model"]
-
-
 def test_zeroing_a_part_of_the_model_touches_that_part() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     with av.record(model) as recording:
         model(torch.ones(2)).sum().backward()
         model[0].zero_grad()
+        model.zero_grad()
+    assert [event.label for event in recording.ledger.of("zero_grad")] == ["model[0]", "model"]
     assert (recording.ledger.state[1] & PRESENT > 0).tolist() == [False, False, True, True]
 
 
@@ -387,15 +290,19 @@ def test_what_we_did_not_see_coming_is_an_edit_before_the_next_event() -> None:
     assert (ledger.state[:, 0] & PRESENT > 0).tolist() == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize("size", [3, 100, 20_000])
-@pytest.mark.parametrize("steps", [3, 80])
-def test_what_is_changed_through_data_is_an_edit_although_no_version_counts_it(size: int, steps: int) -> None:
-    layer = nn.Linear(size, 1)
+@pytest.mark.parametrize(
+    ("size", "dtype", "steps"),
+    [(3, torch.float32, 80), (3, torch.bfloat16, 3), (20, torch.float64, 3), (20_000, torch.float32, 3)],
+)
+def test_what_is_changed_through_data_is_an_edit_although_no_version_counts_it(
+    size: int, dtype: torch.dtype, steps: int
+) -> None:
+    layer = nn.Linear(size, 1, dtype=dtype)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
     with av.record(layer, optimizer) as recording:
         for step in range(steps):
             for _ in range(2):
-                layer(torch.randn(4, size)).square().mean().backward()
+                layer(torch.randn(4, size, dtype=dtype)).square().mean().backward()
             for p in layer.parameters():
                 p.grad.data.div_(2)
             if step % 2:
@@ -403,29 +310,12 @@ def test_what_is_changed_through_data_is_an_edit_although_no_version_counts_it(s
             optimizer.step()
             optimizer.zero_grad()
     ledger = recording.ledger
-    edits = [event.index for event in ledger.events if event.kind == "edit"]
+    edits = [event.index for event in ledger.of("edit")]
     assert len(edits) == steps
     for edit in edits:
         np.testing.assert_allclose(ledger.grad[edit], ledger.grad[edit - 1] / 2, rtol=1e-6)
     assert {round(share.share, 3) for share in ledger.shares() if share.step < edits[1]} == {0.5}
-
-
-@pytest.mark.parametrize(
-    ("size", "dtype"), [(3, torch.float64), (3, torch.bfloat16), (20, torch.float64), (400, torch.float32)]
-)
-def test_what_is_divided_through_data_is_seen_in_any_precision_and_size(size: int, dtype: torch.dtype) -> None:
-    model = nn.Sequential(*(nn.Linear(size, size, bias=False, dtype=dtype) for _ in range(2)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    with av.record(model, optimizer) as recording:
-        for _ in range(3):
-            for _ in range(2):
-                model(torch.randn(4, size, dtype=dtype)).square().mean().backward()
-            for p in model.parameters():
-                p.grad.data.div_(2)
-            optimizer.step()
-            optimizer.zero_grad()
-    assert {round(share.share, 4) for share in recording.ledger.shares()} == {0.5}
-    assert av.check(recording).healthy
+    assert av.check(ledger).healthy
 
 
 @pytest.mark.parametrize("after", ["step", "window"])
@@ -535,28 +425,16 @@ def test_what_nobody_changed_is_no_edit(value: float) -> None:
     assert "edit" not in {event.kind for event in recording.ledger.events}
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_a_gradient_of_which_torch_has_yet_to_turn_the_sign_is_told_with_its_own(shape: tuple[int, ...]) -> None:
-    w = torch.full(shape, 3.0, requires_grad=True)
+def test_a_gradient_of_which_torch_has_yet_to_turn_the_sign_has_its_sign() -> None:
+    w = torch.full((1,), 3.0, requires_grad=True)
     with av.record(w) as recording:
         for _ in range(2):
-            turned = torch.complex(torch.ones(shape), w).conj()
+            turned = torch.complex(torch.ones(1), w).conj()
             (turned * turned * (1 + 2j)).real.sum().backward()
     assert w.grad is not None
     assert w.grad.is_neg()  # in memory it is a plain 4
-    assert w.grad.item() == -4.0
     assert recording.ledger.values("w", of="contribution").ravel().tolist() == [-2.0, -2.0]
     assert recording.ledger.values("w").ravel().tolist() == [-2.0, -4.0]
-
-
-def test_in_a_forked_process_no_thread_of_its_parent_is_in_the_middle_of_anything() -> None:
-    gone = -1
-    for threads in (*patches.inside.values(), patches.asked):
-        threads.update((gone, threading.get_ident()))
-    patches._in_child()
-    for threads in (*patches.inside.values(), patches.asked):
-        assert threads == {threading.get_ident()}
-        threads.clear()
 
 
 def test_an_open_recording_can_be_read_and_shows_edits_so_far() -> None:
@@ -612,22 +490,6 @@ def test_an_optimizer_that_steps_in_a_hook_is_inside_the_backward() -> None:
     assert not (ledger.state[-1] & PRESENT).any()
 
 
-def test_a_hook_that_changes_grad_does_not_change_what_was_contributed() -> None:
-    w = leaf()
-
-    def double(p: torch.Tensor) -> None:
-        p.grad.mul_(2)
-
-    handle = w.register_post_accumulate_grad_hook(double)
-    with av.record(w) as recording:
-        for _ in range(2):
-            (w * w).sum().backward()
-    handle.remove()
-    assert kinds(recording.ledger) == ["backward"] * 2
-    assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0], [2.0, 4.0]]
-    assert recording.ledger.values("w").tolist() == [[4.0, 8.0], [12.0, 24.0]]
-
-
 def test_a_hook_that_frees_grad_does_not_hide_what_was_contributed() -> None:
     w = leaf()
 
@@ -643,39 +505,16 @@ def test_a_hook_that_frees_grad_does_not_hide_what_was_contributed() -> None:
     assert np.isnan(recording.ledger.grad[0, 0])
 
 
-def test_a_contribution_is_what_arrives_after_the_users_own_hooks() -> None:
+def test_contributions_are_seen_after_hooks_were_taken_away_or_added_late() -> None:
     w = leaf()
     with av.record(w) as recording:
-        (w * w).sum().backward()
-        first = w.register_hook(lambda grad: grad * 10)
-        (w * w).sum().backward()
-        first.remove()
-        second = w.register_hook(lambda grad: grad * 100)  # as many hooks as before, in another order
-        (w * w).sum().backward()
-        second.remove()
-    assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0], [20.0, 40.0], [200.0, 400.0]]
-
-
-@pytest.mark.parametrize("settled", [1, 3])
-def test_a_contribution_is_seen_where_somebody_took_all_hooks_away(settled: int) -> None:
-    w = leaf()
-    with av.record(w) as recording:
-        for _ in range(settled):
+        for _ in range(3):
             (w * w).sum().backward()
         w._backward_hooks = None if w._backward_hooks is None else w._backward_hooks.clear()
         (w * w).sum().backward()
-    assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0]] * (settled + 1)
-
-
-@pytest.mark.parametrize("settled", [1, 3])
-def test_a_hook_that_comes_later_changes_a_contribution_before_it_is_read(settled: int) -> None:
-    w = leaf()
-    with av.record(w) as recording:
-        for _ in range(settled):
-            (w * w).sum().backward()
         w.register_hook(lambda grad: grad * 10)
         (w * w).sum().backward()
-    assert recording.ledger.values("w", "contribution")[settled:].tolist() == [[20.0, 40.0]]
+    assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0]] * 4 + [[20.0, 40.0]]
 
 
 # --- bytes ------------------------------------------------------------------------------------------
@@ -701,18 +540,7 @@ def test_what_two_retained_graphs_share_is_there_once() -> None:
     assert [event.saved_after for event in recording.ledger] == [4000, 4000]
 
 
-def test_graphs_that_are_retained_and_held_add_up() -> None:
-    w, kept = leaf(1000), []
-    with av.record(w, memory=True) as recording:
-        for _ in range(3):
-            loss = w.exp().sum()
-            loss.backward(retain_graph=True)
-            kept.append(loss)
-    assert [event.saved_before for event in recording.ledger] == [4000, 8000, 12000]
-    assert [event.saved_after for event in recording.ledger] == [4000, 8000, 12000]
-
-
-def test_a_graph_is_held_by_its_loss_although_the_quotient_on_which_backward_was_called_is_gone() -> None:
+def test_a_graph_is_held_by_its_loss_although_the_quotient_backward_was_called_on_is_gone() -> None:
     w, kept = leaf(1000), []
     with av.record(w, memory=True) as recording:
         for _ in range(3):
@@ -735,25 +563,6 @@ def test_memory_false_measures_nothing() -> None:
     assert math.isnan(recording.ledger[0].saved_before)
 
 
-def test_the_recording_keeps_no_graph_and_no_model_alive() -> None:
-    import gc
-    import weakref
-
-    model = nn.Linear(2, 1)
-    with av.record(model) as recording:
-        hidden = model(torch.ones(2))
-        there = weakref.ref(hidden)
-        hidden.square().sum().backward(retain_graph=True)
-        del hidden
-        assert there() is None
-    there = weakref.ref(model)
-    ledger = recording.ledger
-    del model, recording
-    gc.collect()
-    assert there() is None
-    assert len(ledger) == 1
-
-
 # --- programs nobody wrote ----------------------------------------------------------------------------
 
 STEPS = st.sampled_from(
@@ -764,7 +573,7 @@ STEPS = st.sampled_from(
 
 @settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, max_size=25), st.booleans())
-def test_any_program_is_told_as_it_was(program: list[str], exact: bool) -> None:
+def test_any_program_is_recorded_as_it_was(program: list[str], exact: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -848,46 +657,6 @@ def test_any_program_is_told_as_it_was(program: list[str], exact: bool) -> None:
 # --- files --------------------------------------------------------------------------------------------
 
 
-def test_a_recording_writes_its_ledger_as_it_goes(tmp_path: Path) -> None:
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    path = tmp_path / "run.ledger"
-    with av.record(model, path=path) as recording:
-        for _ in range(400):
-            model(torch.ones(2)).sum().backward()
-            optimizer.step()
-        early = av.load(path)
-        assert not early.complete
-        assert len(early) >= 512
-    loaded, ledger = av.load(path), recording.ledger
-    assert loaded.complete
-    assert repr(loaded.events) == repr(ledger.events)  # NaN does not equal itself
-    assert loaded.meta == ledger.meta
-    assert loaded.parameters == ledger.parameters
-    assert loaded.sources == ledger.sources
-    for name in ("contribution", "grad", "state"):
-        np.testing.assert_array_equal(getattr(loaded, name), getattr(ledger, name))
-    np.testing.assert_array_equal(loaded.values("weight"), ledger.values("weight"))
-
-
-def test_a_killed_process_leaves_a_ledger_that_loads(tmp_path: Path) -> None:
-    script = f"""
-    import os, signal, torch, accumviz as av
-    w = torch.ones(3, requires_grad=True)
-    with av.record(w, path={str(tmp_path / "killed.ledger")!r}):
-        for n in range(1000):
-            (w * n).sum().backward()
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = subprocess.run([sys.executable, "-c", LIGHT + textwrap.dedent(script)], cwd=ROOT, check=False)
-    assert done.returncode == -signal.SIGKILL
-    ledger = av.load(tmp_path / "killed.ledger")
-    assert not ledger.complete
-    assert 700 <= len(ledger) <= 1000
-    assert ledger.values("w", "contribution")[700].tolist() == [700.0] * 3
-    assert "incomplete" in repr(ledger)
-
-
 def test_recordings_print_what_they_are() -> None:
     w = leaf()
     recording = av.record(w)
@@ -937,8 +706,8 @@ def test_a_scaler_that_is_switched_off_unscales_nothing() -> None:
     assert [event.kind for event in recording.ledger] == ["backward", "step"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_of_a_leaf_whose_size_changes_the_norm_is_told_and_no_other_leaf_is_touched(size: int) -> None:
+@pytest.mark.parametrize("size", [2, 5])
+def test_of_a_leaf_whose_size_changes_the_norm_is_read_and_no_other_leaf_touched(size: int) -> None:
     w, other = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([w, other], lr=0.1)
 
