@@ -58,20 +58,6 @@ def batch() -> torch.Tensor:
 
 
 @loop(2)
-def double_backward(record: Record) -> Any:
-    model = net()
-    optimizer = sgd(model)
-    with record(model, optimizer):
-        for _ in range(2):
-            x = batch().requires_grad_()
-            [gradient] = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-            (gradient.square().sum() + model(x).square().mean()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return model, optimizer
-
-
-@loop(2)
 def backward_through_a_backward(record: Record) -> Any:
     weight = torch.randn(3, requires_grad=True)
     with record({"weight": weight}):
@@ -110,7 +96,8 @@ def a_function_in_place_on_a_slice(record: Record) -> Any:
     return weight, Counting.ran
 
 
-def _checkpointed(record: Record, *, reentrant: bool) -> Any:
+@loop(2)
+def a_reentrant_checkpoint(record: Record) -> Any:
     first, second = net(), nn.Linear(2, 2)
     optimizer = sgd(first, second)
 
@@ -120,22 +107,12 @@ def _checkpointed(record: Record, *, reentrant: bool) -> Any:
     with record(first=first, second=second):
         for _ in range(2):
             x = batch().requires_grad_()
-            hidden = checkpoint(part, x, use_reentrant=reentrant)
-            hidden = hidden + checkpoint(part, x, use_reentrant=reentrant)
+            hidden = checkpoint(part, x, use_reentrant=True)
+            hidden = hidden + checkpoint(part, x, use_reentrant=True)
             second(hidden).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
     return first, second
-
-
-@loop(2)
-def a_reentrant_checkpoint(record: Record) -> Any:
-    return _checkpointed(record, reentrant=True)
-
-
-@loop(2)
-def a_non_reentrant_checkpoint(record: Record) -> Any:
-    return _checkpointed(record, reentrant=False)
 
 
 @loop(1)
@@ -233,35 +210,11 @@ def data_parallel_on_a_processor(record: Record) -> Any:
     return model
 
 
-class Implicit(torch.autograd.Function):
-    """Its backward asks autograd for the gradient of a leaf of the model, which no `.grad` receives."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.weight = weight
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        with torch.enable_grad():
-            torch.autograd.grad(ctx.weight.square().sum(), ctx.weight)
-        return gradient, None
-
-
-@loop(2)
-def a_gradient_of_a_leaf_inside_a_backward(record: Record) -> Any:
-    weight = torch.tensor([3.0], requires_grad=True)
-    with record({"weight": weight}):
-        for _ in range(2):
-            Implicit.apply(weight * 2, weight.detach().requires_grad_()).sum().backward()
-    return weight
-
-
 @loop(1)
 def a_gradient_of_a_recorded_leaf_inside_a_backward(record: Record) -> Any:
     weight = torch.tensor([3.0], requires_grad=True)
 
-    class Inner(Implicit):
+    class Implicit(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             return x * 1
@@ -273,7 +226,7 @@ def a_gradient_of_a_recorded_leaf_inside_a_backward(record: Record) -> Any:
             return gradient
 
     with record({"weight": weight}):
-        Inner.apply(weight * 2).sum().backward()
+        Implicit.apply(weight * 2).sum().backward()
     return weight
 
 
@@ -306,6 +259,38 @@ def anomalies_are_detected(record: Record) -> Any:
     with record(model), torch.autograd.detect_anomaly(check_nan=True):
         for _ in range(2):
             model(batch()).square().mean().backward()
+    return model
+
+
+@loop(1)
+def a_backward_in_a_hook(record: Record) -> Any:
+    model = net()
+    with record(model):
+        y = model(batch())
+        loss, inner = y.square().mean(), y.sum()
+        handle = y.register_hook(lambda _: handle.remove() or inner.backward(retain_graph=True))
+        loss.backward()
+    return model
+
+
+@loop(2)
+def forward_mode_and_a_given_gradient(record: Record) -> Any:
+    model, x = net(), batch()
+    with record(model):
+        with torch.autograd.forward_ad.dual_level():
+            model(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))).square().mean().backward()
+        y = model(x)
+        y.backward(gradient=torch.full_like(y, 0.25))
+    return model
+
+
+@loop(2)
+def nested_and_complex_tensors(record: Record) -> Any:
+    model, x = net(), batch()
+    with record(model), _quiet():
+        model(torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged)).values().sum().backward()
+        z = torch.fft.fft(model(x)[:, 0])
+        (z * z.conj()).real.sum().backward()
     return model
 
 
@@ -381,22 +366,6 @@ def clips_of_every_kind(record: Record) -> Any:
     return model
 
 
-@loop(None)
-def a_closure_that_runs_many_times(record: Record) -> Any:
-    model, x = net(), batch()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-
-    def closure() -> Any:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-
-    with record(model, optimizer):
-        optimizer.step(closure)
-    return model
-
-
 # --- tensors that change under one's hands --------------------------------------------------------
 
 
@@ -419,24 +388,9 @@ def swapped_on_conversion(record: Record) -> Any:
 
 
 @loop(2)
-def replaced_on_conversion(record: Record) -> Any:
-    model = net()
-    with record(model):
-        model(batch()).square().mean().backward()
-        model.to(torch.float64)
-        model(batch().double()).square().mean().backward()
-    return model
-
-
-def _two() -> Any:
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    return TwoTensor
-
-
-@loop(2)
 def gradients_in_a_tensor_subclass(record: Record) -> Any:
-    kind = _two()
+    from torch.testing._internal.two_tensor import TwoTensor as kind
+
     weight = nn.Parameter(kind(torch.ones(3), torch.full((3,), 2.0)))
     optimizer = torch.optim.SGD([weight], lr=0.1, foreach=False)
     with record({"weight": weight}, optimizer):
@@ -467,18 +421,6 @@ def gradients_that_notice_what_is_called_on_them(record: Record) -> Any:
             (weight * torch.arange(3.0)).square().sum().backward()
             weight.grad = weight.grad.as_subclass(Loud)  # type: ignore[union-attr]
     return weight, Loud.called
-
-
-@loop(2)
-def sparse_and_expanded_gradients(record: Record) -> Any:
-    bag, shift = nn.Embedding(5, 3, sparse=True), nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.SGD([*bag.parameters(), shift], lr=0.1)
-    with record(bag, {"shift": shift}, optimizer):
-        for _ in range(2):
-            (bag(torch.tensor([0, 2, 2])).sum() + shift.sum()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return bag, shift
 
 
 @loop(3)
@@ -551,11 +493,6 @@ def compiled_whole_before_the_recording(record: Record) -> Any:
 
 
 @loop(2)
-def compiled_whole_inside_the_recording(record: Record) -> Any:
-    return _compiled(record, "aot_eager", inside=True)
-
-
-@loop(2)
 def compiled_whole_by_the_eager_backend(record: Record) -> Any:
     return _compiled(record, "eager", inside=True)
 
@@ -588,18 +525,6 @@ def somebody_wraps_backward_during_a_recording(record: Record) -> Any:
     finally:
         torch.autograd.backward = before
     return weight, called
-
-
-@loop(2)
-def two_recordings_at_once(record: Record) -> Any:
-    model = net()
-    optimizer = sgd(model)
-    with record(model), record(model, optimizer):
-        for _ in range(2):
-            model(batch()).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
 
 
 # --- loops that raise -----------------------------------------------------------------------------
@@ -641,20 +566,6 @@ def _raising(record: Record, error: BaseException, *, caught: bool = False) -> A
         model(batch()).square().mean().backward()
         optimizer.step()
     return model
-
-
-@loop(2)
-def an_error_in_the_loop(record: Record) -> Any:
-    model = net()
-    with record(model):
-        for _ in range(2):
-            model(batch()).square().mean().backward()
-        raise KeyError("a name")
-
-
-@loop(2)
-def an_error_in_a_backward(record: Record) -> Any:
-    return _raising(record, ValueError("in the\nbackward", 3))
 
 
 @loop(3)
@@ -709,7 +620,7 @@ def a_clip_of_what_is_not_finite(record: Record) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # FSDP1 is deprecated
+        warnings.simplefilter("ignore")  # FSDP1 is deprecated, nested tensors are not settled
         yield
 
 
@@ -749,19 +660,14 @@ def ddp_that_compresses(record: Record) -> Any:
     return _accumulate(record, model, sgd(model))
 
 
-@loop(2, ranks=True)
-def gradients_averaged_by_hand(record: Record) -> Any:
-    model = net()
-    optimizer = sgd(model)
-    with record(model, optimizer):
-        for _ in range(2):
-            model(batch()).square().mean().backward()
-            for p in model.parameters():
-                dist.all_reduce(p.grad)
-                p.grad /= dist.get_world_size()
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
+@loop(4, ranks=True)
+def tensor_parallel(record: Record) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return _accumulate(record, model, sgd(model))
 
 
 @loop(4, ranks=True)
@@ -782,23 +688,14 @@ def fsdp1_with_the_parameters_as_they_were(record: Record) -> Any:
         return _accumulate(record, model, sgd(model), lambda: model.clip_grad_norm_(0.1))
 
 
-def _fsdp2(record: Record, **options: Any) -> Any:
+@loop(4, ranks=True)
+def fsdp2_with_a_clip(record: Record) -> Any:
     from torch.distributed.fsdp import fully_shard
 
     model: Any = net()
     for part in (model[0], model[2], model):
         fully_shard(part)
-    return _accumulate(record, model, sgd(model), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1, **options))
-
-
-@loop(4, ranks=True)
-def fsdp2_with_a_clip(record: Record) -> Any:
-    return _fsdp2(record)
-
-
-@loop(4, ranks=True)
-def fsdp2_with_a_clip_of_the_largest(record: Record) -> Any:
-    return _fsdp2(record, norm_type=float("inf"))
+    return _accumulate(record, model, sgd(model), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1))
 
 
 @loop(2, ranks=True)

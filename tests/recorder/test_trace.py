@@ -32,11 +32,6 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 1))
 
 
-def toy() -> torch.Tensor:
-    w = torch.tensor(0.0, requires_grad=True)
-    return ((torch.arange(1.0, 5.0) * 2 - w * torch.arange(1.0, 5.0)) ** 2).mean()
-
-
 def conv() -> torch.Tensor:
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2))(
         torch.randn(2, 1, 8, 8)
@@ -95,8 +90,6 @@ def custom() -> torch.Tensor:
 
 
 ZOO: dict[str, Callable[[], Any]] = {
-    "toy": toy,
-    "mlp": lambda: mlp()(torch.randn(2, 4)).sum(),
     "conv": conv,
     "lstm": lstm,
     "transformer": transformer,
@@ -129,14 +122,10 @@ def same(roots: Any) -> None:
     for node in traced:
         found.add_node(node.id, op=node.op)
     found.add_edges_from((e.source, e.target) for e in traced.edges)
-    assert Counter(nx_ops(found)) == Counter(nx_ops(expected))
+    assert Counter(dict(found.nodes(data="op")).values()) == Counter(dict(expected.nodes(data="op")).values())
     assert found.number_of_edges() == expected.number_of_edges()
     hashes = [networkx.weisfeiler_lehman_graph_hash(g, node_attr="op", iterations=8) for g in (found, expected)]
     assert hashes[0] == hashes[1]
-
-
-def nx_ops(graph: networkx.DiGraph) -> list[str]:
-    return [op for _, op in graph.nodes(data="op")]
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -185,24 +174,6 @@ def walk(root: Any) -> list[Any]:
                 seen.add(following)
                 order.append(following)
     return order
-
-
-def test_the_toy_chain_carries_every_name_value_and_gradient() -> None:
-    x, y = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])
-    w = torch.tensor(0.0, requires_grad=True)
-    y_hat = w * x
-    temp1 = y - y_hat
-    temp2 = temp1**2
-    loss = temp2.mean()
-    graph = trace(loss, values=True)
-    assert graph.chain() == ["MeanBackward0", "PowBackward0", "SubBackward0", "MulBackward0", "AccumulateGrad"]
-    assert [(n.name, n.value, n.grad) for n in graph] == [
-        ("loss", 10.0, 1.0),
-        ("temp2", [4.0, 16.0], [0.5, 0.5]),
-        ("temp1", [2.0, 4.0], [2.0, 4.0]),
-        ("y_hat", [0.0, 0.0], [-2.0, -4.0]),
-        ("w", 0.0, -10.0),
-    ]
 
 
 def test_values_are_known_from_the_loss_alone_where_the_graph_holds_them() -> None:
@@ -273,18 +244,13 @@ def test_a_hundred_thousand_operations_need_no_recursion() -> None:
 def test_a_freed_graph_is_read_and_says_so() -> None:
     w = torch.ones(2, requires_grad=True)
     loss = (w**2).sum()
+    loss.backward(retain_graph=True)
+    assert trace(loss).alive and not trace(loss).notes
     loss.backward()
     graph = trace(loss, values=True)
     assert [n.alive for n in graph] == [True, False, True]
     assert not graph.alive and "freed" in graph.notes[0]
     assert graph.saved_bytes == 0
-
-
-def test_a_retained_graph_is_alive() -> None:
-    w = torch.ones(2, requires_grad=True)
-    loss = (w**2).sum()
-    loss.backward(retain_graph=True)
-    assert trace(loss).alive and not trace(loss).notes
 
 
 def test_a_missing_optional_tensor_is_not_taken_for_a_freed_one() -> None:
@@ -331,8 +297,7 @@ def test_a_value_changed_in_place_since_is_unknown() -> None:
     assert [n.value for n in graph if n.op == "MulBackward0"] == [None]
 
 
-@pytest.mark.parametrize("values", [False, True])
-def test_training_is_bitwise_the_same_with_and_without_tracing(values: bool) -> None:
+def test_training_is_bitwise_the_same_with_and_without_tracing() -> None:
     def train(looking: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -342,18 +307,15 @@ def test_training_is_bitwise_the_same_with_and_without_tracing(values: bool) -> 
             p.register_hook(lambda g: fired.append(1))
         for _ in range(4):
             loss = model(torch.randn(6, 4)).square().mean()
-            before = [(p._version, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
+            versions = [p._version for p in model.parameters()]
             if looking:
-                trace(loss, values=values)
-                assert not fired
-            for p, (version, grad) in zip(model.parameters(), before, strict=True):
-                assert p._version == version
-                assert (p.grad is None) == (grad is None)
-                assert grad is None or torch.equal(p.grad, grad)
+                trace(loss, values=True)
+            assert not fired
+            assert versions == [p._version for p in model.parameters()]
             loss.backward()
             fired.clear()
             optimizer.step()
-        return [*model.parameters(), *model.buffers(), torch.get_rng_state()]
+        return [*model.parameters(), *(p.grad for p in model.parameters()), *model.buffers(), torch.get_rng_state()]
 
     assert all(torch.equal(a, b) for a, b in zip(train(True), train(False), strict=True))
 
@@ -396,7 +358,7 @@ def test_a_detached_tensor_is_told_from_what() -> None:
 
 def test_something_else_as_module_is_refused() -> None:
     with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
-        trace(toy(), module="model")  # type: ignore[arg-type]
+        trace(custom(), module="model")  # type: ignore[arg-type]
 
 
 def test_odd_gradients_do_not_break_the_trace() -> None:
@@ -418,13 +380,6 @@ def test_a_large_graph_keeps_its_values_to_itself_and_says_so() -> None:
         a = a * 2
     graph = trace(a.sum(), values=True)
     assert "values are left out" in graph.notes[0] and all(n.value is None for n in graph)
-
-
-def test_double_backward_graphs_are_traced() -> None:
-    x = torch.tensor(2.0, requires_grad=True)
-    (g,) = torch.autograd.grad(x**3, x, create_graph=True)
-    assert trace(g).alive
-    same(g)
 
 
 def test_a_compiled_model_is_traced_without_compiling_again() -> None:
