@@ -302,7 +302,7 @@ def test_a_ledger_without_terms_says_so_and_knows_no_share() -> None:
         (term() | {"unknown": "a product of two losses"}, "a product of two losses"),
         (term(factor=None), "constant"),
         (term(elements=None, reduction="sum"), "how many elements"),
-        ("nonsense", "cannot be read"),
+        ("nonsense", "how its loss was reduced is not known"),
     ],
 )
 def test_what_cannot_be_read_is_unknown_with_its_reason(given: Any, said: str) -> None:
@@ -487,6 +487,21 @@ def test_a_gradient_replaced_by_hand_is_unknown_in_shares_timeline_page_and_repo
     assert np.isnan(ledger.shares().share).all()
     report = av.check(ledger)
     assert not report.healthy and UNREAD[BY_HAND] in report.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "step"),
+    [
+        ({"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 3.0}}, 1),
+        ({"kind": "backward", "contribution": {"w": 3.0}, "grad": {"w": 3.0}}, -1),
+        ({"kind": "loader", "grad": {"w": 3.0}}, 1),
+        ({"kind": "zero_grad", "grad": {"w": 0.0}}, -1),
+    ],
+)
+def test_a_step_that_uses_what_grad_held_before_the_recording_is_known(first: dict[str, Any], step: int) -> None:
+    rows = [first, {"kind": "step", "grad": first["grad"]}, {"kind": "zero_grad"}]
+    ledger = Ledger.build([Parameter("w", (9,), optimizers=(0,))], rows)
+    assert ledger.flow.used_from_before() == step
 
 
 def test_a_ledger_whose_shares_were_asked_for_can_be_pickled() -> None:

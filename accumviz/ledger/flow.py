@@ -63,10 +63,6 @@ class Backwards(Sequence[int]):
     def __init__(self, events: np.ndarray) -> None:
         self._events = events
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The indices as numpy takes them."""
-        return self._events.astype(dtype or np.int64)
-
     def __len__(self) -> int:
         return len(self._events)
 
@@ -638,38 +634,27 @@ class Flow:
         return total
 
     def used_from_before(self) -> int:
-        """Return the first step that used what `.grad` held before the recording began; -1 for none."""
-        found = []
-        for p in np.flatnonzero(self.ledger.state[:1].any(axis=0)).tolist():
-            steps = steps_of(self.ledger, self.of[p].optimizers)
-            step = int(steps[0]) if steps.size else len(self.events)
-            if step <= self.of[p].ends[0] and self._held_before(p, step):
-                found.append(step)
-        return min(found, default=-1)
+        """Return the first step that used what `.grad` held before the recording began; -1 for none.
 
-    def _held_before(self, p: int, step: int) -> bool:
-        """Return whether `.grad` held something when the recording began, as far as it is seen before a step.
-
-        After a contribution there is another sum, or without one there is something. An average over ranks is another
-        sum, too, and an edit may have replaced what was there.
+        Only the first event shows it: after a contribution there is another sum, or without one there is something.
         """
         ledger = self.ledger
-        state, grad = ledger.state[: step + 1, p], ledger.grad[: step + 1, p]
-        changed = state & CHANGED > 0
-        read = np.flatnonzero(~np.isnan(grad))
-        if not read.size or grad[read[0]] == 0:
-            return False
-        first = int(read[0])
-        if (changed & self.events.where("kind", "edit")[: step + 1]).any():
-            return False
-        if (state[:first] & CONTRIBUTED).any():
-            return False
-        if not state[first] & CONTRIBUTED:
-            adds = self.events.where("kind", "backward", "sync")[first]
-            return not (adds and changed[first])
-        norm, added = float(grad[first]), float(ledger.contribution[first, p])
-        several = ledger.meta.get("ranks", 1) != 1
-        return not several and abs(norm - added) > SAME * abs(norm) < math.inf
+        first, grad, added = ledger.state[:1], ledger.grad[:1], ledger.contribution[:1]
+        with np.errstate(invalid="ignore"):
+            differs = (np.abs(grad - added) > SAME * grad) & (grad < math.inf)
+        contributed, changed = first & CONTRIBUTED > 0, first & CHANGED > 0
+        held = np.where(contributed, differs, (grad > 0) & ~changed)
+        if ledger.meta.get("ranks", 1) != 1:
+            held &= ~contributed  # an average is another sum, too
+        edits = self.events.where("kind", "edit")
+        steps: list[int] = []
+        for p in np.flatnonzero(held.any(axis=0)).tolist():
+            # An edit may have replaced what was there.
+            replaced = np.flatnonzero(edits & (ledger.state[:, p] & CHANGED > 0))
+            last = min([int(self.of[p].ends[0]), *replaced.tolist()])
+            mine = steps_of(ledger, self.of[p].optimizers)
+            steps += mine[mine <= last][:1].tolist()
+        return min(steps, default=-1)
 
 
 def _steps_around(events: Events) -> np.ndarray:

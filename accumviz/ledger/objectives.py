@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.ledger.events import Events
+from accumviz.ledger.events import Events, listed
 from accumviz.ledger.flow import SAME, number
 
 UNKNOWN, MEAN, SUM = range(3)
@@ -56,7 +56,7 @@ class Terms:
             site, code = int(sites[b]), int(codes[b])
             self._example.setdefault(site, b)
             if (site, code) not in alike:
-                alike[site, code] = self._terms(site, events.details[code].get("terms"))
+                alike[site, code] = self._terms(site, events.details[code])
             self.first[b], self.count[b] = len(table), len(alike[site, code])
             table += alike[site, code]
         self._alike = list(alike.values())
@@ -66,10 +66,10 @@ class Terms:
         self.elements, self.factor = columns[:, 2], columns[:, 3]
         self.unknown = columns[:, 4].astype(int)
 
-    def _terms(self, site: int, given: Any) -> list[_Term]:
+    def _terms(self, site: int, details: Mapping[str, Any]) -> list[_Term]:
         seen: Counter[str] = Counter()
         terms = []
-        for term in _readable(given):
+        for term in listed(details) or [{"unknown": "the ledger has no terms for it"}]:
             op = str(term.get("op") or "")
             seen[op] += 1
             key = _Key(site, op, seen[op])
@@ -151,16 +151,6 @@ class Terms:
             seen[name] += 1
             names.append(name if seen[name] == 1 else f"{name} [{seen[name]}]")
         return tuple(names)
-
-
-def _readable(terms: Any) -> list[Mapping[str, Any]]:
-    """Return the terms of a backward, with the reason in the place of those that cannot be read."""
-    if terms is None:
-        return [{"unknown": "the ledger has no terms for it"}]
-    unreadable = {"unknown": "its terms cannot be read"}
-    if not isinstance(terms, list) or not terms:
-        return [unreadable]
-    return [term if isinstance(term, Mapping) else unreadable for term in terms]
 
 
 def _adds_to_one(step: np.ndarray, weight: np.ndarray) -> bool:
