@@ -164,31 +164,20 @@ def test_claim_18_without_any_division_adam_differs_by_its_eps_only() -> None:
     assert 1e-4 < off(1e-3) < off(1.0)
 
 
-def test_claim_19_the_names_do_not_exist() -> None:
+def test_claim_19_the_printed_loop_names_what_is_not_there_and_steps_on_an_empty_window() -> None:
     model = nn.Linear(2, 1)
+    start = model.weight.clone()
     assert not hasattr(torch.nn, "losses")
     with pytest.raises(TypeError, match="parameters"):
         torch.optim.Adam(parameters=model.parameters())  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="not iterable"):
-        torch.optim.Adam(model.parameters)  # type: ignore[arg-type]
-
-
-def test_claim_19_a_loop_without_backward_steps_on_an_empty_window() -> None:
-    model = nn.Linear(2, 1)
-    start = model.weight.clone()
+    with pytest.raises(TypeError, match="unsupported operand type"):
+        [p.grad / 5 for p in model.parameters()]  # type: ignore[operator]
     optimizer = torch.optim.Adam(model.parameters())
     with av.record(model, optimizer) as recording:
-        for x in torch.randn(5, 8, 2):
-            model(x).square().mean() / 5
+        model(torch.randn(8, 2)).square().mean() / 5
         optimizer.step()
-        optimizer.zero_grad()
     assert [window.backwards for window in recording.ledger.windows()] == [()]
     assert torch.equal(model.weight, start)
-
-
-def test_claim_19_a_loop_without_backward_that_divides_the_gradients_raises() -> None:
-    with pytest.raises(TypeError, match="unsupported operand type"):
-        [p.grad / 5 for p in nn.Linear(2, 1).parameters()]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("order", ["GD", "DG"])
@@ -210,18 +199,6 @@ def test_claim_20_one_forward_for_both_players_raises_unless_nothing_behind_need
     else:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             losses[second].backward()
-
-
-def test_claim_20_a_fused_step_raises_nothing_and_falsifies_the_generators_gradient() -> None:
-    G, D, z, x = players()
-    old = gradient(against(D(G(z)), 1), G)
-    d_opt = torch.optim.Adam(D.parameters(), lr=0.3, fused=True)
-    score = D(G(z))
-    (against(D(x), 1) + against(score, 0)).backward(retain_graph=True)
-    d_opt.step()
-    shared = gradient(against(score, 1), G)
-    new = gradient(against(D(G(z)), 1), G)
-    assert not equal(shared, old) and not equal(shared, new)
 
 
 def test_claim_20_both_backwards_before_both_steps_give_the_gradients_of_the_detached_loop() -> None:
@@ -258,16 +235,6 @@ def test_claim_21_a_discriminator_that_consumes_the_leak_is_told_that_fakes_are_
     _, clean = play(True, rounds=1)
     _, leaky = play(False, rounds=1)
     assert equal(leaky, half) and not equal(clean, half)
-
-
-def test_claim_21_with_hinge_losses_a_discriminator_that_consumes_the_leak_is_told_nothing_about_fakes() -> None:
-    G, D, z, _ = players()
-    score = D(G(z).detach())
-    assert (score > -1).all()
-    alone = gradient(torch.relu(1 + score).mean(), D)
-    with_leak = gradient((torch.relu(1 + (again := D(G(z).detach()))) - again).mean(), D)
-    assert max(g.abs().max() for g in alone) > 0.01
-    assert max(g.abs().max() for g in with_leak) < 1e-7
 
 
 def test_claim_21_a_generator_that_consumes_the_leak_wants_a_score_of_a_half() -> None:
@@ -324,24 +291,6 @@ def test_claim_22_freezing_works_until_the_backward_but_a_score_made_while_froze
     assert count[1, :of_g].all()
 
 
-def test_detached_fakes_and_fakes_made_without_a_graph_give_the_discriminator_the_same_gradients() -> None:
-    G, D, z, _ = players()
-    detached = gradient(against(D(G(z).detach()), 0), D)
-    with torch.no_grad():
-        fake = G(z)
-        constant = D(fake)
-    assert equal(gradient(against(D(fake), 0), D), detached)
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        against(constant, 1).backward()
-
-
-def test_with_wasserstein_losses_a_player_that_consumes_the_others_is_told_nothing_about_fakes() -> None:
-    G, D, z, _ = players()
-    D(G(z)).mean().backward()
-    (-D(G(z))).mean().backward()
-    assert max(g.abs().max() for g in grads(D) + grads(G) if g is not None) < 1e-7
-
-
 def slope(D: nn.Module, x: Tensor, create_graph: bool) -> Tensor:
     x = x.clone().requires_grad_()
     (found,) = torch.autograd.grad(D(x).sum(), x, create_graph=create_graph)
@@ -368,16 +317,3 @@ def test_a_penalty_on_the_slope_contributes_its_derivative() -> None:
             weight[0, 0] -= moved
     assert found == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4)
     assert abs(found) > 1e-4
-
-
-def test_without_create_graph_a_penalty_changes_the_loss_and_no_gradient() -> None:
-    _, D, _, x = players()
-    alone = gradient(against(D(x), 1), D)
-    summed = against(D(x), 1) + slope(D, x, create_graph=False)
-    assert summed > against(D(x), 1)
-    assert equal(gradient(summed, D), alone)
-    with pytest.raises(RuntimeError, match="second time"):
-        x = x.clone().requires_grad_()
-        score = D(x)
-        (found,) = torch.autograd.grad(score.sum(), x)
-        (against(score, 1) + found.square().sum()).backward()

@@ -11,20 +11,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger.ledger import Ledger
-
-
-def weight() -> torch.Tensor:
-    return torch.tensor([1.0], requires_grad=True)
-
-
-def square_error(w: torch.Tensor, *samples: float) -> torch.Tensor:
-    x = torch.tensor(samples)
-    return ((2 * x - w * x) ** 2).mean()
-
-
-def hand_gradient(*samples: float, w: float = 1.0) -> float:
-    """d/dw of the mean of (2x - wx)^2, without autograd."""
-    return sum(-2 * x * (2 * x - w * x) for x in samples) / len(samples)
+from tests.test_claims import hand_gradient, square_error, weight
 
 
 def gradient(model: nn.Module, losses: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -157,19 +144,6 @@ def test_claim_13_an_optimizers_zero_grad_decides_how_many_contributions_its_ste
     assert consumed(zero_each=True) == hand_gradient(2.0) / 2
 
 
-def test_claim_13_adding_needs_no_optimizer_and_is_the_same_with_each() -> None:
-    arrived = []
-    for optimizer in (None, torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop):
-        w = weight()
-        kept = optimizer([w]) if optimizer else None
-        for x in (4.0, 2.0):
-            (square_error(w, x) / 2).backward()
-        assert w.grad is not None
-        arrived.append(w.grad.item())
-        del kept
-    assert arrived == [hand_gradient(4.0, 2.0)] * 4
-
-
 class Last(nn.Module):
     """An LSTM whose last output is read, and `steps` time steps of it."""
 
@@ -242,46 +216,6 @@ def test_claim_28_a_scaled_rate_can_overshoot_where_small_steps_arrive(steps: in
     # Each step multiplies the distance to 2 by 1 - lr * mean(2 x^2), here 1 - 20 lr.
     assert 2 - w.item() == pytest.approx((1 - 20 * lr) ** steps, rel=1e-3)
     assert (abs(2 - w.item()) < 1) == reaches
-
-
-@pytest.mark.parametrize("k", [4, 8])
-def test_momentum_to_the_power_of_k_forgets_a_sample_as_fast_as_before(k: int) -> None:
-    def pulled(k: int, momentum: float, lr: float) -> list[float]:
-        """Where one micro-batch that pulls once has brought the weight, after each k of 320."""
-        w = torch.zeros(1, requires_grad=True)
-        optimizer = torch.optim.SGD([w], lr=lr, momentum=momentum)
-        path = []
-        for done in range(320):
-            ((0.0 if done else -1.0) * w / k).sum().backward()
-            if (done + 1) % k == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-            path.append(w.item())
-        return path[7::8]
-
-    before = pulled(1, 0.9, 0.1)
-    beta = 0.9**k
-    after = pulled(k, beta, 0.1 * k * (1 - beta) / (1 - 0.9))
-    # Each step of k micro-batches arrives where k small ones do.
-    assert after == pytest.approx(before, abs=1e-5)
-    copied = pulled(k, 0.9, 0.1 * k)
-    assert max(abs(a - b) for a, b in zip(copied, before, strict=True)) > 0.3
-
-
-def test_adamw_decays_by_rate_times_decay_for_each_step() -> None:
-    def left(k: int, lr: float, decay: float) -> float:
-        w = torch.ones(1, requires_grad=True)
-        optimizer = torch.optim.AdamW([w], lr=lr, weight_decay=decay)
-        for done in range(1, 513):
-            (0 * w).sum().backward()
-            if done % k == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-        return w.item()
-
-    assert left(1, 0.01, 0.1) == pytest.approx(0.999**512, rel=1e-4)
-    assert left(16, 0.01, 0.1) == pytest.approx(0.999**32, rel=1e-4)
-    assert left(16, 0.04, 0.4) == pytest.approx(left(1, 0.01, 0.1), rel=0.02)
 
 
 def test_accelerates_backward_divides_by_its_flag_as_the_chapter_on_the_recipe_says() -> None:
