@@ -8,89 +8,71 @@ import re
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from accumviz import __version__
+from accumviz.show import plural
 
 if TYPE_CHECKING:
     from accumviz.checks.report import Report
+    from accumviz.ledger.ledger import Ledger
 
 _FAILED, _MISUSED = 1, 2
-# The options of `run` that have a value behind them.
-_VALUED = ("--out", "--html", "--fail-on", "--exact")
 _WORSE = {"error": ("error",), "warning": ("error", "warning")}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Do what the command line says; raises `SystemExit` with the exit code where that is not 0."""
-    parser = _parser()
-    ours, script = _apart(sys.argv[1:] if arguments is None else arguments)
-    asked, unknown = parser.parse_known_args(ours)
-    if unknown:
-        said = f"unrecognized arguments: {' '.join(unknown)}"
-        if asked.do is _run:
-            said += "; the script's own options stand after its name"
-        parser.error(said)
-    asked.script = script
-    with suppress(AttributeError):  # a stream that somebody put there instead
+    with suppress(AttributeError):  # a stream that was put there instead
         sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    asked.do(asked)
-
-
-def _apart(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return what is ours of a command line, and what `run` is to run, from its name or from `-m` on.
-
-    >>> _apart(["run", "--out", "a.ledger", "-m", "package", "--", "-q"])
-    (['run', '--out', 'a.ledger'], ['-m', 'package', '--', '-q'])
-    """
-    if arguments[:1] != ["run"]:
-        return arguments, []
-    at = 1
-    while at < len(arguments) and arguments[at].startswith("-"):
-        if arguments[at] == "--":
-            return arguments[:at], arguments[at + 1 :]
-        if arguments[at].startswith("-m"):
-            break
-        at += 2 if arguments[at] in _VALUED else 1
-    return arguments[:at], arguments[at:]
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        hint = ""
+        if options.do is _run:
+            hint = "; the script's own options stand after its name"
+        _parser().error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    options.do(options)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "accumviz", description="What every backward() does to every .grad."
     )
-    parser.add_argument(
-        "--version", action="version", version=f"accumviz {__version__}"
-    )
+    version = f"accumviz {__version__}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="run | check | compare | view | export"
     )
 
     def command(
-        name: str, do: Callable[[Any], None], about: str
+        do: Any, name: str, about: str, example: str
     ) -> argparse.ArgumentParser:
-        added = commands.add_parser(
-            name, help=about, description=about, allow_abbrev=False
+        added: argparse.ArgumentParser = commands.add_parser(
+            name,
+            help=about,
+            description=about,
+            epilog=f"example: accumviz {name} {example}",
+            allow_abbrev=False,
         )
         added.set_defaults(do=do)
         return added
 
-    run = command("run", _run, "Run a script as python would, and record its training.")
+    run = command(
+        _run,
+        "run",
+        "Run a script as python would, and record its training.",
+        "--check train.py --lr 0.1",
+    )
     run.usage = "accumviz run [options] (-m MODULE | SCRIPT) [ARGUMENT ...]"
     run.add_argument(
         "--check",
         action="store_true",
         help="print at the end what is wrong with the loop (stderr)",
     )
-    run.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="the ledger's file (SCRIPT.ledger, in this folder)",
-    )
+    _add_file(run, "--out", "the ledger's file (SCRIPT.ledger, in this folder)")
     run.add_argument(
         "--exact",
         type=_count,
@@ -98,71 +80,82 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="keep each element of tensors of up to N elements (64), as `compare` needs them",
     )
-    _judging(run)
-    # For the help alone: what stands from here on is the script's.
+    _add_judgement(run)
     run.add_argument(
-        "-m", action="store_true", help="run a module, MODULE, as python -m does"
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        help="run a module, MODULE, as python -m does",
     )
+    run.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     check = command(
-        "check", _check, "Say what is wrong with the training in these files."
+        _check,
+        "check",
+        "Say what is wrong with the training in these files.",
+        "--fail-on warning train.ledger",
     )
-    check.add_argument(
-        "files",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="a ledger; of several ranks, all of them",
-    )
+    _add_ledgers(check)
     check.add_argument("--json", action="store_true", help="print the report as JSON")
-    _judging(check)
+    _add_judgement(check)
 
     compare = command(
-        "compare",
         _compare,
+        "compare",
         "Say how far the gradients of two recordings are apart, and why.",
+        "mine.ledger large_batch.ledger",
     )
     compare.add_argument("a", type=Path, metavar="A", help="a ledger")
     compare.add_argument(
         "b", type=Path, metavar="B", help="the ledger that the error is relative to"
     )
-    compare.add_argument(
-        "--json", action="store_true", help="print the comparison as JSON"
-    )
-    compare.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the comparison as a page"
-    )
+    compare.add_argument("--json", action="store_true", help="print it as JSON")
+    _add_file(compare, "--html", "write the comparison as a page")
 
-    view = command("view", _view, "Open the player of a ledger in the browser.")
-    view.add_argument(
-        "files",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="a ledger; of several ranks, all of them",
+    view = command(
+        _view,
+        "view",
+        "Open the player of a ledger in the browser.",
+        "train.ledger",
     )
+    _add_ledgers(view)
     view.add_argument(
         "--no-open", action="store_true", help="write the page, and print its path"
     )
 
-    export = command("export", _export, "Write a ledger in another format.")
-    export.add_argument(
-        "files",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="a ledger; of several ranks, all of them",
+    export = command(
+        _export,
+        "export",
+        "Write a ledger in another format.",
+        "train.ledger --to csv --out train.csv",
     )
-    export.add_argument(
-        "--to", required=True, choices=("csv", "json", "perfetto", "tensorboard")
-    )
-    export.add_argument(
+    _add_ledgers(export)
+    formats = ("csv", "json", "perfetto", "tensorboard")
+    export.add_argument("--to", required=True, choices=formats)
+    _add_file(
+        export,
         "--out",
-        type=Path,
-        metavar="FILE",
-        help="write to a file that is not there yet (of tensorboard, a folder)",
+        "write to a file that is not there yet (of tensorboard, a folder)",
     )
     return parser
+
+
+def _add_file(parser: argparse.ArgumentParser, name: str, about: str) -> None:
+    parser.add_argument(name, type=Path, metavar="FILE", help=about)
+
+
+def _add_ledgers(parser: argparse.ArgumentParser) -> None:
+    about = "a ledger; of several ranks, all of them"
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
+
+
+def _add_judgement(parser: argparse.ArgumentParser) -> None:
+    _add_file(parser, "--html", "write the report as a page")
+    parser.add_argument(
+        "--fail-on",
+        choices=tuple(_WORSE),
+        help="exit with 1 when there is a finding of this severity or a worse one, or when nothing could be judged",
+    )
 
 
 def _count(text: str) -> int:
@@ -172,27 +165,26 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _judging(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the report as a page"
-    )
-    parser.add_argument(
-        "--fail-on",
-        choices=tuple(_WORSE),
-        help="exit with 1 when there is a finding of this severity or a worse one, or when nothing could be judged",
-    )
+# --- what is said and written ------------------------------------------------------------------
 
 
-# --- files -------------------------------------------------------------------------------------
-
-
-def _fail(said: object) -> NoReturn:
-    print(f"accumviz: {said}", file=sys.stderr)
+def _fail(why: object) -> NoReturn:
+    print(f"accumviz: {why}", file=sys.stderr)
     raise SystemExit(_MISUSED)
 
 
+def _warn(line: object) -> None:
+    # In one write: other ranks write to the same terminal.
+    sys.stderr.write(f"accumviz: {line}\n")
+
+
+def _print(text: object) -> None:
+    with _writing_to_stdout():
+        print(text)
+
+
 @contextmanager
-def _writing() -> Iterator[None]:
+def _writing_to_stdout() -> Iterator[None]:
     """Have what is written meanwhile get there, or say why not; a reader that has seen enough is no failure."""
     if sys.stdout is None:  # as Python has it where `>&-` closed it
         _fail("cannot write to the standard output: it is closed")
@@ -207,16 +199,6 @@ def _writing() -> Iterator[None]:
             _fail(f"cannot write to the standard output: {error.strerror or error}")
 
 
-def _warn(said: object) -> None:
-    # In one write: other ranks write to the same terminal.
-    sys.stderr.write(f"accumviz: {said}\n")
-
-
-def _say(said: object) -> None:
-    with _writing():
-        print(said)
-
-
 @contextmanager
 def _writing_to(file: Path) -> Iterator[None]:
     try:
@@ -225,8 +207,31 @@ def _writing_to(file: Path) -> Iterator[None]:
         _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
 
 
-def _ledger(file: Path) -> Any:
-    """Return the ledger in a file."""
+def _write_page(report: Any, file: Path | None) -> None:
+    if file is not None:
+        from accumviz.show import save_page
+
+        with _writing_to(file):
+            save_page(file, type(report).__name__, report.to_html())
+
+
+def _warn_without_verdict(report: Report, fail_on: str | None) -> None:
+    if fail_on is not None and report.verdict == "no verdict":
+        _warn(f"--fail-on {fail_on} fails: {report.reason}")
+
+
+def _fails(report: Report, fail_on: str | None) -> bool:
+    """Return whether `--fail-on` turns this report into a failure; a gate that saw nothing is not open."""
+    if fail_on is None:
+        return False
+    severities = {finding.severity for finding in report.findings}
+    return report.verdict == "no verdict" or not severities.isdisjoint(_WORSE[fail_on])
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def _load(file: Path) -> Ledger:
     from accumviz.ledger.container import LedgerFileError
     from accumviz.ledger.ledger import load
 
@@ -239,110 +244,86 @@ def _ledger(file: Path) -> Any:
         _fail(f"cannot read {name!r}: {error.strerror or error}")
 
 
-def _ranks(files: list[Path]) -> Iterator[Any]:
-    """Yield the ledger of each rank, one after the other; of one file, whatever ledger it holds."""
-    met: list[int] = []
+def _load_ranks(files: list[Path]) -> Iterator[Ledger]:
+    """Yield the ledger of each rank, one after the other."""
+    seen: set[int] = set()
     ranks = 0
     for file in files:
-        ledger = _ledger(file)
+        ledger = _load(file)
         rank = ledger.meta.get("rank")
         if len(files) > 1 and rank is None:
             _fail(
                 f"{str(file)!r} is no rank's ledger; expected one file, or those of the ranks of one run"
             )
-        if rank in met:
+        if rank in seen:
             _fail(
                 f"{str(file)!r} is of rank {rank}, as another file is; expected each rank once"
             )
         if rank is not None:
-            met.append(int(rank))
-            ranks = max(ranks, int(ledger.meta.get("ranks", 0)))
+            seen.add(rank)
+            ranks = ledger.meta.get("ranks", 0)
         yield ledger
-        del ledger
-    if len(met) < ranks:
-        known = ", ".join(map(str, sorted(met)))
-        which = f"rank{'s' * (len(met) > 1)} {known}"
+        del ledger  # the next one may need its memory
+    if len(seen) < ranks:
+        which = f"{plural(len(seen), 'rank')} {', '.join(map(str, sorted(seen)))}"
         _warn(
             f"this is {which} of {ranks}: what the ranks do to each other needs the files of all"
         )
 
 
-def _merged(files: list[Path]) -> Any:
+def _load_all(files: list[Path]) -> Ledger:
     """Return the ledger in a file, or that of all ranks in theirs."""
     from accumviz.ledger.ledger import Ledger
 
-    ledgers = list(_ranks(files))
+    ledgers = list(_load_ranks(files))
     return ledgers[0] if len(ledgers) == 1 else Ledger.merge(ledgers)
 
 
-def _check(asked: Any) -> None:
+def _check(options: Any) -> None:
     from accumviz.checks.check import check, check_ranks
 
-    several = len(asked.files) > 1
-    report = (
-        check_ranks(_ranks(asked.files)) if several else check(_merged(asked.files))
-    )
-    _say_why_it_fails(report, asked.fail_on)
-    _say(report.to_json() if asked.json else report)
-    _page(report, asked.html)
-    if _fails(report, asked.fail_on):
+    ledgers = _load_ranks(options.files)
+    several = len(options.files) > 1
+    report = check_ranks(ledgers) if several else check(*ledgers)
+    _warn_without_verdict(report, options.fail_on)
+    _print(report.to_json() if options.json else report)
+    _write_page(report, options.html)
+    if _fails(report, options.fail_on):
         raise SystemExit(_FAILED)
 
 
-def _compare(asked: Any) -> None:
+def _compare(options: Any) -> None:
     from accumviz.checks.compare import compare
 
-    ledgers = [_merged([file]) for file in (asked.a, asked.b)]
+    mine, reference = _load_all([options.a]), _load_all([options.b])
     try:
-        comparison = compare(*ledgers)
+        comparison = compare(mine, reference)
     except ValueError as error:
         _fail(error)
-    _say(comparison.to_json() if asked.json else comparison)
-    _page(comparison, asked.html)
+    _print(comparison.to_json() if options.json else comparison)
+    _write_page(comparison, options.html)
 
 
-def _page(report: Any, file: Path | None) -> None:
-    if file is not None:
-        from accumviz.show import save_page
-
-        with _writing_to(file):
-            save_page(file, type(report).__name__, report.to_html())
-
-
-def _say_why_it_fails(report: Report, severity: str | None) -> None:
-    if severity is not None and report.verdict == "no verdict":
-        _warn(f"--fail-on {severity} fails: {report.reason}")
-
-
-def _fails(report: Report, severity: str | None) -> bool:
-    """Return whether `--fail-on` turns this report into a failure; a gate that saw nothing is not open."""
-    if severity is None:
-        return False
-    severities = {finding.severity for finding in report.findings}
-    return report.verdict == "no verdict" or not severities.isdisjoint(_WORSE[severity])
-
-
-def _view(asked: Any) -> None:
+def _view(options: Any) -> None:
     from accumviz import play
 
-    one = len(asked.files) == 1
-    player = play(_ledger(asked.files[0]) if one else _merged(asked.files))
-    page = Path(f"{asked.files[0]}.html")
+    player = play(_load_all(options.files))
+    page = Path(f"{options.files[0]}.html")
     try:
         player.save(page)
     except OSError:  # a folder that may only be read
         page = Path(tempfile.mkdtemp(prefix="accumviz-")) / page.name
         player.save(page)
     page = page.absolute()
-    if asked.no_open or not webbrowser.open(page.as_uri()):
-        _say(page)
+    if options.no_open or not webbrowser.open(page.as_uri()):
+        _print(page)
 
 
-def _export(asked: Any) -> None:
+def _export(options: Any) -> None:
     from accumviz import export
 
-    ledger, out = _merged(asked.files), asked.out
-    if asked.to == "tensorboard":
+    ledger, out = _load_all(options.files), options.out
+    if options.to == "tensorboard":
         if out is None:
             _fail(
                 "export --to tensorboard writes a folder; name it with --out, for instance --out runs/train"
@@ -353,74 +334,72 @@ def _export(asked: Any) -> None:
         except ImportError as error:
             _fail(error)
         return
-    write = getattr(export, f"to_{asked.to}")
+    write = getattr(export, f"to_{options.to}")
     if out is None:
-        with _writing():
+        with _writing_to_stdout():
             write(ledger, sys.stdout)
         return
-    with (
-        _writing_to(out),
-        out.open("x", encoding="utf-8", errors="replace", newline="") as file,
-    ):
+    with _writing_to(out), out.open("x", encoding="utf-8", newline="") as file:
         write(ledger, file)
 
 
 # --- run ---------------------------------------------------------------------------------------
 
 
-def _run(asked: Any) -> None:
+def _run(options: Any) -> None:
     from accumviz.recorder.run import CannotRunError, Script, run
 
-    command = asked.script
-    module = bool(command) and command[0].startswith("-m")
-    if module:  # `-m name` or `-mname`
-        command = [command[0][2:], *command[1:]] if command[0] != "-m" else command[1:]
-    if not command:
+    is_module = bool(options.module)
+    if is_module:
+        # From a `--` on, argparse counts arguments of the module as ours.
+        command = options.module + options.script
+    elif options.script[:1] == ["--"]:
+        command = options.script[1:]
+    else:
+        command = options.script
+    name, *arguments = command or [""]
+    if not name:
         _fail(
             "run was given no script; expected accumviz run [options] train.py, or accumviz run -m package.module"
         )
-    path = _place(asked.out, command[0], module=module)
-    page = _checked_page(asked.html)
-    judged = asked.check or page is not None or asked.fail_on is not None
+    stem = name if is_module else (Path(name).resolve().stem or "run")
+    path = Path.cwd() / f"{stem}.ledger"
+    if options.out is not None:
+        path = options.out.absolute()
+        _check_new(path, options.out)
+    page = options.html
+    if page is not None:
+        page = page.absolute()
+        _check_folder(page, options.html)
+        if page.is_dir():
+            _fail(f"{str(options.html)!r} cannot be written: it is a folder")
+    judged = options.check or page is not None or options.fail_on is not None
 
     def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
-        return _finish(recordings, notes, page, asked.fail_on, judged=judged)
+        return _finish(recordings, notes, page, options.fail_on, judged=judged)
 
     try:
-        script = Script(command[0], command[1:], module=module)
-        run(script, path, finish, exact=asked.exact)
+        script = Script(name, arguments, module=is_module)
+        run(script, path, finish, exact=options.exact)
     except CannotRunError as error:
         _fail(error)
 
 
-def _checked_page(given: Path | None) -> Path | None:
-    if given is None:
-        return None
-    page, cannot = given.absolute(), f"{str(given)!r} cannot be written"
-    if not page.parent.is_dir():
-        _fail(f"{cannot}: there is no folder {str(page.parent)!r}")
-    if page.is_dir():
-        _fail(f"{cannot}: it is a folder")
-    return page
-
-
-def _place(given: Path | None, name: str, *, module: bool) -> Path:
-    """Return where the ledger goes, whatever folder the script changes to; one that was asked for may not exist."""
-    if given is None:
-        stem = name if module else (Path(name).resolve().stem or "run")
-        return Path.cwd() / f"{stem}.ledger"
-    path, rank = given.absolute(), os.environ.get("RANK", "")
+def _check_folder(path: Path, given: Path) -> None:
     if not path.parent.is_dir():
         _fail(
             f"{str(given)!r} cannot be written: there is no folder {str(path.parent)!r}"
         )
+
+
+def _check_new(path: Path, given: Path) -> None:
+    """Fail for a ledger's file that is there already; a rank writes one of its own."""
+    _check_folder(path, given)
+    rank = os.environ.get("RANK", "")
     if rank.isdigit() and os.environ.get("WORLD_SIZE", "").isdigit():
-        taken = path.with_name(f"{path.stem}.rank{rank}{path.suffix}").exists()
-    else:
-        taken = path.exists()
-    if taken:
+        path = path.with_stem(f"{path.stem}.rank{rank}")
+    if path.exists():
         _fail(f"{str(given)!r} exists already; pass another name with --out")
-    return path
 
 
 def _finish(
@@ -439,36 +418,32 @@ def _finish(
         _warn(f"--fail-on {fail_on} fails: {notes[0]}")
         notes, codes = notes[1:], [_FAILED]
     for n, recording in enumerate(recordings):
-        _warn(_closing(recording))
+        _warn(_closing_line(recording))
+        own_page = page
+        if page is not None and n:
+            own_page = page.with_stem(f"{page.stem}.model{n + 1}")
         if judged:
-            codes.append(_judge(recording, _numbered(page, n), fail_on))
+            codes.append(_judge(recording, own_page, fail_on))
     for note in notes:
         _warn(note)
     return _FAILED if _FAILED in codes else max(codes)
 
 
-def _numbered(page: Path | None, n: int) -> Path | None:
-    return page.with_stem(f"{page.stem}.model{n + 1}") if page and n else page
-
-
-def _closing(recording: Any) -> str:
+def _closing_line(recording: Any) -> str:
     """Return what was recorded and where it is; of a file that lacks some of it, what it really holds."""
-    file, counted = recording.file, str(recording.counted)
-    if file is None or not file.exists():
-        return counted
-    if not recording.is_on_disk():
-        counted += f", of which the file holds {_held(file)}"
-    return f"{counted} → {_shown(file)}"
-
-
-def _held(file: Path) -> str:
     from accumviz.ledger.container import LedgerFileError
     from accumviz.ledger.ledger import load
 
-    try:
-        return f"{len(load(file, repair=True))}, because it was cut short"
-    except LedgerFileError as error:
-        return f"none ({error})"
+    file, events = recording.file, str(recording.counted)
+    if file is None or not file.exists():
+        return events
+    if not recording.is_on_disk():
+        try:
+            held = f"{len(load(file, repair=True))}, because it was cut short"
+        except LedgerFileError as error:
+            held = f"none ({error})"
+        events += f", of which the file holds {held}"
+    return f"{events} → {_short(file)}"
 
 
 def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
@@ -482,44 +457,34 @@ def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
         _warn(f"no verdict: {error}")
         return _FAILED if fail_on else 0
     report = check(ledger)
-    _say_why_it_fails(report, fail_on)
+    _warn_without_verdict(report, fail_on)
     rank = ledger.meta.get("rank")
     if rank:
         # What the ranks have in common would stand on the terminal once for each.
         rules = ", ".join(dict.fromkeys(finding.rule for finding in report.findings))
         _warn(f"rank {rank}: {rules or report.verdict}")
     else:
-        sys.stderr.write(f"{report.text(color=_colored())}\n")
-    if rank == 0:
-        every = _shown(_of_all_ranks(recording.file))
+        sys.stderr.write(f"{report.text(color=_is_colored())}\n")
+    if rank == 0 and recording.file is not None:
+        files = re.sub(r"\.rank0(\.\w+)$", r".rank*\1", _short(recording.file))
         sys.stderr.write(
-            f"  This is rank 0; all ranks are judged together by: accumviz check {every}\n"
+            f"  This is rank 0; all ranks are judged together by: accumviz check {files}\n"
         )
     code = _FAILED if _fails(report, fail_on) else 0
     try:
-        _page(report, page)
+        _write_page(report, page)
     except SystemExit:  # said already; the other recordings are still to be judged
         return code or _MISUSED
     return code
 
 
-def _of_all_ranks(file: Path | None) -> Path:
-    """Return the files of all ranks, as a shell finds them.
-
-    >>> _of_all_ranks(Path("train.rank0.ledger")).name
-    'train.rank*.ledger'
-    """
-    if file is None:
-        return Path("the files of all ranks")
-    return file.with_name(re.sub(r"\.rank\d+(\.\w+)$", r".rank*\1", file.name))
-
-
-def _shown(file: Path) -> str:
+def _short(file: Path) -> str:
     with suppress(ValueError, OSError):
         return str(file.relative_to(Path.cwd()))
     return str(file)
 
 
-def _colored() -> bool:
-    wanted = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    return wanted and bool(getattr(sys.stderr, "isatty", bool)())
+def _is_colored() -> bool:
+    if "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(getattr(sys.stderr, "isatty", bool)())

@@ -238,11 +238,10 @@ def test_a_module_runs_as_with_dash_m(tmp_path: Path) -> None:
     (tmp_path / "pack" / "other.py").write_text("x = 5\n")
     said = "import sys\nfrom .other import x\nprint(x, sys.argv, __package__, __spec__.name, sys.path[0])\n"
     (tmp_path / "pack" / "go.py").write_text(said)
-    for module in (["-m", "pack.go"], ["-mpack.go"]):
-        expected = ran(tmp_path, *module, "--a", "--", "b")
-        got = ran(tmp_path, "-m", "accumviz", "run", *module, "--a", "--", "b")
-        assert got[:2] == expected[:2]
-        assert expected[0] == 0
+    expected = ran(tmp_path, "-m", "pack.go", "--a", "--", "b")
+    got = ran(tmp_path, "-m", "accumviz", "run", "-m", "pack.go", "--a", "--", "b")
+    assert got[:2] == expected[:2]
+    assert expected[0] == 0
 
 
 @pytest.mark.parametrize("what", ["folder", "app.pyz", "app.py"])

@@ -25,10 +25,10 @@ WIDTH, HEIGHT = 320, 190
 # Left of it is room for the rings around the first station, and then for the numbers of the axis.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 306.0, 14.0, 162.0
 _FINE, _COARSE, _LEVELS = 61, 33, 9
-# What runs so many times as far as the right runs, or as the steps of a single one mostly do, is cut at the edge.
+# A path runs away where it comes so many times as far as most of its steps.
 _FAR = 3.0
-# The same, where no run is known to be right.
-_LONG = 8.0
+# Beside what runs so many times as far as a right run mostly does, all others would be a point.
+_LONG = 5.0
 _MOST_POINTS = 400
 # Any number that is far beyond all edges.
 _BEYOND = 1e30
@@ -235,7 +235,7 @@ def field(
     """Return the ground for the paths of these runs; None where there is no path, or the runs have different weights.
 
     `loss` takes one number for each element of the weights and returns the loss there. The `right`
-    ones of the runs say how far it is worth looking. Raises `TypeError` for a loss that cannot be
+    ones among the runs say how far it is worth looking. Raises `TypeError` for a loss that cannot be
     called or returns no number.
     """
     if loss is not None and not callable(loss):
@@ -267,13 +267,11 @@ def field(
 def _range(paths: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> Range:
     """Return the lowest and the highest value; what runs away is left out, so that the others are seen."""
     begin = float(paths[0][0]) if np.isfinite(paths[0][0]) else 0.0
-    reaches = sorted(_reach(one) for one in paths)
-    if len(paths) == 1:
-        most = reaches[0]
-    elif right:
-        most = _FAR * max(_reach(one) for one in right)
-    else:
-        most = _LONG * reaches[(len(reaches) - 1) // 2]
+    reaches = [_reach(one) for one in paths]
+    typical = [_reach(one) for one in right]
+    moving = sorted(filter(None, typical)) or sorted(filter(None, reaches)) or [0.0]
+    limit = _LONG * moving[(len(moving) - 1) // 2]
+    most = max(reach for reach in reaches if reach <= limit)
     values = np.concatenate(paths)
     values = values[np.isfinite(values)]
     low = max(float(values.min(initial=begin)), begin - most)
