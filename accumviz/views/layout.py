@@ -12,7 +12,7 @@ from accumviz.views import words
 from accumviz.views.parts import LivePart, extent, heights, present, segments, totals
 
 # Up to so many parameters are drawn as lanes; on a page, of up to so many events, which are as many as have room.
-MOST_LANES, _MOST_EVENTS = 8, 64
+MOST_LANES, _MOST_EVENTS = 8, 96
 # How a part looks: added by this event, live since an earlier one, used by a step, or not from a recorded backward.
 LOOKS = ("new", "live", "used", "unseen")
 
@@ -88,17 +88,20 @@ def lay_out(
     return scaled
 
 
-def page_lanes(ledger: Ledger, events: Sequence[int]) -> list[list[Any]]:
-    """Return the bars of each lane as a page paints them; none where it draws a heat map.
+def page_lanes(ledger: Ledger, events: Sequence[int]) -> tuple[int, list[list[Any]]]:
+    """Return how tall a page's lanes are, in pixels, and the bars of each; 0 and none where it draws a heat map.
 
     A bar is None where there is no `.grad`, 0 where a number is not finite, else its parts: the
     backward, start, length, and the place of the look in `LOOKS`.
     """
     count = len(ledger.parameters)
-    if count > MOST_LANES or len(events) > _MOST_EVENTS:
-        return []
+    if not 0 < count <= MOST_LANES or len(events) > _MOST_EVENTS:
+        return 0, []
     lanes = lay_out(ledger, range(count), events)
-    return [[_page_bar(bar) for bar in lane.bars] for lane in lanes]
+    tall = 84 if count == 1 else 60
+    if any(min(-one.low, one.high) > 0.1 * max(-one.low, one.high) for one in lanes):
+        tall = max(min(240 // count, 160), 60)
+    return tall, [[_page_bar(bar) for bar in lane.bars] for lane in lanes]
 
 
 def _page_bar(bar: LaneBar) -> Any:

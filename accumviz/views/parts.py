@@ -12,9 +12,6 @@ from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.views import words
 
 _ALONE = 23  # parts of one `.grad`; earlier ones are put together
-# Up to so many parameters are drawn as bars. What is less of a lane on one side of zero asks for no taller one;
-# lines stand between parts while a lane has so many pixels for each of them.
-_BARS, _SEEN, _ROOMY = 8, 0.1, 8
 # Digits of a factor in a page.
 _DIGITS = 6
 
@@ -154,22 +151,6 @@ def extent(stacks: list[list[float]], grads: np.ndarray) -> tuple[float, float]:
         ends.append(np.array([finite[finite < 0].sum(), finite[finite > 0].sum()]))
     reached = np.concatenate(ends)
     return float(reached.min()), float(reached.max())
-
-
-def lane(ledger: Ledger, reaches: Sequence[list[float]]) -> tuple[int, bool]:
-    """Return how tall a lane of bars is, in pixels, and whether its parts are too many for lines between them."""
-    count = len(ledger.parameters)
-    if not 0 < count <= _BARS:
-        return 0, False
-    tall = 84 if count == 1 else 60
-    if any(min(-low, high) > _SEEN * max(-low, high) for low, high in reaches):
-        tall = max(min(240 // count, 160), 60)
-    born, of = np.nonzero(ledger.state & CONTRIBUTED)
-    ends = ledger.outcomes.erased[born, of]
-    live = np.zeros((len(ledger) + 1, count), np.int64)
-    np.add.at(live, (born, of), 1)
-    np.add.at(live, (np.where(ends < 0, len(ledger), ends), of), -1)
-    return tall, bool(tall < _ROOMY * live.cumsum(axis=0).max(initial=0))
 
 
 # --- what a page carries --------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import counted, encoded, literal
 from accumviz.views import shares, style, words
 from accumviz.views.heat import BROKEN, PRESENT_ONLY, heat
+from accumviz.views.layout import page_lanes
 from accumviz.views.listing import listing
-from accumviz.views.parts import lane, lifetimes, of_signed
+from accumviz.views.parts import lifetimes, of_signed
 from accumviz.views.words import group_rows
 
 # What is shown at once; beyond, events are thinned, and a note says so.
@@ -96,7 +97,7 @@ def ledger_data(
         "strings": names.values,
         "digits": 4 if columns["c"].size <= _PLAIN_CELLS else 3,
     }
-    data["lane"], data["close"] = lane(ledger, [row["r"] for row in described])
+    data["lane"], data["lanes"] = page_lanes(ledger, chosen.tolist())
     if weighed := _shares(ledger, chosen, names, colors):
         data["shares"] = weighed
     if ground is not None and (moved := ground.picture(ledger, chosen.tolist())):

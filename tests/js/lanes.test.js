@@ -9,6 +9,8 @@ function ledger(part) {
   const kinds = ["backward", "backward", "backward", "backward", "step", "zero_grad"];
   const added = kinds.map((kind) => (kind === "backward" ? [part] : null));
   const grad = kinds.map((kind, e) => (kind === "zero_grad" ? null : [part * Math.min(e + 1, 4)]));
+  const looks = (e, born) => (e === born ? 0 : e === 4 ? 2 : 1);
+  const parts = (e) => added.slice(0, Math.min(e + 1, 4)).map((_, born) => [born, born * part, part, looks(e, born)]);
   const norms = (side) => side.map((value) => (value ? Math.abs(value[0]) : -1));
   return new Ledger({
     kinds: [["backward", "#000"], ["step", "#222"], ["zero_grad", "#333"]],
@@ -17,6 +19,7 @@ function ledger(part) {
     count: 1,
     p: [{ n: "w", s: "w", d: [1], r: [Math.min(0, 4 * part), Math.max(0, 4 * part)], f: 0 }],
     flow: [{ runs: [4, 2, 1], by: [] }],
+    lanes: [kinds.map((kind, e) => (kind === "zero_grad" ? null : parts(e)))],
     x: { 0: [added, grad] },
     c: norms(added),
     g: norms(grad),
@@ -36,18 +39,16 @@ test("totals stand at all bars, or at those that steps used, with the same digit
 
 const OTHERS = { fill() {}, write() {} };
 
-test("lines stand between all parts of a lane or between none: many would be stripes", () => {
+test("a part that is too thin for an outline has one at its sides only", () => {
   const outlines = [];
+  const sides = [];
   const context = { strokeRect: (...box) => outlines.push(box), clearRect() {} };
-  const draw = (close) => {
-    outlines.length = 0;
-    const run = ledger(-1);
-    run.data.close = close;
-    drawLanes({ ...OTHERS, context }, {}, run, { left: 0, column: 60, top: 0, lane: 84 });
-    return outlines.length;
-  };
-  assert.equal(draw(false), 1 + 2 + 3 + 4 + 4);
-  assert.equal(draw(true), 1 + 2 + 2 + 2 + 1, "what is new, and what was there");
+  const fill = (color, x, y, wide) => { if (wide === 1.2) sides.push(x); };
+  const draw = (lane) => drawLanes({ ...OTHERS, fill, context }, {}, ledger(-1), { left: 0, column: 60, top: 0, lane });
+  draw(84);
+  assert.deepEqual([outlines.length, sides.length], [1 + 2 + 3 + 4 + 4, 0]);
+  draw(36);
+  assert.deepEqual([outlines.length, sides.length], [14, 2 * 14]);
 });
 
 test("a total stands at the line of .grad, on a ground of its own", () => {

@@ -83,7 +83,6 @@ test("neighbours of one look and sign that are too thin for lines between them a
   const at = (scale) => joined(run, parts, scale).map(({ height, told }) => [height, told]);
   assert.deepEqual(at(9), parts.map(({ height }) => [height, undefined]), "each has room");
   assert.deepEqual(at(2), [[3, "3 parts"], [-1, undefined], [9, undefined], [1, undefined], [1, undefined]]);
-  assert.deepEqual(at(0), [[13, "5 parts"], [-1, undefined], [1, undefined]], "wherever lines have no room at all");
 });
 
 test("an event is told in a sentence, and .grad as a sum", () => {

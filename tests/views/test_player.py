@@ -402,12 +402,9 @@ def test_the_legend_has_the_looks_that_are_drawn_and_no_other() -> None:
     assert legend()["after"][1] != legend()["saved tensors before, at most 8 B"][1]
 
 
-@pytest.mark.parametrize(
-    ("added", "lane", "close"),
-    [([-1.0] * 3, 84, False), ([1.0, -2.0, 1.5], 160, False), ([-1.0] * 11, 84, True), ([50.0, -1.0], 84, False)],
-)
-def test_a_lane_is_taller_where_signs_alternate_and_has_no_lines_between_many_parts(
-    added: list[float], lane: int, close: bool
+@pytest.mark.parametrize(("added", "lane"), [([-1.0] * 3, 84), ([1.0, -2.0, 1.5], 160), ([50.0, -1.0], 84)])
+def test_a_lane_is_taller_where_signs_alternate_and_has_the_bars_that_a_figure_has(
+    added: list[float], lane: int
 ) -> None:
     grads = np.cumsum(added)
     rows = [
@@ -415,4 +412,7 @@ def test_a_lane_is_taller_where_signs_alternate_and_has_no_lines_between_many_pa
         for one, grad in zip(added, grads, strict=True)
     ]
     told = play(Ledger.build([W], rows)).content[0]
-    assert (told["lane"], told["close"]) == (lane, close)
+    assert told["lane"] == lane
+    assert [len(bar) for bar in told["lanes"][0]] == [*range(1, len(rows) + 1)]
+    assert told["lanes"][0][0][-1] == [0, 0, added[0], 0]
+    assert play(large(200, 4)).content[0]["lanes"] == [], "a heat map"

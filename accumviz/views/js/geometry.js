@@ -2,8 +2,7 @@
 
 import { clamp } from "./numbers.js";
 
-/** Up to so many parameters are drawn as bars, in columns at least this wide. */
-const FEW = 8;
+/** Bars are drawn in columns at least this wide. */
 const NARROWEST = 18;
 
 /**
@@ -24,14 +23,14 @@ const NARROWEST = 18;
  * @param {number} width @param {number} events @param {number} parameters
  * @param {number} letters of the longest name @param {boolean} saved whether saved bytes stand below
  * @param {{sizes?: number[], lane: number}} all  of the runs that may come to stand here, all as tall as the tallest:
- *   how many events they have; and how tall a lane of bars is
+ *   how many events they have; and how tall a lane of bars is (0: too many parameters)
  * @returns {Geometry}
  */
 export function geometry(width, events, parameters, letters, saved, { sizes = [], lane: barred }) {
   const left = clamp(14 + 6.8 * Math.max(5, letters), 52, clamp(0.38 * width, 92, 172));
   const of = (/** @type {number} */ events) => {
     const column = Math.min((width - left - 2) / events, 112);
-    const bars = parameters <= FEW && column >= NARROWEST;
+    const bars = barred > 0 && column >= NARROWEST;
     const words = column >= 74;
     const top = column < 13 ? 6 : words ? 38 : 94;
     const lane = bars ? barred : clamp(Math.floor(260 / (parameters || 1)), 2, 22);

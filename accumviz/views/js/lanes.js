@@ -1,13 +1,12 @@
-/** Few parameters on a timeline: each event's `.grad` as a bar of its parts, with the number it comes to. */
+/** Few parameters on a timeline: each event's `.grad` as a bar of its parts, as `layout.py` places them. */
 
 /** @import { Geometry } from "./geometry.js" */
 /** @import { Ledger, Row } from "./ledger.js" */
 /** @import { Inks, Pen } from "./pen.js" */
-/** @import { Part } from "./types.d.ts" */
+/** @import { LaneBar } from "./types.d.ts" */
 
 import { barWidth } from "./geometry.js";
 import { clamp, number } from "./numbers.js";
-import { drawn, joined, state } from "./parts.js";
 
 /** At most so wide is a letter of a number. */
 const LETTER = 8;
@@ -39,6 +38,7 @@ export function drawLanes(pen, inks, ledger, place) {
   const { left, column, top, lane } = place;
   const wide = barWidth(column);
   ledger.parameters.forEach((row, p) => {
+    const bars = ledger.data.lanes[p] ?? [];
     const [low, high] = row.r;
     const over = high > 0 ? 17 : 8;
     const scale = (lane - over - (low < 0 ? 17 : 8)) / (high - low || 1);
@@ -49,16 +49,18 @@ export function drawLanes(pen, inks, ledger, place) {
     const edge = left + column * ledger.length;
     for (let e = 0; e < ledger.length; e++) {
       const start = left + e * column + (column - wide) / 2;
-      drawBar(pen, inks, ledger, row, e, { start, wide, column, zero, scale, high, ends, told: told[e], edge });
+      const grad = row.grad(e) ?? 0;
+      drawBar(pen, inks, ledger, bars[e], { start, wide, column, zero, scale, high, ends, grad, told: told[e], edge });
     }
   });
 }
 
 /**
- * @typedef {object} Bar
+ * @typedef {object} Bar  where a bar stands
  * @property {number} start
  * @property {number} wide
  * @property {number} column
+ * @property {number} grad
  * @property {string | undefined} told  its total, if that is written
  * @property {number} edge  where the drawing ends
  * @property {number} zero  the height of its zero line
@@ -67,11 +69,11 @@ export function drawLanes(pen, inks, ledger, place) {
  * @property {number[]} ends  heights at which what goes on is torn off
  */
 
-/** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Row} row @param {number} e @param {Bar} bar */
-function drawBar(pen, inks, ledger, row, e, bar) {
-  const { start, wide, column, zero, scale, high, told = "" } = bar;
-  const { grad, parts, absent, broken } = drawn(e, row);
-  const odd = absent || broken;
+/** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {LaneBar} parts @param {Bar} bar */
+function drawBar(pen, inks, ledger, parts, bar) {
+  const { start, wide, column, zero, scale, high, grad, told = "" } = bar;
+  const absent = parts === null;
+  const odd = !Array.isArray(parts);
   const whole = odd ? zero : zero - grad * scale;
   const end = clamp(whole, bar.ends[0], bar.ends[1]);
   if (!odd) {
@@ -92,29 +94,32 @@ function drawBar(pen, inks, ledger, row, e, bar) {
 /** The size of a notch in a bar that is torn off. */
 const NOTCH = 5;
 
-/** Positive parts upwards, negative ones downwards. */
+/** A part that is thinner has no outline but at its sides: many outlines would be all of it. */
+const THIN = 5;
+
+/** Each part where Python placed it: its backward, start, length and look. */
 function drawParts(
   /** @type {Pen} */ { context, fill }, /** @type {Inks} */ inks, /** @type {Ledger} */ ledger,
-  /** @type {Part[]} */ parts, /** @type {Bar} */ { start, wide, zero, scale, ends: [top, bottom] },
+  /** @type {number[][]} */ parts, /** @type {Bar} */ { start, wide, zero, scale, ends: [top, bottom] },
 ) {
-  const ends = [zero, zero];
-  for (const part of joined(ledger, parts, ledger.data.close ? 0 : scale)) {
-    const { born, height } = part;
-    const side = Number(height < 0);
-    const tall = height * scale;
+  const alphas = [1, inks.pale, 0, inks.pale];
+  let torn = [false, false];
+  for (const [born, from, length, look] of parts) {
     const color = born < 0 ? inks.muted : ledger.color(born)[0];
-    const from = clamp(ends[side], top, bottom);
-    ends[side] -= tall;
-    const to = clamp(ends[side], top, bottom);
-    /** @type {[number, number, number, number]} */
-    const box = [start, from, wide, to - from];
-    Object.assign(context, { globalAlpha: { new: 1, used: 0, live: inks.pale }[state(part)], strokeStyle: color });
-    fill(color, ...box);
-    Object.assign(context, { globalAlpha: 1, lineWidth: 1.2 });
-    context.strokeRect(...box);
-  }  // A bar that goes on beyond its scale has notches there.
+    const sides = [from, from + length].map((value) => zero - value * scale);
+    const [first, last] = [Math.min(...sides), Math.max(...sides)];
+    torn = [torn[0] || first < top - 1, torn[1] || last > bottom + 1];
+    const y = clamp(first, top, bottom);
+    const tall = clamp(last, top, bottom) - y;
+    context.globalAlpha = alphas[look];
+    fill(color, start, y, wide, tall);
+    Object.assign(context, { globalAlpha: 1, lineWidth: 1.2, strokeStyle: color });
+    if (tall >= THIN) context.strokeRect(start, y, wide, tall);
+    else for (const x of [start, start + wide]) fill(color, x - 0.6, y, 1.2, tall);
+  }
+  // A bar that goes on beyond its scale has notches there.
   for (let x = start; x < start + wide; x += 2 * NOTCH) {
-    if (ends[0] < top - 1) context.clearRect(x, top - 1, NOTCH, NOTCH);
-    if (ends[1] > bottom + 1) context.clearRect(x, bottom - NOTCH + 1, NOTCH, NOTCH);
+    if (torn[0]) context.clearRect(x, top - 1, NOTCH, NOTCH);
+    if (torn[1]) context.clearRect(x, bottom - NOTCH + 1, NOTCH, NOTCH);
   }
 }

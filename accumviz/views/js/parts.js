@@ -90,7 +90,7 @@ const THIN = 5;
 
 /**
  * Parts of one look that are too thin for lines between them, as one.
- * @param {Ledger} ledger @param {Part[]} parts @param {number} scale  pixels per unit; 0: too few for any line
+ * @param {Ledger} ledger @param {Part[]} parts @param {number} scale  pixels per unit
  */
 export function joined(ledger, parts, scale) {
   /** @type {(Part & {like: string, count: number})[]} */

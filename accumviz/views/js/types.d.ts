@@ -169,9 +169,12 @@ export interface Data {
   /** Of two runs side by side: the size of the largest graph, most saved bytes and events; events of all to come. */
   room?: { w: number, h: number };
   most?: number; length?: number; sizes?: number[];
-  /** How tall a lane of bars is, and whether its parts are too many for lines between them. */
-  lane: number; close: boolean;
+  /** How tall a lane of bars is (0: there are none), and its bars. */
+  lane: number; lanes: LaneBar[][];
 }
+
+/** Null: no `.grad`; 0: not finite; else of each part its backward, start, length and look. */
+export type LaneBar = number[][] | number | null;
 
 export interface Whole {
   data: Data;
