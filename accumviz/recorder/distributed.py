@@ -18,7 +18,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
-from threading import get_ident
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -91,47 +90,54 @@ class Whole:
     """Stands for the unsharded parameter of FSDP, whose `.grad` users never see.
 
     It exists from the first forward on; until then it is a leaf without a `.grad`. `dtype` is that of its `.grad`, once
-    there was one: FSDP may keep the sum in another than that of the shards.
+    there was one: FSDP may keep the sum in another than that of the shards. `leaf_of` gives the tensor into which
+    autograd accumulates, `sum_of` what has been accumulated and not been scattered yet; both may give None.
     """
 
     is_leaf = True
     is_nested = False
     layout = torch.strided
 
-    def __init__(self, shape: tuple[int, ...], like: torch.Tensor) -> None:
-        self.shape, self.dtype, self.device = torch.Size(shape), like.dtype, like.device
+    def __init__(
+        self,
+        shape: Iterable[int],
+        like: torch.Tensor,
+        leaf_of: Callable[[], torch.Tensor | None],
+        sum_of: Callable[[], torch.Tensor | None],
+    ) -> None:
+        self.shape = torch.Size(shape)
+        self.dtype, self.device = like.dtype, like.device
+        self._leaf_of, self._sum_of = leaf_of, sum_of
 
     @property
     def leaf(self) -> torch.Tensor | None:
         """The tensor into which autograd accumulates, once there is one."""
-        raise NotImplementedError
+        return self._leaf_of()
 
     @property
     def grad(self) -> torch.Tensor | None:
         """What has been accumulated and not been scattered yet."""
-        grad = self._sum()
+        grad = self._sum_of()
         if grad is not None:
             self.dtype = grad.dtype
         return grad
 
-    def _sum(self) -> torch.Tensor | None:
-        raise NotImplementedError
-
     @property
     def requires_grad(self) -> bool:
-        return self.leaf is not None and self.leaf.requires_grad
+        leaf = self.leaf
+        return leaf is not None and leaf.requires_grad
 
     @property
     def _backward_hooks(self) -> Any:
-        return None if self.leaf is None else self.leaf._backward_hooks
+        return getattr(self.leaf, "_backward_hooks", None)
 
     @property
     def _post_accumulate_grad_hooks(self) -> Any:
-        return None if self.leaf is None else self.leaf._post_accumulate_grad_hooks
+        return getattr(self.leaf, "_post_accumulate_grad_hooks", None)
 
     def register_hook(self, hook: Any) -> Any:
-        assert self.leaf is not None
-        return self.leaf.register_hook(hook)  # type: ignore[no-untyped-call]
+        leaf: Any = self.leaf
+        return leaf.register_hook(hook)
 
     def numel(self) -> int:
         return self.shape.numel()
@@ -146,46 +152,47 @@ class Whole:
         return self.dtype.is_complex
 
 
-class _Whole2(Whole):
-    """FSDP2: `_unsharded_param`, or its sum in another dtype, to which FSDP adds once its hooks have all run."""
+def _whole_of_fsdp2(param: Any) -> Whole:
+    """Return FSDP2's `_unsharded_param`, or its sum in another dtype, to which FSDP adds after all hooks."""
 
-    def __init__(self, param: Any) -> None:
-        self._param = param
-        super().__init__(tuple(param._orig_size), local(param.sharded_param))
+    def leaf_of() -> torch.Tensor | None:
+        return getattr(param, "_unsharded_param", None)
 
-    @property
-    def leaf(self) -> torch.Tensor | None:
-        return getattr(self._param, "_unsharded_param", None)
-
-    def _sum(self) -> torch.Tensor | None:
-        summed = getattr(self._param, "unsharded_accumulated_grad", None)
-        came = None if self.leaf is None else self.leaf.grad
+    def sum_of() -> torch.Tensor | None:
+        summed = getattr(param, "unsharded_accumulated_grad", None)
+        came = getattr(leaf_of(), "grad", None)
         if summed is None or came is None:
-            there = came if summed is None else summed
-            return None if there is None else local(there)
-        parts = local(summed).detach(), local(came).detach()
-        alike = getattr(summed, "placements", None) == getattr(came, "placements", None)
-        if not alike or not all(map(readable, parts)):
-            return parts[0]
+            only = came if summed is None else summed
+            return None if only is None else local(only)
+        mine, theirs = local(summed).detach(), local(came).detach()
+        placed = getattr(summed, "placements", None)
+        alike = placed == getattr(came, "placements", None)
+        if not alike or not readable(mine) or not readable(theirs):
+            return mine
         # As FSDP will add it: what it then scatters is gone before the backward is over.
-        return (parts[0] + parts[1]).to(parts[0].dtype)
+        return (mine + theirs).to(mine.dtype)
+
+    return Whole(param._orig_size, local(param.sharded_param), leaf_of, sum_of)
 
 
-class _Whole1(Whole):
-    """FSDP1: the FlatParameter while its `.grad` has the size of the whole."""
+def _whole_of_fsdp1(handle: Any) -> Whole:
+    """Return FSDP1's FlatParameter while its `.grad` has the size of the whole."""
+    flat = handle.flat_param
 
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-        flat = handle.flat_param
-        super().__init__(tuple(flat._unpadded_unsharded_size), flat)
+    def sum_of() -> torch.Tensor | None:
+        return handle.flat_param.grad if _holds_whole(handle) else None
 
-    @property
-    def leaf(self) -> torch.Tensor | None:
-        flat: torch.Tensor = self.handle.flat_param
-        return flat
+    shape = flat._unpadded_unsharded_size
+    return Whole(shape, flat, lambda: handle.flat_param, sum_of)
 
-    def _sum(self) -> torch.Tensor | None:
-        return self.handle.flat_param.grad if _holds_whole(self.handle) else None
+
+class _NoHandle:
+    """The handle of a hook that was never registered."""
+
+    id = -1
+
+    def remove(self) -> None:
+        """Remove nothing."""
 
 
 class Shard:
@@ -218,13 +225,6 @@ class Shard:
         return getattr(self.tensor, name)
 
 
-class _NoHandle:
-    id = -1
-
-    def remove(self) -> None:
-        """Remove nothing."""
-
-
 def _holds_whole(handle: Any) -> bool:
     """Return whether a FlatParameter's `.grad` is the unsharded one, as between `no_sync` backwards."""
     grad = handle.flat_param.grad
@@ -238,9 +238,9 @@ def units(module: nn.Module) -> Iterator[tuple[Any, Whole, list[torch.Tensor]]]:
         if hasattr(handle, "flat_param") and handle.uses_sharded_strategy:
             flat = handle.flat_param
             seen = list(flat._params) if handle._use_orig_params else [flat]
-            yield handle, _Whole1(handle), seen
+            yield handle, _whole_of_fsdp1(handle), seen
         for param in _fsdp2_params(part):
-            yield param, _Whole2(param), [param.sharded_param]
+            yield param, _whole_of_fsdp2(param), [param.sharded_param]
 
 
 def _fsdp2_params(module: Any) -> Iterator[Any]:
@@ -248,8 +248,8 @@ def _fsdp2_params(module: Any) -> Iterator[Any]:
         return
     if hasattr(module, "_get_fsdp_state"):
         state = module._get_fsdp_state()
-        alone = [getattr(state, "_fsdp_param_group", None)]
-        for group in getattr(state, "_fsdp_param_groups", None) or alone:
+        groups = getattr(state, "_fsdp_param_groups", None)
+        for group in groups or [getattr(state, "_fsdp_param_group", None)]:
             if group is not None:
                 yield from group.fsdp_params
 
@@ -257,14 +257,15 @@ def _fsdp2_params(module: Any) -> Iterator[Any]:
 class Moving(NamedTuple):
     """What FSDP gathers or scatters now, among how many ranks, and what it divides their sum by.
 
-    `divisor` is NaN where a hook of the user's decides that. `waits`: what a group of ranks scatters is not added to
-    `.grad` before that of the other groups.
+    `divisor` is NaN where a hook of the user's decides that. With groups of ranks, what one group scatters is not yet
+    the average: it is added to `.grad` after an all-reduce `between` them, or `waits` for that of a later backward.
     """
 
     units: list[Any]
-    waits: bool
     ranks: int
     divisor: float
+    between: bool
+    waits: bool
 
 
 class Shards:
@@ -284,20 +285,25 @@ class Shards:
         filled = (i for i, size in zip(shards, sizes, strict=True) if size)
         self.wholes[whole] = next(filled, shards[0])
 
-    def columns(self, units: list[Any]) -> list[tuple[int, list[int]]]:
-        """Return the columns of these units, as far as they are recorded."""
-        known = [self.by_id.get(id(unit)) for unit in units]
-        return [columns for columns in known if columns is not None]
+    def columns(self, units: list[Any]) -> tuple[list[int], list[int]]:
+        """Return the columns of these units' wholes, and of their shards, as far as they are recorded."""
+        wholes: list[int] = []
+        shards: list[int] = []
+        for unit in units:
+            if id(unit) in self.by_id:
+                whole, inside = self.by_id[id(unit)]
+                wholes.append(whole)
+                shards += inside
+        return wholes, shards
 
     def moving(self, frame: FrameType | None, ranks: int) -> Moving | None:
         """Return what FSDP is gathering or scattering now, of so many ranks; None when it is not FSDP."""
         for at in _outwards(frame):
             variable = _MOVERS.get(at.f_code.co_name)
             if variable is not None and at.f_globals["__name__"].startswith(_FSDP):
-                held = dict(variables(at))
-                moved = held.get(variable)
-                if moved is not None:
-                    return _moving(moved, held, ranks)
+                inside = dict(variables(at))
+                if inside.get(variable) is not None:
+                    return _moving(inside[variable], inside, ranks)
         return None
 
 
@@ -307,23 +313,26 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _moving(moved: Any, held: dict[str, Any], ranks: int) -> Moving:
+def _moving(moved: Any, inside: dict[str, Any], ranks: int) -> Moving:
     """Read from the variables of FSDP's function what it moves, over how many ranks, and how it divides."""
-    by, state = held.get("gradient_divide_factor"), held.get("state")
-    between = held.get("all_reduce_group")
-    groups = held.get("reduce_scatter_group"), between
-    hooks = held.get("reduce_scatter_comm"), held.get("all_reduce_hook")
-    if state is not None:  # FSDP1
-        groups = state.process_group, getattr(state, "_inter_node_pg", None)
+    state = inside.get("state")
+    if state is None:
+        between = inside.get("all_reduce_group")
+        groups = inside.get("reduce_scatter_group"), between
+        hooks = inside.get("reduce_scatter_comm"), inside.get("all_reduce_hook")
+    else:  # FSDP1
+        between = getattr(state, "_inter_node_pg", None)
+        groups = state.process_group, between
         hooks = getattr(state, "_comm_hook", None), None
     sizes = [group.size() for group in groups if group is not None]
     ranks = math.prod(sizes) if sizes else ranks
-    divisor = float(ranks if by is None else by)
+    divisor = inside.get("gradient_divide_factor")
+    divisor = float(ranks if divisor is None else divisor)
     if any(_is_users(hook) for hook in hooks):
         divisor = math.nan
-    waits = between is not None and held.get("all_reduce_grads") is False
+    waits = between is not None and inside.get("all_reduce_grads") is False
     several = list(moved) if isinstance(moved, list | tuple) else [moved]
-    return Moving(several, waits, ranks, divisor)
+    return Moving(several, ranks, divisor, between is not None, waits)
 
 
 def _is_users(hook: Any) -> bool:
@@ -332,22 +341,23 @@ def _is_users(hook: Any) -> bool:
     return hook is not None and not module.startswith("torch.")
 
 
-def _arriving(
+def _pieces(
     shards: list[int], moving: Moving, output: torch.Tensor
-) -> dict[int, torch.Tensor | None]:
-    """Return each parameter's new shard in a reduce-scatter's output; None where that is not known."""
+) -> dict[int, torch.Tensor]:
+    """Return each parameter's new shard in a reduce-scatter's output, where that is known."""
     params = moving.units
-    pieces: dict[int, torch.Tensor | None] = dict.fromkeys(shards)
-    if len(shards) != len(params):
-        return pieces
+    if moving.between or len(shards) != len(params):
+        return {}
     if hasattr(params[0], "flat_param"):
-        pieces[shards[0]] = output
-    elif all(hasattr(param, "sharded_size") for param in params):
+        return {shards[0]: output}
+    pieces: dict[int, torch.Tensor] = {}
+    if all(hasattr(param, "sharded_size") for param in params):
         at, ranks = 0, params[0].mesh_info.shard_mesh_size
         for i, param in zip(shards, params, strict=True):
             rows, *rest = param._orig_size
             pieces[i] = output[at : at + param.sharded_size.numel()]
-            at += -(-rows // ranks) * torch.Size(rest).numel()
+            # Each rank's part is padded to equal rows.
+            at += -(-rows // ranks) * math.prod(rest)
     return pieces
 
 
@@ -395,21 +405,10 @@ def _kernel(operator: Any, around: patches.Around) -> Callable[..., Any]:
 def _noting(op: str, whole: int) -> patches.Around:
     def around(call: patches.Call) -> Iterator[None]:
         moved = list(_tensors(call.args[whole])), list(_tensors(call.args[0]))
-        rows = patches.notify(call.recordings, "collective", op, *moved, call.frame)
+        patches.notify(call.recordings, "collective", op, *moved, call.frame)
         yield
-        for recording, row in rows:
-            if row is not None and call.error is None:
-                patches.notify((recording,), "launched", row, _work(call.result))
 
     return around
-
-
-def _work(given: Any) -> Any:
-    """Return what a collective is waited for by, the very object that Python is given; None where it is not known."""
-    boxed = given[-1] if isinstance(given, list | tuple) else given
-    if isinstance(boxed, torch.ScriptObject) and hasattr(dist.Work, "unbox"):
-        return dist.Work.unbox(boxed)
-    return None
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -418,14 +417,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
-
-
-class ByHand(NamedTuple):
-    """A collective that the user's own lines began: its leaves, by which it is waited for, and whose thread it is."""
-
-    leaves: list[int]
-    work: Any
-    thread: int
 
 
 class _Replica:
@@ -471,38 +462,29 @@ class Collectives:
     What autograd brings to such a leaf is read while it is there: later, the average replaces it.
     """
 
-    def __init__(
-        self,
-        gradients: Any,
-        rows: Any,
-        sites: CallSites,
-        edits: weakref.WeakMethod[Callable[[list[int]], None]],
-    ) -> None:
-        self._leaves = leaves = gradients
-        self._rows, self._sites = rows, sites
-        self._edits = edits
-        self._shards: Shards = leaves.named.shards
-        modules = [m for root in leaves.named.wrapped for m in root.modules()]
+    def __init__(self, gradients: Any, rows: Any, sites: CallSites) -> None:
+        self._leaves, self._rows, self._sites = gradients, rows, sites
+        self._shards: Shards = gradients.named.shards
+        modules = [m for root in gradients.named.wrapped for m in root.modules()]
         self.replicas = [
-            _Replica(module, leaves.named.index)
+            _Replica(module, gradients.named.index)
             for module in dict.fromkeys(modules)
             if isinstance(module, nn.parallel.DistributedDataParallel)
         ]
         self._handles: list[Any] = []
         self._ranks = 1
         self._replicated = {i for each in self.replicas for i in each.leaves}
-        # The leaves whose `.grad` is changed or taken away while the backward runs.
+        gradients.taken = self._taken()
+        self.unhooked = set(gradients.taken)
+
+    def _taken(self) -> set[int]:
+        """Return the leaves whose `.grad` is changed or taken away while the backward runs."""
         taken = set(self._shards.wholes)
         for replica in self.replicas:
-            taken |= {
-                i
-                for i in replica.leaves
-                if replica.in_place or leaves.tensors[i].device.type != "cpu"
-            }
-        leaves.taken = taken
-        self.unhooked = set(taken)
-        self.by_hand: dict[Row, ByHand] = {}
-        self.told: dict[int, Row] = {}
+            for i in replica.leaves:
+                if replica.in_place or self._leaves.tensors[i].device.type != "cpu":
+                    taken.add(i)
+        return taken
 
     def open(self) -> None:
         """Watch every collective."""
@@ -517,8 +499,8 @@ class Collectives:
 
     def forget(self) -> None:
         """Let go of the modules and of what they hold."""
-        for held in (self.replicas, self.by_hand, self.told, self.unhooked):
-            held.clear()
+        self.replicas.clear()
+        self.unhooked.clear()
 
     def forwards(self, module: nn.Module, frame: FrameType) -> None:
         """Take note of a forward, if it is one that arms an all-reduce."""
@@ -576,11 +558,8 @@ class Collectives:
         whole: list[torch.Tensor],
         output: list[torch.Tensor],
         frame: FrameType,
-    ) -> Row | None:
-        """Take note of a collective, if it moves gradients or sharded parameters that are recorded.
-
-        Returns the row of one that the user's own lines began.
-        """
+    ) -> None:
+        """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
         inside = torch._C._current_graph_task_id() != -1
         running = self._leaves.running_here() if inside else None
         if running is not None:
@@ -592,17 +571,8 @@ class Collectives:
         moving = self._shards.moving(frame, self._ranks) if self._shards else None
         if moving is not None:
             self._fsdp(op, moving, output, frame, running, details)
-            return None
-        if op != "all-reduce":
-            return None
-        armed = running is not None and any(each.armed for each in self.replicas)
-        if not armed or self._is_by_hand(whole, frame):
-            return self._begin_by_hand(whole, frame, running, details)
-        leaves = self._bucket(whole, frame, running, details)
-        if leaves:
-            row = self._row(leaves, frame, running, details)
-            self._inside(running, Sync(row, leaves, {}))
-        return None
+        elif op == "all-reduce":
+            self._all_reduce(whole, frame, running, details)
 
     def _row(
         self,
@@ -612,20 +582,21 @@ class Collectives:
         details: dict[str, Any],
     ) -> Row:
         details["parameters"] = [self._leaves.named.names[i] for i in leaves]
-        rows = self._rows
-        if running is not None:
-            row = rows.begin("sync", running.label, running.site, "backward", details)
+        begin = self._rows.begin
+        row: Row
+        if running is None:
+            row = begin("sync", "", self._sites.find(frame), "", details)
         else:
-            row = rows.begin("sync", "", self._sites.find(frame), "", details)
-        return row  # type: ignore[no-any-return]
-
-    def _inside(self, running: Any, sync: Sync) -> None:
-        running.syncs = [*running.syncs, sync]
-        running.synced = {*running.synced, *sync.leaves}
+            row = begin("sync", running.label, running.site, "backward", details)
+        return row
 
     def _over(self, row: Row) -> None:
         row.present = bytes(self._leaves.present)
         self._rows.finish(row)
+
+    def _inside(self, running: Any, sync: Sync) -> None:
+        running.syncs = [*running.syncs, sync]
+        running.synced = {*running.synced, *sync.leaves}
 
     # --- FSDP ----------------------------------------------------------------------------------
 
@@ -638,35 +609,72 @@ class Collectives:
         running: Backward | None,
         details: dict[str, Any],
     ) -> None:
-        details["ranks"] = moving.ranks
-        columns = self._shards.columns(moving.units)
-        shards = [i for _, inside in columns for i in inside]
+        wholes, shards = self._shards.columns(moving.units)
         if not shards:
             return
+        details["ranks"] = moving.ranks
         scatters = op == "reduce-scatter"
         if scatters and moving.divisor != moving.ranks:
             details["divisor"] = moving.divisor
         row = self._row(shards, frame, running, details)
         if running is None or op == "all-gather":
             self._over(row)
-        elif not scatters:
+            return
+        if not scatters:
             # What the groups of ranks reduce among them is in no `.grad` yet.
             self._inside(running, Sync(row, [], {}))
-        else:
-            leaves = [*(whole for whole, _ in columns), *shards]
-            arriving = {} if moving.waits else _arriving(shards, moving, output[0])
-            self._inside(running, Sync(row, leaves, arriving))
+            return
+        # FSDP has used what it scattered before, and may free it: one piece at a time is held.
+        self._read_pieces(running)
+        pieces: dict[int, torch.Tensor] = {}
+        if not moving.waits:
+            row.contributed = shards
+            pieces = _pieces(shards, moving, output[0])
+        concerned = [*wholes, *shards]
+        self._inside(running, Sync(row, concerned, pieces, frozenset(pieces)))
+
+    def _read_pieces(self, running: Backward) -> None:
+        """Read what reduce-scatters of this backward brought, and let go of it."""
+        for sync in running.syncs:
+            for i, piece in sync.pieces.items():
+                self._leaves.read(sync.row, "contribution", [(i, piece.reshape(-1))])
+                keep_for_stream([piece])  # it was scattered on a stream of FSDP's
+            sync.pieces.clear()
 
     # --- DDP -----------------------------------------------------------------------------------
 
-    def _bucket(
+    def _all_reduce(
         self,
         whole: list[torch.Tensor],
         frame: FrameType,
-        running: Any,
+        running: Backward | None,
+        details: dict[str, Any],
+    ) -> None:
+        if running is None or not self._is_ddps(whole, frame):
+            self._by_hand(whole, frame, running, details)
+            return
+        count = sum(tensor.numel() for tensor in whole)
+        leaves = self._bucket(count, frame, running, details)
+        if leaves:
+            row = self._row(leaves, frame, running, details)
+            self._inside(running, Sync(row, leaves, {}))
+
+    def _is_ddps(self, whole: list[torch.Tensor], frame: FrameType) -> bool:
+        """Return whether an all-reduce inside a backward is DDP's, and not the user's."""
+        if not any(replica.armed for replica in self.replicas):
+            return False
+        if any(replica.hooks for replica in self.replicas):  # they call it as users do
+            return self._replicated.issuperset(self._grads_in(whole))
+        return all(at.f_code is not _ALL_REDUCE for at in _outwards(frame))
+
+    def _bucket(
+        self,
+        count: int,
+        frame: FrameType,
+        running: Backward,
         details: dict[str, Any],
     ) -> list[int]:
-        """Return the leaves in the bucket that DDP reduces now.
+        """Return the leaves in the bucket of so many elements that DDP reduces now.
 
         Buckets are filled from the last parameter to the first, and from the second synchronised backward on in the
         order in which the gradients of the first came. (DDP cannot be asked: it holds its lock.)
@@ -680,9 +688,8 @@ class Collectives:
             return []
         details["armed_line"] = replica.line
         details["ranks"] = dist.get_world_size(replica.module.process_group)
-        if any(map(_is_users, replica.hooks)):
+        if any(_is_users(hook) for hook in replica.hooks):
             details["by_comm_hook"] = math.nan  # what it makes of the sum is not known
-        count = sum(tensor.numel() for tensor in whole)
         free = replica.leaves - running.synced
         for order in (replica.arrivals, arrived, replica.members[::-1]):
             inside = self._filled([i for i in order if i in free], count)
@@ -692,35 +699,79 @@ class Collectives:
 
     def _filled(self, order: list[int], count: int) -> list[int]:
         """Return the first leaves in this order that have so many elements together; none where that is no sum."""
-        held, inside = 0, []
+        total, inside = 0, []
         for i in order:
-            if held >= count:
+            if total >= count:
                 break
             inside.append(i)
-            held += self._leaves.sizes[i]
-        return inside if held == count else []
+            total += self._leaves.sizes[i]
+        return inside if total == count else []
+
+    # --- by hand -------------------------------------------------------------------------------
+
+    def _by_hand(
+        self,
+        whole: list[torch.Tensor],
+        frame: FrameType,
+        running: Backward | None,
+        details: dict[str, Any],
+    ) -> None:
+        """Note an all-reduce of the user's, if it reduces any `.grad`; what it makes of them is not known."""
+        leaves = self._grads_in(whole)
+        if leaves:
+            details["reduction"] = ""
+            row = self._row(leaves, frame, running, details)
+            row.changed = leaves
+            # The library writes later, and without a new version.
+            self._leaves.mark_seen(leaves)
+            self._leaves.stop_watching(leaves)
+            self._leaves.leave_unread(row, leaves)
+            self._over(row)
+
+    def _grads_in(self, whole: list[torch.Tensor]) -> list[int]:
+        """Return the leaves whose `.grad` is in what is reduced."""
+        sent = {tensor.untyped_storage().data_ptr() for tensor in whole}
+        leaves = []
+        for i, tensor in enumerate(self._leaves.tensors):
+            if tensor.grad is None:
+                continue
+            grad = local(tensor.grad)
+            strided = grad.layout is torch.strided
+            if strided and grad.untyped_storage().data_ptr() in sent:
+                leaves.append(i)
+        return leaves
+
+    # --- once a backward is over ---------------------------------------------------------------
 
     def finish(self, running: Any) -> None:
         """Read what the collectives of a backward left in `.grad`, once it is over."""
         leaves, present = self._leaves, bytearray(running.present)
+        self._read_pieces(running)
         self._spend(running)
         for i in running.synced:
             if i not in running.reached:
                 present[i] = running.had[i]
         running.present = bytes(present)
-        for row, concerned, arriving in running.syncs:
-            row.changed = concerned
-            row.contributed = [i for i in arriving if leaves.present[i]]
-            leaves.read_grads(row, concerned)
+        for sync in running.syncs:
+            row = sync.row
+            row.changed = sync.leaves
+            row.contributed = [i for i in row.contributed if leaves.present[i]]
+            leaves.read_grads(row, sync.leaves)
             for i in row.contributed:
-                piece = arriving[i]
-                if piece is None and not present[i]:
-                    piece = leaves.tensors[i].grad
-                self._contribute(row, i, piece)
-            for i in concerned:
+                if i not in sync.measured:
+                    self._read_first(row, i, bool(present[i]))
+            for i in sync.leaves:
                 present[i] = leaves.present[i]
             row.present = bytes(present)
             self._rows.finish(row)
+
+    def _read_first(self, row: Row, i: int, had: bool) -> None:
+        """Read a contribution that is known only where it is all that there is."""
+        if had:
+            row.unmeasured = [*row.unmeasured, i]
+        else:
+            grad = local(self._leaves.tensors[i].grad)
+            self._leaves.read(row, "contribution", [(i, grad.reshape(-1))])
 
     def _spend(self, running: Any) -> None:
         """Note which replicas a backward has synchronised: a forward has to arm them again."""
@@ -729,100 +780,3 @@ class Collectives:
                 arrived = [i for i in running.reached if i in self._replicated]
                 replica.arrivals = replica.arrivals or arrived
                 replica.armed, replica.spent = False, True
-
-    def _contribute(self, row: Row, i: int, piece: torch.Tensor | None) -> None:
-        if piece is None:
-            row.unmeasured = [*row.unmeasured, i]
-            return
-        self._leaves.read(row, "contribution", [(i, piece.reshape(-1))])
-        keep_for_stream([piece])  # it was scattered on a stream of FSDP's
-
-    # --- by hand -------------------------------------------------------------------------------
-
-    def _is_by_hand(self, whole: list[torch.Tensor], frame: FrameType) -> bool:
-        """Return whether an all-reduce inside an armed backward is the user's own, and none of DDP's."""
-        leaves = self._grads_in(whole)
-        if not leaves or not self._replicated.issuperset(leaves):
-            return bool(leaves)
-        if any(replica.hooks for replica in self.replicas):  # they call it as users do
-            return False
-        return any(at.f_code is _ALL_REDUCE for at in _outwards(frame))
-
-    def _begin_by_hand(
-        self,
-        whole: list[torch.Tensor],
-        frame: FrameType,
-        running: Backward | None,
-        details: dict[str, Any],
-    ) -> Row | None:
-        """Return the row of an all-reduce that no library began, if it reduces any `.grad`."""
-        leaves = self._grads_in(whole)
-        if not leaves:
-            return None
-        # On a device, what is changed through `.data` is not seen: there it takes an edit to tell a sum.
-        grads = [self._leaves.tensors[i].grad for i in leaves]
-        on_cpu = all(grad is not None and grad.is_cpu for grad in grads)
-        size = sum(self._leaves.sizes[i] for i in leaves)
-        wholly = on_cpu and sum(tensor.numel() for tensor in whole) >= size
-        details["reduction"] = _reduction(frame, self._ranks) if wholly else ""
-        if running is None and (edits := self._edits()) is not None:
-            edits(leaves)
-        row = self._row(leaves, frame, running, details)
-        self.by_hand[row] = ByHand(leaves, None, get_ident())
-        return row
-
-    def _grads_in(self, whole: list[torch.Tensor]) -> list[int]:
-        """Return the leaves whose `.grad` is in what is reduced."""
-        sent = {tensor.untyped_storage().data_ptr() for tensor in whole}
-        leaves = []
-        for i, tensor in enumerate(self._leaves.tensors):
-            grad = None if tensor.grad is None else local(tensor.grad)
-            if (
-                grad is not None
-                and grad.layout is torch.strided
-                and grad.untyped_storage().data_ptr() in sent
-            ):
-                leaves.append(i)
-        return leaves
-
-    def launched(self, row: Row, work: Any) -> None:
-        """Take note that the collective of this row is on its way."""
-        if row in self.by_hand:
-            self.by_hand[row] = self.by_hand[row]._replace(work=work)
-
-    def waited(self, work: Any) -> None:
-        """Read what a collective gave that was waited for: nothing has been done with it yet."""
-        for row, begun in list(self.by_hand.items()):
-            if begun.work is work and begun.thread == get_ident():
-                del self.by_hand[row]
-                self._end_by_hand(row, begun.leaves, self._leaves.read_grads)
-                self.told |= dict.fromkeys(begun.leaves, row)
-                return
-
-    def claim(self, changed: list[int]) -> list[int]:
-        """Give the changes of collectives that were not waited for to them, unread; return the others."""
-        begun, self.by_hand = self.by_hand, {}
-        for row, (leaves, _, _) in begun.items():
-            row.details["reduction"] = ""
-            self._end_by_hand(row, leaves, self._leaves.leave_unread)
-        taken = {i for each in begun.values() for i in each.leaves}
-        return [i for i in changed if i not in taken]
-
-    def _end_by_hand(
-        self, row: Row, leaves: list[int], read: Callable[[Row, list[int]], None]
-    ) -> None:
-        row.changed = leaves  # the library writes without a new version
-        self._leaves.mark_seen(leaves)
-        read(row, leaves)
-        self._over(row)
-
-
-def _reduction(frame: FrameType, ranks: int) -> str:
-    """Return what an all-reduce over so many ranks reduces to, by its name in torch; empty where it is not known."""
-    for at in _outwards(frame):
-        if at.f_code is _ALL_REDUCE:
-            held = dict(variables(at))
-            if dist.get_world_size(held.get("group")) != ranks:
-                return ""
-            return str(held.get("op")).rpartition(".")[2].lower()
-    return ""

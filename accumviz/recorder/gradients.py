@@ -399,6 +399,11 @@ class Gradients:
         for _ in self.update(indices):
             pass
 
+    def stop_watching(self, indices: Iterable[int]) -> None:
+        """Expect that these leaves' `.grad` changes without a new version."""
+        for i in indices:
+            self._numbers.pop(i, None)
+
     def look(self) -> list[int]:
         """Return the leaves whose `.grad` has changed since the last look, be it without a new version."""
         changed = self.update()

@@ -313,7 +313,6 @@ def _install() -> None:
         (loaders.Iterating, "__next__", _loader_ends),
         (torch, "compile", _compiling),
         (torch.cuda.CUDAGraph, "replay", _then("replayed")),
-        (getattr(torch.distributed, "Work", None), "wait", _then("waited")),
         (replica, forward, _forwarding),
     ]
     for owner, name, around in table:

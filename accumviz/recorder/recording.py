@@ -6,7 +6,6 @@ import contextlib
 import functools
 import sys
 import warnings
-import weakref
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
@@ -123,17 +122,9 @@ class Recording:
             sources=sources,
         )
         self._gradients.events = self._rows.__len__
-        self._collectives = Collectives(
-            self._gradients,
-            self._rows,
-            self._sites,
-            weakref.WeakMethod(self.edits_before),
-        )
+        self._collectives = Collectives(self._gradients, self._rows, self._sites)
         replicas = self._collectives.replicas or self._gradients.taken
         self._gradients.watches = not replicas
-        self._early: Row | None = (
-            None  # what was changed by hand before collectives by hand, as they come
-        )
         for optimizer in named.optimizers:
             self._optimizers.meet(optimizer, frame)
 
@@ -357,7 +348,6 @@ class Recording:
         if self._collectives.unhooked:
             self._collectives.hook()
         self._edits()
-        self._collectives.told.clear()
         gradients.hook()
         running = Backward(
             self._sites.find(frame),
@@ -586,17 +576,9 @@ class Recording:
         whole: list[torch.Tensor],
         output: list[torch.Tensor],
         frame: FrameType,
-    ) -> Row | None:
+    ) -> None:
         """Gradients or sharded parameters are about to be moved."""
-        return self._collectives.collective(op, whole, output, frame)
-
-    def launched(self, row: Row, work: Any) -> None:
-        """A collective of the user's own is on its way."""
-        self._collectives.launched(row, work)
-
-    def waited(self, work: Any, frame: FrameType) -> None:
-        """Somebody has waited for a collective."""
-        self._collectives.waited(work)
+        self._collectives.collective(op, whole, output, frame)
 
     # --- events --------------------------------------------------------------------------------
 
@@ -604,37 +586,11 @@ class Recording:
         """Add what changed since the last event; `by_hook`: where a hook of the user's ran."""
         if not self._gradients.is_ours():
             return
-        if self._early is not None:
-            self._rows.finish(self._early)
-            self._early = None
-        if self._collectives.by_hand:
-            changed = self._collectives.claim(self._gradients.update())
-        else:
-            changed = self._gradients.look()
+        changed = self._gradients.look()
         if changed and by_hook is not None:
             self._emit("edit", self._site(by_hook), "", {"by": "hook"}, changed)
         elif changed or self._capturing is not None:
             self._edit(changed)
-
-    def edits_before(self, leaves: list[int]) -> None:
-        """As `_edits`, of leaves that are about to be reduced by hand: in one row, until something else happens."""
-        if not self._gradients.is_ours():
-            return
-        unseen = [i for i in leaves if self._gradients.differs(i)]
-        changed = sorted({*self._gradients.update(leaves), *unseen})
-        if not changed:
-            return
-        row, told = self._early, self._collectives.told
-        if row is None or any(i in row.changed or i in told for i in changed):
-            if row is not None:
-                self._rows.finish(row)
-            row = self._early = self._rows.begin(
-                "edit", "", CallSite(), "", {}, changed
-            )
-        else:
-            row.changed = [*row.changed, *changed]
-        self._gradients.read_grads(row, changed)
-        row.present = bytes(self._gradients.present)
 
     def _edit(self, changed: list[int]) -> None:
         """What changed since we last looked: by a hand that we did not see, or in a capture."""
@@ -742,8 +698,6 @@ class Recording:
         self._gradients.weigh(row)
 
     def _finish(self, row: Row) -> None:
-        if row.changed and row.kind != "backward":
-            self._collectives.told.clear()
         self._rows.finish(row)
         if self._rows.lost:
             self._tell_lost()

@@ -150,13 +150,14 @@ class Row:
 class Sync(NamedTuple):
     """A collective that runs inside a backward: its row, and the leaves that it concerns.
 
-    What it does to their `.grad` is there only when the backward is over. `arriving` are those
-    of them that a reduce-scatter adds to, with what it adds if that is known.
+    What it does to their `.grad` is there only when the backward is over. `pieces` are what a reduce-scatter adds to
+    them, as long as that was not read; `measured` those of which it was known.
     """
 
     row: Row
     leaves: list[int]
-    arriving: dict[int, torch.Tensor | None]
+    pieces: dict[int, torch.Tensor]
+    measured: Set[int] = frozenset()
 
 
 class Backward(Row):
