@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,19 +31,6 @@ class LivePart(NamedTuple):
     together: int = 1
 
 
-class _Stack(NamedTuple):
-    """The contributions that are in a `.grad` after an event by a known factor; and the amount of what else is there.
-
-    `rest_used` says whether a step has used all of that.
-    """
-
-    born: np.ndarray
-    amounts: np.ndarray
-    used: np.ndarray
-    rest: float
-    rest_used: bool
-
-
 def segments(
     ledger: Ledger, parameter: int, events: Sequence[int]
 ) -> list[list[LivePart]]:
@@ -61,64 +49,73 @@ def segments(
     >>> [[part.amount for part in parts] for parts in segments(ledger, 0, [0, 1])]
     [[-16.0], [-1.0]]
     """
+    gradient = _Gradient(ledger, parameter)
     labels = ledger.columns.column("label")
-    return [
-        _parts(stack, labels, e)
-        for e, stack in zip(events, _stacks(ledger, parameter, events), strict=True)
-    ]
+    return [_joined(gradient.parts(e), labels) for e in events]
 
 
-def _stacks(ledger: Ledger, p: int, events: Sequence[int]) -> list[_Stack]:
-    flow, signed = ledger.flow, words.is_signed(ledger, p)
-    if signed:
-        added, grad = (column[:, 0] for column in ledger.exact[p])
-    else:
-        added, grad = ledger.contribution[:, p].astype(float), ledger.grad[:, p]
-    consumed = ledger.outcomes.consumed[:, p]
-    averaging = np.append(flow.averages(p), len(ledger))[0]
-    rough = SAME_IN_HALF if "16" in ledger.parameters[p].dtype else SAME
-    stacks = []
-    for e in events:
-        born = flow.live(e, p)
-        amounts = added[born] * flow.coefficients(p, born, e)
-        used = (consumed[born] >= 0) & (consumed[born] <= e)
-        lost = np.isnan(amounts) & ~np.isnan(added[born])
-        rest = 0.0
-        if lost.any() and not signed:
+class _Gradient:
+    """One parameter's `.grad` over time, and what of it is from whom."""
+
+    def __init__(self, ledger: Ledger, parameter: int) -> None:
+        self.ledger, self.parameter = ledger, parameter
+        self.signed = words.is_signed(ledger, parameter)
+        self.grad = totals(ledger, parameter)
+        self.added = ledger.contribution[:, parameter].astype(float)
+        if self.signed:
+            self.added = ledger.exact[parameter][0][:, 0]
+        consumed = ledger.outcomes.consumed[:, parameter]
+        self.consumed = np.where(consumed < 0, len(ledger), consumed)
+        averages = ledger.flow.averages(parameter)
+        self.averaged = int(averages[0]) if averages.size else len(ledger)
+        half = "16" in ledger.parameters[parameter].dtype
+        self.tolerance = SAME_IN_HALF if half else SAME
+
+    def parts(self, event: int) -> list[LivePart]:
+        """Return what is in `.grad` after an event, first what no known contribution is."""
+        flow = self.ledger.flow
+        born = flow.live(event, self.parameter)
+        coefficients = flow.coefficients(self.parameter, born, event)
+        amounts = self.added[born] * coefficients
+        used = self.consumed[born] <= event
+        lost = np.isnan(coefficients)
+        columns = born[~lost], amounts[~lost], used[~lost]
+        parts = [
+            LivePart(b, amount, b == event, spent)
+            for b, amount, spent in zip(*map(np.ndarray.tolist, columns), strict=True)
+        ]
+        if self.signed:
+            rest = self._rest(event, [part.amount for part in parts])
+        else:
             # Norms do not add up: the height of this part is a guess, and hatched.
-            rest = float(added[born[lost]].sum())
-        elif signed and present(ledger, e, p):
-            rest = _rest(float(grad[e]), amounts[~lost], rough)
+            rest = float(self.added[born[lost]].sum())
         # A step uses an average as a whole, not a rank's own part of it.
-        last = used[lost][-1:] if lost.any() else used[:1] & (averaging <= e)
-        spent = bool(last.any())
-        stacks.append(_Stack(born[~lost], amounts[~lost], used[~lost], rest, spent))
-    return stacks
+        like = used[lost][-1:] if lost.any() else used[:1] & (self.averaged <= event)
+        return [LivePart(-1, rest, False, bool(like.any())), *parts] if rest else parts
+
+    def _rest(self, event: int, amounts: list[float]) -> float:
+        """Return what is in `.grad` besides these amounts, 0 where that is rounding."""
+        if not present(self.ledger, event, self.parameter):
+            return 0.0
+        grad = float(self.grad[event])
+        rest = grad - math.fsum(amounts) if np.isfinite(amounts).all() else math.nan
+        most = max(map(abs, [grad, *amounts]))
+        return rest if abs(rest) > self.tolerance * most else 0.0
 
 
-def _rest(grad: float, amounts: np.ndarray, rough: float) -> float:
-    """Return what is in `.grad` besides these amounts, 0 where that is rounding."""
-    with np.errstate(invalid="ignore"):
-        rest = grad - float(amounts.sum())
-    most = max(abs(grad), *np.abs(amounts).tolist(), 0.0)
-    return rest if abs(rest) > rough * most else 0.0
-
-
-def _parts(stack: _Stack, labels: np.ndarray, event: int) -> list[LivePart]:
-    born, amounts, used = stack.born, stack.amounts, stack.used
-    alone = len(born) - _ALONE if len(born) > _ALONE + 1 else 0
-    looks = 4 * labels[born[:alone]] + 2 * (amounts[:alone] > 0) + used[:alone]
-    parts = []
-    if stack.rest:
-        parts.append(LivePart(-1, stack.rest, False, stack.rest_used))
-    for look in np.unique(looks):
-        them = np.flatnonzero(looks == look)
-        last, whole = int(born[them[-1]]), float(amounts[them].sum())
-        parts.append(LivePart(last, whole, False, bool(look & 1), them.size))
-    late = (column[alone:].tolist() for column in (born, amounts, used))
-    for b, amount, spent in zip(*late, strict=True):
-        parts.append(LivePart(b, amount, b == event, spent))
-    return parts
+def _joined(parts: list[LivePart], labels: np.ndarray) -> list[LivePart]:
+    """Put early parts of one look together, where there are many."""
+    many = len(parts) - _ALONE
+    if many < 2:
+        return parts
+    looks: dict[tuple[Any, ...], LivePart] = {}
+    for part in parts[:many]:
+        label = labels[part.born] if part.born >= 0 else None
+        look = label, part.amount > 0, part.used
+        before = looks.get(look, part._replace(amount=0.0, together=0))
+        amount, together = before.amount + part.amount, before.together + 1
+        looks[look] = part._replace(amount=amount, together=together)
+    return [*looks.values(), *parts[many:]]
 
 
 def present(ledger: Ledger, event: int, parameter: int) -> bool:
@@ -166,11 +163,12 @@ def of_signed(
 
     The latter are ranges: where one begins, where it ends, and so on.
     """
-    stacks = _stacks(ledger, parameter, chosen.tolist())
-    amounts = [[*stack.amounts.tolist(), stack.rest] for stack in stacks]
-    unseen = np.array([stack.rest != 0 for stack in stacks], int)
-    edges = np.flatnonzero(np.diff(unseen, prepend=0, append=0)).tolist()
-    return extent(amounts, totals(ledger, parameter)[chosen]), edges
+    gradient = _Gradient(ledger, parameter)
+    stacks = [gradient.parts(e) for e in chosen.tolist()]
+    amounts = [[part.amount for part in stack] for stack in stacks]
+    unseen = [bool(stack) and stack[0].born < 0 for stack in stacks]
+    edges = np.flatnonzero(np.diff(np.array(unseen, int), prepend=0, append=0)).tolist()
+    return extent(amounts, gradient.grad[chosen]), edges
 
 
 def lifetimes(
@@ -211,40 +209,38 @@ def _runs(
     if not born.size:
         return []
     never = len(chosen)
-    erased, consumed, steps = (
-        array[chosen[born], members] for array in ledger.outcomes
-    )
-    contributed = ledger.state[chosen[born], members] & CONTRIBUTED > 0
+    events = chosen[born]
+    contributed = ledger.state[events, members] & CONTRIBUTED > 0
+    erased, consumed, steps = (array[events, members] for array in ledger.outcomes)
     ends = np.where(erased < 0, never, np.searchsorted(chosen, erased))
     ends = np.where(contributed, ends, -1).max(axis=1)
     uses = np.where(consumed < 0, never, np.searchsorted(chosen, consumed))
     uses = np.where(contributed, uses, never).min(axis=1)
-    syncs = np.append(ledger.columns.where("kind", "sync"), False)
-    handed = (syncs[erased] & (steps == 0)).all(axis=1) & (ends < never)
-    if erased.shape[1] > 1:
-        handed[:] = False
-    shared = np.stack([ends, uses, handed])
-    changes = (np.diff(shared) != 0).any(axis=0)
+    handed_on = np.zeros(born.size, bool)
+    if erased.shape[1] == 1:
+        by_sync = ledger.columns.where("kind", "sync")[erased[:, 0]]
+        handed_on = by_sync & (erased[:, 0] >= 0) & (steps[:, 0] == 0)
+    fates = np.stack([ends, uses, handed_on])
+    changes = (np.diff(fates) != 0).any(axis=0)
     last = np.append(np.flatnonzero(changes), born.size - 1)
-    ends, uses = ends[last], uses[last]
-    gone = np.where(ends == never, _NEVER, ends - born[last])
-    used = np.where(uses == never, _NEVER, uses - born[last])
-    used[handed[last]] = _HANDED_ON
-    runs: list[int] = (
-        np.stack([np.diff(last, prepend=-1), gone, used], 1).ravel().tolist()
-    )
+    count = np.diff(last, prepend=-1)
+    gone = np.where(ends == never, _NEVER, ends - born)[last]
+    used = np.where(uses == never, _NEVER, uses - born)[last]
+    used[handed_on[last]] = _HANDED_ON
+    runs: list[int] = np.stack([count, gone, used], 1).ravel().tolist()
     return runs
 
 
 def _factors(ledger: Ledger, chosen: np.ndarray, members: slice) -> list[list[Any]]:
     scaling = ledger.flow.scaling
     changed = scaling.changed[:, members]
-    found = []
+    factors = []
     for at in np.flatnonzero(changed.any(axis=1)).tolist():
-        known = changed[at].all() and not scaling.reason[at]
-        factor = float(f"{scaling.factor[at]:.{_DIGITS}g}") if known else None
-        mean = [float(1 / scaling.ranks[at])] if scaling.ranks[at] else []
-        if factor != 1 or mean:
+        factor, ranks = None, float(scaling.ranks[at])
+        if changed[at].all() and not scaling.reason[at]:
+            factor = float(f"{scaling.factor[at]:.{_DIGITS}g}")
+        if factor != 1 or ranks:
             place = int(np.searchsorted(chosen, scaling.events[at]))
-            found.append([place, factor, *mean])
-    return found
+            mean = [1 / ranks] if ranks else []
+            factors.append([place, factor, *mean])
+    return factors
