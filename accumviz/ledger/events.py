@@ -93,8 +93,8 @@ class Event:
     and why, where that cannot be read (`unknown`, else empty). Where all parameters that a backward
     reached have hooks of your own, `by_hook` is NaN; an edit that a hook made before a step says so
     (`by`). Where another thread trains the parameters, too, a backward is `overlapped`: what became
-    of what it brought is not known. Of an all-reduce that your own lines began, `reduction` is to
-    what ("sum", "avg"); where a comm hook of yours had a hand in one of DDP's, there is a
+    of what it brought is not known. Of an all-reduce that your own lines began, `reduction` is
+    empty: it is not known; where a comm hook of yours had a hand in one of DDP's, there is a
     `by_comm_hook`; of what FSDP scatters, `divisor` by what it divides the sum, where it is not the
     number of ranks.
 

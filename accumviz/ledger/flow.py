@@ -27,13 +27,10 @@ UNREAD = (
     ".grad was changed by hand, and not by one factor for every parameter",
     ".grad was clipped element by element",
     "what it was clipped or divided by was not recorded",
-    "gradients were reduced by hand; whether to a sum or a mean was not recorded",
-    "a comm hook reduced gradients; whether to a sum or a mean could not be read",
+    "ranks reduced gradients by hand, by a hook or by a divisor of yours; whether to a sum or a mean is not known",
     "it weighs differently in different parameters",
 )
-BY_HAND, BY_VALUE, NOT_RECORDED, REDUCED, BY_COMM_HOOK, DIFFERENT = range(
-    1, len(UNREAD)
-)
+BY_HAND, BY_VALUE, NOT_RECORDED, REDUCED, DIFFERENT = range(1, len(UNREAD))
 
 
 class Outcomes(NamedTuple):
@@ -196,15 +193,12 @@ def scaling(ledger: Arrays) -> Scaling:
     at, changed = at[changed.any(axis=1)], changed[changed.any(axis=1)]
     kinds = events.texts("kind")
     rows = []
-    # Over how many ranks a parameter's gradient has just been summed.
-    summed = np.ones(len(ledger.parameters))
     for row, e in enumerate(at.tolist()):
         details = events.details[events.column("details")[e]]
         change = _Change(ledger, e, kinds[e], details, changed[row])
-        factor = _factor(change, summed)
+        factor = _factor(change)
         rows.append(factor)
         changed[row] = _affected(change, factor)
-        summed[changed[row]] = factor.factor if factor.ranks else 1.0
     table = np.array(rows, float).reshape(-1, 4)
     return Scaling(
         at,
@@ -216,13 +210,13 @@ def scaling(ledger: Arrays) -> Scaling:
     )
 
 
-def _factor(change: _Change, summed: np.ndarray) -> _Factor:
+def _factor(change: _Change) -> _Factor:
     if change.kind == "clip":
         return _of_clip(change)
     if change.kind == "sync":
         return _of_sync(change)
     if change.kind == "edit":
-        return _of_edit(change, summed)
+        return _of_edit(change)
     return change.read(1 / (change.number("amp_scale") or math.nan), _SCALER)
 
 
@@ -251,24 +245,16 @@ def _of_clip(change: _Change) -> _Factor:
 
 
 def _of_sync(change: _Change) -> _Factor:
-    events, ranks = change.ledger.columns, change.number("ranks")
-    within_backward = bool(events.where("within", "backward")[change.event])
-    reduction = change.details.get("reduction", "avg" if within_backward else "")
-    if "by_comm_hook" in change.details:
-        return _Factor(1, reason=BY_COMM_HOOK)
-    if reduction not in ("sum", "avg") or not 1 <= ranks < math.inf:
+    within_backward = change.ledger.columns.where("within", "backward")[change.event]
+    by_others = "by_comm_hook" in change.details or "reduction" in change.details
+    ranks = change.number("ranks")
+    if by_others or not within_backward or not 1 <= ranks < math.inf:
         return _Factor(1, reason=REDUCED)
-    # A sum is so many times the mean.
-    return _Factor(ranks if reduction == "sum" else 1.0, ranks=ranks)
+    return _Factor(1, ranks=ranks)
 
 
-def _of_edit(change: _Change, summed: np.ndarray) -> _Factor:
-    """Return the factor of a change by hand: one for all, or what makes a mean of a sum over ranks."""
+def _of_edit(change: _Change) -> _Factor:
     changed = change.changed & change.remains & ~change.stays_zero
-    ratio, over = change.ratio[changed], summed[changed]
-    makes_mean = (np.abs(ratio * over - 1) <= change.tolerance) & (over > 1)
-    if ratio.size and makes_mean.all():
-        return _Factor(float(ratio.mean()))
     factor = change.one_ratio()
     if not math.isnan(factor) and _multiplies(change, changed, factor):
         return _Factor(factor)
@@ -422,7 +408,7 @@ class Passage(NamedTuple):
         if self.shard is None:
             return self.history.factors.between(entered, stop)
         ranks = self.ranks[which]
-        unknown = np.where(np.isnan(ranks), BY_COMM_HOOK, 0)
+        unknown = np.where(np.isnan(ranks), REDUCED, 0)
         before = self.history.factors.between(self.backward[which], entered)
         before = before._replace(
             averaged=np.where(unknown > 0, 1.0, 1 / ranks),

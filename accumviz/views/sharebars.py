@@ -19,7 +19,7 @@ _THIN = 3.0
 _WIDEST = 64.0
 
 
-class _Place(NamedTuple):
+class _BarPlace(NamedTuple):
     """Where a bar is drawn: from `x` on, so wide, on the line at `zero`, with so many pixels for a share of 1."""
 
     x: float
@@ -80,7 +80,7 @@ class ShareStrip(NamedTuple):
             width = self._width(columns, bar)
             x = middle + width * (seen[bar.step] - self._of_step(bar) / 2)
             seen[bar.step] += 1
-            place = _Place(x, width - 2, zero, scale)
+            place = _BarPlace(x, width - 2, zero, scale)
             # A lone part is its own sum, which stands at the end of the bar.
             self._draw_bar(canvas, bar, place, written=len(bar.segments) > 1)
             if total:
@@ -90,7 +90,7 @@ class ShareStrip(NamedTuple):
             _draw_dashed(canvas, columns, y, name, sums)
 
     def _draw_bar(
-        self, canvas: Canvas, bar: Bar, place: _Place, *, written: bool
+        self, canvas: Canvas, bar: Bar, place: _BarPlace, *, written: bool
     ) -> None:
         color = style.label_colors(self.ledger.labels).get(bar.label, MUTED)
         for part in bar.segments:
@@ -151,7 +151,7 @@ def _look(part: Segment, color: str) -> dict[str, Any]:
 
 
 def _draw_sum(
-    canvas: Canvas, bar: Bar, place: _Place, total: str
+    canvas: Canvas, bar: Bar, place: _BarPlace, total: str
 ) -> tuple[float, float, float]:
     """Write what a bar adds to at its end; return where that begins and ends, and its height."""
     middle = place.x + place.width / 2

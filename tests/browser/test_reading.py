@@ -152,7 +152,8 @@ def of_ranks() -> Ledger:
     for rank, added in enumerate((-16.0, -40.0)):
         sync = {
             "kind": "sync",
-            "details": {"op": "all-reduce", "ranks": 2, "reduction": "avg"},
+            "within": "backward",
+            "details": {"op": "all-reduce", "ranks": 2},
             "grad": {"w": -28.0, "b": 0.5},
         }
         rows = [{**ROWS[0], "contribution": {"w": added, "b": 0.5}, "grad": {"w": added, "b": 0.5}}, sync]

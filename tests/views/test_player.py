@@ -351,7 +351,8 @@ def two_ranks() -> Ledger:
     def rank(number: int, added: float) -> Ledger:
         sync = {
             "kind": "sync",
-            "details": {"op": "reduce-scatter", "ranks": 2, "reduction": "avg"},
+            "within": "backward",
+            "details": {"op": "reduce-scatter", "ranks": 2},
             "grad": {"w": -20.0},
         }
         backward = {"kind": "backward", "label": "a long loss / K", "contribution": {"w": added}, "grad": {"w": added}}
@@ -376,7 +377,7 @@ def test_headings_cut_a_call_where_it_stays_a_call() -> None:
 
 
 def test_the_legend_names_what_came_from_other_ranks_where_some_did() -> None:
-    sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2, "reduction": "avg"}, "grad": {"w": -20.0}}
+    sync = {"kind": "sync", "within": "backward", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": -20.0}}
     own = {"kind": "backward", "contribution": {"w": -32.0}, "grad": {"w": -32.0}}
     named = [text for text, *_ in payload.ledger_data(Ledger.build([W], [own, sync]))[0]["keys"]]
     assert "from other ranks" in named

@@ -387,7 +387,8 @@ def two_ranks() -> Ledger:
         def reduce(mean: float) -> dict[str, Any]:
             return {
                 "kind": "sync",
-                "details": {"op": "all-reduce", "bytes": 4, "ranks": 2, "reduction": "avg"},
+                "within": "backward",
+                "details": {"op": "all-reduce", "bytes": 4, "ranks": 2},
                 "grad": {"w": mean},
             }
 
@@ -480,7 +481,7 @@ def test_no_line_strikes_a_number_through_that_is_not_finite() -> None:
 
 def test_one_parameter_on_several_ranks_has_one_scale() -> None:
     def rank(number: int, added: float) -> Ledger:
-        sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2, "reduction": "avg"}, "grad": {"w": -28.0}}
+        sync = {"kind": "sync", "within": "backward", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": -28.0}}
         return Ledger.build(
             [W], [{**TOY[0], "contribution": {"w": added}, "grad": {"w": added}}, sync], meta={"rank": number}
         )
@@ -600,7 +601,7 @@ def ranks(columns: int = 2) -> Ledger:
 
     def one(rank: int, each: float) -> Ledger:
         rows = [add(each, each * (n + 1), details={"terms": terms}) for n in range(columns)]
-        sync = {"kind": "sync", "details": {"op": "all-reduce", "ranks": 2, "reduction": "avg"}, "grad": {"w": -30.0}}
+        sync = {"kind": "sync", "within": "backward", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": -30.0}}
         step = {"kind": "step", "grad": {"w": -30.0}, "details": {"optimizer": "SGD"}}
         return Ledger.build([W], [*rows, sync, step], meta={"rank": rank, "ranks": 2, "optimizers": ["SGD"]})
 
