@@ -93,15 +93,6 @@ except KeyboardInterrupt:
 tell(m)
 """,
     "is interrupted": "m, o = make()\ntrain(m, o)\ntell(m)\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)",
-    "is terminated": """
-m, o = make()
-train(m, o)
-tell(m)
-sys.stdout.flush()
-time.sleep(3)
-os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(5)
-""",
     "is killed": """
 m, o = make()
 train(m, o)
@@ -167,7 +158,7 @@ def test_a_script_runs_as_it_does_without_us_and_leaves_its_ledger(name: str, tm
         return
     ledger = av.load(file)
     kinds = [event.kind for event in ledger]
-    killed = name in ("is terminated", "is killed")
+    killed = name == "is killed"
     assert ledger.complete is not killed
     assert kinds == WHOLE * (2 if name in ("forks", "has two models and replaces step") else 1)
     if not killed:
@@ -205,9 +196,8 @@ def test_a_script_that_is_not_there_or_no_python_ends_as_pythons_do(tmp_path: Pa
         assert ran(tmp_path, "-m", "accumviz", *usage)[0] == 2
 
 
-@pytest.mark.parametrize("wrong", ["raise ValueError('no')\n", "def f(:\n"])
-def test_a_console_script_leaves_no_frame_of_its_own_in_what_python_says(wrong: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text(wrong)
+def test_a_console_script_leaves_no_frame_of_its_own_in_what_python_says(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise ValueError('no')\n")
     console = tmp_path / "accumviz-console"
     console.write_text("import sys\nfrom accumviz.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
     got = ran(tmp_path, str(console), "run", "bad.py", PYTHONPATH=str(ROOT))
@@ -266,17 +256,6 @@ def test_what_a_script_sets_before_it_imports_torch_counts(tmp_path: Path) -> No
     assert ran(tmp_path, "-m", "accumviz", "run", "late.py")[0] == 0
 
 
-def test_a_script_is_recorded_where_torch_was_there_before_it_began(tmp_path: Path) -> None:
-    """As in an environment whose `sitecustomize` imports it."""
-    (tmp_path / "before").mkdir()
-    (tmp_path / "before" / "sitecustomize.py").write_text("if True:" + LIGHT.replace("\n", "\n    "))
-    (tmp_path / "train.py").write_text(HEAD + "m, o = make()\ntrain(m, o)\n")
-    paths = os.pathsep.join([str(tmp_path / "before"), str(ROOT)])
-    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "--check", "train.py", PYTHONPATH=paths)
-    assert code == 0
-    assert "Report: healthy" in err, err
-
-
 UNDIVIDED = LIGHT + HEAD.replace(" / 2", "") + SCRIPTS["plain"]
 
 
@@ -312,22 +291,11 @@ def test_runs_that_begin_together_in_one_folder_each_keep_their_recording(tmp_pa
         assert [event.kind for event in av.load(tmp_path / file)] == WHOLE
 
 
-CUT_SHORT = {
-    "a limit on the size of files": (
-        "import resource\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\nm, o = make()\ntrain(m, o, 200)"
-    ),
-    "another process": (
-        "m, o = make()\ntrain(m, o, 100)\ntime.sleep(1)\nos.truncate('train.ledger', 5000)\ntrain(m, o, 100)"
-    ),
-    "another process at the end": "m, o = make()\ntrain(m, o, 200)\ntime.sleep(1)\nos.truncate('train.ledger', 5000)",
-}
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="limits as POSIX has them")
-@pytest.mark.parametrize("by", CUT_SHORT)
-def test_the_closing_line_says_what_a_file_that_was_cut_short_holds(by: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LIGHT + HEAD + CUT_SHORT[by])
+def test_the_closing_line_says_what_a_file_that_was_cut_short_holds(tmp_path: Path) -> None:
+    limit = "import resource\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\nm, o = make()\ntrain(m, o, 200)"
+    (tmp_path / "train.py").write_text(LIGHT + HEAD + limit)
     code, _, err = ran(tmp_path, "-m", "accumviz", "run", "train.py")
     assert code == 0
     holds = len(av.load(tmp_path / "train.ledger", repair=True))
@@ -339,11 +307,6 @@ def test_the_closing_line_says_what_a_file_that_was_cut_short_holds(by: str, tmp
 UNSEEN = {
     "torch is not imported": ("print('done')", "this process did not import torch"),
     "nothing is trained": ("import torch", "no model or optimizer was seen training in this process"),
-    "another process trains": (
-        "import subprocess, sys, torch\nsubprocess.run([sys.executable, 'child.py'], check=True)",
-        "no model or optimizer was seen training in this process",
-    ),
-    "torch is too old": ("import torch\ntorch.__version__ = '2.8.0'", "ImportError: record needs torch 2.10"),
     "nothing steps": (HEAD + "m, o = make()\nm(torch.ones(1, 4)).sum().backward()", "no optimizer stepped"),
 }
 
@@ -351,17 +314,13 @@ UNSEEN = {
 @pytest.mark.parametrize("how", UNSEEN)
 def test_fail_on_fails_with_its_reason_first_where_nothing_could_be_judged(how: str, tmp_path: Path) -> None:
     script, reason = UNSEEN[how]
-    (tmp_path / "child.py").write_text(LIGHT + HEAD + SCRIPTS["plain"])
-    if how == "torch is too old":
-        (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.__version__ = '2.8.0'\n")
     (tmp_path / "train.py").write_text(script)
-    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
-    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "--fail-on", "error", "train.py", PYTHONPATH=paths)
+    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "--fail-on", "error", "train.py")
     assert code == 1
     told = [line for line in err.splitlines() if line.startswith("accumviz: --fail-on error fails: ")]
     assert len(told) == 1
     assert reason in told[0]
-    assert ran(tmp_path, "-m", "accumviz", "run", "train.py", PYTHONPATH=paths)[0] == 0
+    assert ran(tmp_path, "-m", "accumviz", "run", "train.py")[0] == 0
 
 
 def ledger(rank: int | None = None, *, wrong: bool = False) -> av.Ledger:
@@ -444,9 +403,7 @@ def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
-@pytest.mark.parametrize(
-    "command", ["check --fail-on warning", "compare x.ledger", "view --no-open", "export --to csv"]
-)
+@pytest.mark.parametrize("command", ["check --fail-on warning", "export --to csv"])
 @pytest.mark.parametrize(("into", "why"), [("> /dev/full", "No space left on device"), (">&-", "it is closed")])
 def test_what_cannot_be_written_is_said_in_one_line(command: str, into: str, why: str, tmp_path: Path) -> None:
     ledger(wrong=True).save(tmp_path / "x.ledger")
@@ -455,9 +412,7 @@ def test_what_cannot_be_written_is_said_in_one_line(command: str, into: str, why
     assert (end.returncode, end.stderr) == (2, f"accumviz: cannot write to the standard output: {why}\n")
 
 
-@pytest.mark.parametrize(
-    ("asked", "code"), [("check", 0), ("check --fail-on warning", 1), ("compare x.ledger", 0), ("export --to csv", 0)]
-)
+@pytest.mark.parametrize(("asked", "code"), [("check --fail-on warning", 1), ("export --to csv", 0)])
 def test_a_reader_that_has_seen_enough_changes_nothing(asked: str, code: int, tmp_path: Path) -> None:
     ledger(wrong=True).save(tmp_path / "x.ledger")
     reads, writes = os.pipe()

@@ -111,13 +111,6 @@ def test_what_nobody_sees_between_two_answers_parts_no_line() -> None:
     assert ["Opens with your prediction" in text for text in begun] == [True, False, False]
 
 
-def test_what_an_exercise_shuts_opens_with_an_answer() -> None:
-    page = section(asks(), nodes.paragraph("", "So.", classes=["answers"]), title="Exercises")
-    resolved(page)
-    (begun,) = [raw.astext() for raw in page.findall(nodes.raw) if raw.astext().startswith("<div data-answers")]
-    assert ">Opens with your answer<" in begun
-
-
 def test_a_heading_and_another_prediction_end_what_waits() -> None:
     later = cell(source("x"), output("1"), tags="hide-output")
     page = resolved(section(asks(), asks(), later), section(cell(source("y"), output("2"), tags="hide-output")))
@@ -236,11 +229,6 @@ def test_words_that_lead_nowhere_stay_words_and_are_a_warning(target: str, says:
     assert page.endswith("−20")
 
 
-def test_words_before_any_player_are_a_warning() -> None:
-    _, [said] = pointed(nodes.paragraph("", "", words("1")))
-    assert "no player stands above" in said
-
-
 def test_hostile_words_stay_words() -> None:
     evil = "</a><img src=x onerror=alert(1)>\"'&"
     page, _ = pointed(figure(play(LEDGER).to_html()), nodes.paragraph("", "", words("1", evil)))
@@ -279,14 +267,6 @@ def test_words_move_their_player_and_are_lit_while_it_is_there(touched: Watched)
     assert touched.complaints == []
 
 
-def test_words_are_reached_and_used_by_the_keyboard(touched: Watched) -> None:
-    page = touched.page
-    lit(page, "at 0")
-    page.get_by_text("at 1").focus()
-    page.keyboard.press("Enter")
-    lit(page, "at 1")
-
-
 def test_words_about_a_drawn_graph_point_at_its_node(watch: Open, tmp_path: Path) -> None:
     card = '<g class="av-operation"><rect width="9" height="9"/><text class="av-title" x="1">{}</text></g>'
     drawn = f'<figure id="fig-g"><svg>{card.format("loss")}{card.format("w &lt;b&gt;")}</svg></figure>'
@@ -300,14 +280,3 @@ def test_words_about_a_drawn_graph_point_at_its_node(watch: Open, tmp_path: Path
     assert page.locator("g.av-pointed .av-title").text_content() == "w <b>"
     page.get_by_text("−16").blur()
     assert page.locator("g.av-pointed").count() == 0
-
-
-def test_without_scripts_words_lead_to_the_figure(watch: Open, tmp_path: Path) -> None:
-    labels = {"fig-run": ("page", "fig-run")}
-    gap = nodes.raw("", '<div style="height: 3000px"></div>', format="html")
-    shown = figure(play(LEDGER).to_html())
-    page, _ = pointed(gap, shown, nodes.paragraph("", "", words("fig-run:1")), labels=labels)
-    (tmp_path / "page.html").write_text(PAGE.format(page), "utf-8")
-    window = watch(java_script_enabled=False).page
-    window.goto((tmp_path / "page.html").as_uri() + f"#{play(LEDGER).id}&e=1")
-    assert 0 <= window.locator("details.av-words").bounding_box()["y"] < 900

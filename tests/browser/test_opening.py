@@ -113,11 +113,11 @@ def nodes(page: Any) -> Any:
     return run
 
 
-@pytest.mark.parametrize("width", [375, 720, 1280])
+@pytest.mark.parametrize(("width", "look"), [(375, "dark"), (1280, "light")])
 def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_in_view(
-    show: Show, width: int, mode: str
+    show: Show, width: int, look: str
 ) -> None:
-    watched = show(opening(), width=width, mode=mode, reduced_motion="reduce")
+    watched = show(opening(), width=width, mode=look, reduced_motion="reduce")
     page = watched.page
     assert page.locator(".av-count").inner_text() == "start"
     assert page.locator(".av-scrub").get_attribute("aria-valuetext") == "Before the first event"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import re
 from collections.abc import Callable
 from math import inf
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from accumviz.book.predict import Prediction, _same, predict
 from accumviz.ledger.ledger import Ledger, Parameter
@@ -137,22 +135,6 @@ def test_a_wrong_answer_meets_the_misconception_behind_it_and_a_second_try(show:
         assert (asked.state, asked.verdict, asked.unlocked) == ("wrong", verdict, True), said
         assert not asked.root.locator(".av-others").is_visible()
         asked.again()
-
-
-def test_what_explains_an_answer_is_no_wider_than_its_question(show: Show, tmp_path: Path) -> None:
-    """Also in a host that gives each output all its width."""
-    long = "one word after the other until the line is full and goes on " * 4
-    asked = predict("How much?", 1, because={2: long}, why=long).to_html()
-    host = "<style>.accumviz { max-width: 100% !important; }</style>"
-    page = show(SUM).page
-    (tmp_path / "host.html").write_text(f"<!doctype html>{host}<body>{asked}", "utf-8")
-    page.goto((tmp_path / "host.html").as_uri())
-    page.get_by_text("Show me").click()
-    (question,) = page.locator(".av-ask").evaluate_all("all => all.map(one => one.getBoundingClientRect().right)")
-    others = page.locator(".av-reveal > p, .av-others").evaluate_all(
-        "all => all.map(one => one.getBoundingClientRect().right)"
-    )
-    assert len(others) >= 2 and max(others) <= question
 
 
 def test_of_two_choices_one_is_left_and_there_is_no_second_try(show: Show) -> None:
@@ -284,20 +266,6 @@ def test_the_script_grades_as_the_package_does(show: Show) -> None:
     assert graded == expected
 
 
-@pytest.mark.parametrize("tried", [False, True])
-def test_no_choice_is_the_answer_of_a_reader_who_asked_to_be_shown(show: Show, tried: bool) -> None:
-    page = show(PLACE).page
-    asked = Asked(page)
-    if tried:
-        asked.root.get_by_label("at the start").check()
-        asked.root.get_by_role("button", name="Check").click()
-    page.get_by_text("Show me").click()
-    page.wait_for_selector(".av-predict[data-av-state=skipped]")
-    shown = [re.sub(r"\s+", " ", text).strip() for text in asked.root.locator("label").all_inner_texts()]
-    assert shown == ["at the start" + " not this" * tried, "before step recorded", "after step"]
-    assert not asked.root.get_by_role("radio").evaluate_all("all => all.some(radio => radio.checked)")
-
-
 def test_a_reader_may_be_shown_without_answering(show: Show) -> None:
     page = show(SUM).page
     asked = Asked(page)
@@ -370,32 +338,12 @@ def test_a_memory_that_makes_no_sense_is_no_answer(show: Show) -> None:
     keys = watched.page.evaluate("Object.keys(localStorage)")
     for kept in (
         "{",
-        "5",
-        "null",
-        '{"said": 7}',
-        '{"said": "-16"}',
         '{"said": [7]}',
-        '{"said": []}',
         '{"said": "<img src=x>"}',
-        '{"said": {"a": 1}}',
     ):
         watched.page.evaluate("([keys, kept]) => keys.forEach(key => localStorage.setItem(key, kept))", [keys, kept])
         reload(watched.page)
         assert [Asked(watched.page, i).state for i in range(2)] == ["asked", "asked"], kept
-    assert watched.complaints == []
-
-
-def test_a_browser_that_stores_nothing_still_asks(watch: Open, tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(page_of(SUM), "utf-8")
-    watched = watch()
-    watched.page.add_init_script(BLOCKED)
-    watched.page.goto((tmp_path / "page.html").as_uri())
-    asked = Asked(watched.page)
-    assert asked.state == "asked"
-    asked.answer("-20")
-    assert asked.state == "right"
-    asked.root.get_by_role("button", name="Ask me again").click()
-    assert asked.state == "asked"
     assert watched.complaints == []
 
 
@@ -442,20 +390,6 @@ def test_copies_of_an_output_are_asked_each_for_itself(show: Show) -> None:
     assert watched.page.locator(".av-field").count() == 2
 
 
-def test_a_page_saved_after_answering_asks_anew(show: Show, watch: Open, tmp_path: Path) -> None:
-    first = show(SUM, PLACE).page
-    Asked(first).answer("-16")
-    (tmp_path / "saved.html").write_text(first.content(), "utf-8")
-    watched = watch()
-    watched.page.goto((tmp_path / "saved.html").as_uri())
-    assert watched.page.locator(".av-field").count() == 1
-    assert watched.page.get_by_role("radio").count() == 3
-    asked = Asked(watched.page)
-    assert (asked.state, asked.unlocked) == ("asked", False)
-    asked.answer("-20")
-    assert asked.state == "right"
-
-
 def test_a_prediction_in_the_figure_waits_for_its_own_answer(show: Show) -> None:
     page = show(predict("First?", 1, because={2: "a"}, reveal=predict("Then?", 2, because={1: "b"}))).page
     outer, inner = Asked(page), Asked(page, 1)
@@ -489,14 +423,6 @@ def test_the_keyboard_alone_is_enough(show: Show) -> None:
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     assert choice.state == "right"
-
-
-def test_enter_held_down_asks_once(show: Show) -> None:
-    page = show(SUM).page
-    page.get_by_role("textbox").fill("-20")
-    for _ in range(4):
-        page.keyboard.down("Enter")
-    assert Asked(page).state == "right"
 
 
 def test_touch_alone_is_enough_and_finds_targets_of_40_pixels(show: Show) -> None:
@@ -564,7 +490,7 @@ def luminance(painted: list[int]) -> float:
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-@pytest.mark.parametrize("state", ["asked", "retry", "right", "wrong", "skipped"])
+@pytest.mark.parametrize("state", ["asked", "wrong", "skipped"])
 def test_it_fits_and_is_readable_in_light_and_dark(show: Show, mode: str, state: str) -> None:
     watched = show(SUM, PLACE, mode=mode)
     page = watched.page
@@ -644,37 +570,3 @@ def test_other_answers_are_stacked_on_a_phone_and_stand_in_columns_elsewhere(sho
         (head,) = page.locator(".av-others thead").all()
         assert head.evaluate("e => [getComputedStyle(e).clipPath, e.offsetWidth > 100]") == ["none", True], "others'"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_an_answer_that_is_free_is_an_empty_ring_and_one_with_the_focus_has_one_ring(show: Show, mode: str) -> None:
-    page = show(PLACE, mode=mode).page
-    first = page.locator(".av-choice input").first
-    picture = Image.open(io.BytesIO(page.locator(".av-choice").first.screenshot())).convert("RGB")
-    row, ring = page.locator(".av-choice").first.bounding_box(), first.bounding_box()
-    middle = (int(ring["x"] - row["x"] + ring["width"] / 2), int(ring["y"] - row["y"] + ring["height"] / 2))
-    beside = (middle[0] + int(ring["width"]), middle[1])
-    assert picture.getpixel(middle) == picture.getpixel(beside), "filled, it looks as if it could not be chosen"
-    page.keyboard.press("Tab")
-    first.focus()
-    styles = [
-        each.evaluate("e => getComputedStyle(e).outlineStyle") for each in (first, page.locator(".av-choice").first)
-    ]
-    assert styles == ["none", "solid"]
-
-
-def test_what_is_asked_and_answered_has_the_quotes_and_signs_of_print(show: Show) -> None:
-    page = show(LONGER).page
-    page.get_by_text("Show me").click()
-    page.locator(".av-others").wait_for()
-    text = page.locator(".av-predict").inner_text()
-    assert "the window’s length" in text
-    assert "not of 3e−8" in text
-    assert "'" not in text
-
-
-def test_answers_to_choose_from_are_as_wide_as_what_asks(show: Show) -> None:
-    page = show(LONGER).page
-    ask, *choices = (box.bounding_box() for box in page.locator(".av-ask, .av-choice").all())
-    edges = {round(box["x"] + box["width"]) for box in choices}
-    assert len(edges) == 1
-    assert ask["x"] + ask["width"] - edges.pop() < 24
