@@ -54,6 +54,14 @@ def batch() -> torch.Tensor:
     return torch.randn(3, 4)
 
 
+def train(model: Any, optimizer: Any = None, steps: int = 2) -> None:
+    for _ in range(steps):
+        model(batch()).square().mean().backward()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 # --- what autograd can do -------------------------------------------------------------------------
 
 
@@ -131,7 +139,7 @@ def a_checkpoint_within_a_checkpoint(record: Record) -> Any:
 def saved_tensors_moved_by_hooks(record: Record) -> Any:
     model = net()
     with record(model), torch.autograd.graph.save_on_cpu():
-        model(batch()).square().mean().backward()
+        train(model, steps=1)
     return model
 
 
@@ -171,8 +179,7 @@ def the_optimizer_in_the_backward(record: Record) -> Any:
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(step)
     with record(model, *optimizers.values()):
-        for _ in range(3):
-            model(batch()).square().mean().backward()
+        train(model, steps=3)
     return model
 
 
@@ -180,14 +187,13 @@ def the_optimizer_in_the_backward(record: Record) -> Any:
 def functional_transforms(record: Record) -> Any:
     model = net()
     weights = dict(model.named_parameters())
+    detached = {name: weight.detach() for name, weight in weights.items()}
 
     def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(model, weights, (x,)).square().mean()
 
     with record(model):
-        optimizer = sgd(model)
-        x = batch()
-        detached = {name: weight.detach() for name, weight in weights.items()}
+        optimizer, x = sgd(model), batch()
         for name, gradient in torch.func.grad(loss)(detached, x).items():
             weights[name].grad = gradient
         optimizer.step()
@@ -203,10 +209,7 @@ def data_parallel_on_a_processor(record: Record) -> Any:
     model = nn.DataParallel(net())
     optimizer = sgd(model)
     with record(model, optimizer):
-        for _ in range(2):
-            model(batch()).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        train(model, optimizer)
     return model
 
 
@@ -237,8 +240,7 @@ def hooks_of_the_user_that_change_gradients(record: Record) -> Any:
         for p in model.parameters():
             p.register_hook(lambda gradient: gradient * 2)
         model[0].register_full_backward_hook(lambda module, given, made: None)  # type: ignore[index]
-        for _ in range(2):
-            model(batch()).square().mean().backward()
+        train(model)
     return model
 
 
@@ -257,8 +259,7 @@ def only_some_inputs_of_a_kept_graph(record: Record) -> Any:
 def anomalies_are_detected(record: Record) -> Any:
     model = net()
     with record(model), torch.autograd.detect_anomaly(check_nan=True):
-        for _ in range(2):
-            model(batch()).square().mean().backward()
+        train(model)
     return model
 
 
@@ -440,17 +441,16 @@ def a_meta_and_a_fake_tensor_beside_it(record: Record) -> Any:
 def a_gradient_set_shared_and_deleted_by_hand(record: Record) -> Any:
     model = net()
     with record(model):
-        model(batch()).square().mean().backward()
+        train(model, steps=1)
         kept = [p.grad for p in model.parameters()]
-        for p in model.parameters():
-            p.grad = None
-        model(batch()).square().mean().backward()
+        model.zero_grad()
+        train(model, steps=1)
         for p, old in zip(model.parameters(), kept, strict=True):
             p.grad = old
         with torch.no_grad():
             for p in model.parameters():
                 p.grad.mul_(0.5)  # type: ignore[union-attr]
-        model(batch()).square().mean().backward()
+        train(model, steps=1)
     return model, kept
 
 
@@ -479,10 +479,7 @@ def _compiled(record: Record, backend: str, *, inside: bool) -> Any:
     made = None if inside else torch.compile(model, backend=backend, fullgraph=True)
     with record(model, optimizer):
         made = made or torch.compile(model, backend=backend, fullgraph=True)
-        for _ in range(2):
-            made(batch()).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        train(made, optimizer)
     made(batch()).sum().backward()
     return model
 
@@ -559,12 +556,10 @@ def _raising(record: Record, error: BaseException, *, caught: bool = False) -> A
     optimizer = sgd(model)
     Raising.error = error
     with record(model, optimizer):
-        model(batch()).square().mean().backward()
-        optimizer.step()
+        train(model, optimizer, steps=1)
         with contextlib.suppress(type(error)) if caught else contextlib.nullcontext():
             Raising.apply(model(batch())).sum().backward()
-        model(batch()).square().mean().backward()
-        optimizer.step()
+        train(model, optimizer, steps=1)
     return model
 
 
@@ -602,7 +597,7 @@ def an_error_in_a_step(record: Record) -> Any:
     model = net()
     optimizer = sgd(model)
     with record(model, optimizer):
-        model(batch()).square().mean().backward()
+        train(model, steps=1)
         optimizer.step(closure=lambda: 1 / 0)
 
 

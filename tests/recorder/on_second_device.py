@@ -156,20 +156,6 @@ def numbers_that_are_late_are_complete_when_the_recording_is_closed() -> None:
     np.testing.assert_allclose(ledger.grad[1], expected, rtol=1e-6)
 
 
-def rows_freeze_while_training_goes_on_once_their_numbers_have_arrived() -> None:
-    w = torch.ones(3).to(device.NAME).requires_grad_()
-    with av.record(w) as recording:
-        rows = recording._rows
-        rows._bulk = rows._least = 4
-        for _ in range(6):
-            w.square().sum().backward()
-        assert len(rows.pending) == 6  # the device is behind
-        device.stream.run(device.stream.done + len(device.stream.queued))
-        w.square().sum().backward()
-        assert len(rows.pending) <= 3
-    np.testing.assert_allclose(recording.ledger.values("w")[:, 0], 2 * np.arange(1, 8))
-
-
 def training_is_the_same_bit_for_bit() -> None:
     for loop in (_loop, _scaled, _padded):
         bare, _ = _run(device.NAME, loop, recorded=False)

@@ -49,15 +49,6 @@ def test_a_peak_is_told_where_it_is_a_new_maximum_and_nowhere_else(counters: Cou
     np.testing.assert_array_equal(found, [(20, NAN), (30, 90), (40, NAN), (5, 91)])
 
 
-def test_once_the_user_has_reset_it_the_peak_is_that_since_then(counters: Counters) -> None:
-    counters.allocate(90, 10)
-    allocated = Allocated(wanted=True)
-    allocated.open([torch.device("cuda", 0)])
-    counters.peak[0] = counters.current[0]
-    counters.allocate(30, 20)
-    np.testing.assert_array_equal([allocated.after(), allocated.after()], [(20, 30), (20, NAN)])
-
-
 def test_bytes_on_several_devices_add_up_and_their_peaks_do_not(counters: Counters) -> None:
     allocated = Allocated(wanted=True)
     allocated.open([torch.device("cuda", 1), torch.device("cuda", 0), torch.device("cpu")])
@@ -72,27 +63,3 @@ def test_nobody_is_asked_where_nobody_wants_to_know(counters: Counters, wanted: 
     allocated.open([torch.device(device)])
     assert np.isnan(allocated.after()).all()
     assert counters.asked == 0
-
-
-def test_unless_asked_for_it_stops_when_it_has_cost_its_share(
-    counters: Counters, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from accumviz.recorder import memory
-
-    clock = [0.0]
-    monkeypatch.setattr(memory.time, "perf_counter", lambda: clock[0])
-    stats = counters._stats
-
-    def slow(device: int) -> dict[str, Any]:
-        clock[0] += 0.004
-        return stats(device)
-
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", slow)
-
-    def measured(wanted: bool | None) -> list[bool]:
-        allocated = Allocated(wanted)
-        allocated.open([torch.device("cuda", 0)])
-        return [not np.isnan(allocated.after()[0]) for _ in range(6)]
-
-    assert measured(True) == [True] * 6
-    assert measured(None) == [True] * 3 + [False] * 3

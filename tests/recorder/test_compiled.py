@@ -34,12 +34,13 @@ def _train(
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     recorded: bool = True,
     compile_step: bool = False,
+    graphs: bool = False,
 ) -> tuple[list[torch.Tensor], Ledger | None]:
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
     optimizer = torch.optim.SGD(inner.parameters(), 0.1, momentum=0.9)
     x, model = torch.randn(4, 3), compiled(inner)
-    with av.record(inner, optimizer) if recorded else nullcontext() as recording:
+    with av.record(inner, optimizer, graphs=graphs) if recorded else nullcontext() as recording:
         take = torch.compile(optimizer.step, backend="aot_eager") if compile_step else optimizer.step
 
         def step() -> None:
@@ -56,81 +57,47 @@ def _train(
     return [p.detach().clone() for p in inner.parameters()], recording.ledger if recording is not None else None
 
 
-def _compare(told: Ledger | None, eager: Ledger | None) -> None:
-    assert told is not None
-    assert eager is not None
-    assert "stopped" not in told.meta
-    assert [(e.kind, e.source, e.scale) for e in told] == [(e.kind, e.source, e.scale) for e in eager]
-    assert {e.label for e in told.of("backward")} == {"loss"}
-    assert [e.line for e in told.of("backward")] == [e.line for e in eager.of("backward")]
-    np.testing.assert_array_equal(told.state, eager.state)
-    np.testing.assert_allclose(told.contribution, eager.contribution, rtol=1e-5)
-    np.testing.assert_allclose(told.grad, eager.grad, rtol=1e-5)
+def _compiling(backend: str) -> Callable[[Any], Any]:
+    return lambda compiled: torch.compile(compiled, backend=backend)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_model_brings_the_contributions_of_the_eager_one(backend: str) -> None:
-    _, eager = _train()
-    weights, told = _train(lambda model: torch.compile(model, backend=backend))
-    bare, _ = _train(lambda model: torch.compile(model, backend=backend), recorded=False)
-    _compare(told, eager)
-    assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
-
-
-def test_a_model_compiled_by_inductor_brings_the_contributions_of_the_eager_one() -> None:
-    try:
-        compiled = torch.compile(lambda x: (x * 2).sin())
-        compiled(torch.ones(3))
-    except Exception as missing:  # no C++ compiler, or one that inductor cannot use
-        pytest.skip(f"inductor does not work here: {type(missing).__name__}")
-    _, eager = _train()
-    weights, told = _train(torch.compile)
-    bare, _ = _train(torch.compile, recorded=False)
-    _compare(told, eager)
-    assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
-
-
-def test_a_whole_step_that_is_compiled_is_recorded_and_computes_what_it_does_without_us() -> None:
-    def wrap(step: Step) -> Step:
-        return torch.compile(step, backend="aot_eager")
-
-    _, eager = _train()
-    weights, told = _train(wrap=wrap)
-    bare, _ = _train(wrap=wrap, recorded=False)
-    _compare(told, eager)
-    assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
-
-
-def test_a_compiled_optimizer_step_is_an_event_as_any_other() -> None:
-    _, eager = _train()
-    weights, told = _train(compile_step=True)
-    bare, _ = _train(compile_step=True, recorded=False)
-    assert told is not None
-    assert eager is not None
-    assert [e.kind for e in told] == [e.kind for e in eager]
-    assert [w.backwards for w in told.windows()] == [w.backwards for w in eager.windows()]
-    np.testing.assert_allclose(told.contribution, eager.contribution, rtol=1e-5)
-    assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
-
-
-def test_compiled_autograd_brings_the_contributions_of_the_eager_engine() -> None:
+def _compiled_engine() -> AbstractContextManager[Any]:
     from torch._dynamo import compiled_autograd
 
-    ran = []
+    return compiled_autograd._enable(_compiling("aot_eager"))
 
-    def compile_it(graph: Any) -> Any:
-        ran.append(graph)
-        return torch.compile(graph, backend="aot_eager")
 
-    def around() -> AbstractContextManager[Any]:
-        return compiled_autograd._enable(compile_it)
+WAYS: dict[str, dict[str, Any]] = {
+    "the model, eager": {"compiled": _compiling("eager")},
+    "the model, aot_eager": {"compiled": _compiling("aot_eager"), "graphs": True},
+    "the model, inductor": {"compiled": _compiling("inductor")},
+    "the whole step": {"wrap": _compiling("aot_eager")},
+    "the optimizer's step": {"compile_step": True},
+    "the engine": {"around": _compiled_engine, "graphs": True},
+}
 
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_compiled_is_recorded_as_an_eager_loop_and_computes_the_same(way: str) -> None:
+    if "inductor" in way:
+        try:
+            torch.compile(lambda x: (x * 2).sin())(torch.ones(3))
+        except Exception as missing:  # no C++ compiler, or one that inductor cannot use
+            pytest.skip(f"inductor does not work here: {type(missing).__name__}")
     _, eager = _train()
-    weights, told = _train(around=around)
-    assert ran  # it was the compiled engine
-    bare, _ = _train(around=around, recorded=False)
-    _compare(told, eager)
+    weights, ledger = _train(**WAYS[way])
+    bare, _ = _train(**WAYS[way], recorded=False)
     assert all(torch.equal(a, b) for a, b in zip(weights, bare, strict=True))
+    assert ledger is not None
+    assert eager is not None
+    assert "stopped" not in ledger.meta
+    assert [event.kind for event in ledger] == [event.kind for event in eager]
+    assert [w.backwards for w in ledger.windows()] == [w.backwards for w in eager.windows()]
+    for ours, theirs in zip(ledger.of("backward"), eager.of("backward"), strict=True):
+        assert (ours.label, ours.line, ours.source, ours.scale) == ("loss", theirs.line, theirs.source, theirs.scale)
+    np.testing.assert_array_equal(ledger.state, eager.state)
+    np.testing.assert_allclose(ledger.contribution, eager.contribution, rtol=1e-5)
+    np.testing.assert_allclose(ledger.grad, eager.grad, rtol=1e-5)
 
 
 # --- CUDA graphs, of which only the question "is this being captured?" can be asked here ----------------
@@ -150,19 +117,11 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return switch
 
 
-def test_nothing_is_read_while_a_graph_is_captured_and_one_warning_says_what_to_do(
-    capture: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from accumviz.recorder.gradients import Gradients
-
+def test_a_graph_that_is_captured_is_no_event_and_one_warning_says_what_to_do(capture: Callable[[bool], None]) -> None:
     model = nn.Linear(3, 100)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    read: list[Any] = []
-    original = Gradients.read
-    monkeypatch.setattr(Gradients, "read", lambda *args: read.append(args) or original(*args))
     with av.record(model, optimizer) as recording:
         model(torch.ones(2, 3)).sum().backward()
-        read.clear()
         capture(True)
         with pytest.warns(RuntimeWarning, match="record the loop before it is captured") as said:
             for _ in range(2):
@@ -170,7 +129,6 @@ def test_nothing_is_read_while_a_graph_is_captured_and_one_warning_says_what_to_
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
-        assert not read
         capture(False)
         model(torch.ones(2, 3)).sum().backward()
     assert len(said) == 1

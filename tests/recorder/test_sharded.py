@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import weakref
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 import accumviz as av
 
 
-def deleted_yet_alive(kind: str, recorded: bool) -> list[bool]:
+def deleted_yet_alive(kind: str) -> list[bool]:
     """Train once, and look whether what the loop deletes is gone: a large tensor, and the model's output."""
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
@@ -26,7 +27,7 @@ def deleted_yet_alive(kind: str, recorded: bool) -> list[bool]:
         fully_shard(model)
     else:
         model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-    with av.record(model) if recorded else contextlib.nullcontext():
+    with av.record(model):
         large = torch.ones(1 << 10)
         output = model(torch.ones(4, 8))
         kept = [weakref.ref(large), weakref.ref(output)]
@@ -38,9 +39,11 @@ def deleted_yet_alive(kind: str, recorded: bool) -> list[bool]:
         return [reference() is not None for reference in kept]
 
 
-@pytest.mark.parametrize("kind", ["FSDP1", "FSDP2"])
-def test_a_recording_keeps_nothing_alive_that_the_loop_deletes(kind: str) -> None:
-    assert av.distribute(deleted_yet_alive, kind=kind, recorded=True).returned == ([False, False],) * 2
+def test_a_recording_keeps_nothing_alive_that_the_loop_deletes() -> None:
+    def work() -> list[list[bool]]:
+        return [deleted_yet_alive(kind) for kind in ("FSDP1", "FSDP2")]
+
+    assert av.distribute(work).returned == ([[False, False]] * 2,) * 2
 
 
 # --- the whole gradient that waits to be scattered -------------------------------------------------
@@ -83,11 +86,12 @@ def kept_beside_the_weights(width: int, each: bool) -> tuple[list[list[float]], 
     return told, kept, all(torch.equal(a, b) for a, b in zip(grads, alone, strict=True))
 
 
-@pytest.mark.parametrize("width", [4, 1 << 10], ids=["small", "large"])
-@pytest.mark.parametrize("each", [True, False], ids=["a unit each", "one unit"])
-def test_a_sum_that_fsdp_keeps_in_another_dtype_has_what_each_backward_brought(width: int, each: bool) -> None:
-    for told, kept, same in av.distribute(kept_beside_the_weights, width=width, each=each).returned:
-        assert told == [pytest.approx(norms, rel=1e-5) for norms in kept]
+def test_a_sum_that_fsdp_keeps_in_another_dtype_has_what_each_backward_brought() -> None:
+    def work() -> list[Any]:
+        return [kept_beside_the_weights(width, each) for width in (4, 1 << 10) for each in (True, False)]
+
+    for recorded, kept, same in itertools.chain(*av.distribute(work).returned):
+        assert recorded == [pytest.approx(norms, rel=1e-5) for norms in kept]
         assert same
 
 
@@ -129,8 +133,12 @@ def zeroed_while_whole(apart: bool, how: str) -> tuple[list[str], list[list[int]
 
 @pytest.mark.parametrize("how", ["kept whole", "unsharded"])
 def test_a_zeroing_of_whole_weights_is_an_event_also_where_it_reached_nothing(how: str) -> None:
-    for apart, rule, length in ((True, "fsdp2-zero-keeps-unsharded", 2), (False, "zero-grad-inside-window", 1)):
-        for kinds, windows, found, lost in av.distribute(zeroed_while_whole, apart=apart, how=how).returned:
+    def work(how: str) -> list[Any]:
+        return [zeroed_while_whole(apart, how) for apart in (True, False)]
+
+    for ways in av.distribute(work, how=how).returned:
+        for apart, (kinds, windows, found, lost) in zip((True, False), ways, strict=True):
+            rule, length = ("fsdp2-zero-keeps-unsharded", 2) if apart else ("zero-grad-inside-window", 1)
             assert kinds == ["backward", "zero_grad", "backward", "step", "zero_grad"] * 2
             assert [len(window) for window in windows] == [length] * 2
             assert (found, lost) == ([rule], not apart)

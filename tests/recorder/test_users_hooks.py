@@ -122,15 +122,6 @@ def test_a_hook_that_changes_nothing_hides_no_missing_division(hook: Hooked, opt
     assert _rules(ledger) == {"loss-not-divided"}
 
 
-@hooks
-def test_a_hook_that_divides_once_more_is_found(hook: Hooked) -> None:
-    loop = Loop()
-    hook(loop, K)
-    ledger = loop.train(divisor=K)
-    np.testing.assert_allclose(ledger.shares().share, 1 / K**2)
-    assert _rules(ledger) == {"double-division"}
-
-
 def test_a_hook_of_all_optimizers_that_came_while_the_recording_was_open_is_an_edit_too() -> None:
     loop, handles = Loop(), list[Any]()
 
@@ -151,16 +142,6 @@ def test_a_hook_of_all_optimizers_that_came_while_the_recording_was_open_is_an_e
     np.testing.assert_allclose(ledger.shares().share, 1 / K, rtol=1e-6)
     assert av.check(ledger).verdict == "healthy"
     assert not loop.optimizer._optimizer_step_pre_hooks
-
-
-@hooks
-def test_nothing_of_ours_stays_with_what_the_user_hooked(hook: Hooked) -> None:
-    loop = Loop()
-    hook(loop, K)
-    ours = [p._post_accumulate_grad_hooks for p in loop.own], loop.optimizer._optimizer_step_pre_hooks
-    before = [dict(hooks or {}) for hooks in (*ours[0], ours[1])]
-    loop.train()
-    assert [dict(hooks or {}) for hooks in (*ours[0], ours[1])] == before
 
 
 # --- while a backward runs ------------------------------------------------------------------------
@@ -202,13 +183,6 @@ def test_what_hooks_of_all_parameters_may_have_changed_has_no_share(
     assert np.isnan(shares.share).all()
     assert all("hooks of your own" in row.unknown for row in shares)
     assert av.check(ledger).verdict == "no verdict"
-
-
-def test_a_contribution_is_what_hooks_made_of_it() -> None:
-    loop, divided = Loop(), Loop()
-    for p in loop.own:
-        p.register_hook(lambda g: g / K)
-    np.testing.assert_array_equal(loop.train().contribution, divided.train(divisor=K).contribution)
 
 
 def test_a_parameter_without_a_hook_shows_what_a_backward_weighs() -> None:
@@ -272,19 +246,3 @@ def test_shares_of_an_optimizer_in_hooks_are_known_unless_the_hook_changes_the_g
     shares = [row.share for row in recording.ledger.shares()]
     assert len(recording.ledger.of("step")) == 8
     assert shares == [0.25] * 8 if factor == 1 else np.isnan(shares).all()
-
-
-def test_a_hook_that_raises_leaves_nothing_of_the_gradient_behind() -> None:
-    w = torch.ones(2, requires_grad=True)
-
-    def refuse(_: Tensor) -> None:
-        raise ValueError("not today")
-
-    handle = w.register_hook(refuse)
-    with av.record(w) as recording:
-        with pytest.raises(ValueError, match="not today"):
-            (w * w).sum().backward()
-        handle.remove()
-        (w * w).sum().backward()
-    assert recording.ledger.complete
-    assert recording.ledger.values("w")[:, 0].tolist()[-1] == 2.0
