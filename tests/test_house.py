@@ -29,7 +29,6 @@ TEACHING_WITH_TORCH = {
     "accumviz.book.distribute",
     "accumviz.book.gan",
     "accumviz.book.loops",
-    "accumviz.book.rank",
 }
 # Above everything, the recorder included: they run, or stand around, what the user trains.
 ABOVE = {"accumviz.cli", "accumviz.expectation"}
