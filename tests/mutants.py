@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-_FRAME = struct.Struct("<III")
-_MAGIC = b"accumviz 4\n"
+_FRAME = struct.Struct("<II")
+_MAGIC = b"accumviz 5\n"
 EVIL: list[Any] = [
     *(None, True, False, -1, 0, 1, 2, 255, 2**31 - 1, 2**31, 2**53, 2**62, 2**63, 2**70, -(2**63), 10**400),
     *(0.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf")),
@@ -47,8 +47,8 @@ def frames(data: bytes) -> list[bytes]:
     """The inflated contents of a file's chunks."""
     found, at = [], len(_MAGIC)
     while at + _FRAME.size <= len(data):
-        (length, inflated, _), at = _FRAME.unpack_from(data, at), at + _FRAME.size
-        found.append(zlib.decompressobj().decompress(data[at : at + length], inflated))
+        (length, _), at = _FRAME.unpack_from(data, at), at + _FRAME.size
+        found.append(zlib.decompressobj().decompress(data[at : at + length]))
         at += length
     return found
 
@@ -59,7 +59,7 @@ def joined(contents: list[bytes]) -> bytes:
     for raw in contents:
         body = zlib.compress(raw)
         body += bytes(len(raw) // 2)
-        chunks.append(_FRAME.pack(len(body), len(raw), zlib.crc32(body)) + body)
+        chunks.append(_FRAME.pack(len(body), zlib.crc32(body)) + body)
     return _MAGIC + b"".join(chunks)
 
 

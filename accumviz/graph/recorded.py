@@ -15,7 +15,7 @@ from accumviz.graph.node_values import forward_values, numbers_on_cpu
 from accumviz.graph.scopes import Scopes, sequence
 from accumviz.graph.trace import VALUES_LIMIT, Labels, Numbers, Walk, graph_of, walk_of
 from accumviz.recorder.callsite import CallSites
-from accumviz.recorder.rows import Backward
+from accumviz.recorder.columns import Backward
 
 # Nodes of one graph, and of all that a recording keeps: more is for `trace` at the place of interest.
 GRAPH_NODES, ALL_NODES = 2000, 100_000

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral, Real
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
 
@@ -28,23 +28,30 @@ KINDS = (
 # One object for all unknown numbers: events that know as little as each other are equal.
 _NAN = float("nan")
 
-# The columns of codes: places in a table of texts (`details` and `frames`: of JSON texts), but `line` and `rank` (-1:
-# all). What came with a later format stands behind what was there before.
-CODES = (
-    "kind",
-    "label",
-    "file",
-    "line",
-    "source",
-    "within",
-    "rank",
-    "details",
-    "frames",
-    "via",
-)
-TABLES = ("kind", "label", "file", "source", "within", "details", "frames", "via")
-_TEXTS = ("kind", "label", "file", "source", "within", "via")
-NUMBERS = ("time", "loss", "scale", "saved_before", "saved_after", "allocated", "peak")
+# The columns of an event, each with what stands in it by default: places in a table of texts (of `details` and
+# `frames`: JSON texts), but `line` and `rank` (-1: all); and numbers.
+CODES: dict[str, Any] = {
+    "kind": "",
+    "label": "",
+    "file": "",
+    "line": 0,
+    "source": "",
+    "within": "",
+    "rank": -1,
+    "details": "{}",
+    "frames": "[]",
+    "via": "",
+}
+TABLES = tuple(name for name, default in CODES.items() if isinstance(default, str))
+NUMBERS = {
+    "time": 0.0,
+    "loss": _NAN,
+    "scale": 1.0,
+    "saved_before": _NAN,
+    "saved_after": _NAN,
+    "allocated": _NAN,
+    "peak": _NAN,
+}
 _AT = {name: i for i, name in enumerate((*CODES, *NUMBERS))}
 
 
@@ -158,31 +165,12 @@ def listed(details: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     )
 
 
-_DEFAULTS: dict[str, Any] = {
-    "label": "",
-    "file": "",
-    "line": 0,
-    "source": "",
-    "time": 0.0,
-    "loss": _NAN,
-    "scale": 1.0,
-    "saved_before": _NAN,
-    "saved_after": _NAN,
-    "within": "",
-    "rank": None,
-    "allocated": _NAN,
-    "peak": _NAN,
-    "frames": "[]",
-    "via": "",
-}
-
-
 class Events(Sequence[Event]):
     """Events as columns: an immutable sequence that makes each `Event` when it is asked for.
 
     Ten small integers and seven numbers an event, 96 bytes, and each distinct text once.
     `codes` is int32, events × `CODES`; `numbers` float64, events × `NUMBERS`; `tables` the
-    distinct texts of each column of `TABLES`, those of `frames` and `details` as JSON (or mappings).
+    distinct texts of each column of `TABLES`, those of `frames` and `details` as JSON.
 
     >>> events = Events.of_columns(kind=["backward", "step"], loss=[2.5, float("nan")], details=[{}, {"lr": [0.1]}])
     >>> len(events), events[1].details, events[0].loss
@@ -195,7 +183,7 @@ class Events(Sequence[Event]):
         self,
         codes: np.ndarray,
         numbers: np.ndarray,
-        tables: Mapping[str, Sequence[Any]],
+        tables: Mapping[str, Sequence[str]],
     ) -> None:
         self.codes, self.numbers = codes, numbers
         self.tables = {name: tuple(tables[name]) for name in TABLES}
@@ -204,72 +192,44 @@ class Events(Sequence[Event]):
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Events:
-        """The columns of these events."""
+        """Return the columns of these events."""
         if isinstance(events, Events):
             return events
         events = tuple(events)
-        columns = {
-            name: [getattr(event, name) for event in events]
-            for name in (*CODES, *NUMBERS)
+        columns: dict[str, list[Any]] = {
+            name: [getattr(event, name) for event in events] for name in _AT
         }
-        # Whoever made them by hand may have put anything in: no view may break on it.
-        for name in _TEXTS:
-            columns[name] = [
-                text if isinstance(text, str) else str(text) for text in columns[name]
-            ]
-        columns["frames"] = [_frames_as_text(frames) for frames in columns["frames"]]
-        for name, missing in (("line", 0), ("rank", None)):
-            columns[name] = [
-                n if isinstance(n, Integral) and 0 <= int(n) < 1 << 31 else missing
-                for n in columns[name]
-            ]
-        for name in NUMBERS:
-            columns[name] = [n if isinstance(n, Real) else _NAN for n in columns[name]]
         return cls.of_columns(len(events), **columns)
 
     @classmethod
     def of_columns(cls, count: int | None = None, **columns: Sequence[Any]) -> Events:
-        """Events from one sequence of values for each field of `Event`; a field left out has its default.
+        """Return events from one sequence of values for each field of `Event`; a field left out has its default.
 
         `kind` is needed, unless `count` is 0. Details are mappings, or their JSON text; frames JSON text.
         """
-        unknown = columns.keys() - _AT.keys()
-        if unknown:
-            raise ValueError(
-                f"no field {min(unknown)!r}; expected one of {', '.join(_AT)}"
-            )
         count = len(columns["kind"]) if count is None else count
-        for name, given in columns.items():
-            if len(given) != count:
+        for name, values in columns.items():
+            if name not in _AT:
+                raise ValueError(f"no field {name!r}; expected one of {', '.join(_AT)}")
+            if len(values) != count:
                 raise ValueError(
-                    f"{name} has {len(given)} values, expected one for each of {count} events"
+                    f"{name} has {len(values)} values, expected one for each of {count} events"
                 )
         codes = np.zeros((count, len(CODES)), np.int32)
         numbers = np.empty((count, len(NUMBERS)))
-        tables: dict[str, Sequence[Any]] = {}
-        for at, name in enumerate(CODES):
-            values: Any = columns.get(name)
-            if name == "line":
-                codes[:, at] = 0 if values is None else values
-            elif name == "rank":
-                codes[:, at] = (
-                    -1
-                    if values is None
-                    else [-1 if rank is None else rank for rank in values]
-                )
-            elif name == "details":
-                tables[name] = _number_details(values, codes[:, at])
+        tables: dict[str, list[str]] = {}
+        for at, (name, default) in enumerate(CODES.items()):
+            values = columns.get(name, (default,) * count)
+            if name in TABLES:
+                places: dict[str, int] = {}
+                for e, value in enumerate(values):
+                    text = _text(value or default)
+                    codes[e, at] = places.setdefault(text, len(places))
+                tables[name] = list(places)
             else:
-                places: dict[str, int] = (
-                    {} if values is not None or not count else {_DEFAULTS[name]: 0}
-                )
-                if values is not None:
-                    codes[:, at] = [
-                        places.setdefault(text, len(places)) for text in values
-                    ]
-                tables[name] = tuple(places)
-        for at, name in enumerate(NUMBERS):
-            numbers[:, at] = columns[name] if name in columns else _DEFAULTS[name]
+                codes[:, at] = [default if value is None else value for value in values]
+        for at, (name, default) in enumerate(NUMBERS.items()):
+            numbers[:, at] = columns.get(name, default)
         return cls(codes, numbers, tables)
 
     def __len__(self) -> int:
@@ -286,22 +246,18 @@ class Events(Sequence[Event]):
         return self._make(places)
 
     def _make(self, index: int) -> Event:
-        # Details are parsed anew: what is done to those of one event changes no ledger.
         codes = dict(zip(CODES, self.codes[index].tolist(), strict=True))
-        texts = {name: self.tables[name][codes[name]] for name in _TEXTS}
-        numbers = dict(zip(NUMBERS, self.numbers[index].tolist(), strict=True))
-        for name, value in numbers.items():
-            if math.isnan(value):
-                numbers[name] = _NAN
-        return Event(
-            index,
-            line=codes["line"],
-            rank=None if codes["rank"] < 0 else codes["rank"],
-            details=_mapping(self.tables["details"][codes["details"]]),
-            frames=self._frames[codes["frames"]],
-            **texts,
-            **numbers,
-        )
+        fields: dict[str, Any] = {
+            name: table[codes[name]] for name, table in self.tables.items()
+        }
+        # Parsed anew: what is done to the details of one event changes no ledger.
+        fields["details"] = json.loads(fields["details"])
+        fields["frames"] = self._frames[codes["frames"]]
+        fields["line"] = codes["line"]
+        fields["rank"] = None if codes["rank"] < 0 else codes["rank"]
+        for name, value in zip(NUMBERS, self.numbers[index].tolist(), strict=True):
+            fields[name] = _NAN if math.isnan(value) else value
+        return Event(index, **fields)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Events | tuple):
@@ -316,60 +272,56 @@ class Events(Sequence[Event]):
         return repr(tuple(self))
 
     def column(self, name: str) -> np.ndarray:
-        """One column of `NUMBERS`, or `line` or `rank` (-1: all of them)."""
+        """Return one column of `NUMBERS`, or `line` or `rank` (-1: all of them)."""
         at = _AT[name]
-        found: np.ndarray = (
-            self.numbers[:, at - len(CODES)] if at >= len(CODES) else self.codes[:, at]
-        )
-        return found
+        in_codes = at < len(CODES)
+        return self.codes[:, at] if in_codes else self.numbers[:, at - len(CODES)]
 
     def where(self, name: str, *texts: str) -> np.ndarray:
-        """For each event, whether this column holds one of these texts."""
-        found: np.ndarray = np.array(
-            [text in texts for text in self.tables[name]] or [False], bool
-        )[self.column(name)]
-        return found
+        """Return for each event whether this column holds one of these texts."""
+        return self._of_each(name, [text in texts for text in self.tables[name]])
+
+    def _of_each(self, name: str, of_texts: list[bool]) -> np.ndarray:
+        """Return for each event what holds for its text in this column."""
+        of_events: np.ndarray = np.array(of_texts or [False])[self.column(name)]
+        return of_events
 
     def detail(self, name: str, default: Any) -> np.ndarray:
-        """One entry of every event's details, or `default`, of whose type (number, truth, any object) the array is."""
+        """Return one entry of every event's details, or `default`, whose type (number, truth, object) the array has."""
         key = name, repr(default)
         if key in self._detailed:
             return self._detailed[key]
-        values = [known.get(name, default) for known in self.details]
         kind = type(default) if isinstance(default, bool | int | float) else object
-        table = np.empty(max(len(values), 1), kind)
-        for i, value in enumerate(values):
+        table = np.empty(max(len(self.details), 1), kind)
+        for i, details in enumerate(self.details):
             try:
-                table[i] = value
+                table[i] = details.get(name, default)
             except (TypeError, ValueError, OverflowError):
                 table[i] = default
-        found: np.ndarray = table[self.column("details")]
-        found.flags.writeable = False
-        self._detailed[key] = found
-        return found
+        column: np.ndarray = table[self.column("details")]
+        column.flags.writeable = False
+        self._detailed[key] = column
+        return column
 
     def has(self, name: str) -> np.ndarray:
-        """For each event, whether its details have this entry."""
-        found: np.ndarray = np.array(
-            [name in details for details in self.details] or [False], bool
-        )[self.column("details")]
-        return found
+        """Return for each event whether its details have this entry."""
+        return self._of_each("details", [name in known for known in self.details])
 
     def label(self, event: int) -> str:
-        """The label of one event."""
+        """Return the label of one event."""
         label: str = self.tables["label"][self.column("label")[event]]
         return label
 
     @cached_property
     def details(self) -> list[Mapping[str, Any]]:
         """The distinct details, by their code."""
-        return [_mapping(known) for known in self.tables["details"]]
+        return [json.loads(text) for text in self.tables["details"]]
 
     @cached_property
     def _frames(self) -> list[tuple[tuple[str, int, str], ...]]:
         return [
-            tuple((f, n, text) for f, n, text in json.loads(known))
-            for known in self.tables["frames"]
+            tuple(tuple(frame) for frame in json.loads(text))
+            for text in self.tables["frames"]
         ]
 
     @property
@@ -378,12 +330,12 @@ class Events(Sequence[Event]):
         return self.detail("skipped", default=False)
 
     def texts(self, name: str) -> list[str]:
-        """The text that each event has in this column."""
+        """Return the text that each event has in this column."""
         table = self.tables[name]
         return [table[code] for code in self.column(name).tolist()]
 
     def take(self, places: Any) -> Events:
-        """The events at these places (a slice, or integers), as events of their own, with no text that they lack."""
+        """Return the events at these places (a slice, or integers), with no text that they lack."""
         codes, tables = np.array(self.codes[places]), {}
         for name in TABLES:
             used, codes[:, _AT[name]] = np.unique(
@@ -393,50 +345,33 @@ class Events(Sequence[Event]):
         return Events(codes, np.array(self.numbers[places]), tables)
 
 
-def _mapping(known: Any) -> Mapping[str, Any]:
-    if not isinstance(known, str):
-        mapping: Mapping[str, Any] = known
-        return mapping
-    return json.loads(known) if known != "{}" else {}
-
-
-def _frames_as_text(frames: Any) -> str:
-    try:
-        return json.dumps(
-            [[str(file), int(line), str(source)] for file, line, source in frames]
-        )
-    except (TypeError, ValueError, OverflowError):  # made by hand, as above
-        return "[]"
-
-
-def _number_details(given: Sequence[Any] | None, codes: np.ndarray) -> list[Any]:
-    """Number details in order of first appearance; equal texts, and no details, are one."""
-    if given is None:
-        return ["{}"] if len(codes) else []
-    places: dict[Any, int] = {}
-    table: list[Any] = []
-    for row, details in enumerate(given):
-        key = details if isinstance(details, str) else id(details) if details else "{}"
-        if key not in places:
-            places[key] = len(table)
-            table.append(details or "{}")
-        codes[row] = places[key]
-    return table
+def _text(value: Any) -> str:
+    """Return details or frames as JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, separators=(",", ":"), default=repr)
 
 
 class Gatherer:
-    """Puts the tables of several parts together: each text is kept once, whichever parts have it."""
+    """The tables of several parts put together: each text once, whichever parts have it."""
 
     def __init__(self) -> None:
-        self.places: dict[str, dict[str, int]] = {name: {} for name in TABLES}
+        self._places: dict[str, dict[str, int]] = {name: {} for name in TABLES}
 
-    def renumber(self, codes: np.ndarray, tables: Mapping[str, Sequence[str]]) -> None:
-        """Turn the codes of a part, into its own tables, into codes for all parts, in place."""
-        for name in TABLES:
-            places = self.places[name]
-            own = [places.setdefault(text, len(places)) for text in tables[name]]
-            if own != list(range(len(own))):
-                codes[:, _AT[name]] = np.array(own, np.int32)[codes[:, _AT[name]]]
+    def renumbered(self, part: Block | Events) -> np.ndarray:
+        """Return the codes of a part, which are places in its own tables, as places in those of all parts."""
+        codes = np.array(part.codes)
+        for name, places in self._places.items():
+            table = part.tables[name]
+            moved = [places.setdefault(text, len(places)) for text in table]
+            at = _AT[name]
+            codes[:, at] = np.array(moved or [0], np.int32)[codes[:, at]]
+        return codes
+
+    @property
+    def tables(self) -> dict[str, list[str]]:
+        """The tables of all parts so far."""
+        return {name: list(places) for name, places in self._places.items()}
 
 
 class Weighed(NamedTuple):
@@ -445,30 +380,80 @@ class Weighed(NamedTuple):
     events: np.ndarray
     elements: dict[int, np.ndarray]
 
-    @classmethod
-    def of(
-        cls,
-        parameters: Sequence[Parameter],
-        found: Mapping[int, Mapping[int, np.ndarray]],
-    ) -> Weighed:
-        """From the elements by parameter and event: NaN where there are none."""
-        events = sorted({event for at in found.values() for event in at})
-        elements = {}
-        for p, parameter in enumerate(parameters if events else ()):
-            unknown, at = np.full(parameter.numel, np.nan), found.get(p, {})
-            elements[p] = np.array(
-                [at.get(event, unknown) for event in events]
-            ).reshape(-1, parameter.numel)
-        return cls(np.array(events, np.int64), elements)
-
     def after_each(self, count: int, parameter: int) -> np.ndarray:
-        """The elements after each of so many events; empty where none of this parameter are kept."""
+        """Return the elements after each of so many events; empty where none of this parameter are kept."""
         if parameter not in self.elements:
             return np.zeros((0, 0))
         kept = self.elements[parameter]
-        found = np.full((count, kept.shape[1]), np.nan)
-        found[self.events] = kept
-        return found
+        every = np.full((count, kept.shape[1]), np.nan)
+        every[self.events] = kept
+        return every
+
+
+@dataclass
+class Block:
+    """Consecutive events with their rows of all arrays: what a recording adds at once, and a file stores as one chunk.
+
+    `codes`, `numbers` and `tables` are those of `Events`; `contribution`, `grad` and `state` have a column for
+    each parameter. `added` and `left`, what was contributed and `.grad`, have one for each element of the
+    parameters of which elements are kept, one parameter after the other. `weights` are those elements' weights
+    after the events `weighed`.
+    """
+
+    tables: Mapping[str, Sequence[str]]
+    codes: np.ndarray
+    numbers: np.ndarray
+    contribution: np.ndarray
+    grad: np.ndarray
+    state: np.ndarray
+    added: np.ndarray
+    left: np.ndarray
+    weighed: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays."""
+        return [getattr(self, name) for name in ARRAYS]
+
+    @classmethod
+    def empty(cls, parameters: int, elements: int) -> Block:
+        """Return a block of no events."""
+        wide = dict.fromkeys(("contribution", "grad", "state"), parameters)
+        wide |= dict.fromkeys(("added", "left", "weights"), elements)
+        wide |= {"codes": len(CODES), "numbers": len(NUMBERS)}
+        arrays = {
+            n: np.zeros((0, wide[n]), kind) for n, kind in ARRAYS.items() if n in wide
+        }
+        return cls(dict.fromkeys(TABLES, ()), weighed=np.zeros(0, np.int32), **arrays)
+
+
+# The arrays of a block, and what their numbers are.
+ARRAYS = {
+    "codes": "<i4",
+    "numbers": "<f8",
+    "contribution": "<f4",
+    "grad": "<f4",
+    "state": "|u1",
+    "added": "<f8",
+    "left": "<f8",
+    "weighed": "<i4",
+    "weights": "<f8",
+}
+
+
+def join(blocks: list[Block]) -> Block:
+    """Put blocks together, one after the other; the list is emptied, so that no number is held twice for long."""
+    gathered = Gatherer()
+    starts = itertools.accumulate((len(block.codes) for block in blocks), initial=0)
+    parts = {name: [getattr(block, name) for block in blocks] for name in ARRAYS}
+    parts["codes"] = [gathered.renumbered(block) for block in blocks]
+    parts["weighed"] = [
+        block.weighed + start for start, block in zip(starts, blocks, strict=False)
+    ]
+    blocks.clear()
+    joined = {name: np.concatenate(parts.pop(name)) for name in ARRAYS}
+    return Block(gathered.tables, **joined)
 
 
 class Arrays:
@@ -479,8 +464,8 @@ class Arrays:
 
     def __init__(
         self,
-        parameters: tuple[Parameter, ...],
-        events: Sequence[Event],
+        parameters: Sequence[Parameter],
+        events: Iterable[Event],
         contribution: np.ndarray,
         grad: np.ndarray,
         state: np.ndarray,
@@ -491,35 +476,58 @@ class Arrays:
         meta: Mapping[str, Any] | None = None,
         complete: bool = True,
     ) -> None:
-        expected = (len(events), len(parameters))
-        for name, given in (
-            ("contribution", contribution),
-            ("grad", grad),
-            ("state", state),
-        ):
-            if given.shape != expected:
-                raise ValueError(
-                    f"{name} has shape {given.shape}, expected events × parameters {expected}"
-                )
-        self.parameters = parameters
-        self.events = events if isinstance(events, Events) else tuple(events)
+        self.parameters = tuple(parameters)
+        self.events = Events.of(events)
         self.contribution = contribution.astype(np.float32, copy=False)
         self.grad = grad.astype(np.float32, copy=False)
         self.state = state.astype(np.uint8, copy=False)
-        self.exact: dict[int, tuple[np.ndarray, np.ndarray]] = dict(exact or {})
+        self.exact = dict(exact or {})
         self.weighed = weighed or Weighed(np.zeros(0, np.int64), {})
         self.sources = dict(sources or {})
         self.meta = dict(meta or {})
         self.complete = complete and "stopped" not in self.meta
-        for array in (self.contribution, self.grad, self.state):
-            array.flags.writeable = False
+        expected = (len(self.events), len(self.parameters))
+        for name in ("contribution", "grad", "state"):
+            shape = getattr(self, name).shape
+            if shape != expected:
+                raise ValueError(
+                    f"{name} has shape {shape}, expected events × parameters {expected}"
+                )
+        arrays: list[np.ndarray] = [self.contribution, self.grad, self.state]
+        arrays += self.weighed.elements.values()
         for pair in self.exact.values():
-            for array in pair:
-                array.flags.writeable = False
-        for array in self.weighed.elements.values():
+            arrays += pair
+        for array in arrays:
             array.flags.writeable = False
 
-    @cached_property
+    @classmethod
+    def of_block(
+        cls,
+        parameters: Sequence[Parameter],
+        kept: Sequence[int],
+        block: Block,
+        **about: Any,
+    ) -> Self:
+        """Return the ledger of a block; elements are kept of the parameters with the numbers `kept`."""
+        added, left, weights = {}, {}, {}
+        end = 0
+        for p in kept:
+            start, end = end, end + parameters[p].numel
+            added[p], left[p] = block.added[:, start:end], block.left[:, start:end]
+            if len(block.weighed):
+                weights[p] = block.weights[:, start:end]
+        return cls(
+            parameters,
+            Events(block.codes, block.numbers, block.tables),
+            block.contribution,
+            block.grad,
+            block.state,
+            {p: (added[p], left[p]) for p in kept},
+            weighed=Weighed(block.weighed, weights),
+            **about,
+        )
+
+    @property
     def columns(self) -> Events:
         """The events as columns: what asks something of all of them asks here."""
-        return Events.of(self.events)
+        return self.events

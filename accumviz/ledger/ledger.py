@@ -13,7 +13,7 @@ import numpy as np
 from accumviz import arguments
 from accumviz.ledger import builder
 from accumviz.ledger import file as columns
-from accumviz.ledger.container import LedgerFileError, Reader, Writer, valid
+from accumviz.ledger.container import Reader, save, valid
 from accumviz.ledger.events import (
     CHANGED,
     CONTRIBUTED,
@@ -108,8 +108,7 @@ class Ledger(Arrays, Displayed):
         `rows` holds one dict per event: the fields of `Event`, and by parameter name `contribution`
         (a number or a list, element by element), `grad` (the same; absent: None) and `weights`.
         """
-        arrays, weighed = builder.arrays(parameters, rows)
-        return cls(tuple(parameters), *arrays, weighed=weighed, **kwargs)
+        return builder.build(cls, parameters, rows, **kwargs)
 
     @classmethod
     def merge(cls, ledgers: Iterable[Ledger | Recorded | str | Path]) -> Ledger:
@@ -131,38 +130,15 @@ class Ledger(Arrays, Displayed):
                 f"merge() was given {arguments.a(ledgers)}; expected a list of the ranks' ledgers or files"
             )
         opened = (
-            cls.read(Reader(one)) if isinstance(one, str | Path) else one
-            for one in ledgers
+            cls.read(one) if isinstance(one, str | Path) else one for one in ledgers
         )
-        return cls.of_arrays(merge([recorded(one, "merge") for one in opened]))
+        return merge([recorded(one, "merge") for one in opened], cls)
 
     @classmethod
-    def of_arrays(cls, arrays: Arrays) -> Ledger:
-        """The ledger that consists of these."""
-        about: dict[str, Any] = {
-            "sources": arrays.sources,
-            "meta": arrays.meta,
-            "complete": arrays.complete,
-        }
-        return cls(
-            arrays.parameters,
-            arrays.events,
-            arrays.contribution,
-            arrays.grad,
-            arrays.state,
-            arrays.exact,
-            weighed=arrays.weighed,
-            **about,
-        )
-
-    @classmethod
-    def read(cls, reader: Reader) -> Ledger:
-        """The ledger of a file that is open. Raises `LedgerFileError` when it holds another thing, or is not whole."""
-        if reader.kind != "ledger":
-            raise LedgerFileError(
-                f"{str(reader.path)!r} holds a {reader.kind}; expected a ledger"
-            )
-        return valid(reader, lambda chunks: cls.of_arrays(columns.decode(chunks)))
+    def read(cls, path: str | Path, *, repair: bool = False) -> Ledger:
+        """Return the ledger in a file. Raises `LedgerFileError` when it holds another thing, or is not whole."""
+        reader = Reader(path, repair=repair)
+        return valid(reader, lambda chunks: columns.decode(chunks, cls))
 
     def __len__(self) -> int:
         return len(self.events)
@@ -412,11 +388,8 @@ class Ledger(Arrays, Displayed):
         if str(path).endswith(".html"):
             save_page(path, "Ledger", self.to_html())
             return
-        with Writer(path, "ledger", overwrite=overwrite, whole=True) as writer:
-            writer.append(columns.described(self.parameters, self.meta))
-            for head, arrays in columns.chunks(self):
-                writer.append(head, arrays)
-            writer.close(**({} if self.complete else {"complete": False}))
+        end = {} if self.complete else {"complete": False}
+        save(path, columns.chunks(self), overwrite=overwrite, **end)
 
     def __repr__(self) -> str:
         counted = (
@@ -484,7 +457,7 @@ def load(path: str | Path, *, repair: bool = False) -> Ledger:
     'loss'
     """
     arguments.flag("repair", repair)
-    return Ledger.read(Reader(path, repair=repair))
+    return Ledger.read(path, repair=repair)
 
 
 def ledger_of(source: Any) -> Ledger | None:

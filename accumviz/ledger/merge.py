@@ -5,15 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from accumviz.ledger.events import CODES, NUMBERS, Arrays, Events, Gatherer, Weighed
+from accumviz.ledger.events import (
+    CODES,
+    NUMBERS,
+    PRESENT,
+    Arrays,
+    Events,
+    Gatherer,
+    Parameter,
+    Weighed,
+)
+
+_CODE = {name: at for at, name in enumerate(CODES)}
+_NUMBER = {name: at for at, name in enumerate(NUMBERS)}
+
+Kind = TypeVar("Kind", bound=Arrays)
+
+
+class RankLedger(NamedTuple):
+    """One rank's ledger: `first` of its optimizers has that number among those of all ranks."""
+
+    rank: int
+    ledger: Arrays
+    first: int
 
 
 def name(rank: int, parameter: str) -> str:
-    """A parameter's name among those of all ranks.
+    """Return a parameter's name among those of all ranks.
 
     >>> name(0, "weight")
     'rank 0 · weight'
@@ -21,8 +43,49 @@ def name(rank: int, parameter: str) -> str:
     return f"rank {rank} · {parameter}"
 
 
-def merge(ledgers: Sequence[Arrays]) -> Arrays:
-    """See `Ledger.merge`."""
+def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
+    """Return the ledger of all ranks; see `Ledger.merge`."""
+    ranks = _ranks(ledgers)
+    rows = _rows([one.ledger.columns for one in ranks])
+    # What each rank did last, in rows in which it did nothing.
+    latest = np.maximum.accumulate(rows, axis=0)
+    parameters: list[Parameter] = []
+    contribution, grad, state = [], [], []
+    exact, weights = {}, {}
+    weighed = np.zeros(len(rows), bool)
+    for place, (rank, ledger, first) in enumerate(ranks):
+        here, last = rows[:, place], latest[:, place]
+        contribution.append(_pick(ledger.contribution, here, np.nan))
+        grad.append(_pick(ledger.grad, last, np.nan))
+        # What others do leaves this rank's `.grad` as it was.
+        present = _pick(ledger.state & PRESENT, last, 0)
+        state.append(_pick(ledger.state, here, 0) | present)
+        for p, (added, left) in ledger.exact.items():
+            sides = _pick(added, here, np.nan), _pick(left, last, np.nan)
+            exact[len(parameters) + p] = sides
+        weighed |= np.isin(here, ledger.weighed.events)
+        for p in ledger.weighed.elements:
+            after = ledger.weighed.after_each(len(ledger.events), p)
+            weights[len(parameters) + p] = _pick(after, here, np.nan)
+        parameters += [_renamed(p, rank, first) for p in ledger.parameters]
+    events = np.flatnonzero(weighed)
+    elements = {p: after[events] for p, after in weights.items()}
+    return kind(
+        parameters,
+        _events(rows, ranks),
+        np.concatenate(contribution, axis=1),
+        np.concatenate(grad, axis=1),
+        np.concatenate(state, axis=1),
+        exact,
+        weighed=Weighed(events, elements),
+        sources=_sources(ranks),
+        meta=_meta(ranks),
+        complete=all(one.ledger.complete for one in ranks),
+    )
+
+
+def _ranks(ledgers: Sequence[Arrays]) -> list[RankLedger]:
+    """Return the ledgers in the order of their ranks. Raises `ValueError` where there is none, or a rank twice."""
     if not ledgers:
         raise ValueError(
             "no ledger to merge; pass the ledger of each rank, or its file"
@@ -34,222 +97,164 @@ def merge(ledgers: Sequence[Arrays]) -> Arrays:
         raise ValueError(
             f"ranks {numbers} to merge; expected each once (ledger.meta['rank'] says which it is)"
         )
-    order = sorted(range(len(ledgers)), key=numbers.__getitem__)
-    ledgers, numbers = [ledgers[i] for i in order], [numbers[i] for i in order]
-    events = [ledger.columns for ledger in ledgers]
-    rows = _rows(events)
-    # What each rank did last, in rows in which it did nothing.
-    latest = np.maximum.accumulate(rows, axis=0)
-    offsets = np.cumsum([0, *(_optimizers(ledger) for ledger in ledgers)]).tolist()
-    parameters = [
-        replace(
-            p,
-            name=name(rank, p.name),
-            aliases=tuple(name(rank, alias) for alias in p.aliases),
-            optimizers=tuple(o + offset for o in p.optimizers),
-            rank=rank,
-            unsharded_of=name(rank, p.unsharded_of) if p.unsharded_of else "",
-        )
-        for ledger, rank, offset in zip(ledgers, numbers, offsets, strict=False)
-        for p in ledger.parameters
-    ]
-    columns: dict[str, list[np.ndarray]] = {"contribution": [], "grad": [], "state": []}
-    exact: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    weights: list[tuple[int, np.ndarray, Weighed]] = []
-    first = 0
-    for place, ledger in enumerate(ledgers):
-        own, last = rows[:, place], latest[:, place]
-        columns["contribution"].append(_pick(ledger.contribution, own, np.nan))
-        columns["grad"].append(_pick(ledger.grad, last, np.nan))
-        # What others do leaves this rank's `.grad` as it was.
-        columns["state"].append(
-            _pick(ledger.state, own, 0) | _pick(ledger.state & 1, last, 0)
-        )
-        for p, (contribution, grad) in ledger.exact.items():
-            exact[first + p] = (
-                _pick(contribution, own, np.nan),
-                _pick(grad, last, np.nan),
-            )
-        weights.append((first, own, ledger.weighed))
-        first += len(ledger.parameters)
-    return Arrays(
-        tuple(parameters),
-        _events(rows, events, numbers, offsets),
-        np.concatenate(columns["contribution"], axis=1),
-        np.concatenate(columns["grad"], axis=1),
-        np.concatenate(columns["state"], axis=1),
-        exact,
-        weighed=_weighed(weights),
-        sources={
-            file: text
-            for ledger in reversed(ledgers)
-            for file, text in ledger.sources.items()
-        },
-        meta=_meta(ledgers, numbers),
-        complete=all(ledger.complete for ledger in ledgers),
-    )
-
-
-def _rows(ledgers: list[Events]) -> np.ndarray:
-    """All events, each rank's in its order: turn by turn between collectives, together in them.
-
-    Returns rows × ranks, which of its events each rank has in the row (-1: none).
-    """
-    sync = [events.where("kind", "sync").tolist() for events in ledgers]
-    collective = [_collectives(events) for events in ledgers]
-    at, many = [0] * len(ledgers), [len(events) for events in ledgers]
-    rows: list[list[int]] = []
-    while True:
-        waiting = [place for place in range(len(ledgers)) if at[place] < many[place]]
-        if not waiting:
-            return np.array(rows, np.int64).reshape(-1, len(ledgers))
-        going = [place for place in waiting if not sync[place][at[place]]]
-        alike: dict[Any, list[int]] = {}
-        for place in going or waiting:
-            # Whoever is not in a collective has a row of its own.
-            key = place if going else collective[place][at[place]]
-            alike.setdefault(key, [-1] * len(ledgers))[place] = at[place]
-            at[place] += 1
-        rows += alike.values()
-
-
-def _collectives(events: Events) -> list[Any]:
-    """What collectives of several ranks that are one have in common."""
-    op, size, parameters = (
-        events.detail(name, None).tolist() for name in ("op", "bytes", "parameters")
-    )
-    return [
-        (a, b, tuple(c or ())) for a, b, c in zip(op, size, parameters, strict=True)
-    ]
-
-
-def _weighed(parts: list[tuple[int, np.ndarray, Weighed]]) -> Weighed:
-    """The ranks' weights, each after the rows in which its own events are: NaN where another's are."""
-    placed = []
-    for _, own, weighed in parts:
-        # In which row each of its events is.
-        where = np.zeros(int(own.max(initial=-1)) + 1, np.int64)
-        where[own[own >= 0]] = np.flatnonzero(own >= 0)
-        placed.append(where[weighed.events])
-    events = np.unique(np.concatenate(placed))
-    elements = {}
-    for (first, _, weighed), rows in zip(parts, placed, strict=True):
-        at = np.searchsorted(events, rows)
-        for p, found in weighed.elements.items():
-            elements[first + p] = np.full((len(events), found.shape[1]), np.nan)
-            elements[first + p][at] = found
-    return Weighed(events, elements)
-
-
-def _pick(array: np.ndarray, where: np.ndarray, missing: float) -> np.ndarray:
-    padded = np.concatenate(
-        [array, np.full((1, *array.shape[1:]), missing, array.dtype)]
-    )
-    picked: np.ndarray = padded[where]
-    return picked
-
-
-def _events(
-    rows: np.ndarray, ledgers: list[Events], numbers: list[int], offsets: list[int]
-) -> Events:
-    """The events of the rows: of those that several ranks took part in, the first one's."""
-    there = rows >= 0
-    first, together = there.argmax(axis=1), there.all(axis=1) & (len(ledgers) > 1)
-    codes, values = (
-        np.zeros((len(rows), len(CODES)), np.int32),
-        np.zeros((len(rows), len(NUMBERS))),
-    )
-    gathered = Gatherer()
-    allocated = NUMBERS.index("allocated"), NUMBERS.index("peak")
-    for place, events in enumerate(ledgers):
-        own = np.array(events.codes)
-        tables = events.tables | {
-            "details": _shifted(events, own[:, CODES.index("details")], offsets[place])
-        }
-        gathered.renumber(own, tables)
-        own[:, CODES.index("rank")] = numbers[place]
-        here = first == place
-        codes[here], values[here] = (
-            own[rows[here, place]],
-            events.numbers[rows[here, place]],
-        )
-    codes[together, CODES.index("rank")] = -1
-    # The ranks' bytes are there at once; their peaks were reached when it suited each.
-    each = [
-        events.column("allocated")[rows[together, place]]
-        for place, events in enumerate(ledgers)
-    ]
-    values[together, allocated[0]], values[together, allocated[1]] = (
-        np.sum(each, axis=0),
-        np.nan,
-    )
-    return Events(
-        codes, values, {name: list(places) for name, places in gathered.places.items()}
-    )
-
-
-def _shifted(events: Events, codes: np.ndarray, offset: int) -> list[str]:
-    """The table of details, and in `codes` the places in it, once optimizers are counted over all ranks."""
-    table = [
-        known if isinstance(known, str) else json.dumps(dict(known), default=repr)
-        for known in events.tables["details"]
-    ]
-    steps = np.flatnonzero(events.where("kind", "step", "schedule"))
-    used, again = np.unique(codes[steps], return_inverse=True)
-    codes[steps] = len(table) + again
-    for code in used.tolist():
-        details = json.loads(table[code])
-        table.append(
-            json.dumps(
-                details
-                | {"optimizer_index": details.get("optimizer_index", 0) + offset}
-            )
-        )
-    return table
+    ranks, first = [], 0
+    for rank, ledger in sorted(zip(numbers, ledgers, strict=True), key=lambda r: r[0]):
+        ranks.append(RankLedger(rank, ledger, first))
+        first += _optimizers(ledger)
+    return ranks
 
 
 def _optimizers(ledger: Arrays) -> int:
+    """Return how many optimizers a ledger speaks of."""
     used = [o for p in ledger.parameters for o in p.optimizers]
-    used += ledger.columns.detail("optimizer_index", 0)[
-        ledger.columns.where("kind", "step", "schedule")
-    ].tolist()
-    return max([len(ledger.meta.get("optimizers", ())), *(o + 1 for o in used)])
+    steps = ledger.columns.where("kind", "step", "schedule")
+    used += ledger.columns.detail("optimizer_index", 0)[steps].tolist()
+    return max(len(ledger.meta.get("optimizers", ())), max(used, default=-1) + 1)
 
 
-def _meta(ledgers: Sequence[Arrays], numbers: list[int]) -> dict[str, Any]:
+def _renamed(parameter: Parameter, rank: int, first: int) -> Parameter:
+    whole = parameter.unsharded_of
+    return replace(
+        parameter,
+        name=name(rank, parameter.name),
+        aliases=tuple(name(rank, alias) for alias in parameter.aliases),
+        optimizers=tuple(first + o for o in parameter.optimizers),
+        rank=rank,
+        unsharded_of=name(rank, whole) if whole else "",
+    )
+
+
+def _pick(array: np.ndarray, rows: np.ndarray, missing: float) -> np.ndarray:
+    """Return these rows of an array; -1 is a row of what is missing."""
+    last = np.full((1, *array.shape[1:]), missing, array.dtype)
+    picked: np.ndarray = np.concatenate([array, last])[rows]
+    return picked
+
+
+# --- events ----------------------------------------------------------------------------------
+
+
+def _rows(ledgers: list[Events]) -> np.ndarray:
+    """Put all events in one order, each rank's in its own: turn by turn between collectives, together in them.
+
+    Returns rows × ranks, which of its events each rank has in the row (-1: none).
+    """
+    collective = [_collectives(events) for events in ledgers]
+    at = [0] * len(ledgers)
+    rows: list[list[int]] = []
+    while True:
+        waiting = [n for n, keys in enumerate(collective) if at[n] < len(keys)]
+        if not waiting:
+            return np.array(rows, np.int64).reshape(-1, len(ledgers))
+        going = [n for n in waiting if collective[n][at[n]] is None]
+        together: dict[Any, list[int]] = {}
+        for n in going or waiting:
+            # A rank that is in no collective has a row of its own.
+            key = n if going else collective[n][at[n]]
+            together.setdefault(key, [-1] * len(ledgers))[n] = at[n]
+            at[n] += 1
+        rows += together.values()
+
+
+def _collectives(events: Events) -> list[Any]:
+    """Return of each event what its part in one collective has in common with other ranks'; None for another event."""
+    columns = [events.detail(name, None) for name in ("op", "bytes", "parameters")]
+    sync = events.where("kind", "sync").tolist()
+    return [
+        str([column[e] for column in columns]) if is_sync else None
+        for e, is_sync in enumerate(sync)
+    ]
+
+
+def _events(rows: np.ndarray, ranks: list[RankLedger]) -> Events:
+    """Return the events of the rows: of those that several ranks took part in, the first one's."""
+    takes_part = rows >= 0
+    first = takes_part.argmax(axis=1)
+    codes = np.zeros((len(rows), len(CODES)), np.int32)
+    numbers = np.zeros((len(rows), len(NUMBERS)))
+    gathered = Gatherer()
+    for place, one in enumerate(ranks):
+        events = _shifted(one.ledger.columns, one.first)
+        moved = gathered.renumbered(events)
+        moved[:, _CODE["rank"]] = one.rank
+        here = first == place
+        codes[here] = moved[rows[here, place]]
+        numbers[here] = events.numbers[rows[here, place]]
+    together = takes_part.all(axis=1) & (len(ranks) > 1)
+    codes[together, _CODE["rank"]] = -1
+    # The ranks' bytes are there at once; their peaks were reached when it suited each.
+    allocated = np.zeros(int(together.sum()))
+    for place, one in enumerate(ranks):
+        allocated += one.ledger.columns.column("allocated")[rows[together, place]]
+    numbers[together, _NUMBER["allocated"]] = allocated
+    numbers[together, _NUMBER["peak"]] = np.nan
+    return Events(codes, numbers, gathered.tables)
+
+
+def _shifted(events: Events, first: int) -> Events:
+    """Return events whose optimizers are counted over all ranks."""
+    codes, table = np.array(events.codes), list(events.tables["details"])
+    steps = np.flatnonzero(events.where("kind", "step", "schedule"))
+    used, again = np.unique(codes[steps, _CODE["details"]], return_inverse=True)
+    codes[steps, _CODE["details"]] = len(table) + again
+    for code in used.tolist():
+        details = json.loads(table[code])
+        index = details.get("optimizer_index", 0) + first
+        table.append(json.dumps({**details, "optimizer_index": index}))
+    return Events(codes, events.numbers, {**events.tables, "details": table})
+
+
+# --- what is said of all ranks ---------------------------------------------------------------
+
+
+def _sources(ranks: list[RankLedger]) -> dict[str, str]:
+    sources: dict[str, str] = {}
+    for one in ranks:
+        sources = {**one.ledger.sources, **sources}
+    return sources
+
+
+def _meta(ranks: list[RankLedger]) -> dict[str, Any]:
     """Return what is said of all ranks together, and of each where they differ."""
-    meta = {key: value for key, value in ledgers[0].meta.items() if key != "rank"}
-    meta |= {"merged": numbers, "optimizers": _every(ledgers, "optimizers")}
-    if any("optimizer_settings" in ledger.meta for ledger in ledgers):
-        meta["optimizer_settings"] = _settings(ledgers)
-    notes = list(dict.fromkeys(_every(ledgers, "notes")))
-    meta |= {"notes": notes} if notes else {}
-    stopped = _by_rank(ledgers, numbers, "stopped")
-    meta |= {"stopped": stopped} if stopped else {}
-    ended = _by_rank(ledgers, numbers, "ended")
-    meta.pop("ended", None)
-    if ended:  # one text where all ended alike, else one for each rank that says how
-        alike = len(ended) == len(ledgers) and len(set(map(str, ended.values()))) == 1
-        meta["ended"] = next(iter(ended.values())) if alike else ended
-    return meta
+    meta = dict(ranks[0].ledger.meta)
+    for name in ("rank", "notes", "stopped", "ended"):
+        meta.pop(name, None)
+    meta["merged"] = [one.rank for one in ranks]
+    meta["optimizers"] = _every(ranks, "optimizers")
+    if any("optimizer_settings" in one.ledger.meta for one in ranks):
+        meta["optimizer_settings"] = _settings(ranks)
+    notes = dict.fromkeys(_every(ranks, "notes"))
+    said = {
+        "notes": list(notes),
+        "stopped": _by_rank(ranks, "stopped"),
+        "ended": _ended(ranks),
+    }
+    return meta | {name: value for name, value in said.items() if value}
 
 
-def _every(ledgers: Sequence[Arrays], name: str) -> list[Any]:
-    return [one for ledger in ledgers for one in ledger.meta.get(name, ())]
+def _every(ranks: list[RankLedger], name: str) -> list[Any]:
+    return [one for each in ranks for one in each.ledger.meta.get(name, ())]
 
 
-def _by_rank(
-    ledgers: Sequence[Arrays], numbers: list[int], name: str
-) -> dict[str, Any]:
-    ranks = zip(numbers, ledgers, strict=True)
-    return {str(n): one.meta[name] for n, one in ranks if name in one.meta}
+def _by_rank(ranks: list[RankLedger], name: str) -> dict[str, Any]:
+    return {
+        str(one.rank): one.ledger.meta[name] for one in ranks if name in one.ledger.meta
+    }
 
 
-def _settings(ledgers: Sequence[Arrays]) -> list[Any]:
+def _ended(ranks: list[RankLedger]) -> Any:
+    """Return one text where all ended alike, else one for each rank that says how."""
+    ended = _by_rank(ranks, "ended")
+    alike = len(ended) == len(ranks) and len(set(map(str, ended.values()))) == 1
+    return next(iter(ended.values())) if alike else ended
+
+
+def _settings(ranks: list[RankLedger]) -> list[Any]:
     """Return the settings of every optimizer, empty for those of a rank that has none."""
     settings: list[Any] = []
-    for ledger in ledgers:
-        known = list(ledger.meta.get("optimizer_settings", ()))
-        missing = len(ledger.meta.get("optimizers", ())) - len(known)
+    for one in ranks:
+        meta = one.ledger.meta
+        known = list(meta.get("optimizer_settings", ()))
+        missing = len(meta.get("optimizers", ())) - len(known)
         settings += known + [{}] * missing
     return settings

@@ -27,7 +27,7 @@ from torch import nn
 
 from accumviz.recorder import patches
 from accumviz.recorder.callsite import CallSites, variables
-from accumviz.recorder.rows import Backward, Row, Sync
+from accumviz.recorder.columns import Backward, Row, Sync
 from accumviz.recorder.transfer import keep_for_stream, readable
 
 # The operators, what they do, and which argument is the whole.

@@ -26,8 +26,8 @@ import torch
 
 from accumviz.ledger.events import PRESENT, Parameter
 from accumviz.recorder import patches, targets
+from accumviz.recorder.columns import Backward, Row
 from accumviz.recorder.distributed import local
-from accumviz.recorder.rows import Backward, Row
 from accumviz.recorder.targets import Named
 from accumviz.recorder.transfer import (
     BLOCK,
@@ -417,10 +417,13 @@ class Gradients:
     def differs(self, i: int) -> bool:
         """Return whether a leaf's `.grad` is in host memory, and not what was last read of it."""
         before = self._numbers.get(i)
-        after = None if before is None else self._number(i)
-        return not (after is None or after == before or after != after)  # noqa: PLR0124 - what is no number
+        after = None if before is None else self._read_again(i)
+        if before is None or after is None or after == before:
+            return False
+        pairs = zip(before, after, strict=False)
+        return any(new != old and new == new for old, new in pairs)  # noqa: PLR0124 - NaN is no change
 
-    def _number(self, i: int) -> Any:
+    def _read_again(self, i: int) -> list[float] | None:
         """Return what `read` makes of a leaf's `.grad` in host memory; None where that cannot be read."""
         grad = self.tensors[i].grad
         plain, others = split_plain([(i, grad)] if type(grad) is _TENSOR else [])
@@ -431,8 +434,8 @@ class Gradients:
             if i in self.small:
                 return tensor.detach().reshape(-1).tolist()
             if plain and tensor.numel() <= BLOCK:
-                return math.sqrt(torch.dot(tensor, tensor).item())
-            return norm(tensor)
+                return [math.sqrt(torch.dot(tensor, tensor).item())]
+            return [norm(tensor)]
         return None
 
     def read_grads(self, row: Row, indices: Iterable[int]) -> None:
@@ -461,25 +464,28 @@ class Gradients:
         self, row: Row, what: str, leaves: list[tuple[int, Any]], known: Any
     ) -> None:
         plain, others = split_plain(leaves)
-        small, numbers = self.small, dict[int, float]()
+        places, numbers = list[int](), list[float]()
         for i, flat in plain:
-            if i in small:
-                elements = flat.tolist()
-                row.give((f"exact {what}", i), elements)
-                if known is not None:
-                    known[i] = elements
+            places.append(~i if self._is_small(i, flat) else i)
+            if places[-1] < 0:
+                read = flat.tolist()
             elif flat.numel() > BLOCK:
-                numbers[i] = norm(flat)
+                read = [norm(flat)]
             else:
-                numbers[i] = math.sqrt(torch.dot(flat, flat).item())
-        if numbers:
-            row.give((what, list(numbers)), numbers.values())
+                read = [math.sqrt(torch.dot(flat, flat).item())]
+            numbers += read
             if known is not None:
-                known |= numbers
+                known[i] = read
+        if plain:
+            row.give(what, places, numbers)
         if others:
             self._read_others(row, what, others)
             if known is not None:
-                known |= {i: self._number(i) for i, _ in others}
+                known |= {i: self._read_again(i) for i, _ in others}
+
+    def _is_small(self, i: int, tensor: torch.Tensor) -> bool:
+        """Return whether all elements of a leaf are kept: it has as many as when the recording opened."""
+        return i in self.small and tensor.numel() == self.sizes[i]
 
     def _read_others(
         self, row: Row, what: str, leaves: Iterable[tuple[int, torch.Tensor]]
@@ -491,25 +497,22 @@ class Gradients:
             if not readable(tensor):
                 # That something is there is known, not how much.
                 self.leave_unread(row, [i], what)
-            elif i in self.small:
-                row.take((f"exact {what}", i), tensor)
+            elif self._is_small(i, tensor):
+                row.take_leaves(what, [~i], [tensor])
             elif tensor.is_cpu:
-                row.give((what, [i]), [norm(tensor)])
+                row.give(what, [i], [norm(tensor)])
             else:
                 on_device.append(i)
                 waiting.append(tensor)
         for places, reduced in norms(on_device, waiting) if waiting else ():
-            row.take_all((what, places), reduced)
+            row.take_leaves(what, places, reduced)
 
     def leave_unread(
         self, row: Row, indices: Iterable[int], what: str = "grad"
     ) -> None:
         """Say in a row that these leaves' numbers are not known."""
         for i in indices:
-            if i in self.small:
-                row.give((f"exact {what}", i), [math.nan] * self.sizes[i])
-            else:
-                row.give((what, [i]), [math.nan])
+            row.give(what, [i], [math.nan])
 
     def weigh(self, row: Row) -> None:
         """Give a row the weights of the small leaves, those of FSDP as shards only."""
@@ -519,8 +522,8 @@ class Gradients:
         for i in self.small:
             tensor = self.tensors[i]
             inner = tensor if type(tensor) in PLAIN else local(tensor)
-            if readable(inner) and inner.numel() == self.sizes[i]:
-                row.take(("exact weight", i), inner.detach())
+            if readable(inner) and self._is_small(i, inner):
+                row.take_leaves("weight", [~i], [inner.detach()])
 
     # --- whose they are ------------------------------------------------------------------------
 

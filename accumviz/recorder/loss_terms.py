@@ -7,15 +7,17 @@ what the graph's nodes saved, without unpacking it: no node runs, no user code d
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from accumviz.recorder import patches
+from accumviz.recorder.columns import Backward, Row
 from accumviz.recorder.distributed import local
 from accumviz.recorder.memory import held
-from accumviz.recorder.rows import SIGNED, Backward, Row, raised
 from accumviz.recorder.transfer import PLAIN, plainly, readable, unseen
 
 # A sum of more losses than this, or one of more operations, is not taken apart further.
@@ -23,6 +25,7 @@ _MOST_TERMS, _MOST_NODES = 64, 512
 # A mask is counted up to so many elements: more would cost a step what the loss itself does.
 _LARGEST_MASK = 1 << 22
 _REDUCTIONS = ("none", "mean", "sum")
+_SIGNED = "it is summed with weights of which some are negative"
 _ARGUMENTS = (
     "tensors",
     "grad_tensors",
@@ -178,7 +181,7 @@ class Factor(NamedTuple):
         if isinstance(constant, torch.Tensor):
             own = math.nan if inside else self.own
             return self._replace(late=(*self.late, (power, constant)), own=own)
-        value = raised(constant, power)
+        value = _raised(constant, power)
         return self._replace(
             known=self.known * value,
             each=self.each if abs(value) == 1 else (*self.each, value),
@@ -227,7 +230,7 @@ class _Terms:
         """Add a term; numbers on a device are put into it when they have arrived."""
         late = isinstance(elements, torch.Tensor)
         if isinstance(elements, float) and math.isnan(elements):
-            elements, unknown = None, SIGNED
+            elements, unknown = None, _SIGNED
         term = {
             "op": op,
             "reduction": reduction,
@@ -235,13 +238,12 @@ class _Terms:
             "factor": None if factor.unknown else factor.known,
             "unknown": unknown or factor.unknown,
         }
-        place = len(self._terms)
         self._terms.append(term)
         if late:
-            self._row.take(("term", (place, "elements", 1)), elements)
+            self._row.take(elements, partial(_put_elements, term))
         if not factor.unknown:
             for power, constant in factor.late:
-                self._row.take(("term", (place, "factor", power)), constant)
+                self._row.take(constant, partial(_put_factor, term, power))
             _note_constants(term, factor)
         return term
 
@@ -580,7 +582,7 @@ def _describe_one(row: Backward, root: Any, given: Any) -> None:
     if whole and not root.is_complex():
         value = plainly(local(root))
         if readable(value):
-            row.take(("loss", None), value)
+            row.take(value, partial(setattr, row, "loss"))
     elif isinstance(root, torch.Tensor) and not whole:
         row.details["root_shape"] = list(root.shape)
     if node is None:
@@ -624,20 +626,44 @@ def _walk_scale(row: Backward, node: Any) -> tuple[Any, str, Factor]:
             if value is None or above == _LEAF:
                 break
             if _is_scale(constant):
-                _note_scale(row, ("detail", "amp_scale"), value)
+                _note(row, value, partial(row.details.__setitem__, "amp_scale"))
             else:
-                _note_scale(row, ("scale", power), value)
+                _note(row, value, partial(_scale, row, power))
                 factor = factor.times(value, power)
         node, name = parent, above
     return node, name, factor
 
 
-def _note_scale(row: Backward, target: tuple[str, Any], value: Any) -> None:
-    """Write a scale into the row; one on a device comes later."""
-    what, which = target
+def _note(row: Backward, value: Any, put: Callable[[float], None]) -> None:
+    """Hand a number to `put`: later, if it is on a device."""
     if isinstance(value, torch.Tensor):
-        row.take(target, value)
-    elif what == "scale":
-        row.scale *= raised(value, which)
+        row.take(value, put)
     else:
-        row.details[which] = value
+        put(value)
+
+
+def _scale(row: Backward, power: int, value: float) -> None:
+    row.scale *= _raised(value, power)
+
+
+def _put_factor(term: dict[str, Any], power: int, value: float) -> None:
+    if term["factor"] is not None:
+        term["factor"] *= _raised(value, power)
+
+
+def _put_elements(term: dict[str, Any], value: float) -> None:
+    """Note how many elements there are, as a sum of weights; NaN where some of these are negative."""
+    term["elements"] = value
+    if math.isnan(value):
+        term["elements"], term["unknown"] = None, _SIGNED
+
+
+def _raised(constant: float, power: int) -> float:
+    """Return a constant, or (power -1) one divided by it.
+
+    >>> _raised(4.0, -1), _raised(0.0, -1)
+    (0.25, inf)
+    """
+    if power > 0:
+        return constant
+    return 1 / constant if constant else math.inf

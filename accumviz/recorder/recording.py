@@ -20,14 +20,13 @@ from accumviz.graph.recorded import Graphs
 from accumviz.ledger.events import Parameter
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder import distributed, patches
-from accumviz.recorder.buffer import Buffer
 from accumviz.recorder.callsite import CallSite, CallSites
+from accumviz.recorder.columns import Backward, Columns, Row
 from accumviz.recorder.distributed import Collectives
 from accumviz.recorder.gradients import THREADS, Gradients
 from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.loss_terms import describe_root
 from accumviz.recorder.memory import Allocated, Held
-from accumviz.recorder.rows import Backward, Row
 from accumviz.recorder.targets import Named, Optimizers, called
 from accumviz.recorder.transfer import readable
 
@@ -111,9 +110,9 @@ class Recording:
         self._known: list[Parameter] | None = None  # once they have been let go
         self._size = len(self._gradients)
         self.file = locate(None if path is None else Path(path))
-        self._rows = Buffer(
+        self._rows = Columns(
             self._gradients.sizes,
-            list(self._gradients.small),
+            self._gradients.small,
             self._gradients.wire,
             self._allocated,
             self._about,
@@ -188,7 +187,6 @@ class Recording:
     def _open(self) -> None:
         self._rows.start = perf_counter()
         self._gradients.update()
-        self._rows.present = bytes(self._gradients.present)
         self._look_at_weights()
         devices = self._gradients.devices()
         self._gradients.wire.open(devices)
@@ -658,19 +656,7 @@ class Recording:
         )
         row = self._rows.begin(kind, label, site, within, details, changed)
         if not plain:
-            for name in [
-                name
-                for name, value in details.items()
-                if isinstance(value, torch.Tensor)
-            ]:
-                value = details.pop(name)
-                if readable(value):
-                    row.take(("detail", name), value)
-            for group, value in enumerate(details.get("lr", ())):
-                if isinstance(value, torch.Tensor):
-                    details["lr"][group] = None
-                    if readable(value):
-                        row.take(("lr", group), value)
+            self._read_details(row)
         if changed:
             (self._gradients.read_grads if read else self._gradients.leave_unread)(
                 row, changed
@@ -681,6 +667,21 @@ class Recording:
             row.send(self._gradients.wire)
         row.present = bytes(self._gradients.present)
         self._finish(row)
+
+    def _read_details(self, row: Row) -> None:
+        """Read those details of an event that are tensors."""
+        details = row.details
+        for name, value in list(details.items()):
+            if isinstance(value, torch.Tensor):
+                del details[name]
+                if readable(value):
+                    row.take(value, functools.partial(_note, details, name))
+        rates = details.get("lr", [])
+        for group, value in enumerate(rates):
+            if isinstance(value, torch.Tensor):
+                rates[group] = None
+                if readable(value):
+                    row.take(value, functools.partial(rates.__setitem__, group))
 
     def _standing(self) -> tuple[int, int]:
         if not self._gradients.tensors:
@@ -754,6 +755,14 @@ class Recording:
 def _unheeded() -> str:
     """Name what has failed and stopped no recording yet."""
     return type(patches.failures[-1]).__name__ if patches.failures else ""
+
+
+def _note(details: dict[str, Any], name: str, value: float) -> None:
+    """Note a detail that was not known before; a scaler that found inf has skipped the step."""
+    if name != "found_inf":
+        details[name] = value
+    elif value:
+        details["skipped"] = True
 
 
 def _rates(optimizer: Any, details: dict[str, Any]) -> bool:

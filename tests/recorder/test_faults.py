@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 import accumviz as av
 from accumviz.graph import scopes
-from accumviz.recorder import buffer, patches
+from accumviz.recorder import columns, patches
 from tests.recorder.loops import Train, alone, replicated, sharded
 from tests.thorough import THOROUGH
 
@@ -155,7 +155,7 @@ class Run:
         self.ledger: Any
         self.file: Any
         # By count and at the end only: what is written by time is decided by others at work on the machine.
-        late = mock.patch.object(buffer, "_SECONDS", 3600)
+        late = mock.patch.object(columns, "_SECONDS", 3600)
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), unraisable(), late:
             warnings.simplefilter("ignore")
             self._mode, self._folder, self._plant = mode, Path(folder), plant or contextlib.nullcontext()

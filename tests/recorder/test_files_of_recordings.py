@@ -24,7 +24,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger.container import LedgerFileError
-from accumviz.recorder import buffer
+from accumviz.recorder import columns
 from accumviz.recorder.recording import Recording
 from tests.light import LIGHT
 from tests.thorough import THOROUGH
@@ -399,7 +399,9 @@ def test_a_file_that_is_not_there_any_more_is_said_so(path: Path) -> None:
         loop.train()
     path.rename(path.with_name("elsewhere"))
     assert repr(recording) == "Recording (closed): 30 events × 2 parameters"
-    with pytest.raises(LedgerFileError, match=r"run.ledger', which holds what was recorded, is not there any more"):
+    with pytest.raises(
+        LedgerFileError, match=r"run.ledger', which holds what was recorded, was moved or changed since"
+    ):
         _ = recording.ledger
 
 
@@ -410,7 +412,7 @@ def test_a_file_that_another_has_replaced_is_not_taken_for_ours(path: Path) -> N
     with loop.record(path, overwrite=True) as second:
         loop.train(20)
     assert len(second.ledger) == 60
-    with pytest.raises(LedgerFileError, match="was replaced or changed since"):
+    with pytest.raises(LedgerFileError, match="was moved or changed since"):
         _ = first.ledger
 
 
@@ -423,13 +425,13 @@ def test_a_file_that_another_has_replaced_is_not_taken_for_ours(path: Path) -> N
 def test_what_is_too_much_for_memory_goes_to_a_file_that_goes_with_the_recording(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(buffer, "ROOM", 100_000)
+    monkeypatch.setattr(columns, "ROOM", 100_000)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     loop = Loop()
     recording = loop.record()
     with recording:
         loop.train(3000)
-        assert sum(a.nbytes for _, arrays in recording._rows._chunks for a in arrays.values()) <= 100_000
+        assert sum(array.nbytes for block in recording._rows._blocks for array in block.arrays) <= 100_000
         assert len(recording.ledger) == 9000
     assert recording._rows._temporary
     assert list(tmp_path.glob("accumviz*")) == []  # no name, so that not even a kill leaves it behind
