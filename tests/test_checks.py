@@ -1698,3 +1698,27 @@ def test_one_micro_batch_that_an_epoch_leaves_over_is_carried() -> None:
                 play.zero()
         play.loader("ends")
     assert "leftover-carried" in found(play)
+
+
+def test_gradients_that_a_hand_keeps_like_momentum_are_a_note() -> None:
+    play = Play()
+    for _ in range(4):
+        play.backward(term(8, 1.0))
+        play.step()
+        play.edit(0.9)
+    (finding,) = (found for found in av.check(play.ledger).findings if found.rule == "missing-zero-grad")
+    assert finding.severity == "note" and "after each step 0.9 of it is kept" in finding.cause
+
+
+def test_a_change_by_hand_is_shown_at_the_next_line() -> None:
+    play = Play()
+    for _ in range(3):
+        play.backward(term(8, 0.5))
+        play.grad = {}
+        play.touched(play._put("edit"), ["w", "v"])
+        play.rows[-1] |= {"line": 0, "file": "", "source": ""}
+        play.backward(term(8, 0.5))
+        play.step()
+        play.zero()
+    (finding,) = av.check(play.ledger).findings
+    assert finding.line == 10 and finding.cause.endswith(" That is done by hand, above this line.")

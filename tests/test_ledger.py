@@ -524,6 +524,9 @@ def test_what_a_reduce_scatter_takes_from_a_whole_gradient_is_consumed_with_the_
     assert ledger.live(2, whole) == []
     assert ledger.outcomes.consumed[:2, 1].tolist() == [3, 3]
     assert [ledger.unconsumed(e) for e in range(5)] == [{}] * 5
+    assert ledger.flow.erased_for_good[:2, 1].tolist() == [4, 4]
+    not_zeroed = Ledger.build(parameters, rows[:-1])
+    assert not_zeroed.flow.erased_for_good[:2, 1].tolist() == [-1, -1]
 
 
 def never_zeroed(events: int) -> Ledger:

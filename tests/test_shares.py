@@ -253,6 +253,12 @@ def test_what_is_not_known_of_a_loss_has_its_reason(given: Any, share: float, ea
     assert said in row.unknown and bool(said) == bool(row.unknown)
 
 
+def test_a_mean_of_losses_is_one_objective_beside_another_loss() -> None:
+    shares = _joint(*[(term(8, 0.5), term(8, 0.5), term(8, 0.3, op="MseLossBackward0"))] * 2).shares()
+    assert list(shares.objectives) == ["loss · NllLossBackward0", "loss · MseLossBackward0"]
+    assert shares.of(1).objective.tolist() == [0, 0, 1]
+
+
 def test_two_lines_with_one_expression_are_two_objectives() -> None:
     play = Play()
     play.backward(line=3)

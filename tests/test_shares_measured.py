@@ -7,7 +7,6 @@ solution: what each sample weighs, whatever happened on the way. Shares per elem
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -62,138 +61,34 @@ class Bench:
         """What each sample weighs in the gradient that the how manyth step read."""
         return torch.linalg.lstsq(torch.stack(self.single, 1), self.read[step][:, None]).solution.flatten().numpy()
 
-    def clip(self, most: float) -> None:
-        nn.utils.clip_grad_norm_(self.model.parameters(), most)
+
+def micro(pieces: Any, factor: Any, reduction: str = "mean", then: str = "", end: str = "") -> list[tuple[Any, ...]]:
+    """Micro-batches: a piece of the samples, how its loss is reduced and scaled, what happens then and at the end."""
+    every = [(*piece, reduction, factor, then) for piece in pieces]
+    return [*every[:-1], (*every[-1][:-1], end or then)]
 
 
-Loop = Callable[[Bench], Iterator[tuple[int, int]]]
-LOOPS: dict[str, Loop] = {}
-
-
-def loop(run: Loop) -> Loop:
-    LOOPS[run.__name__] = run
-    return run
-
-
-@loop
-def right(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in EVEN:
-        (bench.loss(*piece) / 4).backward()
-        yield piece
-    bench.optimizer.step()
-
-
-@loop
-def undivided(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in EVEN:
-        bench.loss(*piece).backward()
-        yield piece
-    bench.optimizer.step()
-
-
-@loop
-def mean_of_unequal_means(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in PIECES:
-        (bench.loss(*piece) / 4).backward()
-        yield piece
-    bench.optimizer.step()
-
-
-@loop
-def sums_over_the_windows_count(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in PIECES:
-        (bench.loss(*piece, reduction="sum") / SAMPLES).backward()
-        yield piece
-    bench.optimizer.step()
-
-
-@loop
-def divided_twice(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in EVEN:
-        (bench.loss(*piece) / 4 / 4).backward()
-        yield piece
-    bench.optimizer.step()
-
-
-@loop
-def zero_inside_the_window(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in EVEN:
-        bench.optimizer.zero_grad()
-        (bench.loss(*piece) / 4).backward()
-        yield piece
-    bench.optimizer.step()
-
-
-@loop
-def clipped_after_each(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in PIECES:
-        (bench.loss(*piece) / 4).backward()
-        bench.clip(0.2)
-        yield piece
-    bench.optimizer.step()
-
-
-@loop
-def clipped_once(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in PIECES:
-        (bench.loss(*piece) / 4).backward()
-        yield piece
-    bench.clip(0.2)
-    bench.optimizer.step()
-
-
-@loop
-def divided_by_hand(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in EVEN:
-        bench.loss(*piece).backward()
-        yield piece
-    for p in bench.model.parameters():
-        assert p.grad is not None
-        p.grad /= 4
-    bench.optimizer.step()
-
-
-@loop
-def a_short_window(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in EVEN[:2]:
-        (bench.loss(*piece) / 4).backward()
-        yield piece
-    bench.optimizer.step()
-
-
-@loop
-def carried_over(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in (*EVEN, (8, 10)):
-        (bench.loss(*piece) / 4).backward()
-        yield piece
-    bench.optimizer.step()
-
-
-@loop
-def tensor_constants(bench: Bench) -> Iterator[tuple[int, int]]:
-    for piece in EVEN:
-        (bench.loss(*piece) * torch.tensor(0.5) / torch.tensor(2.0)).backward()
-        yield piece
-    bench.optimizer.step()
-
-
-@loop
-def scaled_and_unscaled(bench: Bench) -> Iterator[tuple[int, int]]:
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for piece in EVEN:
-        scaler.scale(bench.loss(*piece) / 4).backward()
-        yield piece
-    scaler.unscale_(bench.optimizer)
-    bench.clip(0.2)
-    scaler.step(bench.optimizer)
-    scaler.update()
-
-
-def played(run: Loop, bench: Bench | None = None) -> tuple[Bench, Ledger, list[tuple[int, int]]]:
-    bench = Bench() if bench is None else bench
+def played(bench: Bench, loop: list[tuple[Any, ...]]) -> tuple[Ledger, list[tuple[int, int]]]:
+    """Record a loop over micro-batches and its last step; return the ledger, and the samples of each backward."""
     with av.record(bench.model, bench.optimizer) as recording:
-        pieces = list(run(bench))
-    return bench, recording.ledger, pieces
+        for start, stop, reduction, factor, then in loop:
+            if then == "zero first":
+                bench.optimizer.zero_grad()
+            (bench.loss(start, stop, reduction) * factor).backward()
+            if then == "clip":
+                nn.utils.clip_grad_norm_(bench.model.parameters(), 0.2)
+            elif isinstance(then, float):
+                for p in bench.model.parameters():
+                    assert p.grad is not None
+                    p.grad *= then
+            elif then == "zero":
+                bench.optimizer.zero_grad()
+            elif then in {"step", "step and zero"}:
+                bench.optimizer.step()
+                if "zero" in then:
+                    bench.optimizer.zero_grad()
+        bench.optimizer.step()
+    return recording.ledger, [(start, stop) for start, stop, *_ in loop]
 
 
 def expected(ledger: Ledger, step: int, pieces: list[tuple[int, int]]) -> np.ndarray:
@@ -206,24 +101,46 @@ def expected(ledger: Ledger, step: int, pieces: list[tuple[int, int]]) -> np.nda
     return found
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_shares_are_what_the_samples_weigh(name: str) -> None:
-    bench, ledger, pieces = played(LOOPS[name])
-    (step,) = ledger.of("step")
-    np.testing.assert_allclose(expected(ledger, step.index, pieces), bench.weights(0), rtol=1e-3, atol=1e-5)
+def assert_shares_are_weights(bench: Bench, ledger: Ledger, pieces: list[tuple[int, int]], off: float = 0) -> None:
+    for i, step in enumerate(ledger.of("step")):
+        weights = bench.weights(i)
+        most = max(1e-6, float(np.abs(weights).max()))
+        found = expected(ledger, step.index, pieces)
+        np.testing.assert_allclose(found, weights, rtol=1e-3 + off, atol=off * most or 1e-5)
 
 
-def test_a_contribution_that_stays_weighs_the_same_in_every_later_step() -> None:
+@pytest.mark.parametrize(
+    "loop",
+    [
+        micro(EVEN, 1 / 4),
+        micro(EVEN, 1.0),
+        micro(PIECES, 1 / 4),  # a mean of unequal means
+        micro(PIECES, 1 / SAMPLES, "sum"),
+        micro(EVEN, torch.tensor(0.5) / torch.tensor(2.0)),
+        micro(EVEN, 1 / 4, then="zero first"),
+        micro(PIECES, 1 / 4, then="clip"),
+        micro(PIECES, 1 / 4, end="clip"),
+        micro(EVEN, 1.0, end=1 / 4),  # divided by hand
+        micro(EVEN[:2], 1 / 4),
+        micro((*EVEN, (8, 10)), 1 / 4),
+        micro(EVEN, 1.0, then="step"),  # what stays weighs the same in every later step
+    ],
+)
+def test_shares_are_what_the_samples_weigh(loop: list[tuple[Any, ...]]) -> None:
     bench = Bench()
+    assert_shares_are_weights(bench, *played(bench, loop))
+
+
+def test_a_scaler_is_no_part_of_a_share() -> None:
+    bench, scaler = Bench(), torch.amp.GradScaler("cpu", init_scale=1024.0)
     with av.record(bench.model, bench.optimizer) as recording:
         for piece in EVEN:
-            bench.loss(*piece).backward()
-            bench.optimizer.step()
-    ledger = recording.ledger
-    for i, step in enumerate(ledger.of("step")):
-        np.testing.assert_allclose(
-            expected(ledger, step.index, list(EVEN)), bench.weights(i), rtol=1e-3, atol=1e-5, err_msg=str(i)
-        )
+            scaler.scale(bench.loss(*piece) / 4).backward()
+        scaler.unscale_(bench.optimizer)
+        nn.utils.clip_grad_norm_(bench.model.parameters(), 0.2)
+        scaler.step(bench.optimizer)
+        scaler.update()
+    assert_shares_are_weights(bench, recording.ledger, list(EVEN))
 
 
 def test_a_scaled_contribution_after_unscale_is_known_to_be_unknown() -> None:
@@ -286,42 +203,18 @@ _LOOPS = st.lists(
         st.integers(1, 4),
         st.sampled_from(["mean", "sum"]),
         st.sampled_from([1.0, 0.25, 1 / 3, 2.0]),
-        st.sampled_from(["", "", "", "clip", "zero", "by hand", "step", "step and zero"]),
-    ),
+        st.sampled_from(["", "", "", "clip", "zero", 0.7, "step", "step and zero"]),
+    ).map(lambda one: (one[0], min(one[0] + one[1], SAMPLES), *one[2:])),
     min_size=1,
     max_size=8,
 )
 
 
-@given(micro=_LOOPS, seed=st.integers(0, 20))
+@given(loop=_LOOPS, seed=st.integers(0, 20))
 @settings(max_examples=examples(40), deadline=None)
-def test_shares_of_random_loops_are_what_the_samples_weigh(micro: list[tuple[Any, ...]], seed: int) -> None:
+def test_shares_of_random_loops_are_what_the_samples_weigh(loop: list[tuple[Any, ...]], seed: int) -> None:
     bench = Bench(seed)
-    pieces = []
-    with av.record(bench.model, bench.optimizer) as recording:
-        for start, many, reduction, factor, then in micro:
-            piece = start, min(start + many, SAMPLES)
-            pieces.append(piece)
-            (bench.loss(*piece, reduction=reduction) * factor).backward()
-            if then == "clip":
-                bench.clip(0.3)
-            elif then == "by hand":
-                for p in bench.model.parameters():
-                    assert p.grad is not None
-                    p.grad *= 0.7
-            elif then == "zero":
-                bench.optimizer.zero_grad()
-            elif then:
-                bench.optimizer.step()
-                if "zero" in then:
-                    bench.optimizer.zero_grad()
-        bench.optimizer.step()
-    ledger = recording.ledger
-    for i, step in enumerate(ledger.of("step")):
-        scale = max(1e-6, float(np.abs(bench.weights(i)).max()))
-        np.testing.assert_allclose(
-            expected(ledger, step.index, pieces), bench.weights(i), rtol=2e-3, atol=1e-3 * scale, err_msg=str(micro)
-        )
+    assert_shares_are_weights(bench, *played(bench, loop), off=1e-3)
 
 
 def on_a_rank(late: bool) -> tuple[Ledger, np.ndarray]:
