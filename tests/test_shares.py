@@ -433,8 +433,8 @@ def test_a_gradient_replaced_by_hand_is_unknown_in_shares_timeline_page_and_repo
 )
 def test_a_step_that_uses_what_grad_held_before_the_recording_is_known(first: dict[str, Any], step: int) -> None:
     rows = [first, {"kind": "step", "grad": first["grad"]}, {"kind": "zero_grad"}]
-    ledger = Ledger.build([Parameter("w", (9,), optimizers=(0,))], rows)
-    assert ledger.flow.used_from_before() == step
+    others = [Parameter("v", (9,), optimizers=(0,)), Parameter("w", (9,), optimizers=(0,))]
+    assert Ledger.build(others, rows).flow.used_from_before() == step
 
 
 def test_a_ledger_whose_shares_were_asked_for_can_be_pickled() -> None:
