@@ -76,17 +76,6 @@ def _() -> Play:
     return _tokens("mean")
 
 
-@case("zero-grad-inside-window", right)
-def _() -> Play:
-    play = Play()
-    for i in range(8):
-        play.zero()
-        play.backward()
-        if i % 4 == 3:
-            play.step()
-    return play
-
-
 @case("missing-zero-grad", right)
 def _() -> Play:
     play = Play()
@@ -95,16 +84,6 @@ def _() -> Play:
             play.backward()
         play.step()
     return play
-
-
-@case("loss-not-divided", right)
-def _() -> Play:
-    return windows(4, 4, 4, factor=1.0)
-
-
-@case("partial-window-underscaled", lambda: windows(4, 4, 2))
-def _() -> Play:
-    return windows(4, 4, 2, factor=0.25)
 
 
 def _epochs(*, flush: bool, size: int = 4) -> Play:
@@ -165,18 +144,6 @@ def _() -> Play:
     return _scaled("clip", "unscale")
 
 
-@case("clip-per-micro-batch", right)
-def _() -> Play:
-    play = Play()
-    for i in range(8):
-        play.backward()
-        play.clip(0.5)
-        if i % 4 == 3:
-            play.step()
-            play.zero()
-    return play
-
-
 def _scheduled(*, each: bool) -> Play:
     play = Play()
     for i in range(8):
@@ -233,21 +200,6 @@ def _() -> Play:
     return _saved(rising=True)
 
 
-@case("zero-before-step", right)
-def _() -> Play:
-    play = Play()
-    for _ in range(3):
-        play.backward(term(8, 1.0))
-        play.zero()
-        play.step()
-    return play
-
-
-@case("double-division", right)
-def _() -> Play:
-    return windows(4, 4, 4, factor=1 / 16)
-
-
 def _by_a_number(divisor: int, *, counts: tuple[int, ...] = (4, 4, 4), said: bool = True) -> Play:
     play = Play()
     for many in counts:
@@ -261,32 +213,6 @@ def _by_a_number(divisor: int, *, counts: tuple[int, ...] = (4, 4, 4), said: boo
 @case("wrong-divisor", lambda: _by_a_number(4))
 def _() -> Play:
     return _by_a_number(5)
-
-
-@case("clip-on-the-wrong-side", right)
-def _() -> Play:
-    play = Play()
-    for _ in range(2):
-        for _ in range(4):
-            play.backward()
-        play.step()
-        play.clip(0.5)
-        play.zero()
-    return play
-
-
-def _windows_by_epoch(*epochs: tuple[int, ...], by: int = 0) -> Play:
-    """Windows of these lengths, each divided by its own, or by another number."""
-    play = Play()
-    for lengths in epochs:
-        play.loader("begins")
-        for many in lengths:
-            for _ in range(many):
-                play.backward(term(8, 1 / (by or many)))
-            play.step()
-            play.zero()
-        play.loader("ends")
-    return play
 
 
 def _unscaled(*, early: bool) -> Play:
@@ -304,59 +230,9 @@ def _unscaled(*, early: bool) -> Play:
     return play
 
 
-def test_gradients_that_are_unscaled_after_each_backward_fade() -> None:
-    play = Play()
-    play.amp = 1024.0
-    for _ in range(2):
-        for _ in range(3):
-            play.backward(term(8, 1 / 3))
-            play.unscale()
-        play.step(source="scaler.step(optimizer)")
-        play.zero()
-    (finding,) = av.check(play.ledger).findings
-    assert finding.rule == "backward-after-unscale" and finding.times == 2 and not finding.suggestion
-    assert "1024 times as large as those before it, which are divided again" in finding.cause
-
-
 @case("backward-after-unscale", lambda: _unscaled(early=False))
 def _() -> Play:
     return _unscaled(early=True)
-
-
-def _stepped(source: str, *, unscale: bool) -> Play:
-    play = Play()
-    play.amp = 1024.0
-    for _ in range(2):
-        play.backward(term(8, 1.0))
-        if unscale:
-            play.unscale()
-        play.step(source=source)
-        play.zero()
-    return play
-
-
-@case("bypass-scaler-step", lambda: _stepped("scaler.step(optimizer)", unscale=True))
-def _() -> Play:
-    return _stepped("optimizer.step()", unscale=False)
-
-
-@pytest.mark.parametrize("rule", ["backward-after-unscale", "bypass-scaler-step"])
-def test_infinite_numbers_that_the_scaler_would_have_seen_are_no_finding_of_their_own(rule: str) -> None:
-    play = CASES[rule][0]()
-    first = next(row for row in play.rows if row["kind"] == "step")
-    late = [row for row in play.rows[: play.rows.index(first)] if row["kind"] == "backward"][-1]
-    late["contribution"] = late["grad"] = first["grad"] = {name: [math.inf] * 3 for name in play.owners}
-    assert found(play) == [rule]
-
-
-@case("nonfinite-micro-batch", right)
-def _() -> Play:
-    play = right()
-    for value in (1.0, 1.0, float("inf"), 1.0):
-        play.backward(values=value)
-    play.step()
-    play.zero()
-    return play
 
 
 def _sharded(*doings: str) -> Ledger:
@@ -465,18 +341,6 @@ def test_ranks_that_divide_by_a_number_of_micro_batches_of_their_own_are_found()
     assert judged.evidence["elements on each rank"] == [16, 24]
 
 
-def test_each_clip_between_the_backwards_of_a_window_has_its_own_factor() -> None:
-    play = Play()
-    for _ in range(3):
-        play.backward(term(8, 1 / 3))
-        play.clip(0.1)
-    play.step()
-    (judged,) = av.check(play.ledger).findings
-    first, second = judged.evidence["clips between them multiply by"]
-    assert judged.rule == "clip-per-micro-batch" and first != second
-    assert judged.evidence["left of each backward"][0] < first * second
-
-
 def _of_all_ranks(*windows: tuple[list[dict[str, Any]], ...]) -> Ledger:
     """Windows of two ranks, each with its own terms."""
     plays = [Play(seed=0), Play(seed=3)]
@@ -559,30 +423,6 @@ def test_a_rank_that_never_steps_may_be_sent_the_weights_of_one_that_does() -> N
         assert (judged.rule, judged.severity, judged.times) == ("uneven-rank-backwards", "note", 4)
         assert judged.evidence == {"steps of rank 0": 4, "steps of rank 1": 0}
         assert "rank 1 never does" in judged.cause and "unless it is sent the weights" in judged.cause
-
-
-def _averaged(*, late: bool, ranks: int = 2) -> Play:
-    play = Play()
-    play.meta["ranks"] = ranks
-    for _ in range(3):
-        play.backward(term(8, 0.5))
-        play.backward(term(8, 0.5))
-        if late:
-            play.step()
-        for name in ("w", "v"):
-            about = {"op": "all-reduce", "bytes": 12, "ranks": ranks, "parameters": [name]}
-            play.touched(play._put("sync", line=70, details=about, source="average(model)"), [name])
-        if not late:
-            play.step()
-        play.zero()
-    return play
-
-
-def test_gradients_that_are_averaged_after_the_step_are_found_and_those_before_it_are_not() -> None:
-    (judged,) = av.check(_averaged(late=True).ledger).findings
-    assert (judged.rule, judged.severity, judged.times) == ("ddp-unsynced-step", "error", 3)
-    assert judged.suggestion.endswith("+ average(model)\n  optimizer.step()")
-    assert found(_averaged(late=False)) == found(_averaged(late=True, ranks=1)) == []
 
 
 def _by_themselves() -> list[Play]:
@@ -723,14 +563,12 @@ def _() -> Play:
     return _unowned(zeroed=False)
 
 
-def _replaced(owner: int | None, *, by_hand: bool = False) -> Play:
+def _replaced(owner: int | None) -> Play:
     """A loop whose optimizer was made with `old`, while the backwards reach `new`."""
     play = Play({"old": 0, "new": owner})
     for _ in range(3):
         for _ in range(2):
             play.backward(term(8, 0.5), into=("new",))
-        if by_hand:  # its copy in another type is what is trained
-            play.grad["old"] = play.grad["new"]
         play.step()
         play.zero()
     return play
@@ -738,9 +576,8 @@ def _replaced(owner: int | None, *, by_hand: bool = False) -> Play:
 
 def test_an_optimizer_whose_parameters_were_replaced_after_it_was_made_trains_nothing() -> None:
     (judged,) = av.check(_replaced(None).ledger).findings
-    assert (judged.rule, judged.severity, judged.times) == ("parameter-outside-or-twice", "error", 3)
-    assert "new, belongs to no optimizer" in judged.cause
-    assert found(_replaced(None, by_hand=True)) == []
+    assert (judged.rule, judged.severity) == ("parameter-outside-or-twice", "warning")
+    assert judged.cause.startswith("new gets gradients and belongs to no optimizer")
     assert av.check(_replaced(0).ledger).healthy
 
 
@@ -758,11 +595,11 @@ def test_a_parameter_that_two_optimizers_apply_is_found() -> None:
     assert found(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)) == []
 
 
-def _divided_by(*divisors: float, times: int = 3) -> Play:
+def _divided_by(*divisors: float, times: int = 3, said: bool = True) -> Play:
     play = Play()
     for _ in range(times):
         for divisor in divisors:
-            play.backward(term(8, 1 / divisor) | {"divisor": divisor})
+            play.backward(term(8, 1 / divisor) | ({"divisor": divisor} if said else {}))
         play.step()
         play.zero()
     return play
@@ -787,11 +624,26 @@ def test_windows_of_several_lengths_that_one_number_divides_have_sums_that_diffe
     assert (finding.rule, finding.evidence["micro-batches"]) == ("sums-differ", [1, 2])
 
 
-def test_a_constant_sum_that_may_be_meant_is_said_beside_healthy() -> None:
-    report = av.check(windows(4, 4, 4, factor=0.5).ledger)
-    assert report.healthy and "Report: healthy, if a sum of 2 is meant in every step" in repr(report)
-    assert "if a sum of 2 is meant in every step" in report.to_html()
-    assert av.check(right().ledger).condition == ""
+def _beside(factor: float) -> Play:
+    """A loss that is divided, and another one of the same backward that may not be."""
+    play = Play()
+    for _ in range(2):
+        for _ in range(4):
+            play.backward(term(8, 0.25), term(8, factor, op="MseLossBackward0"))
+        play.step()
+        play.zero()
+    return play
+
+
+def _idle(*, to_none: bool) -> Play:
+    """Momentum, and a parameter that only the first window reaches."""
+    play = Play()
+    play.meta["optimizer_settings"] = [{"momentum": 0.9}]
+    for i in range(4):
+        play.backward(term(8, 1.0), into=("w",) if i else ("w", "v"))
+        play.step()
+        play.zero(to_none=to_none)
+    return play
 
 
 def test_a_script_that_ended_with_an_error_is_not_healthy() -> None:
@@ -808,13 +660,6 @@ def test_the_mistake_is_found_and_is_the_only_finding(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_the_loop_without_the_mistake_is_healthy(name: str) -> None:
-    _, cured = CASES[name]
-    report = av.check(cured().ledger)
-    assert report.findings == () and report.healthy, report
-
-
-@pytest.mark.parametrize("name", sorted(CASES))
 @pytest.mark.parametrize("disguise", ["other names", "another network beside it", "no source"])
 def test_the_mistake_is_found_in_disguise(name: str, disguise: str) -> None:
     play = CASES[name][0]()
@@ -822,8 +667,6 @@ def test_the_mistake_is_found_in_disguise(name: str, disguise: str) -> None:
         play = play.renamed(optimizer="self.trainer.opts[0]", loss="objective", scheduler="warmup")
     elif disguise == "no source":
         play = play.renamed(nameless="yes")
-        if name == "bypass-scaler-step":  # that the scaler steps is read off the line
-            return
     else:
         play = play.beside()
     assert found(play) == [name]
@@ -868,19 +711,6 @@ def _helper() -> Play:
     return play
 
 
-def _overflow() -> Play:
-    play = windows(4, 4)
-    for _ in range(4):
-        play.backward(values=float("inf"))
-    play.step(skipped=True)
-    play.zero()
-    for _ in range(4):
-        play.backward()
-    play.step()
-    play.zero()
-    return play
-
-
 def _weighted() -> Play:
     """Accelerate multiplies by K × processes on purpose: each token weighs the same."""
     play = Play()
@@ -890,26 +720,6 @@ def _weighted() -> Play:
             play.backward(term(n, n * 8 / sum(lengths)))
         play.step()
         play.zero()
-    return play
-
-
-def _scheduled_at_one() -> Play:
-    play = Play()
-    for _ in range(5):
-        play.backward(term(8, 1.0))
-        play.step()
-        play.schedule()
-        play.zero()
-    return play
-
-
-def _lbfgs() -> Play:
-    play = Play()
-    for _ in range(3):
-        for _ in range(4):
-            play.zero(within="step")
-            play.backward(term(8, 1.0), within="step")
-        play.step()
     return play
 
 
@@ -952,26 +762,6 @@ def _ended_in_the_middle() -> Play:
     return play
 
 
-def _divided_by_hand() -> Play:
-    play = Play()
-    for _ in range(3):
-        for _ in range(4):
-            play.backward(term(8, 1.0))
-        play.edit(0.25)
-        play.clip(0.1)
-        play.step()
-        play.zero()
-    return play
-
-
-def _steps_before_any_backward() -> Play:
-    play = Play()
-    play.step()
-    play.step(skipped=True)
-    play.rows += windows(4, 4).rows
-    return play
-
-
 def _window_across_an_epoch() -> Play:
     play = Play()
     for epoch in range(4):
@@ -982,60 +772,6 @@ def _window_across_an_epoch() -> Play:
                 play.step()
                 play.zero()
         play.loader("ends")
-    return play
-
-
-def _auxiliary() -> Play:
-    play = Play()
-    for count in (4, 4, 2):
-        for _ in range(count):
-            play.backward(term(8, 1 / count), term(64, 0.3 / count, op="MseLossBackward0"))
-        play.step()
-        play.zero()
-    return play
-
-
-def _disjoint() -> Play:
-    play = Play({"w": 0, "d": 1})
-    for _ in range(3):
-        play.backward(term(8, 1.0))
-        play.step(0)
-        play.step(1)
-        play.zero()
-    return play
-
-
-def _two_paces() -> Play:
-    """One loss; one network steps each time, the other every fourth."""
-    play = Play({"w": 0, "d": 1})
-    for i in range(8):
-        play.backward(term(8, 1 / 4))
-        play.step(0)
-        play.zero(0)
-        if i % 4 == 3:
-            play.step(1)
-            play.zero(1)
-    return play
-
-
-def _clip_that_does_nothing() -> Play:
-    play = Play()
-    for i in range(8):
-        play.backward()
-        play.clip(1e6)
-        if i % 4 == 3:
-            play.step()
-            play.zero()
-    return play
-
-
-def _norm_after_the_step() -> Play:
-    play = Play()
-    for _ in range(3):
-        play.backward(term(8, 1.0))
-        play.step()
-        play.clip(float("inf"))
-        play.zero()
     return play
 
 
@@ -1102,18 +838,6 @@ def _skipping_every_other() -> Play:
         for _ in range(2):
             play.backward(term(8, 0.5))
         play.step(skipped=i % 2 == 0)
-        play.zero()
-    return play
-
-
-def _thrown_away_by_hand() -> Play:
-    """No scaler: whoever finds an infinite gradient zeroes it and goes on."""
-    play = Play()
-    for i in range(8):
-        for _ in range(2):
-            play.backward(term(8, 0.5), values=float("inf") if i % 2 == 0 else None)
-        if i % 2:
-            play.step()
         play.zero()
     return play
 
@@ -1224,21 +948,6 @@ def test_what_was_carried_is_what_came_before_the_epoch_began() -> None:
     assert finding.cause.startswith("3 micro-batches of the epoch before had no step")
 
 
-@pytest.mark.parametrize(
-    ("counts", "factor", "first"), [((1, 1, 1, 3, 3, 6, 6), 1 / 6, False), ((1, 4, 4, 3, 1, 4, 4, 3), 1 / 4, True)]
-)
-def test_a_counter_that_begins_too_late_is_told_where_the_first_window_alone_is_short(
-    counts: tuple[int, ...], factor: float, first: bool
-) -> None:
-    play = Play()
-    play.loader("begins")
-    of_windows = windows(*counts, factor=factor)
-    of_windows.rows = play.rows + of_windows.rows
-    finding = next(f for f in av.check(of_windows.ledger).findings if f.rule == "partial-window-underscaled")
-    assert finding.cause.startswith("The window holds 1 micro-batch,")
-    assert ("begins too late" in finding.cause) == first
-
-
 def _drawn(*windows: str, factor: float = 0.25, lines: bool = False) -> Play:
     """Each micro-batch is of one of several tasks, which have losses of their own, on one line or on two."""
     play = Play()
@@ -1296,14 +1005,6 @@ def _without_loader(*events: str) -> Play:
             play.zero()
     play.meta |= {"ended": "exit"}
     return play
-
-
-def test_without_a_loader_what_is_thrown_away_is_a_tail_where_it_comes_as_often_as_epochs_end() -> None:
-    assert found(_without_loader("bbbbs", "bbz", "bbbbs", "bbbbs", "bz", "bbbbs", "bb")) == []
-    assert found(_without_loader("bbbbs", "bbbbs", "bbz", "bbbbs", "bbbbs")) == []
-    assert found(_without_loader(*["bbbbs", "bbbbs", "bbz"] * 3)) == ["tail-dropped"]
-    assert found(_without_loader("bbbbs", "bbz", "bbbbs", "bb")) == ["tail-dropped"]
-    assert found(_without_loader("bbbbs", "bbbbs", "bb")) == ["tail-dropped"]
 
 
 def _leaking(*, zeroed: bool, left: bool = False) -> Play:
@@ -1457,28 +1158,17 @@ NOT_MISTAKES = {
     "a divisor of all ranks' micro-batches": lambda: _of_two_ranks(_by_a_number(8)),
     "two networks in turns on one loss": _in_turns_on_one_loss,
     "an overflow every other time": _skipping_every_other,
-    "an infinite gradient that is thrown away": _thrown_away_by_hand,
     "a longer window inside an epoch": _long_window_inside_an_epoch,
     "a generator's loss that reaches the discriminator, zeroed in time": lambda: _gan(zeroed=True),
     "two losses for one optimizer": _two_losses,
     "two losses through one helper": _helper,
-    "a step skipped on inf": _overflow,
     "weights for tokens on purpose": _weighted,
     "a right last window": lambda: windows(4, 4, 2),
-    "a scheduler with each batch where each has a step": _scheduled_at_one,
-    "closures": _lbfgs,
-    "disjoint optimizers": _disjoint,
-    "two paces": _two_paces,
     "a probe outside the window": _probe,
     "gradients from autograd.grad": _by_autograd_grad,
     "a recording opened in the middle": _opened_in_the_middle,
     "a recording ended in the middle": _ended_in_the_middle,
-    "a division by hand": _divided_by_hand,
-    "steps before any backward": _steps_before_any_backward,
     "a window across an epoch": _window_across_an_epoch,
-    "an auxiliary loss": _auxiliary,
-    "a clip that changes nothing": _clip_that_does_nothing,
-    "a norm that is measured after the step": _norm_after_the_step,
     "an all-reduce by hand": _manual_all_reduce,
     "weights averaged instead of gradients": _local_sgd,
     "a scheduler once a process": _accelerated_scheduler,
@@ -1537,6 +1227,39 @@ def test_any_right_windows_are_healthy(counts: list[int], clip: bool, elements: 
 
 
 # ---------------------------------------------------------------- verdicts
+
+MEANT: dict[str, tuple[Callable[[], Play], str]] = {
+    "a constant sum": (lambda: windows(4, 4, 4, factor=0.5), "a sum of 2 is meant in every step"),
+    "a loss that is not divided beside one that is": (
+        lambda: _beside(0.3),
+        "a weight of 1.2 in every step is meant for loss · MseLossBackward0",
+    ),
+    "a zero tensor": (lambda: _idle(to_none=False), "SGD 0 is meant to move v in 3 steps that no loss reached"),
+    "a tail without a loader": (
+        lambda: _without_loader("bbbbs", "bbz", "bbbbs", "bbbbs"),
+        "what 2 micro-batches brought and a zeroing erased is meant to be thrown away",
+    ),
+    "weights": (
+        lambda: _divided_by(1.0, 2.0, said=False),
+        "micro-batches that weigh from 0.5 to 1 are meant",
+    ),
+    "a window of another length": (
+        _long_window_inside_an_epoch,
+        "sums of shares from 1 to 1.5 are meant",
+    ),
+    "nothing": (lambda: _beside(0.25), ""),
+    "None in the place of a zero tensor": (lambda: _idle(to_none=True), ""),
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_what_has_to_be_meant_is_said_beside_healthy(name: str) -> None:
+    play, condition = MEANT[name]
+    report = av.check(play().ledger)
+    assert report.healthy and condition in report.condition
+    assert bool(report.condition) == bool(condition)
+    assert f"healthy, if {condition}" in repr(report) or not condition
+    assert condition in report.to_html()
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ class WindowShare:
     `order` counts the steps of its optimizer. Of each backward, `weights` has its share, `each` the
     weight of one element, `sizes` how many elements there are, and `by_hand` by how much `.grad`
     was multiplied after it. `read`: all constants are known; `known`: the reductions are, too;
-    `mean`: none of them is a sum; `again`: an earlier step had used one of these backwards; `lost`
-    counts those that were erased.
+    `mean`: none of them is a sum; `again`: an earlier step had used one of these backwards; `erased`
+    are those that were zeroed before the step.
     """
 
     optimizer: int
@@ -62,7 +62,7 @@ class WindowShare:
     read: bool
     known: bool
     again: bool
-    lost: int
+    erased: tuple[int, ...]
 
     @property
     def many(self) -> int:
@@ -146,26 +146,6 @@ class OptimizerHistory:
     def usual(self) -> int:
         """How many new backwards a window usually has."""
         return modal_length(Counter(self.first_step_of.values()).values())
-
-    @cached_property
-    def lost(self) -> dict[int, int]:
-        """The backwards that no optimizer used, and what erased them; not those that a skipped step had read."""
-        analysis = self.analysis
-        lost = {}
-        for b in self.backwards[analysis.wasted[self.backwards]].tolist():
-            end = int(analysis.erased[b, self.columns].max())
-            skipped = ((self.skipped > b) & (self.skipped < end)).any()
-            if not skipped and analysis.finite(b):
-                lost[b] = end
-        return lost
-
-    @cached_property
-    def lost_here(self) -> dict[int, int]:
-        """The backwards of which only another optimizer used something, and what erased them here."""
-        analysis = self.analysis
-        unused = ~analysis.used[:, self.columns].any(axis=1) & ~analysis.wasted
-        mine = self.backwards[unused[self.backwards]].tolist()
-        return {b: int(analysis.erased[b, self.columns].max()) for b in mine}
 
     def previous_step(self, event: int) -> int:
         """Return the last step before an event; -1 where there is none."""
@@ -265,13 +245,6 @@ class LedgerAnalysis:
         return numbers
 
     @cached_property
-    def wasted(self) -> np.ndarray:
-        """For each event, whether it is a backward of which everything was erased and nothing used."""
-        reached = self.backward & self.contributed.any(axis=1)
-        wasted: np.ndarray = reached & ~self.used.any(axis=1)
-        return wasted
-
-    @cached_property
     def used(self) -> np.ndarray:
         """For each contribution, whether a step used it, or may still."""
         alive = (self.erased < 0) | (self.ledger.outcomes.steps > 0)
@@ -318,6 +291,7 @@ class LedgerAnalysis:
         first_step: dict[tuple[int, int], int],
     ) -> WindowShare:
         used = [row for row in range(start, end) if not rows["erased"][row]]
+        lost = [row for row in range(start, end) if rows["erased"][row]]
 
         def column(name: str) -> tuple[Any, ...]:
             values = rows[name]
@@ -341,7 +315,7 @@ class LedgerAnalysis:
             read=read,
             known=read and not any(column("opaque")),
             again=any(each != step for each in first),
-            lost=end - start - len(used),
+            erased=tuple([rows["backward"][row] for row in lost]),
         )
 
     @cached_property
@@ -367,13 +341,16 @@ class LedgerAnalysis:
     def _shares_of_steps(self) -> dict[tuple[int, int], list[WindowShare]]:
         of_steps: dict[tuple[int, int], list[WindowShare]] = {}
         for share in self.window_shares:
-            if share.many:
-                of_steps.setdefault((share.step, share.optimizer), []).append(share)
+            of_steps.setdefault((share.step, share.optimizer), []).append(share)
         return of_steps
+
+    def every_share_of(self, step: int, optimizer: int) -> list[WindowShare]:
+        """Return what an optimizer's step read of all objectives, or would have read but for a zeroing."""
+        return self._shares_of_steps.get((step, optimizer), [])
 
     def shares_of(self, step: int, optimizer: int) -> list[WindowShare]:
         """Return what an optimizer's step read of all objectives."""
-        return self._shares_of_steps.get((step, optimizer), [])
+        return [share for share in self.every_share_of(step, optimizer) if share.many]
 
     def in_same_step(self, share: WindowShare) -> list[WindowShare]:
         """Return what a step read of all objectives, of which this is one."""

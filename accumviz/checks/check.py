@@ -71,11 +71,6 @@ RULES = (
         order.backward_after_unscale,
         ("clip-per-micro-batch", "clip-scaled-grads", "nonfinite-micro-batch"),
     ),
-    Rule(
-        "bypass-scaler-step",
-        order.bypass_scaler_step,
-        ("clip-scaled-grads", "nonfinite-micro-batch"),
-    ),
     Rule("nonfinite-micro-batch", values.nonfinite_micro_batch),
     Rule("clip-scaled-grads", order.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule("clip-per-micro-batch", order.clip_per_micro_batch),
@@ -126,7 +121,7 @@ RULES = (
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch),
     Rule(
         "ddp-unsynced-step",
-        several.averaged_after_the_step,
+        None,
         ("no-sync-excludes-forward", "uneven-rank-backwards", "rank-token-weight"),
         compare=several.ddp_unsynced_step,
     ),
@@ -235,7 +230,11 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         judged.findings[rule.name] = [replace(each, rank=rank) for each in every]
     judged.reason = _no_verdict(analysis)
     judged.unjudged = _unjudged(analysis)
-    conditions = [*weights.conditions(analysis), *owners.conditions(analysis)]
+    conditions = [
+        *windows.conditions(analysis),
+        *weights.conditions(analysis),
+        *owners.conditions(analysis),
+    ]
     judged.condition = ", and if ".join(filter(None, conditions))
     return judged
 

@@ -17,7 +17,6 @@ from accumviz.checks.suggestions import (
     calling_line,
     moved_above,
     moved_below,
-    taken_over,
 )
 from accumviz.ledger.events import Event
 from accumviz.ledger.flow import SAME, SAME_IN_HALF, number
@@ -80,11 +79,23 @@ def clip_on_the_wrong_side(analysis: LedgerAnalysis) -> Iterator[Finding]:
             late.setdefault(owner, []).append(clip)
     for optimizer in analysis.optimizers:
         clips = late.get(optimizer.optimizer)
-        if clips:
-            cause = "The clip comes after the step, which has read the gradients as they were: it has no effect."
-            yield after_the_step(
-                analysis, optimizer, "clip-on-the-wrong-side", clips, cause
-            )
+        if not clips:
+            continue
+        clip, step = clips[0], optimizer.previous_step(clips[0])
+        before = optimizer.backwards[optimizer.backwards < step][-1:].tolist()
+        at, end = lines_of(analysis, clip, step, *before)
+        yield analysis.finding(
+            "clip-on-the-wrong-side",
+            "error",
+            clip,
+            step=step,
+            evidence={"event of the step": step, "event of the clip": clip},
+            cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
+            suggestion=moved_above(at, end),
+            times=len(clips),
+            optimizer=optimizer.optimizer,
+            at=at,
+        )
 
 
 def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> int | None:
@@ -99,32 +110,6 @@ def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> int | None:
     if concerned and all(o.nothing_since_step(clip) for o in concerned):
         return concerned[0].optimizer
     return None
-
-
-def after_the_step(
-    analysis: LedgerAnalysis,
-    optimizer: OptimizerHistory,
-    rule: str,
-    events: list[int],
-    cause: str,
-) -> Finding:
-    """Return the finding about what belongs between the last backward and the step, and comes after it."""
-    event = events[0]
-    step = optimizer.previous_step(event)
-    before = optimizer.backwards[optimizer.backwards < step][-1:].tolist()
-    at, end = lines_of(analysis, event, step, *before)
-    return analysis.finding(
-        rule,
-        "error",
-        event,
-        step=step,
-        evidence={"event of the step": step, "event after it": event},
-        cause=cause,
-        suggestion=moved_above(at, end),
-        times=len(events),
-        optimizer=optimizer.optimizer,
-        at=at,
-    )
 
 
 # --- the scaler -------------------------------------------------------------------------------
@@ -248,48 +233,6 @@ def backward_after_unscale(analysis: LedgerAnalysis) -> Iterator[Finding]:
             optimizer=optimizer.optimizer,
             at=at,
         )
-
-
-def bypass_scaler_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find a step outside the scaler, on gradients that it has multiplied."""
-    for optimizer in analysis.optimizers:
-        scaled = set(_scaled(analysis, optimizer).tolist())
-        bypassed = [
-            step
-            for step, window in optimizer.full_windows.items()
-            if scaled.intersection(window)
-            and _steps_alone(analysis, optimizer, step, window)
-        ]
-        if not bypassed:
-            continue
-        step = bypassed[0]
-        scale = number(analysis.detail(optimizer.windows[step][0], "amp_scale"))
-        yield analysis.finding(
-            "bypass-scaler-step",
-            "error",
-            step,
-            step=step,
-            evidence={"scale": scale, "steps": len(bypassed)},
-            cause=f"The optimizer steps by itself, on gradients that are still {scale:g} times too large.",
-            suggestion=taken_over(analysis.ledger[step]),
-            times=len(bypassed),
-            optimizer=optimizer.optimizer,
-        )
-
-
-def _steps_alone(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int, window: list[int]
-) -> bool:
-    """Return whether a step is none of the scaler's, and what it reads was never unscaled."""
-    event = analysis.ledger[step]
-    # `scaler.step(optimizer)`: an optimizer that is handed over may divide by itself. A fused one did.
-    handed = re.search(r"\.step\(\s*(?!closure\b)[A-Za-z_]", event.source)
-    if not event.source or handed or "amp_scale" in event.details:
-        return False
-    if optimizer.changing_between("unscale", window[0], step).size:
-        return False
-    # Of what a hand has divided by the scale, the share is known.
-    return bool(analysis.shares.of(step).lost_sight.any())
 
 
 # --- schedulers -------------------------------------------------------------------------------

@@ -22,48 +22,9 @@ _RULE = "parameter-outside-or-twice"
 
 def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find gradients that no step uses, or that two optimizers apply; note parameters that no loss reaches."""
-    yield from list(_replaced(analysis)) or _outside(analysis)
+    yield from _outside(analysis)
     yield from _applied_twice(analysis)
     yield from _unreached(analysis)
-
-
-def _replaced(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find an optimizer that steps in vain, as the backwards reach other parameters than it was made with."""
-    ledger = analysis.ledger
-    owned = np.array([bool(p.optimizers) for p in ledger.parameters], bool)
-    touched = _touched(analysis)
-    for optimizer in analysis.optimizers:
-        mine = [
-            p.rank == optimizer.rank and not p.unsharded_of for p in ledger.parameters
-        ]
-        reached = analysis.contributed.any(axis=0) & np.array(mine, bool)
-        others = np.flatnonzero(reached)
-        if not others.size or owned[others].any() or touched[optimizer.columns].any():
-            continue
-        born = np.flatnonzero(analysis.contributed[:, others].any(axis=1))
-        vain = sorted({optimizer.next_step(b) for b in born.tolist()})
-        vain = [step for step in vain if step < len(analysis.events)]
-        if len(vain) < _AGAIN:
-            continue
-        names = [ledger.parameters[p].name for p in others]
-        yield analysis.finding(
-            _RULE,
-            "error",
-            vain[0],
-            step=vain[0],
-            evidence={
-                "parameters of the optimizer": _names(analysis, optimizer.columns),
-                "parameters with gradients": names[:4],
-                "steps that found nothing": len(vain),
-            },
-            cause=(
-                f"{optimizer.name} has parameters that no backward reaches, and what they reach, {_together(names)}, "
-                "belongs to no optimizer: nothing is trained. An optimizer that is made before `fully_shard`, or "
-                "before a layer is replaced, keeps the parameters of before."
-            ),
-            times=len(vain),
-            optimizer=optimizer.optimizer,
-        )
 
 
 def _outside(analysis: LedgerAnalysis) -> Iterator[Finding]:
@@ -76,7 +37,10 @@ def _outside(analysis: LedgerAnalysis) -> Iterator[Finding]:
             key = parameter.optimizers, fate == "zeroed"
             outside.setdefault(key, []).append(p)
     for (owners, zeroed), columns in outside.items():
-        whose = "to no optimizer"
+        whose = (
+            "to no optimizer (one that is made before `fully_shard`, or before a layer is replaced, keeps the old "
+            "parameters)"
+        )
         if owners:
             whose = f"to {analysis.optimizer_name(owners[0])}, which never steps"
         end = "and never zeroed: what it gets stays in its `.grad`."
@@ -113,6 +77,10 @@ def _fate_outside(analysis: LedgerAnalysis, p: int) -> str:
     ends = ends[ends >= 0]
     if not ends.size:
         return "grows"
+    if not parameter.optimizers:
+        # What an update by hand trains has no optimizer; but one that steps in vain was to have it.
+        vain = [o for o in analysis.optimizers if o.steps.size and not o.full_windows]
+        return "zeroed" if vain and rounds >= _AGAIN else ""
     # What zeroes others as well may belong to a phase in which these are not trained.
     others = [
         q
@@ -123,8 +91,7 @@ def _fate_outside(analysis: LedgerAnalysis, p: int) -> str:
     by_zeroing = analysis.events.where("kind", "zero_grad")[ends].all()
     # Where no other optimizer learns from these losses, nothing is trained on purpose, as in a search.
     used = analysis.used[born].any(axis=1).all()
-    repeated = bool(parameter.optimizers) and ends.size >= _AGAIN
-    return "zeroed" if repeated and alone and by_zeroing and used else ""
+    return "zeroed" if ends.size >= _AGAIN and alone and by_zeroing and used else ""
 
 
 def _applied_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:

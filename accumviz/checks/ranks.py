@@ -18,7 +18,6 @@ from accumviz.checks.analysis import (
     WindowShare,
     is_close,
 )
-from accumviz.checks.order import after_the_step
 from accumviz.checks.report import CHAPTERS, Finding
 from accumviz.checks.weights import divisor
 from accumviz.ledger.events import CHANGED, PRESENT
@@ -147,27 +146,6 @@ def _is_local(analysis: LedgerAnalysis, optimizer: OptimizerHistory, clip: int) 
     norms = norms[np.isfinite(norms)]
     here = float(np.sqrt(np.square(norms).sum()))
     return optimizer.clip_ratio(clip) < 1 and bool(is_close(total, here, 1e-4))
-
-
-def averaged_after_the_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find gradients that are averaged over the ranks when every step has read them already."""
-    syncs = analysis.at("sync")
-    for optimizer in analysis.optimizers if syncs.size and not analysis.single else ():
-        mine = optimizer.changing(syncs).tolist()
-        if not mine or not all(optimizer.nothing_since_step(sync) for sync in mine):
-            continue
-        firsts = {optimizer.previous_step(sync): sync for sync in reversed(mine)}
-        windows = list(optimizer.full_windows)
-        events = [firsts[step] for step in windows if step in firsts]
-        # What is not zeroed afterwards is read by the next step; after the last one nothing may be left to do.
-        kept = len(set(optimizer.read.tolist())) < optimizer.read.size
-        if kept or len(events) < 2 or len(events) < len(windows) - 1:
-            continue
-        cause = (
-            "The gradients are averaged over the ranks after the step, which has read what each rank had for "
-            "itself: it has no effect."
-        )
-        yield after_the_step(analysis, optimizer, "ddp-unsynced-step", events, cause)
 
 
 # --- what ranks say of themselves -------------------------------------------------------------
@@ -379,9 +357,10 @@ def _unsynced_step(
     meant = analysis.armed[b] is False and analysis.no_sync[b] is False
     why = "the last backward before it ran without synchronisation."
     if meant:
-        why = "the flag was set after the forward, which is what arms the all-reduce."
-    if meant and analysis.detail(b, "spent"):
-        why = "an earlier backward had run since the forward, and DDP averages in the first one after it only."
+        why = (
+            "the forward is what arms the all-reduce, for the first backward after it, and no forward ran since the "
+            "flag was set."
+        )
     finding = analysis.finding(
         "ddp-unsynced-step",
         "error",
@@ -408,8 +387,12 @@ def _never_shared(
     sharded = any(ledger.parameters[p].unsharded_of for p in optimizer.columns)
     if not number(ledger.meta.get("ranks")) > 1 or sharded or len(windows) < 2:
         return None
+    # What is averaged after the step, and zeroed then, no step has read.
+    kept = len(set(optimizer.read.tolist())) < optimizer.read.size
+    syncs = optimizer.changing(analysis.at("sync")).tolist()
+    shared = kept or not all(optimizer.nothing_since_step(sync) for sync in syncs)
     moved = any(map(bool, analysis.moved[optimizer.backwards]))
-    if moved or optimizer.changing(analysis.at("sync")).size:
+    if moved or (syncs and shared):
         return None
     step, window = next(iter(windows.items()))
     return analysis.finding(

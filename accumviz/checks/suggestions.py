@@ -155,14 +155,3 @@ def zeroing(step: Event) -> str:
     stepping, given = call[1], call[2]
     by_scaler = given and "scaler" in stepping.lower()
     return f"{given if by_scaler else stepping}.zero_grad()"
-
-
-def taken_over(step: Event) -> str:
-    """Let a scaler take this step.
-
-    >>> print(taken_over(Event(0, "step", source="optimizer.step()")))
-    - optimizer.step()
-    + scaler.step(optimizer)
-    """
-    line = re.sub(rf"({_NAME})\.step\(\s*\)", r"scaler.step(\1)", step.source, count=1)
-    return replaced(step, line)

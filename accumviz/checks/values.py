@@ -105,19 +105,17 @@ def _additions(analysis: LedgerAnalysis, p: int) -> tuple[int, int, int]:
 
 def graph_retained(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find saved tensors of which more are alive after each window, or losses that are run again."""
+    after = analysis.events.column("saved_after")
+    before = analysis.events.column("saved_before")
     for optimizer in analysis.optimizers:
         windows = list(optimizer.full_windows.values())
-        again = [used for used in windows if _run_again(analysis, used)]
-        several = sum(len(used) > 1 for used in windows)
-        if again and len(again) == several:
-            yield _summed(analysis, optimizer, again[0][1], len(again))
+        several = [used for used in windows if len(used) > 1]
+        if several and all(_runs_again(analysis, used) for used in several):
+            yield _summed(analysis, optimizer, several[0][1], len(several))
             continue
-        after = analysis.events.column("saved_after")
         last = [used[-1] for used in windows if np.isfinite(after[used[-1]])]
-        saved = after[last]
-        before = analysis.events.column("saved_before")[last]
-        if len(last) >= _RISING and _rises(saved, before[:2].max()):
-            yield _kept(analysis, optimizer, last, saved)
+        if len(last) >= _RISING and _rises(after[last], before[last[:2]].max()):
+            yield _kept(analysis, optimizer, last, after[last])
 
 
 def _rises(saved: np.ndarray, one_graph: float) -> bool:
@@ -160,20 +158,18 @@ def _kept(
     )
 
 
-def _run_again(analysis: LedgerAnalysis, used: list[int]) -> bool:
+def _losses(analysis: LedgerAnalysis, backwards: list[int]) -> list[int]:
+    """Count the losses that each of these added up."""
+    return [len(analysis.ledger[b].terms) for b in backwards]
+
+
+def _runs_again(analysis: LedgerAnalysis, used: list[int]) -> bool:
     """Return whether each backward of a window runs a sum of all losses so far."""
     counts = _losses(analysis, used)
     growing = [(n + 1) * counts[0] for n in range(len(counts))]
     one_line = len(set(analysis.lines[used].tolist())) == 1
     retained = all(analysis.detail(b, "retain_graph") for b in used[:-1])
-    return (
-        len(used) > 1 and counts[0] > 0 and counts == growing and one_line and retained
-    )
-
-
-def _losses(analysis: LedgerAnalysis, backwards: list[int]) -> list[int]:
-    """Count the losses that each of these added up."""
-    return [len(analysis.ledger[b].terms) for b in backwards]
+    return counts[0] > 0 and counts == growing and one_line and retained
 
 
 def _summed(
@@ -181,18 +177,16 @@ def _summed(
 ) -> Finding:
     """Return the finding about a sum of losses that keeps their graphs."""
     step = optimizer.first_step_of[b]
-    event = analysis.ledger[b]
+    losses = _losses(analysis, optimizer.windows[step])
     return analysis.finding(
         "graph-retained",
         "error",
         b,
         step=step,
-        evidence={
-            "losses in each backward": _losses(analysis, optimizer.windows[step])
-        },
+        evidence={"losses in each backward": losses},
         cause=(
-            f"Each backward runs the graphs of all losses so far: `{event.label}` adds them up with their graphs. Call "
-            "`backward` on the new loss alone, and add its `detach()` to the sum."
+            f"Each backward runs the graphs of all losses so far: `{analysis.ledger[b].label}` adds them up with their "
+            "graphs. Call `backward` on the new loss alone, and add its `detach()` to the sum."
         ),
         times=times,
         optimizer=optimizer.optimizer,

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from accumviz.checks.analysis import (
     LedgerAnalysis,
     WindowShare,
@@ -26,8 +24,6 @@ from accumviz.ledger.flow import number
 _OWN_LENGTH = "micro_batches_in_this_window"
 # The most that is misplaced where no element counts more than twice as much as another: with √2 times as many of one.
 _MUCH = 3 - 2 * math.sqrt(2)
-# So many windows at most are counted together, as those of one generation of samples are.
-_MOST_COUNTED = 8
 
 
 # --- the divisor ------------------------------------------------------------------------------
@@ -238,8 +234,7 @@ def partial_window_underscaled(analysis: LedgerAnalysis) -> Iterator[Finding]:
         weak = [s for s in shares if whole and _is_short(analysis, s, whole)]
         if not weak or whole is None:
             continue
-        first = weak[0].order == 0 and (len(weak) == 1 or weak[1].order > 1)
-        share = weak[0] if first or weak[0].order else weak[1]
+        share = weak[0]
         many = analysis.micro_batches(share)
         if analysis.micro_batches(whole) != whole.many:
             many = share.many
@@ -248,12 +243,6 @@ def partial_window_underscaled(analysis: LedgerAnalysis) -> Iterator[Finding]:
             f"The window holds {held}, and each was divided by {whole.many}: its step reads "
             f"{share.least * many:.3g} of the mean gradient."
         )
-        if first:
-            # A loss that was left out, because it was not finite, has left no trace.
-            cause += (
-                " It is the first one: the loop's counter begins too late, or a micro-batch was left "
-                "out."
-            )
         yield analysis.finding_of(
             "partial-window-underscaled",
             "error",
@@ -265,7 +254,7 @@ def partial_window_underscaled(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 "sum of shares": share.least * many,
             },
             cause=cause,
-            suggestion="" if first else _by_its_own(analysis, share, whole),
+            suggestion=_by_its_own(analysis, share, whole),
             times=len(weak),
         )
 
@@ -290,21 +279,12 @@ def _by_its_own(
 
 def _is_short(analysis: LedgerAnalysis, share: WindowShare, whole: WindowShare) -> bool:
     """Return whether a window is shorter than a whole one, and was divided by as much."""
-    if share.order == 0 and not _seen_from_its_beginning(analysis, share):
+    # A recording may have begun inside the first window.
+    if share.order == 0:
         return False
     shorter = analysis.micro_batches(share) < analysis.micro_batches(whole)
-    alike = share.even and not share.lost and is_close(share.least, whole.least)
+    alike = share.even and not share.erased and is_close(share.least, whole.least)
     return shorter and alike and share.many < whole.many
-
-
-def _seen_from_its_beginning(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether a loader began before a first window, and nothing was in `.grad` then."""
-    first = share.backwards[0]
-    columns = np.flatnonzero(analysis.contributed[first])
-    ledger = analysis.ledger
-    grad, added = ledger.grad[first, columns], ledger.contribution[first, columns]
-    nothing_else = bool(is_close(grad, added).all())
-    return nothing_else and any(begins < first for begins, _ in analysis.epochs)
 
 
 def leftover_carried(analysis: LedgerAnalysis) -> Iterator[Finding]:
@@ -500,6 +480,7 @@ class _WindowSum(NamedTuple):
     first: WindowShare
     many: int
     total: float
+    before_the_last_edit: float
     weights: tuple[float, float]
     each: tuple[float, float]
 
@@ -561,6 +542,7 @@ def _window_sum(shares: list[WindowShare]) -> _WindowSum:
         shares[0],
         len(weights),
         sum(weights),
+        sum(share.total / share.by_hand[-1] for share in shares),
         (min(weights), max(weights)),
         (min(each), max(each)),
     )
@@ -574,11 +556,18 @@ def _of_different_sums(windows: list[_WindowSum]) -> list[_WindowSum]:
     totals = [window.total for window in full][1:]
     low = min((window.each[0] for window in full), default=0.0)
     same_elements = is_close(low, max((w.each[1] for w in full), default=0.0))
-    differ = len(totals) > 1 and not is_close(min(totals), max(totals))
-    if differ and not same_elements and not _annealed(totals):
-        every = [window.total for window in full]
-        return full if full[0].first.mean or _counted_together(every) else []
+    if _differ(full[1:]) and not same_elements and not _annealed(totals):
+        return full if full[0].first.mean else []
     return _of_other_lengths(windows, length)
+
+
+def _differ(windows: list[_WindowSum]) -> bool:
+    """Return whether sums differ, and not by a clip by hand: what shortens a whole window after its last backward."""
+    sums = [window.total for window in windows]
+    unclipped = [window.before_the_last_edit for window in windows]
+    if len(windows) < 2 or is_close(min(sums), max(sums)):
+        return False
+    return not is_close(min(unclipped), max(unclipped))
 
 
 def _of_other_lengths(windows: list[_WindowSum], length: int) -> list[_WindowSum]:
@@ -601,18 +590,7 @@ def _annealed(totals: list[float]) -> bool:
     """Return whether sums only fall or only rise, as the weight of a loss does that follows a schedule."""
     falls = all(later <= early * 1.001 for early, later in pairwise(totals))
     rises = all(later >= early * 0.999 for early, later in pairwise(totals))
-    return falls or rises
-
-
-def _counted_together(totals: list[float]) -> bool:
-    """Return whether the sums of several windows in a row add up to 1: then their elements were counted together."""
-    for many in range(2, _MOST_COUNTED + 1):
-        for begin in range(many):
-            places = range(begin, len(totals) - many + 1, many)
-            sums = [sum(totals[i : i + many]) for i in places]
-            if len(sums) > 1 and all(is_close(each, 1.0) for each in sums):
-                return True
-    return False
+    return len(totals) > 2 and (falls or rises)
 
 
 # --- what has to be meant ---------------------------------------------------------------------
@@ -620,7 +598,7 @@ def _counted_together(totals: list[float]) -> bool:
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so."""
-    yield _constant_sum(analysis)
+    yield _constant_sum(analysis) or _meant_sums(analysis)
     yield _other_weights(analysis)
     yield _meant_uneven(analysis)
 
@@ -643,6 +621,24 @@ def _constant_sum(analysis: LedgerAnalysis) -> str:
             and all(1.001 * total >= max(of_step[1:]) for of_step in sums)
         ):
             return f"a sum of {total:.3g} is meant in every step"
+    return ""
+
+
+def _meant_sums(analysis: LedgerAnalysis) -> str:
+    """Name the sums to which the shares of windows of one loss add up, where they differ and elements weigh unlike."""
+    several_ranks = number(analysis.ledger.meta.get("ranks")) > 1
+    for parts in analysis.objectives.values():
+        judged = [p for p in parts if p.judged and analysis.alone(p) and not p.erased]
+        each = [weight for part in judged for weight in part.each]
+        if not judged or is_close(min(each), max(each)):
+            continue
+        # Sums over what all ranks have are whole over all ranks only.
+        elsewhere = several_ranks and not judged[0].mean
+        if not elsewhere and _differ([_window_sum([part]) for part in judged]):
+            totals = [part.total for part in judged]
+            return (
+                f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
+            )
     return ""
 
 

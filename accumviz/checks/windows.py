@@ -66,20 +66,19 @@ def zero_grad_inside_window(analysis: LedgerAnalysis) -> Iterator[Finding]:
 def zero_before_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find a step that reads nothing, because what came before it was zeroed."""
     for optimizer in analysis.optimizers:
-        # What another optimizer used may be kept from this one for a while, but not for ever.
-        erased = dict(optimizer.lost)
-        if not optimizer.full_windows:
-            erased |= optimizer.lost_here
-        vain: dict[int, list[Loss]] = {}
-        for b, end in sorted(erased.items()):
-            step = optimizer.next_step(b)
-            by_hand = analysis.shares.of(step).lost_sight.any()
-            empty = not optimizer.windows.get(step, True) and not by_hand
-            if empty and end < step and _is_zeroing(analysis, end):
-                vain.setdefault(step, []).append(Loss(b, end, step))
+        vain: list[list[Loss]] = []
+        for step, used in optimizer.windows.items():
+            # What another optimizer used may be kept from this one for a while, but not for ever.
+            losses = [
+                loss
+                for loss in _erased_before(analysis, optimizer, step)
+                if not optimizer.full_windows or not _is_used(analysis, loss)
+            ]
+            if losses and not used:
+                vain.append(losses)
         if not vain:
             continue
-        losses = vain[min(vain)]
+        losses = vain[0]
         zero = _line_of(analysis, losses[-1], losses[0].backward)
         yield analysis.finding(
             "zero-before-step",
@@ -103,11 +102,6 @@ def _line_of(analysis: LedgerAnalysis, loss: Loss, other: int) -> Event:
     places = (loss.step, loss.backward, other)
     others = [analysis.ledger[event] for event in places]
     return calling_line(analysis.ledger[loss.eraser], *others)
-
-
-def _is_zeroing(analysis: LedgerAnalysis, event: int) -> bool:
-    """Return whether an event zeroes; what FSDP has scattered waits elsewhere."""
-    return analysis.ledger[event].kind in ("zero_grad", "edit")
 
 
 def _zeroed_after(
@@ -143,30 +137,49 @@ def _zeroed_elsewhere(
 # --- lost before a step -----------------------------------------------------------------------
 
 
+def _erased_before(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int
+) -> list[Loss]:
+    """Return the backwards that were zeroed before a step could read them."""
+    shares = analysis.every_share_of(step, optimizer.optimizer)
+    lost = {b for share in shares for b in share.erased if analysis.finite(b)}
+    # Where a hand has put something into `.grad`, what is there is not known.
+    if not lost or analysis.shares.of(step).lost_sight.any():
+        return []
+    losses = []
+    for b in sorted(lost):
+        eraser = int(analysis.erased[b, optimizer.columns].max())
+        # What FSDP has scattered waits elsewhere.
+        if analysis.ledger[eraser].kind in ("zero_grad", "edit") and eraser < step:
+            losses.append(Loss(b, eraser, step))
+    return losses
+
+
+def _is_used(analysis: LedgerAnalysis, loss: Loss) -> bool:
+    """Return whether another optimizer used what one has lost."""
+    return bool(analysis.used[loss.backward].any())
+
+
 def _lost_before_steps(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> tuple[list[Loss], list[Loss]]:
     """Return what was erased before a step that consumed others of its loss: inside its window, and as a tail."""
-    by_step: dict[int, list[Loss]] = {}
-    for b, end in [*optimizer.lost.items(), *_used_by_another(analysis, optimizer)]:
-        step = optimizer.next_step(b)
-        if end < step < len(analysis.events) and _is_zeroing(analysis, end):
-            by_step.setdefault(step, []).append(Loss(b, end, step))
     inside: list[Loss] = []
     tails: list[Loss] = []
-    for step, losses in by_step.items():
-        kept = optimizer.windows[step]
-        if not kept or analysis.shares.of(step).lost_sight.any():
-            continue
+    for step, kept in optimizer.full_windows.items():
         # The last closure of a window runs inside the step, the others before it.
         closure = analysis.events.where("within", "step")[kept[-1]]
         places = analysis.lines if closure else analysis.sites
         used = set(places[kept].tolist())
-        alike = [loss for loss in losses if places[loss.backward] in used]
         alike = [
-            loss for loss in alike if not _is_meant(analysis, optimizer, loss, alike)
+            loss
+            for loss in _erased_before(analysis, optimizer, step)
+            if places[loss.backward] in used
+            and not _in_turns(analysis, optimizer, loss, kept[-1])
         ]
         for loss in alike:
+            if _is_meant(analysis, optimizer, loss, alike):
+                continue
             if _is_left_over(analysis, optimizer, loss, alike):
                 tails.append(loss)
             else:
@@ -174,19 +187,17 @@ def _lost_before_steps(
     return inside, tails
 
 
-def _used_by_another(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[tuple[int, int]]:
-    """Find what was erased here, where another optimizer's step used it together with what this one used.
+def _in_turns(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, loss: Loss, kept: int
+) -> bool:
+    """Return whether another optimizer used what was erased here, and not with what this one used.
 
     Two networks that are trained in turns on one loss lose it on purpose; no window is meant for one of them only.
     """
     others = [other for other in analysis.optimizers if other is not optimizer]
-    windows = [set(used) for other in others for used in other.full_windows.values()]
-    for b, end in optimizer.lost_here.items():
-        kept = optimizer.windows.get(optimizer.next_step(b))
-        if kept and any(b in window and kept[-1] in window for window in windows):
-            yield b, end
+    windows = [used for other in others for used in other.full_windows.values()]
+    together = any(loss.backward in used and kept in used for used in windows)
+    return _is_used(analysis, loss) and not together
 
 
 def _is_meant(
@@ -230,6 +241,17 @@ def _is_left_over(
     return together and fewer and _is_whole(analysis, optimizer, loss.step)
 
 
+def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
+    """Say what has to be meant for a healthy loop to be so."""
+    lost: set[int] = set()
+    for optimizer in analysis.optimizers:
+        inside, tails = _lost_before_steps(analysis, optimizer)
+        lost |= {loss.backward for loss in [*inside, *tails]}
+    if lost:
+        many = f"{len(lost)} micro-batch{'es' * (len(lost) > 1)}"
+        yield f"what {many} brought and a zeroing erased is meant to be thrown away"
+
+
 # --- the last window --------------------------------------------------------------------------
 
 
@@ -239,11 +261,9 @@ def tail_dropped(analysis: LedgerAnalysis) -> Iterator[Finding]:
         if optimizer.usual < 2 or not optimizer.steps.size:
             continue
         dropped = _thrown_away(analysis, optimizer)
-        by_epochs = analysis.has_loaders or _at_even_distances(optimizer, dropped)
         left = _left_at_the_end(analysis, optimizer)
         dropped += [left] if left else []
-        # What is thrown away now and then is thrown away on purpose.
-        if not dropped or not by_epochs:
+        if not dropped:
             continue
         lost = dropped[0]
         source = "loader" if analysis.has_loaders else "loop"
@@ -270,25 +290,15 @@ def _thrown_away(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> list[list[int]]:
     """Return the backwards that were zeroed at each epoch's end, where they are fewer than a window's."""
+    # Without a loader to ask, what is thrown away now and then may be so on purpose.
+    if not analysis.has_loaders:
+        return []
     _, tails = _lost_before_steps(analysis, optimizer)
     groups: dict[int, list[int]] = {}
     for loss in tails:
-        epoch = analysis.epoch(loss.backward, optimizer.rank)
-        if not analysis.has_loaders or analysis.ended(epoch):
+        if analysis.ended(analysis.epoch(loss.backward, optimizer.rank)):
             groups.setdefault(loss.eraser, []).append(loss.backward)
     return [lost for lost in groups.values() if len(lost) < optimizer.usual]
-
-
-def _at_even_distances(optimizer: OptimizerHistory, tails: list[list[int]]) -> bool:
-    """Return whether these are as far from each other as epochs' ends: what is thrown away on purpose is not."""
-    if not tails:
-        return True
-    places = [optimizer.backwards.searchsorted(lost[-1]) + 1 for lost in tails]
-    gaps = np.diff([0, *places, optimizer.backwards.size]).tolist()
-    *epochs, last = gaps
-    if len({*map(len, tails)}) > 1 or len({*epochs}) > 1:
-        return False
-    return bool(last == epochs[0] or (len(tails) > 1 and last < epochs[0]))
 
 
 def _left_at_the_end(
@@ -301,13 +311,12 @@ def _left_at_the_end(
         optimizer.backwards > optimizer.read_step.max(initial=-1)
     ]
     after = after[~steps[np.ix_(after, optimizer.columns)].any(axis=1)]
+    after = after[(analysis.erased[np.ix_(after, optimizer.columns)] < 0).all(axis=1)]
     # A loss that others' parameters learn from is theirs, where this optimizer has losses of its own.
     alone = read[~np.delete(steps[read], optimizer.columns, axis=1).any(axis=1)]
     sites = set(analysis.sites[alone if alone.size else read].tolist())
     unused = [
-        b
-        for b in after.tolist()
-        if analysis.sites[b] in sites and b not in optimizer.lost and analysis.finite(b)
+        b for b in after.tolist() if analysis.sites[b] in sites and analysis.finite(b)
     ]
     if not unused or (optimizer.skipped > unused[-1]).any():
         return []
