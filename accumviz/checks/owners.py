@@ -77,21 +77,29 @@ def _fate_outside(analysis: LedgerAnalysis, p: int) -> str:
     ends = ends[ends >= 0]
     if not ends.size:
         return "grows"
-    if not parameter.optimizers:
+    if parameter.optimizers:
+        vain = ends.size >= _AGAIN and _zeroed_by_its_own(analysis, p, born, ends)
+    else:
         # What an update by hand trains has no optimizer; but one that steps in vain was to have it.
-        vain = [o for o in analysis.optimizers if o.steps.size and not o.full_windows]
-        return "zeroed" if vain and rounds >= _AGAIN else ""
-    # What zeroes others as well may belong to a phase in which these are not trained.
-    others = [
-        q
-        for q, other in enumerate(ledger.parameters)
-        if other.optimizers != parameter.optimizers
-    ]
-    alone = not (ledger.state[np.ix_(ends, np.array(others, int))] & CHANGED).any()
-    by_zeroing = analysis.events.where("kind", "zero_grad")[ends].all()
-    # Where no other optimizer learns from these losses, nothing is trained on purpose, as in a search.
-    used = analysis.used[born].any(axis=1).all()
-    return "zeroed" if ends.size >= _AGAIN and alone and by_zeroing and used else ""
+        vain = rounds >= _AGAIN and any(not o.full_windows for o in analysis.optimizers)
+    return "zeroed" if vain else ""
+
+
+def _zeroed_by_its_own(
+    analysis: LedgerAnalysis, p: int, born: np.ndarray, ends: np.ndarray
+) -> bool:
+    """Return whether only its own optimizer zeroes what another one learns from as well.
+
+    What zeroes others may belong to a phase in which this is not trained, and where no other optimizer learns from
+    these losses, nothing is trained on purpose, as in a search.
+    """
+    ledger = analysis.ledger
+    owners = ledger.parameters[p].optimizers
+    others = [q for q, o in enumerate(ledger.parameters) if o.optimizers != owners]
+    changed = ledger.state[np.ix_(ends, np.array(others, int))] & CHANGED
+    by_zeroing = analysis.events.where("kind", "zero_grad")[ends]
+    used = np.any(analysis.used[born], axis=1)
+    return bool(not changed.any() and by_zeroing.all() and used.all())
 
 
 def _applied_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:

@@ -625,16 +625,17 @@ def _constant_sum(analysis: LedgerAnalysis) -> str:
 
 
 def _meant_sums(analysis: LedgerAnalysis) -> str:
-    """Name the sums to which the shares of windows of one loss add up, where they differ and elements weigh unlike."""
+    """Name the sums to which the shares of windows of one loss add up, where they differ."""
     several_ranks = number(analysis.ledger.meta.get("ranks")) > 1
     for parts in analysis.objectives.values():
         judged = [p for p in parts if p.judged and analysis.alone(p) and not p.erased]
-        each = [weight for part in judged for weight in part.each]
-        if not judged or is_close(min(each), max(each)):
+        sums = [_window_sum([part]) for part in judged]
+        if not _differ(sums):
             continue
-        # Sums over what all ranks have are whole over all ranks only.
-        elsewhere = several_ranks and not judged[0].mean
-        if not elsewhere and _differ([_window_sum([part]) for part in judged]):
+        each = [weight for one in sums for weight in one.each]
+        # Where elements weigh alike, sums may be of several lengths; over several ranks they are whole together.
+        alike = is_close(min(each), max(each)) or several_ranks
+        if judged[0].mean or not alike:
             totals = [part.total for part in judged]
             return (
                 f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"

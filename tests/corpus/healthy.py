@@ -46,9 +46,10 @@ def _clipped_by_value() -> Iterator[tuple[Any, ...]]:
             optimizer.zero_grad()
 
 
-def _merged(width: int) -> Iterator[tuple[Any, ...]]:
+@healthy
+def _the_mean_of_gradients_that_were_kept() -> Iterator[tuple[Any, ...]]:
     """Objectives whose gradients are kept one by one, and whose mean is put back, as gradient surgery does."""
-    model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3))
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     yield model, optimizer
     for _ in range(4):
@@ -61,16 +62,6 @@ def _merged(width: int) -> Iterator[tuple[Any, ...]]:
         for p, *grads in zip(model.parameters(), *kept, strict=True):
             p.grad = sum(grads[1:], grads[0]) / 3
         optimizer.step()
-
-
-@healthy
-def _the_mean_of_gradients_that_were_kept() -> Iterator[tuple[Any, ...]]:
-    yield from _merged(4)
-
-
-@healthy
-def _the_mean_of_large_gradients_that_were_kept() -> Iterator[tuple[Any, ...]]:
-    yield from _merged(200)
 
 
 @healthy
@@ -99,35 +90,6 @@ def _a_mean_over_as_many_classes_as_a_window_has_micro_batches() -> Iterator[tup
 
 
 @healthy
-def _a_mean_over_classes_without_windows() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for x, _ in loader():
-        F.multilabel_soft_margin_loss(model(x), torch.ones(len(x), 5)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@healthy
-def _an_average_of_weights_and_a_warmup() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    average = torch.optim.swa_utils.AveragedModel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-    scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, cosine], [3])
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        (F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-            average.update_parameters(model)
-
-
-@healthy
 def _an_optimizer_for_the_body_and_one_for_the_head() -> Iterator[tuple[Any, ...]]:
     model = net()
     body = torch.optim.SGD(model[0].parameters(), lr=0.01, momentum=0.9)
@@ -148,19 +110,6 @@ def _gradient_checkpointing() -> Iterator[tuple[Any, ...]]:
     yield model, optimizer
     for i, (x, y) in enumerate(loader()):
         hidden = checkpoint(model[:2], x, use_reentrant=False)
-        (F.cross_entropy(model[2](hidden), y) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _reentrant_checkpointing() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        hidden = checkpoint(model[:2], x.requires_grad_(), use_reentrant=True)
         (F.cross_entropy(model[2](hidden), y) / K).backward()
         if i % K == K - 1:
             optimizer.step()
@@ -267,45 +216,6 @@ def _two_weighted_losses_and_a_penalty() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
-def _smoothed_labels() -> Iterator[tuple[Any, ...]]:
-    model, criterion = net(), nn.CrossEntropyLoss(label_smoothing=0.1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        (criterion(model(x), y) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _a_focal_loss() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        each = F.cross_entropy(model(x), y, reduction="none")
-        loss = ((1 - torch.exp(-each)) ** 2 * each).mean()
-        (loss / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _a_contrastive_loss_over_a_whole_batch() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for x, _ in loader(size=8):
-        one, other = F.normalize(model(x), dim=1), F.normalize(model(x + 0.1 * torch.randn_like(x)), dim=1)
-        loss = F.cross_entropy(one @ other.T / 0.1, torch.arange(len(x)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-@healthy
 def _an_update_written_by_hand() -> Iterator[tuple[Any, ...]]:
     model, head = net(), nn.Linear(8, 5)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
@@ -404,41 +314,6 @@ def _an_optimizer_for_each_parameter_in_its_hook() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
-def _truncated_backpropagation_through_time() -> Iterator[tuple[Any, ...]]:
-    cell, head = nn.LSTM(8, 8), nn.Linear(8, 5)
-    optimizer = torch.optim.AdamW([*cell.parameters(), *head.parameters()])
-    yield cell, head, optimizer
-    state = None
-    for _ in range(8):
-        out, state = cell(torch.randn(6, 2, 8), state)
-        state = tuple(part.detach() for part in state)
-        optimizer.zero_grad()
-        F.cross_entropy(head(out).flatten(0, 1), torch.randint(0, 5, (12,))).backward()
-        nn.utils.clip_grad_norm_([*cell.parameters(), *head.parameters()], 0.25)
-        optimizer.step()
-
-
-@healthy
-def _an_actor_and_a_critic_with_one_trunk() -> Iterator[tuple[Any, ...]]:
-    trunk, actor, critic = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(8, 1)
-    optimizer = torch.optim.Adam([*trunk.parameters(), *actor.parameters(), *critic.parameters()])
-    yield trunk, actor, critic, optimizer
-    for _ in range(4):
-        states, returns = torch.randn(12, 8), torch.randn(12)
-        for _ in range(3):
-            hidden = trunk(states)
-            chances = torch.distributions.Categorical(logits=actor(hidden))
-            value = critic(hidden).squeeze(1)
-            gain = (returns - value).detach()
-            loss = -(chances.log_prob(chances.sample()) * gain).mean() + 0.5 * (returns - value).square().mean()
-            loss = loss - 0.01 * chances.entropy().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(trunk.parameters(), 0.5)
-            optimizer.step()
-
-
-@healthy
 def _soft_actor_critic() -> Iterator[tuple[Any, ...]]:
     actor, critic = nn.Linear(8, 2), nn.Linear(10, 1)
     of_actor, of_critic = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
@@ -451,21 +326,6 @@ def _soft_actor_critic() -> Iterator[tuple[Any, ...]]:
         of_actor.zero_grad()
         (-critic(torch.cat([states, actor(states)], 1))).mean().backward()
         of_actor.step()
-
-
-@healthy
-def _an_adversarial_step_on_the_input() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    yield model, optimizer
-    for x, y in loader(8):
-        moved = x.clone().requires_grad_()
-        for _ in range(3):
-            (slope,) = torch.autograd.grad(F.cross_entropy(model(moved), y), moved)
-            moved = (moved + 0.01 * slope.sign()).detach().requires_grad_()
-        optimizer.zero_grad()
-        F.cross_entropy(model(moved), y).backward()
-        optimizer.step()
 
 
 @healthy
@@ -574,47 +434,6 @@ def _classes_weighted_by_how_rare_they_are() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
-def _meta_learning_by_reptile() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    yield model, optimizer
-    for _ in range(3):
-        before = copy.deepcopy(model.state_dict())
-        for x, y in loader(6):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        after = model.state_dict()
-        model.load_state_dict({name: before[name] + 0.1 * (after[name] - before[name]) for name in before})
-
-
-@healthy
-def _gradients_looked_at_after_the_step() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for x, y in loader():
-        F.cross_entropy(model(x), y).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-        optimizer.zero_grad()
-
-
-@healthy
-def _a_window_that_grows_with_the_epochs() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for many in (1, 2, 4):
-        for i, (x, y) in enumerate(loader(16)):
-            (F.cross_entropy(model(x), y) / many).backward()
-            if i % many == many - 1:
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-@healthy
 def _two_loaders_at_once() -> Iterator[tuple[Any, ...]]:
     """Labelled batches and as many without labels: each gives a loss of its own to the window."""
     model = net()
@@ -662,27 +481,6 @@ def _gradients_that_are_zero_taken_away() -> Iterator[tuple[Any, ...]]:
         for p in experts.parameters():
             if p.grad is not None and not p.grad.any():
                 p.grad = None
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@healthy
-def _sharpness_aware_minimisation() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    yield model, optimizer
-    weights = list(model.parameters())
-    for x, y in loader(16):
-        F.cross_entropy(model(x), y).backward()
-        with torch.no_grad():
-            moves = [0.05 * p.grad / p.grad.norm().clamp_min(1e-12) for p in weights if p.grad is not None]
-            for p, move in zip(weights, moves, strict=True):
-                p += move
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        with torch.no_grad():
-            for p, move in zip(weights, moves, strict=True):
-                p -= move
         optimizer.step()
         optimizer.zero_grad()
 
@@ -875,22 +673,6 @@ def _sums_in_buffers_of_its_own() -> Iterator[tuple[Any, ...]]:
             optimizer.zero_grad()
 
 
-@healthy
-def _gradients_of_two_tasks_put_together_by_hand() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for x, y in loader():
-        out, parts = model(x), []
-        for loss in (F.cross_entropy(out, y), out.square().mean()):
-            optimizer.zero_grad()
-            loss.backward(retain_graph=True)
-            parts.append([p.grad.clone() for p in model.parameters()])
-        for p, one, other in zip(model.parameters(), *parts, strict=True):
-            p.grad = one + other
-        optimizer.step()
-
-
 class Tidy(torch.optim.AdamW):
     """An optimizer that zeroes what it has read."""
 
@@ -985,21 +767,6 @@ def _a_probe_on_what_is_learnt() -> Iterator[tuple[Any, ...]]:
         F.cross_entropy(probe(features.detach()), y % 2).backward()
         optimizer.step()
         of_probe.step()
-
-
-@healthy
-def _experts_and_their_balance() -> Iterator[tuple[Any, ...]]:
-    experts, gate = nn.ModuleList([net(), net()]), nn.Linear(8, 2)
-    optimizer = torch.optim.AdamW([*experts.parameters(), *gate.parameters()])
-    yield experts, gate, optimizer
-    for i, (x, y) in enumerate(loader()):
-        chances = gate(x).softmax(1)
-        out = sum(chances[:, j : j + 1] * expert(x) for j, expert in enumerate(experts))
-        balance = 2 * chances.mean(0).square().sum()
-        ((F.cross_entropy(out, y) + 0.01 * balance) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 @healthy
