@@ -34,7 +34,7 @@ _MOST_POINTS = 400
 _BEYOND = 1e30
 
 
-class Path(NamedTuple):
+class WeightPath(NamedTuple):
     """The way of the weights: the elements' names, the events after which they were so, and points × elements.
 
     The event before the first is -1.
@@ -45,24 +45,24 @@ class Path(NamedTuple):
     points: np.ndarray = np.zeros((0, 0))
 
 
-def path(ledger: Ledger) -> Path:
+def path(ledger: Ledger) -> WeightPath:
     """Return the path of the weights: nothing for more than two elements, or for some that were not kept."""
     parameters = ledger.parameters
     steps = [event.index for event in ledger.of("step")]
     is_small = 1 <= sum(parameter.numel for parameter in parameters) <= 2
     of_ranks = any(parameter.rank is not None for parameter in parameters)
     if not steps or not is_small or of_ranks:
-        return Path()
+        return WeightPath()
     kept = [ledger.weights(i) for i in range(len(parameters))]
     if not all(one.size for one in kept):
-        return Path()
+        return WeightPath()
     elements = np.concatenate(kept, axis=1)
     seen = ~np.isnan(elements).all(axis=1)
     seen[steps] = True
     events = [e if e in steps else -1 for e in np.flatnonzero(seen).tolist()]
     if events.count(-1) > 1:
-        return Path()
-    return Path(_element_names(ledger), events, elements[seen])
+        return WeightPath()
+    return WeightPath(_element_names(ledger), events, elements[seen])
 
 
 def _element_names(ledger: Ledger) -> tuple[str, ...]:
@@ -243,25 +243,27 @@ def field(
             f"loss is {arguments.a(loss)}; expected a function of the weights: loss=lambda w: ..."
         )
     paths = [path(ledger) for ledger in ledgers]
-    all_names = {one.names for one in paths}
-    names = all_names.pop() if len(all_names) == 1 else ()
-    if not names:
+    names = paths[0].names if paths else ()
+    if not names or any(one.names != names for one in paths):
         return None
     models = [path(ledger).points for ledger in right]
     ranges = []
     for i in range(len(names)):
         columns = [one.points[:, i] for one in paths]
         ranges.append(_range(columns, [model[:, i] for model in models]))
-    steps = max(len(one.events) for one in paths)
-    heights, lines = (0.0, 1.0), list[str]()
     if loss is not None:
-        ends = models[0] if models else paths[0].points
-        ranges = _with_valley(loss, ranges, ends)
-    if loss is not None and len(ranges) == 1:
-        heights, lines = _curve(loss, ranges[0])
-    elif loss is not None:
-        lines = _contours(loss, *ranges)
+        end = _last_finite(models[0] if models else paths[0].points)
+        ranges = _with_valley(loss, ranges, end)
+    heights, lines = _drawn(loss, ranges)
+    steps = max(len(one.events) for one in paths)
     return Field(names, tuple(ranges), loss, heights, lines, len(paths), steps)
+
+
+def _last_finite(points: np.ndarray) -> list[float]:
+    """Return the last point whose elements are all finite, if there is one."""
+    finite = points[np.isfinite(points).all(axis=1)]
+    last: list[float] = finite[-1].tolist() if len(finite) else []
+    return last
 
 
 def _range(paths: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> Range:
@@ -310,10 +312,12 @@ def _at(loss: Loss, *weights: float) -> float:
 
 
 def _with_valley(
-    loss: Loss, ranges: Sequence[Range], points: np.ndarray
+    loss: Loss, ranges: Sequence[Range], end: Sequence[float]
 ) -> list[Range]:
-    """Widen ranges so that they hold where the loss is lowest, if that is near: a path is read by where it leads."""
-    end = points[np.isfinite(points).all(axis=1)][-1:].ravel().tolist()
+    """Widen ranges so that they hold where the loss is lowest, if that is near: a path is read by where it leads.
+
+    It is looked for along each element, from the `end` of a path.
+    """
     widened = []
     for i, (low, high) in enumerate(ranges):
         wide = high - low
@@ -326,6 +330,15 @@ def _with_valley(
         room = 0.0 if low < lowest < high else 0.2 * wide
         widened.append((min(low, lowest - room), max(high, lowest + room)))
     return widened
+
+
+def _drawn(loss: Loss | None, ranges: Sequence[Range]) -> tuple[Range, list[str]]:
+    """Return the heights of the loss's curve, and the lines that draw it."""
+    if loss is None:
+        return (0.0, 1.0), []
+    if len(ranges) == 1:
+        return _curve(loss, ranges[0])
+    return (0.0, 1.0), _contours(loss, *ranges)
 
 
 def _curve(loss: Loss, across: Range) -> tuple[Range, list[str]]:

@@ -21,7 +21,6 @@ from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.recorder.record import record
 from accumviz.views import payload
-from accumviz.views.style import static
 
 CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\n"
 EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">'
@@ -104,14 +103,6 @@ def test_when_every_run_raises_so_does_explore() -> None:
         explore(lambda k: k / 0, k=[1, 2])
     assert "All 2 runs" in caught.value.__notes__[0]
     assert caught.traceback[-1].name == "<lambda>"
-
-
-def test_an_interrupt_is_not_an_outcome() -> None:
-    def experiment(k: int) -> Ledger:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        explore(experiment, k=[1])
 
 
 class Model:
@@ -257,16 +248,6 @@ def test_a_widget_records_values_outside_the_grid_and_shows_what_they_raise() ->
     assert json.loads(live.told["run"])["figures"][0] == ["backwards", "5"]
     live.ask = {"choice": ["3", 0], "n": 2}
     assert json.loads(live.told["run"])["error"].startswith("ValueError: three")
-
-
-def test_a_widget_carries_the_module_with_a_kernels_side_and_says_which_view_it_is() -> None:
-    for live, kind in (
-        (explore(toy, k=[1, 2]).live(), "explorer"),
-        (explore(toy, k=[1]).runs[0].player.live(), "player"),  # type: ignore[union-attr]
-    ):
-        script = static("live.js") if kind == "player" else static("explore-live.js", module.__file__)
-        assert live._esm == script
-        assert live.kind == kind
 
 
 def test_on_a_page_of_several_views_each_style_sheet_and_each_module_stands_once() -> None:
