@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         "train.ledger --to csv --out train.csv",
     )
     _add_ledgers(export)
-    formats = ("csv", "json", "perfetto", "tensorboard")
+    formats = ("csv", "json", "tensorboard")
     export.add_argument("--to", required=True, choices=formats)
     _add_file(
         export,

@@ -1,4 +1,4 @@
-"""Export a ledger: CSV, JSON, a trace for ui.perfetto.dev, TensorBoard's events."""
+"""Export a ledger: CSV, JSON, TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -104,65 +104,6 @@ def _by_name(ledger: Ledger, norms: np.ndarray) -> dict[str, float]:
     """Return the known norms of one event by the names of the parameters."""
     pairs = zip(ledger.parameters, norms.tolist(), strict=True)
     return {p.name: norm for p, norm in pairs if not math.isnan(norm)}
-
-
-def to_perfetto(ledger: Ledger, file: TextIO) -> None:
-    """Write a trace in Chrome's format, in microseconds: a process for each rank, a track for each kind of event.
-
-    >>> import sys
-    >>> to_perfetto(Ledger.build([], []), sys.stdout)
-    {"displayTimeUnit": "ms", "traceEvents": [
-    ]}
-    """
-    file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-    separator = "\n"
-    for row in _trace(ledger):
-        file.write(separator + _dumps(row))
-        separator = ",\n"
-    file.write("\n]}\n")
-
-
-def _trace(ledger: Ledger) -> Iterator[dict[str, Any]]:
-    tracks: dict[tuple[int, str], int] = {}
-    processes: set[int] = set()
-    for event in ledger:
-        process = event.rank or 0
-        if process not in processes:
-            processes.add(process)
-            yield _name("process_name", f"rank {process}", pid=process)
-        key = process, event.kind
-        if key not in tracks:
-            tracks[key] = len(tracks)
-            yield _name("thread_name", event.kind, pid=process, tid=tracks[key])
-        time = round(event.time * 1e6, 3)
-        yield {
-            "ph": "i",
-            "s": "t",
-            "pid": process,
-            "tid": tracks[key],
-            "ts": time,
-            "name": event.label or event.kind,
-            "cat": event.kind,
-            "args": _arguments(event),
-        }
-        if event.kind == "backward" and math.isfinite(event.loss):
-            name = f"loss: {event.label}"
-            row = {"ph": "C", "pid": process, "ts": time, "name": name}
-            yield row | {"args": {"loss": event.loss}}
-
-
-def _name(what: str, name: str, **where: int) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "args": {"name": name}, **where}
-
-
-def _arguments(event: Event) -> dict[str, Any]:
-    line = f"{event.file}:{event.line}"
-    arguments = {"event": event.index, "line": line, "source": event.source}
-    for name in _NUMBERS[1:]:
-        number = getattr(event, name)
-        if not math.isnan(number):
-            arguments[name] = number
-    return arguments | dict(event.details)
 
 
 def to_tensorboard(ledger: Ledger, folder: Path) -> None:

@@ -451,8 +451,6 @@ def test_exports_hold_every_event(tmp_path: Path, capsys: pytest.CaptureFixture[
     whole = json.loads(said(capsys, "export", file, "--to", "json")[1])
     assert [event["kind"] for event in whole["events"]][:4] == ["backward", "backward", "step", "zero_grad"]
     assert whole["events"][1]["grad"] == {"w": 2.0}
-    trace = json.loads(said(capsys, "export", file, "--to", "perfetto")[1])["traceEvents"]
-    assert len([row for row in trace if row["ph"] == "i"]) == 12
     out = tmp_path / "x.csv"
     assert said(capsys, "export", file, "--to", "csv", "--out", out)[0] == 0
     assert out.read_text().splitlines() == table
