@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import zipapp
 from pathlib import Path
 from typing import Any
 
@@ -234,17 +233,7 @@ def test_a_module_runs_as_with_dash_m(tmp_path: Path) -> None:
     assert expected[0] == 0
 
 
-@pytest.mark.parametrize("what", ["folder", "app.pyz", "app.py"])
-def test_what_has_a_main_of_its_own_runs_as_python_runs_it(what: str, tmp_path: Path) -> None:
-    said = "import sys, other\nprint(other.x, sys.argv, __file__, __package__, __annotations__)\n"
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "__main__.py").write_text(said)
-    (tmp_path / "folder" / "other.py").write_text("x = 5\n")
-    if what != "folder":
-        zipapp.create_archive(tmp_path / "folder", tmp_path / what)
-    expected = ran(tmp_path, what, "a", "--", "b")
-    assert expected[0] == 0
-    assert ran(tmp_path, "-m", "accumviz", "run", "--", what, "a", "--", "b")[:2] == expected[:2]
+def test_a_folder_is_no_script(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert ran(tmp_path, "-m", "accumviz", "run", "empty")[0] == 2
 

@@ -62,14 +62,35 @@ class CallSite:
     via: str = ""
 
 
+class _Stack:
+    """The frames around a call, from the inside out, as far as they are kept."""
+
+    def __init__(self) -> None:
+        self.way: list[tuple[CodeType, int]] = []
+        self.users: list[FrameType] = []
+        self.libraries: list[FrameType] = []
+        # What the innermost of the user's frames has called.
+        self.below: FrameType | None = None
+
+    def describe(self) -> CallSite:
+        """Return the user's line, with those that it was called from, and the library's that it called."""
+        if self.users:
+            first, *callers = self.users
+            here = _describe(first, self.below)
+            frames = (here.file, here.line, here.source), *map(_line, callers)
+            return replace(here, frames=frames, via=_via(self.libraries))
+        if self.libraries:
+            return _describe(self.libraries[0], None)
+        return CallSite()
+
+
 class CallSites:
     """Find the user's line for the call being made now; each place is parsed once."""
 
     def __init__(self) -> None:
-        # By where a search began, the way that it took the last time and what it found: a loop comes by the same one.
+        # By where a search began, the way that it took the last time and its site: a loop comes by the same one.
         self._last: dict[int, tuple[_Way, CallSite]] = {}
         self._sites: dict[_Way, CallSite] = {}
-        self._places: dict[tuple[int, int], CallSite] = {}
         # By the id of a piece of code, whose it is, and the code: it is held, so that no other gets its id.
         self._owners: dict[int, tuple[int, CodeType]] = {}
 
@@ -89,53 +110,38 @@ class CallSites:
         return self._search(frame)
 
     def _search(self, first: FrameType) -> CallSite:
-        """Walk the stack from here to the outermost of the user's frames that are kept."""
         if len(self._owners) > _MOST or len(self._sites) > _MOST:
-            for remembered in (self._last, self._sites, self._places, self._owners):
+            for remembered in (self._last, self._sites, self._owners):
                 remembered.clear()
-        way: list[tuple[CodeType, int]] = []
-        users: list[FrameType] = []
-        libraries: list[FrameType] = []
-        between, frame = 0, first
-        below: FrameType | None = None
-        while between < _BETWEEN and len(users) < _FRAMES:
-            way.append((frame.f_code, frame.f_lasti))
+        stack = self._walk(first)
+        way = tuple(stack.way)
+        site = self._sites.get(way)
+        if site is None:
+            site = self._sites[way] = stack.describe()
+        self._last[id(first.f_code) + first.f_lasti] = way, site
+        return site
+
+    def _walk(self, first: FrameType) -> _Stack:
+        """Walk the stack from here to the outermost of the user's frames that are kept."""
+        stack, between = _Stack(), 0
+        frame: FrameType | None = first
+        while frame is not None and between < _BETWEEN and len(stack.users) < _FRAMES:
+            stack.way.append((frame.f_code, frame.f_lasti))
             owner = self._owner(frame)
             if owner == _USER:
-                users.append(frame)
+                stack.users.append(frame)
                 between = 0
-            elif users:
+                # Around a module's own code there is only what runs it.
+                if frame.f_code.co_name == "<module>":
+                    break
+            elif stack.users:
                 between += 1
-            elif owner == _LIBRARY:
-                libraries.append(frame)
-            below = below if users else frame
-            # Around a module's own code there is only what runs it.
-            if frame.f_back is None or (
-                owner == _USER and frame.f_code.co_name == "<module>"
-            ):
-                break
+            else:
+                stack.below = frame
+                if owner == _LIBRARY:
+                    stack.libraries.append(frame)
             frame = frame.f_back
-        key = tuple(way)
-        found = self._sites.get(key)
-        if found is None:
-            found = self._sites[key] = self._described(users, libraries, below)
-        self._last[id(first.f_code) + first.f_lasti] = key, found
-        return found
-
-    def _described(
-        self,
-        users: list[FrameType],
-        libraries: list[FrameType],
-        below: FrameType | None,
-    ) -> CallSite:
-        if not users:
-            return _describe(libraries[0], None) if libraries else CallSite()
-        place = id(users[0].f_code), users[0].f_lasti
-        here = self._places.get(place)
-        if here is None:
-            here = self._places[place] = _describe(users[0], below)
-        frames = (here.file, here.line, here.source), *map(_line, users[1:])
-        return replace(here, frames=frames, via=_via(libraries))
+        return stack
 
     def owner(self, frame: FrameType | None) -> FrameType | None:
         """Return the frame that `find` would describe, for its variables."""
@@ -145,10 +151,9 @@ class CallSites:
 
     def _owner(self, frame: FrameType) -> int:
         code = frame.f_code
-        known = self._owners.get(id(code))
-        if known is None:
-            known = self._owners[id(code)] = _owner(frame), code
-        return known[0]
+        if id(code) not in self._owners:
+            self._owners[id(code)] = _owner(frame), code
+        return self._owners[id(code)][0]
 
 
 def _owner(frame: FrameType) -> int:
@@ -244,25 +249,12 @@ def readable(path: str) -> str:
         from IPython.core.getipython import get_ipython
 
         shell = get_ipython()
-        if hasattr(shell, "compile") and (name := _cell(shell, path)):
-            return name
+        namer = getattr(getattr(shell, "compile", None), "format_code_name", None)
+        kind, name = (namer(path) if namer else None) or ("", "")
+        if kind:
+            return str(name) if kind == "Cell" else path
     relative = os.path.relpath(path) if os.path.isabs(path) else path
     return os.path.basename(path) if relative.startswith("..") else relative
-
-
-def _cell(shell: Any, path: str) -> str:
-    """Return what IPython calls a piece of code of its own; IPython 7 remembers only the text of its cells."""
-    if hasattr(shell.compile, "format_code_name"):
-        kind, name = shell.compile.format_code_name(path) or ("", "")
-        if kind == "Cell":
-            return str(name)
-        return path if kind else ""
-    text = "".join(linecache.getlines(path)).rstrip()
-    cells = shell.user_ns.get("In", [])
-    for n in reversed(range(1, len(cells))):
-        if cells[n].rstrip() == text:
-            return f"In[{n}]"
-    return ""
 
 
 # --- variables ---------------------------------------------------------------------------------

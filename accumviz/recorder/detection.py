@@ -155,12 +155,9 @@ class Detector:
             return
         # `scaler.scale(model(x))` was looked up before the forward that has us called.
         patches.scalers.update(_living(torch.amp.GradScaler))
-        roots = _roots(fresh, recorded, CallSites().owner(frame))
-        given = [p for each in fresh for p in parameters(each)]
-        given += [p for root in roots for p in root.parameters()]
-        # It may differentiate something that is no model, or all is frozen; lazy parameters are made by a forward.
-        early = any(map(torch.nn.parameter.is_lazy, given))
-        if early or not any(p.requires_grad for p in given):
+        caller = CallSites().owner(frame)
+        roots = _roots(fresh, recorded, caller)
+        if not _can_train(roots, fresh):
             self._armed = True
             return
         self._disarm()
@@ -169,7 +166,7 @@ class Detector:
             self._note(_MANY)
             self._closed = True
         else:
-            self._record(roots, fresh, CallSites().owner(frame))
+            self._record(roots, fresh, caller)
 
     def _alive(self) -> list[Any]:
         optimizers = [known() for known in self._optimizers]
@@ -185,7 +182,7 @@ class Detector:
         for optimizer in optimizers:
             more = collect((optimizer,), {}, caller)
             for name, tensor in zip(more.names, more.tensors, strict=True):
-                if id(tensor) not in named.index:
+                if named.number_of(tensor) is None:
                     named.add(name, tensor, "")
         recording = self._started(named, optimizers, caller)
         named.optimizers.clear()  # none is held: a loop may make one for each epoch
@@ -244,6 +241,15 @@ def _living(kind: type[Any]) -> list[Any]:
     """Return all modules, or all gradient scalers, that there are."""
     # By class: a proxy says that it is one, and may do anything when it is asked.
     return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+def _can_train(roots: list[Any], optimizers: list[Any]) -> bool:
+    """Return whether all of these parameters are there, and some require grad: else something else begins."""
+    given = [p for optimizer in optimizers for p in parameters(optimizer)]
+    given += [p for root in roots for p in root.parameters()]
+    if any(torch.nn.parameter.is_lazy(p) for p in given):  # a forward makes them
+        return False
+    return any(p.requires_grad for p in given)
 
 
 def _ids(optimizer: Any) -> set[int]:

@@ -17,7 +17,6 @@ import runpy
 import sys
 import threading
 import types
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ class CannotRunError(Exception):
 
 
 class Script:
-    """What `python` was to run: a script, a folder or an archive with a `__main__`, or a module (`-m`).
+    """What `python` was to run: a script, or a module (`-m`).
 
     Raises `CannotRunError` where there is none.
     """
@@ -44,9 +43,7 @@ class Script:
         self._text = b""
         # As Python itself has it in tracebacks: absolute, with what `..` it was given.
         self.path = name if os.path.isabs(name) else f"{Path.cwd()}{os.sep}{name}"
-        # What has a `__main__` of its own: a folder, or an archive.
-        self.folder = not module and (Path(name).is_dir() or zipfile.is_zipfile(name))
-        if module or self.folder:
+        if module:
             return
         try:
             with io.open_code(self.path) as file:
@@ -64,8 +61,8 @@ class Script:
         if sys.version_info < (3, 14):
             main.__annotations__ = {}
         sys.modules["__main__"] = main
-        if self.module or self.folder:
-            code = self._find("__main__" if self.folder else self.name, main)
+        if self.module:
+            code = self._find(main)
         else:
             main.__file__ = self.path
             main.__dict__["__cached__"] = None
@@ -78,28 +75,17 @@ class Script:
 
     def _put_on_path(self) -> None:
         if sys.flags.safe_path:
-            if self.folder:
-                sys.path.insert(0, os.path.realpath(self.path))
-        elif self.module:
+            return
+        if self.module:
             sys.path[0] = str(Path.cwd())
         else:
-            place = os.path.realpath(self.path)
-            sys.path[0] = place if self.folder else os.path.dirname(place)
+            sys.path[0] = os.path.dirname(os.path.realpath(self.path))
 
-    def _find(self, name: str, main: types.ModuleType) -> types.CodeType:
+    def _find(self, main: types.ModuleType) -> types.CodeType:
+        """Return a module's code, and give `__main__` its attributes."""
         find: Any = getattr(runpy, "_get_module_details")  # noqa: B009 - there is no public way to what `-m` runs
-        try:
-            if name == "__main__":
-                del sys.modules["__main__"]
-            try:
-                _, spec, code = find(name, CannotRunError)
-            finally:
-                sys.modules["__main__"] = main
-        except CannotRunError as error:
-            missing = f"can't find '__main__' module in {self.path!r}"
-            raise CannotRunError(missing if self.folder else f"{error}") from None
-        if self.module:
-            sys.argv[0] = code.co_filename
+        _, spec, code = find(self.name, CannotRunError)
+        sys.argv[0] = code.co_filename
         main.__file__, main.__spec__ = code.co_filename, spec
         main.__loader__, main.__package__ = spec.loader, spec.parent
         main.__dict__["__cached__"] = spec.cached

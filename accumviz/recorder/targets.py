@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -21,33 +20,48 @@ from accumviz.recorder.transfer import readable
 _CALLERS = 32
 # So many wrappers are looked into for the optimizer itself; betas and such are so many numbers.
 _WRAPPED, _FEW = 4, 8
+_NO_SETTINGS = ("params", "param_names", "class")
+_NESTED = "`{name}` is a nested tensor, whose gradients are not recorded"
+_EXPECTED = (
+    "expected a module, an optimizer, a parameter, a dict of named tensors, or a list of these, "
+    "for example record(model, optimizer) or record(G=generator, D=discriminator)"
+)
 
 
 def is_optimizer(item: Any) -> bool:
-    """Whether this steps like an optimizer: it is one, or wraps one and shows its groups."""
+    """Return whether this steps like an optimizer: it is one, or wraps one and shows its groups."""
     if isinstance(item, torch.optim.Optimizer):
         return True
-    return (
-        not isinstance(item, torch.nn.Module | torch.Tensor)
-        and callable(getattr(item, "step", None))
-        and _has(item)
-    )
-
-
-def _has(item: Any) -> bool:
-    return isinstance(getattr(item, "param_groups", None), list)
+    if isinstance(item, torch.nn.Module | torch.Tensor):
+        return False
+    groups = getattr(item, "param_groups", None)
+    return callable(getattr(item, "step", None)) and isinstance(groups, list)
 
 
 def parameters(optimizer: Any) -> Iterator[Any]:
-    """Its parameters; none where a wrapper cannot say."""
+    """Yield an optimizer's parameters; none where a wrapper cannot say."""
     try:
         groups = list(optimizer.param_groups)
-    except (
-        Exception
-    ):  # whatever a wrapper's property raises is no affair of the loop that we watch
+    except Exception:  # a wrapper's property may raise anything
         return
     for group in groups:
         yield from group["params"]
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _distinct(name: str, taken: Container[str]) -> str:
+    """Return a name that is not taken: this one, or with a number behind it."""
+    number, distinct = 2, name
+    while distinct in taken:
+        distinct = f"{name}#{number}"
+        number += 1
+    return distinct
+
+
+# --- optimizers --------------------------------------------------------------------------------
 
 
 class Optimizers:
@@ -55,7 +69,7 @@ class Optimizers:
 
     An optimizer and what wraps it are one: they share the very list of groups, or one holds the
     other and steps the same parameters. None is held: a loop may make a new one, with a state of
-    the model's size, for each epoch. `owned` tells the numbers of the leaves that an optimizer has.
+    the model's size, for each epoch. `owned` gives the numbers of the leaves that an optimizer has.
     """
 
     def __init__(self, owned: Callable[[Any], list[int]]) -> None:
@@ -66,67 +80,54 @@ class Optimizers:
         # Of each, how many parameters it had that are not recorded, when it was met.
         self._others: list[int] = []
         self._owned = owned
-        # Every object met, the wrapped ones too, by id.
+        # Every object met, the wrapped ones too, by id: how to get it, and its number.
         self._met: dict[int, tuple[Callable[[], Any], int]] = {}
-        self._lock = threading.RLock()
 
     def meet(self, optimizer: Any, frame: FrameType | None) -> int:
-        """The number of this optimizer."""
+        """Return the number of this optimizer."""
         met = self._met.get(id(optimizer))
         if met is not None and met[0]() is optimizer:
             return met[1]
-        with self._lock:  # two threads' optimizers are two
-            return self._meet(optimizer, frame)
-
-    def _meet(self, optimizer: Any, frame: FrameType | None) -> int:
-        self._met = {
-            key: known for key, known in self._met.items() if known[0]() is not None
-        }
-        index = next(
-            (i for known, i in self._met.values() if _one(known(), optimizer)),
-            len(self.names),
-        )
+        index = self._number_of_same(optimizer)
         if index == len(self.names):
-            self.names.append(self._name(optimizer, frame))
+            name = called(optimizer, frame)
+            self.names.append(_distinct(name, self.names))
             self._leaves.append(self._owned(optimizer))
             self._others.append(self._unrecorded(optimizer))
             self.settings.append(settings(optimizer))
         self._met[id(optimizer)] = _weak(optimizer), index
         return index
 
+    def _number_of_same(self, optimizer: Any) -> int:
+        """Return the number of what this wraps, or is wrapped by; else a new one."""
+        for key, (alive, _) in list(self._met.items()):
+            if alive() is None:
+                del self._met[key]
+        for alive, index in self._met.values():
+            if _are_one(alive(), optimizer):
+                return index
+        return len(self.names)
+
     def leaves(self) -> list[list[int]]:
-        """The leaves that each has, or had."""
-        for known, index in reversed(
-            self._met.values()
-        ):  # of one and its wrapper, what was met first
-            optimizer = known()
+        """Return the leaves that each has, or had."""
+        # Of one and its wrapper, what was met first counts.
+        for alive, index in reversed(self._met.values()):
+            optimizer = alive()
             if optimizer is not None:
                 self._leaves[index] = self._owned(optimizer)
         return self._leaves
 
     def grown(self) -> Iterator[str]:
-        """The names of those that have got parameters since they were met, of which nothing is recorded."""
-        for known, index in self._met.values():
-            optimizer = known()
-            if (
-                optimizer is not None
-                and self._unrecorded(optimizer) > self._others[index]
-            ):
+        """Yield the names of those that have got parameters since they were met, of which nothing is recorded."""
+        for alive, index in self._met.values():
+            optimizer = alive()
+            if optimizer is None:
+                continue
+            if self._unrecorded(optimizer) > self._others[index]:
                 yield self.names[index]
 
     def _unrecorded(self, optimizer: Any) -> int:
-        return sum(1 for _ in parameters(optimizer)) - len(self._owned(optimizer))
-
-    def _name(self, optimizer: Any, frame: FrameType | None) -> str:
-        """The callers' own name for it, else its class, kept apart from those already taken."""
-        name = called(optimizer, frame)
-        if name not in self.names:
-            return name
-        return next(
-            f"{name}#{n}"
-            for n in range(2, len(self.names) + 3)
-            if f"{name}#{n}" not in self.names
-        )
+        return len(list(parameters(optimizer))) - len(self._owned(optimizer))
 
     def forget(self) -> None:
         """Forget which optimizers there were; their names stay."""
@@ -134,18 +135,18 @@ class Optimizers:
 
 
 def called(item: Any, frame: FrameType | None) -> str:
-    """What the callers call this object, else its class."""
-    name = ""
+    """Return what the callers call this object, else its class."""
     for _ in range(_CALLERS):
-        if frame is None or name:
+        if frame is None:
             break
         name, frame = variable(frame, item), frame.f_back
-        name = "" if name == "self" else name  # a method of its own
-    return name or type(item).__name__
+        if name not in ("", "self"):  # a method of its own says `self`
+            return name
+    return type(item).__name__
 
 
 def settings(optimizer: Any) -> dict[str, Any]:
-    """Its class, and the plain numbers of its first group: learning rate, momentum, weight decay, betas.
+    """Return its class, and the plain numbers of its first group: learning rate, momentum, weight decay, betas.
 
     Of a wrapper, those of what it wraps. A number on a device is left out: nothing waits for it.
 
@@ -159,30 +160,30 @@ def settings(optimizer: Any) -> dict[str, Any]:
         if not isinstance(inside, torch.optim.Optimizer):
             break
         optimizer = inside
-    found: dict[str, Any] = {"class": type(optimizer).__name__}
+    kept: dict[str, Any] = {"class": type(optimizer).__name__}
     try:
         group = dict(optimizer.param_groups[0])
-    except Exception:  # as above
-        return found
+    except Exception:  # a wrapper's property may raise anything
+        return kept
     for name, value in group.items():
-        plain = _plain(value)
-        if (
-            isinstance(name, str)
-            and name not in ("params", "param_names", "class")
-            and plain is not None
-        ):
-            found[name] = plain
-    return found
+        if isinstance(name, str) and name not in _NO_SETTINGS:
+            plain = _plain(value)
+            if plain is not None:
+                kept[name] = plain
+    return kept
 
 
 def _plain(value: Any) -> Any:
+    """Return a number, or a few of them, as JSON has it; None for anything else."""
+    if type(value) in (bool, int, float):
+        return value
     if type(value) in (list, tuple):
-        many = [_plain(each) for each in value]
-        return many if len(many) <= _FEW and None not in many else None
-    if isinstance(value, torch.Tensor):
-        one = value.is_cpu and value.numel() == 1 and not value.is_complex()
-        return float(value.item()) if one and readable(value) else None
-    return value if type(value) in (bool, int, float) else None
+        several = [_plain(each) for each in value]
+        return several if len(several) <= _FEW and None not in several else None
+    if not isinstance(value, torch.Tensor) or not value.is_cpu:
+        return None
+    single = value.numel() == 1 and not value.is_complex()
+    return float(value.item()) if single and readable(value) else None
 
 
 def _weak(item: Any) -> Callable[[], Any]:
@@ -192,26 +193,23 @@ def _weak(item: Any) -> Callable[[], Any]:
         return lambda: item
 
 
-def _one(a: Any, b: Any) -> bool:
-    shared = getattr(a, "param_groups", None)
-    if shared is not None and shared is getattr(b, "param_groups", None):
+def _are_one(first: Any, second: Any) -> bool:
+    """Return whether one of two optimizers wraps the other."""
+    groups = getattr(first, "param_groups", None)
+    if groups is not None and groups is getattr(second, "param_groups", None):
         return True
-    return _holds(a, b) or _holds(b, a)
+    return _wraps(first, second) or _wraps(second, first)
 
 
-def _holds(outer: Any, inner: Any) -> bool:
+def _wraps(outer: Any, inner: Any) -> bool:
     inside = getattr(outer, "__dict__", {})
     if not any(value is inner for value in inside.values()):
         return False
-    mine = {id(p) for p in parameters(outer)}
-    return not mine or any(id(p) in mine for p in parameters(inner))
+    owned = {id(p) for p in parameters(outer)}
+    return not owned or any(id(p) in owned for p in parameters(inner))
 
 
-_NESTED = "`{name}` is a nested tensor, whose gradients are not recorded"
-_EXPECTED = (
-    "expected a module, an optimizer, a parameter, a dict of named tensors, or a list of these, "
-    "for example record(model, optimizer) or record(G=generator, D=discriminator)"
-)
+# --- what is recorded --------------------------------------------------------------------------
 
 
 @dataclass
@@ -231,14 +229,11 @@ class Named:
 
     def forget(self) -> None:
         """Let go of everything but names."""
-        for held in (
-            self.tensors,
-            self.optimizers,
-            self.modules,
-            self.wrapped,
-            self._index,
-        ):
-            held.clear()
+        self.tensors.clear()
+        self.optimizers.clear()
+        self.modules.clear()
+        self.wrapped.clear()
+        self._index.clear()
         self.shards = Shards()
 
     @property
@@ -246,12 +241,17 @@ class Named:
         """The number of each tensor, by its id."""
         return dict(self._index)
 
+    def number_of(self, tensor: Any) -> int | None:
+        """Return the number of a tensor; None where it is not recorded."""
+        return self._index.get(id(tensor))
+
     def add(self, name: str, tensor: Any, group: str) -> None:
-        """A tensor that is there already (a tied weight) keeps its first name and gains an alias."""
-        known = self._index.get(id(tensor))
-        if known is not None:
-            if name and name != self.names[known] and name not in self.aliases[known]:
-                self.aliases[known].append(name)
+        """Add a tensor; one that was added before (a tied weight) keeps its first name and gains an alias."""
+        number = self.number_of(tensor)
+        if number is not None:
+            taken = [self.names[number], *self.aliases[number]]
+            if name and name not in taken:
+                self.aliases[number].append(name)
             return
         if getattr(tensor, "is_nested", False):
             self.notes.append(_NESTED.format(name=name))
@@ -261,15 +261,9 @@ class Named:
                 f"{name!r} is not a leaf (it was computed by {tensor.grad_fn}), so backward does not keep "
                 "its .grad; pass the parameters it was computed from"
             )
-        if name in self.names:
-            name = next(
-                f"{name}#{n}"
-                for n in range(2, len(self.names) + 3)
-                if f"{name}#{n}" not in self.names
-            )
         self._index[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
-        self.names.append(name)
+        self.names.append(_distinct(name, self.names))
         self.groups.append(group)
         self.aliases.append([])
 
@@ -286,27 +280,28 @@ def collect(
     modules = [item for item in objects if isinstance(item, torch.nn.Module)]
     # Optimizers last: a module knows better names for the same parameters.
     for item in sorted(objects, key=is_optimizer):
-        prefix = (
-            (variable(frame, item) or type(item).__name__)
-            if len(modules) > 1 and item in modules
-            else ""
-        )
-        _add(named, item, prefix, prefix, frame)
+        prefix = ""
+        if len(modules) > 1 and isinstance(item, torch.nn.Module):
+            prefix = variable(frame, item) or type(item).__name__
+        _Collector(named, prefix, prefix, frame).add(item)
     for group, item in groups.items():
-        _add(named, item, group, group, frame)
+        _Collector(named, group, group, frame).add(item)
     for module in named.wrapped:
         _add_wholes(named, module)
     if not named.tensors:
-        got = (
-            ", ".join(type(item).__name__ for item in (*objects, *groups.values()))
-            or "no arguments"
-        )
-        raise ValueError(f"nothing to record in {got}; {_EXPECTED}")
-    lazy = [
-        name
-        for name, tensor in zip(named.names, named.tensors, strict=True)
-        if is_lazy(tensor)
-    ]
+        given = [type(item).__name__ for item in (*objects, *groups.values())]
+        listed = ", ".join(given) or "no arguments"
+        raise ValueError(f"nothing to record in {listed}; {_EXPECTED}")
+    _check(named)
+    return named
+
+
+def _check(named: Named) -> None:
+    """Raise `ValueError` where the tensors are not made yet, or none requires grad."""
+    lazy = []
+    for name, tensor in zip(named.names, named.tensors, strict=True):
+        if is_lazy(tensor):
+            lazy.append(name)
     if lazy:
         raise ValueError(
             f"{', '.join(lazy[:3])} are made by the first forward; run one before you record"
@@ -316,81 +311,94 @@ def collect(
             f"none of the {len(named.tensors)} tensors passed to record requires grad, so no backward will ever "
             "write to them; unfreeze some (tensor.requires_grad_()) or pass others"
         )
-    return named
 
 
-def _add(
-    named: Named, item: Any, prefix: str, group: str, frame: FrameType | None
-) -> None:
-    def join(name: str) -> str:
-        return ".".join(part for part in (prefix, name) if part)
+@dataclass
+class _Collector:
+    """Adds the tensors of one argument of `record`, under its prefix and group."""
 
-    if isinstance(item, torch.nn.Module):
-        named.wrapped.append(item)
-        if isinstance(item, torch.nn.parallel.DistributedDataParallel):
-            item = item.module  # names as in the model that was wrapped
-        named.modules[prefix or f"model{len(named.modules) or ''}"] = item
-        for name, tensor in item.named_parameters(remove_duplicate=False):
-            named.add(join(name.replace("_fsdp_wrapped_module.", "")), tensor, group)
-    elif is_optimizer(item):
-        named.optimizers.append(item)
-        _add_optimizer(named, item, prefix, group, frame)
-    elif isinstance(item, torch.Tensor):
-        named.add(
-            join(variable(frame, item)) or f"tensor{len(named.tensors)}", item, group
-        )
-    elif isinstance(item, Mapping):
-        for name, value in item.items():
+    named: Named
+    prefix: str
+    group: str
+    frame: FrameType | None
+
+    def add(self, item: Any) -> None:
+        """Add a module, an optimizer, a tensor, or what holds some of these."""
+        if isinstance(item, torch.nn.Module):
+            self._add_module(item)
+        elif is_optimizer(item):
+            self._add_optimizer(item)
+        elif isinstance(item, torch.Tensor):
+            name = _joined(self.prefix, variable(self.frame, item))
+            self._add_tensor(name or f"tensor{len(self.named.tensors)}", item)
+        elif isinstance(item, Mapping):
+            self._add_mapping(item)
+        elif isinstance(item, Iterable) and not isinstance(item, str | bytes):
+            self._add_several(item)
+        else:
+            raise TypeError(f"cannot record {item!r:.80}, {a(item)}; {_EXPECTED}")
+
+    def _add_tensor(self, name: str, tensor: Any) -> None:
+        self.named.add(name, tensor, self.group)
+
+    def _add_module(self, module: Any) -> None:
+        named = self.named
+        named.wrapped.append(module)
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            module = module.module  # names as in the model that was wrapped
+        named.modules[self.prefix or f"model{len(named.modules) or ''}"] = module
+        for path, tensor in module.named_parameters(remove_duplicate=False):
+            name = path.replace("_fsdp_wrapped_module.", "")
+            self._add_tensor(_joined(self.prefix, name), tensor)
+
+    def _add_optimizer(self, optimizer: Any) -> None:
+        self.named.optimizers.append(optimizer)
+        for g, options in enumerate(optimizer.param_groups):
+            names = options.get("param_names")
+            for n, tensor in enumerate(options["params"]):
+                if self.named.number_of(tensor) is not None:
+                    continue
+                name = names[n] if names else variable(self.frame, tensor)
+                name = name or f"group{g}.param{n}"
+                self._add_tensor(_joined(self.prefix, name), tensor)
+
+    def _add_mapping(self, tensors: Mapping[Any, Any]) -> None:
+        for name, value in tensors.items():
             if not isinstance(value, torch.Tensor):
                 raise TypeError(
                     f"cannot record {name!r}, {a(value)}; expected a tensor in the dict"
                 )
-            named.add(join(str(name)), value, group)
-    elif isinstance(item, Iterable) and not isinstance(item, str | bytes):
-        for n, value in enumerate(item):
-            if (
-                isinstance(value, tuple)
-                and len(value) == 2
-                and isinstance(value[0], str)
-            ):
-                _add(named, {value[0]: value[1]}, prefix, group, frame)
-            elif isinstance(value, torch.Tensor):
-                named.add(join(variable(frame, value) or str(n)), value, group)
+            self._add_tensor(_joined(self.prefix, str(name)), value)
+
+    def _add_several(self, items: Iterable[Any]) -> None:
+        for n, value in enumerate(items):
+            if isinstance(value, torch.Tensor):
+                name = variable(self.frame, value) or str(n)
+                self._add_tensor(_joined(self.prefix, name), value)
+            elif _is_named(value):
+                self._add_mapping(dict([value]))
             else:
-                _add(named, value, prefix, group, frame)
-    else:
-        raise TypeError(f"cannot record {item!r:.80}, {a(item)}; {_EXPECTED}")
+                self.add(value)
+
+
+def _is_named(value: Any) -> bool:
+    """Return whether this is a name and what it names, as `named_parameters()` gives."""
+    pair = isinstance(value, tuple) and len(value) == 2
+    return pair and isinstance(value[0], str)
 
 
 def _add_wholes(named: Named, module: torch.nn.Module) -> None:
-    """Beside the shards that FSDP shows, the whole gradients that it keeps until they are scattered."""
+    """Add, beside the shards that FSDP shows, the whole gradients that it keeps until they are scattered."""
     for unit, whole, tensors in units(module):
-        shards = [
-            named._index[id(tensor)] for tensor in tensors if id(tensor) in named._index
-        ]
+        numbers = [named.number_of(tensor) for tensor in tensors]
+        shards = [i for i in numbers if i is not None]
         if not shards or id(unit) in named.shards.by_id:
             continue
         if hasattr(unit, "flat_param"):
             for i in shards:
                 named.tensors[i] = Shard(named.tensors[i], unit)  # type: ignore[call-overload]
-        name = " … ".join(
-            dict.fromkeys([named.names[shards[0]], named.names[shards[-1]]])
-        )
-        named.add(f"{name} (unsharded)", whole, named.groups[shards[0]])
+        ends = dict.fromkeys([named.names[shards[0]], named.names[shards[-1]]])
+        number = len(named.tensors)
+        named.add(f"{' … '.join(ends)} (unsharded)", whole, named.groups[shards[0]])
         sizes = [local(named.tensors[i]).numel() for i in shards]
-        named.shards.add(unit, named._index[id(whole)], shards, sizes)
-
-
-def _add_optimizer(
-    named: Named, optimizer: Any, prefix: str, group: str, frame: FrameType | None
-) -> None:
-    for g, options in enumerate(optimizer.param_groups):
-        known = options.get("param_names")
-        for n, tensor in enumerate(options["params"]):
-            name = (
-                known[n] if known else variable(frame, tensor) or f"group{g}.param{n}"
-            )
-            if id(tensor) not in named._index:
-                named.add(
-                    ".".join(part for part in (prefix, name) if part), tensor, group
-                )
+        named.shards.add(unit, number, shards, sizes)
