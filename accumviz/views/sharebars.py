@@ -74,7 +74,6 @@ class ShareStrip(NamedTuple):
         zero = top + 18 + high * scale
         canvas.level(columns.left, columns.end, zero, color=MUTED, width=0.9, z=1)
         seen: Counter[int] = Counter()
-        sums: list[tuple[float, float, float]] = []
         for bar, total in zip(self.bars, self._sums(columns), strict=True):
             middle = columns.x(columns.events.index(bar.step)) + columns.width / 2
             width = self._width(columns, bar)
@@ -84,10 +83,12 @@ class ShareStrip(NamedTuple):
             # A lone part is its own sum, which stands at the end of the bar.
             self._draw_bar(canvas, bar, place, written=len(bar.segments) > 1)
             if total:
-                sums.append(_draw_sum(canvas, bar, place, total))
+                _draw_sum(canvas, bar, place, total)
         for one in (1, -1) if low < 0 else (1,):
-            y, name = zero - one * scale, style.number(one)
-            _draw_dashed(canvas, columns, y, name, sums)
+            y = zero - one * scale
+            # Above bars, and below what is written.
+            canvas.level(columns.left, columns.end, y, width=1.2, dash="--", z=2.5)
+            canvas.text(columns.end + 5, y, style.number(one))
 
     def _draw_bar(
         self, canvas: Canvas, bar: Bar, place: _BarPlace, *, written: bool
@@ -150,28 +151,7 @@ def _look(part: Segment, color: str) -> dict[str, Any]:
     return {"edge": color} if part.again else {"fill": color}
 
 
-def _draw_sum(
-    canvas: Canvas, bar: Bar, place: _BarPlace, total: str
-) -> tuple[float, float, float]:
-    """Write what a bar adds to at its end; return where that begins and ends, and its height."""
+def _draw_sum(canvas: Canvas, bar: Bar, place: _BarPlace, total: str) -> None:
     middle = place.x + place.width / 2
     y = place.zero - max(bar.ends[1], 0.0) * place.scale - 9
-    canvas.text(middle, y, total, weight="bold", ha="center")
-    half = text_width(total, 11, bold=True) / 2 + 2
-    return middle - half, middle + half, y
-
-
-def _draw_dashed(
-    canvas: Canvas,
-    columns: EventColumns,
-    y: float,
-    name: str,
-    sums: list[tuple[float, float, float]],
-) -> None:
-    """Draw a line across the columns, with its name at the end, and a gap where it would strike a sum through."""
-    gaps = sorted((left, right) for left, right, middle in sums if abs(middle - y) < 9)
-    start = columns.left
-    for left, right in [*gaps, (columns.end, columns.end)]:
-        canvas.level(start, left, y, width=1.2, dash="--", z=4)
-        start = right
-    canvas.text(columns.end + 5, y, name)
+    canvas.text(middle, y, total, weight="bold", ha="center", ground=True)
