@@ -711,30 +711,6 @@ def _helper() -> Play:
     return play
 
 
-def _weighted() -> Play:
-    """Accelerate multiplies by K × processes on purpose: each token weighs the same."""
-    play = Play()
-    lengths = (3, 40, 7, 110)
-    for _ in range(2):
-        for n in lengths:
-            play.backward(term(n, n * 8 / sum(lengths)))
-        play.step()
-        play.zero()
-    return play
-
-
-def _probe() -> Play:
-    play = windows(4, 4)
-    for _ in range(2):
-        play.backward(term(8, 1.0), label="probe", line=90)
-        play.zero(line=91)
-    for _ in range(4):
-        play.backward()
-    play.step()
-    play.zero()
-    return play
-
-
 def _by_autograd_grad() -> Play:
     play = Play()
     for _ in range(3):
@@ -800,45 +776,6 @@ def _smaller_last_batch() -> Play:
             play.step()
             play.zero()
     play.loader("ends")
-    return play
-
-
-def _accelerated_scheduler() -> Play:
-    """It steps once a process, after the optimizer."""
-    play = Play()
-    for _ in range(3):
-        for _ in range(4):
-            play.backward()
-        play.step()
-        for _ in range(4):
-            play.schedule()
-        play.zero()
-    return play
-
-
-def _validated_between() -> Play:
-    """A validation loader that ends in the middle of a window ends no epoch of the training one."""
-    play = Play()
-    play.loader("begins", 0)
-    for i in range(8):
-        play.backward()
-        if i == 5:
-            play.loader("begins", 1)
-            play.loader("ends", 1)
-        if i % 4 == 3:
-            play.step()
-            play.zero()
-    return play
-
-
-def _skipping_every_other() -> Play:
-    """Each second attempt overflows; what it had is zeroed, and the next one comes through."""
-    play = Play()
-    for i in range(8):
-        for _ in range(2):
-            play.backward(term(8, 0.5))
-        play.step(skipped=i % 2 == 0)
-        play.zero()
     return play
 
 
@@ -1157,22 +1094,17 @@ NOT_MISTAKES = {
     "a weight that is no count": lambda: _by_a_number(5, said=False),
     "a divisor of all ranks' micro-batches": lambda: _of_two_ranks(_by_a_number(8)),
     "two networks in turns on one loss": _in_turns_on_one_loss,
-    "an overflow every other time": _skipping_every_other,
     "a longer window inside an epoch": _long_window_inside_an_epoch,
     "a generator's loss that reaches the discriminator, zeroed in time": lambda: _gan(zeroed=True),
     "two losses for one optimizer": _two_losses,
     "two losses through one helper": _helper,
-    "weights for tokens on purpose": _weighted,
     "a right last window": lambda: windows(4, 4, 2),
-    "a probe outside the window": _probe,
     "gradients from autograd.grad": _by_autograd_grad,
     "a recording opened in the middle": _opened_in_the_middle,
     "a recording ended in the middle": _ended_in_the_middle,
     "a window across an epoch": _window_across_an_epoch,
     "an all-reduce by hand": _manual_all_reduce,
     "weights averaged instead of gradients": _local_sgd,
-    "a scheduler once a process": _accelerated_scheduler,
-    "a validation in between": _validated_between,
     "a step for each of unequal batches": lambda: _unequal_steps(),
 }
 

@@ -33,6 +33,84 @@ def loader(samples: int = 32, size: int = 2, **settings: Any) -> DataLoader[Any]
     return DataLoader(data, batch_size=size, **settings)
 
 
+def in_windows(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a loop over windows of K micro-batches, of each of which this is the loss."""
+
+    def loop() -> Iterator[tuple[Any, ...]]:
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters())
+        yield model, optimizer
+        for i, (x, y) in enumerate(loader()):
+            loss(model, x, y).backward()
+            if i % K == K - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    LOOPS[loss.__name__.strip("_").replace("_", " ")] = loop
+    return loss
+
+
+@in_windows
+def _two_weighted_losses_and_a_penalty(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    out = model(x)
+    penalty = sum(p.square().sum() for p in model.parameters())
+    return (0.7 * F.cross_entropy(out, y) + 0.3 * out.square().mean() + 1e-4 * penalty) / K
+
+
+@in_windows
+def _a_mean_of_as_many_losses_as_micro_batches(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    out = model(x)
+    losses = F.cross_entropy(out, y), out.square().mean(), out.abs().mean(), out.exp().mean()
+    return sum(losses) / len(losses) / K
+
+
+@in_windows
+def _a_mean_of_two_losses_over_the_micro_batches_in_one_division(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    out = model(x)
+    return (F.cross_entropy(out, y) + out.square().mean()) / (2 * K)
+
+
+@in_windows
+def _a_weight_that_is_divided_before_it_multiplies(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    out = model(x)
+    return F.cross_entropy(out, y) / K + (0.1 / K) * out.square().mean()
+
+
+@in_windows
+def _samples_weighted_one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    weights = torch.rand(len(y))
+    return (F.cross_entropy(model(x), y, reduction="none") * weights).sum() / (K * len(y))
+
+
+@in_windows
+def _samples_weighted_and_divided_by_their_weights(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    weights = torch.rand(len(y))
+    each = F.cross_entropy(model(x), y, reduction="none")
+    return (each * weights).sum() / weights.sum() / K
+
+
+@in_windows
+def _what_a_teacher_says_and_the_labels_each_divided(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    out, wanted = model(x), torch.randn(len(y), 5)
+    return (0.7 / K) * F.mse_loss(out, wanted) + (0.3 / K) * F.cross_entropy(out, y)
+
+
+@in_windows
+def _a_loss_divided_by_the_number_of_its_terms(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    losses = [F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y) for _ in range(3)]
+    return sum(losses) / 3 / K
+
+
+@in_windows
+def _a_loss_divided_by_the_workers_and_the_micro_batches(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    return F.cross_entropy(model(x), y) / 3 / K
+
+
+@in_windows
+def _a_weight_of_a_fifth_and_four_micro_batches(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    return 1 / (K + 1) * F.cross_entropy(model(x), y)
+
+
 @healthy
 def _clipped_by_value() -> Iterator[tuple[Any, ...]]:
     model = net()
@@ -196,21 +274,6 @@ def _an_uneven_last_batch_weighted_by_its_samples() -> Iterator[tuple[Any, ...]]
             samples = sum(len(y) for _, y in window)
             for x, y in window:
                 (F.cross_entropy(model(x), y) * (len(y) / samples)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _two_weighted_losses_and_a_penalty() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        out = model(x)
-        penalty = sum(p.square().sum() for p in model.parameters())
-        loss = 0.7 * F.cross_entropy(out, y) + 0.3 * out.square().mean() + 1e-4 * penalty
-        (loss / K).backward()
-        if i % K == K - 1:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -408,20 +471,6 @@ def _the_schedule_once_an_epoch_and_gradients_logged() -> Iterator[tuple[Any, ..
 
 
 @healthy
-def _samples_weighted_one_by_one() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        weights = torch.rand(len(y))
-        loss = (F.cross_entropy(model(x), y, reduction="none") * weights).sum() / (K * len(y))
-        loss.backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
 def _classes_weighted_by_how_rare_they_are() -> Iterator[tuple[Any, ...]]:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -548,63 +597,6 @@ def _two_generators_and_two_frozen_judges() -> Iterator[tuple[Any, ...]]:
         of_judge.zero_grad()
         (0.5 * ((judge(a) - 1).square().mean() + judge(fake.detach()).square().mean())).backward()
         of_judge.step()
-
-
-@healthy
-def _what_a_teacher_says_and_the_labels_each_divided() -> Iterator[tuple[Any, ...]]:
-    model, teacher = net(), net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    part = 0.7
-    for i, (x, y) in enumerate(loader()):
-        with torch.no_grad():
-            wanted = teacher(x)
-        out = model(x)
-        ((part / K) * F.mse_loss(out, wanted) + ((1 - part) / K) * F.cross_entropy(out, y)).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _a_mean_of_as_many_losses_as_micro_batches() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        out = model(x)
-        losses = F.cross_entropy(out, y), out.square().mean(), out.abs().mean(), out.exp().mean()
-        (sum(losses) / len(losses) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _a_mean_of_two_losses_over_the_micro_batches_in_one_division() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        out = model(x)
-        ((F.cross_entropy(out, y) + out.square().mean()) / (2 * K)).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _a_weight_that_is_divided_before_it_multiplies() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    weight = 0.1
-    for i, (x, y) in enumerate(loader()):
-        out = model(x)
-        (F.cross_entropy(out, y) / K + (weight / K) * out.square().mean()).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 @healthy
@@ -740,20 +732,6 @@ def _tokens_counted_over_each_window_and_the_last_one_short() -> Iterator[tuple[
 
 
 @healthy
-def _samples_weighted_and_divided_by_their_weights() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader(64, 8)):
-        weights = torch.rand(8)
-        loss = (F.cross_entropy(model(x), y, reduction="none") * weights).sum() / weights.sum()
-        (loss / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
 def _a_probe_on_what_is_learnt() -> Iterator[tuple[Any, ...]]:
     body, head, probe = nn.Linear(8, 8), nn.Linear(8, 5), nn.Linear(8, 2)
     optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()])
@@ -786,32 +764,6 @@ def _gradients_divided_through_their_data() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
-def _a_weight_of_a_fifth_and_four_micro_batches() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    weight = 1 / (K + 1)
-    for i, (x, y) in enumerate(loader()):
-        (weight * F.cross_entropy(model(x), y)).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _a_loss_divided_by_the_number_of_its_terms() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        losses = [F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y) for _ in range(3)]
-        (sum(losses) / 3 / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
 def _a_loss_at_several_scales_each_weighing_twice_the_one_before() -> Iterator[tuple[Any, ...]]:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -838,18 +790,6 @@ def _a_sum_that_fades() -> Iterator[tuple[Any, ...]]:
             for p in model.parameters():
                 assert p.grad is not None
                 p.grad *= 0.9
-
-
-@healthy
-def _a_loss_divided_by_the_workers_and_the_micro_batches() -> Iterator[tuple[Any, ...]]:
-    model, workers = net(), 3
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        (F.cross_entropy(model(x), y) / workers / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 @healthy
