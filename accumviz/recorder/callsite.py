@@ -179,12 +179,15 @@ def _package(frame: FrameType) -> str:
 
 def _via(libraries: list[FrameType]) -> str:
     """Return the innermost line of the library that the user's line called, which may have called others."""
-    lines = [(_package(frame), frame.f_lineno) for frame in libraries]
-    lines = [(package, line) for package, line in lines if package]
-    for package, line in lines:
-        if package.partition("/")[0] == lines[-1][0].partition("/")[0]:
-            return f"{package}:{line}"
-    return ""
+    called = ""
+    innermost = ""
+    for frame in reversed(libraries):
+        path = _package(frame)
+        package = path.partition("/")[0]
+        called = called or package
+        if path and package == called:
+            innermost = f"{path}:{frame.f_lineno}"
+    return innermost
 
 
 def _line(frame: FrameType) -> tuple[str, int, str]:
@@ -233,9 +236,12 @@ def _subject(call: ast.Call, method: bool) -> str:
     """Return what the call is about: `loss` in `loss.backward()` and in `accelerator.backward(loss)`."""
     if not method and "backward" in ast.unparse(call.func):
         named = [each.value for each in call.keywords if each.arg == "tensors"]
-        for value in (*call.args, *named):
-            return ast.unparse(value)
-    return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        given = [*call.args, *named]
+        if given:
+            return ast.unparse(given[0])
+    if isinstance(call.func, ast.Attribute):
+        return ast.unparse(call.func.value)
+    return ""
 
 
 def _shorten(text: str) -> str:

@@ -43,7 +43,6 @@ _OPERATORS = {
 }
 _KEYS = ("AutogradCPU", "AutogradCUDA")
 _ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__ if dist.is_available() else None
-# SyncBatchNorm reduces inside a backward as well.
 _BATCH_NORM = str(Path("nn", "modules", "_functions.py"))
 _FSDP = "torch.distributed.fsdp."
 # FSDP's functions that call a collective, and which of their variables says for what. No other frame's variables are
@@ -411,6 +410,12 @@ def _noting(op: str, whole: int) -> patches.Around:
     return around
 
 
+def _is_batch_norms(frame: FrameType | None) -> bool:
+    """Return whether SyncBatchNorm reduces what it has, as it does inside a backward as well."""
+    files = (at.f_code.co_filename for at in _outwards(frame))
+    return any(file.endswith(_BATCH_NORM) for file in files)
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
@@ -449,6 +454,13 @@ class _Replica:
     def hooks(self) -> list[Any]:
         """Its comm hooks."""
         return [hook for hook, *_ in getattr(self.module, "_comm_hooks", ())]
+
+    def describe_sync(self, details: dict[str, Any]) -> None:
+        """Say of its all-reduce which forward armed it, over how many ranks it goes, and whose hook reduces."""
+        details["armed_line"] = self.line
+        details["ranks"] = dist.get_world_size(self.module.process_group)
+        if any(_is_users(hook) for hook in self.hooks):
+            details["by_comm_hook"] = math.nan  # what it makes of the sum is not known
 
     @property
     def in_place(self) -> bool:
@@ -679,23 +691,25 @@ class Collectives:
         Buckets are filled from the last parameter to the first, and from the second synchronised backward on in the
         order in which the gradients of the first came. (DDP cannot be asked: it holds its lock.)
         """
-        if any(at.f_code.co_filename.endswith(_BATCH_NORM) for at in _outwards(frame)):
-            return []
         arrived = [i for i in running.reached if i in self._replicated]
         left = [i for i in arrived if i not in running.synced]
-        replica = next((r for r in self.replicas if r.leaves & {*left}), None)
-        if replica is None or replica.armed is None:
+        replica = self._replica_of(left)
+        if replica is None or _is_batch_norms(frame):
             return []
-        details["armed_line"] = replica.line
-        details["ranks"] = dist.get_world_size(replica.module.process_group)
-        if any(_is_users(hook) for hook in replica.hooks):
-            details["by_comm_hook"] = math.nan  # what it makes of the sum is not known
+        replica.describe_sync(details)
         free = replica.leaves - running.synced
         for order in (replica.arrivals, arrived, replica.members[::-1]):
             inside = self._filled([i for i in order if i in free], count)
             if inside:
                 return inside
         return [i for i in left if i in free]  # a comm hook sends something else
+
+    def _replica_of(self, leaves: list[int]) -> _Replica | None:
+        """Return the first replica that has any of these leaves; None where no forward has met it."""
+        for replica in self.replicas:
+            if not replica.leaves.isdisjoint(leaves):
+                return None if replica.armed is None else replica
+        return None
 
     def _filled(self, order: list[int], count: int) -> list[int]:
         """Return the first leaves in this order that have so many elements together; none where that is no sum."""
