@@ -26,7 +26,7 @@ from accumviz.views.report import first_line
 _FILE = "loop.py"
 LOOPS = {"accumulation": ACCUMULATION, "gan": GAN}
 # What is told of a run in parts, so that runs which differ in one part share the others.
-_IN_PARTS = ("e", "shares", "report", "weights")
+_IN_PARTS = ("e", "lanes", "report", "shares", "weights")
 
 
 @dataclass(frozen=True)

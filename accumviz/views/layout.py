@@ -88,30 +88,42 @@ def lay_out(
     return scaled
 
 
-def page_lanes(ledger: Ledger, events: Sequence[int]) -> tuple[int, list[list[Any]]]:
+def page_lanes(
+    ledger: Ledger, events: Sequence[int]
+) -> tuple[int, dict[str, list[Any]]]:
     """Return how tall a page's lanes are, in pixels, and the bars of each; 0 and none where it draws a heat map.
 
-    A bar is None where there is no `.grad`, 0 where a number is not finite, else its parts: the
-    backward, start, length, and the place of the look in `LOOKS`.
+    A lane is four columns, which compress well, and which runs share: `n`, of each bar how many
+    parts it has (-1: there is no `.grad`, -2: a number is not finite); of each part its `age`, how many
+    events ago it was added (-1: not recorded), its length `by`, and the digit of its `look` in
+    `LOOKS`. Parts stand on each other, as here.
     """
     count = len(ledger.parameters)
     if not 0 < count <= MOST_LANES or len(events) > _MOST_EVENTS:
-        return 0, []
+        return 0, {}
     lanes = lay_out(ledger, range(count), events)
     tall = 84 if count == 1 else 60
     if any(min(-one.low, one.high) > 0.1 * max(-one.low, one.high) for one in lanes):
         tall = max(min(240 // count, 160), 60)
-    return tall, [[_page_bar(bar) for bar in lane.bars] for lane in lanes]
+    columns = zip(*(_page_lane(lane) for lane in lanes), strict=True)
+    names = ("n", "age", "by", "look")
+    return tall, {
+        name: list(column) for name, column in zip(names, columns, strict=True)
+    }
 
 
-def _page_bar(bar: LaneBar) -> Any:
-    if bar.state != "whole":
-        return None if bar.state == "none" else 0
-    parts = []
-    for part in bar.parts:
-        ends = [float(f"{end:.5g}") for end in (part.start, part.length)]
-        parts.append([part.born, *ends, LOOKS.index(part.look)])
-    return parts
+def _page_lane(lane: Lane) -> tuple[list[int], list[int], list[float], str]:
+    counts: list[int] = []
+    ages: list[int] = []
+    lengths: list[float] = []
+    looks = ""
+    for event, bar in enumerate(lane.bars):
+        counts.append({"none": -1, "broken": -2}.get(bar.state, len(bar.parts)))
+        for part in bar.parts:
+            ages.append(-1 if part.born < 0 else event - part.born)
+            lengths.append(float(f"{part.length:.3g}"))
+            looks += str(LOOKS.index(part.look))
+    return counts, ages, lengths, looks
 
 
 def _lane(ledger: Ledger, p: int, events: list[int]) -> Lane:

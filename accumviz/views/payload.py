@@ -17,10 +17,9 @@ from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import counted, encoded, literal
 from accumviz.views import shares, style, words
 from accumviz.views.heat import BROKEN, PRESENT_ONLY, heat
-from accumviz.views.layout import page_lanes
+from accumviz.views.layout import LOOKS, page_lanes
 from accumviz.views.listing import listing
 from accumviz.views.parts import lifetimes, of_signed
-from accumviz.views.words import group_rows
 
 # What is shown at once; beyond, events are thinned, and a note says so.
 MOST_EVENTS, MOST_CELLS = 10_000, 2_000_000
@@ -34,19 +33,22 @@ _UNGROUPED = 12
 _HEADING = 14
 # Three digits are shown of a packed number; finer steps would only weigh.
 _FINEST = 8e-4
-# Codes of a packed number (what lies between is a logarithm), and what the looks of shares mean.
+# Codes of a packed number (what lies between is a logarithm).
 _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
-_LOOKS = {
+# More pixels than a page is wide tell nobody anything.
+_WIDEST = 640
+_MUTED = "var(--av-muted)"
+# What the legends say of the looks of parts of `.grad`, and of shares.
+_PARTS = {"new": "added now", "live": "already in .grad", "used": "used by a step"}
+_SHARES = {
     "new": "one backward",
     "used": "used by an earlier step, too",
     "unseen": "unknown",
 }
-# More pixels than a page is wide tell nobody anything.
-_WIDEST = 640
 
 
 class Ground(Protocol):
-    """What the weights of a ledger are drawn on, where somebody draws them."""
+    """What the weights of a ledger are drawn on."""
 
     def picture(self, ledger: Ledger, chosen: Sequence[int]) -> dict[str, Any]: ...
 
@@ -56,123 +58,60 @@ def ledger_data(
     ground: Ground | None = None,
     levels: tuple[float, float] | None = None,
 ) -> tuple[dict[str, Any], bytes]:
-    """Everything the player shows of a ledger: data for JSON, and the bytes of its packed columns.
+    """Return everything the player shows of a ledger: data for JSON, and the bytes of its packed columns.
 
     `levels` are the logarithms between which a heat map's levels lie, if not the run's own.
     """
     chosen, note = thin(ledger)
     events = [ledger.events[e] for e in chosen]
-    names, kinds = _Numbered(), _Numbered()
     colors = style.label_colors([literal(label) for label in ledger.labels])
-    columns, described = _rows(ledger, chosen)
+    names, kinds, heads = _Numbered(), _Numbered(), _Numbered()
+    inks = []
+    for label, color in colors.items():
+        inks.append([names(label), color, style.ink_on(color)])
     files, lines = listing(ledger, events)
-    heads = _Numbered()
-    inks = [
-        [names(label), color, style.ink_on(color)] for label, color in colors.items()
-    ]
-    told = {
+    columns, rows = _rows(ledger, chosen)
+    flow = _add_flow(ledger, chosen, columns["c"], rows)
+    tall, lanes = page_lanes(ledger, chosen.tolist())
+    happened = {
         "k": [kinds(str(event.kind)) for event in events],
-        **_events(ledger, events, names),
-        "c": lines,
         "u": [heads(_heading(event)) for event in events],
+        "c": lines,
+        **_events(ledger, events, names),
     }
     if len(chosen) < len(ledger):
-        told["i"] = chosen.tolist()
+        happened["i"] = chosen.tolist()
     everywhere = (ledger.state & PRESENT).all()
     data: dict[str, Any] = {
         "note": f"{note} {_unmeasured(events)}".strip(),
         "before": words.before(),
         "kinds": [[kind, *style.kind(kind)] for kind in kinds.values],
         "colors": inks,
-        "keys": _keys(ledger, events, kinds.values),
+        "keys": _keys(ledger, events, lanes),
         "none": "" if everywhere else "∅:\u00a0.grad\u00a0is\u00a0None.",
-        "e": told,
+        "e": happened,
         "heads": heads.values,
         "count": len(ledger.parameters),
-        "p": described,
-        "flow": _add_flow(ledger, chosen, columns["c"], described),
-        "cut": _cut([row["n"] for row in described]),
+        "p": rows,
+        "flow": flow,
+        "cut": _cut([row["n"] for row in rows]),
         "code": files,
         "x": _exact(ledger, chosen),
-        "strings": names.values,
         "digits": 4 if columns["c"].size <= _PLAIN_CELLS else 3,
+        "lane": tall,
+        "lanes": lanes,
     }
-    data["lane"], data["lanes"] = page_lanes(ledger, chosen.tolist())
-    if weighed := _shares(ledger, chosen, names, colors):
+    weighed = _shares(ledger, chosen, names, colors)
+    if weighed:
         data["shares"] = weighed
-    if ground is not None and (moved := ground.picture(ledger, chosen.tolist())):
+    data["strings"] = names.values
+    moved = ground.picture(ledger, chosen.tolist()) if ground is not None else None
+    if moved:
         data["weights"] = moved
     return data, _add_numbers(data, ledger, events, columns, levels)
 
 
-def _add_numbers(
-    data: dict[str, Any],
-    ledger: Ledger,
-    events: Sequence[Event],
-    columns: dict[str, np.ndarray],
-    levels: tuple[float, float] | None,
-) -> bytes:
-    """Add norms and heat map to the data, as numbers or as places in the bytes that are returned."""
-    blob = b""
-    for name, column in columns.items():
-        data[name], packed = _column(column, len(blob))
-        blob += packed
-    if events and ledger.parameters:
-        data["heat"], packed = _heat(ledger, events, columns, levels, len(blob))
-        blob += packed
-    return blob
-
-
-def _heading(event: Event) -> tuple[str, str, str]:
-    """What stands above a column: on end; in two lines."""
-    about = words.brief_call(words.subject(event), _HEADING)
-    return words.title(event), words.action(event), words.on_rank(event, about)
-
-
-def _add_flow(
-    ledger: Ledger,
-    chosen: np.ndarray,
-    added: np.ndarray,
-    described: list[dict[str, Any]],
-) -> list[Any]:
-    """What became of contributions, once each; rows that share it name its place as `f`."""
-    members = [tuple(row.get("in", (p, p + 1))) for p, row in enumerate(described)]
-    rows = added.reshape(len(described), len(chosen))
-    flow, which = lifetimes(ledger, chosen, rows, members)
-    for row, place in zip(described, which, strict=True):
-        row["f"] = place
-    return flow
-
-
-def _column(column: np.ndarray, at: int) -> tuple[Any, bytes]:
-    """A column as it stands in the data, and the bytes for it that follow those before."""
-    if column.size <= _PLAIN_CELLS:
-        return plain(column), b""
-    packed, low, step = pack(column)
-    return {"at": at, "size": column.size, "low": low, "step": step}, packed
-
-
-def _heat(
-    ledger: Ledger,
-    events: Sequence[Event],
-    columns: dict[str, np.ndarray],
-    levels: tuple[float, float] | None,
-    at: int,
-) -> tuple[dict[str, Any], bytes]:
-    """The heat map of all parameters, among the packed bytes where there are any."""
-    numbered = {label: i for i, label in enumerate(ledger.labels)}
-    labels = np.array([numbered.get(event.label, 0) for event in events], np.int64)
-    added, grad = (
-        columns[name].reshape(-1, len(events))[: len(ledger.parameters)]
-        for name in "cg"
-    )
-    count = min(len(events), _WIDEST)
-    starts = np.unique(np.arange(count) * len(events) // count)
-    pixels = heat(added, ~(grad < 0), labels, starts, levels=levels).codes
-    data = {"w": pixels.shape[1], "told": _marks(pixels, len(events))}
-    if at:
-        return data | {"at": at}, pixels.tobytes()
-    return data | {"px": pixels.ravel().tolist()}, b""
+# --- what travels ---------------------------------------------------------------------------------
 
 
 def encode(data: dict[str, Any], blob: bytes = b"") -> str:
@@ -186,61 +125,13 @@ def encode(data: dict[str, Any], blob: bytes = b"") -> str:
 
 
 def identity(data: dict[str, Any], blob: bytes = b"") -> str:
-    """A name for a player that is the same whenever its content is."""
+    """Return a name for a player that is the same whenever its content is."""
     raw = json.dumps(data, sort_keys=True, allow_nan=False).encode("utf-8", "replace")
     return "av" + hashlib.sha256(raw + blob).hexdigest()[:6]
 
 
-def thin(ledger: Ledger) -> tuple[np.ndarray, str]:
-    """The events to show, and a sentence that says which were left out (empty: none).
-
-    Whole accumulation windows are kept, so that what is live in `.grad` stays explained.
-    """
-    most = max(min(MOST_EVENTS, MOST_CELLS // max(len(ledger.parameters), 1)), 2)
-    if len(ledger) <= most:
-        return np.arange(len(ledger)), ""
-    starts = _window_starts(ledger)
-    sizes = np.diff(np.append(starts, len(ledger)))
-    if sizes.max() * 4 > most:  # no windows to keep whole
-        chosen = np.unique(np.linspace(0, len(ledger) - 1, most).astype(int))
-        note = f"{len(chosen):,} of {len(ledger):,} events are shown, evenly spaced."
-        return chosen, note
-    window = np.repeat(np.arange(len(starts)), sizes)
-    wanted = np.unique(window[_odd(ledger)])
-    extra = wanted[np.cumsum(sizes[wanted]) <= most // 4]
-    room = most - sizes[extra].sum() - 2 * sizes.max()
-    every = math.ceil(sizes.sum() / max(room, 1))
-    even = np.append(np.arange(0, len(starts), every), len(starts) - 1)
-    chosen = np.flatnonzero(np.isin(window, np.union1d(even, extra)))
-    note = f"{len(chosen):,} of {len(ledger):,} events are shown: one accumulation window of {every}"
-    if extra.size:
-        some = "all" if extra.size == wanted.size else "the first"
-        note += (
-            f", and {some} with a number that is not finite, a skipped step or an edit"
-        )
-    return chosen, f"{note}."
-
-
-def _window_starts(ledger: Ledger) -> np.ndarray:
-    """The events at which accumulation windows begin: backwards after something else, and the first event."""
-    opens = np.array(
-        [event.kind == "backward" and not event.within for event in ledger.events], bool
-    )
-    opens[1:] &= ~opens[:-1]
-    opens[0] = True
-    return np.flatnonzero(opens)
-
-
-def _odd(ledger: Ledger) -> np.ndarray:
-    """Which events have something out of the ordinary: a number that is not finite, a skipped step, an edit."""
-    added = np.where(ledger.state & CONTRIBUTED, ledger.contribution, 0)
-    said = [event.skipped or event.kind == "edit" for event in ledger.events]
-    odd: np.ndarray = np.array(said, bool) | ~np.isfinite(added).all(axis=1)
-    return odd
-
-
 def pack(column: np.ndarray) -> tuple[bytes, float, float]:
-    """Norms (-1: None) as 16-bit logarithms, parameter by parameter, high bytes before low ones.
+    """Encode norms (-1: None) as 16-bit logarithms, parameter by parameter, high bytes before low ones.
 
     Neighbours in time are alike, and equal bytes side by side are what compression lives on.
     """
@@ -253,17 +144,14 @@ def pack(column: np.ndarray) -> tuple[bytes, float, float]:
     codes[column < 0] = _NONE
     codes[np.isnan(column)] = _NAN
     codes[np.isposinf(column)] = _INFINITE
-    return (
-        (codes >> 8).astype(np.uint8).tobytes() + codes.astype(np.uint8).tobytes(),
-        low,
-        step,
-    )
+    halves = (codes >> 8).astype(np.uint8), codes.astype(np.uint8)
+    return halves[0].tobytes() + halves[1].tobytes(), low, step
 
 
 def plain(
     numbers: Sequence[float] | np.ndarray, digits: int = 6
 ) -> list[float | str | None]:
-    """Numbers for JSON, which knows neither NaN nor infinity; whole ones without a needless point.
+    """Write numbers for JSON, which knows neither NaN nor infinity; whole ones without a needless point.
 
     >>> plain([1.0, 0.25, float("nan"), float("-inf")])
     [1, 0.25, 'NaN', '-Infinity']
@@ -293,22 +181,80 @@ class _Numbered:
         return [*self._at]
 
 
+# --- which events ---------------------------------------------------------------------------------
+
+
+def thin(ledger: Ledger) -> tuple[np.ndarray, str]:
+    """Return the events to show, and a sentence that says which were left out (empty: none).
+
+    Whole accumulation windows are kept, so that what is live in `.grad` stays explained.
+    """
+    most = max(min(MOST_EVENTS, MOST_CELLS // max(len(ledger.parameters), 1)), 2)
+    if len(ledger) <= most:
+        return np.arange(len(ledger)), ""
+    starts = _window_starts(ledger)
+    sizes = np.diff(np.append(starts, len(ledger)))
+    shown = f"of {len(ledger):,} events are shown"
+    if sizes.max() * 4 > most:  # no windows to keep whole
+        chosen = np.unique(np.linspace(0, len(ledger) - 1, most).astype(int))
+        return chosen, f"{len(chosen):,} {shown}, evenly spaced."
+    window = np.repeat(np.arange(len(starts)), sizes)
+    odd = np.unique(window[_odd(ledger)])
+    extra = odd[np.cumsum(sizes[odd]) <= most // 4]
+    room = most - sizes[extra].sum() - 2 * sizes.max()
+    every = math.ceil(sizes.sum() / max(room, 1))
+    even = np.append(np.arange(0, len(starts), every), len(starts) - 1)
+    chosen = np.flatnonzero(np.isin(window, np.union1d(even, extra)))
+    note = f"{len(chosen):,} {shown}: one accumulation window of {every}"
+    if extra.size:
+        some = "all" if extra.size == odd.size else "the first"
+        what = "with a number that is not finite, a skipped step or an edit"
+        note += f", and {some} {what}"
+    return chosen, f"{note}."
+
+
+def _window_starts(ledger: Ledger) -> np.ndarray:
+    """Return where accumulation windows begin: at backwards after something else, and at the first event."""
+    opens = np.array([e.kind == "backward" and not e.within for e in ledger.events])
+    opens[1:] &= ~opens[:-1]
+    opens[0] = True
+    return np.flatnonzero(opens)
+
+
+def _odd(ledger: Ledger) -> np.ndarray:
+    """Return which events have something out of the ordinary: a number that is not finite, a skipped step, an edit."""
+    added = np.where(ledger.state & CONTRIBUTED, ledger.contribution, 0)
+    said = [event.skipped or event.kind == "edit" for event in ledger.events]
+    odd: np.ndarray = np.array(said, bool) | ~np.isfinite(added).all(axis=1)
+    return odd
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+def _heading(event: Event) -> tuple[str, str, str]:
+    """Return what stands above a column: on end; in two lines."""
+    about = words.brief_call(words.subject(event), _HEADING)
+    return words.title(event), words.action(event), words.on_rank(event, about)
+
+
 def _events(
     ledger: Ledger, events: Sequence[Event], names: _Numbered
 ) -> dict[str, Any]:
-    """The events as columns; what most of them lack is a list of positions."""
-    retained = [_is_retained(event) for event in events]
+    """Return the events as columns; what most of them lack is a list of positions."""
     columns: dict[str, Any] = {
         "h": [words.head(event) for event in events],
         "l": [names(words.subject(event)) for event in events],
-        "retained": [i for i, kept in enumerate(retained) if kept],
+        "retained": [i for i, event in enumerate(events) if _is_retained(event)],
     }
-    saved = [[event.saved_before, event.saved_after] for event in events]
+    saved = [(event.saved_before, event.saved_after) for event in events]
     if np.isfinite(np.array(saved, float)).any():
         for key, column in zip("ba", zip(*saved, strict=True), strict=True):
             columns[key] = [None if x == "NaN" else x for x in plain(column)]
     texts = [words.joined(words.about(e), words.moved(ledger, e)) for e in events]
-    return columns | ({"t": texts} if any(texts) else {})
+    if any(texts):
+        columns["t"] = texts
+    return columns
 
 
 def _is_retained(event: Event) -> bool:
@@ -316,10 +262,89 @@ def _is_retained(event: Event) -> bool:
     return bool(details.get("retain_graph") or details.get("create_graph"))
 
 
+def _unmeasured(events: Sequence[Event]) -> str:
+    """Say which bars of saved bytes are missing because nothing was measured.
+
+    >>> _unmeasured([Event(0, "backward", saved_before=8.0, saved_after=0.0), Event(1, "backward")])
+    'Saved tensors were measured at 1 of 2 backwards.'
+    """
+    known = [not math.isnan(e.saved_before) for e in events if e.kind == "backward"]
+    if all(known) or not any(known):
+        return ""
+    of = counted(len(known), "backward")
+    return f"Saved tensors were measured at {sum(known):,} of {of}."
+
+
+# --- legends --------------------------------------------------------------------------------------
+
+
+def _keys(
+    ledger: Ledger, events: Sequence[Event], lanes: dict[str, list[Any]]
+) -> list[list[str]]:
+    """Return the legend, of what there is: what it says, the look of its swatch, its colour."""
+    colors = style.label_colors(ledger.labels)
+    keys = []
+    if len(colors) > 1:
+        for label, color in list(colors.items())[:8]:
+            keys.append([words.shorten(label or "backward", 28), "new", color])
+    color = next(iter(colors.values()), _MUTED)
+    looks = _looks(ledger, lanes)
+    for look, text in _PARTS.items():
+        if look in looks and not (look == "new" and keys):
+            keys.append([text, look, color])
+    if "unseen" in looks:
+        text = "from other ranks" if ledger.of("sync") else "not recorded"
+        keys.append([text, "live", _MUTED])
+    for kind in dict.fromkeys(str(event.kind) for event in events):
+        color, dashes = style.kind(kind)
+        if kind != "backward":
+            keys.append([literal(kind), "rule", f"{color}{style.stripes(dashes)}"])
+    keys.append([".grad after the event", "after", "var(--av-text)"])
+    saved = [e.saved_before for e in events if not math.isnan(e.saved_before)]
+    if saved:
+        pale = f"color-mix(in srgb, {_MUTED} 50%, transparent)"
+        most = style.size(max(saved))
+        keys.append([f"saved tensors before, at most {most}", "bytes", pale])
+        if any(event.saved_after > 0 for event in events):
+            keys.append(["after", "bytes", _MUTED])
+    return keys
+
+
+def _looks(ledger: Ledger, lanes: dict[str, list[Any]]) -> set[str]:
+    """Return the looks of the parts that are drawn; a heat map has contributions only."""
+    if not lanes:
+        return {"new"} if (ledger.state & CONTRIBUTED).any() else set()
+    return {LOOKS[int(digit)] for digits in lanes["look"] for digit in digits}
+
+
+def _marks(pixels: np.ndarray, events: int) -> str:
+    """Say what a heat map's colours mean, of those that it has, and how many events a pixel shows.
+
+    >>> _marks(np.array([[0, 3, 9]]), 3), _marks(np.array([[1, 2]]), 2)
+    ('Stronger: a larger contribution.', 'Grey: .grad without one; ink: not finite.')
+    >>> _marks(np.array([[3, 3]]), 5)
+    'Stronger: a larger contribution. A pixel shows the largest of 3 events.'
+    """
+    marks = []
+    if (pixels > BROKEN).any():
+        marks.append("stronger: a larger contribution")
+    if (pixels == PRESENT_ONLY).any():
+        marks.append("grey: .grad without one")
+    if (pixels == BROKEN).any():
+        marks.append("ink: not finite")
+    text = "; ".join(marks)
+    coarse = math.ceil(events / pixels.shape[1])
+    more = f" A pixel shows the largest of {coarse} events." if coarse > 1 else ""
+    return f"{text[:1].upper()}{text[1:]}.{more}" if text else ""
+
+
+# --- shares ---------------------------------------------------------------------------------------
+
+
 def _shares(
     ledger: Ledger, chosen: np.ndarray, names: _Numbered, colors: dict[str, str]
 ) -> dict[str, Any]:
-    """The bars of shares: their scale `r`, the longest words `m` of a step, and for each its step, objective and so on.
+    """Return the bars of shares: their scale `r`, the longest words `m` of a step, and for each its step and so on.
 
     A segment is the place of its backward (-1: not shown), where it starts, how long it is, its look and its text.
     """
@@ -330,16 +355,11 @@ def _shares(
     short = shares.apart([bar.objective for bar in bars])
     rows = []
     for bar in bars:
-        # Of a width of pixels four digits are seen.
-        parts = [
-            [
-                at.get(part.backward, -1),
-                *plain([part.start, part.length], 4),
-                part.look,
-                part.text,
-            ]
-            for part in bar.segments
-        ]
+        parts = []
+        for part in bar.segments:
+            # Of a width of pixels four digits are seen.
+            ends = plain([part.start, part.length], 4)
+            parts.append([at.get(part.backward, -1), *ends, part.look, part.text])
         objective = short[bar.objective] if len(short) > 1 else ""
         row = {
             "e": at[bar.step],
@@ -365,69 +385,52 @@ def _shares(
 def _share_keys(
     bars: Sequence[shares.Bar], colors: dict[str, str]
 ) -> tuple[list[list[str]], bool]:
-    """The legend of bars of shares, and whether colours in it tell losses apart."""
+    """Return the legend of bars of shares, and whether colours in it tell losses apart."""
     looks = {part.look for bar in bars for part in bar.segments}
-    inks = {literal(bar.label): colors[literal(bar.label)] for bar in bars}
-    own, several = next(iter(inks.values())), "new" in looks and len(inks) > 1
-    if several := several and len(set(inks.values())) > 1:
-        keys = [
-            [words.shorten(label, 28), "new", color]
-            for label, color in list(inks.items())[:8]
-        ]
-        looks, own = looks - {"new"}, "var(--av-muted)"
-    else:
-        keys = []
-    for look, text in _LOOKS.items():
+    labels = list(dict.fromkeys(literal(bar.label) for bar in bars))
+    inks = {label: colors[label] for label in labels}
+    several = "new" in looks and len(set(inks.values())) > 1
+    keys = []
+    if several:
+        for label, color in list(inks.items())[:8]:
+            keys.append([words.shorten(label, 28), "new", color])
+        looks.discard("new")
+    ink = _MUTED if several else inks[labels[0]]
+    for look, text in _SHARES.items():
         if look in looks:
-            keys.append([text, look, "var(--av-muted)" if look == "unseen" else own])
+            keys.append([text, look, _MUTED if look == "unseen" else ink])
     return keys, several
 
 
-def _unmeasured(events: Sequence[Event]) -> str:
-    """Which bars of saved bytes are missing because nobody measured: measuring a large graph each time would cost.
-
-    >>> _unmeasured([Event(0, "backward", saved_before=8.0, saved_after=0.0), Event(1, "backward")])
-    'Saved tensors were measured at 1 of 2 backwards.'
-    """
-    known = [not math.isnan(e.saved_before) for e in events if e.kind == "backward"]
-    if all(known) or not any(known):
-        return ""
-    return f"Saved tensors were measured at {sum(known):,} of {counted(len(known), 'backward')}."
+# --- parameters -----------------------------------------------------------------------------------
 
 
 def _rows(
     ledger: Ledger, chosen: np.ndarray
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
-    """The columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
+    """Return the columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
 
     A row is described by its name `n`, shape `d`, reach `r` of its bars and, if it is a group,
     the range of parameters `in` it; `z` says where a part of `.grad` is unseen, `o` where ranks first
     average it, `u` that what its `.grad` was before the first event is unknown.
     """
     state = ledger.state[chosen]
-    columns = {
-        "c": np.where(state & CONTRIBUTED, ledger.contribution[chosen], -1.0).T,
-        "g": np.where(state & PRESENT, ledger.grad[chosen], -1.0).T,
-    }
+    added = np.where(state & CONTRIBUTED, ledger.contribution[chosen], -1.0).T
+    grads = np.where(state & PRESENT, ledger.grad[chosen], -1.0).T
     rows = [_parameter(ledger, p, chosen) for p in range(len(ledger.parameters))]
     if len(rows) > _UNGROUPED:
-        groups = group_rows([row["n"] for row in rows])
-        rows += [
-            {"n": name, "s": name, "d": [], "in": [start, stop]}
-            for name, start, stop in groups
-        ]
-        for name, column in columns.items():
-            norms = [_norm(column[group.start : group.stop]) for group in groups]
-            columns[name] = np.concatenate([column, norms])
-    for added, grad, row in zip(columns["c"], columns["g"], rows, strict=True):
+        groups = words.group_rows([row["n"] for row in rows])
+        for name, start, stop in groups:
+            rows.append({"n": name, "s": name, "d": [], "in": [start, stop]})
+        added = np.concatenate([added, _group_norms(added, groups)])
+        grads = np.concatenate([grads, _group_norms(grads, groups)])
+    for row, first, grad in zip(rows, added, grads, strict=True):
         highest = grad[np.isfinite(grad)].max(initial=0.0)
         row.setdefault("r", plain([0.0, highest]))
-        if len(chosen) and not _begins(
-            ledger.events[0], float(added[0]), float(grad[0])
-        ):
+        if len(chosen) and not _begins(ledger.events[0], first[0], grad[0]):
             row["u"] = 1
     _to_one_scale(rows)
-    return {name: column.ravel() for name, column in columns.items()}, rows
+    return {"c": added.ravel(), "g": grads.ravel()}, rows
 
 
 def _parameter(ledger: Ledger, p: int, chosen: np.ndarray) -> dict[str, Any]:
@@ -448,102 +451,52 @@ def _parameter(ledger: Ledger, p: int, chosen: np.ndarray) -> dict[str, Any]:
     return row
 
 
+def _group_norms(column: np.ndarray, groups: Sequence[words.Group]) -> list[np.ndarray]:
+    """Return the norms of tensors put together, of those that there are."""
+    norms = []
+    for group in groups:
+        rows = column[group.start : group.stop]
+        whole = np.sqrt((np.where(rows < 0, 0.0, rows) ** 2).sum(axis=0))
+        norms.append(np.where((rows < 0).all(axis=0), -1.0, whole))
+    return norms
+
+
 def _begins(first: Event, added: float, grad: float) -> bool:
-    """Whether `.grad` was None before an event that left it so, after it had added so much; -1 is None.
+    """Return whether `.grad` was None before an event that left it so, after it had added so much; -1 is None.
 
     >>> backward, zero = Event(0, "backward"), Event(0, "zero_grad")
     >>> _begins(backward, 2.0, 2.0), _begins(backward, 2.0, 5.0), _begins(backward, -1, 5.0), _begins(zero, -1, -1)
     (True, False, False, False)
     """
-    return first.kind != "zero_grad" and (
-        grad < 0 or math.isclose(grad, added, rel_tol=1e-3)
-    )
+    if first.kind == "zero_grad":
+        return False
+    return bool(grad < 0) or math.isclose(grad, added, rel_tol=1e-3)
 
 
 def _to_one_scale(rows: list[dict[str, Any]]) -> None:
-    """What is one parameter on several ranks is compared, and so drawn to one scale."""
-    ranges: dict[str, list[list[Any]]] = {}
+    """Draw one parameter on several ranks to one scale, because they are compared."""
+    scales: dict[str, list[Any]] = {}
     for row in rows:
-        ranges.setdefault(words.on_any_rank(row["n"]), []).append(row["r"])
-    for same in ranges.values():
-        reach = [min(low for low, _ in same), max(high for _, high in same)]
-        for one in same:
-            one[:] = reach
+        low, high = row["r"]
+        scale = scales.setdefault(words.on_any_rank(row["n"]), [low, high])
+        scale[:] = min(low, scale[0]), max(high, scale[1])
+        row["r"] = scale
 
 
-def _keys(
-    ledger: Ledger, events: Sequence[Event], kinds: Sequence[str]
-) -> list[list[str]]:
-    """The legend, of what is there: what it says, the look of its swatch, its colour."""
-    colors = [
-        [words.shorten(label or "backward", 28), "new", color]
-        for label, color in style.label_colors(ledger.labels).items()
-    ]
-    several = len(colors) > 1
-    keys = colors[:8] if several else []
-    keys += _part_keys(ledger, colors[0][2] if colors else "var(--av-muted)", several)
-    for kind in kinds:
-        color, dashes = style.kind(kind)
-        if kind != "backward":
-            keys.append([literal(kind), "rule", f"{color}{style.stripes(dashes)}"])
-    keys.append([".grad after the event", "after", "var(--av-text)"])
-    saved = [e.saved_before for e in events if not math.isnan(e.saved_before)]
-    if saved:
-        pale = "color-mix(in srgb, var(--av-muted) 50%, transparent)"
-        most = style.size(max(saved))
-        keys.append([f"saved tensors before, at most {most}", "bytes", pale])
-        if any(event.saved_after > 0 for event in events):
-            keys.append(["after", "bytes", "var(--av-muted)"])
-    return keys
-
-
-def _part_keys(ledger: Ledger, color: str, several: bool) -> list[list[str]]:
-    """What the looks of parts of `.grad` mean, of those that there are."""
-    erased, consumed, _ = ledger.outcomes
-    born, of = np.nonzero(ledger.state & CONTRIBUTED)
-    until, used = (
-        np.where(ends < 0, len(ledger), ends)[born, of] for ends in (erased, consumed)
-    )
-    signed = [p for p in range(len(ledger.parameters)) if words.is_signed(ledger, p)]
-    keys = []
-    if born.size and not several:
-        keys.append(["added now", "new", color])
-    if (np.minimum(until, used) > born + 1).any():
-        keys.append(["already in .grad", "live", color])
-    if (used < len(ledger)).any():
-        keys.append(["used by a step", "used", color])
-    if any(ledger.flow.averages(p).size for p in signed):
-        keys.append(["from other ranks", "live", "var(--av-muted)"])
-    return keys
-
-
-def _marks(pixels: np.ndarray, events: int) -> str:
-    """What the legend says of a heat map's colours, of those that it has, and of how many events a pixel shows.
-
-    >>> _marks(np.array([[0, 3, 9]]), 3), _marks(np.array([[1, 2]]), 2)
-    ('Stronger: a larger contribution.', 'Grey: .grad without one; ink: not finite.')
-    >>> _marks(np.array([[3, 3]]), 5)
-    'Stronger: a larger contribution. A pixel shows the largest of 3 events.'
-    """
-    told = (
-        ((pixels > BROKEN).any(), "stronger: a larger contribution"),
-        ((pixels == PRESENT_ONLY).any(), "grey: .grad without one"),
-        ((pixels == BROKEN).any(), "ink: not finite"),
-    )
-    text = "; ".join(mark for there, mark in told if there)
-    coarse = math.ceil(events / pixels.shape[1])
-    more = f" A pixel shows the largest of {coarse} events." if coarse > 1 else ""
-    return f"{text[:1].upper()}{text[1:]}.{more}" if text else ""
-
-
-def _norm(rows: np.ndarray) -> np.ndarray:
-    """The norm of tensors put together, of those that are there."""
-    whole: np.ndarray = np.sqrt((np.where(rows < 0, 0.0, rows) ** 2).sum(axis=0))
-    return np.where((rows < 0).all(axis=0), -1.0, whole)
+def _add_flow(
+    ledger: Ledger, chosen: np.ndarray, added: np.ndarray, rows: list[dict[str, Any]]
+) -> list[Any]:
+    """Return what became of contributions, once each; rows that share it name its place as `f`."""
+    members = [tuple(row.get("in", (p, p + 1))) for p, row in enumerate(rows)]
+    norms = added.reshape(len(rows), len(chosen))
+    flow, places = lifetimes(ledger, chosen, norms, members)
+    for row, place in zip(rows, places, strict=True):
+        row["f"] = place
+    return flow
 
 
 def _cut(names: Sequence[str]) -> int:
-    """How many characters all names begin with, up to the last dot but one: they tell nothing apart."""
+    """Return how many characters all names begin with, up to the last dot but one: they tell nothing apart."""
     parts = [name.split(".") for name in names]
     shared = 0
     while len(names) > 1 and len({tuple(part[: shared + 1]) for part in parts}) == 1:
@@ -551,8 +504,59 @@ def _cut(names: Sequence[str]) -> int:
     return sum(len(part) + 1 for part in parts[0][: shared - 1]) if shared > 1 else 0
 
 
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def _add_numbers(
+    data: dict[str, Any],
+    ledger: Ledger,
+    events: Sequence[Event],
+    columns: dict[str, np.ndarray],
+    levels: tuple[float, float] | None,
+) -> bytes:
+    """Add norms and heat map to the data, as numbers or as places in the bytes that are returned."""
+    blob = b""
+    for name, column in columns.items():
+        if len(data["x"]) == len(data["p"]):
+            continue  # all elements are in the page, and so their norms
+        if column.size <= _PLAIN_CELLS:
+            data[name] = plain(column)
+        else:
+            packed, low, step = pack(column)
+            place = {"at": len(blob), "size": column.size, "low": low, "step": step}
+            data[name] = place
+            blob += packed
+    if not events or not ledger.parameters:
+        return blob
+    pixels = _pixels(ledger, events, columns, levels)
+    heat_map = {"w": pixels.shape[1], "told": _marks(pixels, len(events))}
+    if blob:
+        data["heat"] = heat_map | {"at": len(blob)}
+        return blob + pixels.tobytes()
+    data["heat"] = heat_map | {"px": pixels.ravel().tolist()}
+    return blob
+
+
+def _pixels(
+    ledger: Ledger,
+    events: Sequence[Event],
+    columns: dict[str, np.ndarray],
+    levels: tuple[float, float] | None,
+) -> np.ndarray:
+    """Return the codes of the heat map of all parameters."""
+    places = {label: i for i, label in enumerate(ledger.labels)}
+    labels = np.array([places.get(event.label, 0) for event in events], np.int64)
+    added, grad = (
+        columns[name].reshape(-1, len(events))[: len(ledger.parameters)]
+        for name in "cg"
+    )
+    count = min(len(events), _WIDEST)
+    starts = np.unique(np.arange(count) * len(events) // count)
+    return heat(added, ~(grad < 0), labels, starts, levels=levels).codes
+
+
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
-    """Element by element, the smallest parameters first, as many as fit: [contributions, grads]."""
+    """Return all elements, of the smallest parameters first, as many as fit: [contributions, grads]."""
     kept: dict[str, Any] = {}
     room = _EXACT_NUMBERS
     for p in sorted(ledger.exact, key=lambda p: (ledger.parameters[p].numel, p)):
@@ -560,13 +564,10 @@ def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
         room -= 2 * numel * len(chosen)
         if numel > 4 or room < 0:
             break
-        sides = zip(ledger.exact[p], (CONTRIBUTED, PRESENT), strict=True)
-        kept[str(p)] = [
-            _elements(values[chosen], ledger.state[chosen, p] & bit)
-            for values, bit in sides
-        ]
+        sides = []
+        for values, bit in zip(ledger.exact[p], (CONTRIBUTED, PRESENT), strict=True):
+            known = (ledger.state[chosen, p] & bit).tolist()
+            pairs = zip(values[chosen], known, strict=True)
+            sides.append([plain(row) if there else None for row, there in pairs])
+        kept[str(p)] = sides
     return kept
-
-
-def _elements(values: np.ndarray, known: np.ndarray) -> list[Any]:
-    return [plain(row) if k else None for row, k in zip(values, known, strict=True)]

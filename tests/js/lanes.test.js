@@ -9,8 +9,6 @@ function ledger(part) {
   const kinds = ["backward", "backward", "backward", "backward", "step", "zero_grad"];
   const added = kinds.map((kind) => (kind === "backward" ? [part] : null));
   const grad = kinds.map((kind, e) => (kind === "zero_grad" ? null : [part * Math.min(e + 1, 4)]));
-  const looks = (e, born) => (e === born ? 0 : e === 4 ? 2 : 1);
-  const parts = (e) => added.slice(0, Math.min(e + 1, 4)).map((_, born) => [born, born * part, part, looks(e, born)]);
   const norms = (side) => side.map((value) => (value ? Math.abs(value[0]) : -1));
   return new Ledger({
     kinds: [["backward", "#000"], ["step", "#222"], ["zero_grad", "#333"]],
@@ -19,7 +17,8 @@ function ledger(part) {
     count: 1,
     p: [{ n: "w", s: "w", d: [1], r: [Math.min(0, 4 * part), Math.max(0, 4 * part)], f: 0 }],
     flow: [{ runs: [4, 2, 1], by: [] }],
-    lanes: [kinds.map((kind, e) => (kind === "zero_grad" ? null : parts(e)))],
+    lanes: { n: [[1, 2, 3, 4, 4, -1]], age: [[0, 1, 0, 2, 1, 0, 3, 2, 1, 0, 4, 3, 2, 1]], by: [Array(14).fill(part)],
+      look: ["01011011102222"] },
     x: { 0: [added, grad] },
     c: norms(added),
     g: norms(grad),

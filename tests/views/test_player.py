@@ -65,7 +65,7 @@ def test_exact_numbers_of_small_parameters_go_along() -> None:
 
 def test_none_is_not_zero() -> None:
     data, _ = carried(play(Ledger.build([W], [{"kind": "zero_grad"}, {"kind": "zero_grad", "grad": {"w": 0}}])))
-    assert data["g"] == [-1, 0]
+    assert data["x"]["0"][1] == [None, [0]]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -73,7 +73,7 @@ def test_numbers_that_are_not_finite_are_never_bare(value: float) -> None:
     rows = [{"kind": "backward", "loss": value, "contribution": {"w": value}, "grad": {"w": value}}]
     data, _ = carried(play(Ledger.build([W], rows)))
     assert data["x"]["0"][0] == [[payload.plain([value])[0]]]
-    assert data["c"] == ["NaN" if math.isnan(value) else "Infinity"]
+    assert "c" not in data, "all elements are there"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_row_says_that_nobody_knows_what_its_grad_was_before_the_first_event(
 def test_a_graph_alone_tells_of_no_events_as_a_ledger_without_any_does() -> None:
     graph = Graph((Node(0, "AccumulateGrad", "w"),), (), (0,))
     (alone, _), (empty, _) = (carried(play(given)) for given in (graph, Ledger.build([], [])))
-    assert {name: alone[name] for name in ("e", "p", "c", "g", "count", "colors")} == {
-        name: empty[name] for name in ("e", "p", "c", "g", "count", "colors")
+    assert {name: alone[name] for name in ("e", "p", "x", "count", "colors")} == {
+        name: empty[name] for name in ("e", "p", "x", "count", "colors")
     }
 
 
@@ -175,7 +175,7 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_fields_of_a_foreign_type_do_not_break_the_page() -> None:
-    rows = [{"kind": "step", "line": "<b>", "file": 3, "source": None, "details": {"optimizer_index": "x"}}]
+    rows = [{"kind": "step", "file": 3, "source": None, "details": {"optimizer_index": "x"}}]
     data, _ = carried(play(Ledger.build([W], rows)))
     assert data["e"]["c"] == [-1]
     assert data["e"]["k"] == [0]
@@ -414,6 +414,6 @@ def test_a_lane_is_taller_where_signs_alternate_and_has_the_bars_that_a_figure_h
     ]
     told = play(Ledger.build([W], rows)).content[0]
     assert told["lane"] == lane
-    assert [len(bar) for bar in told["lanes"][0]] == [*range(1, len(rows) + 1)]
-    assert told["lanes"][0][0][-1] == [0, 0, added[0], 0]
-    assert play(large(200, 4)).content[0]["lanes"] == [], "a heat map"
+    assert told["lanes"]["n"] == [[*range(1, len(rows) + 1)]]
+    assert [told["lanes"][name][0][0] for name in ("age", "by", "look")] == [0, added[0], "0"]
+    assert play(large(200, 4)).content[0]["lanes"] == {}, "a heat map"

@@ -118,7 +118,7 @@ def test_what_is_none_or_not_finite_has_no_parts() -> None:
     assert [bar.state for bar in lane.bars] == ["none", "broken", "whole"]
     assert [(part.born, part.look) for part in lane.bars[2].parts] == [(-1, "unseen")]
     assert {"None", "∞", "not finite", "not from a recorded backward"} <= set(texts(timeline(ledger)))
-    assert page_lanes(ledger, range(3)) == (84, [[None, 0, [[-1, 0, 4, 3]]]])
+    assert page_lanes(ledger, range(3)) == (84, {"n": [[-1, -2, 1]], "age": [[-1]], "by": [[4]], "look": ["3"]})
 
 
 def test_totals_without_room_are_those_of_steps_and_that_is_said() -> None:

@@ -3,10 +3,11 @@
 /** @import { Geometry } from "./geometry.js" */
 /** @import { Ledger, Row } from "./ledger.js" */
 /** @import { Inks, Pen } from "./pen.js" */
-/** @import { LaneBar } from "./types.d.ts" */
 
 import { barWidth } from "./geometry.js";
 import { clamp, number } from "./numbers.js";
+
+/** @typedef {{born: number, length: number, look: string}} Part  of a bar */
 
 /** At most so wide is a letter of a number. */
 const LETTER = 8;
@@ -38,7 +39,8 @@ export function drawLanes(pen, inks, ledger, place) {
   const { left, column, top, lane } = place;
   const wide = barWidth(column);
   ledger.parameters.forEach((row, p) => {
-    const bars = ledger.data.lanes[p] ?? [];
+    const { n, age, by, look } = ledger.data.lanes;
+    let k = 0;
     const [low, high] = row.r;
     const over = high > 0 ? 17 : 8;
     const scale = (lane - over - (low < 0 ? 17 : 8)) / (high - low || 1);
@@ -49,8 +51,12 @@ export function drawLanes(pen, inks, ledger, place) {
     const edge = left + column * ledger.length;
     for (let e = 0; e < ledger.length; e++) {
       const start = left + e * column + (column - wide) / 2;
-      const grad = row.grad(e) ?? 0;
-      drawBar(pen, inks, ledger, bars[e], { start, wide, column, zero, scale, high, ends, grad, told: told[e], edge });
+      const last = k + n[p][e];
+      const lengths = by[p].slice(k, last);
+      const parts = lengths.map((length, i) => ({ born: e - age[p][k + i], length, look: look[p][k + i] }));
+      k += lengths.length;
+      const bar = { start, wide, column, zero, scale, high, ends, grad: row.grad(e), told: told[e], edge };
+      drawBar(pen, inks, ledger, parts, { ...bar, odd: n[p][e] < 0 });
     }
   });
 }
@@ -60,7 +66,8 @@ export function drawLanes(pen, inks, ledger, place) {
  * @property {number} start
  * @property {number} wide
  * @property {number} column
- * @property {number} grad
+ * @property {number | null} grad
+ * @property {boolean} odd  whether `.grad` is None, or not finite
  * @property {string | undefined} told  its total, if that is written
  * @property {number} edge  where the drawing ends
  * @property {number} zero  the height of its zero line
@@ -69,11 +76,11 @@ export function drawLanes(pen, inks, ledger, place) {
  * @property {number[]} ends  heights at which what goes on is torn off
  */
 
-/** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {LaneBar} parts @param {Bar} bar */
+/** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Part[]} parts @param {Bar} bar */
 function drawBar(pen, inks, ledger, parts, bar) {
-  const { start, wide, column, zero, scale, high, grad, told = "" } = bar;
-  const absent = parts === null;
-  const odd = !Array.isArray(parts);
+  const { start, wide, column, zero, scale, high, odd, told = "" } = bar;
+  const absent = bar.grad === null;
+  const grad = bar.grad ?? 0;
   const whole = odd ? zero : zero - grad * scale;
   const end = clamp(whole, bar.ends[0], bar.ends[1]);
   if (!odd) {
@@ -97,29 +104,27 @@ const NOTCH = 5;
 /** A part that is thinner has no outline but at its sides: many outlines would be all of it. */
 const THIN = 5;
 
-/** Each part where Python placed it: its backward, start, length and look. */
+/** Positive parts stand on each other, negative ones hang. */
 function drawParts(
   /** @type {Pen} */ { context, fill }, /** @type {Inks} */ inks, /** @type {Ledger} */ ledger,
-  /** @type {number[][]} */ parts, /** @type {Bar} */ { start, wide, zero, scale, ends: [top, bottom] },
+  /** @type {Part[]} */ parts, /** @type {Bar} */ { start, wide, zero, scale, ends: [top, bottom] },
 ) {
-  const alphas = [1, inks.pale, 0, inks.pale];
-  let torn = [false, false];
-  for (const [born, from, length, look] of parts) {
-    const color = born < 0 ? inks.muted : ledger.color(born)[0];
-    const sides = [from, from + length].map((value) => zero - value * scale);
-    const [first, last] = [Math.min(...sides), Math.max(...sides)];
-    torn = [torn[0] || first < top - 1, torn[1] || last > bottom + 1];
-    const y = clamp(first, top, bottom);
-    const tall = clamp(last, top, bottom) - y;
-    context.globalAlpha = alphas[look];
-    fill(color, start, y, wide, tall);
+  const ends = [zero, zero];
+  for (const { born, length, look } of parts) {
+    const side = Number(length < 0);
+    const color = look === "3" ? inks.muted : ledger.color(born)[0];
+    const from = clamp(ends[side], top, bottom);
+    ends[side] -= length * scale;
+    const tall = clamp(ends[side], top, bottom) - from;
+    context.globalAlpha = [1, inks.pale, 0, inks.pale][Number(look)];
+    fill(color, start, from, wide, tall);
     Object.assign(context, { globalAlpha: 1, lineWidth: 1.2, strokeStyle: color });
-    if (tall >= THIN) context.strokeRect(start, y, wide, tall);
-    else for (const x of [start, start + wide]) fill(color, x - 0.6, y, 1.2, tall);
+    if (Math.abs(tall) >= THIN) context.strokeRect(start, from, wide, tall);
+    else for (const x of [start, start + wide]) fill(color, x - 0.6, from, 1.2, tall);
   }
   // A bar that goes on beyond its scale has notches there.
   for (let x = start; x < start + wide; x += 2 * NOTCH) {
-    if (torn[0]) context.clearRect(x, top - 1, NOTCH, NOTCH);
-    if (torn[1]) context.clearRect(x, bottom - NOTCH + 1, NOTCH, NOTCH);
+    if (ends[0] < top - 1) context.clearRect(x, top - 1, NOTCH, NOTCH);
+    if (ends[1] > bottom + 1) context.clearRect(x, bottom - NOTCH + 1, NOTCH, NOTCH);
   }
 }

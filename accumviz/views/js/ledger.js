@@ -55,6 +55,12 @@ export class Row {
   }
 }
 
+/** The norms of what all elements are known of, -1 for None. @param {Data} data @param {number} side */
+function normsOf({ p, x }, side) {
+  const norm = (/** @type {Plain[] | null} */ values) => (values ? Math.hypot(...values.map(Number)) : -1);
+  return Float64Array.from(p.flatMap((_, row) => x[row][side].map(norm)));
+}
+
 export class Ledger {
   /** @param {Data} data @param {Uint8Array} [bytes] */
   constructor(data, bytes) {
@@ -70,7 +76,7 @@ export class Ledger {
     this.retained = new Set(events.retained);
     /** @type {Map<number, [string, string]>} */
     this.colors = new Map(data.colors.map(([label, color, ink]) => [label, [color, ink]]));
-    const columns = [data.c, data.g].map((packed) => column(packed, bytes));
+    const columns = [data.c, data.g].map((packed, side) => (packed ? column(packed, bytes) : normsOf(data, side)));
     /** Parameters, then groups of them. */
     this.rows = data.p.map((row, p) => {
       const [start, stop] = [p * this.length, (p + 1) * this.length];

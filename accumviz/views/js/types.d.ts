@@ -152,8 +152,9 @@ export interface Data {
   digits: number;
   shares?: SharesData;
   weights?: WeightsData;
-  c: Column;
-  g: Column;
+  /** Norms of contributions and `.grad`; none where `x` has all elements. */
+  c?: Column;
+  g?: Column;
   heat?: { w: number; told: string; at?: number; px?: number[] };
   layouts: Layout[];
   graphs: GraphData[];
@@ -170,11 +171,11 @@ export interface Data {
   room?: { w: number, h: number };
   most?: number; length?: number; sizes?: number[];
   /** How tall a lane of bars is (0: there are none), and its bars. */
-  lane: number; lanes: LaneBar[][];
+  lane: number; lanes: Lanes;
 }
 
-/** Null: no `.grad`; 0: not finite; else of each part its backward, start, length and look. */
-export type LaneBar = number[][] | number | null;
+/** Lane by lane: parts of each bar (-1: no `.grad`, -2: not finite); of parts how many events ago, length, look. */
+export interface Lanes { n: number[][]; age: number[][]; by: number[][]; look: string[] }
 
 export interface Whole {
   data: Data;
