@@ -443,7 +443,9 @@ ARRAYS = {
 
 
 def join(blocks: list[Block]) -> Block:
-    """Put blocks together, one after the other; the list is emptied, so that no number is held twice for long."""
+    """Put blocks (one at least) together; the list is emptied, so that no number is held twice for long."""
+    if len(blocks) == 1:
+        return blocks[0]
     gathered = Gatherer()
     starts = itertools.accumulate((len(block.codes) for block in blocks), initial=0)
     parts = {name: [getattr(block, name) for block in blocks] for name in ARRAYS}

@@ -128,11 +128,14 @@ def decode(reader: Reader, kind: type[Kind]) -> Kind:
     if not numbers or len(set(kept)) < len(kept):
         raise ValueError(f"kept is {str(kept)[:100]}, expected numbers of parameters")
     elements = sum(parameters[p].numel for p in kept)
-    parts.insert(0, Block.empty(len(parameters), elements))
+    block = join(parts or [Block.empty(len(parameters), elements)])
+    for array in (block.added, block.left, block.weights):
+        if array.shape[1] != elements:
+            raise ValueError(f"{array.shape[1]} elements are kept, expected {elements}")
     return kind.of_block(
         parameters,
         kept,
-        join(parts),
+        block,
         sources=about["sources"],
         meta=_meta(about["meta"], reader.end),
         complete=reader.complete,

@@ -9,7 +9,7 @@ import site
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import CodeType, FrameType
@@ -381,8 +381,9 @@ def only(text: str, kept: Set[int]) -> str:
     """
     rows = text.split("\n")
     last = max((n for n in kept if n <= len(rows) and rows[n - 1].strip()), default=0)
-    shown: Iterable[str] = (
-        rows[n - 1] if n in kept else "" for n in range(1, last + 1)
-    )
+    shown = rows[:last]
+    for n in range(1, last + 1):
+        if n not in kept:
+            shown[n - 1] = ""
     end = "" if last == len(rows) or not last else "\n"  # the last line may have no end
     return "\n".join(shown) + end

@@ -28,7 +28,6 @@ from accumviz.ledger import file as ledgerfile
 from accumviz.ledger.container import LedgerFileError, Reader, Writer, valid
 from accumviz.ledger.events import (
     CHANGED,
-    CODES,
     CONTRIBUTED,
     PRESENT,
     TABLES,
@@ -316,6 +315,7 @@ def _codes(rows: list[Row]) -> tuple[dict[str, list[str]], np.ndarray]:
 
 
 def _coded(row: Row, tables: dict[str, dict[str, int]]) -> list[int]:
+    """Return the codes of a row, in the order of `CODES`; texts that the tables do not have are added."""
     site = row.site
     said: dict[str, Any] = {
         "kind": row.kind,
@@ -331,7 +331,7 @@ def _coded(row: Row, tables: dict[str, dict[str, int]]) -> list[int]:
     }
     for name, table in tables.items():
         said[name] = table.setdefault(said[name], len(table))
-    return [said[name] for name in CODES]
+    return list(said.values())
 
 
 def _json(value: Any) -> str:
@@ -685,12 +685,15 @@ class Columns:
             return self._ledger[1]
 
     def _joined(self, parameters: list[Parameter], meta: dict[str, Any]) -> Ledger:
-        layout = self._layout
-        parts = [Block.empty(layout.count, len(layout.owners) - layout.count)]
+        layout, parts = self._layout, list[Block]()
         for writer in (*self._written, self._writer):
             if writer is not None and writer.can_be_read:
                 parts += valid(writer.read(), _blocks)
-        whole = join([*parts, *self._blocks])
+        parts += self._blocks
+        if not parts:
+            elements = len(layout.owners) - layout.count
+            parts.append(Block.empty(layout.count, elements))
+        whole = join(parts)
         if len(whole.codes) < self._away and not self._given_up:
             raise LedgerFileError(
                 f"only {len(whole.codes)} of {self._away} events can be read: the file was cut short"
