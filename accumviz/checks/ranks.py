@@ -200,25 +200,27 @@ class RankSummary:
     """What the comparing rules need of a ledger.
 
     `armed` has for each rank under DDP a finding at each backward that synchronised; `cut`
-    are the ranks that were stopped, and might have had more; `waited` those that waited in vain.
+    are the ranks that were stopped, and might have had more; `waited` those that waited in vain, and
+    `finished` those that were done by themselves.
     """
 
     optimizers: list[OptimizerSummary]
     armed: dict[int, list[Finding]]
     cut: frozenset[int]
     waited: frozenset[int]
+    finished: frozenset[int]
     windows: list[RankWindow]
 
 
 def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     """Say what a ledger has to say to others; `rank` is whose it is, where it is not that of several."""
-    events = analysis.events
-    whose = analysis.ranks if rank is None else np.full(len(events), rank)
+    whose = analysis.ranks
+    if rank is not None:
+        whose = np.full(whose.size, rank)
     flags = analysis.armed
     under_ddp = analysis.backward & np.array([f is not None for f in flags], bool)
     armed = under_ddp & np.array([flag is True for flag in flags], bool)
-    # In `join`, a rank that is done goes on to meet the others.
-    synced = np.flatnonzero(armed & ~events.detail("join", default=False))
+    synced = np.flatnonzero(armed)
     ranks = np.unique(whose[under_ddp]).tolist()
     of_rank = {r: synced[whose[synced] == r] for r in ranks}
     cut = [r for r in ranks if not _came_to_its_end(analysis, r, of_rank[r])]
@@ -232,6 +234,7 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
         {r: _places(analysis, of_rank[r]) for r in ranks},
         frozenset(cut),
         frozenset(waited),
+        frozenset(r for r in ranks if _finished(analysis, r)),
         _windows(analysis, rank),
     )
 
@@ -252,6 +255,11 @@ def _came_to_its_end(analysis: LedgerAnalysis, rank: int, synced: np.ndarray) ->
         return True
     mine = rank if (analysis.ranks >= 0).any() else None
     return bool(synced.size) and analysis.ended(analysis.epoch(int(synced[-1]), mine))
+
+
+def _finished(analysis: LedgerAnalysis, rank: int) -> bool:
+    """Return whether a rank's recording was closed with nothing raised."""
+    return analysis.ledger.complete and _ended(analysis, rank) in ("closed", "exit")
 
 
 def _ended(analysis: LedgerAnalysis, rank: int) -> Any:
@@ -520,6 +528,9 @@ def uneven_rank_backwards(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
     least = min(counts, key=lambda r: counts[r])
     waited = frozenset().union(*(rank.waited for rank in ranks))
     cut = frozenset().union(*(rank.cut for rank in ranks))
+    # A rank that was done by itself has not waited for ever: DDP's `join` lets others be done before it.
+    if any(most in rank.finished for rank in ranks):
+        return
     # Where both of them wait for others, the one that has less is not waited for in vain.
     if least in cut and not {most, least} <= waited:
         return
