@@ -14,6 +14,7 @@ from accumviz.checks import ranks as several
 from accumviz.checks.analysis import LedgerAnalysis
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
+from accumviz.show import plural
 
 _SHARES = "shares"
 _MEMORY = "memory"
@@ -191,7 +192,7 @@ def _reason_of_ranks(judged: Sequence[_Judged]) -> str:
     if len(whose) == 1 and len(next(iter(whose.values()))) == len(judged):
         return next(iter(whose))
     return "; ".join(
-        f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {why}"
+        f"{plural(len(ranks), 'rank')} {', '.join(ranks)}: {why}"
         for why, ranks in whose.items()
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
-from accumviz.show import Displayed, encoded, literal, save_page
+from accumviz.show import Displayed, counted, encoded, literal, save_page
 
 # The section of the book about each rule: file and label.
 CHAPTERS = {
@@ -155,9 +155,7 @@ class Report(Displayed):
             for severity in SEVERITIES
         }
         return ", ".join(
-            f"{many} {severity}{'s' * (many != 1)}"
-            for severity, many in counts.items()
-            if many
+            counted(many, severity) for severity, many in counts.items() if many
         )
 
     def to_json(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
-from accumviz.show import Displayed, counted, save_page, shown
+from accumviz.show import Displayed, counted, plural, save_page, shown
 
 _REPR_ROWS = 16
 _COLUMNS = (
@@ -310,7 +310,7 @@ class Graph(Displayed):
         roots = ", ".join(self.nodes[root].title for root in self.roots[:3])
         head = (
             f"Graph: {counted(len(self), 'node')}, {counted(len(self.edges), 'edge')}, "
-            f"saves {self.saved_bytes:,} B; root{'s' * (len(self.roots) > 1)} {roots or 'unknown'}"
+            f"saves {self.saved_bytes:,} B; {plural(len(self.roots) or 1, 'root')} {roots or 'unknown'}"
         )
         lines = _table([_row(node) for node in self.nodes[:_REPR_ROWS]])
         if len(self) > _REPR_ROWS:

@@ -13,7 +13,7 @@ import numpy as np
 from accumviz.ledger.flow import SAME
 from accumviz.ledger.ledger import Event, Ledger
 from accumviz.ledger.shares import Shares
-from accumviz.show import literal
+from accumviz.show import literal, plural
 from accumviz.views.style import number
 
 # So many shares or micro-batches are written one by one.
@@ -204,7 +204,7 @@ def _unequal(segments: Sequence[Segment]) -> str:
 def _elements(part: Segment) -> str:
     if not math.isfinite(part.elements):
         return ""
-    return f" ({number(part.elements)} element{'' if part.elements == 1 else 's'})"
+    return f" ({number(part.elements)} {plural(int(part.elements), 'element')})"
 
 
 def _sum(shares: Sequence[str]) -> str:
