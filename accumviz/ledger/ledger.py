@@ -45,6 +45,10 @@ __all__ = [
 ]
 
 
+# How much of a ledger its text shows.
+_ROWS, _COLUMNS = 12, 4
+
+
 class Recorded(Protocol):
     """What has a ledger: a recording, open or closed, and what `distribute` brings back."""
 
@@ -392,54 +396,51 @@ class Ledger(Arrays, Displayed):
         save(path, columns.chunks(self), overwrite=overwrite, **end)
 
     def __repr__(self) -> str:
-        counted = (
-            (int(self.columns.where("kind", kind).sum()), kind) for kind in KINDS
-        )
-        counts = (
-            ", ".join(f"{count} {kind}" for count, kind in counted if count)
-            or "no events"
-        )
-        lines = [
-            f"Ledger: {len(self)} events × {len(self.parameters)} parameters ({counts})"
-        ]
-        if "stopped" in self.meta:
-            lines[0] += (
-                f" - incomplete: the recording stopped: {_told(self.meta['stopped'])}"
-            )
-        elif not self.complete:
-            lines[0] += (
-                " - incomplete: its process ended before the recording was closed"
-            )
+        names = [p.name for p in self.parameters[:_COLUMNS]]
+        width = max([9, *map(len, names)])
+        head = "  ".join(f"{name:>{width}}" for name in names)
+        lines = [self._summary()]
         lines += [f"  Note: {note}" for note in self.meta.get("notes", ())]
-        names = [p.name for p in self.parameters[:4]]
-        width = max([9, *(len(name) for name in names)])
-        lines.append(
-            "  #  event      label        "
-            + "  ".join(f"{name:>{width}}" for name in names)
-        )
-        for event in self.events[:12]:
-            cells = []
-            for p in range(len(names)):
-                there = self.state[event.index, p] & PRESENT
-                value = (
-                    self.values(p)[event.index]
-                    if p in self.exact
-                    else self.grad[event.index, p : p + 1]
-                )
-                shown = (
-                    f"{value[0]:.4g}"
-                    if value.size == 1
-                    else f"|{self.grad[event.index, p]:.4g}|"
-                )
-                cells.append(f"{shown if there else 'None':>{width}}")
-            lines.append(
-                f"{event.index:>3}  {event.kind:<9}  {event.label[:11]:<11}  "
-                + "  ".join(cells)
-            )
-        if len(self) > 12 or len(self.parameters) > 4:
-            more = max(len(self) - 12, 0), max(len(self.parameters) - 4, 0)
-            lines.append("  … {} more events, {} more parameters".format(*more))
+        lines.append(f"  #  event      label        {head}")
+        for event in self.events[:_ROWS]:
+            cells = [
+                f"{self._cell(event.index, p):>{width}}" for p in range(len(names))
+            ]
+            about = f"{event.index:>3}  {event.kind:<9}  {event.label[:11]:<11}  "
+            lines.append(about + "  ".join(cells))
+        events = max(len(self) - _ROWS, 0)
+        parameters = max(len(self.parameters) - _COLUMNS, 0)
+        if events or parameters:
+            lines.append(f"  … {events} more events, {parameters} more parameters")
         return "\n".join(lines)
+
+    def _summary(self) -> str:
+        """Return how much there is, and whether it is all."""
+        counts = []
+        for kind in KINDS:
+            count = int(self.columns.where("kind", kind).sum())
+            if count:
+                counts.append(f"{count} {kind}")
+        size = f"{len(self)} events × {len(self.parameters)} parameters"
+        whole = f"Ledger: {size} ({', '.join(counts) or 'no events'})"
+        if "stopped" in self.meta:
+            why = f"the recording stopped: {_reasons(self.meta['stopped'])}"
+        elif not self.complete:
+            why = "its process ended before the recording was closed"
+        else:
+            return whole
+        return f"{whole} - incomplete: {why}"
+
+    def _cell(self, event: int, p: int) -> str:
+        """Return a parameter's `.grad` after an event: its one element, or its norm."""
+        if not self.state[event, p] & PRESENT:
+            return "None"
+        if p not in self.exact:
+            return f"{self.grad[event, p]:.4g}"
+        elements = self.values(p)[event]
+        if elements.size == 1:
+            return f"{elements[0]:.4g}"
+        return f"|{self.grad[event, p]:.4g}|"
 
 
 def load(path: str | Path, *, repair: bool = False) -> Ledger:
@@ -477,7 +478,7 @@ def recorded(source: Any, verb: str) -> Ledger:
     return found
 
 
-def _told(stopped: Any) -> str:
+def _reasons(stopped: Any) -> str:
     """Why a recording stopped; of several ranks, which of them."""
     if isinstance(stopped, Mapping):
         return "; ".join(f"rank {rank}: {why}" for rank, why in stopped.items())
