@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import sys
 import threading
 import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,6 +20,8 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger.ledger import CONTRIBUTED
+
+OURS = str(Path(av.__file__).parent / "recorder") + os.sep
 
 
 def leaf(size: int = 2, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -91,15 +99,6 @@ def test_gradients_of_each_precision_have_their_elements_and_norms(dtype: Any, s
 
 
 # --- backward in every way ----------------------------------------------------------------------------
-
-
-def test_backward_to_some_inputs_contributes_to_those() -> None:
-    w, v = leaf(), leaf()
-    with av.record(w, v) as recording:
-        (w * v).sum().backward(inputs=[v])
-        (w * v).sum().backward(inputs=w)
-    assert (recording.ledger.state & CONTRIBUTED > 0).tolist() == [[False, True], [True, False]]
-    assert [event.details["inputs"] for event in recording.ledger] == [1, 1]
 
 
 def test_roots_of_every_kind() -> None:
@@ -241,16 +240,26 @@ def test_recordings_may_close_in_any_order() -> None:
 
 def test_two_threads_train_under_two_recordings() -> None:
     found: dict[int, Any] = {}
+    turn, both = threading.Lock(), threading.Barrier(2)
 
     def train(n: int) -> None:
         model = nn.Linear(3, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), 0.0)
-        with av.record(model, optimizer) as recording:
-            for _ in range(100):
-                optimizer.zero_grad()
-                for k in (1, 2):
-                    (model(torch.ones(3)) * (n + 1) * k).sum().backward()
-                optimizer.step()
+        recording = av.record(model, optimizer)
+
+        def window() -> None:
+            optimizer.zero_grad()
+            for k in (1, 2):
+                (model(torch.ones(3)) * (n + 1) * k).sum().backward()
+            optimizer.step()
+
+        with turn:  # a recording follows the thread of the first backward that it sees
+            recording.start()
+            window()
+        both.wait()
+        for _ in range(99):
+            window()
+        recording.stop()
         found[n] = recording.ledger
 
     threads = [threading.Thread(target=train, args=(n,)) for n in range(2)]
@@ -262,3 +271,30 @@ def test_two_threads_train_under_two_recordings() -> None:
         assert kinds(ledger) == ["zero_grad", "backward", "backward", "step"] * 100
         values = ledger.values(0, "contribution")[ledger.state[:, 0] & CONTRIBUTED > 0]
         assert values.tolist() == [[n + 1] * 3, [2 * n + 2] * 3] * 100
+
+
+# --- a key that is pressed ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pressed_in", ["backward", "clip", "zero_grad"])
+def test_a_key_that_is_pressed_inside_ours_is_the_users_and_leaves_the_door_open(pressed_in: str) -> None:
+    w = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    actions: dict[str, Callable[[], Any]] = {
+        "backward": lambda: w.square().sum().backward(),
+        "clip": lambda: nn.utils.clip_grad_norm_([w], 1.0),
+        "zero_grad": lambda: optimizer.zero_grad(),
+    }
+
+    def press(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and all(one and one.f_code.co_filename.startswith(OURS) for one in (frame, frame.f_back)):
+            raise KeyboardInterrupt
+
+    for pressed in (True, False):
+        with av.record(w, optimizer) as recording:
+            for kind, act in actions.items():
+                with contextlib.suppress(KeyboardInterrupt):
+                    sys.setprofile(press if pressed and kind == pressed_in else None)
+                    act()
+                sys.setprofile(None)
+    assert kinds(recording.ledger) == [*actions]

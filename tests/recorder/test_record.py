@@ -87,16 +87,16 @@ def test_an_event_knows_its_line_and_source() -> None:
     assert "def test_an_event_knows_its_line" in recording.ledger.sources[first.file]
 
 
-def test_code_without_a_source_has_a_line_and_its_loss_goes_by_its_operation() -> None:
+def test_code_without_a_readable_source_has_a_line_and_its_loss_its_operation() -> None:
     w = leaf()
     linecache.cache["<cell>"] = (10, None, ["this is not Python at all ("], "<cell>")
     try:
         with av.record(w) as recording:
             exec(compile("\n(w * w).sum().backward()", "<generated>", "exec"), {"w": w})
-            exec(compile("\n(w * w).sum().backward()", "<cell>", "exec"), {"w": w})
+            exec(compile("(w * w).sum().backward()", "<cell>", "exec"), {"w": w})
     finally:
         del linecache.cache["<cell>"]
-    assert [(event.line, event.source, event.label) for event in recording.ledger] == [(2, "", "SumBackward0")] * 2
+    assert [(event.line, event.label) for event in recording.ledger] == [(2, "SumBackward0"), (1, "SumBackward0")]
 
 
 def test_a_notebook_cell_is_named_by_its_number(tmp_path: Path) -> None:
@@ -243,20 +243,6 @@ def test_a_step_that_the_scaler_skips_is_marked_so(fused: bool) -> None:
     assert len(recording.ledger.windows()) == 2
 
 
-def test_unscale_is_an_event_with_the_scale_it_took_out() -> None:
-    model = nn.Linear(2, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    with av.record(model, optimizer) as recording:
-        scaler.scale(model(torch.ones(2)).sum()).backward()
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-    ledger = recording.ledger
-    assert kinds(ledger) == ["backward", "unscale", "step"]
-    assert ledger[1].details["amp_scale"] == 8.0
-    assert ledger.values("weight")[:2].tolist() == [[8.0, 8.0], [1.0, 1.0]]
-
-
 def test_clipping_is_seen_however_it_was_imported() -> None:
     w = torch.full((2,), 3.0, requires_grad=True)
     with av.record(w) as recording:
@@ -273,21 +259,6 @@ def test_clipping_is_seen_however_it_was_imported() -> None:
     assert ledger[3].details["total_norm"] == pytest.approx(4 * math.sqrt(2))
     np.testing.assert_allclose(ledger.grad[1:, 0], [5 * math.sqrt(2), 4 * math.sqrt(2), 2.0, 1.0], rtol=1e-5)
     assert ledger[1].source == "clip_grad_value_([w], 5.0)"
-
-
-def test_what_we_did_not_see_coming_is_an_edit_before_the_next_event() -> None:
-    w = leaf()
-    with av.record(w) as recording:
-        (w * w).sum().backward()
-        w.grad.mul_(2)
-        (w * w).sum().backward()
-        w.grad = torch.ones(2)
-        (w * w).sum().backward()
-        w.grad = None
-    ledger = recording.ledger
-    assert kinds(ledger) == ["backward", "edit", "backward", "edit", "backward", "edit"]
-    assert ledger.values("w")[:5].tolist() == [[2.0, 4.0], [4.0, 8.0], [6.0, 12.0], [1.0, 1.0], [3.0, 5.0]]
-    assert (ledger.state[:, 0] & PRESENT > 0).tolist() == [True] * 5 + [False]
 
 
 @pytest.mark.parametrize(
@@ -540,7 +511,7 @@ def test_what_two_retained_graphs_share_is_there_once() -> None:
     assert [event.saved_after for event in recording.ledger] == [4000, 4000]
 
 
-def test_a_graph_is_held_by_its_loss_although_the_quotient_backward_was_called_on_is_gone() -> None:
+def test_a_graph_is_held_by_its_loss_although_the_quotient_of_it_is_gone() -> None:
     w, kept = leaf(1000), []
     with av.record(w, memory=True) as recording:
         for _ in range(3):
