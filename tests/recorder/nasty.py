@@ -213,26 +213,6 @@ def data_parallel_on_a_processor(record: Record) -> Any:
     return model
 
 
-@loop(1)
-def a_gradient_of_a_recorded_leaf_inside_a_backward(record: Record) -> Any:
-    weight = torch.tensor([3.0], requires_grad=True)
-
-    class Implicit(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 1
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            with torch.enable_grad():
-                torch.autograd.grad(weight.square().sum(), weight)
-            return gradient
-
-    with record({"weight": weight}):
-        Implicit.apply(weight * 2).sum().backward()
-    return weight
-
-
 @loop(2)
 def hooks_of_the_user_that_change_gradients(record: Record) -> Any:
     model = net()

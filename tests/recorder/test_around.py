@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import accumviz as av
 from accumviz.ledger.events import Events
-from accumviz.recorder import patches
 from accumviz.recorder.callsite import CallSites
 
 
@@ -423,31 +422,3 @@ def test_ranks_keep_what_each_knew() -> None:
     assert len(merged.of("loader")) == 4
     ledgers[1].meta["ended"] = "ValueError: no"
     assert av.Ledger.merge(ledgers).meta["ended"] == {"0": "closed", "1": "ValueError: no"}
-
-
-# --- the same training ----------------------------------------------------------------------------
-
-
-def trained(recording: bool) -> tuple[list[torch.Tensor], torch.Tensor]:
-    torch.manual_seed(3)
-    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 3))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 5)
-    around = av.record(net, optimizer) if recording else warnings.catch_warnings()
-    with around:
-        for _ in range(3):
-            for x in DataLoader(Rows(), batch_size=4, shuffle=True):
-                y = x[:, 0].long() % 3
-                loss = nn.functional.cross_entropy(net(x / 10), y, reduction="none")
-                ((loss * (y > 0)).sum() / (y > 0).sum().clamp(min=1) / 2).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            scheduler.step()
-    return [p.detach().clone() for p in net.parameters()], torch.get_rng_state()
-
-
-def test_training_is_bitwise_the_same() -> None:
-    (bare, random), (recorded, later) = trained(recording=False), trained(recording=True)
-    assert all(map(torch.equal, bare, recorded))
-    assert torch.equal(random, later)
-    assert patches.undoing == []

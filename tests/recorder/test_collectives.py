@@ -341,7 +341,7 @@ def copied() -> tuple[bool, bool, list[Any]]:
     return same, bool(copy._forward_pre_hooks), [event.details.get("armed") for event in recording.ledger]
 
 
-def test_a_replica_is_copied_and_pickled_as_without_us_and_a_copys_forward_arms_nothing() -> None:
+def test_a_replica_is_copied_and_pickled_as_without_us_and_its_copy_arms_nothing() -> None:
     for same, hooked, armed in av.distribute(copied, ranks=RANKS).returned:
         assert (same, hooked) == (True, False)
         assert [each for each in armed if each is not None] == [True, False]

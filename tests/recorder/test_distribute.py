@@ -11,7 +11,6 @@ import textwrap
 import threading
 import time
 import types
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -184,19 +183,6 @@ def test_a_function_of_a_notebook_takes_its_imports_helpers_classes_and_values_a
     assert event.source == "loss.backward()"
     assert event.label == "loss"
     assert "net = Net()" in world.ledger.sources[event.file]
-
-
-def test_a_closure_and_a_function_of_another_module_can_be_sent() -> None:
-    count = 3
-
-    @dataclass
-    class Point:
-        x: int
-
-    def work() -> tuple[int, str]:
-        return Point(count).x + 1, textwrap.dedent("  a")
-
-    assert av.distribute(work, ranks=1).returned == ((4, "a"),)
 
 
 def test_each_function_that_is_sent_keeps_the_globals_of_its_own_module() -> None:

@@ -260,7 +260,7 @@ def test_a_module_is_copied_pickled_and_scripted_as_without_us() -> None:
     assert torch.equal(copied(torch.ones(1, 4)), model(torch.ones(1, 4)))
 
 
-def test_a_call_with_any_keyword_reaches_the_module_and_what_it_raises_reaches_the_caller() -> None:
+def test_any_keyword_reaches_the_module_and_what_it_raises_reaches_the_caller() -> None:
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor, module: int = 0, door: int = 0) -> torch.Tensor:
             if module > 1:

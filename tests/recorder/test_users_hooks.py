@@ -69,10 +69,7 @@ def _through_data(loop: Loop, by: float) -> None:
     loop.optimizer.register_step_pre_hook(hook)
 
 
-HOOKS: dict[str, Hooked] = {
-    "before the step": _before_the_step,
-    "before the step, without a version": _through_data,
-}
+HOOKS: dict[str, Hooked] = {"before the step": _before_the_step, "before the step, without a version": _through_data}
 LOOPS: dict[str, dict[str, Any]] = {
     "elements": {},
     "norms": {"wide": 70},
@@ -122,7 +119,7 @@ def test_a_hook_that_changes_nothing_hides_no_missing_division(hook: Hooked, opt
     assert _rules(ledger) == {"loss-not-divided"}
 
 
-def test_a_hook_of_all_optimizers_that_came_while_the_recording_was_open_is_an_edit_too() -> None:
+def test_a_hook_of_all_optimizers_that_came_while_recording_is_an_edit_too() -> None:
     loop, handles = Loop(), list[Any]()
 
     def divide(*_: Any) -> None:
@@ -227,7 +224,7 @@ def test_hooks_that_come_and_go_count_from_then_on() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
-def test_shares_of_an_optimizer_in_hooks_are_known_unless_the_hook_changes_the_gradient(factor: float) -> None:
+def test_shares_of_an_optimizer_in_hooks_are_known_unless_it_changes_the_gradient(factor: float) -> None:
     model = nn.Linear(3, 1)
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
 

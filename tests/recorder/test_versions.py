@@ -42,7 +42,7 @@ def test_a_torch_that_is_too_old_can_still_load_a_ledger_and_show_it(
     av.play(av.load(tmp_path / "run.ledger"))
 
 
-def test_the_bound_that_record_checks_is_the_one_that_is_declared_and_that_ci_installs() -> None:
+def test_the_bound_that_record_checks_is_declared_and_installed_by_ci() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert f"torch>={LOWEST}" in declared
     job = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text())["jobs"]["oldest"]

@@ -92,15 +92,6 @@ class Tied(nn.Module):
         return self.out(self.embedding(x))
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(8, 12, num_layers=2, dropout=0.1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.lstm(x)[0]
-
-
 class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -117,11 +108,6 @@ class Checkpointed(nn.Module):
 def _mlp() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
     return model, lambda: model(torch.randn(5, 8)).square().mean()
-
-
-def _convolution() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
-    return model, lambda: nn.functional.cross_entropy(model(torch.randn(4, 3, 8, 8)), torch.randint(0, 4, (4,)))
 
 
 def _of(make: Callable[[], nn.Module], data: Callable[[], torch.Tensor]) -> Callable[[], Any]:
@@ -144,8 +130,6 @@ def _autocast() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
 
 MODELS = {
     "mlp": _mlp,
-    "convolution": _convolution,
-    "lstm": _of(Recurrent, lambda: torch.randn(6, 3, 8)),
     "transformer": _of(Attention, lambda: torch.randn(3, 5, 16)),
     "tied": _of(Tied, lambda: torch.randint(0, 11, (3, 4))),
     "checkpoint": _of(lambda: Checkpointed(False), lambda: torch.randn(4, 8)),
@@ -170,32 +154,6 @@ def _plain(model_name: str, optimizer_name: str) -> Callable[[Run], list[Any]]:
         return [model, optimizer]
 
     return program
-
-
-def _gan(run: Run) -> list[Any]:
-    generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
-    critic = nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(), nn.Linear(16, 1))
-    g_optimizer = torch.optim.Adam(generator.parameters(), 1e-2)
-    d_optimizer = torch.optim.Adam(critic.parameters(), 1e-2)
-    bce, saw = nn.functional.binary_cross_entropy_with_logits, run.witness.saw
-    with run.around(g_optimizer, d_optimizer, G=generator, D=critic):
-        for _ in range(STEPS):
-            real, fake = torch.randn(6, 2), generator(torch.randn(6, 4))
-            d_optimizer.zero_grad()
-            saw("zero_grad")
-            d_loss = bce(critic(real), torch.ones(6, 1)) + bce(critic(fake.detach()), torch.zeros(6, 1))
-            d_loss.backward()
-            saw("backward")
-            d_optimizer.step()
-            saw("step")
-            g_optimizer.zero_grad()
-            saw("zero_grad")
-            g_loss = bce(critic(fake), torch.ones(6, 1))
-            g_loss.backward()  # reaches the critic too
-            saw("backward")
-            g_optimizer.step()
-            saw("step")
-    return [generator, critic, g_optimizer, d_optimizer]
 
 
 def _penalty(run: Run) -> list[Any]:
@@ -265,7 +223,6 @@ def _scaler(run: Run) -> list[Any]:
 PROGRAMS: dict[str, Callable[[Run], list[Any]]] = {
     # Each model once, each optimizer at least once.
     **{f"{m}, {o}": _plain(m, o) for m, o in zip(MODELS, itertools.cycle(OPTIMIZERS), strict=False)},
-    "gan": _gan,
     "gradient penalty": _penalty,
     "lbfgs": _lbfgs,
     "sparse embedding": _sparse,
