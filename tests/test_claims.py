@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -378,6 +379,10 @@ def test_claim_44_and_45_and_46_ten_to_a_step_lead_by_little_at_constant_rates_a
     assert 0.95 * best(1, 100)[0] < best(10, 100)[0] < best(1, 100)[0]  # a little ahead at constant rates,
     assert best(1, 100, falls=True)[0] < best(10, 100, falls=True)[0]  # and a little behind at falling ones
     assert best(10, 100)[1] == pytest.approx(best(1, 100)[1], rel=0.05)  # 45, 46: and no better on new samples.
+
+
+def test_claim_47_no_other_framework_is_here_to_be_asked() -> None:
+    assert find_spec("tensorflow") is None, "it is: let the cell of claim 47 ask it"
 
 
 def test_claim_48_sixteen_bits_save_less_than_half_of_the_bytes_as_weights_are_kept_in_both() -> None:
