@@ -184,6 +184,7 @@ class _Painter:
         self.events = [ledger[e] for e in columns.events]
         self.colors = style.label_colors(ledger.labels)
         self.bar = min(columns.width * 0.66, 52.0)
+        self.letters = 12.0 if columns.width >= 44 else 11.0
         self.unwritten = self.foreign = False
 
     def paint(self) -> PageFigure:
@@ -253,14 +254,17 @@ class _Painter:
             )
         ]
         for chosen, room in ((grads, width), (used, 2 * width)):
-            for digits in (4, 3, 2):
+            for digits in (4, 3):
                 texts = [style.number(x, digits) for x in chosen if x is not None]
-                if all(text_width(text, 12, bold=True) < room - 4 for text in texts):
+                if all(self._width(text) < room - 4 for text in texts):
                     self.unwritten |= chosen != grads
                     left = iter(texts)
                     return digits, ["" if x is None else next(left) for x in chosen]
         self.unwritten = True
         return 3, [""] * len(grads)
+
+    def _width(self, total: str) -> float:
+        return text_width(total, self.letters, bold=True)
 
     def _bar(self, bar: LaneBar, place: _Place, i: int, total: str) -> None:
         canvas, middle = self.canvas, self.columns.middle(i)
@@ -270,8 +274,10 @@ class _Painter:
         canvas.level(left, right, place.y(bar.grad), width=2.6, z=4)
         y = place.y(bar.end) + (13 if bar.grad < 0 else -12)
         # A total that reaches over the next column stands on lines, and clears them.
-        wide = text_width(total, 12, bold=True) > self.columns.width
-        canvas.text(middle, y, total, size=12, weight="bold", ha="center", ground=wide)
+        wide = self._width(total) > self.columns.width
+        canvas.text(
+            middle, y, total, size=self.letters, weight="bold", ha="center", ground=wide
+        )
 
     def _part(self, part: LanePart, place: _Place, x: float) -> None:
         canvas, (y, height) = self.canvas, place.box(part)

@@ -123,7 +123,7 @@ def test_what_is_none_or_not_finite_has_no_parts() -> None:
 
 def test_totals_without_room_are_those_of_steps_and_that_is_said() -> None:
     rows = [add(-0.00123, -0.00123), add(-5.0, -5.00123), {"kind": "step", "grad": {"w": -5.00123}}]
-    for times, told in ((1, ["−0.00123", "−5.001", "−5.001"]), (6, ["−5"] * 6)):
+    for times, told in ((1, ["−0.00123", "−5.001", "−5.001"]), (6, ["−5.001"] * 6)):
         figure = timeline(Ledger.build([W], [*rows, {"kind": "zero_grad"}] * times))
         assert [text for text, _ in bold(figure)] == told
         assert ("Totals without room" in " ".join(texts(figure))) == (times > 1)
