@@ -97,11 +97,11 @@ class Event:
     `details` holds what only its kind has, such as the `lr` of a step, or the `terms` of a backward:
     for each loss under its root, the operation (`op`), its `reduction` ("mean", "sum", "none"), over
     how many `elements` (of a cross entropy the targets that count), times which constant `factor`;
-    and why, where that cannot be read (`unknown`, else empty). Where all parameters that a backward
-    reached have hooks of your own, `by_hook` is NaN; an edit that a hook made before a step says so
-    (`by`). Where another thread trains the parameters, too, a backward is `overlapped`: what became
-    of what it brought is not known. Of an all-reduce that your own lines began, `reduction` is
-    empty: it is not known; where a comm hook of yours had a hand in one of DDP's, there is a
+    and why, where that cannot be read (`unknown`, else empty). Where hooks of your own changed
+    the gradients of all parameters that a backward reached, `by_hook` is NaN; an edit that a hook
+    made before a step says so (`by`). Where another thread trains the parameters, too, a backward is
+    `overlapped`: what became of what it brought is not known. Of an all-reduce that your own lines
+    began, `reduction` is empty: it is not known; where a comm hook of yours had a hand in one of DDP's, there is a
     `by_comm_hook`; of what FSDP scatters, `divisor` by what it divides the sum, where it is not the
     number of ranks.
 

@@ -35,7 +35,7 @@ _REASONS = (
     "a closure in the step brought it, and it was erased there: what of it the step used is not known",
     "it was erased in some parameters and used in others",
     "the gradient scaler had scaled it, and it was not unscaled by the same factor before the step",
-    "parameters have hooks of your own, which may change what a backward brings",
+    "hooks of your own changed gradients on their way into .grad",
     "another thread changed the same .grad while it ran",
     "over how many elements it sums was not recorded",
 )
@@ -307,6 +307,8 @@ def _followed(
     backward, end = passage.backward[which], passage.end[which]
     happened = passage.until(which, step)
     overlapped = flow.events.detail("overlapped", default=False)[backward]
+    # How many backwards before an event had their gradients changed by hooks: with them goes what is in `.grad`.
+    hooked = np.cumsum([0, *flow.events.has("by_hook")])
     # What was erased may be in what was put there by hand afterwards.
     put_back = (happened.reason == BY_HAND) & (happened.unknown_at > end)
     erased = lost & ~put_back & ~overlapped
@@ -314,7 +316,7 @@ def _followed(
     undone_by_hand, still_scaled = _still_scaled(flow, backward, happened)
     others = (
         (_SCALED, still_scaled),
-        (_HOOKED, flow.events.has("by_hook")[backward]),
+        (_HOOKED, hooked[step] > hooked[backward]),
         (_OVERLAPPED, overlapped),
     )
     for code, here in others:

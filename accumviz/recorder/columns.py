@@ -149,13 +149,13 @@ class Backward(Row):
     """A backward that is running: what it started from, and what has reached which leaf so far.
 
     `had` are the PRESENT bits when it began, `state` is what it has brought to each leaf (`gradients.State`), `reached`
-    the leaves in the order in which it came. What is `held` is there in its version. A contribution has been read
-    (`settled`) before the event of that number. `looked` are the leaves whose `.grad` was looked at while it runs,
-    `untouched` those of them in which it was then just what had come;
-    `same` those whose `.grad` is what was contributed.
+    the leaves in the order in which it came. What is `held` is there in its version; what `arrived` and was not held
+    had this place and version. A contribution has been read (`settled`) before the event of that number, and `same` are
+    the leaves whose `.grad` is what was contributed. `coming` and `added` are what came, and what `.grad` became,
+    before hooks of the user's saw it; `by_hook` are the leaves for which these have changed it.
     """
 
-    keeps = nested = False
+    keeps = False
     storages: dict[int, int] | None = None
     waiting = 0  # bytes that are held
     nodes: Sequence[Any] = ()
@@ -172,11 +172,12 @@ class Backward(Row):
         self.state = bytearray(len(had))
         self.reached: list[int] = []
         self.held: dict[int, tuple[torch.Tensor, int]] = {}
-        self.versions: dict[int, tuple[int, int]] = {}
+        self.arrived: dict[int, tuple[int, int] | None] = {}
         self.settled: dict[int, int] = {}
-        self.same: dict[int, None] = {}
-        self.looked: set[int] = set()
-        self.untouched: set[int] = set()
+        self.same: list[int] = []
+        self.coming: dict[int, tuple[torch.Tensor, int]] = {}
+        self.added: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self.by_hook: set[int] = set()
         self.streams: set[int] = set()  # on which contributions came
 
 

@@ -575,9 +575,10 @@ class Collectives:
         inside = torch._C._current_graph_task_id() != -1
         running = self._leaves.running_here() if inside else None
         if running is not None:
+            # A collective counts no version: what a hook of the user's makes of a gradient with it is not known.
+            running.by_hook.update(running.coming)
             # Once it is over, `.grad` is no longer what this backward made of it.
             self._leaves.settle(running)
-            running.untouched.clear()
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
         details: dict[str, Any] = {"op": op, "bytes": size, "ranks": self._ranks}
         moving = self._shards.moving(frame, self._ranks) if self._shards else None
@@ -649,7 +650,7 @@ class Collectives:
         """Read what reduce-scatters of this backward brought, and let go of it."""
         for sync in running.syncs:
             for i, piece in sync.pieces.items():
-                self._leaves.read(sync.row, "contribution", [(i, piece.reshape(-1))])
+                self._leaves.read(sync.row, "contribution", [i], [piece.reshape(-1)])
                 keep_for_stream([piece])  # it was scattered on a stream of FSDP's
             sync.pieces.clear()
 
@@ -737,7 +738,7 @@ class Collectives:
             row = self._row(leaves, frame, running, details)
             row.changed = leaves
             # The library writes later, and without a new version.
-            self._leaves.mark_seen(leaves)
+            self._leaves.update(leaves)
             self._leaves.stop_watching(leaves)
             self._leaves.leave_unread(row, leaves)
             self._over(row)
@@ -785,7 +786,7 @@ class Collectives:
             row.unmeasured = [*row.unmeasured, i]
         else:
             grad = local(self._leaves.tensors[i].grad)
-            self._leaves.read(row, "contribution", [(i, grad.reshape(-1))])
+            self._leaves.read(row, "contribution", [i], [grad.reshape(-1)])
 
     def _spend(self, running: Any) -> None:
         """Note which replicas a backward has synchronised: a forward has to arm them again."""

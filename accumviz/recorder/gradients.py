@@ -5,18 +5,16 @@ Autograd may hand a leaf without a `.grad` the very tensor that comes, so nothin
 is read in bulk.
 
 On the CPU hooks run on the thread that called backward; on a device on the engine's thread for it, under the stream
-of the operation that made the gradient. A recording follows the thread of its first backward. Leaves that backwards
-of other threads reach are not looked at again: they are written while we look.
+of the operation that made the gradient. A recording follows the thread of its first backward.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from functools import partial
 from math import prod
 from threading import get_ident
 from typing import Any
@@ -30,14 +28,11 @@ from accumviz.recorder.columns import Backward, Row
 from accumviz.recorder.distributed import local
 from accumviz.recorder.targets import Named
 from accumviz.recorder.transfer import (
-    BLOCK,
-    PLAIN,
     Wire,
+    device_norms,
+    host_norms,
     keep_for_stream,
-    norm,
-    norms,
     readable,
-    split_plain,
     unseen,
 )
 
@@ -55,8 +50,6 @@ THREADS = (
     "another thread trains recorded parameters, too: what it does is not recorded, "
     "and no share is known"
 )
-
-Hook = Callable[[torch.Tensor | None], None]
 
 
 class State(IntEnum):
@@ -76,8 +69,9 @@ class Gradients:
     """The recorded leaves by index: hooked, watched for changes of `.grad`, and reduced to numbers.
 
     `small` are the leaves whose elements are kept one by one; `present` holds the PRESENT bit of each, one byte a
-    leaf. `taken` are leaves whose `.grad` a library changes or takes away while a backward runs.
-    `events` counts the events.
+    leaf. `taken` are leaves whose `.grad` a library changes or takes away while a backward runs. `changeable` are those
+    with hooks of the user's before autograd adds, `rewritable` those with hooks after it. `keeping`: what comes to
+    these is held, since their `.grad` may not be what came. `events` counts the events.
     """
 
     def __init__(self, named: Named, exact: int) -> None:
@@ -91,29 +85,26 @@ class Gradients:
         # The thread that is followed, how many others call backward now, and whether they have reached a leaf.
         self.thread: int | None = None
         self.others, self.disturbed = 0, False
-        count = len(self.tensors)
-        self.present = bytearray(count)
-        shapes = [tuple(local(tensor).shape) for tensor in self.tensors]
+        self.lock = threading.RLock()
+        self.present = bytearray(len(self.tensors))
+        self._shapes = [tuple(local(tensor).shape) for tensor in self.tensors]
         # As they are when the recording opens: what a leaf of another size holds is not known one by one.
-        self.sizes = [prod(shape) for shape in shapes]
+        self.sizes = [prod(shape) for shape in self._shapes]
         self.small = dict.fromkeys(self._small(exact))
-        self._shapes = shapes
         self._index = named.index
-        self._lock = threading.RLock()
-        # Of each leaf that is hooked, our hook's handle.
-        self._handles: dict[int, Any] = {}
-        self._unhooked = set(range(count))
+        self.changeable: set[int] = set()
+        self.rewritable: set[int] = set()
+        self.keeping: set[int] = set()
+        # Of each leaf that is hooked, our hooks' handles; and the ids of all its hooks, ours and the user's.
+        self._handles: dict[int, list[Any]] = {}
+        self._hooks: dict[int, tuple[int, ...]] = {}
         # Of each leaf itself, the `.grad` that it had when it was last looked at, and in which version.
-        self._seen: dict[int, tuple[Any, ref[Any] | None, int]]
-        self._seen = {i: (tensor, None, 0) for i, tensor in enumerate(self.tensors)}
+        self._seen: list[tuple[Any, ref[Any] | None, int]]
+        self._seen = [(tensor, None, 0) for tensor in self.tensors]
         # What was last read of each `.grad` in host memory: it differs after a change through `.data`, which counts no
-        # version. Libraries make such changes, too: then nothing is made of them.
-        self._numbers: dict[int, Any] = {}
+        # version. Where libraries make such changes, too, nothing is made of them.
+        self._last: dict[int, list[float]] = {}
         self.watches = True
-        # Optimizers, modules and lists of which some tensor is recorded, by id.
-        self._owners: dict[int, ref[Any]] = {}
-        # What was last said of each leaf as data, and of what.
-        self._described: dict[int, tuple[Any, Parameter]] = {}
 
     def _small(self, exact: int) -> Iterable[int]:
         total, most = 0, max(_EXACT_TOTAL, exact)
@@ -130,114 +121,70 @@ class Gradients:
     # --- hooks ---------------------------------------------------------------------------------
 
     def hook(self) -> None:
-        """Put our hook on every leaf that needs one: last, behind those of the user's."""
-        missing = [i for i in self._unhooked if self.tensors[i].requires_grad]
-        for i, handle in self._handles.items():
-            hooks = self.tensors[i]._backward_hooks
-            if not hooks or (len(hooks) > 1 and next(reversed(hooks)) != handle.id):
-                missing.append(i)
-        for i in missing:
-            if i in self._handles:
-                self._handles[i].remove()
-            self._hook(i)
+        """Put our hook on every leaf that needs one: last, and one before those of the user's."""
+        handles = self._handles
+        for i, tensor in enumerate(self.tensors):
+            hooks = tensor._backward_hooks
+            alone = hooks and len(hooks) == 1 and i in handles
+            if alone and not tensor._post_accumulate_grad_hooks:
+                continue
+            if tensor.requires_grad:
+                self._surround(i)
+        self.keeping = self.taken | self.rewritable
 
-    def _hook(self, i: int) -> None:
-        hook: Any = self._hook_of(i)
-        hook.__torch_unserializable__ = True  # torch does not warn where it is saved
-        self._handles[i] = self.tensors[i].register_hook(hook)  # type: ignore[no-untyped-call]
-        self._unhooked.discard(i)
-
-    def _hook_of(self, i: int) -> Hook:
-        # The tensor holds its hook: one that held the recording would keep both alive for ever.
-        here, elsewhere = weakref.ref(self), patches.differentiating
-        size = self.sizes[i] * self.tensors[i].element_size()
-
-        def hook(grad: torch.Tensor | None) -> None:
-            gradients = here()
-            if gradients is None or grad is None:
-                return
-            running = gradients.running
-            # `torch.autograd.grad` writes no `.grad`.
-            if (running is None and not gradients.others) or get_ident() in elsewhere:
-                return
-            try:
-                with gradients._lock:
-                    if running is not None and gradients._brings(running, grad):
-                        gradients._receive(running, i, grad, size)
-                    elif gradients.others:
-                        gradients._lose(i)
-            except Exception as failure:
-                # A hook that raises would end the user's backward.
-                patches.failures.append(failure)
-
-        return hook
-
-    def _brings(self, running: Backward, grad: torch.Tensor) -> bool:
-        """Return whether this backward brings a gradient; a device's thread works for those of all threads."""
-        if grad.is_cpu and not running.nested:
-            return get_ident() == running.thread
-        return not self.others
-
-    def _lose(self, i: int) -> None:
-        """Never look at a leaf again: another thread writes its `.grad`."""
-        self._seen = {j: seen for j, seen in self._seen.items() if j != i}
-        self.disturbed = True
-        if self.running is not None and self.running.state[i] != NEW:
-            self.running.state[i] = UNKNOWN
-
-    def _receive(
-        self, running: Backward, i: int, grad: torch.Tensor, size: int
-    ) -> None:
-        """Take note of what autograd is about to add to a leaf's `.grad`."""
-        if running.waiting > self.bulk and not running.nested:
-            self._read_bulk(running, grad)
-        state = running.state[i]
-        if state == NEW:
-            running.reached.append(i)
-        elif state in (READ, UNKNOWN):
-            # A part, as a reentrant checkpoint brings it, after what came first was read.
-            running.state[i] = UNKNOWN
+    def _surround(self, i: int) -> None:
+        """Put our hooks around those that a leaf has now, unless they are there already."""
+        tensor: Any = self.tensors[i]
+        if self._hooks.get(i) == _ids(tensor):
             return
-        if grad.is_cuda and _raw_stream is not None:
-            running.streams.add(_raw_stream(grad.get_device()))
-        if state == HELD:
-            running.held[i] = running.held[i][0] + grad.detach(), 0
-        elif state == NEW and i in self.taken and size > _SMALL:
-            self.read(running, "contribution", [(i, grad.detach())])
-            running.state[i] = READ
-        elif running.had[i] or i in self.taken or self._is_hooked_after(i):
-            # Detached where `.grad` is another tensor anyway; else the reference keeps it another tensor.
-            plain = type(grad) is _TENSOR and not grad.requires_grad
-            kept = grad.detach() if running.had[i] and not plain else grad
-            running.held[i] = kept, kept._version
-            running.waiting += size
-            running.state[i] = HELD
-        else:
-            # What comes in parts is added up in `.grad`, in a version that is not known.
-            if state == NEW and type(grad) is _TENSOR and grad.layout is _STRIDED:
-                running.versions[i] = grad.data_ptr(), grad._version
-            else:
-                running.versions.pop(i, None)
-            running.state[i] = ARRIVED
+        for handle in self._handles.pop(i, ()):
+            handle.remove()
+        # The tensor holds its hooks: one that held the recording would keep both alive for ever.
+        here = ref(self)
+        leaf = getattr(tensor, "leaf", tensor)
+        handles = self._handles[i] = []
+        self.changeable.discard(i)
+        self.rewritable.discard(i)
+        if _has_users(tensor._backward_hooks):
+            self.changeable.add(i)
+            handles.append(leaf.register_hook(_ours(patches.guarded(_comes), here, i)))
+            _put_first(leaf._backward_hooks, handles[-1].id)
+        size = self.sizes[i] * tensor.element_size()
+        handles.append(tensor.register_hook(_ours(_arrives, here, i, size)))
+        if _has_users(tensor._post_accumulate_grad_hooks):
+            self.rewritable.add(i)
+            hook = _ours(patches.guarded(_is_added), here, i)
+            handles.append(leaf.register_post_accumulate_grad_hook(hook))
+            _put_first(leaf._post_accumulate_grad_hooks, handles[-1].id)
+        self._hooks[i] = _ids(tensor)
 
-    def _is_hooked_after(self, i: int) -> bool:
-        """Return whether hooks of the user's run between autograd's writing this `.grad` and our reading it."""
-        return bool(self.tensors[i]._post_accumulate_grad_hooks)
+    def lose(self, i: int) -> None:
+        """Take note that another thread's backward has reached a leaf."""
+        if self.others:
+            self.disturbed = True
+            if self.running is not None:
+                self.running.state[i] = UNKNOWN
 
-    def _read_bulk(self, running: Backward, grad: torch.Tensor) -> None:
-        """Read what is held, unless some of it was made on a stream that this one does not wait for."""
-        if (
-            not grad.is_cuda
-            or _raw_stream is None
-            or running.streams <= {_raw_stream(grad.get_device())}
-        ):
+    def compare(self, running: Backward) -> None:
+        """Take note of each `.grad` that is not what autograd made of it: hooks of the user's have changed it."""
+        for i, (before, version) in running.added.items():
+            grad = self.tensors[i].grad
+            if grad is None or before() is not grad or grad._version != version:
+                running.by_hook.add(i)
+        running.added = {}
+
+    def make_room(self, running: Backward, i: int, grad: torch.Tensor) -> None:
+        """Read what is held; where some was made on a stream that this one does not wait for, only what is taken."""
+        if i in self.taken and running.waiting <= _SMALL:
+            return
+        if not grad.is_cuda or running.streams == {_stream(grad)}:
             self.read_held(running)
+        elif i in self.taken:
+            del running.held[i]
+            running.state[i] = READ
+            self.read(running, "contribution", [i], [grad])
 
     # --- a backward ----------------------------------------------------------------------------
-
-    def begin(self, running: Backward) -> None:
-        """Take what comes from now on for what this backward brings."""
-        self.running = running
 
     def is_ours(self) -> bool:
         """Return whether the caller is on the thread that is followed, or inside a backward that it called."""
@@ -255,77 +202,63 @@ class Gradients:
     def read_held(self, running: Backward) -> None:
         """Read the contributions that are held, and let go of them."""
         held, running.held, running.waiting = running.held, {}, 0
-        if not held:
-            return
-        found = []
+        leaves, grads = list[int](), list[torch.Tensor]()
         for i, (grad, version) in held.items():
             # An operation of the user's may have written into it again.
             same = grad._version == version and running.state[i] == HELD
             running.state[i] = READ if same else UNKNOWN
             if same:
-                found.append((i, grad))
-        self.read(running, "contribution", found)
+                leaves.append(i)
+                grads.append(grad)
+        self.read(running, "contribution", leaves, grads)
         if running.streams:
             keep_for_stream([grad for grad, _ in held.values()])
 
-    def settle(self, running: Backward) -> None:
-        """Read what has reached leaves so far, and their `.grad`, while it is there to be read."""
-        with self._lock:
-            state, looked = running.state, running.looked
-            unread = [i for i in running.reached if i not in looked]
-            held = [i for i in unread if state[i] in (HELD, READ)]
-            looked.update(unread)
-            running.untouched |= {i for i in held if self._is_as_added(running, i)}
-            self.mark_seen(unread)
-            self.read_held(running)
-            self._read_arrived(running)
-            self.read_grads(running, held)
-            count = self.events()
-            for i in running.reached:
-                running.settled.setdefault(i, count)
-
-    def _is_as_added(self, running: Backward, i: int) -> bool:
-        """Return whether a leaf's first contribution is in `.grad` as autograd has put it there."""
-        tensor, grad = self.tensors[i], self.tensors[i].grad
-        if type(grad) is not _TENSOR or running.had[i] or i not in running.held:
-            return False
-        came, version = running.held[i]
-        if grad.data_ptr() == came.data_ptr():
-            return grad._version == version
-        # Autograd has copied it, since we hold it, into a new tensor: that is one change.
-        return tensor.is_contiguous() and grad._version == 1
-
     def _read_arrived(self, running: Backward) -> None:
         """Read the contributions that are what `.grad` is."""
-        found = []
-        for i in running.reached:
-            if running.state[i] != ARRIVED:
-                continue
-            grad = self.tensors[i].grad if i in self._seen else None
+        leaves, grads = list[int](), list[torch.Tensor]()
+        for i, came in running.arrived.items():
+            grad = self.tensors[i].grad
             # Freed or changed meanwhile: that something came is known, not how much.
-            if grad is None or (
-                i in running.versions and not _is_what_came(grad, *running.versions[i])
+            if (
+                running.state[i] != ARRIVED
+                or grad is None
+                or not _is_what_came(grad, came)
             ):
                 running.state[i] = UNKNOWN
                 continue
-            found.append((i, grad))
             running.state[i] = READ
-            running.same[i] = None
-        self.read(running, "contribution", found, self._numbers)
+            leaves.append(i)
+            grads.append(grad)
+        running.arrived = {}
+        running.same += leaves
+        self._last |= self.read(running, "contribution", leaves, grads)
+
+    def settle(self, running: Backward) -> None:
+        """Read what has reached leaves so far, and their `.grad`, while it is there to be read."""
+        with self.lock:
+            self.compare(running)
+            fresh = [i for i in running.reached if i not in running.settled]
+            running.settled |= dict.fromkeys(fresh, self.events())
+            held = [i for i in fresh if running.state[i] in (HELD, READ)]
+            self.update(fresh)
+            self.read_held(running)
+            self._read_arrived(running)
+            self.read_grads(running, held)
 
     def accumulated(self, i: int) -> None:
         """Read what a backward has made of a leaf's `.grad`, before a library changes it or takes it away."""
         running = self.running_here()
-        if running is None or i not in self._seen:
+        if running is None:
             return
-        grad = self.tensors[i].grad
-        if not running.had[i] and not self._is_hooked_by_user(i):
-            if running.state[i] in (HELD, READ):
-                running.same[i] = None
-        elif grad is not None:
-            self.read(running, "grad", [(i, grad)])
-        running.looked.add(i)
-        self.mark_seen([i])
+        if i in self.rewritable:
+            running.by_hook.add(i)
+        if running.had[i] or i in self.rewritable:
+            self.read_grads(running, [i])
+        elif running.state[i] in (HELD, READ):
+            running.same.append(i)
+        running.settled.setdefault(i, self.events())
+        self.update([i])
 
     def finish(self, running: Backward) -> None:
         """Give a backward that is over its numbers, and say which leaves it has reached and changed."""
@@ -333,39 +266,37 @@ class Gradients:
         changed = self.update()
         if running.synced:
             changed = [i for i in changed if i not in running.synced]
-        self.read_held(running)
-        self._read_arrived(running)
-        reached, state, alike = running.reached, running.state, running.same
-        if UNKNOWN in state:
-            running.unmeasured = [i for i in reached if state[i] == UNKNOWN]
-            names = self.named.names
-            running.details["unmeasured"] = [names[i] for i in running.unmeasured]
-        if UNKNOWN in state or not running.looked.isdisjoint(changed):
-            later = running.looked.intersection(changed)
-            alike = {i: None for i in alike if state[i] == READ and i not in later}
-        running.contributed = reached
+        if running.added:
+            self.compare(running)
+        if running.held:
+            self.read_held(running)
+        if running.arrived:
+            self._read_arrived(running)
+        reached = running.reached
+        running.contributed, running.alike = reached, running.same
         running.changed = list(dict.fromkeys([*reached, *changed]))
-        running.alike, running.present = list(alike), bytes(self.present)
-        unread = [i for i in changed if i not in alike]
-        self.read_grads(running, unread)
-        # Hooks that brought an event, such as a step, and changed nothing before it or since, are known.
-        settled = running.untouched.difference(changed, running.synced)
-        if reached and all(self._is_hooked_by_user(i, i in settled) for i in reached):
+        running.present = bytes(self.present)
+        if UNKNOWN in running.state or running.settled:
+            self._doubt(running, changed)
+        alike = set(running.alike)
+        self.read_grads(running, [i for i in changed if i not in alike])
+        if reached and running.by_hook.issuperset(reached):
             running.details["by_hook"] = math.nan
         if self.disturbed:
             running.details["overlapped"] = True
 
-    def _is_hooked_by_user(self, i: int, settled: bool = False) -> bool:
-        """Return whether hooks of the user may have changed a contribution or, unless `settled`, the `.grad`."""
-        before, after = (
-            self.tensors[i]._backward_hooks,
-            self.tensors[i]._post_accumulate_grad_hooks,
-        )
-        hooks = list(before.values()) if before and len(before) > 1 else []
-        if after and not settled:
-            hooks += after.values()
-        modules = [getattr(hook, "__module__", None) or "" for hook in hooks]
-        return not all(module.startswith(("accumviz.", "torch.")) for module in modules)
+    def _doubt(self, running: Backward, changed: list[int]) -> None:
+        """Say of which leaves something is not known, or not any more, since they were looked at in between."""
+        state = running.state
+        rewritten = [i for i in changed if i in running.settled]
+        running.by_hook |= self.rewritable.intersection(rewritten)
+        running.alike = [
+            i for i in running.same if state[i] == READ and i not in rewritten
+        ]
+        running.unmeasured = [i for i in running.reached if state[i] == UNKNOWN]
+        if running.unmeasured:
+            names = self.named.names
+            running.details["unmeasured"] = [names[i] for i in running.unmeasured]
 
     # --- what `.grad` is -----------------------------------------------------------------------
 
@@ -373,8 +304,7 @@ class Gradients:
         """Return the leaves (or `only` of these) whose `.grad` is not the tensor, or the version of it, that it was."""
         changed = []
         seen, present = self._seen, self.present
-        every = seen if only is None else [i for i in only if i in seen]
-        for i in every:
+        for i in range(len(seen)) if only is None else only:
             tensor, last, version = seen[i]
             grad = tensor.grad
             if grad is None:
@@ -391,121 +321,105 @@ class Gradients:
                     continue
                 seen[i], present[i] = (tensor, ref(inner), count), PRESENT
             changed.append(i)
-            self._numbers.pop(i, None)
+            self._last.pop(i, None)
         return changed
-
-    def mark_seen(self, indices: Iterable[int]) -> None:
-        """Take the `.grad` of these leaves as looked at."""
-        for _ in self.update(indices):
-            pass
 
     def stop_watching(self, indices: Iterable[int]) -> None:
         """Expect that these leaves' `.grad` changes without a new version."""
         for i in indices:
-            self._numbers.pop(i, None)
+            self._last.pop(i, None)
 
     def look(self) -> list[int]:
         """Return the leaves whose `.grad` has changed since the last look, be it without a new version."""
         changed = self.update()
-        if changed or not self._numbers or not self.watches:
+        if changed or not self._last or not self.watches:
             return changed
-        if not self.differs(next(reversed(self._numbers))):
+        # Who changes one through `.data` changes all.
+        if not self.differs(next(reversed(self._last))):
             return []
-        self._numbers.clear()
-        return [i for i in self._seen if self.present[i]]
+        self._last.clear()
+        return [i for i in range(len(self)) if self.present[i]]
 
     def differs(self, i: int) -> bool:
         """Return whether a leaf's `.grad` is in host memory, and not what was last read of it."""
-        before = self._numbers.get(i)
-        after = None if before is None else self._read_again(i)
-        if before is None or after is None or after == before:
+        before, grad = self._last.get(i), self.tensors[i].grad
+        if before is None or grad is None or not readable(grad):
             return False
+        after = unseen(self._host_numbers, i, grad)
         pairs = zip(before, after, strict=False)
-        return any(new != old and new == new for old, new in pairs)  # noqa: PLR0124 - NaN is no change
+        return any(a != b and not math.isnan(b) for a, b in pairs)
 
-    def _read_again(self, i: int) -> list[float] | None:
-        """Return what `read` makes of a leaf's `.grad` in host memory; None where that cannot be read."""
-        grad = self.tensors[i].grad
-        plain, others = split_plain([(i, grad)] if type(grad) is _TENSOR else [])
-        for _, tensor in plain or others:
-            dense = tensor.is_cpu and tensor.layout is _STRIDED
-            if not plain and not (dense and readable(tensor)):
-                return None
-            if i in self.small:
-                return tensor.detach().reshape(-1).tolist()
-            if plain and tensor.numel() <= BLOCK:
-                return [math.sqrt(torch.dot(tensor, tensor).item())]
-            return [norm(tensor)]
-        return None
+    def _host_numbers(self, i: int, tensor: torch.Tensor) -> list[float]:
+        """Return the elements of a small leaf's tensor in host memory, of another's the norm."""
+        if not self._is_small(i, tensor):
+            return host_norms([tensor])
+        dense = tensor if tensor.layout is _STRIDED else tensor.to_dense()
+        return dense.reshape(-1).tolist()
 
     def read_grads(self, row: Row, indices: Iterable[int]) -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
-        seen, tensors = self._seen, self.tensors
-        grads = [(i, tensors[i].grad) for i in indices if i in seen]
-        self.read(
-            row, "grad", [one for one in grads if one[1] is not None], self._numbers
-        )
+        leaves, grads = list[int](), list[torch.Tensor]()
+        for i in indices:
+            grad = self.tensors[i].grad
+            if grad is not None:
+                leaves.append(i)
+                grads.append(grad)
+        self._last |= self.read(row, "grad", leaves, grads)
 
     def read(
+        self, row: Row, what: str, leaves: list[int], tensors: list[torch.Tensor]
+    ) -> dict[int, list[float]]:
+        """Give a row what is in these tensors of leaves; return what of it was in host memory.
+
+        Modes of the user's do not see it.
+        """
+        if not leaves:
+            return {}
+        numbers: dict[int, list[float]] = {}
+        unseen(self._read, row, what, leaves, tensors, numbers)
+        if row.late:
+            row.send(self.wire)
+        return numbers
+
+    def _read(
         self,
         row: Row,
         what: str,
-        leaves: list[tuple[int, Any]],
-        known: dict[int, Any] | None = None,
+        leaves: list[int],
+        tensors: list[torch.Tensor],
+        numbers: dict[int, list[float]],
     ) -> None:
-        """Give a row these tensors, likewise; modes of the user's do not see it. `known` is told what is in each."""
-        if not leaves:
+        if not readable(*tensors):
+            for i, tensor in zip(leaves, map(local, tensors), strict=True):
+                if readable(tensor):
+                    self._read(row, what, [i], [tensor], numbers)
+                else:  # that something is there is known, not how much
+                    self.leave_unread(row, [i], what)
             return
-        unseen(self._read, row, what, leaves, known)
-        if row.late:
-            row.send(self.wire)
-
-    def _read(
-        self, row: Row, what: str, leaves: list[tuple[int, Any]], known: Any
-    ) -> None:
-        plain, others = split_plain(leaves)
-        places, numbers = list[int](), list[float]()
-        for i, flat in plain:
-            places.append(~i if self._is_small(i, flat) else i)
-            if places[-1] < 0:
-                read = flat.tolist()
-            elif flat.numel() > BLOCK:
-                read = [norm(flat)]
+        host: tuple[list[int], list[torch.Tensor]] = ([], [])
+        device: tuple[list[int], list[torch.Tensor]] = ([], [])
+        for i, tensor in zip(leaves, tensors, strict=True):
+            if not self._is_small(i, tensor):
+                places, members = host if tensor.is_cpu else device
+                places.append(i)
+                members.append(tensor)
+            elif tensor.is_cpu:
+                numbers[i] = self._host_numbers(i, tensor)
+                row.give(what, [~i], numbers[i])
             else:
-                read = [math.sqrt(torch.dot(flat, flat).item())]
-            numbers += read
-            if known is not None:
-                known[i] = read
-        if plain:
-            row.give(what, places, numbers)
-        if others:
-            self._read_others(row, what, others)
-            if known is not None:
-                known |= {i: self._read_again(i) for i, _ in others}
+                row.take_leaves(what, [~i], [tensor.detach()])
+        if host[0]:
+            norms = host_norms(host[1])
+            row.give(what, host[0], norms)
+            for i, norm in zip(host[0], norms, strict=True):
+                numbers[i] = [norm]
+        if device[0]:
+            for places, reduced in device_norms(*device):
+                row.take_leaves(what, places, reduced)
 
     def _is_small(self, i: int, tensor: torch.Tensor) -> bool:
         """Return whether all elements of a leaf are kept: it has as many as when the recording opened."""
         return i in self.small and tensor.numel() == self.sizes[i]
-
-    def _read_others(
-        self, row: Row, what: str, leaves: Iterable[tuple[int, torch.Tensor]]
-    ) -> None:
-        """Read tensors of any kind and place."""
-        on_device, waiting = list[int](), list[torch.Tensor]()
-        for i, given in leaves:
-            tensor = given if type(given) in PLAIN else local(given)
-            if not readable(tensor):
-                # That something is there is known, not how much.
-                self.leave_unread(row, [i], what)
-            elif self._is_small(i, tensor):
-                row.take_leaves(what, [~i], [tensor])
-            elif tensor.is_cpu:
-                row.give(what, [i], [norm(tensor)])
-            else:
-                on_device.append(i)
-                waiting.append(tensor)
-        for places, reduced in norms(on_device, waiting) if waiting else ():
-            row.take_leaves(what, places, reduced)
 
     def leave_unread(
         self, row: Row, indices: Iterable[int], what: str = "grad"
@@ -520,10 +434,9 @@ class Gradients:
 
     def _weigh(self, row: Row) -> None:
         for i in self.small:
-            tensor = self.tensors[i]
-            inner = tensor if type(tensor) in PLAIN else local(tensor)
-            if readable(inner) and self._is_small(i, inner):
-                row.take_leaves("weight", [~i], [inner.detach()])
+            tensor = local(self.tensors[i])
+            if readable(tensor) and tensor.numel() == self.sizes[i]:
+                row.take_leaves("weight", [~i], [tensor.detach()])
 
     # --- whose they are ------------------------------------------------------------------------
 
@@ -533,14 +446,7 @@ class Gradients:
 
     def owns(self, owner: Any) -> bool:
         """Return whether any of an optimizer's, a module's or a list's tensors is recorded."""
-        known = self._owners.get(id(owner))
-        if known is not None and known() is owner:
-            return True
-        owned = any(id(tensor) in self._index for tensor in _tensors(owner))
-        if owned and not isinstance(owner, list | tuple):
-            with contextlib.suppress(TypeError):  # it has slots
-                self._owners[id(owner)] = ref(owner)
-        return owned
+        return any(id(tensor) in self._index for tensor in _tensors(owner))
 
     def owned(self, owner: Any) -> list[int]:
         """Return the recorded leaves among an optimizer's, a module's or a list's tensors."""
@@ -552,9 +458,12 @@ class Gradients:
 
         What changes many of those at once counts no version.
         """
-        grads = [(i, self.tensors[i].grad) for i in self.owned(owner)]
-        there = [(i, grad) for i, grad in grads if grad is not None]
-        return [i for i, grad in there if not sharded or local(grad) is not grad]
+        leaves = []
+        for i in self.owned(owner):
+            grad = self.tensors[i].grad
+            if grad is not None and (not sharded or local(grad) is not grad):
+                leaves.append(i)
+        return leaves
 
     def know(self, tensor: torch.Tensor, i: int) -> None:
         """Take this tensor for that leaf: a module whose weights FSDP has put together has it as a parameter."""
@@ -563,23 +472,26 @@ class Gradients:
     def let_go(self, tensors: Iterable[Any]) -> list[int]:
         """Hold no weak reference to these; return the leaves whose `.grad` they are."""
         ids = {id(tensor) for tensor in tensors}
-        seen = [(i, last) for i, (_, last, _) in self._seen.items() if last is not None]
-        found = [i for i, last in seen if id(last()) in ids]
-        for i in found:
-            self._seen[i] = (self.tensors[i], None, 0)
-        return found
+        leaves = []
+        for i, (tensor, last, _) in enumerate(self._seen):
+            if last is not None and id(last()) in ids:
+                self._seen[i] = (tensor, None, 0)
+                leaves.append(i)
+        return leaves
 
     def close(self) -> None:
         """Take our hooks away."""
-        for handle in self._handles.values():
-            handle.remove()
+        for handles in self._handles.values():
+            for handle in handles:
+                handle.remove()
         self._handles.clear()
 
     def forget(self) -> None:
         """Let go of every tensor."""
         self.running = None
-        for held in (self.tensors, self._seen, self._index, self._owners):
-            held.clear()
+        self.tensors.clear()
+        self._seen.clear()
+        self._index.clear()
         self.named.forget()
 
     def parameters(self, owned: list[list[int]]) -> list[Parameter]:
@@ -590,47 +502,152 @@ class Gradients:
                 owners.setdefault(i, []).append(index)
         for whole, shard in self.named.shards.wholes.items():
             owners[whole] = owners.get(shard, [])
-        return [
-            self._parameter(i, tensor, tuple(owners.get(i, ())))
-            for i, tensor in enumerate(self.tensors)
-        ]
+        return [self._parameter(i, tuple(owners.get(i, ()))) for i in range(len(self))]
 
-    def _parameter(
-        self, i: int, tensor: torch.Tensor, optimizers: tuple[int, ...]
-    ) -> Parameter:
-        """Return one of them; a file asks for all at each chunk, and they seldom change."""
-        named, inner = self.named, tensor if type(tensor) in PLAIN else local(tensor)
-        aliases, requires_grad = tuple(named.aliases[i]), tensor.requires_grad
-        key = (
-            *(inner.shape, tensor.dtype, tensor.device, requires_grad),
-            *(optimizers, aliases),
+    def _parameter(self, i: int, optimizers: tuple[int, ...]) -> Parameter:
+        named, tensor = self.named, self.tensors[i]
+        whole = named.shards.wholes.get(i)
+        shape = self._shapes[i] if i in self.small else tuple(local(tensor).shape)
+        return Parameter(
+            named.names[i],
+            shape,
+            str(tensor.dtype).removeprefix("torch."),
+            str(tensor.device),
+            named.groups[i],
+            tuple(named.aliases[i]),
+            optimizers,
+            tensor.requires_grad or whole is not None,
+            unsharded_of="" if whole is None else named.names[whole],
         )
-        if i not in self._described or self._described[i][0] != key:
-            whole = named.shards.wholes.get(i)
-            shape = self._shapes[i] if i in self.small else tuple(inner.shape)
-            parameter = Parameter(
-                named.names[i],
-                shape,
-                str(tensor.dtype).removeprefix("torch."),
-                str(tensor.device),
-                named.groups[i],
-                aliases,
-                optimizers,
-                requires_grad or whole is not None,
-                unsharded_of="" if whole is None else named.names[whole],
-            )
-            self._described[i] = key, parameter
-        return self._described[i][1]
 
 
-def _is_what_came(grad: torch.Tensor, place: int, version: int) -> bool:
+# --- our hooks ---------------------------------------------------------------------------------
+
+Here = ref[Gradients]
+
+
+def _comes(here: Here, i: int, grad: torch.Tensor | None) -> None:
+    """Note what comes to a leaf before the user's hooks see it."""
+    gradients = here()
+    running = None if gradients is None else gradients.running
+    if running is not None and grad is not None:
+        running.coming[i] = grad, grad._version
+
+
+def _arrives(here: Here, i: int, size: int, grad: torch.Tensor | None) -> None:
+    """Take note of what autograd is about to add to a leaf's `.grad`."""
+    gradients, thread = here(), get_ident()
+    # `torch.autograd.grad` writes no `.grad`.
+    if gradients is None or grad is None or thread in patches.differentiating:
+        return
+    running = gradients.running
+    try:
+        if running is None or (gradients.others and thread != running.thread):
+            gradients.lose(i)
+            return
+        with gradients.lock:
+            if i in gradients.changeable:
+                _see_hooks(running, i, grad)
+            if grad.is_cuda:
+                running.streams.add(_stream(grad))
+            if running.state[i] != NEW:
+                _comes_again(running, i)
+                return
+            running.reached.append(i)
+            if running.had[i] or i in gradients.keeping:
+                running.state[i] = HELD
+                # The reference keeps it another tensor than `.grad`.
+                running.held[i] = grad, grad._version
+                running.waiting += size
+                if running.waiting > gradients.bulk or i in gradients.taken:
+                    gradients.make_room(running, i, grad)
+            else:
+                running.state[i] = ARRIVED
+                running.arrived[i] = _mark(grad)
+    except Exception as failure:
+        # A hook that raises would end the user's backward.
+        patches.failures.append(failure)
+
+
+def _mark(grad: torch.Tensor) -> tuple[int, int] | None:
+    """Return by what a tensor is known again: its place and version."""
+    if type(grad) is not _TENSOR or grad.layout is not _STRIDED:
+        return None
+    return grad.data_ptr(), grad._version
+
+
+def _stream(grad: torch.Tensor) -> int:
+    """Return on which of its device's streams a tensor is made now."""
+    if _raw_stream is None:
+        return 0
+    return _raw_stream(grad.get_device())  # type: ignore[no-any-return]
+
+
+def _see_hooks(running: Backward, i: int, grad: torch.Tensor) -> None:
+    """Take note of whether hooks of the user's have changed what comes to a leaf."""
+    first, version = running.coming.pop(i, (None, 0))
+    if first is not grad or version != grad._version:
+        running.by_hook.add(i)
+
+
+def _comes_again(running: Backward, i: int) -> None:
+    """Take note of a further part, as reentrant checkpoints of a shared layer bring it."""
+    if running.state[i] == ARRIVED:
+        running.arrived[i] = None  # they are added up in `.grad`
+    else:
+        running.state[i] = UNKNOWN
+
+
+def _is_added(here: Here, i: int, leaf: torch.Tensor) -> None:
+    """Note what autograd has made of a `.grad`, before the user's hooks see it."""
+    gradients = here()
+    if gradients is None or gradients.running is None or i in gradients.taken:
+        return
+    running = gradients.running
+    if leaf.grad is not None:
+        if i in running.added:
+            running.by_hook.add(i)  # a part, perhaps of what was changed
+        running.added[i] = ref(leaf.grad), leaf.grad._version
+
+
+def _ours(function: Callable[..., None], *args: Any) -> Callable[..., None]:
+    hook: Any = partial(function, *args)
+    hook.__module__ = __name__
+    hook.__torch_unserializable__ = True  # torch does not warn where it is saved
+    return hook  # type: ignore[no-any-return]
+
+
+def _put_first(hooks: dict[int, Any], first: int) -> None:
+    """Have torch call this hook before the others, which keep their order."""
+    for number in [number for number in hooks if number != first]:
+        hooks[number] = hooks.pop(number)
+
+
+def _ids(tensor: Any) -> tuple[int, ...]:
+    """Name all hooks of a leaf."""
+    before, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    return *(before or ()), *(after or ())
+
+
+def _has_users(hooks: dict[int, Any] | None) -> bool:
+    """Return whether some of these hooks are neither ours nor torch's."""
+    for hook in (hooks or {}).values():
+        function = getattr(hook, "func", hook)
+        module = getattr(function, "__module__", None) or ""
+        if hook is not None and not module.startswith(("accumviz.", "torch.")):
+            return True
+    return False
+
+
+def _is_what_came(grad: torch.Tensor, came: tuple[int, int] | None) -> bool:
     """Return whether a `.grad` is still what autograd made of a tensor in this place and version.
 
     That is the tensor itself, or a copy, which is written once at most.
     """
-    if grad.data_ptr() == place:
-        return grad._version == version
-    return grad._version <= 1
+    if came is None:
+        return True
+    place, version = came
+    return grad._version == version if grad.data_ptr() == place else grad._version <= 1
 
 
 def _tensors(owner: Any) -> Iterable[Any]:

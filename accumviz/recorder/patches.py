@@ -341,7 +341,6 @@ def _install() -> None:
 def _backward(call: Call) -> Iterator[None]:
     if _task() != -1:
         # Inside the engine (a reentrant checkpoint), it is part of the backward that is running.
-        notify(call.recordings, "backward_nests")
         return iter(())
     # Ours, called inside itself by what has wrapped it
     if get_ident() in inside["backward"]:

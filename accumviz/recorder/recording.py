@@ -373,11 +373,6 @@ class Recording:
         gradients.running = running
         return running
 
-    def backward_nests(self) -> None:
-        running = self._gradients.running_here()
-        if running is not None:
-            running.nested = True
-
     def backward_ends(
         self, running: Backward | None, error: BaseException | None
     ) -> None:
@@ -503,7 +498,7 @@ class Recording:
 
     def swap_ends(self, leaves: list[int]) -> None:
         if leaves:
-            self._gradients.mark_seen(leaves)
+            self._gradients.update(leaves)
 
     def _is_ours(self) -> bool:
         """Return whether the caller's thread is followed; what others do leaves nothing that could be judged."""

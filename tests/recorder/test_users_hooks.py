@@ -154,32 +154,91 @@ def _replaces(p: Tensor) -> None:
     p.grad = p.grad / K
 
 
-ON_ITS_WAY: dict[str, Callable[[Tensor], Tensor | None]] = {
-    "looks": lambda _: None,
-    "divides": lambda g: g / K,
-    "divides in place": lambda g: g.div_(K),
-    "clamps": lambda g: g.clamp(-0.5, 0.5),
-}
-AFTER = {"divides .grad": _divides, "replaces .grad": _replaces}
-
-
-@pytest.mark.parametrize("change", [*ON_ITS_WAY.values(), *AFTER.values()], ids=[*ON_ITS_WAY, *AFTER])
-@loops
-def test_what_hooks_of_all_parameters_may_have_changed_has_no_share(
-    change: Callable[[Tensor], Any], options: dict[str, Any]
-) -> None:
+def _shares_under(change: Callable[[Any], Any], after: bool, options: dict[str, Any]) -> Any:
     loop = Loop(**options)
     for p in loop.own:
-        if change in AFTER.values():
-            p.register_post_accumulate_grad_hook(change)
-        else:
-            p.register_hook(change)
-    ledger = loop.train()
+        register = p.register_post_accumulate_grad_hook if after else p.register_hook
+        register(change)
+    return loop.train()
+
+
+def _divides_all(p: Tensor) -> None:
+    """Divide every gradient as the last one comes, as a hook of one parameter may."""
+    others.setdefault(id(p), p)
+    if len(others) == 2:
+        for other in others.values():
+            _divides(other)
+        others.clear()
+
+
+others: dict[int, Tensor] = {}
+# What hooks do, and whether after autograd has added.
+CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "divides": (lambda g: g / K, False),
+    "divides in place": (lambda g: g.div_(K), False),
+    "copies": (lambda g: g.clone(), False),
+    "divides .grad": (_divides, True),
+    "replaces .grad": (_replaces, True),
+    "divides each .grad at last": (_divides_all, True),
+}
+
+
+def _looks(g: Tensor) -> None:
+    (g if g.grad is None else g.grad).norm().item()
+
+
+LOOKS: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "looks": (_looks, False),
+    "returns what came": (lambda g: g, False),
+    "looks at .grad": (_looks, True),
+}
+
+
+@pytest.mark.parametrize("hook", CHANGES)
+@loops
+def test_what_hooks_changed_of_all_parameters_has_no_share(hook: str, options: dict[str, Any]) -> None:
+    ledger = _shares_under(*CHANGES[hook], options)
     assert {event.kind for event in ledger} >= {"backward", "step"}
     shares = ledger.shares()
     assert np.isnan(shares.share).all()
     assert all("hooks of your own" in row.unknown for row in shares)
     assert av.check(ledger).verdict == "no verdict"
+
+
+@pytest.mark.parametrize("hook", LOOKS)
+@loops
+def test_hooks_that_only_look_leave_every_share_known(hook: str, options: dict[str, Any]) -> None:
+    ledger = _shares_under(*LOOKS[hook], options)
+    np.testing.assert_allclose(ledger.shares().share, 1.0, rtol=1e-6)
+    assert _rules(ledger) == {"loss-not-divided"}
+    np.testing.assert_array_equal(ledger.grad, Loop(**options).train().grad)
+
+
+def test_a_hook_that_changes_one_sum_of_a_window_leaves_no_share_of_it_known() -> None:
+    loop = Loop()
+    for p in loop.own:
+        p.register_post_accumulate_grad_hook(lambda p: _divides(p) if loop.full() else None)
+    ledger = loop.train()
+    assert ["by_hook" in event.details for event in ledger.of("backward")] == [False, False, False, True] * WINDOWS
+    assert np.isnan(ledger.shares().share).all()
+
+
+def test_our_hooks_are_first_and_last_and_the_users_keep_their_order() -> None:
+    w, called = torch.ones(2, requires_grad=True), list[str]()
+    for name in ("a", "b"):
+        w.register_hook(lambda _, name=name: called.append(name))
+        w.register_post_accumulate_grad_hook(lambda _, name=name: called.append(f"after {name}"))
+    with av.record(w):
+        (w * w).sum().backward()
+    (w * w).sum().backward()
+    assert called == ["a", "b", "after a", "after b"] * 2
+
+
+def test_a_contribution_is_what_hooks_made_of_it() -> None:
+    loop, divided = Loop(), Loop()
+    for p in loop.own:
+        p.register_hook(lambda g: g / K)
+    np.testing.assert_array_equal(loop.train().contribution, divided.train(divisor=K).contribution)
 
 
 def test_a_parameter_without_a_hook_shows_what_a_backward_weighs() -> None:

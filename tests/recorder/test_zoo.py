@@ -286,6 +286,9 @@ def check(ledger: Any, witness: Witness) -> None:
                 assert old is not None and torch.equal(old, new), where
             if kind != "backward":
                 assert np.isnan(ledger.contribution[event.index, p]), where
+            elif ledger.parameters[p].name in event.details.get("unmeasured", ()):
+                # What comes in parts to a `.grad` that is there is known to have come, and not how much.
+                assert "shared" in where and np.isnan(ledger.contribution[event.index, p])
             elif ledger.state[event.index, p] & CONTRIBUTED:
                 added = new if old is None else new - old
                 scale = float(max(new.norm(), added.norm()))
