@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from accumviz.recorder.record import record
+from benchmarks._plain import recording as plain
 from benchmarks._turns import Row, Step, in_turns, quartile, row, spent
 
 Loop = tuple[nn.Module, torch.optim.Optimizer, Step]
@@ -51,7 +52,7 @@ def _rows(folder: Path, quick: bool) -> list[Row]:
         "per-hook .norm().item()": _norms,
         "a histogram per parameter": _histograms,
     }
-    ours: dict[str, Around] = {"recording": record, "recording to a file": to_file}
+    ours: dict[str, Around] = {"recording": record, "a plain recorder": plain, "recording to a file": to_file}
     small, large = transformer(128, 576, (8, 32)), transformer(288, 864, (16, 64))
     traced: dict[str, Around] = {"recording with graphs=True": with_graphs}
     rows = _ratios("transformer, 2.6 M weights", small, 1.03, ours | traced | others, 0.6, 14, quick)
