@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import index
 from os import fspath
 from typing import Any
@@ -65,6 +65,12 @@ def flag(name: str, value: Any, *, or_none: bool = False) -> None:
         raise TypeError(
             f"{name}={value!r:.80}; expected True{', False or None' if or_none else ' or False'}"
         )
+
+
+def mapping(name: str, value: Any, example: str) -> None:
+    """Raise `TypeError` for what is neither None nor values by name."""
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{name}={value!r:.80}; expected {name}={example}")
 
 
 def file(name: str, value: Any) -> None:

@@ -297,6 +297,8 @@ def explore(
         )
     most = arguments.whole("most", most, "how many runs to allow", least=1)
     grid = _grid(choices, most)
+    arguments.mapping("start", start, "{'k': 4}")
+    arguments.mapping("against", against, "{'k': 4}")
     begin = positions("start", start or {}, grid)
     beside = None
     if against is not None:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from accumviz import arguments
 from accumviz.book import weights
 from accumviz.book.gan import GAN
 from accumviz.book.loops import ACCUMULATION, Axis, Choice, Loop, LoopLine
@@ -98,6 +99,7 @@ def lab(
         raise ValueError(f"task={task!r:.80}; expected 'repair', or nothing")
     if loop not in LOOPS:
         raise ValueError(f"loop={loop!r:.80}; expected one of {', '.join(LOOPS)}")
+    arguments.mapping("start", start, "{'step': 'epoch'}")
     kind = LOOPS[loop]
     first = kind.complete(start)
     recorded: dict[tuple[str, ...], Arrangement] = {}

@@ -121,6 +121,10 @@ def predict(
             f"reveal is {arguments.a(reveal)}, which shows no HTML ({', '.join(_REPRS)}); "
             "expected something like accumviz.timeline(ledger), or a text"
         )
+    arguments.mapping("because", because, "{wrong answer: 'why people think so'}")
+    arguments.above_zero(
+        "tolerance", tolerance, "how far off a number may be, as 0.005"
+    )
     answer = _recorded(answer_from)
     offered = _offered(choices, answer, tolerance)
     reasons = _reasons(because or {}, answer, offered, tolerance)
@@ -196,6 +200,8 @@ def _offered(
                 f"the answer is the text {answer!r}; expected choices=[...] with it among them"
             )
         return ()
+    if not isinstance(choices, Iterable):
+        raise TypeError(f"choices={choices!r:.80}; expected some, as in choices=[0, 1]")
     offered = tuple(_value(choice, "a choice") for choice in choices)
     texts = [_text(choice) for choice in offered]
     if len(set(texts)) < max(2, len(texts)):
