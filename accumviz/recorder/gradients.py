@@ -351,7 +351,7 @@ class Gradients:
 
     def _host_numbers(self, i: int, tensor: torch.Tensor) -> list[float]:
         """Return the elements of a small leaf's tensor in host memory, of another's the norm."""
-        if not self._is_small(i, tensor):
+        if i not in self.small or tensor.numel() != self.sizes[i]:
             return host_norms([tensor])
         dense = tensor if tensor.layout is _STRIDED else tensor.to_dense()
         return dense.reshape(-1).tolist()
@@ -396,30 +396,31 @@ class Gradients:
                 else:  # that something is there is known, not how much
                     self.leave_unread(row, [i], what)
             return
-        host: tuple[list[int], list[torch.Tensor]] = ([], [])
-        device: tuple[list[int], list[torch.Tensor]] = ([], [])
-        for i, tensor in zip(leaves, tensors, strict=True):
-            if not self._is_small(i, tensor):
-                places, members = host if tensor.is_cpu else device
-                places.append(i)
-                members.append(tensor)
+        places, values = list[int](), list[float]()
+        large, on_device = list[int](), list[int]()
+        tensor_of = dict(zip(leaves, tensors, strict=True))
+        for i, tensor in tensor_of.items():
+            if i not in self.small or tensor.numel() != self.sizes[i]:
+                (large if tensor.is_cpu else on_device).append(i)
             elif tensor.is_cpu:
-                numbers[i] = self._host_numbers(i, tensor)
-                row.give(what, [~i], numbers[i])
+                dense = tensor if tensor.layout is _STRIDED else tensor.to_dense()
+                numbers[i] = dense.reshape(-1).tolist()
+                places.append(~i)
+                values += numbers[i]
             else:
                 row.take_leaves(what, [~i], [tensor.detach()])
-        if host[0]:
-            norms = host_norms(host[1])
-            row.give(what, host[0], norms)
-            for i, norm in zip(host[0], norms, strict=True):
+        if large:
+            norms = host_norms([tensor_of[i] for i in large])
+            for i, norm in zip(large, norms, strict=True):
                 numbers[i] = [norm]
-        if device[0]:
-            for places, reduced in device_norms(*device):
-                row.take_leaves(what, places, reduced)
-
-    def _is_small(self, i: int, tensor: torch.Tensor) -> bool:
-        """Return whether all elements of a leaf are kept: it has as many as when the recording opened."""
-        return i in self.small and tensor.numel() == self.sizes[i]
+            places += large
+            values += norms
+        if places:
+            row.give(what, places, values)
+        if on_device:
+            members = [tensor_of[i] for i in on_device]
+            for reduced_leaves, reduced in device_norms(on_device, members):
+                row.take_leaves(what, reduced_leaves, reduced)
 
     def leave_unread(
         self, row: Row, indices: Iterable[int], what: str = "grad"

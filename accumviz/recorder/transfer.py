@@ -259,8 +259,16 @@ def readable(*tensors: Any) -> bool:
                 return False
             if tensor.is_quantized or tensor.is_nested or _wrapped(tensor):
                 return False
-            if tensor._is_zerotensor() or not _stored(tensor):
+            if tensor._is_zerotensor():
                 return False
+            if tensor.layout is not _STRIDED:
+                if not _is_whole(tensor):
+                    return False
+            elif tensor.numel() and tensor.device.type not in UNSIZED:
+                span = tensor.numel() if tensor.is_contiguous() else _span(tensor)
+                end = (tensor.storage_offset() + span) * tensor.element_size()
+                if end > tensor.untyped_storage().nbytes():
+                    return False
     except (RuntimeError, NotImplementedError):  # opaque layouts
         return False
     return True
@@ -284,22 +292,19 @@ def plainly(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
 
-def _stored(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's storage holds all of it."""
-    if tensor.layout is torch.sparse_coo:
-        # Elsewhere, what is there twice is added up only by asking the device, and waiting.
-        once = tensor.is_cpu or tensor.is_coalesced()
-        return once and readable(tensor._indices(), tensor._values())
-    if tensor.layout is not _STRIDED:
+def _is_whole(sparse: torch.Tensor) -> bool:
+    """Return whether a sparse tensor's values can be read."""
+    if sparse.layout is not torch.sparse_coo:
         return False
-    span = tensor.numel()
-    if span == 0 or tensor.device.type in UNSIZED:
-        return True
-    if not tensor.is_contiguous():
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in steps)
-    end = (tensor.storage_offset() + span) * tensor.element_size()
-    return end <= tensor.untyped_storage().nbytes()
+    # Elsewhere, what is there twice is added up only by asking the device, and waiting.
+    once = sparse.is_cpu or sparse.is_coalesced()
+    return once and readable(sparse._indices(), sparse._values())
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Return over how many elements of its storage a tensor's own are spread."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)
 
 
 def unseen(function: Callable[..., Any], *args: Any) -> Any:
