@@ -5,19 +5,33 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from accumviz.ledger.events import CHANGED, PRESENT, Event
+from accumviz.ledger.events import CHANGED, PRESENT, Event, Parameter
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.shares import Share
 from accumviz.show import encoded, literal
 
-_TEXTS = ("kind", "label", "file", "line", "source", "within")
-_NUMBERS = ("time", "loss", "scale", "saved_before", "saved_after", "allocated", "peak")
+_OF_EVENT = (
+    "kind",
+    "label",
+    "file",
+    "line",
+    "source",
+    "within",
+    "time",
+    "loss",
+    "scale",
+    "saved_before",
+    "saved_after",
+    "allocated",
+    "peak",
+)
 _OF_PARAMETER = (
     "parameter",
     "contribution",
@@ -40,35 +54,47 @@ def to_csv(ledger: Ledger, file: TextIO) -> None:
     event,rank,kind,label,file,line,source,within,time,loss,scale,...,grad,present,changed,consumed_by,erased_by
     """
     rows = csv.writer(file, lineterminator="\n")
-    rows.writerow(("event", "rank", *_TEXTS, *_NUMBERS, *_OF_PARAMETER))
-    consumed, erased = ledger.outcomes.consumed, ledger.outcomes.erased
+    rows.writerow(("event", "rank", *_OF_EVENT, *_OF_PARAMETER))
     for event in ledger:
-        e = event.index
-        about = [e, "" if event.rank is None else event.rank]
-        about += [_cell(getattr(event, name)) for name in (*_TEXTS, *_NUMBERS)]
-        for p, parameter in enumerate(ledger.parameters):
-            state = int(ledger.state[e, p])
-            of_parameter = [
-                _cell(parameter.name),
-                _cell(float(ledger.contribution[e, p])),
-                _cell(float(ledger.grad[e, p])),
-                bool(state & PRESENT),
-                bool(state & CHANGED),
-                _event_or_blank(int(consumed[e, p])),
-                _event_or_blank(int(erased[e, p])),
-            ]
-            rows.writerow(about + of_parameter)
+        index = event.index
+        values = [index, event.rank, *_fields(event).values()]
+        about = [_cell(value) for value in values]
+        for p in range(len(ledger.parameters)):
+            rows.writerow(about + _cells_of_parameter(ledger, index, p))
+
+
+def _fields(event: Event) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in _OF_EVENT}
+
+
+def _cells_of_parameter(ledger: Ledger, event: int, p: int) -> list[Any]:
+    """Return the cells of `_OF_PARAMETER` for one event and parameter."""
+    state = int(ledger.state[event, p])
+    outcomes = ledger.outcomes
+    values = [
+        ledger.parameters[p].name,
+        float(ledger.contribution[event, p]),
+        float(ledger.grad[event, p]),
+        bool(state & PRESENT),
+        bool(state & CHANGED),
+        _event_or_none(outcomes.consumed[event, p]),
+        _event_or_none(outcomes.erased[event, p]),
+    ]
+    return [_cell(value) for value in values]
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, str):
         text = literal(value)
-        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
-    return "" if isinstance(value, float) and math.isnan(value) else value
+        is_formula = text.startswith(("=", "+", "-", "@"))
+        return f"'{text}" if is_formula else text
+    if isinstance(value, float) and math.isnan(value):
+        return ""
+    return "" if value is None else value
 
 
-def _event_or_blank(index: int) -> int | str:
-    return "" if index < 0 else index
+def _event_or_none(index: np.int64) -> int | None:
+    return None if index < 0 else int(index)
 
 
 def to_json(ledger: Ledger, file: TextIO) -> None:
@@ -83,27 +109,52 @@ def to_json(ledger: Ledger, file: TextIO) -> None:
     {"event": 0, "rank": null, "kind": "backward", "label": "loss", ... "contribution": {}, "grad": {}}
     ]}
     """
-    parameters = []
-    for p in ledger.parameters:
-        about = {"name": p.name, "shape": p.shape, "dtype": p.dtype, "device": p.device}
-        parameters.append(about | {"optimizers": p.optimizers})
-    head = f'"complete": {json.dumps(ledger.complete)}, "meta": {_dumps(ledger.meta)}'
-    file.write(f'{{{head}, "parameters": {_dumps(parameters)},\n"events": [')
+    about = {
+        "complete": ledger.complete,
+        "meta": ledger.meta,
+        "parameters": [_described(parameter) for parameter in ledger.parameters],
+    }
+    head = _dumps(about).removesuffix("}")
+    file.write(head)
+    file.write(',\n"events": [')
+    before = "\n"
     for event in ledger:
-        file.write(",\n" if event.index else "\n")
-        row: dict[str, Any] = {"event": event.index, "rank": event.rank}
-        row |= {name: getattr(event, name) for name in (*_TEXTS, *_NUMBERS)}
-        row["details"] = dict(event.details)
-        row["contribution"] = _by_name(ledger, ledger.contribution[event.index])
-        row["grad"] = _by_name(ledger, ledger.grad[event.index])
-        file.write(_dumps(row))
+        row = _dumps(_row(ledger, event))
+        file.write(before + row)
+        before = ",\n"
     file.write("\n]}\n")
+
+
+def _described(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "shape": parameter.shape,
+        "dtype": parameter.dtype,
+        "device": parameter.device,
+        "optimizers": parameter.optimizers,
+    }
+
+
+def _row(ledger: Ledger, event: Event) -> dict[str, Any]:
+    index = event.index
+    return {
+        "event": index,
+        "rank": event.rank,
+        **_fields(event),
+        "details": event.details,
+        "contribution": _by_name(ledger, ledger.contribution[index]),
+        "grad": _by_name(ledger, ledger.grad[index]),
+    }
 
 
 def _by_name(ledger: Ledger, norms: np.ndarray) -> dict[str, float]:
     """Return the known norms of one event by the names of the parameters."""
-    pairs = zip(ledger.parameters, norms.tolist(), strict=True)
-    return {p.name: norm for p, norm in pairs if not math.isnan(norm)}
+    norm_of = {}
+    for p, parameter in enumerate(ledger.parameters):
+        norm = float(norms[p])
+        if not math.isnan(norm):
+            norm_of[parameter.name] = norm
+    return norm_of
 
 
 def to_tensorboard(ledger: Ledger, folder: Path) -> None:
@@ -135,30 +186,43 @@ def to_tensorboard(ledger: Ledger, folder: Path) -> None:
 
 def _scalars(ledger: Ledger) -> Iterator[tuple[float, int, dict[str, float]]]:
     """Yield for each step that changed weights its time, its number among its optimizer's, and its scalars."""
-    names = ledger.meta.get("optimizers", ())
-    counts: dict[int, int] = {}
+    counts: Counter[int] = Counter()
     for event in ledger.of("step"):
         if event.skipped:
             continue
         optimizer = int(event.details.get("optimizer_index", 0))
-        number = counts.get(optimizer, 0)
-        counts[optimizer] = number + 1
-        known = optimizer < len(names)
-        name = str(names[optimizer]) if known else f"optimizer {optimizer}"
-        shares = list(ledger.shares().of(event.index))
-        scalars = _rates(event, name) | _norms(ledger, event.index, optimizer, name)
-        scalars |= _sums_of_shares(shares)
-        scale = ledger[shares[-1].backward].details.get("amp_scale") if shares else None
+        scalars = _scalars_of(ledger, event, optimizer)
+        yield event.time, counts[optimizer], scalars
+        counts[optimizer] += 1
+
+
+def _scalars_of(ledger: Ledger, step: Event, optimizer: int) -> dict[str, float]:
+    name = _optimizer_name(ledger, optimizer)
+    shares = list(ledger.shares().of(step.index))
+    scalars = _rates(step, name)
+    scalars |= _norms(ledger, step.index, optimizer, name)
+    scalars |= _sums_of_shares(shares)
+    if shares:
+        details = ledger[shares[-1].backward].details
+        scale = details.get("amp_scale")
         if isinstance(scale, int | float):
             scalars[f"loss scale/{name}"] = float(scale)
-        yield event.time, number, scalars
+    return scalars
+
+
+def _optimizer_name(ledger: Ledger, optimizer: int) -> str:
+    names = ledger.meta.get("optimizers", ())
+    if optimizer < len(names):
+        return str(names[optimizer])
+    return f"optimizer {optimizer}"
 
 
 def _rates(step: Event, name: str) -> dict[str, float]:
-    rates = list(step.details.get("lr") or [])
+    tag = f"learning rate/{name}"
+    rates = step.details.get("lr") or []
     if len(rates) == 1:
-        return {f"learning rate/{name}": float(rates[0])}
-    return {f"learning rate/{name}/group {g}": float(r) for g, r in enumerate(rates)}
+        return {tag: float(rates[0])}
+    return {f"{tag}/group {g}": float(rate) for g, rate in enumerate(rates)}
 
 
 def _norms(ledger: Ledger, step: int, optimizer: int, name: str) -> dict[str, float]:
@@ -167,7 +231,8 @@ def _norms(ledger: Ledger, step: int, optimizer: int, name: str) -> dict[str, fl
         norm = float(ledger.grad[step, p])
         if optimizer in parameter.optimizers and not math.isnan(norm):
             norms[f"gradient norm of {name}/{parameter.name}"] = norm
-    return {f"gradient norm/{name}": math.hypot(*norms.values())} | norms
+    whole = math.hypot(*norms.values())
+    return {f"gradient norm/{name}": whole, **norms}
 
 
 def _sums_of_shares(shares: list[Share]) -> dict[str, float]:
@@ -185,8 +250,10 @@ def _dumps(value: Any) -> str:
 
 def _encoded(value: Any) -> Any:
     """Return a value with NaN and the infinities as texts."""
-    if isinstance(value, dict):
-        return {str(key): _encoded(one) for key, one in value.items()}
+    if isinstance(value, Mapping):
+        return {str(name): _encoded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_encoded(one) for one in value]
-    return encoded(value) if isinstance(value, float) else value
+        return [_encoded(item) for item in value]
+    if isinstance(value, float):
+        return encoded(value)
+    return value

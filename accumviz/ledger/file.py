@@ -29,6 +29,12 @@ _CHUNK_BYTES = 4 << 20
 _MOST = 2**31 - 1
 _MOST_BYTES = 1 << 62
 _LARGEST = 1 << 48
+# The least and the most that a number in an event's details may be.
+_WHOLE_DETAILS = {
+    "optimizer_index": (0, _MOST),
+    "ranks": (1, _MOST),
+    "bytes": (0, _MOST_BYTES),
+}
 _BYTES = ("saved_before", "saved_after", "allocated", "peak")
 # By column, equal numbers stand side by side, and compress.
 _BY_COLUMN = ("codes", "numbers")
@@ -44,8 +50,11 @@ def described(
 
     Elements are kept of the parameters with the numbers `kept`.
     """
-    rows = [asdict(parameter) for parameter in parameters]
-    return {"parameters": rows, "kept": list(kept), "meta": dict(meta)}
+    return {
+        "parameters": [asdict(parameter) for parameter in parameters],
+        "kept": list(kept),
+        "meta": dict(meta),
+    }
 
 
 def packed(block: Block) -> Chunk:
@@ -53,8 +62,10 @@ def packed(block: Block) -> Chunk:
     tables = {name: list(block.tables[name]) for name in TABLES}
     arrays = {}
     for name, kind in ARRAYS.items():
-        array = getattr(block, name).astype(kind, copy=False)
-        arrays[name] = array.T if name in _BY_COLUMN else array
+        array = getattr(block, name)
+        if name in _BY_COLUMN:
+            array = array.T
+        arrays[name] = array.astype(kind, copy=False)
     return {"tables": tables}, arrays
 
 
@@ -62,36 +73,44 @@ def chunks(ledger: Arrays) -> Iterator[Chunk]:
     """Yield a ledger as chunks of a few megabytes; the first has what is said of all of it."""
     kept = sorted(ledger.exact)
     about = described(ledger.parameters, kept, ledger.meta)
-    yield about | {"sources": ledger.sources}, {}
-    wide = 9 * len(ledger.parameters) + 96
-    wide += 16 * sum(ledger.parameters[p].numel for p in kept)
-    step = max(1, _CHUNK_BYTES // wide)
+    about["sources"] = ledger.sources
+    yield about, {}
+    elements = sum(ledger.parameters[p].numel for p in kept)
+    bytes_of_event = 96 + 9 * len(ledger.parameters) + 16 * elements
+    step = max(1, _CHUNK_BYTES // bytes_of_event)
     for start in range(0, len(ledger.events), step):
-        yield packed(_block(ledger, kept, start, start + step))
+        block = _block(ledger, kept, slice(start, start + step))
+        yield packed(block)
 
 
-def _block(ledger: Arrays, kept: Sequence[int], start: int, stop: int) -> Block:
-    """Return the events from `start` to `stop` as a block."""
-    events, weighed = ledger.columns.take(slice(start, stop)), ledger.weighed
-    none = np.zeros((len(events), 0))
-    added = [ledger.exact[p][0][start:stop] for p in kept]
-    left = [ledger.exact[p][1][start:stop] for p in kept]
-    first, last = np.searchsorted(weighed.events, [start, stop]).tolist()
-    weights = np.zeros((0, sum(one.shape[1] for one in added)))
-    if last > first:
-        after = [weighed.elements[p][first:last] for p in kept]
-        weights = np.concatenate(after, axis=1)
+def _block(ledger: Arrays, kept: Sequence[int], rows: slice) -> Block:
+    """Return some events as a block."""
+    events = ledger.columns.take(rows)
+    weighed = ledger.weighed
+    bounds = [rows.start, rows.stop]
+    first, last = np.searchsorted(weighed.events, bounds).tolist()
+    nothing = np.zeros((len(events), 0))
+    added, left = [nothing], [nothing]
+    weights = [np.zeros((last - first, 0))]
+    for p in kept:
+        of_added, of_left = ledger.exact[p]
+        added.append(of_added[rows])
+        left.append(of_left[rows])
+        after = np.zeros((0, of_added.shape[1]))
+        if last > first:
+            after = weighed.elements[p][first:last]
+        weights.append(after)
     return Block(
         events.tables,
         events.codes,
         events.numbers,
-        ledger.contribution[start:stop],
-        ledger.grad[start:stop],
-        ledger.state[start:stop],
-        np.concatenate([none, *added], axis=1),
-        np.concatenate([none, *left], axis=1),
-        weighed.events[first:last] - start,
-        weights,
+        ledger.contribution[rows],
+        ledger.grad[rows],
+        ledger.state[rows],
+        np.concatenate(added, axis=1),
+        np.concatenate(left, axis=1),
+        weighed.events[first:last] - rows.start,
+        np.concatenate(weights, axis=1),
     )
 
 
@@ -121,17 +140,18 @@ def decode(reader: Reader, kind: type[Kind]) -> Kind:
     parts = list(blocks(reader, about))
     if "parameters" not in about:
         raise ValueError("it ends before its parameters: nothing was recorded in it")
-    parameters = tuple(_parameter(row) for row in _list(about["parameters"]))
+    rows = _list(about["parameters"])
+    parameters = tuple(_parameter(row) for row in rows)
     _check_names(parameters)
     kept = _list(about["kept"])
-    numbers = all(_whole(p, len(parameters) - 1) for p in kept)
-    if not numbers or len(set(kept)) < len(kept):
-        raise ValueError(f"kept is {str(kept)[:100]}, expected numbers of parameters")
+    _check_kept(kept, len(parameters))
     elements = sum(parameters[p].numel for p in kept)
-    block = join(parts or [Block.empty(len(parameters), elements)])
+    empty = Block.empty(len(parameters), elements)
+    block = join(parts or [empty])
     for array in (block.added, block.left, block.weights):
-        if array.shape[1] != elements:
-            raise ValueError(f"{array.shape[1]} elements are kept, expected {elements}")
+        width = array.shape[1]
+        if width != elements:
+            raise ValueError(f"{width} elements are kept, expected {elements}")
     return kind.of_block(
         parameters,
         kept,
@@ -142,52 +162,67 @@ def decode(reader: Reader, kind: type[Kind]) -> Kind:
     )
 
 
+def _check_kept(kept: list[Any], count: int) -> None:
+    are_numbers = all(_whole(p, count - 1) for p in kept)
+    if not are_numbers or len(set(kept)) < len(kept):
+        raise ValueError(f"kept is {str(kept)[:100]}, expected numbers of parameters")
+
+
 def _checked(tables: dict[str, Any], arrays: dict[str, np.ndarray]) -> Block:
     """Return a block whose columns fit together; whether they fit to the parameters is seen when it is joined."""
     for name in _BY_COLUMN:
-        arrays[name] = np.ascontiguousarray(arrays[name].T)
+        transposed = arrays[name].T
+        arrays[name] = np.ascontiguousarray(transposed)
     length = len(arrays["codes"])
     for name, kind in ARRAYS.items():
         array = arrays[name]
-        expected = (1 if name == "weighed" else 2), np.dtype(kind)
-        if (array.ndim, array.dtype) != expected:
+        dimensions = 1 if name == "weighed" else 2
+        if array.ndim != dimensions or array.dtype != np.dtype(kind):
             raise ValueError(f"{name} is an array of {array.dtype} {array.shape}")
-        if len(array) != length and name not in ("weighed", "weights"):
+        of_events = name not in ("weighed", "weights")
+        if of_events and len(array) != length:
             raise ValueError(f"{name} has {len(array)} rows for {length} events")
     _check_weighed(arrays["weighed"], arrays["weights"], length)
     _check_numbers(arrays["numbers"])
-    return Block(_tables(tables, arrays["codes"]), **{n: arrays[n] for n in ARRAYS})
+    texts = _tables(tables, arrays["codes"])
+    columns = {name: arrays[name] for name in ARRAYS}
+    return Block(texts, **columns)
 
 
 def _check_weighed(weighed: np.ndarray, weights: np.ndarray, length: int) -> None:
     steps = np.diff(weighed, prepend=-1, append=length)
-    if len(weighed) != len(weights) or (steps <= 0).any():
+    in_order = (steps > 0).all()
+    if not in_order or len(weighed) != len(weights):
         raise ValueError("weights are not in the order of their events")
 
 
 def _check_numbers(numbers: np.ndarray) -> None:
-    columns = dict(zip(NUMBERS, numbers.T, strict=True))
-    if not np.isfinite(columns["time"]).all():
-        raise ValueError("an event happened at no time")
-    for name in _BYTES:
-        column = columns[name]
-        within = (column >= 0) & (column < _MOST_BYTES)
-        if not (within | np.isnan(column)).all():
-            raise ValueError(f"{name} is no number of bytes")
+    for name, column in zip(NUMBERS, numbers.T, strict=True):
+        if name == "time" and not np.isfinite(column).all():
+            raise ValueError("an event happened at no time")
+        if name in _BYTES:
+            outside = (column < 0) | (column >= _MOST_BYTES)
+            if outside.any():
+                raise ValueError(f"{name} is no number of bytes")
 
 
 def _tables(given: dict[str, Any], codes: np.ndarray) -> dict[str, list[str]]:
     """Return the tables of texts, if each code is a place in one."""
-    tables = {name: [_text(text) for text in _list(given[name])] for name in TABLES}
+    tables = {}
+    for name in TABLES:
+        texts = _list(given[name])
+        tables[name] = [_text(text) for text in texts]
     for column, name in zip(codes.T, CODES, strict=True):
         low = -1 if name == "rank" else 0
         high = len(tables[name]) - 1 if name in tables else _MOST
-        if ((column < low) | (column > high)).any():
+        outside = (column < low) | (column > high)
+        if outside.any():
             raise ValueError(f"a {name} is out of range")
     unknown = set(tables["kind"]) - set(KINDS)
     if unknown:
+        expected = ", ".join(KINDS)
         raise ValueError(
-            f"an event of the kind {min(unknown)!r}; expected one of {', '.join(KINDS)}"
+            f"an event of the kind {min(unknown)!r}; expected one of {expected}"
         )
     tables["details"] = [_details(text) for text in tables["details"]]
     tables["frames"] = [_frames(text) for text in tables["frames"]]
@@ -215,24 +250,38 @@ def _whole(value: Any, most: int = _MOST, least: int = 0) -> bool:
 
 def _texts(given: Any) -> dict[str, str]:
     sources = an_object(given, "sources")
-    return {_text(file): _text(text) for file, text in sources.items()}
+    for text in sources.values():
+        _text(text)
+    return sources
 
 
 def _parameter(row: dict[str, Any]) -> Parameter:
     for name in ("name", "dtype", "device", "group", "unsharded_of"):
         _text(row[name])
-    shape, rank = tuple(_list(row["shape"])), row["rank"]
-    sides = len(shape) <= 64 and all(_whole(side, _LARGEST) for side in shape)
-    if not sides or math.prod(shape) > _LARGEST:
-        raise ValueError(f"a parameter's shape is {str(shape)[:100]}")
+    shape = tuple(_list(row["shape"]))
+    _check_shape(shape)
     optimizers = tuple(_list(row["optimizers"]))
-    numbers = (*optimizers, *([] if rank is None else [rank]))
-    requires_grad = isinstance(row["requires_grad"], bool)
-    if not requires_grad or not all(_whole(n) for n in numbers):
+    numbers = [*optimizers]
+    if row["rank"] is not None:
+        numbers.append(row["rank"])
+    are_numbers = all(_whole(number) for number in numbers)
+    if not are_numbers or not isinstance(row["requires_grad"], bool):
         raise ValueError(f"a parameter is {str(row)[:100]}")
-    aliases = tuple(_text(alias) for alias in _list(row["aliases"]))
-    tuples = {"shape": shape, "optimizers": optimizers, "aliases": aliases}
+    aliases = _list(row["aliases"])
+    for alias in aliases:
+        _text(alias)
+    tuples = {
+        "shape": shape,
+        "optimizers": optimizers,
+        "aliases": tuple(aliases),
+    }
     return Parameter(**{**row, **tuples})
+
+
+def _check_shape(shape: tuple[Any, ...]) -> None:
+    are_sides = all(_whole(side, _LARGEST) for side in shape)
+    if len(shape) > 64 or not are_sides or math.prod(shape) > _LARGEST:
+        raise ValueError(f"a parameter's shape is {str(shape)[:100]}")
 
 
 def _check_names(parameters: Iterable[Parameter]) -> None:
@@ -265,16 +314,16 @@ def _details(text: str) -> str:
     if text == "{}":
         return text
     details, text = _parsed(text)
-    get = an_object(details, "details").get
-    numbers = {name: get(name, 1) for name in ("optimizer_index", "ranks", "bytes")}
-    index, ranks, size = numbers.values()
-    right = _whole(index) and _whole(ranks, least=1) and _whole(size, _MOST_BYTES)
-    if not right:
-        raise ValueError(f"{str(numbers)[:100]}, expected whole numbers")
+    an_object(details, "details")
+    for name, (least, most) in _WHOLE_DETAILS.items():
+        number = details.get(name, 1)
+        if not _whole(number, most, least):
+            raise ValueError(f"{name} is {str(number)[:100]}, expected a whole number")
     for name in ("lr", "parameters", "unmeasured", "terms"):
         _list(details.get(name, []))
     for term in details.get("terms", ()):
-        _check_term(an_object(term, "a term"))
+        an_object(term, "a term")
+        _check_term(term)
     return text
 
 
@@ -283,7 +332,7 @@ def _check_term(term: dict[str, Any]) -> None:
         _text(term.get(name, ""))
     for name in ("elements", "factor"):
         number = term.get(name)
-        if type(number) not in (int, float, type(None)):
+        if number is not None and type(number) not in (int, float):
             raise ValueError(f"{name} of a term is {str(number)[:100]}")
 
 
@@ -294,7 +343,8 @@ def _frames(text: str) -> str:
     frames, text = _parsed(text)
     for frame in _list(frames):
         file, line, source = _list(frame)
-        _text(file), _text(source)
+        _text(file)
+        _text(source)
         if not _whole(line):
             raise ValueError(f"a line is {str(line)[:100]}, expected a whole number")
     return text
@@ -307,8 +357,9 @@ _STRANGE = re.compile(r"\\u|\d{19}")
 def _parsed(text: str) -> tuple[Any, str]:
     """Return what a JSON text says, and the text without what could not be shown."""
     value = json.loads(text)
-    flat = text.count("[") + text.count("{") < DEEPEST_JSON
-    if flat and not _STRANGE.search(text):
+    brackets = text.count("[") + text.count("{")
+    if brackets < DEEPEST_JSON and not _STRANGE.search(text):
         return value, text
     value = sane(value)
-    return value, json.dumps(value, separators=(",", ":"))
+    text = json.dumps(value, separators=(",", ":"))
+    return value, text
