@@ -82,8 +82,10 @@ class Gradients:
         self.taken: set[int] = set()
         on_device = any(device.type != "cpu" for device in self.devices())
         self.bulk = BULK_ON_DEVICE if on_device else BULK
-        # The thread that is followed, how many others call backward now, and whether they have reached a leaf.
+        # The thread that is followed, once a backward of it has reached a leaf; how many others call backward now, and
+        # whether they have reached a leaf.
         self.thread: int | None = None
+        self._is_reached = False
         self.others, self.disturbed = 0, False
         self.lock = threading.RLock()
         self.present = bytearray(len(self.tensors))
@@ -263,6 +265,9 @@ class Gradients:
     def finish(self, running: Backward) -> None:
         """Give a backward that is over its numbers, and say which leaves it has reached and changed."""
         self.running = None
+        self._is_reached = self._is_reached or bool(running.reached)
+        if not self._is_reached:
+            self.thread = None  # this one's may train what another recording has
         changed = self.update()
         if running.synced:
             changed = [i for i in changed if i not in running.synced]

@@ -273,6 +273,23 @@ def test_two_threads_train_under_two_recordings() -> None:
         assert values.tolist() == [[n + 1] * 3, [2 * n + 2] * 3] * 100
 
 
+def test_a_recording_follows_the_thread_in_which_its_own_leaves_are_reached() -> None:
+    mine, other = (torch.ones(2, requires_grad=True) for _ in range(2))
+    optimizer = torch.optim.SGD([mine], 0.1)
+    with av.record(mine, optimizer) as recording:
+        elsewhere = threading.Thread(target=lambda: (other * 5).sum().backward())
+        elsewhere.start()
+        elsewhere.join()
+        optimizer.zero_grad()
+        (mine * mine).mean().backward()
+        optimizer.step()
+    ledger = recording.ledger
+    assert kinds(ledger) == ["backward", "zero_grad", "backward", "step"]
+    assert ledger.values(0, "contribution")[2].tolist() == [1, 1]
+    assert [(row.backward, row.share, row.unknown) for row in ledger.shares()] == [(2, 1, "")]
+    assert "notes" not in ledger.meta
+
+
 # --- a key that is pressed ------------------------------------------------------------------------------
 
 
