@@ -158,6 +158,17 @@ def save_page(path: str | Path, title: str, content: str) -> None:
     )
 
 
+def save_result(path: str | Path, result: Any) -> None:
+    """Write a result as a page (`.html`), as JSON (`.json`) or, under any other name, as text."""
+    arguments.file("path", path)
+    suffix = Path(path).suffix.lower()
+    if suffix in (".html", ".htm"):
+        save_page(path, type(result).__name__, result.to_html())
+        return
+    text = result.to_json() if suffix == ".json" else result.text()
+    Path(path).write_text(text + "\n", "utf-8", "replace")
+
+
 def check_page_name(path: str | Path) -> None:
     """Raise `ValueError` for a name that does not end in `.html`."""
     arguments.file("path", path)

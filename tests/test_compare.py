@@ -149,7 +149,7 @@ def test_a_recording_without_a_step_is_compared_by_what_its_end_holds() -> None:
         (v.square().sum() / 2).backward()
         optimizer.step()
     result = av.compare(recording, stepped)
-    assert result.verdict == "equal" and "one of them has no step" in result.notes[0]
+    assert result.verdict == "equal" and "no step in common" in result.notes[0]
 
 
 def test_steps_are_paired_in_order_and_later_ones_are_noted() -> None:
@@ -177,7 +177,7 @@ def test_other_names_and_shapes_are_listed_as_missing() -> None:
         av.compare(a, b)
     rows = [{"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}}]
     a, b = Ledger.build(a.parameters, rows), Ledger.build(b.parameters, rows)
-    assert av.compare(a, b).missing == ("x (a)", "y (shape (2,) in a, (3,) in b)", "z (b)")
+    assert av.compare(a, b).missing == ("x (a)", "z (b)", "y (of another shape)")
 
 
 # --- causes ----------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_parameters_that_only_one_step_reads_are_named() -> None:
             each_alike(F.cross_entropy(net(x), y, reduction="none"), len(y)).backward()
         optimizer.step()
     result = av.compare(recording, run(net=whole))
-    assert causes(result) == ["owner"]
+    assert causes(result) == ["no gradient"]
     assert result.causes[0].evidence["parameters"] == ["2.weight", "2.bias"]
 
 
@@ -233,7 +233,7 @@ def test_one_zero_less_is_not_blamed_on_the_data() -> None:
             optimizer.zero_grad()
 
     result = av.compare(run(between=zero), run())
-    assert set(causes(result)) <= {"uneven shares"}
+    assert causes(result) == []
     assert result.parting is not None and "2 backwards in this window, b has 4" in result.parting.said
 
 

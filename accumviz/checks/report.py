@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accumviz import arguments
-from accumviz.show import Displayed, counted, encoded, literal, save_page
+from accumviz.show import Displayed, counted, encoded, literal, save_result
 
 # The section of the book about each rule: file and label.
 CHAPTERS = {
@@ -172,13 +171,7 @@ class Report(Displayed):
 
     def save(self, path: str | Path) -> None:
         """Write it: a page (`.html`), JSON (`.json`) or, under any other name, text."""
-        arguments.file("path", path)
-        suffix = Path(path).suffix.lower()
-        if suffix in (".html", ".htm"):
-            save_page(path, "Report", self.to_html())
-            return
-        text = self.to_json() if suffix == ".json" else self.text()
-        Path(path).write_text(text + "\n", "utf-8", "replace")
+        save_result(path, self)
 
 
 def _lines_of(finding: Finding, paint: Callable[[str, str], str]) -> Iterator[str]:

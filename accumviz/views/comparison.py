@@ -26,7 +26,7 @@ def comparison_html(comparison: Comparison) -> str:
     if comparison.parting is not None:
         where = "".join(
             f"<li><code>{escape(place(event))}</code></li>"
-            for event in comparison.parting[:2]
+            for event in (comparison.parting.a, comparison.parting.b)
         )
         parts.append(
             f"<p>They part at: {escape(comparison.parting.said)}</p><ul>{where}</ul>"
