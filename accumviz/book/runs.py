@@ -15,7 +15,8 @@ from accumviz.views import style, words
 from accumviz.views.heat import decades
 
 # Of larger models the norms of the tensors are compared, of longer runs the first steps.
-_MOST_ELEMENTS, _MOST_NUMBERS = 256, 1024
+_MOST_ELEMENTS = 256
+_MOST_NUMBERS = 1024
 # Bars that are more than so many times as long as those of the right runs are torn off.
 _TORN = 3.0
 _TORN_BAR = "Torn edge: longer than drawn."
@@ -35,23 +36,24 @@ def figures(ledger: Ledger) -> list[tuple[str, str]]:
     [('backwards', '1'), ('steps', '1')]
     """
     steps = _steps(ledger)
-    shown = [
-        ("backwards", f"{len(ledger.of('backward')):,}"),
-        ("steps", f"{len(steps):,}"),
-    ]
-    saved = _most(event.saved_before for event in ledger)
-    saved = max(saved, _most(event.saved_after for event in ledger))
+    backwards = ledger.of("backward")
+    shown = {
+        "backwards": f"{len(backwards):,}",
+        "steps": f"{len(steps):,}",
+    }
+    saved = allocated = -1.0
+    for event in ledger:
+        saved = _most([saved, event.saved_before, event.saved_after])
+        allocated = _most([allocated, event.allocated, event.peak])
     if saved >= 0:
-        shown.append(("saved by one graph, at most", style.size(saved)))
-    reached = _most(event.allocated for event in ledger)
-    reached = max(reached, _most(event.peak for event in ledger))
-    if reached >= 0:
-        shown.append(("allocated on the device, at most", style.size(reached)))
-    if ledger.parameters and len(ledger):
-        last = steps[-1] if steps else ledger[-1]
-        name = "gradient of the last step" if steps else "gradient at the end"
-        shown.append((name, _gradient(ledger, last)))
-    return shown
+        shown["saved by one graph, at most"] = style.size(saved)
+    if allocated >= 0:
+        shown["allocated on the device, at most"] = style.size(allocated)
+    if ledger.parameters and steps:
+        shown["gradient of the last step"] = _gradient(ledger, steps[-1])
+    elif ledger.parameters and len(ledger):
+        shown["gradient at the end"] = _gradient(ledger, ledger[-1])
+    return list(shown.items())
 
 
 def _steps(ledger: Ledger) -> list[Event]:
@@ -60,18 +62,24 @@ def _steps(ledger: Ledger) -> list[Event]:
 
 def _most(values: Iterable[Any]) -> float:
     """Return the largest value that is known; -1 where none is."""
-    known = [float(value) for value in values if value is not None]
-    return max((value for value in known if np.isfinite(value)), default=-1.0)
+    most = -1.0
+    for value in values:
+        if value is not None and np.isfinite(value):
+            most = max(most, float(value))
+    return most
 
 
 def _gradient(ledger: Ledger, event: Event) -> str:
     if len(ledger.parameters) == 1:
         return words.value(ledger, event.index, 0)
-    used = [p for p in range(len(ledger.parameters)) if _is_used(ledger, event, p)]
-    if not used:
+    norms = []
+    for p, norm in enumerate(ledger.grad[event.index]):
+        if _is_used(ledger, event, p):
+            norms.append(norm)
+    if not norms:
         return "None"
-    norm = float(np.linalg.norm(ledger.grad[event.index, used]))
-    return f"‖·‖ {style.number(norm)}"
+    whole = float(np.linalg.norm(norms))
+    return f"‖·‖ {style.number(whole)}"
 
 
 def _is_used(ledger: Ledger, event: Event, p: int) -> bool:
@@ -94,34 +102,39 @@ def gradients(ledger: Ledger) -> Page:
     >>> gradients(Ledger.build([Parameter("w", (1,))], [dict(kind="step", grad={"w": -20})]))
     {'of': ['w', 1], 'exact': True, 'end': False, 'steps': 1, 'rows': [[-20.0]]}
     """
-    parameters = ledger.parameters
-    sizes = [parameter.numel for parameter in parameters]
-    exact = len(ledger.exact) == len(sizes) and sum(sizes) <= _MOST_ELEMENTS
-    if not exact:
-        sizes = [1] * len(sizes)
-    steps = _steps(ledger)
-    at = steps or list(ledger)[-1:]
-    rows = []
-    for event in at[: max(_MOST_NUMBERS // max(sum(sizes), 1), 1)]:
-        row: list[float | str | None] = []
-        for p, size in enumerate(sizes):
-            if not _is_used(ledger, event, p):
-                row += [None] * size
-                continue
-            norm = ledger.grad[event.index, p : p + 1]
-            numbers = ledger.exact[p][1][event.index] if exact else norm
-            row += [encoded(float(x)) for x in numbers]
-        rows.append(row)
     names: list[Any] = []
-    for parameter in parameters:
+    for parameter in ledger.parameters:
         names += [literal(parameter.name), parameter.numel]
+    numbers = sum(names[1::2])
+    exact = len(ledger.exact) == len(ledger.parameters)
+    exact = exact and numbers <= _MOST_ELEMENTS
+    if not exact:
+        numbers = len(ledger.parameters)
+    steps = _steps(ledger)
+    shown = steps or list(ledger)[-1:]
+    most = _MOST_NUMBERS // max(numbers, 1)
     return {
         "of": names,
         "exact": exact,
         "end": not steps,
-        "steps": len(at),
-        "rows": rows,
+        "steps": len(shown),
+        "rows": [_row(ledger, event, exact) for event in shown[: max(most, 1)]],
     }
+
+
+def _row(ledger: Ledger, event: Event, exact: bool) -> list[Any]:
+    """Return every `.grad` at an event: its elements, or its norm."""
+    row: list[Any] = []
+    for p, parameter in enumerate(ledger.parameters):
+        if not _is_used(ledger, event, p):
+            row += [None] * (parameter.numel if exact else 1)
+        elif exact:
+            _, elements = ledger.exact[p]
+            row += map(encoded, elements[event.index].tolist())
+        else:
+            norm = float(ledger.grad[event.index, p])
+            row.append(encoded(norm))
+    return row
 
 
 # --- one scale for all runs ---------------------------------------------------------------------
@@ -141,13 +154,13 @@ class CommonScale:
 
     def apply(self, page: Page) -> Page:
         """Return what a player is told of a run, drawn to this scale."""
-        scaled = page | self.layout
-        scaled["p"] = []
+        rows = []
         is_torn = False
         for row in page["p"]:
             scale = self.rows[row["n"]]
             is_torn = is_torn or _is_beyond(row["r"], scale)
-            scaled["p"].append(row | {"r": list(scale)})
+            rows.append(row | {"r": list(scale)})
+        scaled = page | self.layout | {"p": rows}
         if is_torn:
             first, *others = page["bars"]
             scaled["keys"] = [*page["keys"], _KEY]
@@ -162,23 +175,31 @@ class CommonScale:
 
 def common_scale(pages: Sequence[Page], right: Sequence[Page]) -> CommonScale:
     """Return one scale for these runs; `right` are those that others are torn off against."""
-    names = dict.fromkeys(row["n"] for page in pages for row in page["p"])
+    bars = _bars(pages)
+    right_bars = _bars(right)
     rows = {}
-    for name in names:
-        rows[name] = _torn(_bars(pages, name), _bars(right, name))
+    for name, ranges in bars.items():
+        rows[name] = _torn(ranges, right_bars.get(name, []))
     shares = _torn(_shares(pages), _shares(right))
     return CommonScale(rows, shares, _layout(pages))
 
 
 def common_levels(ledgers: Sequence[Ledger]) -> Range | None:
     """Return the logarithms between which the levels of all heat maps lie."""
-    added = [ledger.contribution for ledger in ledgers]
-    levels = [decades(one) for one in added if one.size]
+    levels = []
+    for ledger in ledgers:
+        if ledger.contribution.size:
+            levels.append(decades(ledger.contribution))
     return _union(levels) if levels else None
 
 
-def _bars(pages: Sequence[Page], name: str) -> list[Range]:
-    return [row["r"] for page in pages for row in page["p"] if row["n"] == name]
+def _bars(pages: Sequence[Page]) -> dict[str, list[Range]]:
+    """Return the ranges of each parameter's bars in all runs."""
+    bars: dict[str, list[Range]] = {}
+    for page in pages:
+        for row in page["p"]:
+            bars.setdefault(row["n"], []).append(row["r"])
+    return bars
 
 
 def _shares(pages: Sequence[Page]) -> list[Range]:
@@ -188,15 +209,22 @@ def _shares(pages: Sequence[Page]) -> list[Range]:
 def _layout(pages: Sequence[Page]) -> Page:
     """Return what keeps all that is below a timeline in its place: it is as tall as the tallest."""
     layout: Page = {}
-    lengths = sorted({len(page["e"]["k"]) for page in pages})
-    lanes = {page["lane"] for page in pages if "lane" in page}
+    lengths = set()
+    lanes = set()
+    saved = []
+    for page in pages:
+        events = page["e"]
+        lengths.add(len(events["k"]))
+        if "lane" in page:
+            lanes.add(page["lane"])
+        saved += events.get("b", [])
     if len(lengths) > 1:
-        layout["sizes"] = lengths
+        layout["sizes"] = sorted(lengths)
     if len(lanes) > 1:
         layout["lane"] = max(lanes)
-    saved = _most(x for page in pages for x in page["e"].get("b", []))
-    if saved >= 0:
-        layout["most"] = saved
+    most = _most(saved)
+    if most >= 0:
+        layout["most"] = most
     return layout
 
 
@@ -218,5 +246,10 @@ def _torn(every: Sequence[Range], right: Sequence[Range]) -> Range:
     if not every:
         return 0.0, 0.0
     low, high = _union(every)
-    most = _TORN * max((abs(end) for ends in right for end in ends), default=0.0)
-    return (max(low, -most), min(high, most)) if most else (low, high)
+    if not right:
+        return low, high
+    most = _TORN * float(np.abs(right).max())
+    if most:
+        low = max(low, -most)
+        high = min(high, most)
+    return low, high

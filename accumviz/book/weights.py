@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,22 @@ from accumviz.views.words import shorten
 
 Loss = Callable[..., Any]
 Range = tuple[float, float]
+Point = tuple[float, float]
+Names = tuple[str, ...]
+Numbers = Sequence[float]
+Element = list[Any]
 # The picture, in its own units, and the room in it that is the path's.
-WIDTH, HEIGHT = 320, 190
+WIDTH = 320
+HEIGHT = 190
 # Left of it is room for the rings around the first station, and then for the numbers of the axis.
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 306.0, 14.0, 162.0
-_FINE, _COARSE, _LEVELS = 61, 33, 9
+_LEFT = 52.0
+_RIGHT = 306.0
+_TOP = 14.0
+_BOTTOM = 162.0
+# Points of a curve, points of each side of contours, and contours.
+_FINE = 61
+_COARSE = 33
+_LEVELS = 9
 # A path runs away where it comes so many times as far as most of its steps.
 _FAR = 3.0
 # Beside what runs so many times as far as a right run mostly does, all others would be a point.
@@ -40,7 +52,7 @@ class WeightPath(NamedTuple):
     The event before the first is -1.
     """
 
-    names: tuple[str, ...] = ()
+    names: Names = ()
     events: Sequence[int] = ()
     points: np.ndarray = np.zeros((0, 0))
 
@@ -48,31 +60,37 @@ class WeightPath(NamedTuple):
 def path(ledger: Ledger) -> WeightPath:
     """Return the path of the weights: nothing for more than two elements, or for some that were not kept."""
     parameters = ledger.parameters
-    steps = [event.index for event in ledger.of("step")]
-    is_small = 1 <= sum(parameter.numel for parameter in parameters) <= 2
+    size = sum(parameter.numel for parameter in parameters)
     of_ranks = any(parameter.rank is not None for parameter in parameters)
-    if not steps or not is_small or of_ranks:
+    steps = [event.index for event in ledger.of("step")]
+    if not steps or of_ranks or size not in (1, 2):
         return WeightPath()
-    kept = [ledger.weights(i) for i in range(len(parameters))]
-    if not all(one.size for one in kept):
-        return WeightPath()
+    kept = []
+    for i in range(len(parameters)):
+        weights = ledger.weights(i)
+        if not weights.size:
+            return WeightPath()
+        kept.append(weights)
     elements = np.concatenate(kept, axis=1)
     seen = ~np.isnan(elements).all(axis=1)
     seen[steps] = True
-    events = [e if e in steps else -1 for e in np.flatnonzero(seen).tolist()]
-    if events.count(-1) > 1:
+    events = np.flatnonzero(seen)
+    before = events[~np.isin(events, steps)]
+    if before.size > 1:
         return WeightPath()
-    return WeightPath(_element_names(ledger), events, elements[seen])
+    events[: before.size] = -1
+    return WeightPath(_element_names(ledger), events.tolist(), elements[seen])
 
 
-def _element_names(ledger: Ledger) -> tuple[str, ...]:
+def _element_names(ledger: Ledger) -> Names:
     names = []
     for parameter in ledger.parameters:
         name = literal(parameter.name)
         if parameter.numel == 1:
             names.append(name)
-        else:
-            names += [f"{name}[{i}]" for i in range(parameter.numel)]
+            continue
+        for i in range(parameter.numel):
+            names.append(f"{name}[{i}]")
     return tuple(names)
 
 
@@ -94,7 +112,8 @@ def play(
     Player: 0 events, 0 parameters; a notebook shows it, .save('run.html') writes a page
     """
     shown = player.play(ledger, graph)
-    shown.ground = field([] if shown.ledger is None else [shown.ledger], loss)
+    ledgers = [] if shown.ledger is None else [shown.ledger]
+    shown.ground = field(ledgers, loss)
     return shown
 
 
@@ -109,8 +128,8 @@ class Field:
     that share the ground, and `steps` is how many points the longest path has.
     """
 
-    names: tuple[str, ...]
-    ranges: tuple[Range, ...]
+    names: Names
+    ranges: Sequence[Range]
     loss: Loss | None
     heights: Range
     lines: Sequence[str]
@@ -124,30 +143,31 @@ class Field:
         where it lies outside, an arrow with its number.
         """
         names, events, points = path(ledger)
-        place = {event: i for i, event in enumerate(chosen)} | {-1: -1}
-        kept = [i for i, event in enumerate(events) if event in place]
+        places = {event: i for i, event in enumerate(chosen)}
+        places[-1] = -1
+        kept = [i for i, event in enumerate(events) if event in places]
         if names != self.names or not kept:
             return {}
-        kept = kept[:: math.ceil(len(kept) / _MOST_POINTS)]
         across, up = self._axes(len(events))
         digits = words.telling(points)
-        stations: list[list[Any]] = []
+        stations = []
+        is_beyond = False
         before = None
-        for i in kept:
+        for i in kept[:: math.ceil(len(kept) / _MOST_POINTS)]:
             values = points[i].tolist()
             point = self._place(values, i)
             x, y = _inside(point, before, across, up)
-            stations.append(
-                [
-                    place[events[i]],
-                    round(_along(x, across, _LEFT, _RIGHT), 1),
-                    round(_along(y, up, _BOTTOM, _TOP), 1),
-                    self._words(values, digits),
-                    self._arrow(values),
-                ]
-            )
+            arrow = self._arrow(values)
+            station = [
+                places[events[i]],
+                _x(x, across),
+                _y(y, up),
+                self._words(values, digits),
+                arrow,
+            ]
+            stations.append(station)
+            is_beyond = is_beyond or arrow != ""
             before = point
-        is_beyond = any(arrow for *_, arrow in stations)
         return {
             "m": self._elements(across, up),
             "note": self._note(),
@@ -156,39 +176,44 @@ class Field:
         }
 
     def _axes(self, points: int) -> tuple[Range, Range]:
-        if len(self.ranges) == 2:
-            return self.ranges[0], self.ranges[1]
-        if self.loss is None:
-            return (0.0, max(self.steps, points, 2) - 1.0), self.ranges[0]
-        return self.ranges[0], self.heights
+        first, *others = self.ranges
+        if others:
+            return first, others[0]
+        if self.loss is not None:
+            return first, self.heights
+        last = max(self.steps, points, 2) - 1.0
+        return (0.0, last), first
 
-    def _place(self, values: Sequence[float], i: int) -> tuple[float, float]:
+    def _place(self, values: Numbers, i: int) -> Point:
         """Return where the i-th point is, in the units of the axes; what is not finite is beyond all."""
-        finite = [x if math.isfinite(x) else _BEYOND for x in values]
-        if len(finite) == 2:
-            return finite[0], finite[1]
+        first, *others = map(_finite, values)
+        if others:
+            return first, others[0]
         if self.loss is None:
-            return float(i), finite[0]
-        height = _at(self.loss, finite[0])
-        return finite[0], height if math.isfinite(height) else _BEYOND
+            return float(i), first
+        height = _at(self.loss, first)
+        return first, _finite(height)
 
-    def _words(self, values: Sequence[float], digits: int) -> str:
-        said = []
+    def _words(self, values: Numbers, digits: int) -> str:
+        parts = []
         for name, value in zip(self.names, values, strict=True):
-            said.append(f"{shorten(name, 40)} {number(value, digits)}")
+            text = number(value, digits)
+            parts.append(f"{shorten(name, 40)} {text}")
         if self.loss is not None and all(map(math.isfinite, values)):
-            said.append(f"loss {number(_at(self.loss, *values))}")
-        return ", ".join(said)
+            loss = _at(self.loss, *values)
+            parts.append(f"loss {number(loss)}")
+        return ", ".join(parts)
 
-    def _arrow(self, values: Sequence[float]) -> str:
+    def _arrow(self, values: Numbers) -> str:
         """Return what stands at the edge for a point beyond it."""
-        signs = [("←", "→"), ("↓", "↑")]
+        signs = ["←→", "↓↑"]
         if len(values) == 1 and self.loss is None:
-            signs = signs[1:]
-        for i, (low, high) in enumerate(self.ranges):
-            if not low <= values[i] <= high:
-                less, more = signs[i]
-                return f"{less if values[i] < low else more} {number(values[i], 3)}"
+            signs = ["↓↑"]
+        for value, (low, high), sign in zip(values, self.ranges, signs, strict=False):
+            if low <= value <= high:
+                continue
+            arrow = sign[0] if value < low else sign[1]
+            return f"{arrow} {number(value, 3)}"
         return ""
 
     def _note(self) -> str:
@@ -199,30 +224,34 @@ class Field:
             note += " One scale for all runs."
         return note
 
-    def _elements(self, across: Range, up: Range) -> list[list[Any]]:
+    def _elements(self, across: Range, up: Range) -> list[Element]:
         """Return ticks, axes with their names, and lines of the loss.
 
         Each is a name, its attributes, and its text if it has one.
         """
         names = [shorten(name, 24) for name in self.names]
-        if len(names) == 1:
-            names = ["step", *names] if self.loss is None else [*names, "loss"]
-        marks = _round_values(*across)
+        columns = _round_values(*across)
+        rows = _round_values(*up)
+        if len(names) == 1 and self.loss is None:
+            names.insert(0, "step")
+        names.append("loss")
         if names[0] == "step":
-            marks = [mark for mark in marks if mark.is_integer()]
-        elements: list[list[Any]] = []
-        for mark, text in zip(marks, _apart(marks), strict=True):
-            at = round(_along(mark, across, _LEFT, _RIGHT), 1)
-            elements.append(["text.av-tickx", {"x": at, "y": 176}, text])
-        marks = _round_values(*up)
-        for mark, text in zip(marks, _apart(marks), strict=True):
-            at = round(_along(mark, up, _BOTTOM, _TOP) + 4, 1)
-            elements.append(["text.av-ticky", {"x": 40, "y": at}, text])
+            columns = list(filter(float.is_integer, columns))
         end = {"x": 310, "y": 189, "text-anchor": "end"}
-        elements.append(["path.av-axes", {"d": "M46 10V162H310"}])
-        elements.append(["text.av-axisname", end, names[0]])
-        elements.append(["text.av-axisname", {"x": 50, "y": 10}, names[1]])
-        elements += [["path.av-loss", {"d": line}] for line in self.lines]
+        elements: list[Element] = []
+        for value, text in zip(columns, _apart(columns), strict=True):
+            at = {"x": _x(value, across), "y": 176}
+            elements.append(["text.av-tickx", at, text])
+        for value, text in zip(rows, _apart(rows), strict=True):
+            at = {"x": 40, "y": _y(value, up, 4)}
+            elements.append(["text.av-ticky", at, text])
+        elements += [
+            ["path.av-axes", {"d": "M46 10V162H310"}],
+            ["text.av-axisname", end, names[0]],
+            ["text.av-axisname", {"x": 50, "y": 10}, names[1]],
+        ]
+        for line in self.lines:
+            elements.append(["path.av-loss", {"d": line}])
         return elements
 
 
@@ -246,38 +275,43 @@ def field(
     names = paths[0].names if paths else ()
     if not names or any(one.names != names for one in paths):
         return None
-    models = [path(ledger).points for ledger in right]
+    models = [path(ledger) for ledger in right]
     ranges = []
     for i in range(len(names)):
         columns = [one.points[:, i] for one in paths]
-        ranges.append(_range(columns, [model[:, i] for model in models]))
+        typical = [model.points[:, i] for model in models]
+        ranges.append(_range(columns, typical))
+    heights: Range = 0.0, 1.0
+    lines: list[str] = []
     if loss is not None:
-        end = _last_finite(models[0] if models else paths[0].points)
-        ranges = _with_valley(loss, ranges, end)
-    heights, lines = _drawn(loss, ranges)
+        first = models[0] if models else paths[0]
+        ranges = _with_valley(loss, ranges, first.points)
+        if len(names) == 1:
+            heights, lines = _curve(loss, ranges[0])
+        else:
+            lines = _contours(loss, *ranges)
     steps = max(len(one.events) for one in paths)
-    return Field(names, tuple(ranges), loss, heights, lines, len(paths), steps)
-
-
-def _last_finite(points: np.ndarray) -> list[float]:
-    """Return the last point whose elements are all finite, if there is one."""
-    finite = points[np.isfinite(points).all(axis=1)]
-    last: list[float] = finite[-1].tolist() if len(finite) else []
-    return last
+    return Field(names, ranges, loss, heights, lines, len(paths), steps)
 
 
 def _range(paths: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> Range:
     """Return the lowest and the highest value; what runs away is left out, so that the others are seen."""
-    begin = float(paths[0][0]) if np.isfinite(paths[0][0]) else 0.0
+    values = np.concatenate(paths)
+    begin = float(values[0])
+    if not math.isfinite(begin):
+        begin = 0.0
     reaches = [_reach(one) for one in paths]
     typical = [_reach(one) for one in right]
-    moving = sorted(filter(None, typical)) or sorted(filter(None, reaches)) or [0.0]
-    limit = _LONG * moving[(len(moving) - 1) // 2]
+    if not any(typical):
+        typical = reaches
+    moving = list(filter(None, typical)) or [0.0]
+    limit = _LONG * median_low(moving)
     most = max(reach for reach in reaches if reach <= limit)
-    values = np.concatenate(paths)
     values = values[np.isfinite(values)]
-    low = max(float(values.min(initial=begin)), begin - most)
-    high = min(float(values.max(initial=begin)), begin + most)
+    lowest = float(values.min(initial=begin))
+    highest = float(values.max(initial=begin))
+    low = max(lowest, begin - most)
+    high = min(highest, begin + most)
     margin = 0.12 * (high - low) or 0.5 * abs(begin) or 1.0
     return low - margin, high + margin
 
@@ -288,11 +322,14 @@ def _reach(values: np.ndarray) -> float:
     >>> _reach(np.array([1.0, 1.5, 2.0])), _reach(np.array([1.0, 2.0, 0.0, 3.0, -1e9]))
     (1.0, 4.5)
     """
-    gaps = np.abs(values[np.isfinite(values)] - values[0])
+    finite = values[np.isfinite(values)]
+    gaps = np.abs(finite - values[0])
     moved = gaps[gaps > 0]
     if not moved.size:
         return 0.0
-    return min(float(moved.max()), _FAR * float(np.median(moved)))
+    farthest = float(moved.max())
+    usual = float(np.median(moved))
+    return min(farthest, _FAR * usual)
 
 
 # --- the loss ------------------------------------------------------------------------------------
@@ -304,7 +341,7 @@ def _at(loss: Loss, *weights: float) -> float:
     except OverflowError:
         return math.inf
     except (TypeError, ValueError) as wrong:
-        takes = "one number" if len(weights) == 1 else "two numbers"
+        takes = "two numbers" if weights[1:] else "one number"
         raise TypeError(
             f"loss gave no number ({wrong}); expected a function that takes {takes}, the weights, "
             "and returns the loss there"
@@ -312,102 +349,125 @@ def _at(loss: Loss, *weights: float) -> float:
 
 
 def _with_valley(
-    loss: Loss, ranges: Sequence[Range], end: Sequence[float]
+    loss: Loss, ranges: Sequence[Range], points: np.ndarray
 ) -> list[Range]:
     """Widen ranges so that they hold where the loss is lowest, if that is near: a path is read by where it leads.
 
-    It is looked for along each element, from the `end` of a path.
+    It is looked for along each element, from the last point of a path that is finite.
     """
+    is_finite = np.isfinite(points).all(axis=1)
+    ends = points[is_finite].tolist()
+    end = ends[-1] if ends else [begin for begin, _ in ranges]
     widened = []
     for i, (low, high) in enumerate(ranges):
         wide = high - low
-        at = list(end) or [begin for begin, _ in ranges]
+        at = [*end]
         losses = {}
-        for x in np.linspace(low - 3 * wide, high + 3 * wide, 71).tolist():
+        places = np.linspace(low - 3 * wide, high + 3 * wide, 71)
+        for x in places.tolist():
             at[i] = x
             losses[x] = _at(loss, *at)
         lowest = min(losses, key=lambda x: (math.isnan(losses[x]), losses[x]))
         room = 0.0 if low < lowest < high else 0.2 * wide
-        widened.append((min(low, lowest - room), max(high, lowest + room)))
+        first = min(low, lowest - room)
+        last = max(high, lowest + room)
+        widened.append((first, last))
     return widened
-
-
-def _drawn(loss: Loss | None, ranges: Sequence[Range]) -> tuple[Range, list[str]]:
-    """Return the heights of the loss's curve, and the lines that draw it."""
-    if loss is None:
-        return (0.0, 1.0), []
-    if len(ranges) == 1:
-        return _curve(loss, ranges[0])
-    return (0.0, 1.0), _contours(loss, *ranges)
 
 
 def _curve(loss: Loss, across: Range) -> tuple[Range, list[str]]:
     """Return what the loss reaches over a range, and its curve there."""
     places = np.linspace(*across, _FINE)
     losses = np.array([_at(loss, x) for x in places.tolist()])
-    finite = np.isfinite(losses)
-    if not finite.any():
+    is_finite = np.isfinite(losses)
+    places = places[is_finite]
+    losses = losses[is_finite]
+    if not losses.size:
         return (0.0, 1.0), []
-    low, high = float(losses[finite].min()), float(losses[finite].max())
+    low = float(losses.min())
+    high = float(losses.max())
     if low < 0.3 * high:
         low = min(low, 0.0)
-    up = low, high if high > low else low + 1.0
-    points = []
-    for x, y in zip(places[finite].tolist(), losses[finite].tolist(), strict=True):
-        points.append((_along(x, across, _LEFT, _RIGHT), _along(y, up, _BOTTOM, _TOP)))
-    return up, [_line(points)]
+    if high <= low:
+        high = low + 1.0
+    columns = _along(places, across, _LEFT, _RIGHT)
+    rows = _along(losses, (low, high), _BOTTOM, _TOP)
+    return (low, high), [_line(np.stack([columns, rows], axis=1))]
 
 
 def _contours(loss: Loss, across: Range, up: Range) -> list[str]:
     from contourpy import contour_generator
 
+    xs = np.linspace(*across, _COARSE)
+    ys = np.linspace(*up, _COARSE)
     losses = []
-    for y in np.linspace(*up, _COARSE).tolist():
-        row = [_at(loss, x, y) for x in np.linspace(*across, _COARSE).tolist()]
-        losses.append(row)
+    for y in ys.tolist():
+        for x in xs.tolist():
+            losses.append(_at(loss, x, y))
     if not np.isfinite(losses).any():
         return []
-    low, high = float(np.nanmin(losses)), float(np.nanmax(losses))
+    low = float(np.nanmin(losses))
+    high = float(np.nanmax(losses))
     columns = np.linspace(_LEFT, _RIGHT, _COARSE)
     rows = np.linspace(_BOTTOM, _TOP, _COARSE)
-    generator = contour_generator(columns, rows, np.array(losses))
+    heights = np.reshape(losses, (_COARSE, _COARSE))
+    generator = contour_generator(columns, rows, heights)
     contours = []
     for k in range(1, _LEVELS + 1):
         # Closer together near the valley, where paths go.
-        level = low + (high - low) * (k / (_LEVELS + 1)) ** 2
-        contours.append("".join(_line(line) for line in generator.lines(level)))
+        part = (k / (_LEVELS + 1)) ** 2
+        level = low + (high - low) * part
+        lines = map(_line, generator.lines(level))
+        contours.append("".join(lines))
     return contours
 
 
 def _line(points: Any) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    places = [f"{x:.1f} {y:.1f}" for x, y in points]
+    return "M" + "L".join(places)
 
 
 # --- axes ----------------------------------------------------------------------------------------
 
 
-def _along(value: float, axis: Range, start: float, stop: float) -> float:
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else _BEYOND
+
+
+def _x(value: float, axis: Range) -> float:
+    place: float = _along(value, axis, _LEFT, _RIGHT)
+    return round(place, 1)
+
+
+def _y(value: float, axis: Range, below: float = 0.0) -> float:
+    place: float = _along(value, axis, _BOTTOM, _TOP)
+    return round(place + below, 1)
+
+
+def _along(value: Any, axis: Range, start: float, stop: float) -> Any:
     low, high = axis
-    return start + (stop - start) * (value - low) / ((high - low) or 1.0)
+    wide = (high - low) or 1.0
+    return start + (stop - start) * (value - low) / wide
 
 
-def _inside(
-    point: tuple[float, float], before: tuple[float, float] | None, *axes: Range
-) -> list[float]:
+def _inside(point: Point, before: Point | None, *axes: Range) -> Any:
     """Return where a point is drawn: of one that lies outside, where the way from the point before leaves the ground.
 
     >>> _inside((2, 3.0), (1, 1.0), (0, 2), (0, 2))
     [1.5, 2.0]
     """
     lows, highs = zip(*axes, strict=True)
-    edges: list[float] = np.clip(point, lows, highs).tolist()
+    edges = np.clip(point, lows, highs)
     if before is None or (np.clip(before, lows, highs) != before).any():
-        return edges
-    share = 1.0
-    for was, now, edge in zip(before, point, edges, strict=True):
-        if now != edge:
-            share = min(share, (edge - was) / (now - was))
-    return [was + share * (now - was) for was, now in zip(before, point, strict=True)]
+        return edges.tolist()
+    start = np.array(before)
+    way = point - start
+    inside = edges - start
+    leaves = edges != point
+    shares = inside[leaves] / way[leaves]
+    share = shares.min(initial=1.0)
+    places = start + share * way
+    return places.tolist()
 
 
 def _round_values(low: float, high: float) -> list[float]:
@@ -420,9 +480,12 @@ def _round_values(low: float, high: float) -> list[float]:
     if not 0 < wide < math.inf:
         return [low]
     unit = 10.0 ** math.floor(math.log10(wide))
-    sizes = [unit * k for k in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)]
-    step = next(size for size in sizes if wide / size < 5)
-    first, last = math.ceil(low / step), math.floor(high / step)
+    for factor in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0):
+        step = unit * factor
+        if wide / step < 5:
+            break
+    first = math.ceil(low / step)
+    last = math.floor(high / step)
     return [k * step for k in range(first, last + 1)]
 
 
