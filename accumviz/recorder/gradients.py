@@ -395,12 +395,7 @@ class Gradients:
         numbers: dict[int, list[float]],
     ) -> None:
         if not readable(*tensors):
-            for i, tensor in zip(leaves, map(local, tensors), strict=True):
-                if readable(tensor):
-                    self._read(row, what, [i], [tensor], numbers)
-                else:  # that something is there is known, not how much
-                    self.leave_unread(row, [i], what)
-            return
+            leaves, tensors = self._readable_ones(row, what, leaves, tensors)
         places, values = list[int](), list[float]()
         large, on_device = list[int](), list[int]()
         tensor_of = dict(zip(leaves, tensors, strict=True))
@@ -426,6 +421,19 @@ class Gradients:
             members = [tensor_of[i] for i in on_device]
             for reduced_leaves, reduced in device_norms(on_device, members):
                 row.take_leaves(what, reduced_leaves, reduced)
+
+    def _readable_ones(
+        self, row: Row, what: str, leaves: list[int], tensors: list[torch.Tensor]
+    ) -> tuple[list[int], list[torch.Tensor]]:
+        """Return what can be read, local parts of DTensors, and say of the rest that something is there."""
+        readable_leaves, parts = list[int](), list[torch.Tensor]()
+        for i, tensor in zip(leaves, map(local, tensors), strict=True):
+            if readable(tensor):
+                readable_leaves.append(i)
+                parts.append(tensor)
+            else:
+                self.leave_unread(row, [i], what)
+        return readable_leaves, parts
 
     def leave_unread(
         self, row: Row, indices: Iterable[int], what: str = "grad"
