@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -240,31 +241,25 @@ _Column = tuple[str, int, int]
 
 def _common_parameters(a: Ledger, b: Ledger) -> tuple[list[_Column], tuple[str, ...]]:
     """Return the parameters of one name and shape in both, and descriptions of the others."""
-    in_a, in_b = _by_name(a), _by_name(b)
-    common = []
-    missing = [f"{name} (a)" for name in in_a if name not in in_b]
-    missing += [f"{name} (b)" for name in in_b if name not in in_a]
-    for name, i in in_a.items():
-        j = in_b.get(name)
-        if j is None:
-            continue
-        if a.parameters[i].shape == b.parameters[j].shape:
-            common.append((name, i, j))
-        else:
-            missing.append(f"{name} (of another shape)")
+    in_a, in_b = _columns(a), _columns(b)
+    common = [(key[0], in_a[key], in_b[key]) for key in in_a if key in in_b]
+    missing = [f"{name} {shape} in a" for name, shape in in_a.keys() - in_b.keys()]
+    missing += [f"{name} {shape} in b" for name, shape in in_b.keys() - in_a.keys()]
     if not common:
+        names_a, names_b = [name for name, _ in in_a], [name for name, _ in in_b]
         raise ValueError(
-            f"compare() found no parameter that both have: a has {_some([*in_a])}, b has {_some([*in_b])}; "
+            f"compare() found no parameter that both have: a has {_some(names_a)}, b has {_some(names_b)}; "
             "expected two recordings of one model, recorded in the same way, as in record(model, optimizer)"
         )
-    return common, tuple(missing)
+    return common, tuple(sorted(missing))
 
 
-def _by_name(ledger: Ledger) -> dict[str, int]:
+def _columns(ledger: Ledger) -> dict[tuple[str, tuple[int, ...]], int]:
+    """Return the column of each name and shape."""
     columns = {}
     for column, parameter in enumerate(ledger.parameters):
         if not parameter.unsharded_of:
-            columns[parameter.name] = column
+            columns[parameter.name, parameter.shape] = column
     return columns
 
 
@@ -293,9 +288,9 @@ def _paired_events(
 
 def _steps(ledger: Ledger) -> dict[int, list[Event]]:
     """Return the steps of each optimizer."""
-    steps: dict[int, list[Event]] = {}
+    steps = defaultdict(list)
     for event in ledger.of("step"):
-        steps.setdefault(_optimizer(event), []).append(event)
+        steps[_optimizer(event)].append(event)
     return steps
 
 
@@ -361,14 +356,16 @@ def _owned(ledger: Ledger, event: Event) -> Sequence[int]:
 
 def _gradient(ledger: Ledger, p: int, event: Event, of: str) -> _Gradient:
     """Return a parameter's `.grad` after an event, or what the event added (`of="contribution"`)."""
-    bit = PRESENT if of == "grad" else CONTRIBUTED
-    if not ledger.state[event.index, p] & bit:
+    i = event.index
+    bit, norms = PRESENT, ledger.grad
+    if of == "contribution":
+        bit, norms = CONTRIBUTED, ledger.contribution
+    if not ledger.state[i, p] & bit:
         return _Gradient()
-    if p in ledger.exact:
-        elements = ledger.values(p, of)[event.index]
-        return _Gradient(float(np.linalg.norm(elements)), elements)
-    norms = ledger.grad if of == "grad" else ledger.contribution
-    return _Gradient(float(norms[event.index, p]))
+    if p not in ledger.exact:
+        return _Gradient(float(norms[i, p]))
+    elements = ledger.values(p, of)[i]
+    return _Gradient(float(np.linalg.norm(elements)), elements)
 
 
 def _distance(
@@ -380,10 +377,11 @@ def _distance(
     if odd:
         note = f"not finite in {' and '.join(odd)}"
         return ParameterDistance(name, math.nan, math.nan, math.nan, note)
-    most, least = max(norms.values()), min(norms.values())
+    least, most = sorted(norms.values())
     size = norms["b"] * norms["b"]
     if least == 0:
-        note = f"{_NONE_IN} {min(norms, key=norms.__getitem__)}" if most else ""
+        side = "b" if norms["a"] else "a"
+        note = f"{_NONE_IN} {side}" if most else ""
         return ParameterDistance(name, most * most, most * most, size, note)
     if a.elements is not None and b.elements is not None:
         expected = factor * b.elements
@@ -396,15 +394,27 @@ def _distance(
 
 def _step_pair(ledgers: _Ledgers, step: Event, other: Event) -> StepPair:
     """Measure how far apart the gradients are that two steps read."""
-    indices = step.index, other.index
-    label = step.label or ""
-    if step.skipped and other.skipped:
-        return StepPair(*indices, label, 0.0, 0.0, (), "both steps were skipped")
-    parts = ledgers.distances(step, other)
-    notes = {part.note for part in parts if math.isnan(part.size)}
-    if step.skipped or other.skipped:
-        notes.add(f"{'a' if step.skipped else 'b'}'s step was skipped")
-    return StepPair(*indices, label, *_relative(parts), parts, "; ".join(sorted(notes)))
+    relative, at_least = 0.0, 0.0
+    parts: tuple[ParameterDistance, ...] = ()
+    note = "both steps were skipped"
+    if not (step.skipped and other.skipped):
+        parts = ledgers.distances(step, other)
+        relative, at_least = _relative(parts)
+        notes = {part.note for part in parts if math.isnan(part.size)}
+        if step.skipped:
+            notes.add("a's step was skipped")
+        if other.skipped:
+            notes.add("b's step was skipped")
+        note = "; ".join(sorted(notes))
+    return StepPair(
+        a=step.index,
+        b=other.index,
+        optimizer=step.label or "",
+        relative=relative,
+        at_least=at_least,
+        parameters=parts,
+        note=note,
+    )
 
 
 def _relative(parts: Sequence[ParameterDistance]) -> tuple[float, float]:
@@ -445,10 +455,12 @@ class _Window(NamedTuple):
         """Return the largest weight of an element over the smallest of its objective; NaN where it is not known."""
         spread = 1.0 if len(self.shares) else math.nan
         for objective in np.unique(self.shares.objective):
-            weights = self.shares.per_element[self.shares.objective == objective]
-            if not (np.isfinite(weights) & (weights > 0)).all():
+            of_objective = self.shares.objective == objective
+            weights = self.shares.per_element[of_objective]
+            least, most = float(weights.min()), float(weights.max())
+            if not 0 < least <= most < math.inf:
                 return math.nan
-            spread = max(spread, float(weights.max() / weights.min()))
+            spread = max(spread, most / least)
         return spread
 
 
@@ -469,14 +481,13 @@ def _causes(ledgers: _Ledgers, a: _Window, b: _Window, pair: StepPair) -> list[C
     if factor:
         return [factor]
     causes = []
+    spreads = {"a": a.spread(), "b": b.spread()}
     for side, other in (("a", "b"), ("b", "a")):
         note = f"{_NONE_IN} {side}"
         names = [part.name for part in pair.parameters if part.note == note]
         if names:
             said = f"What {side}'s step reads is zero or none, and what {other}'s reads is not: {_some(names)}."
             causes.append(Cause("no gradient", said, {"parameters": names}))
-    spreads = {"a": a.spread(), "b": b.spread()}
-    for side, other in (("a", "b"), ("b", "a")):
         if spreads[other] <= 1 + _TOLERANCE < spreads[side]:
             said = (
                 f"In {side}, an element of one micro-batch weighs up to {spreads[side]:.4g} times as much as one of "
