@@ -16,7 +16,6 @@ import json
 import os
 import stat
 import struct
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -233,13 +232,13 @@ class Writer:
     """Write chunks to a file as they come; each is in the operating system's hands when `append` returns.
 
     Nothing happens to the disk before `open` (or the first `append`). It refuses an existing file with
-    `FileExistsError`, unless `overwrite` says that a new one takes its place. Without a path the file is a
-    temporary one, which goes with the writer, or with its process.
+    `FileExistsError`, unless `overwrite` says that a new one takes its place.
 
     What the disk refuses, and a file that was deleted or cut short meanwhile, raise `OSError`: the file
     then ends with its last whole chunk, and a later `append` tries again. In a process forked from the
     one that opened it, nothing is written. One thread at a time may call.
 
+    >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x.ledger")
     >>> with Writer(path) as writer:
     ...     writer.append({"n": 1}, {"a": np.array([1.5, float("nan")])})
@@ -250,11 +249,10 @@ class Writer:
     FileExistsError: ... exists already; pass overwrite=True to replace it, or another name
     """
 
-    def __init__(self, path: str | Path | None, *, overwrite: bool = False) -> None:
-        self.path = Path("(a temporary file)" if path is None else path)
+    def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
+        self.path = Path(path)
         self.overwrite = overwrite
         self.size = 0
-        self._temporary = path is None
         self._target = self.path
         self._file: BinaryIO | None = None
         self._closed = False
@@ -275,11 +273,8 @@ class Writer:
         if self._file is not None or self._closed:
             return
         self._process = os.getpid()
-        if self._temporary:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
-        else:
-            self._target = resolved(self.path)
-            self._file = _create(self._target, self.path, self.overwrite)
+        self._target = resolved(self.path)
+        self._file = _create(self._target, self.path, self.overwrite)
         try:
             self._write(MAGIC)
         except BaseException:
@@ -301,7 +296,7 @@ class Writer:
     def _write(self, data: bytes) -> None:
         assert self._file is not None
         about = os.fstat(self._file.fileno())
-        if about.st_nlink == 0 and not self._temporary:
+        if about.st_nlink == 0:
             raise FileNotFoundError(
                 f"{str(self.path)!r} was deleted while it was written"
             )
@@ -348,7 +343,7 @@ class Writer:
 
     def discard(self) -> None:
         """Close the file without the mark, and delete it."""
-        if self._file is not None and not self._temporary and self.is_ours:
+        if self._file is not None and self.is_ours:
             self._target.unlink(missing_ok=True)
         self.abandon()
 

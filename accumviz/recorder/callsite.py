@@ -9,7 +9,7 @@ import site
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import CodeType, FrameType
@@ -77,8 +77,10 @@ class _Stack:
         if self.users:
             first, *callers = self.users
             here = _describe(first, self.below)
-            frames = (here.file, here.line, here.source), *map(_line, callers)
-            return replace(here, frames=frames, via=_via(self.libraries))
+            frames = [(here.file, here.line, here.source)]
+            frames += [_line(caller) for caller in callers]
+            via = _via(self.libraries)
+            return replace(here, frames=tuple(frames), via=via)
         if self.libraries:
             return _describe(self.libraries[0], None)
         return CallSite()
@@ -111,13 +113,14 @@ class CallSites:
 
     def _search(self, first: FrameType) -> CallSite:
         if len(self._owners) > _MOST or len(self._sites) > _MOST:
-            for remembered in (self._last, self._sites, self._owners):
-                remembered.clear()
+            self._last.clear()
+            self._sites.clear()
+            self._owners.clear()
         stack = self._walk(first)
         way = tuple(stack.way)
-        site = self._sites.get(way)
-        if site is None:
-            site = self._sites[way] = stack.describe()
+        if way not in self._sites:
+            self._sites[way] = stack.describe()
+        site = self._sites[way]
         self._last[id(first.f_code) + first.f_lasti] = way, site
         return site
 
@@ -159,22 +162,29 @@ class CallSites:
 def _owner(frame: FrameType) -> int:
     """Return whose code a frame runs."""
     file = frame.f_code.co_filename
-    path = os.path.normcase(os.path.abspath(file))
+    path = _normal(file)
     name = frame.f_globals.get("__name__", "")
-    if path.startswith(_HERE) or name == "torch" or name.startswith("torch."):
+    package = name.partition(".")[0]
+    if package == "torch" or path.startswith(_HERE):
         return _TORCH_OR_OURS
-    library = path.startswith(_LIBRARIES) or file.startswith("<frozen")
-    return _LIBRARY if library else _USER
+    if path.startswith(_LIBRARIES) or file.startswith("<frozen"):
+        return _LIBRARY
+    return _USER
+
+
+def _normal(path: str) -> str:
+    return os.path.normcase(os.path.abspath(path))
 
 
 def _package(frame: FrameType) -> str:
     """Return a library's file as `transformers/trainer.py`; empty for the standard library's."""
-    path = os.path.normcase(os.path.abspath(frame.f_code.co_filename))
+    path = _normal(frame.f_code.co_filename)
     above = [place for place in _LIBRARIES if path.startswith(place)]
     deepest = max(above, key=len, default=_STANDARD)
     if deepest == _STANDARD:
         return ""
-    return path.removeprefix(deepest).replace(os.sep, "/")
+    below = path.removeprefix(deepest)
+    return below.replace(os.sep, "/")
 
 
 def _via(libraries: list[FrameType]) -> str:
@@ -191,33 +201,42 @@ def _via(libraries: list[FrameType]) -> str:
 
 
 def _line(frame: FrameType) -> tuple[str, int, str]:
-    path, line = frame.f_code.co_filename, frame.f_lineno
+    path = frame.f_code.co_filename
+    line = frame.f_lineno
     lines = linecache.getlines(path, frame.f_globals)
-    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    source = ""
+    if 0 < line <= len(lines):
+        source = lines[line - 1].strip()
     return readable(path), line, source[:200]
 
 
 def _describe(frame: FrameType, below: FrameType | None) -> CallSite:
     file, line, source = _line(frame)
     path = frame.f_code.co_filename
-    lines = linecache.getlines(path, frame.f_globals)
-    subject, call = "", _call(frame, lines)
+    text = "".join(linecache.getlines(path, frame.f_globals))
+    call = _call(frame, text)
+    subject = ""
     if call is not None:
-        method = below is not None and below.f_code.co_qualname == "Tensor.backward"
-        subject = _subject(call, method)
+        is_method = below is not None and below.f_code.co_qualname == "Tensor.backward"
+        subject = _subject(call, is_method)
         if call.end_lineno != call.lineno:  # one line of several says little
-            source = _shorten(ast.get_source_segment("".join(lines), call) or source)
+            whole = ast.get_source_segment(text, call)
+            source = _shorten(whole or source)
     elif ".backward(" in source:
-        subject = source.split(".backward(", maxsplit=1)[0].strip()
+        subject = source.partition(".backward(")[0]
     return CallSite(file, line, source[:200], _shorten(subject), path)
 
 
-def _call(frame: FrameType, lines: list[str]) -> ast.Call | None:
+def _call(frame: FrameType, text: str) -> ast.Call | None:
     """Return the call that the frame makes now. Several may start at one position, but only one ends there."""
-    positions = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    tree = parsed(text)
+    if tree is None:
+        return None
+    number = frame.f_lasti // 2
+    positions = islice(frame.f_code.co_positions(), number, None)
     _, line, _, column = next(positions)
-    tree = parsed("".join(lines))
-    return None if tree is None else next(_ending(tree, line, column), None)
+    calls = _ending(tree, line, column)
+    return next(calls, None)
 
 
 def _ending(tree: ast.AST, line: int | None, column: int | None) -> Iterator[ast.Call]:
@@ -225,28 +244,35 @@ def _ending(tree: ast.AST, line: int | None, column: int | None) -> Iterator[ast
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        end = getattr(node, "end_lineno", None), getattr(node, "end_col_offset", None)
-        if isinstance(node, ast.Call) and end == (line, column):
-            yield node
-        if not isinstance(node, ast.stmt) or line is None or line in _lines(node):
+        if isinstance(node, ast.Call):
+            end = node.end_lineno, node.end_col_offset
+            if end == (line, column):
+                yield node
+        is_elsewhere = isinstance(node, ast.stmt) and line not in _lines(node)
+        if line is None or not is_elsewhere:
             waiting.extend(ast.iter_child_nodes(node))
 
 
-def _subject(call: ast.Call, method: bool) -> str:
+def _subject(call: ast.Call, is_method: bool) -> str:
     """Return what the call is about: `loss` in `loss.backward()` and in `accelerator.backward(loss)`."""
-    if not method and "backward" in ast.unparse(call.func):
-        named = [each.value for each in call.keywords if each.arg == "tensors"]
-        given = [*call.args, *named]
+    function = call.func
+    if not is_method and "backward" in ast.unparse(function):
+        given = [*call.args]
+        for keyword in call.keywords:
+            if keyword.arg == "tensors":
+                given.append(keyword.value)
         if given:
             return ast.unparse(given[0])
-    if isinstance(call.func, ast.Attribute):
-        return ast.unparse(call.func.value)
+    if isinstance(function, ast.Attribute):
+        return ast.unparse(function.value)
     return ""
 
 
 def _shorten(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    if len(text) > _LONGEST:
+        text = text[: _LONGEST - 1] + "…"
+    return text
 
 
 def readable(path: str) -> str:
@@ -254,13 +280,17 @@ def readable(path: str) -> str:
     if "IPython" in sys.modules:
         from IPython.core.getipython import get_ipython
 
-        shell = get_ipython()
-        namer = getattr(getattr(shell, "compile", None), "format_code_name", None)
-        kind, name = (namer(path) if namer else None) or ("", "")
-        if kind:
+        compiler = getattr(get_ipython(), "compile", None)
+        namer = getattr(compiler, "format_code_name", None)
+        named = namer(path) if namer else None
+        if named:
+            kind, name = named
             return str(name) if kind == "Cell" else path
-    relative = os.path.relpath(path) if os.path.isabs(path) else path
-    return os.path.basename(path) if relative.startswith("..") else relative
+    relative = path
+    if os.path.isabs(path):
+        relative = os.path.relpath(path)
+    is_outside = relative.startswith("..")
+    return os.path.basename(path) if is_outside else relative
 
 
 # --- variables ---------------------------------------------------------------------------------
@@ -270,25 +300,81 @@ _OWN_REFERENCES = 3  # the frame's, `local` in `variables`, getrefcount's argume
 
 def variable(frame: FrameType | None, value: object) -> str:
     """Return the name by which the frame knows this object, or an empty string."""
-    pairs = variables(frame) if frame is not None else []
-    return next((name for name, candidate in pairs if candidate is value), "")
+    if frame is not None:
+        for name, candidate in variables(frame):
+            if candidate is value:
+                return name
+    return ""
 
 
 def variables(frame: FrameType) -> list[tuple[str, Any]]:
     """Return the frame's variables, local before global, without those that begin with an underscore."""
-    local, outer = frame.f_locals, frame.f_globals
-    merged = {**outer, **local} if outer is not local else local
-    order = dict.fromkeys([*local, *outer])
-    pairs = [(name, merged[name]) for name in order if not name.startswith("_")]
+    local = frame.f_locals
+    outer = frame.f_globals
+    merged = {
+        **local,
+        **outer,
+        **local,
+    }  # locals first, where a global has the same name
+    pairs = [pair for pair in merged.items() if not pair[0].startswith("_")]
     # Before Python 3.13 the frame keeps this copy of its variables, which would hold a tensor alive
     # after its `del`; three references mean that nobody else has asked for it with locals().
-    mine = type(local) is dict and outer is not local
-    if mine and sys.getrefcount(local) <= _OWN_REFERENCES:
+    is_copy = type(local) is dict and local is not outer
+    if is_copy and sys.getrefcount(local) <= _OWN_REFERENCES:
         local.clear()
     return pairs
 
 
 # --- the lines that a ledger keeps of a file ---------------------------------------------------
+
+# A cell or a script, not a generated file: the player shows the code beside what it did.
+_LONGEST_SOURCE = 200_000
+
+
+class Sources:
+    """The source files that events point into, or (not `whole`) the lines of them that those events need."""
+
+    def __init__(self, whole: bool) -> None:
+        self._whole = whole
+        self._met: set[tuple[str, int]] = set()
+        self._texts: dict[str, str] = {}
+        self._lines: dict[str, set[int]] = {}
+        self._unsaid: set[str] = set()
+
+    def __contains__(self, site: CallSite) -> bool:
+        return (site.file, site.line) in self._met
+
+    def meet(self, site: CallSite) -> None:
+        """Read the file of a line that was not met before."""
+        file = site.file
+        self._met.add((file, site.line))
+        if not site.path:
+            return
+        text = "".join(linecache.getlines(site.path))
+        if len(text) > _LONGEST_SOURCE:
+            text = ""
+        self._texts[file] = text
+        lines = self._lines.setdefault(file, set())
+        if not self._whole:
+            lines |= needs(text, site.line)
+        self._unsaid.add(file)
+
+    def all(self) -> dict[str, str]:
+        """Return the files."""
+        return self._shown(self._texts)
+
+    def news(self) -> dict[str, str]:
+        """Return the files of which something was met since the last time."""
+        unsaid, self._unsaid = self._unsaid, set()
+        return self._shown(unsaid)
+
+    def _shown(self, files: Iterable[str]) -> dict[str, str]:
+        shown = {}
+        for file in sorted(files):
+            text = self._texts[file]
+            shown[file] = text if self._whole else only(text, self._lines[file])
+        return shown
+
 
 # The text that was parsed last, and its syntax: each line of a script that an event is on asks for it anew.
 _parsed_last: tuple[str | None, ast.Module | None] = None, None
@@ -297,10 +383,13 @@ _parsed_last: tuple[str | None, ast.Module | None] = None, None
 def parsed(text: str) -> ast.Module | None:
     """Return the text's syntax, which nobody may change; None where it has none."""
     global _parsed_last  # noqa: PLW0603 - one for the process
-    known, tree = _parsed_last
-    if known != text:
-        tree = _parse(text)
-        _parsed_last = (text, tree) if len(text) <= _KEPT else (None, None)
+    last, tree = _parsed_last
+    if last == text:
+        return tree
+    tree = _parse(text)
+    _parsed_last = None, None
+    if len(text) <= _KEPT:
+        _parsed_last = text, tree
     return tree
 
 
@@ -328,9 +417,13 @@ def needs(text: str, line: int) -> set[int]:
     """
     if not 1 <= line <= text.count("\n") + 1:
         return set()
+    first = max(line - _AROUND, 1)
+    around = set(range(first, line + _AROUND + 1))
     tree = parsed(text)
-    around = set(range(max(line - _AROUND, 1), line + _AROUND + 1))
-    return around if tree is None else _needs(list(_path(tree, line)), around)
+    if tree is None:
+        return around
+    path = list(_path(tree, line))
+    return _needs(path, around)
 
 
 def _needs(path: list[ast.stmt], around: set[int]) -> set[int]:
@@ -339,23 +432,30 @@ def _needs(path: list[ast.stmt], around: set[int]) -> set[int]:
     in_function = False
     for depth, node in enumerate(path):
         if isinstance(node, _DEFINITIONS):
-            first = _lines(node)[0]
-            lines |= {*range(first, min(node.body[0].lineno, first + 10))}
+            first = _lines(node).start
+            end = min(node.body[0].lineno, first + 10)
+            lines.update(range(first, end))
         if isinstance(node, _FUNCTIONS):
-            inside, in_function = path[depth:], True
-    block = next((node for node in inside if len(_lines(node)) <= _WHOLE), None)
-    if block is not None:
-        lines |= {*_lines(block)}
-    return lines if block is not None and in_function else lines | around
+            inside = path[depth:]
+            in_function = True
+    for node in inside:
+        block = _lines(node)
+        if len(block) <= _WHOLE:
+            lines.update(block)
+            if in_function:
+                return lines
+            break
+    return lines | around
 
 
 def _path(tree: ast.AST, line: int) -> Iterator[ast.stmt]:
     """Yield the statements that contain a line, from the outermost in."""
-    at: ast.AST | None = tree
-    while at is not None:
-        at = next((node for node in _statements(at) if line in _lines(node)), None)
-        if at is not None:
-            yield at
+    node: ast.AST | None = tree
+    while node is not None:
+        around = (inner for inner in _statements(node) if line in _lines(inner))
+        node = next(around, None)
+        if node is not None:
+            yield node
 
 
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
@@ -368,9 +468,12 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 def _lines(node: ast.stmt) -> range:
     """Return a statement's lines, its decorators' included."""
-    decorators = node.decorator_list if isinstance(node, _DEFINITIONS) else []
-    first = min([node.lineno, *(each.lineno for each in decorators)])
-    return range(first, (node.end_lineno or node.lineno) + 1)
+    first = node.lineno
+    if isinstance(node, _DEFINITIONS):
+        for decorator in node.decorator_list:
+            first = min(first, decorator.lineno)
+    last = node.end_lineno or node.lineno
+    return range(first, last + 1)
 
 
 def only(text: str, kept: Set[int]) -> str:
@@ -380,10 +483,12 @@ def only(text: str, kept: Set[int]) -> str:
     '\\ny = x\\n'
     """
     rows = text.split("\n")
-    last = max((n for n in kept if n <= len(rows) and rows[n - 1].strip()), default=0)
-    shown = rows[:last]
-    for n in range(1, last + 1):
-        if n not in kept:
-            shown[n - 1] = ""
-    end = "" if last == len(rows) or not last else "\n"  # the last line may have no end
-    return "\n".join(shown) + end
+    last = 0
+    for number, row in enumerate(rows, 1):
+        if number not in kept:
+            rows[number - 1] = ""
+        elif row.strip():
+            last = number
+    if last < len(rows):
+        rows[last:] = [""] if last else []
+    return "\n".join(rows)

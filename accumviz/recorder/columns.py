@@ -10,8 +10,6 @@ import contextlib
 import errno
 import itertools
 import json
-import linecache
-import math
 import threading
 import time
 import weakref
@@ -36,7 +34,7 @@ from accumviz.ledger.events import (
     join,
 )
 from accumviz.ledger.ledger import Ledger
-from accumviz.recorder.callsite import CallSite, needs, only
+from accumviz.recorder.callsite import CallSite, Sources
 from accumviz.recorder.memory import Allocated
 from accumviz.recorder.transfer import Wire, numbers
 
@@ -44,10 +42,11 @@ from accumviz.recorder.transfer import Wire, numbers
 _EVENTS, _NUMBERS = 256, 200_000
 # A file has each event after so many seconds.
 _SECONDS = 0.5
-# What a recording without a file may hold in memory; the rest goes to a temporary one.
-ROOM = 64 << 20
-# A cell or a script, not a generated file: the player shows the code beside what it did.
-_LONGEST_SOURCE = 200_000
+# From so many bytes in memory on, a note says that a file would take them.
+MUCH = 1 << 30
+_MUCH_NOTE = (
+    "this recording holds more than %d MiB in memory; with path= it goes to a file"
+)
 # What a disk says that takes no more.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NAN = float("nan")
@@ -83,42 +82,51 @@ class Row:
         within: str,
         details: dict[str, Any],
     ) -> None:
-        self.kind, self.label, self.site, self.time = kind, label, site, time
-        self.within, self.details = within, details
+        self.kind = kind
+        self.label = label
+        self.site = site
+        self.time = time
+        self.within = within
+        self.details = details
         # What was read ("contribution", "grad" or "weight"), of which leaves, and the numbers.
         self.given: list[tuple[str, tuple[int, ...], list[float]]] = []
         self.late: list[tuple[Put, list[torch.Tensor]]] = []
         self.host: list[tuple[Put, torch.Tensor]] = []
 
-    def give(self, what: str, leaves: Iterable[int], found: list[float]) -> None:
+    def give(self, what: str, leaves: Iterable[int], values: list[float]) -> None:
         """Give it numbers of leaves: the norm of each, or (`~leaf`) all its elements."""
-        self.given.append((what, tuple(leaves), found))
+        self.given.append((what, tuple(leaves), values))
 
     def take(self, tensor: torch.Tensor, put: Callable[[float], None]) -> None:
         """Hand one number to `put`, or the sum of several."""
-        self._take([tensor], lambda found: put(float(sum(found))))
+        self._take([tensor], lambda values: put(float(sum(values))))
 
     def take_leaves(
         self, what: str, leaves: Sequence[int], tensors: list[torch.Tensor]
     ) -> None:
         """Give it the elements of these tensors, of one device and dtype, as numbers of leaves."""
-        self._take(tensors, lambda found: self.give(what, leaves, found))
+        self._take(tensors, lambda values: self.give(what, leaves, values))
 
     def _take(self, tensors: list[torch.Tensor], put: Put) -> None:
         """Read tensors as they are now; from a device, with the next `send`."""
         flat = [_flat(tensor) for tensor in tensors]
         if flat[0].is_cpu:
-            put([number for one in flat for number in one.reshape(-1).tolist()])
+            values: list[float] = []
+            for tensor in flat:
+                values += tensor.reshape(-1).tolist()
+            put(values)
         else:
             self.late.append((put, flat))
 
     def send(self, wire: Wire) -> None:
         """Send what was taken from devices, before anybody changes it."""
-        if self.late:
-            puts = [put for put, _ in self.late]
-            arriving = wire.send([tensors for _, tensors in self.late])
-            self.host += zip(puts, arriving, strict=True)
-            self.late, self.sent = [], wire.sent
+        if not self.late:
+            return
+        puts, tensors = zip(*self.late, strict=True)
+        arriving = wire.send(list(tensors))
+        self.host += zip(puts, arriving, strict=True)
+        self.late = []
+        self.sent = wire.sent
 
     def arrive(self) -> None:
         """Take what a device has sent, once it is there."""
@@ -168,7 +176,8 @@ class Backward(Row):
         self, site: CallSite, time: float, within: str, had: bytes, thread: int
     ) -> None:
         super().__init__("backward", site.subject, site, time, within, {})
-        self.had, self.thread = had, thread
+        self.had = had
+        self.thread = thread
         self.state = bytearray(len(had))
         self.reached: list[int] = []
         self.held: dict[int, tuple[torch.Tensor, int]] = {}
@@ -193,8 +202,9 @@ class Layout:
         owners = list(range(self.count))
         for leaf in small:
             start = len(owners)
+            stop = start + sizes[leaf]
+            self.elements[leaf] = slice(start, stop)
             owners += [leaf] * sizes[leaf]
-            self.elements[leaf] = slice(start, len(owners))
         # Of each column, the leaf.
         self.owners = np.array(owners, np.intp)
 
@@ -209,20 +219,23 @@ class Layout:
                 places.append(leaf)
         return places
 
-    def marked(self, leaves: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return rows × leaves: True where a row names a leaf."""
-        counts = [len(one) for one in leaves]
-        marks = np.zeros((len(leaves), self.count), bool)
-        rows = np.repeat(np.arange(len(leaves)), counts)
-        named = np.fromiter(itertools.chain.from_iterable(leaves), np.intp, sum(counts))
-        marks[rows, named] = True
+    def marked(self, rows: list[Row], name: str) -> np.ndarray:
+        """Return rows × leaves: True where this attribute of a row names a leaf."""
+        lists = [getattr(row, name) for row in rows]
+        counts = [len(leaves) for leaves in lists]
+        at = np.repeat(np.arange(len(rows)), counts)
+        leaves = np.fromiter(itertools.chain(*lists), np.intp, sum(counts))
+        marks = np.zeros((len(rows), self.count), bool)
+        marks[at, leaves] = True
         return marks
 
     def fill_norms(self, table: np.ndarray) -> None:
         """Put the norms of leaves whose elements are known where those of the others are."""
         for leaf, where in self.elements.items():
-            norms = np.sqrt(np.square(table[:, where]).sum(axis=1))
-            np.copyto(table[:, leaf], norms, where=~np.isnan(norms))
+            squares = np.square(table[:, where])
+            norms = np.sqrt(squares.sum(axis=1))
+            is_known = ~np.isnan(norms)
+            np.copyto(table[:, leaf], norms, where=is_known)
 
 
 def block_of(
@@ -236,36 +249,31 @@ def block_of(
 def _block_of(
     rows: list[Row], layout: Layout, before: np.ndarray
 ) -> tuple[Block, np.ndarray]:
-    count, owners = layout.count, layout.owners
-    shape = (len(rows), len(owners))
-    tables = {
-        what: np.full(shape, np.nan) for what in ("contribution", "grad", "weight")
-    }
-    read = np.zeros((len(rows), count), bool)
-    weighed = np.zeros(len(rows), bool)
-    for (what, leaves), (at, found) in _alike(rows).items():
-        tables[what][np.ix_(at, layout.places(leaves))] = found
-        if what == "grad":
-            read[np.ix_(at, [max(leaf, ~leaf) for leaf in leaves])] = True
-        elif what == "weight":
-            weighed[at] = True
-    changed = layout.marked([row.changed for row in rows])
-    contributed = layout.marked([row.contributed for row in rows])
-    same = layout.marked([row.alike for row in rows])
-    unmeasured = layout.marked([row.unmeasured for row in rows])
+    count = layout.count
+    owners = layout.owners
+    tables, read, weighed = _filled(rows, layout)
+    changed = layout.marked(rows, "changed")
+    contributed = layout.marked(rows, "contributed")
+    same = layout.marked(rows, "alike")
     bits = b"".join([row.present for row in rows])
-    present = np.frombuffer(bits, np.uint8).reshape(len(rows), count)
-    added, grad = tables["contribution"], np.concatenate([before, tables["grad"]])
-    added[(unmeasured | ~contributed)[:, owners]] = np.nan
+    present = np.frombuffer(bits, np.uint8)
+    present = present.reshape(len(rows), count)
+    added = tables["contribution"]
+    unknown = ~contributed | layout.marked(rows, "unmeasured")
+    added[unknown[:, owners]] = np.nan
+    grad = np.concatenate([before, tables["grad"]])
     # With no `.grad` before, what backward added is what is there now.
     np.copyto(grad[1:], added, where=same[:, owners])
     # A `.grad` that nothing touched is what it was: fill each row from the last one that says.
     numbered = np.arange(1, len(rows) + 1)[:, None]
-    last = np.maximum.accumulate(np.where(read | same, numbered, 0), axis=0)
+    says = np.where(read | same, numbered, 0)
+    last = np.maximum.accumulate(says, axis=0)
     grad = grad[last[:, owners], np.arange(len(owners))]
-    grad[(present == 0)[:, owners]] = np.nan
+    absent = present == 0
+    grad[absent[:, owners]] = np.nan
     layout.fill_norms(added)
     layout.fill_norms(grad)
+    state = present | (CONTRIBUTED * contributed + CHANGED * changed).astype(np.uint8)
     texts, codes = _codes(rows)
     block = Block(
         texts,
@@ -273,13 +281,33 @@ def _block_of(
         np.array([_measured(row) for row in rows]),
         added[:, :count].astype(np.float32),
         grad[:, :count].astype(np.float32),
-        present | (CONTRIBUTED * contributed + CHANGED * changed).astype(np.uint8),
+        state,
         added[:, count:].copy(),
         grad[:, count:].copy(),
         np.flatnonzero(weighed),
         tables["weight"][weighed, count:],
     )
     return block, grad[-1:].copy()
+
+
+def _filled(
+    rows: list[Row], layout: Layout
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Return what rows were given, of which leaves they read `.grad`, and which have weights."""
+    tables = {}
+    for what in ("contribution", "grad", "weight"):
+        tables[what] = np.full((len(rows), len(layout.owners)), np.nan)
+    read = np.zeros((len(rows), layout.count), bool)
+    weighed = np.zeros(len(rows), bool)
+    for (what, leaves), (at, values) in _alike(rows).items():
+        cells = np.ix_(at, layout.places(leaves))
+        tables[what][cells] = values
+        if what == "grad":
+            whole = [max(leaf, ~leaf) for leaf in leaves]
+            read[np.ix_(at, whole)] = True
+        elif what == "weight":
+            weighed[at] = True
+    return tables, read, weighed
 
 
 # As `NUMBERS` has them.
@@ -292,10 +320,11 @@ def _alike(rows: list[Row]) -> Given:
     """Return the rows that were given the same numbers of the same leaves, and those numbers."""
     alike: Given = {}
     for place, row in enumerate(rows):
-        for what, leaves, found in row.given:
-            at, all_found = alike.setdefault((what, leaves), ([], []))
+        for what, leaves, values in row.given:
+            key = what, leaves
+            at, all_values = alike.setdefault(key, ([], []))
             at.append(place)
-            all_found.append(found)
+            all_values.append(values)
     return alike
 
 
@@ -306,13 +335,15 @@ def _codes(rows: list[Row]) -> tuple[dict[str, list[str]], np.ndarray]:
     last: dict[tuple[int, str], tuple[Any, list[int]]] = {}
     codes = []
     for row in rows:
-        said, key = (row.label, row.within, row.details), (id(row.site), row.kind)
-        if key not in last or last[key][0] != said:
-            last[key] = said, _coded(row, tables)
-        codes.append(last[key][1])
-    return {name: list(table) for name, table in tables.items()}, np.array(
-        codes, np.int32
-    )
+        key = id(row.site), row.kind
+        said = row.label, row.within, row.details
+        before, coded = last.get(key, (None, []))
+        if before != said:
+            coded = _coded(row, tables)
+            last[key] = said, coded
+        codes.append(coded)
+    texts = {name: list(table) for name, table in tables.items()}
+    return texts, np.array(codes, np.int32)
 
 
 def _coded(row: Row, tables: dict[str, dict[str, int]]) -> list[int]:
@@ -339,51 +370,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), default=lambda one: repr(one)[:200])
 
 
-# --- the code of events ----------------------------------------------------------------------
-
-
-class Sources:
-    """The source files that events point into, or (not `whole`) the lines of them that those events need."""
-
-    def __init__(self, whole: bool) -> None:
-        self._whole = whole
-        self._met: set[tuple[str, int]] = set()
-        self._texts: dict[str, str] = {}
-        self._lines: dict[str, set[int]] = {}
-        self._unsaid: set[str] = set()
-
-    def __contains__(self, site: CallSite) -> bool:
-        return (site.file, site.line) in self._met
-
-    def meet(self, site: CallSite) -> None:
-        """Read the file of a line that was not met before."""
-        self._met.add((site.file, site.line))
-        if not site.path:
-            return
-        text = "".join(linecache.getlines(site.path))
-        self._texts[site.file] = text = text if len(text) <= _LONGEST_SOURCE else ""
-        lines = self._lines.setdefault(site.file, set())
-        if not self._whole:
-            lines |= needs(text, site.line)
-        self._unsaid.add(site.file)
-
-    def all(self) -> dict[str, str]:
-        """Return the files."""
-        return self._shown(self._texts)
-
-    def news(self) -> dict[str, str]:
-        """Return the files of which something was met since the last time."""
-        unsaid, self._unsaid = self._unsaid, set()
-        return self._shown(unsaid)
-
-    def _shown(self, files: Iterable[str]) -> dict[str, str]:
-        if self._whole:
-            return {file: self._texts[file] for file in sorted(files)}
-        return {
-            file: only(self._texts[file], self._lines[file]) for file in sorted(files)
-        }
-
-
 # --- an open recording -----------------------------------------------------------------------
 
 
@@ -391,9 +377,8 @@ class Columns:
     """The events of an open recording, in the order in which they began.
 
     A row is `pending` until it is done, its numbers have arrived and those before it are away; it
-    then becomes a row of a block. Blocks are written to the file, or kept until there are more than `ROOM`
-    bytes of them, and then written to a temporary file. `about` says what is known of the parameters and of the
-    recording. `lost` is why there is no file any more.
+    then becomes a row of a block. Blocks are written to the file, or kept. `about` says what is known of the
+    parameters and of the recording. `lost` is why there is no file any more.
     """
 
     def __init__(
@@ -408,24 +393,27 @@ class Columns:
         overwrite: bool = False,
         sources: bool = False,
     ) -> None:
-        self._wire, self._allocated, self._about = wire, allocated, about
+        self._wire = wire
+        self._allocated = allocated
+        self._about = about
         self.start = time.perf_counter()
         self.pending: list[Row] = []
         self.lost = ""
-        self._sizes, self._layout = sizes, Layout(sizes, small)
+        self._sizes = sizes
+        self._layout = Layout(sizes, small)
         self._grad = np.full((1, len(self._layout.owners)), np.nan)
-        self._bulk = max(16, min(_EVENTS, _NUMBERS // max(len(sizes), 1)))
+        most = _NUMBERS // max(len(sizes), 1)
+        self._bulk = max(16, min(_EVENTS, most))
         # So many rows are looked at together: one by one, the code that does it has left the cache in between.
         self._enough = self._bulk
         self._due = 0.0
         self._away = 0  # rows that are in blocks
         self._blocks: list[Block] = []
-        self._bytes, self._room = 0, float(ROOM)
+        self._bytes = 0
         self._writer: Writer | None = None
         if path is not None:
             self._writer = Writer(path, overwrite=overwrite)
-        self._temporary = False
-        self._written: list[Writer] = []  # files that take no more, but are read
+        self._written: Writer | None = None  # the file, when it takes no more
         self._flusher: threading.Timer | None = None
         self._sources = Sources(sources)
         self._graphs: dict[int, Graph] = {}
@@ -463,10 +451,9 @@ class Columns:
             with self._lock:
                 self._sources.meet(row.site)
         row.done = True
-        to_file = self._writer is not None and not self._temporary
-        if len(self.pending) >= self._enough or (
-            to_file and time.monotonic() > self._due
-        ):
+        to_file = self._writer is not None
+        is_due = to_file and time.monotonic() > self._due
+        if is_due or len(self.pending) >= self._enough:
             self.settle()
         if to_file and self._flusher is None:
             self._flush_later()
@@ -474,7 +461,8 @@ class Columns:
     def settle(self, *, wait: bool = False) -> None:
         """Put away the rows that are done and whose numbers have arrived; with `wait`, all that are done."""
         with self._lock:
-            self._put_away(self._wire.wait() if wait else self._wire.arrived())
+            arrived = self._wire.wait() if wait else self._wire.arrived()
+            self._put_away(arrived)
             self._enough = len(self.pending) + self._bulk
             self._due = time.monotonic() + _SECONDS
 
@@ -525,13 +513,15 @@ class Columns:
             inner = self.pending[self.pending.index(running) + 1 :]
         if not inner:
             return
-        last, first = len(self), len(self) - len(inner)
-        settled = {i: running.settled.get(i, last) for i in running.reached}
-        _add_present(running, [i for i, number in settled.items() if number < last])
-        for number, row in enumerate(inner, first):
+        last = len(self)
+        settled = {leaf: running.settled.get(leaf, last) for leaf in running.reached}
+        early = [leaf for leaf, at in settled.items() if at < last]
+        _add_present(running, early)
+        for number, row in enumerate(inner, last - len(inner)):
             if row.within == "backward" and row.done:
-                late = [i for i, at in settled.items() if at > number]
-                _add_present(row, [i for i in late if not running.had[i]])
+                late = [leaf for leaf, at in settled.items() if at > number]
+                new = [leaf for leaf in late if not running.had[leaf]]
+                _add_present(row, new)
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -557,7 +547,9 @@ class Columns:
         about = self._described()
         if about != self._said:
             self._said = about
-            news |= ledgerfile.described(about[0], self._layout.elements, about[1])
+            parameters, meta = about
+            kept = self._layout.elements
+            news |= ledgerfile.described(parameters, kept, meta)
         return news
 
     def _write_news(self) -> None:
@@ -585,8 +577,10 @@ class Columns:
         if self._said is not None:
             return self._said[0], meta
         # It failed while the parameters were let go, or before anything was known of them.
-        sizes = enumerate(self._sizes)
-        return [Parameter(f"parameter {n}", (size,)) for n, size in sizes], meta
+        parameters = []
+        for number, size in enumerate(self._sizes):
+            parameters.append(Parameter(f"parameter {number}", (size,)))
+        return parameters, meta
 
     def _keep(self, block: Block) -> None:
         """Write a block, or hold it in memory."""
@@ -598,34 +592,18 @@ class Columns:
             except OSError as error:
                 self._lose(error)
         self._blocks.append(block)
-        self._bytes += sum([array.nbytes for array in block.arrays])
-        if self._bytes > self._room and self._writer is None:
-            self._spill()
-
-    def _spill(self) -> None:
-        """Write what memory holds to a temporary file that goes with the recording."""
-        writer = Writer(None)
-        try:
-            for block in self._blocks:
-                writer.append(*ledgerfile.packed(block))
-        except OSError:  # no room there, either: memory is all there is
-            self._room = math.inf
-        else:
-            self._writer, self._temporary = writer, True
-            self._blocks, self._bytes = [], 0
+        self._bytes += sum(array.nbytes for array in block.arrays)
 
     def _lose(self, error: OSError) -> None:
         """Hold in memory what comes, since the disk takes no more; what the file has is read from there."""
         self.stop_writing()
-        if self._temporary:
-            self._room = math.inf
         self.lost = f"{type(error).__name__}: {error}"
 
     def stop_writing(self) -> None:
         """Write no more to the file; what it has is still read from there."""
         writer, self._writer = self._writer, None
         if writer is not None and writer.can_be_read:
-            self._written.append(writer)
+            self._written = writer
 
     def close(self, **end: Any) -> None:
         """Write what there is; `end` is what the file says last."""
@@ -641,7 +619,7 @@ class Columns:
                 self._flusher = None
             self._write_news()
             writer = self._writer
-            if writer is not None and writer.is_ours and not self._temporary:
+            if writer is not None and writer.is_ours:
                 try:
                     writer.close(**end)
                 except OSError as error:
@@ -662,8 +640,8 @@ class Columns:
         if self.lost:
             return False
         try:
-            for writer in self._written:
-                writer.read()
+            if self._written is not None:
+                self._written.read()
         except LedgerFileError:
             return False
         return True
@@ -680,27 +658,38 @@ class Columns:
             self.settle(wait=True)
             self._write_news()
             parameters, meta = self._described()
-            about = self._away, parameters, meta | self._end
+            meta = {**meta, **self._end}
+            if self._bytes > MUCH:
+                note = _MUCH_NOTE % (MUCH >> 20)
+                meta["notes"] = [*meta.get("notes", ()), note]
+            about = self._away, parameters, meta
             if self._ledger is None or self._ledger[0] != about:
-                self._ledger = about, self._joined(parameters, meta | self._end)
+                self._ledger = about, self._joined(parameters, meta)
             return self._ledger[1]
 
     def _joined(self, parameters: list[Parameter], meta: dict[str, Any]) -> Ledger:
-        layout, parts = self._layout, list[Block]()
-        for writer in (*self._written, self._writer):
-            if writer is not None and writer.can_be_read:
-                parts += valid(writer.read(), _blocks)
+        layout = self._layout
+        parts: list[Block] = []
+        writer = self._writer or self._written
+        if writer is not None and writer.can_be_read:
+            parts += valid(writer.read(), _blocks)
         parts += self._blocks
         if not parts:
             elements = len(layout.owners) - layout.count
             parts.append(Block.empty(layout.count, elements))
         whole = join(parts)
-        if len(whole.codes) < self._away and not self._given_up:
+        count = len(whole.codes)
+        if count < self._away and not self._given_up:
             raise LedgerFileError(
-                f"only {len(whole.codes)} of {self._away} events can be read: the file was cut short"
+                f"only {count} of {self._away} events can be read: the file was cut short"
             )
-        kept, sources = list(layout.elements), self._sources.all()
-        return Ledger.of_block(parameters, kept, whole, sources=sources, meta=meta)
+        return Ledger.of_block(
+            parameters,
+            list(layout.elements),
+            whole,
+            sources=self._sources.all(),
+            meta=meta,
+        )
 
 
 def _blocks(reader: Reader) -> list[Block]:

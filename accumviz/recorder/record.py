@@ -49,8 +49,8 @@ def record(
     With `path` the ledger is written there as it grows, every half second, and leaves memory; a
     process that is killed loses the last second. A file that is there is refused with
     `FileExistsError` unless `overwrite=True`, when the recording is opened. A full disk or a
-    vanished folder costs the file only: a warning says so. Without `path`, what exceeds 64 MiB goes
-    to a temporary file, and from there with the recording. A forked process writes to neither.
+    vanished folder costs the file only: a warning says so. Without `path`, memory holds all of it. A
+    forked process does not write to the file.
 
     A file holds the names, shapes, dtypes and devices of the parameters, the events with their
     numbers (of tensors of at most `exact` elements all gradients and weights, which can give away
