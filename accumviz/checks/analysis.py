@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,12 @@ from accumviz.ledger.objectives import call_sites
 def is_close(a: Any, b: Any, within: float = SAME) -> Any:
     """Return whether two numbers, or each of two arrays, are the same but for rounding."""
     if isinstance(a, float) and isinstance(b, float):
-        return abs(a - b) <= within * max(abs(b), 1e-30)
+        size = max(abs(b), 1e-30)
+        return abs(a - b) <= within * size
     with np.errstate(invalid="ignore", over="ignore"):
         apart = np.abs(np.subtract(a, b))
-        return apart <= within * np.maximum(np.abs(b), 1e-30)
+        sizes = np.maximum(np.abs(b), 1e-30)
+        return apart <= within * sizes
 
 
 def modal_length(lengths: Iterable[int]) -> int:
@@ -100,22 +101,27 @@ class OptimizerHistory:
     """One optimizer: its parameters, its steps, and which backwards reached it."""
 
     def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
-        self.analysis, self.optimizer = analysis, optimizer
-        ledger, shares = analysis.ledger, analysis.shares
-        owned = [
-            i for i, p in enumerate(ledger.parameters) if optimizer in p.optimizers
-        ]
-        self.columns = np.array(owned, int)
-        self.rank = ledger.parameters[owned[0]].rank if owned else None
-        self.steps = steps_of(ledger, (optimizer,))
+        self.analysis = analysis
+        self.optimizer = optimizer
+        self.rank: int | None = None
+        columns: list[int] = []
+        for i, parameter in enumerate(analysis.ledger.parameters):
+            if optimizer not in parameter.optimizers:
+                continue
+            if not columns:
+                self.rank = parameter.rank
+            columns.append(i)
+        self.columns = np.array(columns, int)
+        self.steps = steps_of(analysis.ledger, (optimizer,))
         mine = analysis.optimizer_of == optimizer
         self.skipped = np.flatnonzero(analysis.skipped & mine)
         reached = analysis.contributed[:, self.columns].any(axis=1)
         self.backwards = np.flatnonzero(reached & analysis.backward)
-        first = analysis.first_terms
-        used = (shares.optimizer[first] == optimizer) & ~shares.erased[first]
-        self.read_step = shares.step[first[used]]
-        self.read = shares.backward[first[used]]
+        shares = analysis.shares
+        mine = shares.optimizer == optimizer
+        used = mine & ~shares.erased & (shares.term == 0)
+        self.read_step = shares.step[used]
+        self.read = shares.backward[used]
 
     @property
     def name(self) -> str:
@@ -126,8 +132,9 @@ class OptimizerHistory:
     def windows(self) -> dict[int, list[int]]:
         """Each step and the backwards that it consumed."""
         windows: dict[int, list[int]] = {step: [] for step in self.steps.tolist()}
-        pairs = zip(self.read_step.tolist(), self.read.tolist(), strict=True)
-        for step, backward in pairs:
+        steps = self.read_step.tolist()
+        backwards = self.read.tolist()
+        for step, backward in zip(steps, backwards, strict=True):
             windows[step].append(backward)
         return windows
 
@@ -139,7 +146,8 @@ class OptimizerHistory:
     @cached_property
     def first_step_of(self) -> dict[int, int]:
         """Each backward that was consumed, and the first step that did."""
-        backwards, steps = self.read[::-1].tolist(), self.read_step[::-1].tolist()
+        backwards = self.read[::-1].tolist()
+        steps = self.read_step[::-1].tolist()
         return dict(zip(backwards, steps, strict=True))
 
     @cached_property
@@ -149,18 +157,22 @@ class OptimizerHistory:
 
     def previous_step(self, event: int) -> int:
         """Return the last step before an event; -1 where there is none."""
-        before = self.steps[: self.steps.searchsorted(event)]
-        return int(before[-1]) if before.size else -1
+        place = self.steps.searchsorted(event)
+        return int(self.steps[place - 1]) if place else -1
 
     def next_step(self, event: int) -> int:
         """Return the first step from an event on; the number of events where there is none."""
-        after = self.steps[self.steps.searchsorted(event) :]
-        return int(after[0]) if after.size else len(self.analysis.events)
+        return self._first_from(self.steps, event)
 
     def next_backward(self, event: int) -> int:
         """Return the first backward from an event on; the number of events where there is none."""
-        after = self.backwards[self.backwards.searchsorted(event) :]
-        return int(after[0]) if after.size else len(self.analysis.events)
+        return self._first_from(self.backwards, event)
+
+    def _first_from(self, events: np.ndarray, event: int) -> int:
+        place = events.searchsorted(event)
+        if place < events.size:
+            return int(events[place])
+        return len(self.analysis.events)
 
     def nothing_since_step(self, event: int) -> bool:
         """Return whether nothing has been contributed between the last step and an event."""
@@ -181,36 +193,45 @@ class OptimizerHistory:
         """Return those of some events that lie between two, in this optimizer's rank."""
         inside = events[(events > start) & (events < stop)]
         ranks = self.analysis.ranks[inside]
-        rank = -1 if self.rank is None else self.rank
-        mine: np.ndarray = inside[(ranks < 0) | (ranks == rank)]
-        return mine
+        mine = ranks < 0
+        if self.rank is not None:
+            mine |= ranks == self.rank
+        between: np.ndarray = inside[mine]
+        return between
 
     def changing_between(self, kind: str, start: int, stop: int) -> np.ndarray:
         """Return the events of a kind between two that touched one of this optimizer's `.grad`."""
-        return self.changing(self.between(self.analysis.at(kind), start, stop))
+        events = self.analysis.at(kind)
+        inside = self.between(events, start, stop)
+        return self.changing(inside)
 
     def clip_ratio(self, event: int) -> float:
         """Return by what factor an event has shortened these gradients; 1 where it did nothing."""
         ledger = self.analysis.ledger
-        changed = (ledger.state[event, self.columns] & CHANGED).astype(bool)
-        columns = self.columns[changed]
-        if event == 0 or not columns.size:
+        changed = ledger.state[event, self.columns] & CHANGED
+        columns = self.columns[changed.astype(bool)]
+        if event == 0:
             return 1.0
         before = ledger.grad[event - 1, columns].astype(float)
         after = ledger.grad[event, columns].astype(float)
-        usable = np.isfinite(before) & np.isfinite(after) & (before > 0)
-        return float((after[usable] / before[usable]).min(initial=1.0))
+        usable = np.isfinite(before) & np.isfinite(after)
+        usable &= before > 0
+        ratios = after[usable] / before[usable]
+        return float(ratios.min(initial=1.0))
 
 
 class LedgerAnalysis:
     """A ledger, its shares, and what several rules ask of both."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.ledger, self.events = ledger, ledger.columns
+        self.ledger = ledger
+        self.events = ledger.columns
         self.shares = ledger.shares()
-        self.contributed = (ledger.state & CONTRIBUTED).astype(bool)
+        contributed = ledger.state & CONTRIBUTED
+        self.contributed = contributed.astype(bool)
         self.backward = self.events.where("kind", "backward")
-        self.skipped = self.events.where("kind", "step") & self.events.skipped
+        steps = self.events.where("kind", "step")
+        self.skipped = steps & self.events.skipped
         self.optimizer_of = self.events.detail("optimizer_index", 0)
         self.ranks = self.events.column("rank")
         # One row for each backward and step.
@@ -227,9 +248,15 @@ class LedgerAnalysis:
     @cached_property
     def optimizers(self) -> list[OptimizerHistory]:
         """Every optimizer that has parameters here and stepped."""
-        numbers = sorted({o for p in self.ledger.parameters for o in p.optimizers})
-        every = [OptimizerHistory(self, number) for number in numbers]
-        return [each for each in every if each.steps.size or each.skipped.size]
+        indices: set[int] = set()
+        for parameter in self.ledger.parameters:
+            indices.update(parameter.optimizers)
+        optimizers = []
+        for index in sorted(indices):
+            history = OptimizerHistory(self, index)
+            if history.steps.size or history.skipped.size:
+                optimizers.append(history)
+        return optimizers
 
     @cached_property
     def sites(self) -> np.ndarray:
@@ -240,7 +267,8 @@ class LedgerAnalysis:
     def lines(self) -> np.ndarray:
         """For each event, a number of its line and expression, however that was reached."""
         codes = [self.events.column(name) for name in ("file", "line", "label")]
-        _, lines = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)
+        rows = np.stack(codes, axis=1)
+        _, lines = np.unique(rows, axis=0, return_inverse=True)
         numbers: np.ndarray = lines.reshape(-1)
         return numbers
 
@@ -271,39 +299,51 @@ class LedgerAnalysis:
             each = np.where(shares.mean, factor / shares.elements, factor)
             whole = shares.mean | shares.opaque
             weight = np.where(whole, factor, factor * shares.elements)
-        of_rows = {k: v for k, v in vars(shares).items() if isinstance(v, np.ndarray)}
-        columns = of_rows | {"each": each, "whole": whole, "weight": weight}
         order = np.lexsort((shares.backward, shares.objective, shares.step))
-        rows = {name: column[order].tolist() for name, column in columns.items()}
-        keys = np.stack([shares.step, shares.objective])[:, order]
-        starts = np.flatnonzero((np.diff(keys, prepend=-1) != 0).any(axis=0))
+        rows = {}
+        for name, column in vars(shares).items():
+            if isinstance(column, np.ndarray):
+                rows[name] = column[order].tolist()
+        rows["each"] = each[order].tolist()
+        rows["whole"] = whole[order].tolist()
+        rows["weight"] = weight[order].tolist()
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, key in enumerate(zip(rows["step"], rows["objective"], strict=True)):
+            groups.setdefault(key, []).append(row)
         first_step: dict[tuple[int, int], int] = {}
-        return [
-            self._window_share(rows, start, end, first_step)
-            for start, end in pairwise([*starts.tolist(), len(order)])
-        ]
+        window_shares = []
+        for group in groups.values():
+            share = self._window_share(rows, group, first_step)
+            window_shares.append(share)
+        return window_shares
 
     def _window_share(
         self,
         rows: Mapping[str, list[Any]],
-        start: int,
-        end: int,
+        group: Sequence[int],
         first_step: dict[tuple[int, int], int],
     ) -> WindowShare:
-        used = [row for row in range(start, end) if not rows["erased"][row]]
-        lost = [row for row in range(start, end) if rows["erased"][row]]
+        used = []
+        erased = []
+        for row in group:
+            if rows["erased"][row]:
+                erased.append(rows["backward"][row])
+            else:
+                used.append(row)
 
         def column(name: str) -> tuple[Any, ...]:
             values = rows[name]
             return tuple([values[row] for row in used])
 
-        optimizer, step = rows["optimizer"][start], rows["step"][start]
+        optimizer = rows["optimizer"][group[0]]
+        objective = rows["objective"][group[0]]
+        step = rows["step"][group[0]]
         backwards = column("backward")
         first = [first_step.setdefault((optimizer, b), step) for b in backwards]
         read = all(column("followed"))
         return WindowShare(
             optimizer,
-            rows["objective"][start],
+            objective,
             step,
             self._step_numbers[optimizer, step],
             backwards,
@@ -315,7 +355,7 @@ class LedgerAnalysis:
             read=read,
             known=read and not any(column("opaque")),
             again=any(each != step for each in first),
-            erased=tuple([rows["backward"][row] for row in lost]),
+            erased=tuple(erased),
         )
 
     @cached_property
@@ -323,8 +363,9 @@ class LedgerAnalysis:
         """For each optimizer and step, which of its steps it is."""
         numbers: dict[tuple[int, int], int] = {}
         for optimizer in np.unique(self.shares.optimizer).tolist():
-            steps = steps_of(self.ledger, (optimizer,)).tolist()
-            numbers |= {(optimizer, step): i for i, step in enumerate(steps)}
+            steps = steps_of(self.ledger, (optimizer,))
+            for i, step in enumerate(steps.tolist()):
+                numbers[optimizer, step] = i
         return numbers
 
     @cached_property
@@ -341,7 +382,8 @@ class LedgerAnalysis:
     def _shares_of_steps(self) -> dict[tuple[int, int], list[WindowShare]]:
         of_steps: dict[tuple[int, int], list[WindowShare]] = {}
         for share in self.window_shares:
-            of_steps.setdefault((share.step, share.optimizer), []).append(share)
+            key = share.step, share.optimizer
+            of_steps.setdefault(key, []).append(share)
         return of_steps
 
     def every_share_of(self, step: int, optimizer: int) -> list[WindowShare]:
@@ -358,7 +400,10 @@ class LedgerAnalysis:
 
     def micro_batches(self, share: WindowShare) -> int:
         """Count the backwards that a step consumed, of whatever objective."""
-        return len({b for other in self.in_same_step(share) for b in other.backwards})
+        backwards: set[int] = set()
+        for other in self.in_same_step(share):
+            backwards.update(other.backwards)
+        return len(backwards)
 
     def alone(self, share: WindowShare) -> bool:
         """Return whether a step read no other loss."""
@@ -366,20 +411,27 @@ class LedgerAnalysis:
 
     def term(self, share: WindowShare) -> Mapping[str, Any]:
         """Return what is known of a loss in its first backward."""
+        backward = share.backwards[0]
         rows = self.shares.of(share.step)
-        first = rows.backward == share.backwards[0]
-        here = np.flatnonzero((rows.objective == share.objective) & first)
-        terms = self.ledger[share.backwards[0]].terms
-        place = int(rows.term[here[0]]) if here.size else len(terms)
-        return terms[place] if place < len(terms) else {}
+        mine = rows.backward == backward
+        mine &= rows.objective == share.objective
+        places = rows.term[mine].tolist()
+        terms = self.ledger[backward].terms
+        if not places or places[0] >= len(terms):
+            return {}
+        term: Mapping[str, Any] = terms[places[0]]
+        return term
 
     def constants(self, share: WindowShare) -> list[float]:
         """Return what a loss was multiplied by in its first backward, one by one; empty where not known."""
         term = self.term(share)
         constants = term.get("constants", [term.get("factor")])
-        several = constants if isinstance(constants, list) else []
-        numbers = [abs(number(one)) for one in several]
-        return [] if any(map(math.isnan, numbers)) else numbers
+        if not isinstance(constants, list):
+            return []
+        numbers = [abs(number(one)) for one in constants]
+        if any(map(math.isnan, numbers)):
+            return []
+        return numbers
 
     @cached_property
     def moved(self) -> np.ndarray:
@@ -408,7 +460,8 @@ class LedgerAnalysis:
         epochs: dict[int, int] = {}
         for e in self.at("loader").tolist():
             details = self.ledger[e].details
-            loader = int(self.ranks[e]), str(details.get("loader"))
+            rank = int(self.ranks[e])
+            loader = rank, str(details.get("loader"))
             if loader in begun:  # its end, or it was left early
                 epochs[begun.pop(loader)] = e
             if details.get("what") == "begins":
@@ -421,12 +474,17 @@ class LedgerAnalysis:
 
         Some loaders look ahead: theirs has ended when the last batches that it gave are used.
         """
-        here = (-1, -1 if rank is None else rank)
-        begun = [e for e in self.epochs if e[0] < event and self.ranks[e[0]] in here]
-        around = [e for e in begun if e[1] > event]
-        if around:
-            return around[-1]
-        return max(begun, key=lambda e: e[1], default=None)
+        last = None
+        around = None
+        for epoch in self.epochs:
+            begins, ends = epoch
+            if begins >= event or self.ranks[begins] not in (-1, rank):
+                continue
+            if ends > event:
+                around = epoch
+            elif last is None or ends > last[1]:
+                last = epoch
+        return around or last
 
     def ended(self, epoch: tuple[int, int] | None) -> bool:
         """Return whether a run through a loader came to the loader's end."""
@@ -437,12 +495,11 @@ class LedgerAnalysis:
     def carried(self, share: WindowShare) -> int:
         """Count the micro-batches of a window that came before a loader began anew inside it."""
         first, last = share.backwards[0], share.backwards[-1]
-        begun = [
-            begins
-            for begins, ends in self.epochs
-            if first < begins < last and self.backward[begins:ends].any()
-        ]
-        return sum(b < begun[-1] for b in share.backwards) if begun else 0
+        anew = -1
+        for begins, ends in self.epochs:
+            if first < begins < last and self.backward[begins:ends].any():
+                anew = begins
+        return sum(backward < anew for backward in share.backwards)
 
     @property
     def single(self) -> bool:
@@ -483,9 +540,9 @@ class LedgerAnalysis:
         """
         at = at or self.ledger[event]
         if at.kind == "edit" and not at.line:
-            later = (self.ledger[e] for e in range(event + 1, len(self.events)))
-            at = next((e for e in later if e.line and e.rank == at.rank), at)
-            cause += " That is done by hand, above this line." if at.line else ""
+            at = self._next_with_a_line(event, at)
+            if at.line:
+                cause += " That is done by hand, above this line."
         return Finding(
             rule,
             severity,
@@ -499,6 +556,14 @@ class LedgerAnalysis:
             CHAPTERS[rule],
             **about,
         )
+
+    def _next_with_a_line(self, event: int, edit: Event) -> Event:
+        """Return the next event after one that has a line, in the rank of an edit; the edit where there is none."""
+        for index in range(event + 1, len(self.events)):
+            later = self.ledger[index]
+            if later.line and later.rank == edit.rank:
+                return later
+        return edit
 
     def finding_of(
         self, rule: str, severity: str, share: WindowShare, **about: Any
