@@ -33,7 +33,8 @@ _FITS = 343.0
 # How wide a letter is of its size: what fits with it fits in the page's own fonts.
 _EM = 0.61
 # Names of bars take no more of the width; between two of them stay these pixels.
-_NAMES, _APART = 0.4, 4.0
+_NAMES = 0.4
+_APART = 4.0
 
 
 class ThemedFigure(PageFigure):
@@ -53,9 +54,9 @@ class ThemedFigure(PageFigure):
 
     def for_phone(self) -> ThemedFigure | None:
         """Return the same as wide as a phone; None where it fits as it is, was placed by hand, or cannot be copied."""
-        width = 72 * self.get_size_inches()[0]
-        is_laid_out = isinstance(self.get_layout_engine(), ConstrainedLayoutEngine)
-        if width <= _FITS or not is_laid_out:
+        width, _ = self.get_size_inches()
+        engine = self.get_layout_engine()
+        if 72 * width <= _FITS or not isinstance(engine, ConstrainedLayoutEngine):
             return None
         try:
             # What is laid out again must not move in the chart that its owner has.
@@ -71,7 +72,8 @@ class ThemedFigure(PageFigure):
         if key is not None:
             # The title stands above the key, which stands above the panel.
             high = 72 * key.get_window_extent().height / small.dpi
-            key.axes.set_title(key.axes.get_title(), pad=6 + high)
+            title = key.axes.get_title()
+            key.axes.set_title(title, pad=6 + high)
         small.draw_without_rendering()
         for axes in small.axes:
             _turn_names(axes)
@@ -89,19 +91,21 @@ def _use_page_colours(chart: Figure) -> None:
                 spine.set_edgecolor(LINE)
         for side in (axes.xaxis, axes.yaxis):
             given = side.get_tick_params()
-            size = max(float(given.get("labelsize", _LETTERS)), _LETTERS)
-            colors = {
+            size = float(given.get("labelsize", _LETTERS))
+            look = {
                 "color": given.get("color", LINE),
                 "labelcolor": given.get("labelcolor", INK),
+                "labelsize": max(size, _LETTERS),
             }
-            side.set_tick_params(labelsize=size, **colors)
-            side.set_tick_params(which="minor", labelsize=size, **colors)
+            side.set_tick_params(**look)
+            side.set_tick_params(which="minor", **look)
     for key in chart.findobj(Legend):
         key.get_frame().set(facecolor="none", edgecolor=LINE)
     for text in chart.findobj(Text):
         if same_color(text.get_color(), "black"):
             text.set_color(INK)
-        text.set_fontsize(max(float(text.get_fontsize()), _LETTERS))
+        size = float(text.get_fontsize())
+        text.set_fontsize(max(size, _LETTERS))
 
 
 # --- on a phone ---------------------------------------------------------------------------------
@@ -116,16 +120,18 @@ def _stack_panels(chart: Figure) -> int:
     columns = max((grid.ncols for grid in grids), default=1)
     rows = 1
     if len(grids) == 1 and columns == len(panels) > 1:
-        columns = max(int(_FITS * columns / (72 * width)), 1)
+        fitting = _FITS * columns / (72 * width)
+        columns = max(int(fitting), 1)
         rows = math.ceil(len(panels) / columns)
         grid = GridSpec(rows, columns, figure=chart)
         for n, axes in enumerate(panels):
-            axes.set_subplotspec(grid[n // columns, n % columns])
-            is_first = n % columns == 0
-            if is_first and axes.get_shared_y_axes().joined(axes, panels[0]):
+            row, column = divmod(n, columns)
+            axes.set_subplotspec(grid[row, column])
+            if column == 0 and axes.get_shared_y_axes().joined(axes, panels[0]):
                 # What it shared with its neighbour at the left it says itself.
                 axes.tick_params(labelleft=True)
-                axes.set_ylabel(axes.get_ylabel() or panels[0].get_ylabel())
+                name = axes.get_ylabel() or panels[0].get_ylabel()
+                axes.set_ylabel(name)
     chart.set_size_inches(PHONE / 72, height * rows)
     return columns
 
@@ -192,23 +198,26 @@ def _wrap(axes: Axes, room: float) -> None:
         chart.draw_without_rendering()
     width = axes.bbox.width * 72 / chart.dpi
     height = axes.bbox.height * 72 / chart.dpi
-    for text, most in (
-        (axes.title, width),
-        (axes.xaxis.label, width),
-        (axes.yaxis.label, height),
-    ):
-        size = float(text.get_fontsize())
-        text.set_text(_broken(text.get_text(), most * _LETTERS / size))
+    _wrap_text(axes.title, width)
+    _wrap_text(axes.xaxis.label, width)
+    _wrap_text(axes.yaxis.label, height)
+
+
+def _wrap_text(text: Text, room: float) -> None:
+    size = float(text.get_fontsize())
+    broken = _broken(text.get_text(), room * _LETTERS / size)
+    text.set_text(broken)
 
 
 def _broken(text: str, room: float) -> str:
     letters = max(int(room / (_EM * _LETTERS)), 8)
     kept = re.sub(r" ([=/]) ", "\u00a0\\1\u00a0", text)  # `K = 4` stays together
     lines = []
+    wrapper = textwrap.TextWrapper(
+        letters, break_long_words=False, break_on_hyphens=False
+    )
     for line in kept.split("\n"):
-        lines.append(
-            textwrap.fill(line, letters, break_long_words=False, break_on_hyphens=False)
-        )
+        lines.append(wrapper.fill(line))
     return "\n".join(lines)
 
 
@@ -239,8 +248,9 @@ def _heighten(chart: Figure) -> None:
         boxes.sort(key=lambda box: box.y0)
         for low, high in pairwise(boxes):
             apart = (high.y0 + high.y1 - low.y0 - low.y1) / 2
+            apart = max(apart, 1.0)
             needed = (low.height + high.height) / 2 + _APART
-            most = max(most, needed / max(apart, 1.0))
+            most = max(most, needed / apart)
     width, height = chart.get_size_inches()
     inside = sum(axes.bbox.height for axes in chart.axes) / chart.dpi
     chart.set_size_inches(width, height + (most - 1) * inside)
@@ -283,7 +293,8 @@ def svg_from_dot(source: Any, alt: str = "") -> Drawing:
             f"source is {arguments.a(source)}; expected DOT text or an object with .source"
         )
     # Graphviz knows how wide Courier is; of "monospace" it knows nothing and leaves too little room.
-    drawn = graphviz(re.sub(r'fontname="?monospace"?', "fontname=Courier", text), "svg")
+    text = re.sub(r'fontname="?monospace"?', "fontname=Courier", text)
+    drawn = graphviz(text, "svg")
     labels = []
     for label in re.findall(r"<text[^>]*>([^<]*)</text>", drawn):
         if label.strip():
@@ -306,16 +317,19 @@ _COLORED = re.compile(r'<(?:polygon|ellipse|path) fill="(?!none|transparent|blac
 
 def _themed(drawn: str, alt: str) -> str:
     """Keep Graphviz's shapes; give lines and free text the page's colour, text on a coloured box a dark one."""
-    head, _, body = drawn[drawn.index("<svg") :].partition(">")
-    body = _NODE.sub(_with_dark_text, _DROPPED.sub("", body))
+    start = drawn.index("<svg")
+    head, _, body = drawn[start:].partition(">")
+    body = _DROPPED.sub("", body)
+    body = _NODE.sub(_with_dark_text, body)
     body = re.sub(r'font-family="Courier[^"]*"', 'class="av-mono"', body)
     body = _BLACK.sub(r'\1="currentColor"', body)
     sizes = [float(px) for px in re.findall(r'font-size="([\d.]+)', body)]
     scaled = re.search(r"scale\(([\d.]+)", body)
     scale = float(scaled[1]) if scaled else 1.0
-    factor = max(1.0, SMALL / (min(sizes, default=TITLE) * scale))
+    smallest = min(sizes, default=TITLE) * scale
+    factor = max(1.0, SMALL / smallest)
     view = re.findall(r'viewBox="([^"]*)"', head)[0]
-    width, height = (float(side) * factor for side in view.split()[2:])
+    *_, width, height = [float(side) * factor for side in view.split()]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(alt)}" '
         f'viewBox="{view}" width="{width:.0f}" height="{height:.0f}" '
@@ -324,5 +338,7 @@ def _themed(drawn: str, alt: str) -> str:
 
 
 def _with_dark_text(node: re.Match[str]) -> str:
-    dark = '<text style="fill:#1a1a1a" '
-    return node[0].replace("<text ", dark) if _COLORED.search(node[0]) else node[0]
+    drawn = node[0]
+    if _COLORED.search(drawn):
+        return drawn.replace("<text ", '<text style="fill:#1a1a1a" ')
+    return drawn

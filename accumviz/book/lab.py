@@ -50,15 +50,21 @@ class Arrangement:
 
     def words(self) -> list[str]:
         """Return the shares and the report as text."""
-        lines = [bar.words for bar in shares.bars(self.ledger)[0]]
-        report = [line.strip() for line in self.report.text().splitlines()]
-        return [line for line in [*lines, *report, self.remark] if line]
+        lines = self._shares()
+        lines += map(str.strip, self.report.text().splitlines())
+        lines.append(self.remark)
+        return list(filter(None, lines))
 
     def words_without_suggestions(self) -> list[str]:
         """Return the same where the reader is to find what is wrong."""
-        lines = [bar.words for bar in shares.bars(self.ledger)[0]]
-        causes = [finding.cause for finding in self.report.findings]
-        return [*lines, "; ".join([first_line(self.report), *causes])]
+        texts = [first_line(self.report)]
+        for finding in self.report.findings:
+            texts.append(finding.cause)
+        return [*self._shares(), "; ".join(texts)]
+
+    def _shares(self) -> list[str]:
+        bars, *_ = shares.bars(self.ledger)
+        return [bar.words for bar in bars]
 
 
 def lab(
@@ -142,10 +148,13 @@ class Lab(Displayed):
         recorded: Mapping[tuple[str, ...], Arrangement],
         task: str,
     ) -> None:
-        self.loop, self.start = loop, start
-        self.recorded, self.task = recorded, task
+        self.loop = loop
+        self.start = start
+        self.recorded = recorded
+        self.task = task
         self._first = recorded[tuple(start.values())]
-        self._runs = list({id(run): run for run in recorded.values()}.values())
+        runs = {id(run): run for run in recorded.values()}
+        self._runs = list(runs.values())
 
     def run(self, **choice: Any) -> Ledger:
         """Return the ledger of one arrangement, as in `lab.run(zero_grad="nowhere")`.
@@ -169,7 +178,8 @@ class Lab(Displayed):
             raise ValueError(
                 f"there is no choice {unknown:.80}; the choices are {', '.join(self.start)}"
             )
-        made = self.recorded.get(tuple({**self.start, **asked}.values()))
+        complete = {**self.start, **asked}
+        made = self.recorded.get(tuple(complete.values()))
         if made is None:
             raise ValueError(
                 f"{asked!r:.160} is not recorded: the lab has the loops that differ from its start in at most "
@@ -202,10 +212,9 @@ class Lab(Displayed):
     @cached_property
     def _ground(self) -> weights.Field | None:
         """The ground below the weights: one for all arrangements, so that their paths can be compared."""
+        ledgers = [run.ledger for run in self._runs]
         right = [run.ledger for run in self._runs if run.right]
-        return weights.field(
-            [run.ledger for run in self._runs], self.loop.loss, right=right
-        )
+        return weights.field(ledgers, self.loop.loss, right=right)
 
     def _parts(self, run: Arrangement) -> dict[str, Any]:
         """Return a run as its parts by name: `e.k` is the part `k` of what is told of events."""
@@ -329,17 +338,23 @@ def _shared(
     >>> _shared([{"a": 1, "b": [2]}, {"a": 1}])
     ([[0, 0], [0, -1]], {'a': [1], 'b': [[2]]})
     """
-    names = list(dict.fromkeys(name for run in runs for name in run))
-    numbers: dict[str, dict[str, int]] = {name: {} for name in names}
+    numbers: dict[str, dict[str, int]] = {}
+    for run in runs:
+        for name in run:
+            numbers.setdefault(name, {})
     rows = []
     for run in runs:
-        row = [-1] * len(names)
-        for i, name in enumerate(names):
+        row = []
+        for name, texts in numbers.items():
+            place = -1
             if name in run:
-                texts = numbers[name]
-                row[i] = texts.setdefault(json.dumps(run[name]), len(texts))
+                text = json.dumps(run[name])
+                place = texts.setdefault(text, len(texts))
+            row.append(place)
         rows.append(row)
-    parts = {name: [json.loads(text) for text in numbers[name]] for name in names}
+    parts = {}
+    for name, texts in numbers.items():
+        parts[name] = list(map(json.loads, texts))
     return rows, parts
 
 
