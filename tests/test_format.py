@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import accumviz as av
 from accumviz.ledger import file as ledgerfile
-from accumviz.ledger.container import MAGIC, LedgerFileError, Writer
+from accumviz.ledger.container import MAGIC, LedgerFileError, Writer, pack
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Events, Ledger, Parameter
 from tests.thorough import examples
 
@@ -439,6 +439,23 @@ def test_an_incomplete_ledger_stays_so_when_it_is_saved(tmp_path: Path) -> None:
     found = av.load(tmp_path / "x.ledger")
     assert not found.complete
     assert found.meta == {}
+
+
+def test_what_follows_the_closing_mark_makes_a_file_incomplete(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(pack({}, {}))
+    assert not av.load(path).complete
+
+
+def test_a_ledger_of_many_chunks_keeps_each_steps_weights(tmp_path: Path) -> None:
+    size = 4096
+    rows = [{"kind": "step", "weights": {"w": [float(n)] * size}} for n in range(200)]
+    saved = Ledger.build([Parameter("w", (size,))], rows)
+    assert len(list(ledgerfile.chunks(saved))) > 3
+    saved.save(tmp_path / "x.ledger")
+    found = av.load(tmp_path / "x.ledger").weighed
+    assert found.events.tolist() == list(range(200))
+    assert found.elements[0][:, 0].tolist() == list(range(200))
 
 
 def test_nothing_is_appended_to_a_closed_file(tmp_path: Path) -> None:

@@ -475,6 +475,17 @@ def test_a_zero_grad_of_one_rank_erases_nothing_on_another_even_where_grad_is_ze
     assert merged.windows()[0].backwards == (1,)
 
 
+def test_optimizers_and_bytes_of_ranks_are_counted_over_all_of_them() -> None:
+    parameters = [Parameter("w", (1,), optimizers=(0,))]
+    ledgers = [
+        Ledger.build(parameters, [reduces(1) | {"allocated": size}], meta={"rank": rank})
+        for rank, size in enumerate([8.0, 24.0])
+    ]
+    merged = Ledger.merge(ledgers)
+    assert [parameter.optimizers for parameter in merged.parameters] == [(0,), (1,)]
+    assert merged[0].allocated == 32
+
+
 def test_collectives_that_do_not_fit_together_stay_apart() -> None:
     merged = Ledger.merge([of_rank(0, [reduces(1, parameters=["w"])]), of_rank(1, [reduces(1, parameters=["b"])])])
     assert [(e.kind, e.rank) for e in merged] == [("sync", 0), ("sync", 1)]
