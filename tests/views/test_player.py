@@ -23,7 +23,7 @@ from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Paramete
 from accumviz.views import graphviz, payload
 from accumviz.views.heat import heat
 from accumviz.views.listing import listing
-from accumviz.views.player import FORMAT, Player, order, scenes
+from accumviz.views.player import FORMAT, Player, factors, order, scenes
 from accumviz.views.style import static
 from tests.toys import EVIL, ROWS, W, chain, large, toy
 
@@ -287,7 +287,7 @@ def test_thinning_keeps_what_went_wrong() -> None:
     broken = Ledger(ledger.parameters, ledger.events, added, ledger.grad, ledger.state)
     chosen, note = payload.thin(broken)
     assert 31_202 in chosen
-    assert "not finite" in note
+    assert "and all with a number that is not finite" in note
 
 
 def test_events_without_windows_are_thinned_evenly() -> None:
@@ -382,6 +382,44 @@ def test_the_legend_names_what_came_from_other_ranks_where_some_did() -> None:
     named = [text for text, *_ in payload.ledger_data(Ledger.build([W], [own, sync]))[0]["keys"]]
     assert "from other ranks" in named
     assert "from other ranks" not in [text for text, *_ in payload.ledger_data(toy())[0]["keys"]]
+
+
+def test_a_row_says_where_ranks_first_average_it() -> None:
+    def sync(total: float) -> dict[str, Any]:
+        return {"kind": "sync", "within": "backward", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": total}}
+
+    def adds(total: float) -> dict[str, Any]:
+        return {"kind": "backward", "contribution": {"w": 8.0}, "grad": {"w": total}}
+
+    ledger = Ledger.build([W], [adds(8.0), sync(6.0), adds(14.0), sync(12.0)])
+    assert payload.ledger_data(ledger)[0]["p"][0]["o"] == 1
+
+
+def test_the_norm_of_a_group_is_of_those_that_received_something() -> None:
+    names = [f"{module}.w{n}" for module in "ab" for n in range(14)]
+    row = {"kind": "backward", "contribution": {"a.w0": [3.0], "a.w1": [4.0]}, "grad": {"a.w0": [3.0], "a.w1": [4.0]}}
+    data, _ = payload.ledger_data(Ledger.build([Parameter(name, (1,)) for name in names], [row]))
+    groups = {one["n"]: norm for one, norm in zip(data["p"], data["c"], strict=True) if "in" in one}
+    assert groups == {"a": 5, "b": -1}
+
+
+def test_bytes_before_and_after_a_backward_are_told_apart() -> None:
+    row = {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}, "saved_before": 96.0, "saved_after": 8.0}
+    events = payload.ledger_data(Ledger.build([W], [row]))[0]["e"]
+    assert (events["b"], events["a"]) == ([96], [8])
+
+
+def test_before_the_first_event_the_first_backwards_graph_is_the_one_that_is_there() -> None:
+    row = {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}}
+    graphs = {n: Graph((), (), (), {"before": n == 0}) for n in range(2)}
+    said = play(Ledger.build([W], [row, row]), graphs).content[0]["before"]
+    assert said[1] == "This graph was built before the recording began."
+
+
+def test_an_edge_that_is_not_alone_at_its_end_has_no_factor() -> None:
+    nodes = [Node(n, "MulBackward0", grad=2.0) for n in range(2)]
+    graph = Graph((*nodes, Node(2, "AccumulateGrad", "w", grad=[8.0])), (Edge(0, 2), Edge(1, 2)), (0, 1))
+    assert factors(graph, [(0, 2), (1, 2)]) == ["", ""]
 
 
 def test_the_legend_has_the_looks_that_are_drawn_and_no_other() -> None:

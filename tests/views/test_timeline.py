@@ -405,6 +405,9 @@ def test_after_an_all_reduce_a_rank_has_its_share_of_the_mean_and_the_rest_is_fr
     assert [(part.born >= 0, part.amount) for part in parts[0]] == [(False, 2.0), (True, 1.0)]
     # What was averaged once is not halved again.
     assert [(part.born >= 0, part.amount) for part in parts[1]] == [(False, 4.0), (True, 1.0), (True, 1.0)]
+    # A step uses the average as a whole.
+    (used,) = segments(ledger, 0, [ledger.of("step")[0].index])
+    assert [[part.used for part in each] for each in (parts[1], used)] == [[False] * 3, [True] * 3]
 
 
 def test_what_a_reduce_scatter_adds_to_a_shard_is_no_average_of_what_was_there() -> None:
@@ -437,6 +440,26 @@ def test_very_many_live_parts_are_drawn_as_few_and_lose_nothing() -> None:
     assert sum(part.amount for part in parts) == pytest.approx(ledger.values("w")[399, 0])
     assert [part.born for part in parts[-23:]] == list(range(377, 400))
     assert len(timeline(ledger, events=[398, 399]).to_html()) < 60_000
+
+
+def test_of_very_many_parts_those_that_a_step_used_stay_apart() -> None:
+    rows: list[dict[str, Any]] = []
+    for n in range(1, 61):
+        rows.append({"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": n}})
+        if n == 20:
+            rows.append({"kind": "step", "grad": {"w": n}})
+    (parts,) = segments(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows), 0, [60])
+    assert sum(part.amount for part in parts if part.used) == 20
+    assert sum(part.amount for part in parts if not part.used) == 40
+
+
+def test_a_heat_map_says_how_large_norms_are_and_what_all_of_grad_comes_to() -> None:
+    names = [f"w{p}" for p in range(9)]
+    held = {"w0": [3.0], "w1": [4.0]}
+    row = {"kind": "backward", "contribution": held, "grad": held}
+    drawing = av.timeline(Ledger.build([Parameter(name, (1,)) for name in names], [row])).to_svg()
+    assert "0 to 5<" in drawing
+    assert "norm added (log), 3 to 4<" in drawing
 
 
 def boxes(figure: PageFigure) -> list[tuple[str, Any]]:
