@@ -36,6 +36,20 @@ test("totals stand at all bars, or at those that steps used, with the same digit
   assert.deepEqual(told(1.234e-7, 20), [], "none, rather than some");
 });
 
+test("of steps that follow each other the last one has the total", () => {
+  const run = Object.assign(ledger(-1.25), { kinds: ["backward", "backward", "backward", "step", "step", "zero_grad"] });
+  assert.deepEqual(totals(run, run.rows[0], 22), ["", "", "", "", "−5", ""]);
+});
+
+test("a part has the colour of the backward that added it", () => {
+  const run = ledger(-1);
+  const asked = [];
+  run.color = (born) => { asked.push(born); return ["#000", "#fff"]; };
+  const context = { strokeRect() {}, clearRect() {} };
+  drawLanes({ ...OTHERS, context }, {}, run, { left: 0, column: 60, top: 0, lane: 84 });
+  assert.deepEqual(asked, [0, 0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3]);
+});
+
 const OTHERS = { fill() {}, write() {} };
 
 test("a part that is too thin for an outline has one at its sides only", () => {

@@ -52,6 +52,11 @@ test("after its backward, a graph is shown as it was left", () => {
   assert.deepEqual([now, owner, ran], [false, 0, 3]);
 });
 
+test("a graph is retained or not by its backward, whatever comes after", () => {
+  const run = { ...LEDGER, retained: new Set([0]) };
+  assert.deepEqual([0, 1].map((e) => moment(run, DATA, { e, n: null }).kept), [true, true]);
+});
+
 test("a .grad is as it was until its AccumulateGrad or its module has run", () => {
   const rows = [{ n: "net.w", c: [1, 1] }];
   assert.equal(seenUntil(rows, 1, null), 1);
