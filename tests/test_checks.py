@@ -500,6 +500,14 @@ def test_files_that_are_judged_one_after_the_other_say_what_they_say_as_one(play
         assert f"{apart.findings[0].rule}  rank 0" in repr(apart)
 
 
+def test_a_mistake_of_one_rank_explains_nothing_on_another() -> None:
+    plays = [CASES["missing-zero-grad"][0](), CASES["leftover-carried"][0]()]
+    for rank, play in enumerate(plays):
+        play.rank = rank
+    findings = check_ranks([play.ledger for play in plays]).findings
+    assert {(f.rule, f.rank) for f in findings} >= {("missing-zero-grad", 0), ("leftover-carried", 1)}
+
+
 def test_a_rank_that_cannot_be_judged_is_named() -> None:
     one = _scheduled(each=False).ledger
     two = Ledger(one.parameters, one.events, one.contribution, one.grad, one.state, meta=one.meta, complete=False)
