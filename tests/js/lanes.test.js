@@ -37,7 +37,8 @@ test("totals stand at all bars, or at those that steps used, with the same digit
 });
 
 test("of steps that follow each other the last one has the total", () => {
-  const run = Object.assign(ledger(-1.25), { kinds: ["backward", "backward", "backward", "step", "step", "zero_grad"] });
+  const run = ledger(-1.25);
+  run.kinds = ["backward", "backward", "backward", "step", "step", "zero_grad"];
   assert.deepEqual(totals(run, run.rows[0], 22), ["", "", "", "", "−5", ""]);
 });
 
