@@ -30,18 +30,22 @@ class Heat(NamedTuple):
     @property
     def levels(self) -> np.ndarray:
         """How strong a cell is, where there is a contribution."""
-        return (self.codes.astype(int) - BROKEN - 1) % LEVELS
+        return self._steps % LEVELS
 
     @property
     def labels(self) -> np.ndarray:
         """Whose contribution it is."""
-        return (self.codes.astype(int) - BROKEN - 1) // LEVELS
+        return self._steps // LEVELS
+
+    @property
+    def _steps(self) -> np.ndarray:
+        return self.codes.astype(int) - BROKEN - 1
 
     @property
     def smallest(self) -> float:
         """The smallest norm, 0 where there is none."""
-        known = self.added[np.isfinite(self.added) & (self.added > 0)]
-        return float(known.min()) if known.size else 0.0
+        norms = _positive(self.added)
+        return float(norms.min()) if norms.size else 0.0
 
 
 def heat(
@@ -61,32 +65,38 @@ def heat(
     >>> heat(np.array([[-1, 1.0, 10.0, np.inf]]), held, np.zeros(4, int)).codes.tolist()
     [[0, 3, 32, 2]]
     """
-    down = np.arange(added.shape[0]) if down is None else down
-    across = np.arange(added.shape[1]) if across is None else across
+    if down is None:
+        down = np.arange(added.shape[0])
+    if across is None:
+        across = np.arange(added.shape[1])
 
-    def any_of(cells: np.ndarray) -> np.ndarray:
-        rows = np.logical_or.reduceat(cells, across, axis=1)
-        return np.logical_or.reduceat(rows, down, axis=0)
+    def most_of(cells: np.ndarray) -> np.ndarray:
+        rows = np.maximum.reduceat(cells, across, axis=1)
+        return np.maximum.reduceat(rows, down, axis=0)
 
-    known = np.isfinite(added) & (added > 0)
-    logs = np.log10(added, where=known, out=np.full(added.shape, -np.inf))
     low, high = levels or decades(added)
-    level = np.zeros(added.shape, np.int64)
-    share = np.clip((logs[known] - low) / (high - low), 0, 1)
-    level[known] = np.rint(share * (LEVELS - 1)).astype(np.int64)
-    # The level decides between a cell's events, the label only colours it.
-    ranked = np.where(added >= 0, level * LABELS + labels[None] % LABELS, -1)
     broken = ~np.isfinite(added)
-    ranked[broken] = -1
-    ranked = np.maximum.reduceat(ranked, across, axis=1)
-    most = np.maximum.reduceat(ranked, down, axis=0)
-    held = any_of(held)
-    codes = np.where(held, PRESENT_ONLY, 0)
-    codes = np.where(
-        most >= 0, BROKEN + 1 + most % LABELS * LEVELS + most // LABELS, codes
-    )
-    codes = np.where(any_of(broken), BROKEN, codes).astype(np.uint8)
-    return Heat(codes, held, added, (low, high))
+    positive = ~broken & (added > 0)
+    logs = np.log10(added[positive]).astype(float)
+    share = np.clip((logs - low) / (high - low), 0, 1)
+    level = np.zeros(added.shape, np.int64)
+    level[positive] = np.rint(share * (LEVELS - 1))
+    # The level decides between a cell's events, the label only colours it.
+    ranked = level * LABELS + labels % LABELS
+    ranked[broken | (added < 0)] = -1
+    ranked = most_of(ranked)
+    level, label = np.divmod(ranked, LABELS)
+    held = most_of(held)
+    codes = held * PRESENT_ONLY
+    colored = BROKEN + 1 + label * LEVELS + level
+    codes = np.where(ranked >= 0, colored, codes)
+    codes[most_of(broken)] = BROKEN
+    return Heat(codes.astype(np.uint8), held, added, (low, high))
+
+
+def _positive(norms: np.ndarray) -> np.ndarray:
+    positive: np.ndarray = norms[np.isfinite(norms) & (norms > 0)]
+    return positive
 
 
 def decades(added: np.ndarray) -> tuple[float, float]:
@@ -95,14 +105,17 @@ def decades(added: np.ndarray) -> tuple[float, float]:
     >>> decades(np.array([-1.0, 0.01, 100.0])), decades(np.array([1.0]))
     ((-2.0, 2.0), (-1.0, 0.0))
     """
-    known = np.log10(added[np.isfinite(added) & (added > 0)])
-    if not known.size:
+    logs = np.log10(_positive(added))
+    if not logs.size:
         return -1.0, 0.0
-    low, high = float(known.min()), float(known.max())
-    return (max(low, high - _DECADES) if high - low > _NARROW else high - 1), high
+    low = float(logs.min())
+    high = float(logs.max())
+    if high - low <= _NARROW:
+        return high - 1, high
+    return max(low, high - _DECADES), high
 
 
 def opacity(levels: np.ndarray) -> np.ndarray:
-    """How opaque a cell of this level is."""
+    """Return how opaque a cell of this level is."""
     share: np.ndarray = levels / (LEVELS - 1)
     return 1 - (1 - _FAINTEST) * (1 - share)

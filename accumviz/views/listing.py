@@ -40,14 +40,23 @@ def listing(
     at: dict[tuple[str, int], int] = {}
     before = 0
     for file, sources in places.items():
-        text = str(ledger.sources.get(file, "")).expandtabs(4).splitlines()
-        shown = _stretches(text, sorted(sources)) if text else sorted(sources.items())
-        shown = shown[:_MOST]
-        at |= {(file, n): before + i for i, (n, _) in enumerate(shown) if n}
-        before += len(shown)
-        told = [[n, *parts(line[:400])] for n, line in shown]
-        files.append({"name": file, "lines": told})
-    return files, [at.get((str(event.file), event.line), -1) for event in events]
+        source = str(ledger.sources.get(file, ""))
+        text = source.expandtabs(4).splitlines()
+        shown = sorted(sources.items())
+        if text:
+            shown = _stretches(text, sorted(sources))
+        written = []
+        for n, line in shown[:_MOST]:
+            if n:
+                at[file, n] = before
+            before += 1
+            written.append([n, *parts(line[:400])])
+        files.append({"name": file, "lines": written})
+    places_of = []
+    for event in events:
+        place = str(event.file), event.line
+        places_of.append(at.get(place, -1))
+    return files, places_of
 
 
 def parts(line: str) -> list[Any]:
@@ -59,13 +68,15 @@ def parts(line: str) -> list[Any]:
     pieces: list[Any] = []
     end = 0
     for token in _TOKENS.finditer(line):
-        pieces += [line[end : token.start()], [token.lastgroup, token[0]]]
+        pieces.append(line[end : token.start()])
+        pieces.append([token.lastgroup, token[0]])
         end = token.end()
-    return [piece for piece in [*pieces, line[end:]] if piece]
+    pieces.append(line[end:])
+    return [piece for piece in pieces if piece]
 
 
 def _is_left_out(text: list[str], line: int) -> bool:
-    """Whether this line is code that was left out of the file: no style has so many empty lines in a row."""
+    """Return whether this line is code that was left out of the file: no style has so many empty lines in a row."""
     if text[line - 1].strip():
         return False
     first = last = line
@@ -77,19 +88,22 @@ def _is_left_out(text: list[str], line: int) -> bool:
 
 
 def _stretches(text: list[str], lines: list[int]) -> list[tuple[int, str]]:
-    """The lines around these, all of a short file or stretch; between stretches a line with the number 0."""
-    wanted = set(lines)
+    """Return the lines around these, all of a short file or stretch; between stretches a line with the number 0."""
+    near: set[int] = set()
     for line in lines:
-        wanted |= set(range(line - _AROUND, line + _AROUND + 1))
-    if len(text) <= _WHOLE:
-        wanted = set(range(1, len(text) + 1))
-    elif lines[-1] - lines[0] <= _WHOLE:
-        wanted = set(range(lines[0] - _AROUND, lines[-1] + _AROUND + 1))
+        near.update(range(line - _AROUND, line + _AROUND + 1))
+    is_short = len(text) <= _WHOLE
+    is_stretch = lines[-1] - lines[0] <= _WHOLE
     shown: list[tuple[int, str]] = []
-    for n in sorted(wanted & set(range(1, len(text) + 1))):
+    last = 0
+    for n, source in enumerate(text, 1):
+        is_between = is_stretch and lines[0] < n < lines[-1]
+        if not (is_short or is_between or n in near):
+            continue
         if n not in lines and _is_left_out(text, n):
             continue
-        if shown and n > shown[-1][0] + 1:
+        if last and n > last + 1:
             shown.append((0, ""))
-        shown.append((n, text[n - 1]))
+        shown.append((n, source))
+        last = n
     return shown
