@@ -141,7 +141,8 @@ class _Change:
     changed: np.ndarray
 
     def __post_init__(self) -> None:
-        ledger, event = self.ledger, self.event
+        ledger = self.ledger
+        event = self.event
         after = ledger.grad[event].astype(float)
         before = ledger.grad[event - 1] if event else np.full(after.shape, np.nan)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -190,7 +191,8 @@ def scaling(ledger: Arrays) -> Scaling:
     scales |= events.where("kind", "sync") & ~scatters(events)
     at = np.flatnonzero(scales)
     changed = ledger.state[at] & CHANGED > 0
-    at, changed = at[changed.any(axis=1)], changed[changed.any(axis=1)]
+    at = at[changed.any(axis=1)]
+    changed = changed[changed.any(axis=1)]
     kinds = events.texts("kind")
     rows = []
     for row, e in enumerate(at.tolist()):
@@ -235,7 +237,8 @@ def _affected(change: _Change, factor: _Factor) -> np.ndarray:
 def _of_clip(change: _Change) -> _Factor:
     if change.details.get("by") == "value":
         return _Factor(1, _CLIP, reason=BY_VALUE)
-    norm, limit = change.number("total_norm"), change.number("max_norm")
+    norm = change.number("total_norm")
+    limit = change.number("max_norm")
     expected = min(1.0, limit / (norm + 1e-6)) if norm >= 0 else math.nan
     ratio = change.one_ratio()
     agrees = abs(expected - ratio) <= SAME_IN_HALF * ratio
@@ -269,7 +272,8 @@ def _multiplies(change: _Change, changed: np.ndarray, factor: float) -> bool:
     kept = [p for p in np.flatnonzero(changed).tolist() if p in change.ledger.exact]
     for p in kept:
         _, grad = change.ledger.exact[p]
-        before, after = grad[change.event - 1], grad[change.event]
+        before = grad[change.event - 1]
+        after = grad[change.event]
         with np.errstate(invalid="ignore", over="ignore"):
             distance = np.abs(after - before * factor)
             # Small elements may be lost to rounding beside large ones.
@@ -318,7 +322,8 @@ class Factors:
 
     def __init__(self, every: Scaling, parameter: int) -> None:
         mine = np.flatnonzero(every.changed[:, parameter])
-        reason, kind = every.reason[mine], every.kind[mine]
+        reason = every.reason[mine]
+        kind = every.kind[mine]
         logarithms = np.log(np.where(reason > 0, 1.0, every.factor[mine]))
         self._events = every.events[mine]
         self._sums = []
@@ -336,7 +341,8 @@ class Factors:
         """Return what happened after `start`, up to and with `stop` (arrays of events)."""
         before = np.searchsorted(self._events, start, side="right")
         after = np.searchsorted(self._events, stop, side="right")
-        average, unknown = self._last_average[after], self._last_unknown[after]
+        average = self._last_average[after]
+        unknown = self._last_unknown[after]
         by_hand, clipped, unscaled = (np.exp(s[after] - s[before]) for s in self._sums)
         return Product(
             by_hand,
@@ -421,7 +427,8 @@ class Flow:
     """The coefficients with which contributions are in `.grad`, by parameters of equal history."""
 
     def __init__(self, ledger: Arrays) -> None:
-        self.ledger, self.events = ledger, ledger.columns
+        self.ledger = ledger
+        self.events = ledger.columns
         self.scaling = scaling(ledger)
         self._backward = self.events.where("kind", "backward")
         self._scatters = np.append(scatters(self.events), False)
@@ -434,7 +441,8 @@ class Flow:
         self.of = {p: one for one in self.histories for p in one.parameters.tolist()}
 
     def _histories(self) -> Iterator[History]:
-        ledger, count = self.ledger, len(self.events)
+        ledger = self.ledger
+        count = len(self.events)
         contributed = np.asfortranarray(ledger.state & CONTRIBUTED > 0)
         gone = np.asfortranarray(_gone(ledger))
         # By column, what happened to each `.grad`, as bytes that can be compared.
@@ -485,7 +493,8 @@ class Flow:
         passages: list[Passage] = []
         for history in self.histories:
             mine = self._backward[history.born]
-            born, end = history.born[mine], history.end[mine]
+            born = history.born[mine]
+            end = history.end[mine]
             if history.shard is not None:
                 passages += self._to_shard(history, self.of[history.shard], born, end)
             elif born.size:
@@ -542,7 +551,8 @@ class Flow:
     def outcomes(self) -> Outcomes:
         """See `Ledger.outcomes`."""
         shape = self.ledger.state.shape
-        erased, consumed = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
+        erased = np.full(shape, -1, np.int32)
+        consumed = np.full(shape, -1, np.int32)
         steps = np.zeros(shape, np.int32)
         for history in self.histories:
             first, many = self.consumed(history, history.born, history.end)
@@ -625,10 +635,13 @@ class Flow:
         Only the first event shows it: after a contribution there is another sum, or without one there is something.
         """
         ledger = self.ledger
-        first, grad, added = ledger.state[:1], ledger.grad[:1], ledger.contribution[:1]
+        first = ledger.state[:1]
+        grad = ledger.grad[:1]
+        added = ledger.contribution[:1]
         with np.errstate(invalid="ignore"):
             differs = (np.abs(grad - added) > SAME * grad) & (grad < math.inf)
-        contributed, changed = first & CONTRIBUTED > 0, first & CHANGED > 0
+        contributed = first & CONTRIBUTED > 0
+        changed = first & CHANGED > 0
         held = np.where(contributed, differs, (grad > 0) & ~changed)
         if ledger.meta.get("ranks", 1) != 1:
             held &= ~contributed  # an average is another sum, too
@@ -646,7 +659,8 @@ class Flow:
 def _steps_around(events: Events) -> np.ndarray:
     """Return, for each event inside a step, the event of that step, which follows it; -1 for others."""
     around = np.full(len(events), -1)
-    inside, steps = events.where("within", "step"), events.where("kind", "step")
+    inside = events.where("within", "step")
+    steps = events.where("kind", "step")
     ranks = events.column("rank")
     for rank in np.unique(ranks[inside]).tolist():
         of_rank = np.flatnonzero(steps & (ranks == rank))

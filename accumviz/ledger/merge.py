@@ -50,11 +50,15 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
     # What each rank did last, in rows in which it did nothing.
     latest = np.maximum.accumulate(rows, axis=0)
     parameters: list[Parameter] = []
-    contribution, grad, state = [], [], []
-    exact, weights = {}, {}
+    contribution = []
+    grad = []
+    state = []
+    exact = {}
+    weights = {}
     weighed = np.zeros(len(rows), bool)
     for place, (rank, ledger, first) in enumerate(ranks):
-        here, last = rows[:, place], latest[:, place]
+        here = rows[:, place]
+        last = latest[:, place]
         contribution.append(_pick(ledger.contribution, here, np.nan))
         grad.append(_pick(ledger.grad, last, np.nan))
         # What others do leaves this rank's `.grad` as it was.
@@ -97,19 +101,24 @@ def _ranks(ledgers: Sequence[Arrays]) -> list[RankLedger]:
         raise ValueError(
             f"ranks {numbers} to merge; expected each once (ledger.meta['rank'] says which it is)"
         )
-    ranks, first = [], 0
-    for rank, ledger in sorted(zip(numbers, ledgers, strict=True), key=lambda r: r[0]):
-        ranks.append(RankLedger(rank, ledger, first))
+    ranks = []
+    first = 0
+    for place in np.argsort(numbers).tolist():
+        ledger = ledgers[place]
+        ranks.append(RankLedger(numbers[place], ledger, first))
         first += _optimizers(ledger)
     return ranks
 
 
 def _optimizers(ledger: Arrays) -> int:
     """Return how many optimizers a ledger speaks of."""
-    used = [o for p in ledger.parameters for o in p.optimizers]
+    used: list[int] = []
+    for parameter in ledger.parameters:
+        used += parameter.optimizers
     steps = ledger.columns.where("kind", "step", "schedule")
     used += ledger.columns.detail("optimizer_index", 0)[steps].tolist()
-    return max(len(ledger.meta.get("optimizers", ())), max(used, default=-1) + 1)
+    named = len(ledger.meta.get("optimizers", ()))
+    return max([named, *(o + 1 for o in used)])
 
 
 def _renamed(parameter: Parameter, rank: int, first: int) -> Parameter:
@@ -151,7 +160,8 @@ def _rows(ledgers: list[Events]) -> np.ndarray:
         for n in going or waiting:
             # A rank that is in no collective has a row of its own.
             key = n if going else collective[n][at[n]]
-            together.setdefault(key, [-1] * len(ledgers))[n] = at[n]
+            row = together.setdefault(key, [-1] * len(ledgers))
+            row[n] = at[n]
             at[n] += 1
         rows += together.values()
 
@@ -159,11 +169,10 @@ def _rows(ledgers: list[Events]) -> np.ndarray:
 def _collectives(events: Events) -> list[Any]:
     """Return of each event what its part in one collective has in common with other ranks'; None for another event."""
     columns = [events.detail(name, None) for name in ("op", "bytes", "parameters")]
-    sync = events.where("kind", "sync").tolist()
-    return [
-        str([column[e] for column in columns]) if is_sync else None
-        for e, is_sync in enumerate(sync)
-    ]
+    collectives: list[Any] = [None] * len(events)
+    for e in np.flatnonzero(events.where("kind", "sync")).tolist():
+        collectives[e] = str([column[e] for column in columns])
+    return collectives
 
 
 def _events(rows: np.ndarray, ranks: list[RankLedger]) -> Events:
@@ -193,7 +202,8 @@ def _events(rows: np.ndarray, ranks: list[RankLedger]) -> Events:
 
 def _shifted(events: Events, first: int) -> Events:
     """Return events whose optimizers are counted over all ranks."""
-    codes, table = np.array(events.codes), list(events.tables["details"])
+    codes = np.array(events.codes)
+    table = list(events.tables["details"])
     steps = np.flatnonzero(events.where("kind", "step", "schedule"))
     used, again = np.unique(codes[steps, _CODE["details"]], return_inverse=True)
     codes[steps, _CODE["details"]] = len(table) + again
@@ -209,8 +219,8 @@ def _shifted(events: Events, first: int) -> Events:
 
 def _sources(ranks: list[RankLedger]) -> dict[str, str]:
     sources: dict[str, str] = {}
-    for one in ranks:
-        sources = {**one.ledger.sources, **sources}
+    for one in reversed(ranks):
+        sources.update(one.ledger.sources)
     return sources
 
 
@@ -224,22 +234,28 @@ def _meta(ranks: list[RankLedger]) -> dict[str, Any]:
     if any("optimizer_settings" in one.ledger.meta for one in ranks):
         meta["optimizer_settings"] = _settings(ranks)
     notes = dict.fromkeys(_every(ranks, "notes"))
-    said = {
-        "notes": list(notes),
-        "stopped": _by_rank(ranks, "stopped"),
-        "ended": _ended(ranks),
-    }
-    return meta | {name: value for name, value in said.items() if value}
+    if notes:
+        meta["notes"] = list(notes)
+    if stopped := _by_rank(ranks, "stopped"):
+        meta["stopped"] = stopped
+    if ended := _ended(ranks):
+        meta["ended"] = ended
+    return meta
 
 
 def _every(ranks: list[RankLedger], name: str) -> list[Any]:
-    return [one for each in ranks for one in each.ledger.meta.get(name, ())]
+    every: list[Any] = []
+    for one in ranks:
+        every += one.ledger.meta.get(name, ())
+    return every
 
 
 def _by_rank(ranks: list[RankLedger], name: str) -> dict[str, Any]:
-    return {
-        str(one.rank): one.ledger.meta[name] for one in ranks if name in one.ledger.meta
-    }
+    values = {}
+    for one in ranks:
+        if name in one.ledger.meta:
+            values[str(one.rank)] = one.ledger.meta[name]
+    return values
 
 
 def _ended(ranks: list[RankLedger]) -> Any:
@@ -254,7 +270,8 @@ def _settings(ranks: list[RankLedger]) -> list[Any]:
     settings: list[Any] = []
     for one in ranks:
         meta = one.ledger.meta
-        known = list(meta.get("optimizer_settings", ()))
-        missing = len(meta.get("optimizers", ())) - len(known)
-        settings += known + [{}] * missing
+        recorded = meta.get("optimizer_settings", ())
+        missing = len(meta.get("optimizers", ())) - len(recorded)
+        settings += recorded
+        settings += [{}] * missing
     return settings

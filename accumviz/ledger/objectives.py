@@ -47,23 +47,28 @@ class Terms:
     ) -> None:
         self.reasons = list(reasons)
         self.first, self.count = np.zeros((2, len(events)), int)
-        self._events, self._keys = events, dict[_Key, int]()
+        self._events = events
+        self._keys = dict[_Key, int]()
         self._example: dict[int, int] = {}  # of each call site, the first backward
-        sites, codes = call_sites(events), events.column("details")
+        sites = call_sites(events)
+        codes = events.column("details")
         alike: dict[tuple[int, int], list[_Term]] = {}
         table: list[_Term] = []
         for b in backwards.tolist():
-            site, code = int(sites[b]), int(codes[b])
+            site = int(sites[b])
+            code = int(codes[b])
             self._example.setdefault(site, b)
             if (site, code) not in alike:
                 alike[site, code] = self._terms(site, events.details[code])
-            self.first[b], self.count[b] = len(table), len(alike[site, code])
+            self.first[b] = len(table)
+            self.count[b] = len(alike[site, code])
             table += alike[site, code]
         self._alike = list(alike.values())
         columns = np.array(table, float).reshape(-1, 5)
         self.objective = columns[:, 0].astype(int)
         self.reduction = columns[:, 1].astype(int)
-        self.elements, self.factor = columns[:, 2], columns[:, 3]
+        self.elements = columns[:, 2]
+        self.factor = columns[:, 3]
         self.unknown = columns[:, 4].astype(int)
 
     def _terms(self, site: int, details: Mapping[str, Any]) -> list[_Term]:
@@ -78,7 +83,8 @@ class Terms:
         return terms
 
     def _term(self, objective: int, term: Mapping[str, Any]) -> _Term:
-        factor, elements = number(term.get("factor")), number(term.get("elements"))
+        factor = number(term.get("factor"))
+        elements = number(term.get("elements"))
         reduction = {"mean": MEAN, "sum": SUM}.get(str(term.get("reduction")), UNKNOWN)
         unknown = str(term.get("unknown") or "")
         if not unknown and reduction == UNKNOWN:
@@ -137,11 +143,13 @@ class Terms:
         labels = {
             site: self._events.label(b) or "loss" for site, b in self._example.items()
         }
-        shared, sites = Counter(labels.values()), Counter(key.site for key in keys)
+        shared = Counter(labels.values())
+        sites = Counter(key.site for key in keys)
         seen: Counter[str] = Counter()
         names = []
         for site, op, nth in keys:
-            name, line = labels[site], lines[self._example[site]]
+            name = labels[site]
+            line = lines[self._example[site]]
             if shared[name] > 1 and line:
                 name += f" (line {line})"
             if sites[site] > 1:

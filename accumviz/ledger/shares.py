@@ -182,8 +182,10 @@ def shares(flow: Flow) -> Shares:
     of = readings.at(np.repeat(np.arange(many.size), many))
     term = _counted_up(many)
     at = terms.first[of.backward] + term
-    constant, elements = terms.factor[at], terms.elements[at]
-    mean, summed = terms.reduction[at] == MEAN, terms.reduction[at] == SUM
+    constant = terms.factor[at]
+    elements = terms.elements[at]
+    mean = terms.reduction[at] == MEAN
+    summed = terms.reduction[at] == SUM
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         gain = of.by_hand * of.clipped * of.averaged
         gain = np.where(of.reason > 0, np.nan, gain)
@@ -251,7 +253,8 @@ class _Readings(NamedTuple):
 
 def _joined(parts: Sequence[_Readings]) -> _Readings:
     if not parts:
-        none, no = np.zeros(0, int), np.zeros(0, bool)
+        none = np.zeros(0, int)
+        no = np.zeros(0, bool)
         return _Readings(none, none, none, none, none, none, no, no, none)
     return _Readings(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
@@ -278,8 +281,10 @@ def _every_reading(flow: Flow) -> tuple[_Readings, int]:
 
 def _read(flow: Flow, optimizer: int, passage: Passage) -> tuple[_Readings, int]:
     """Return which steps read these contributions; those that no step reads count 0 in the next one."""
-    events, steps = flow.events, steps_of(flow.ledger, (optimizer,))
-    entered, end = passage.entered, passage.end
+    events = flow.events
+    steps = steps_of(flow.ledger, (optimizer,))
+    entered = passage.entered
+    end = passage.end
     first, until = flow.reads(steps, entered, end)
     lost = until <= first
     mine = events.detail("optimizer_index", 0) == optimizer
@@ -304,7 +309,8 @@ def _followed(
     lost: np.ndarray,
 ) -> _Readings:
     """Return what happened to the contributions at these places before the steps."""
-    backward, end = passage.backward[which], passage.end[which]
+    backward = passage.backward[which]
+    end = passage.end[which]
     happened = passage.until(which, step)
     overlapped = flow.events.detail("overlapped", default=False)[backward]
     # How many backwards before an event had their gradients changed by hooks: with them goes what is in `.grad`.

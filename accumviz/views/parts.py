@@ -58,7 +58,8 @@ class _Gradient:
     """One parameter's `.grad` over time, and what of it is from whom."""
 
     def __init__(self, ledger: Ledger, parameter: int) -> None:
-        self.ledger, self.parameter = ledger, parameter
+        self.ledger = ledger
+        self.parameter = parameter
         self.signed = words.is_signed(ledger, parameter)
         self.grad = totals(ledger, parameter)
         self.added = ledger.contribution[:, parameter].astype(float)
@@ -79,11 +80,11 @@ class _Gradient:
         amounts = self.added[born] * coefficients
         used = self.consumed[born] <= event
         lost = np.isnan(coefficients)
-        columns = born[~lost], amounts[~lost], used[~lost]
-        parts = [
-            LivePart(b, amount, b == event, spent)
-            for b, amount, spent in zip(*map(np.ndarray.tolist, columns), strict=True)
-        ]
+        kept = ~lost
+        columns = [column[kept].tolist() for column in (born, amounts, used)]
+        parts = []
+        for b, amount, spent in zip(*columns, strict=True):
+            parts.append(LivePart(b, amount, b == event, spent))
         if self.signed:
             rest = self._rest(event, [part.amount for part in parts])
         else:
@@ -91,7 +92,9 @@ class _Gradient:
             rest = float(self.added[born[lost]].sum())
         # A step uses an average as a whole, not a rank's own part of it.
         like = used[lost][-1:] if lost.any() else used[:1] & (self.averaged <= event)
-        return [LivePart(-1, rest, False, bool(like.any())), *parts] if rest else parts
+        if rest:
+            parts.insert(0, LivePart(-1, rest, False, bool(like.any())))
+        return parts
 
     def _rest(self, event: int, amounts: list[float]) -> float:
         """Return what is in `.grad` besides these amounts, 0 where that is rounding."""
@@ -113,13 +116,14 @@ def _joined(parts: list[LivePart], labels: np.ndarray) -> list[LivePart]:
         label = labels[part.born] if part.born >= 0 else None
         look = label, part.amount > 0, part.used
         before = looks.get(look, part._replace(amount=0.0, together=0))
-        amount, together = before.amount + part.amount, before.together + 1
+        amount = before.amount + part.amount
+        together = before.together + 1
         looks[look] = part._replace(amount=amount, together=together)
     return [*looks.values(), *parts[many:]]
 
 
 def present(ledger: Ledger, event: int, parameter: int) -> bool:
-    """Whether there is a `.grad` after the event."""
+    """Return whether there is a `.grad` after the event."""
     return bool(ledger.state[event, parameter] & PRESENT)
 
 
@@ -141,13 +145,13 @@ def heights(stack: list[LivePart], grad: float, signed: bool) -> list[float]:
 
 def extent(stacks: list[list[float]], grads: np.ndarray) -> tuple[float, float]:
     """Return how far bars and totals reach below and above zero."""
-    every = [np.array(stack) for stack in stacks]
-    ends = [grads[np.isfinite(grads)], np.zeros(1)]
-    for stack in every:
-        finite = stack[np.isfinite(stack)]
-        ends.append(np.array([finite[finite < 0].sum(), finite[finite > 0].sum()]))
-    reached = np.concatenate(ends)
-    return float(reached.min()), float(reached.max())
+    reached = [0.0, *grads[np.isfinite(grads)].tolist()]
+    for stack in stacks:
+        amounts = np.array(stack)
+        finite = amounts[np.isfinite(amounts)]
+        reached.append(float(finite[finite < 0].sum()))
+        reached.append(float(finite[finite > 0].sum()))
+    return min(reached), max(reached)
 
 
 # --- what a page carries --------------------------------------------------------------------------
@@ -165,9 +169,13 @@ def of_signed(
     """
     gradient = _Gradient(ledger, parameter)
     stacks = [gradient.parts(e) for e in chosen.tolist()]
-    amounts = [[part.amount for part in stack] for stack in stacks]
-    unseen = [bool(stack) and stack[0].born < 0 for stack in stacks]
-    edges = np.flatnonzero(np.diff(np.array(unseen, int), prepend=0, append=0)).tolist()
+    amounts = []
+    unseen = []
+    for stack in stacks:
+        amounts.append([part.amount for part in stack])
+        unseen.append(int(bool(stack) and stack[0].born < 0))
+    changes = np.diff(unseen, prepend=0, append=0)
+    edges = np.flatnonzero(changes).tolist()
     return extent(amounts, gradient.grad[chosen]), edges
 
 
@@ -177,11 +185,11 @@ def lifetimes(
     added: np.ndarray,
     rows: Sequence[tuple[int, int]],
 ) -> tuple[list[dict[str, Any]], list[int]]:
-    """Tell for each row when its contributions are erased and first consumed, and what scales them.
+    """Return for each row when its contributions are erased and first consumed, and what scales them.
 
     `added` holds rows × `chosen` events, below 0 where there is no contribution; a row is a range of
     parameters, and what several of them receive is erased with the last and consumed with the first of it.
-    Returns distinct lifetimes, and which of them each row has: `runs` are three numbers each, how many
+    They are distinct lifetimes, and which of them each row has: `runs` are three numbers each, how many
     contributions share a fate, and how many of the chosen events after the last of them they are erased and
     consumed (0: never; consumed -1: never, but handed on by a collective). `by` are the factors of `.grad`:
     the place of the event, the factor (null: unknown), and what an average makes of those not averaged before.
@@ -191,9 +199,10 @@ def lifetimes(
     which = []
     for row, (start, stop) in enumerate(rows):
         born = np.flatnonzero(~(added[row] < 0))
+        members = slice(start, stop)
         one = {
-            "runs": _runs(ledger, chosen, born, slice(start, stop)),
-            "by": _factors(ledger, chosen, slice(start, stop)),
+            "runs": _runs(ledger, chosen, born, members),
+            "by": _factors(ledger, chosen, members),
         }
         key = repr(one)
         if key not in places:
@@ -236,7 +245,8 @@ def _factors(ledger: Ledger, chosen: np.ndarray, members: slice) -> list[list[An
     changed = scaling.changed[:, members]
     factors = []
     for at in np.flatnonzero(changed.any(axis=1)).tolist():
-        factor, ranks = None, float(scaling.ranks[at])
+        factor = None
+        ranks = float(scaling.ranks[at])
         if changed[at].all() and not scaling.reason[at]:
             factor = float(f"{scaling.factor[at]:.{_DIGITS}g}")
         if factor != 1 or ranks:

@@ -40,11 +40,11 @@ class ShareStrip(NamedTuple):
 
     @property
     def tall(self) -> float:
-        """How many pixels it takes."""
+        """Return how many pixels it takes."""
         return 92.0 if self.bars else 0.0
 
     def keys(self) -> list[Key]:
-        """The entries of the legend."""
+        """Return the entries of the legend."""
         if not self.bars:
             return []
         whole = among(self.ledger) or "the mean of one loss"
@@ -75,9 +75,11 @@ class ShareStrip(NamedTuple):
         canvas.level(columns.left, columns.end, zero, color=MUTED, width=0.9, z=1)
         seen: Counter[int] = Counter()
         for bar, total in zip(self.bars, self._sums(columns), strict=True):
-            middle = columns.x(columns.events.index(bar.step)) + columns.width / 2
+            column = columns.events.index(bar.step)
+            middle = columns.x(column) + columns.width / 2
             width = self._width(columns, bar)
-            x = middle + width * (seen[bar.step] - self._of_step(bar) / 2)
+            before = seen[bar.step] - self._of_step(bar) / 2
+            x = middle + width * before
             seen[bar.step] += 1
             place = _BarPlace(x, width - 2, zero, scale)
             # A lone part is its own sum, which stands at the end of the bar.
@@ -112,33 +114,35 @@ class ShareStrip(NamedTuple):
                 canvas.text(x, middle, part.text, ha="center", color=ink)
 
     def _of_step(self, bar: Bar) -> int:
-        """How many bars there are in a bar's step."""
+        """Return how many bars there are in a bar's step."""
         return sum(other.step == bar.step for other in self.bars)
 
     def _width(self, columns: EventColumns, bar: Bar) -> float:
-        """How wide a bar is, with what keeps it from the next."""
+        """Return how wide a bar is, with what keeps it from the next."""
         return min(columns.width * 0.8, _WIDEST) / self._of_step(bar)
 
     def _sums(self, columns: EventColumns) -> list[str]:
-        """What each bar adds to, to as many digits as there is room for in all of them; nothing where there is none."""
+        """Return what each bar adds to, to as many digits as all have room for; nothing where there is none."""
         places = [columns.events.index(step) for step in self._steps]
         between = [later - earlier for earlier, later in itertools.pairwise(places)]
+        wide = min(between, default=2) * columns.width
         rooms = []
         for bar in self.bars:
             # A lone bar's sum may be as wide as the way to the next one's.
-            alone = self._of_step(bar) == 1
-            wide = min(between, default=2) * columns.width
-            rooms.append(wide if alone else self._width(columns, bar))
+            if self._of_step(bar) == 1:
+                rooms.append(wide)
+            else:
+                rooms.append(self._width(columns, bar))
         # Parts have three digits, and so have totals where there is room.
         for digits in (4, 3, 2, 1):
-            totals = [bar.total(digits) for bar in self.bars]
-            fitting = [
-                text_width(total, 11, bold=True) <= room - 3
-                for total, room in zip(totals, rooms, strict=True)
-            ]
-            if all(fitting):
+            totals = []
+            for bar, room in zip(self.bars, rooms, strict=True):
+                total = bar.total(digits)
+                fits = text_width(total, 11, bold=True) <= room - 3
+                totals.append(total if fits else "")
+            if all(totals):
                 break
-        return [total * fits for total, fits in zip(totals, fitting, strict=True)]
+        return totals
 
     @property
     def _steps(self) -> list[int]:
