@@ -314,7 +314,7 @@ def _step_or_end(ledger: Ledger, side: str) -> Event:
 # --- distances --------------------------------------------------------------------------------
 
 
-class _Gradient(NamedTuple):
+class _Reading(NamedTuple):
     """A gradient or a contribution: its norm, and its elements where they were kept."""
 
     norm: float = 0.0
@@ -335,7 +335,7 @@ class _Ledgers(NamedTuple):
         owned_a, owned_b = _owned(self.a, one), _owned(self.b, other)
         distances = []
         for name, i, j in self.columns:
-            in_a = in_b = _Gradient()
+            in_a = in_b = _Reading()
             if i in owned_a:
                 in_a = _gradient(self.a, i, one, of)
             if j in owned_b:
@@ -354,22 +354,22 @@ def _owned(ledger: Ledger, event: Event) -> Sequence[int]:
     return owned or every
 
 
-def _gradient(ledger: Ledger, p: int, event: Event, of: str) -> _Gradient:
+def _gradient(ledger: Ledger, p: int, event: Event, of: str) -> _Reading:
     """Return a parameter's `.grad` after an event, or what the event added (`of="contribution"`)."""
     i = event.index
     bit, norms = PRESENT, ledger.grad
     if of == "contribution":
         bit, norms = CONTRIBUTED, ledger.contribution
     if not ledger.state[i, p] & bit:
-        return _Gradient()
+        return _Reading()
     if p not in ledger.exact:
-        return _Gradient(float(norms[i, p]))
+        return _Reading(float(norms[i, p]))
     elements = ledger.values(p, of)[i]
-    return _Gradient(float(np.linalg.norm(elements)), elements)
+    return _Reading(float(np.linalg.norm(elements)), elements)
 
 
 def _distance(
-    name: str, a: _Gradient, b: _Gradient, factor: float
+    name: str, a: _Reading, b: _Reading, factor: float
 ) -> ParameterDistance:
     """Measure the distance of one gradient from another one times a factor."""
     norms = {"a": a.norm, "b": abs(factor) * b.norm}
