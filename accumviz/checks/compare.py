@@ -368,9 +368,7 @@ def _gradient(ledger: Ledger, p: int, event: Event, of: str) -> _Reading:
     return _Reading(float(np.linalg.norm(elements)), elements)
 
 
-def _distance(
-    name: str, a: _Reading, b: _Reading, factor: float
-) -> ParameterDistance:
+def _distance(name: str, a: _Reading, b: _Reading, factor: float) -> ParameterDistance:
     """Measure the distance of one gradient from another one times a factor."""
     norms = {"a": a.norm, "b": abs(factor) * b.norm}
     odd = [side for side, norm in norms.items() if not math.isfinite(norm)]
