@@ -423,12 +423,16 @@ def needs(text: str, line: int) -> set[int]:
     if tree is None:
         return around
     path = list(_path(tree, line))
-    return _needs(path, around)
+    return _enclosing(path, around)
 
 
-def _needs(path: list[ast.stmt], around: set[int]) -> set[int]:
+def _enclosing(path: list[ast.stmt], around: set[int]) -> set[int]:
+    """Return the heads of all enclosing definitions, and the largest statement that is not too long.
+
+    It is looked for in the innermost function. Where there is none, or no function, `around` is added.
+    """
     lines: set[int] = set()
-    inside = path
+    inside = path  # from the innermost function on
     in_function = False
     for depth, node in enumerate(path):
         if isinstance(node, _DEFINITIONS):

@@ -133,14 +133,16 @@ def keep_deletable(order: list[Any], roots: Sequence[Any]) -> None:
 
     A node that Python has seen keeps its wrapper, and PyTorch frees a chain of such nodes by
     recursion in C: past some 50,000 of them, `del loss` ends the process. So the roots carry a
-    list of what is below them, which lets go in an order without recursion.
+    list of what is below them, whose nodes are freed one by one from the top, without recursion.
     """
     if len(order) <= DEEP:
         return
     below = {following for node in order for following, _ in node.next_functions}
     dismantling = _Dismantling([node for node in order if node not in set(roots)])
     for root in roots:
-        if root not in below:  # a lower root would hold itself alive
+        if (
+            root not in below
+        ):  # a root below another would be in the list that it carries
             root.metadata["accumviz: nodes below"] = dismantling
 
 

@@ -192,9 +192,10 @@ if hasattr(os, "register_at_fork"):
 def guarded(
     ours: Callable[..., Any], passing: type[Exception] | tuple[()] = ()
 ) -> Callable[..., Any]:
-    """Return a function for torch or the user to call, in which what fails stays, except errors of a kind.
+    """Wrap one of our functions, which torch or the user calls: what it raises is kept in `failures`.
 
-    The recordings stop at what happens next.
+    `notify` stops all recordings at the next event. Exceptions of the kind `passing` are for the user to see, such as
+    the `OSError` of a file that cannot be opened.
     """
 
     @functools.wraps(ours)

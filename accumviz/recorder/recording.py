@@ -296,7 +296,7 @@ class Recording:
         """How much was recorded, in words, without reading the file."""
         return f"{len(self._rows)} events × {self._size} parameters"
 
-    # --- what watch tells us -------------------------------------------------------------------
+    # --- what `patches.notify` calls, by name ------------------------------------------------------
 
     def failed(self, error: BaseException) -> None:
         """Stop observing, keep what is recorded, and say so once: training goes on as if we were not there."""

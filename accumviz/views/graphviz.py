@@ -1,4 +1,4 @@
-"""Run Graphviz, in process or from the PATH."""
+"""Run Graphviz, in process or from the PATH; and the style sheet of the graphs that it draws."""
 
 from __future__ import annotations
 
