@@ -161,7 +161,7 @@ class Tagged(torch.Tensor):
         (lambda: torch.ones(1).expand(5), True),
         (lambda: torch.empty(0), True),
         (lambda: torch.eye(3).to_sparse(), True),
-        (lambda: torch.eye(3).to_sparse_csc(), True),
+        (lambda: torch.eye(3).to_sparse_csc(), False),
         (lambda: torch.ones(3).as_subclass(Tagged), False),
         (lambda: torch.ones(3, device="meta"), False),
         (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), False),
